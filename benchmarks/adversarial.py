@@ -68,7 +68,7 @@ def changes(generator: nn.Module, opponent: nn.Module, kind: str, batch: Any) ->
         made = generator(low)
         found = opponent.branches(made)
         found = {name: one.detach() if name == without else one for name, one in found.items()}
-        loss = generator_loss(kind, opponent.judge(found, made), opponent(high))
+        loss = generator_loss(kind, opponent.fuse(found, made), opponent(high))
         parts = torch.autograd.grad(loss, weights, materialize_grads=True)
         return torch.cat([part.flatten() for part in parts])
 

@@ -107,7 +107,7 @@ class Unfolded(nn.Module):
         """The attention of every window, put together."""
         module, windows = self.module, self.module.windows
         batch, channels, height, width = image.shape
-        step, size, margin = windows.step, windows.size, windows.margin
+        step, size, margin = windows.stride, windows.size, windows.halo
         down, right = (windows.count(side, 0) for side in (height, width))
         found = module.qkv(image.permute(0, 2, 3, 1))
         below, beside = down * step + size - height, right * step + size - width
@@ -120,7 +120,7 @@ class Unfolded(nn.Module):
             tokens = tensor.permute(0, 1, 2, 4, 5, 3).reshape(-1, side * side, channels)
             return tokens.unflatten(-1, (module.heads, -1)).transpose(1, 2)
 
-        side = windows.computed
+        side = windows.query_size
         query = cut(query, margin, side)
         attended = F.scaled_dot_product_attention(query, cut(key, 0, size), cut(value, 0, size))
         attended = attended.transpose(1, 2).reshape(batch, down, right, side, side, channels)
@@ -129,7 +129,7 @@ class Unfolded(nn.Module):
     def _joined(self, attended: Tensor, height: int, width: int) -> Tensor:
         """(batch, height, width, channels) of windows, blended by F.fold where they overlap."""
         batch, down, right, side, _, channels = attended.shape
-        step = self.module.windows.step
+        step = self.module.windows.stride
         if step == side:
             rows = attended.permute(0, 1, 3, 2, 4, 5).reshape(batch, down * step, -1, channels)
             return rows[:, :height, :width]

@@ -54,7 +54,7 @@ def portable(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def unfolded(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """All windows cut out, one call of SDPA; zeros beyond the image are not masked."""
     height, width = query.shape[1:3]
-    step, size, margin = WINDOWS.step, WINDOWS.size, WINDOWS.margin
+    step, size, margin = WINDOWS.stride, WINDOWS.size, WINDOWS.halo
     down, right = WINDOWS.count(height, 0), WINDOWS.count(width, 0)
     below, beside = down * step + size - height, right * step + size - width
 
@@ -74,7 +74,7 @@ def flex(height: int, width: int, device: str = "cuda") -> Run:
     """FlexAttention over pixels in the order of 8×8 tiles, compiled; sides of multiples of 16."""
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-    step, margin, size = WINDOWS.step, WINDOWS.margin, WINDOWS.size
+    step, margin, size = WINDOWS.stride, WINDOWS.halo, WINDOWS.size
     across, down = width // 8, height // 8
 
     def place(at: Tensor) -> tuple[Tensor, Tensor]:

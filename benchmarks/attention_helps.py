@@ -28,7 +28,7 @@ import torch
 from common import ResultFile
 
 from lowtide.jobs.train_sr import train_sr
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.training.train_config import parse_config
 
 SCALE = 2
@@ -86,7 +86,7 @@ def train(config: dict[str, Any], work: str) -> dict[str, Any]:
         "cpu_s": round(moments[-1] - moments[0], 2),
         "psnr_y_db": report.scores["psnr"],
         "parameters": report.parameters,
-        "resumed_at": report.resumed_at,
+        "resumed_at": report.resumed_step,
         "predicted_bytes": report.plan.predicted_bytes,
     }
 
@@ -139,7 +139,7 @@ def measure(results: ResultFile, options: argparse.Namespace) -> None:
                 if options.only not in row or results.has(row):
                     continue
                 config = config_of(variant, attention, seed, options.steps, data)
-                usage = measure_fresh("attention_helps:train", config, str(options.work))
+                usage = measure_in_subprocess("attention_helps:train", config, str(options.work))
                 results.add(
                     row,
                     variant=variant,

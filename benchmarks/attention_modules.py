@@ -174,7 +174,7 @@ def measure_flex(results: ResultFile, side: int) -> None:
 
     module = LocalWindowAttention(CHANNELS, position="none").eval()
     windows, image = module.windows, torch.randn(1, CHANNELS, side, side)
-    step, margin = windows.step, windows.margin
+    step, margin = windows.stride, windows.halo
 
     def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = []

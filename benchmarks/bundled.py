@@ -28,7 +28,7 @@ from streaming_models import spandrel_class
 from torch import nn
 
 from lowtide.core.metrics import psnr_y
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.models.resample import resize_cubic
 
 SIDE, SCALES = 256, (2, 4)
@@ -173,10 +173,10 @@ def run_times(scale: int, pairs: int) -> dict[str, Any]:
 
 def measured(scale: int, pairs: int) -> dict[str, Any]:
     """Speed and peak of one scale."""
-    timed = measure_fresh("bundled:run_times", scale, pairs, env=HEAP_KEEPS).result
+    timed = measure_in_subprocess("bundled:run_times", scale, pairs, env=HEAP_KEEPS).result
     own = timed["cpu_s"][OURS[0].format(scale)]
     peaks = {
-        name: measure_fresh("bundled:run_once", name, scale, warmups=1).peak_bytes
+        name: measure_in_subprocess("bundled:run_once", name, scale, warmups=1).peak_bytes
         for name in timed["cpu_s"]
     }
     ratios = {name: ratio_of(taken, own) for name, taken in timed["cpu_s"].items()}

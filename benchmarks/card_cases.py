@@ -76,7 +76,7 @@ class Case:
             with torch.inference_mode(), tf32(self.precision == "tf32"):
                 return module(self.image)
 
-        return Planned(run, prepared.title, prepared.layout.bytes, budget)
+        return Planned(run, prepared.title, prepared.layout.peak_bytes, budget)
 
     def to_record(self, budget: int) -> Planned:
         """A run by bands that is recorded with its second image, within a budget or the least that

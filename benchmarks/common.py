@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lowtide.core.cpuinfo import cpu_name
-from lowtide.core.heap import KEPT_AT_MOST, REUSED_BELOW
+from lowtide.core.heap import MMAP_THRESHOLD_BYTES, TRIM_THRESHOLD_BYTES
 
 RESULTS = Path(__file__).parent / "results"
 # A C heap that keeps what was freed, for times of a process that runs the same again and again:
@@ -38,8 +38,8 @@ HEAP_KEEPS_SMALL = {
 # The heap as the command line has it, and as glibc has it where nobody sets anything.
 HEAP_OF_COMMAND_LINE: dict[str, str | None] = {
     **HUGE_PAGES,
-    "MALLOC_MMAP_THRESHOLD_": str(REUSED_BELOW),
-    "MALLOC_TRIM_THRESHOLD_": str(KEPT_AT_MOST),
+    "MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD_BYTES),
+    "MALLOC_TRIM_THRESHOLD_": str(TRIM_THRESHOLD_BYTES),
 }
 HEAP_OF_GLIBC: dict[str, str | None] = {"MALLOC_MMAP_THRESHOLD_": None, "THP_MEM_ALLOC_ENABLE": "0"}
 # glibc tuned as is usual for large tensors: blocks below 1 GiB are kept, up to 2 GiB of them.

@@ -19,7 +19,7 @@ from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
 from streaming_models import made
 from torch import nn
 
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.streaming.specialize.torch_compile import compile_for, preload_compiler
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
@@ -62,12 +62,12 @@ def run_compiled(name: str, pairs: int) -> dict[str, Any]:
 
 def measure(results: ResultFile, name: str, pairs: int) -> None:
     """One model's row."""
-    plain = measure_fresh("compiled:run_plain", name)
+    plain = measure_in_subprocess("compiled:run_plain", name)
     with tempfile.TemporaryDirectory() as cache:
         env = {"TORCHINDUCTOR_CACHE_DIR": cache}
-        first = measure_fresh("compiled:run_compiled", name, 0, env=env, imports=IMPORTS)
-        again = measure_fresh("compiled:run_compiled", name, 0, env=env, imports=IMPORTS)
-        timed = measure_fresh(
+        first = measure_in_subprocess("compiled:run_compiled", name, 0, env=env, imports=IMPORTS)
+        again = measure_in_subprocess("compiled:run_compiled", name, 0, env=env, imports=IMPORTS)
+        timed = measure_in_subprocess(
             "compiled:run_compiled", name, pairs, env=env | HEAP_KEEPS, imports=IMPORTS
         ).result
     cpu_s = timed["cpu_s"]

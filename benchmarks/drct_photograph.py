@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from lowtide.core.heap import tune_heap
 from lowtide.core.metrics import max_error, psnr
 from lowtide.jobs.report import reported_db
-from lowtide.memory.measurement.subprocess_run import FreshUsage, measure_fresh
+from lowtide.memory.measurement.subprocess_run import SubprocessUsage, measure_in_subprocess
 
 WIDTH, HEIGHT = 512, 384
 SCALE, WINDOW = 4, 16
@@ -154,12 +154,14 @@ class Measuring:
                 self._take_turn(number, ways)
         self._sum_up(pairs)
 
-    def _run(self, way: str, heap: dict[str, str], **how: Any) -> FreshUsage:
+    def _run(self, way: str, heap: dict[str, str], **how: Any) -> SubprocessUsage:
         settings: dict[str, Any] = {}
         if way == OURS:
             settings = {"budget": min(map(self._peak_of, WAYS[1:])), "device": "cpu"}
         given = way, str(self._source), str(self._target(way)), str(self._weights), settings
-        return measure_fresh("drct_photograph:run_way", *given, env=HUGE_PAGES | heap, **how)
+        return measure_in_subprocess(
+            "drct_photograph:run_way", *given, env=HUGE_PAGES | heap, **how
+        )
 
     def _take_turn(self, number: int, ways: Sequence[str]) -> None:
         """All ways one after the other, so that none is compared with one of another day."""

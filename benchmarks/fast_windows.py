@@ -24,7 +24,7 @@ from streaming_runs import apart
 from torch import Tensor, nn
 
 from lowtide.core.cpuinfo import cpuinfo_field
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.models.low_precision import to_low_precision
 from lowtide.models.optimized.replace import replace_modules
 from lowtide.models.quantize import quantize_linear
@@ -127,9 +127,11 @@ def measure(results: ResultFile, name: str, side: int, pairs: int) -> None:
     rows = {way: f"{name} {side}², {way}" for way in ways(name)}
     if all(results.has(row) for row in rows.values()):
         return
-    timed = measure_fresh("fast_windows:run_times", name, side, pairs, env=HEAP_KEEPS).result
+    timed = measure_in_subprocess(
+        "fast_windows:run_times", name, side, pairs, env=HEAP_KEEPS
+    ).result
     peaks = {
-        way: measure_fresh("fast_windows:run_once", name, way, side, warmups=1).peak_bytes
+        way: measure_in_subprocess("fast_windows:run_once", name, way, side, warmups=1).peak_bytes
         for way in ways(name)
     }
     for way, figures in timed.items():
@@ -157,7 +159,7 @@ def main() -> None:
     for name, sides in SIDES.items():
         row = f"{name}, differences"
         if options.only in row and not results.has(row):
-            found = measure_fresh("fast_windows:run_error", name).result
+            found = measure_in_subprocess("fast_windows:run_error", name).result
             results.add(row, model=name, **found)
         for side in sides:
             if options.only in f"{name} {side}²":

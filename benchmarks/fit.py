@@ -56,7 +56,7 @@ def without_runtime(entry: dict) -> int:
 
 def predicted_with(entry: dict, costs: RuntimeCosts) -> int:
     """A row's prediction with other costs of kernels and objects."""
-    return without_runtime(entry) + costs.of(RuntimeObjects(**entry["objects"]))
+    return without_runtime(entry) + costs.total_bytes(RuntimeObjects(**entry["objects"]))
 
 
 def fit(entries: Sequence[dict]) -> tuple[RuntimeCosts, Calibration]:
@@ -76,8 +76,8 @@ def fit_runs(entries: Sequence[dict], heap: str, kind: RunKind) -> Calibration:
     Of a run in tiles, what the heap keeps is off further than the rest, which is that of a heap
     that gives back.
     """
-    if (heap, kind) == ("keeps", "tiled"):
-        rest = fit_runs(entries, "gives back", kind)
+    if (heap, kind) == ("cache", "tiled"):
+        rest = fit_runs(entries, "trim", kind)
         return rest.model_copy(update={"kept_share": kept_share(entries, rest)})
     residuals = [
         Residual(predicted=entry["predicted_bytes"], measured=entry["measured_bytes"])
@@ -91,7 +91,7 @@ def kept_share(entries: Sequence[dict], rest: Calibration) -> float:
     """The share of what heaps were predicted to keep that bounds what they did, beyond ``rest``."""
     residuals = []
     for entry in entries:
-        if entry["heap"] == "keeps":
+        if entry["heap"] == "cache":
             kept = entry["ledger"]["allocator"]
             beside = rest.upper(entry["predicted_bytes"] - kept)
             residuals.append(

@@ -23,7 +23,7 @@ from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
 from photographs import photograph
 
 from lowtide.core.progress import Progress
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 MODEL = "lowtide-x2"
 WIDTH, HEIGHT = 640, 480
@@ -207,7 +207,7 @@ def main() -> None:
         row = f"JPEG to {name}"
         if results.has(row):
             continue
-        found = measure_fresh(
+        found = measure_in_subprocess(
             "folder_pipeline:run_times", options.photos, options.repeats, name, env=HEAP_KEEPS
         ).result
         parts = zip(found["compute"]["wall_s"], found["decode and encode"]["wall_s"], strict=True)

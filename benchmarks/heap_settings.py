@@ -23,7 +23,7 @@ from torch import nn
 from zoo_models import ENTRIES
 
 from lowtide.core.heap import set_heap_mode, tune_heap
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 # Models, and the side of an image of which a run takes some seconds.
 SIDES = {
@@ -78,7 +78,7 @@ def measure(name: str, side: int, pairs: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {way: [] for way in ENVIRONMENTS}
     peaks: dict[str, list[int]] = {way: [] for way in ENVIRONMENTS}
     for _, way in in_turns(ENVIRONMENTS, pairs):
-        used = measure_fresh("heap_settings:run", name, side, way, env=ENVIRONMENTS[way])
+        used = measure_in_subprocess("heap_settings:run", name, side, way, env=ENVIRONMENTS[way])
         seconds[way].append(statistics.mean(used.result[1:]))
         peaks[way].append(used.peak_bytes)
     return {

@@ -60,7 +60,7 @@ def torchinfo(row: Row, model: nn.Module) -> float:
     faker = FakeTwins()
     twin, step = faker.model(model), faker.step(row.step())
     low = row.precision == "autocast"
-    with faker.running(), torch.autocast("cpu", torch.bfloat16) if low else nullcontext():
+    with faker.fake_mode(), torch.autocast("cpu", torch.bfloat16) if low else nullcontext():
         said = package.summary(
             twin, input_data=list(step.inputs), mode="eval", verbose=0, cache_forward_pass=False
         )

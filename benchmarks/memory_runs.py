@@ -107,7 +107,7 @@ def work(row: RunRow, kind: str, folder: Path) -> dict[str, Any]:
     """In this process: ``plan`` makes the plan and keeps it, ``run`` measures a run by it."""
     from lowtide.core.heap import tune_heap
 
-    if row.heap == "keeps":
+    if row.heap == "cache":
         tune_heap()
     picture, model = _prepare(row, folder)
     options = {"model": model, "device": "cpu"}
@@ -182,7 +182,7 @@ def _in_fresh_process(row: RunRow, kind: str, folder: Path) -> dict[str, Any]:
     learned = Path(os.environ.get("LOWTIDE_CACHE", folder))
     cache = learned / row.heap.replace(" ", "-")
     environment = {**os.environ, **ENVIRONMENT, **HUGE_PAGES, "LOWTIDE_CACHE": str(cache)}
-    if row.heap == "keeps":
+    if row.heap == "cache":
         del environment["MALLOC_MMAP_THRESHOLD_"]
     command = [sys.executable, sys.argv[0], "--work", json.dumps(asdict(row)), kind, str(folder)]
     try:

@@ -21,7 +21,7 @@ from common import ResultFile
 from torch import nn
 
 from lowtide.memory.measurement import profiler_events
-from lowtide.memory.measurement.backends import WAYS, How
+from lowtide.memory.measurement.backends import BACKENDS, BackendName
 from lowtide.memory.measurement.region import measure
 
 Work = Callable[[], None]
@@ -86,7 +86,7 @@ class Run(NamedTuple):
     ending: float
 
 
-def timed(work: Work, way: How | None, device: str) -> Run:
+def timed(work: Work, way: BackendName | None, device: str) -> Run:
     """One run of ``work`` under a way of measuring, or under none."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     start = clock()
@@ -99,12 +99,12 @@ def timed(work: Work, way: How | None, device: str) -> Run:
     return Run(end - start, end - done)
 
 
-def rounds_of(work: Work, device: str, count: int) -> dict[How | None, list[Run]]:
+def rounds_of(work: Work, device: str, count: int) -> dict[BackendName | None, list[Run]]:
     """Runs by way, a list with one entry for each round."""
-    ways: list[How | None] = [None, *WAYS[torch.device(device).type]]
+    ways: list[BackendName | None] = [None, *BACKENDS[torch.device(device).type]]
     for way in ways:
         timed(work, way, device)
-    runs: dict[How | None, list[Run]] = {way: [] for way in ways}
+    runs: dict[BackendName | None, list[Run]] = {way: [] for way in ways}
     for number in range(count):
         turn = number % len(ways)
         for way in ways[turn:] + ways[:turn]:
@@ -127,7 +127,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def count_events(work: Work) -> int:
     """Allocations and releases of one run on the CPU."""
-    blocks = profiler_events.follow_events()
+    blocks = profiler_events.start_events()
     work()
     profiler_events.stop_events(blocks)
     return blocks.events
@@ -148,7 +148,7 @@ def main() -> None:
         fresh=options.fresh,
     )
     for name, make in LOADS.items():
-        ways = WAYS[torch.device(options.device).type]
+        ways = BACKENDS[torch.device(options.device).type]
         if all(results.has(f"{name}: {way}") for way in ways):
             continue
         work = make(options.device)

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 import lowtide
 from lowtide.jobs.export import export_onnx
 from lowtide.jobs.export_report import FilePrecision
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.models import lowtide_files
 from lowtide.models.export import OnnxRunner
 from lowtide.models.paragonsr2.variant_config import VariantConfig
@@ -90,14 +90,14 @@ def measured(model: str, scale: int, precision: FilePrecision, pairs: int) -> di
         photos = [photographs(folder / "photographs")] if precision == "int8" else []
         path = folder / "model.onnx"
         report = export_onnx(name, path, precision=precision, calibrate=photos)
-        timed = measure_fresh("onnx_files:run_times", name, str(path), pairs, env=_TIMED)
+        timed = measure_in_subprocess("onnx_files:run_times", name, str(path), pairs, env=_TIMED)
     decibels = [one.psnr_db for one in report.sizes if one.psnr_db is not None]
     return {
         "model": model,
         "scale": scale,
         "precision": precision,
         "parameters": report.parameters,
-        "bytes": report.bytes,
+        "bytes": report.file_bytes,
         "sizes": [f"{one.width}×{one.height}" for one in report.sizes],
         "max_difference": max(one.difference for one in report.sizes),
         "least_db": min(decibels) if decibels else None,

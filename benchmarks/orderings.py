@@ -76,10 +76,10 @@ def run_batches(entry: str, side: int, batches: list[int]) -> None:
 
 def resident(entry: str, side: int, batches: list[int]) -> float:
     """Peak bytes that `run_batches` adds to a fresh process, the median of a few."""
-    from lowtide.memory.measurement.subprocess_run import measure_fresh
+    from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
     taken = [
-        measure_fresh(
+        measure_in_subprocess(
             "orderings:run_batches", entry, side, batches, imports=["zoo_models", "spandrel"]
         ).peak_bytes
         for _ in range(_ROUNDS)
@@ -97,7 +97,7 @@ def reserved(entry: str, side: int, batches: list[int]) -> float:
 
     faker = FakeTwins()
     model, device = faker.model(ENTRIES[entry].build().eval()), VirtualDevice()
-    with faker.running(), torch.inference_mode(), device:
+    with faker.fake_mode(), torch.inference_mode(), device:
         for batch in batches:
             model(torch.empty(batch, 3, side, side))
     return device.peak_reserved

@@ -50,7 +50,7 @@ def network(name: str, scale: int, attention: str) -> nn.Module:
     if isinstance(config, TierConfig):
         made: nn.Module = ParagonTier(config)
     else:
-        made = lowtide_files.network_of(config)
+        made = lowtide_files.build_network(config)
     with torch.no_grad():
         for key, weight in made.named_parameters():
             if key.endswith("gamma"):

@@ -29,7 +29,7 @@ from photographs import photograph
 from torch import nn
 
 from lowtide.jobs.plan_train import plan_training
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.memory.prediction.estimate import estimate, trace_step
 from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep
@@ -111,7 +111,9 @@ def attention_costs(results: ResultFile, pairs: int) -> Iterator[Todo]:
 def peak(name: str, scale: int, side: int, way: runs.Way) -> dict[str, Any]:
     """What a run takes in a fresh process, whose heap gives back all it can in a bearable time."""
     env = HEAP_KEEPS_SMALL if way[1] and name == SLOWEST else None
-    usage = measure_fresh("paragonsr2_runs:run_once", name, scale, side, way, warmups=1, env=env)
+    usage = measure_in_subprocess(
+        "paragonsr2_runs:run_once", name, scale, side, way, warmups=1, env=env
+    )
     budget = {"budget_bytes": way[1]} if way[1] else {}
     return {
         "model": name,
@@ -135,7 +137,7 @@ def times(
 ) -> dict[str, Any]:
     """Processor seconds of ways that take turns, and the ratios of all to the last of ``ways``,
     or, where results are compared, to the first."""
-    found: dict[str, Any] = measure_fresh(
+    found: dict[str, Any] = measure_in_subprocess(
         "paragonsr2_runs:run_times", name, scale, side, ways, pairs, compared, env=HEAP_KEEPS
     ).result
     order = list(ways) if compared else list(ways)[::-1]
@@ -186,8 +188,8 @@ def job(name: str, side: int) -> dict[str, Any]:
         source = photograph(Path(folder) / "photo.png", side, side)
         target = Path(folder) / "large.png"
         given = str(weights), str(source), str(target), JOB_BUDGET
-        measure_fresh("paragonsr2_runs:plan", *given)
-        usage = measure_fresh("paragonsr2_runs:upscale", *given)
+        measure_in_subprocess("paragonsr2_runs:plan", *given)
+        usage = measure_in_subprocess("paragonsr2_runs:upscale", *given)
     return {
         "model": name,
         "scale": STREAMED_SCALE,
@@ -229,7 +231,7 @@ def training(name: str, scale: int) -> dict[str, Any]:
     """The peak of a training step on the card, and the first change that makes it fit."""
     module = on_meta(name, scale, "window")
     plan = plan_training(module, device=CARD, batch=BATCH, size=(CROP, CROP), full=False)
-    asked, choice = plan.ladder.asked, plan.ladder.choice
+    asked, choice = plan.fit_report.requested, plan.fit_report.choice
     return {
         "model": name,
         "scale": scale,

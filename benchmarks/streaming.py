@@ -31,7 +31,7 @@ from common import (
 )
 from streaming_runs import DISK, MEMORY, PARTLY, ways
 
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def measure_peaks(results: ResultFile, one: Case) -> None:
     for way, row in one.rows.items():
         if not results.has(row):
             budget = one.budgets(results).get(way, 0) if way != "whole" else 0
-            usage = measure_fresh(
+            usage = measure_in_subprocess(
                 "streaming_runs:run_once", one.model, way, one.height, one.width, budget, warmups=1
             )
             results.add(
@@ -158,7 +158,7 @@ def measure_times(results: ResultFile, one: Case, pairs: int) -> None:
     """Complete the rows by how long all ways took, and how far their results are apart."""
     if has_times(results, one):
         return
-    timed = measure_fresh(
+    timed = measure_in_subprocess(
         "streaming_runs:run_times",
         one.model,
         one.height,
@@ -183,7 +183,7 @@ def measure_errors(results: ResultFile, one: Case, inputs: int) -> None:
     the rows grow by each, so that what was compared before is not compared again."""
     while not has_errors(results, one, inputs):
         known, budget = compared(results, one), one.budgets(results)[MEMORY]
-        errors = measure_fresh(
+        errors = measure_in_subprocess(
             "streaming_runs:run_errors", one.model, one.height, one.width, budget, known + 1
         ).result
         for way, figures in errors.items():
@@ -203,7 +203,7 @@ def measure_in_heap(results: ResultFile, one: Case, heap: str, pairs: int) -> No
     name = heap.replace("-", "_")
     if all(f"{name}_heap_cpu_s" in row for row in rows):
         return
-    timed = measure_fresh(
+    timed = measure_in_subprocess(
         "streaming_runs:run_times",
         one.model,
         one.height,

@@ -28,7 +28,7 @@ from photographs import photograph
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
 from lowtide.jobs.train_memory import plan_step
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 PREDICTED = tuple(title for title in runs.CONFIGURATIONS if title != "m")
 # nano, micro, tiny and xs are one block each, of which nothing can be left out.
@@ -49,12 +49,12 @@ def predict(results: ResultFile, only: str, pairs: int) -> None:
             continue
         config = runs.config_of(title)
         plan = plan_step(config, *runs.networks(config), ENOUGH, "cpu")
-        usage = measure_fresh("training_runs:run_steps", title, warmups=1)
+        usage = measure_in_subprocess("training_runs:run_steps", title, warmups=1)
         results.add(
             row,
             part="prediction",
             batch=plan.batch,
-            patch=plan.patch,
+            patch=plan.patch_size,
             predicted_bytes=plan.predicted_bytes,
             upper_bytes=plan.upper_bytes,
             peak_bytes=usage.peak_bytes,
@@ -81,7 +81,7 @@ def checkpoint(results: ResultFile, only: str, pairs: int) -> None:
         except UsageError as error:
             results.add(row, part="checkpointing", refused=error.message)
             continue
-        found = measure_fresh(
+        found = measure_in_subprocess(
             "training_runs:compare_checkpointing", title, WAYS, pairs, env=HEAP_KEEPS
         ).result
         results.add(row, part="checkpointing", threads=torch.get_num_threads(), **beside(found))
@@ -113,7 +113,7 @@ def validate(results: ResultFile, only: str, pairs: int) -> None:
             continue
         with two_megapixels() as (photos, folder):
             if not results.has(whole):
-                usage = measure_fresh(
+                usage = measure_in_subprocess(
                     "training_runs:validate_whole", name, photos, folder, warmups=1
                 )
                 results.add(
@@ -131,7 +131,9 @@ def validate(results: ResultFile, only: str, pairs: int) -> None:
 def validated(whole: dict[str, Any], name: str, photos: str, folder: str) -> dict[str, Any]:
     """What the trainer's validation takes and finds, with figures of it to compare."""
     budget = int(whole["peak_bytes"] * SHARE) // MIB
-    usage = measure_fresh("training_runs:validate", name, photos, folder, f"{budget}MiB", warmups=1)
+    usage = measure_in_subprocess(
+        "training_runs:validate", name, photos, folder, f"{budget}MiB", warmups=1
+    )
     score = usage.result["psnr"]
     return {
         "part": "validation",

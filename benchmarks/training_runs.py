@@ -108,15 +108,15 @@ def compare_checkpointing(title: str, ways: list[str], pairs: int) -> dict[str, 
         trainers = {way: trainer_of(config_of(title, way), f"{folder}/{way}") for way in ways}
         batch = Noise(config_of(title))
         for way, trainer in trainers.items():
-            trainer._step(batch.low, batch.high)  # makes the optimizer's state
+            trainer._run_step(batch.low, batch.high)  # makes the optimizer's state
             found[way]["activations_bytes"] = live_peak_bytes(
-                lambda trainer=trainer: trainer._step(batch.low, batch.high)
+                lambda trainer=trainer: trainer._run_step(batch.low, batch.high)
             )
         for _, way in in_turns(ways, pairs):
             started = time.process_time()
-            trainers[way]._step(batch.low, batch.high)
+            trainers[way]._run_step(batch.low, batch.high)
             found[way]["cpu_s"].append(round(time.process_time() - started, 4))
-        weights = [list(trainer.average.parameters()) for trainer in trainers.values()]
+        weights = [list(trainer.ema_network.parameters()) for trainer in trainers.values()]
     for way, own in zip(ways, weights, strict=True):
         pairs_of = zip(own, weights[0], strict=True)
         found[way]["max_weight_difference"] = max((a - b).abs().max().item() for a, b in pairs_of)

@@ -21,7 +21,7 @@ import torch
 from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
 from folder_pipeline import HEIGHT, WIDTH, make_photographs, options_of
 
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 MODELS = ("lowtide-x2", "lowtide-x4")
 # By name: threads of this process, devices, and the budget, of which two get a half each.
@@ -82,7 +82,7 @@ def main() -> None:
     for model in MODELS:
         if results.has(model):
             continue
-        found = measure_fresh(
+        found = measure_in_subprocess(
             "worker_processes:run_times", options.photos, options.repeats, model, env=HEAP_KEEPS
         ).result
         one = found["one process, one thread"]

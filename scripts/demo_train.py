@@ -81,7 +81,7 @@ def draw_before_after(report: TrainReport) -> Path:
     low, high = shrink(photograph("camera"), 2)
     small, large = FOLDER / "camera_small.png", FOLDER / "camera_large.png"
     pyvips.Image.new_from_array(low).pngsave(str(small))
-    lowtide.upscale(small, large, model=report.best or report.weights, force=True)
+    lowtide.upscale(small, large, model=report.best_weights or report.weights, force=True)
     made = pyvips.Image.new_from_file(str(large)).numpy()
     top, left, side = DETAIL
     parts = [
@@ -103,7 +103,7 @@ def main() -> None:
         f"PSNR-Y {report.scores['psnr']:.2f} dB on held-out photographs, cubic"
         f" {cubic_score():.2f} dB; {report.parameters:,} parameters"
     )
-    for path in (draw_curves(report), draw_before_after(report), report.best):
+    for path in (draw_curves(report), draw_before_after(report), report.best_weights):
         print(path)
 
 

@@ -167,8 +167,8 @@ that one, and slower.
 
 - Architecture: `ParagonConv`, {shape.features} features, {shape.blocks} blocks,
   {report.parameters:,} parameters; after ParagonSR2's idea of a fixed path plus a learned one
-- Input and output: RGB, 0..1. An output pixel depends on {shape.reach} input pixels to each side
-- License: MIT, like the package
+- Input and output: RGB, 0..1. An output pixel depends on {shape.receptive_field} input pixels to
+each side - License: MIT, like the package
 - SHA-256: `{digest}`
 
 ## Intended use

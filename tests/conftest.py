@@ -68,19 +68,19 @@ def no_past_runs(private_cache):
 def on_amd(monkeypatch):
     """A processor for which oneDNN's attention is taken, whatever this one is."""
     from lowtide.attention.backends import onednn
-    from lowtide.attention.functional import resolved
+    from lowtide.attention.functional import resolve_cached
     from lowtide.attention.spec import LocalDevice
 
-    if onednn.OneDnn().missing(LocalDevice()) is not None:
+    if onednn.OneDnn().missing_requirement(LocalDevice()) is not None:
         pytest.skip("PyTorch is built without oneDNN for x86")
     monkeypatch.setattr(onednn, "is_amd", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    resolved.cache_clear()
+    resolve_cached.cache_clear()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-    resolved.cache_clear()
+    resolve_cached.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -114,7 +114,7 @@ def test_the_formats_are_those_of_the_package():
             f"{entry.max_side:,}",
             str(entry.bits),
             "yes" if entry.alpha else "no",
-            ", ".join(sorted(entry.keeps)),
+            ", ".join(sorted(entry.metadata_kinds)),
         ]
         for entry in FORMATS
     ]

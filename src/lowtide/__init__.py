@@ -75,7 +75,7 @@ __all__ = [
     "upscale",
 ]
 
-_HOMES = {
+_MODULES = {
     "Budget": "lowtide.memory.budget",
     "Estimate": "lowtide.memory.prediction.estimate",
     "InferenceStep": "lowtide.memory.tracing.steps",
@@ -96,9 +96,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

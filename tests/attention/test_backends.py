@@ -15,7 +15,7 @@ from lowtide.memory.measurement.live_peak import live_peak_bytes
 HERE = [
     name
     for name, backend in BACKENDS.items()
-    if backend.missing(LocalDevice()) is None and name != "onednn"
+    if backend.missing_requirement(LocalDevice()) is None and name != "onednn"
 ]
 FAST = [name for name in HERE if name != "reference"]
 MASKS = ("none", "bool", "float", "learned", "heads only", "row", "blind rows")
@@ -75,7 +75,7 @@ def gradients(name, tensors, mask, spec):
 
 def accepts(name, tensors, mask, spec):
     call = describe_call(tuple(tensors), mask, spec)
-    return BACKENDS[name].refusal(LocalDevice(), call) is None
+    return BACKENDS[name].unsupported_reason(LocalDevice(), call) is None
 
 
 @pytest.mark.parametrize("part", range(10))
@@ -157,8 +157,8 @@ def test_blocks_of_scores_bound_what_chunked_holds(shape):
         wanted = attention(query, key, value, backend="reference")
         torch.testing.assert_close(backend.run(query, key, value, None, spec), wanted)
     assert peak - query.nbytes <= 1.2 * backend.workspace_bytes(LocalDevice(), call)
-    whole = 4 * call.scores
-    assert peak - query.nbytes < max(whole, 4 * 5 * scores + 8 * call.scores // keys)
+    whole = 4 * call.score_count
+    assert peak - query.nbytes < max(whole, 4 * 5 * scores + 8 * call.score_count // keys)
 
 
 def test_memory_of_the_reference_is_as_told():

@@ -55,14 +55,14 @@ def test_a_query_does_not_depend_on_others():
     assert torch.equal(found[others], usual[others])
     torch.testing.assert_close(found[[3, 17]], values[scores[[3, 17]].argmax(-1)])
     assert found[[20, 21]].isnan().all()
-    cleared, _ = softened(scores, values, zeros_for_blind=True)
+    cleared, _ = softened(scores, values, zero_fully_masked=True)
     assert (cleared[21] == 0).all() and cleared[20].isnan().all()
     assert torch.equal(cleared[others], usual[others])
 
 
 @pytest.mark.parametrize("size", [1.0, 40.0])
 def test_attention_with_large_scores(size):
-    if OneDnn().missing(LocalDevice()) is not None:
+    if OneDnn().missing_requirement(LocalDevice()) is not None:
         pytest.skip("PyTorch is built without oneDNN for x86")
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 3, 65, 16) * size for _ in range(3))

@@ -14,14 +14,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from lowtide.attention.halo.autograd import halo_attention, is_preferred, missing, refusal
+from lowtide.attention.halo.autograd import (
+    halo_attention,
+    is_preferred,
+    missing_requirement,
+    unsupported_reason,
+)
 from lowtide.attention.halo.block_sizes import (
     SHARED_MEMORY,
     KernelTile,
     KernelTiles,
+    choose_tiles,
     key_tiles,
     padded_dim,
-    tiles_for,
     unmasked_keys,
     unmasked_windows,
 )
@@ -60,7 +65,7 @@ def drawn(seed):
     whole = torch.randn(*shape[:-1], 3 * dim, device=DEVICE).requires_grad_(learns)
     table = None
     if seed // 4 % 2:
-        side = 2 * windows.farthest + 1
+        side = 2 * windows.max_distance + 1
         table = torch.randn(heads, side, side, device=DEVICE)
         table.requires_grad_(learns and windows.boundary != "shift")
     return windows, whole, table, learns
@@ -117,16 +122,18 @@ def test_half_precision():
 
 def test_bf16_is_refused_where_triton_interprets_it_wrongly(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "no bf16" in refusal((1, 9, 9, 1, 16), torch.bfloat16, Windows())
+    assert "no bf16" in unsupported_reason((1, 9, 9, 1, 16), torch.bfloat16, Windows())
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert refusal((1, 9, 9, 1, 16), torch.bfloat16, Windows()) is None
+    assert unsupported_reason((1, 9, 9, 1, 16), torch.bfloat16, Windows()) is None
 
 
 @pytest.mark.parametrize("tile", [KernelTile(64, 16), KernelTile(16, 64)], ids=str)
 def test_tiles_that_do_not_divide_the_window(tile):
     torch.manual_seed(0)
     windows = Windows(16, 6, phase=(3, 7))  # steps of 10
-    table = torch.randn(1, 2 * windows.farthest + 1, 2 * windows.farthest + 1, device=DEVICE)
+    table = torch.randn(
+        1, 2 * windows.max_distance + 1, 2 * windows.max_distance + 1, device=DEVICE
+    )
     leaves = torch.randn(1, 13, 11, 1, 24, device=DEVICE).requires_grad_(), table.requires_grad_()
     weights = torch.randn(1, 13, 11, 1, 8, device=DEVICE)
     results = []
@@ -166,7 +173,9 @@ def test_the_module_gives_the_same_by_either_way(boundary, position):
 
 def test_what_the_kernels_cannot_do_is_told():
     usual, shape = Windows(), (1, 99, 99, 2, 32)
-    assert refusal(shape, torch.float32, usual, needs_grad=True, learned_bias=True) is None
+    assert (
+        unsupported_reason(shape, torch.float32, usual, needs_grad=True, learned_bias=True) is None
+    )
     for windows, dtype, options, said in (
         (Windows(form="blended"), torch.float32, {}, "blended"),
         (usual, torch.float64, {}, "the dtype is float64"),
@@ -178,18 +187,18 @@ def test_what_the_kernels_cannot_do_is_told():
             "not supported with boundary='shift'",
         ),
     ):
-        assert said in refusal(shape, dtype, windows, **options)
-    assert "256 channels" in refusal((1, 9, 9, 1, 256), torch.float32, usual)
-    assert "exceed 65535" in refusal((70_000, 9, 9, 1, 32), torch.float32, usual)
+        assert said in unsupported_reason(shape, dtype, windows, **options)
+    assert "256 channels" in unsupported_reason((1, 9, 9, 1, 256), torch.float32, usual)
+    assert "exceed 65535" in unsupported_reason((70_000, 9, 9, 1, 32), torch.float32, usual)
     with pytest.raises(UsageError, match="blended"):
         LocalWindowAttention(8, form="blended", kernel="triton")(torch.zeros(1, 8, 9, 9).to(DEVICE))
 
 
 def test_says_what_it_needs(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert missing(LocalDevice("cuda", (8, 0))) is None
-    assert "7.5" in missing(LocalDevice("cuda", (7, 0))).reason
-    assert "CUDA" in missing(LocalDevice()).reason
+    assert missing_requirement(LocalDevice("cuda", (8, 0))) is None
+    assert "7.5" in missing_requirement(LocalDevice("cuda", (7, 0))).reason
+    assert "CUDA" in missing_requirement(LocalDevice()).reason
     module, image = LocalWindowAttention(8), torch.zeros(1, 8, 9, 9)
     assert "needs a CUDA device" in module.explain(image)
     module.kernel = "triton"
@@ -221,7 +230,7 @@ def test_what_needs_no_masks_is_inside(seed):
     assert whole == [first <= place < last for place in range(len(found))]
 
     first, last = unmasked_keys(windows, length, phase, tile)
-    begin = (phase + windows.margin) % tile.side
+    begin = (phase + windows.halo) % tile.side
     for number in range(key_tiles(windows, length, phase, tile)):
         keys = set(range(number * tile.side - begin, (number + 1) * tile.side - begin))
         seeing = [
@@ -229,23 +238,24 @@ def test_what_needs_no_masks_is_inside(seed):
         ]
         good = keys <= set(range(length)) and all(
             keys <= set(range(one.first_key, one.first_key + one.keys))
-            and one.queries == windows.step
+            and one.queries == windows.stride
             for one in seeing
         )
         if first <= number < last:
             assert good
-        elif boundary != "shift" and windows.step % 8 == windows.shared % 8 == 0:
+        elif boundary != "shift" and windows.stride % 8 == windows.shared % 8 == 0:
             assert not good
 
 
 def test_tiles_follow_the_shared_memory():
     kinds = itertools.product(SHARED_MEMORY.values(), TYPES.values(), (16, 32, 53, 64, 128))
     for limit, dtype, dim in kinds:
-        tiles = tiles_for(Windows(), dim, dtype, limit)
+        tiles = choose_tiles(Windows(), dim, dtype, limit)
         for tile in (tiles.forward, tiles.query, tiles.key, tiles.bias):
             assert min(tile.queries, tile.keys) >= 16
     small, large = (
-        tiles_for(Windows(), 128, torch.float32, SHARED_MEMORY[card]) for card in ((8, 6), (9, 0))
+        choose_tiles(Windows(), 128, torch.float32, SHARED_MEMORY[card])
+        for card in ((8, 6), (9, 0))
     )
     assert small.forward.keys < large.forward.keys
     assert [padded_dim(dim) for dim in (1, 16, 17, 53, 64, 128)] == [16, 16, 32, 64, 64, 128]

@@ -18,7 +18,7 @@ from lowtide.memory.tracing.steps import InferenceStep
 @pytest.mark.parametrize("made", [7, 300])
 @pytest.mark.parametrize("product", [linear_ops.linear, linear_ops.onednn_linear_any_layout])
 def test_it_gives_what_pytorch_gives(monkeypatch, product, shape, channels, made, bias):
-    monkeypatch.setattr(linear_ops, "_AT_ONCE", 64 * 4 * made)
+    monkeypatch.setattr(linear_ops, "_BLOCK_BYTES", 64 * 4 * made)
     torch.manual_seed(0)
     x, weight = torch.randn(*shape, channels), torch.randn(made, channels)
     added = torch.randn(made) if bias else None

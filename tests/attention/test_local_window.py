@@ -113,7 +113,7 @@ def test_low_precision_is_no_worse_than_plain_operators(dtype, form):
     [
         name
         for name, one in BACKENDS.items()
-        if one.missing(LocalDevice()) is None and name != "onednn"  # which has no fp64
+        if one.missing_requirement(LocalDevice()) is None and name != "onednn"  # which has no fp64
     ],
 )
 def test_every_backend_gives_the_same(backend):

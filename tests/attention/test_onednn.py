@@ -5,7 +5,7 @@ import torch
 
 from lowtide.attention.backends import onednn
 from lowtide.attention.dispatch import resolve
-from lowtide.attention.functional import attention, explain, resolved
+from lowtide.attention.functional import attention, explain, resolve_cached
 from lowtide.attention.spatial import LocalWindowAttention
 from lowtide.attention.spec import AttentionSpec, LocalDevice, describe_call
 from lowtide.core.errors import UsageError
@@ -16,7 +16,7 @@ from lowtide.memory.tracing.steps import InferenceStep
 
 BACKEND, HERE = onednn.OneDnn(), LocalDevice()
 pytestmark = pytest.mark.skipif(
-    BACKEND.missing(HERE) is not None, reason="PyTorch is built without oneDNN for x86"
+    BACKEND.missing_requirement(HERE) is not None, reason="PyTorch is built without oneDNN for x86"
 )
 
 
@@ -58,7 +58,7 @@ def assert_as_near(found, plain, wanted):
 @pytest.mark.parametrize("at_once", [7 * 83, 1 << 20])  # scores: ten parts, and one
 @pytest.mark.parametrize("size", [1.0, 100.0])
 def test_numbers_are_added_to_scores(monkeypatch, shape, at_once, size):
-    monkeypatch.setattr(onednn, "SCORES", at_once)
+    monkeypatch.setattr(onednn, "SCORES_PER_BLOCK", at_once)
     query, key, value = tensors(2, 3, 65, 83, 33, 17)
     mask = torch.randn(shape) * size
     before = mask.clone()
@@ -153,9 +153,9 @@ def test_it_is_taken_for_windows_but_not_for_a_few_tokens(on_amd):
 def test_many_threads_would_wait_for_each_other(on_amd):
     query, key, value = tensors(1, 2, 576, 1024, 32)
     call = describe_call((query, key, value), None, AttentionSpec())
-    assert resolved(call, LocalDevice(), None, None).backend == "onednn"
+    assert resolve_cached(call, LocalDevice(), None, None).backend == "onednn"
     torch.set_num_threads(16)
-    assert resolved(call, LocalDevice(), None, None).backend == "sdpa-flash"
+    assert resolve_cached(call, LocalDevice(), None, None).backend == "sdpa-flash"
     assert explain(*tensors(1, 1, 4096, 4096, 8)).startswith("→ onednn ")
 
 

@@ -14,7 +14,7 @@ SHAPES = ((-3, 6, 10), (0, 5, 8), (-3, 6, 9), (-4, 3, 7), (0, 1, 1))
 
 def one_by_one(position, down, right):
     """(heads, queries, keys), the pixels of both column by column."""
-    table = position.whole_table()
+    table = position.full_table()
     offsets, (asking, seen) = (down[0], right[0]), zip(down[1:], right[1:], strict=True)
     queries = itertools.product(*(range(side) for side in reversed(asking)))
     keys = list(itertools.product(*(range(side) for side in reversed(seen))))
@@ -43,7 +43,7 @@ def one_by_one(position, down, right):
 def test_every_pair_has_the_number_of_its_distance(kind, down, right):
     torch.manual_seed(0)
     position = kind(2, FARTHEST)
-    found = position.bias_between(down, right, torch.zeros(()))
+    found = position.window_bias(down, right, torch.zeros(()))
     wanted = one_by_one(position, down, right)[None]
     assert torch.equal(found, wanted)
     assert found.is_contiguous()  # fused kernels want keys side by side

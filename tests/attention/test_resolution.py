@@ -24,7 +24,7 @@ def qkv(*shape):
 
 
 def on(device, **changes):
-    return resolve(dataclasses.replace(CALL, **changes), device, trial=False)
+    return resolve(dataclasses.replace(CALL, **changes), device, verify=False)
 
 
 @pytest.mark.parametrize(
@@ -48,26 +48,26 @@ def test_each_passed_over_backend_has_a_reason():
     assert set(said) == set(backends.BACKENDS)
     assert said["sdpa-flash"] == "there is a mask"
     assert all(said.values())
-    assert [v.backend for v in found.verdicts if v.taken] == ["sdpa-efficient"]
+    assert [v.backend for v in found.verdicts if v.chosen] == ["sdpa-efficient"]
     assert found.explain().startswith("→ sdpa-efficient")
 
 
 def test_what_was_never_run_on_hardware_is_not_taken_unasked(monkeypatch):
     for name in ("flash2", "sage", "flex"):
-        monkeypatch.setattr(backends.BACKENDS[name], "missing", lambda device: None)
+        monkeypatch.setattr(backends.BACKENDS[name], "missing_requirement", lambda device: None)
     found = on(HOPPER)
     said = {verdict.backend: verdict.reason for verdict in found.verdicts}
     assert found.backend.startswith("sdpa-")
     for name in ("flash2", "sage", "flex"):
         assert said[name].startswith("unverified on a GPU")
-        assert resolve(CALL, HOPPER, backend=name, trial=False).backend == name
+        assert resolve(CALL, HOPPER, backend=name, verify=False).backend == name
 
 
 def test_strict_raises_and_prefer_records():
     call = dataclasses.replace(CALL, has_mask=True)
     with pytest.raises(UsageError, match="sdpa-flash does not support this call: there is a mask"):
-        resolve(call, AMPERE, backend="sdpa-flash", trial=False)
-    found = resolve(call, AMPERE, backend="sdpa-flash", policy="prefer", trial=False)
+        resolve(call, AMPERE, backend="sdpa-flash", verify=False)
+    found = resolve(call, AMPERE, backend="sdpa-flash", policy="prefer", verify=False)
     assert (found.backend, found.fallback) == ("sdpa-efficient", "sdpa-flash: there is a mask")
     assert on(AMPERE).fallback is None
 
@@ -88,12 +88,12 @@ def test_contradictions_are_named(options, words):
 
 
 def test_gradients_through_an_inference_kernel_are_refused(monkeypatch):
-    monkeypatch.setattr(backends.BACKENDS["sage"], "missing", lambda device: None)
+    monkeypatch.setattr(backends.BACKENDS["sage"], "missing_requirement", lambda device: None)
     call = dataclasses.replace(CALL, needs_grad=True)
     with pytest.raises(
         UsageError, match="sage does not support this call: it has no backward pass"
     ):
-        resolve(call, AMPERE, backend="sage", trial=False)
+        resolve(call, AMPERE, backend="sage", verify=False)
 
 
 @pytest.mark.parametrize("name", ["flash2", "sage"])
@@ -129,10 +129,10 @@ def put_first(monkeypatch):
         rest = dict(backends.BACKENDS)
         monkeypatch.setattr("lowtide.attention.dispatch.BACKENDS", {"wrong": backend, **rest})
         monkeypatch.setitem(backends.BACKENDS, "wrong", backend)
-        verify._tried.cache_clear()
+        verify._trial_failure.cache_clear()
 
     yield put
-    verify._tried.cache_clear()
+    verify._trial_failure.cache_clear()
 
 
 def test_a_backend_that_drops_the_mask_is_found_out(put_first):
@@ -157,14 +157,14 @@ def test_wrong_gradients_are_found_out_where_they_are_wanted(put_first):
 
 
 def test_a_trial_leaves_no_trace():
-    verify._tried.cache_clear()
+    verify._trial_failure.cache_clear()
     tensors = *qkv(), torch.randn(20, 20)
     state = torch.random.get_rng_state()
     attention(*tensors)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.is_grad_enabled()
     with torch.inference_mode():
-        verify._tried.cache_clear()
+        verify._trial_failure.cache_clear()
         attention(*qkv())
         assert torch.is_inference_mode_enabled()
 
@@ -187,11 +187,11 @@ def test_a_learned_bias_and_five_dimensions_stay_on_the_fused_kernel():
 
 def test_many_heads_are_cut_to_what_a_launch_takes():
     call = dataclasses.replace(CALL, batch=70_000, heads=2, key_heads=2)
-    assert on(AMPERE, batch=70_000, heads=2, key_heads=2).most_heads == 65_535
-    assert on(AMPERE).most_heads is None
+    assert on(AMPERE, batch=70_000, heads=2, key_heads=2).max_heads == 65_535
+    assert on(AMPERE).max_heads is None
     # 32 bits index the backward pass of flash: fewer for long sequences.
     long = dataclasses.replace(call, query_tokens=4096, key_tokens=4096, needs_grad=True)
-    assert resolve(long, AMPERE, trial=False).most_heads == (2**31 - 1) // (4096 * 64)
+    assert resolve(long, AMPERE, verify=False).max_heads == (2**31 - 1) // (4096 * 64)
 
 
 @pytest.mark.parametrize("shape", [(7, 3, 20, 8), (1, 11, 20, 8), (2, 5, 20, 8)])
@@ -202,7 +202,7 @@ def test_a_call_in_parts_is_the_call(shape, mask):
     tensors = qkv(*shape)
     whole = resolve(describe(*tensors, bias, AttentionSpec()))
     for most in (1, 3, 4, 7):
-        parts = dataclasses.replace(whole, most_heads=most)
+        parts = dataclasses.replace(whole, max_heads=most)
         found = attention(*tensors, bias, resolution=parts)
         torch.testing.assert_close(found, attention(*tensors, bias), rtol=0, atol=1e-6)
 

@@ -40,7 +40,7 @@ def test_every_window_gets_its_own_mask(monkeypatch, channels, others, has_bias,
     torch.testing.assert_close(found, expected)
     for shape in ((1, 9, 11), (9, 11)):
         flat = [
-            MaskPattern(one.places, None if one.added is None else one.added.view(shape))
+            MaskPattern(one.windows, None if one.mask is None else one.mask.view(shape))
             for one in patterns
         ]
         given = None if bias is None else bias[0]
@@ -104,7 +104,9 @@ def seen(monkeypatch):
 @pytest.mark.parametrize("bias", [True, False])
 def test_heads_get_as_many_channels_as_kernels_want(others, bias, seen, monkeypatch):
     # Of two windows.
-    monkeypatch.setattr(window_attention, "_WIDER_BYTES", 2 * 3 * 32 * 4 * (64 + 2 * others) + 1)
+    monkeypatch.setattr(
+        window_attention, "_PADDED_BLOCK_BYTES", 2 * 3 * 32 * 4 * (64 + 2 * others) + 1
+    )
     torch.manual_seed(0)
     query = torch.randn(5, 64, 3, 30).transpose(1, 2)
     key, value = torch.randn(2, 5, others, 3, 30).transpose(2, 3)
@@ -129,7 +131,7 @@ def test_few_windows_are_made_wider_at_once():
     with torch.inference_mode():
         taken = live_peak_bytes(lambda: attend_windows(query, key, value, None, (), 0.2))
     # Beside the result: of what is wider, and what comes of it.
-    assert taken < value.nbytes + 1.6 * window_attention._WIDER_BYTES
+    assert taken < value.nbytes + 1.6 * window_attention._PADDED_BLOCK_BYTES
 
 
 def test_patterns_of_some_windows_are_counted_from_the_first_of_them():
@@ -138,8 +140,8 @@ def test_patterns_of_some_windows_are_counted_from_the_first_of_them():
         MaskPattern([9, 6, 5], None),
         MaskPattern([7, 8], None),
     ]
-    assert [list(one.places) for one in patterns_in_range(patterns, 4, 7)] == [[0], [2, 1]]
-    assert patterns_in_range(patterns, 4, 7)[0].places == range(
+    assert [list(one.windows) for one in patterns_in_range(patterns, 4, 7)] == [[0], [2, 1]]
+    assert patterns_in_range(patterns, 4, 7)[0].windows == range(
         1
     )  # which need not be copied together
     assert patterns_in_range(patterns, 10, 12) == []

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from lowtide.cli.main import _spell
+from lowtide.cli.main import _normalize_option
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_underscores_and_hyphens_are_one(lowtide, source, out):
 
 
 def test_only_option_names_are_respelled(lowtide, tmp_path, save, monkeypatch):
-    assert _spell("--max_pixels=a_b") == "--max-pixels=a_b"
-    assert _spell("some_file.png") == "some_file.png"
-    assert _spell("-o") == "-o"
+    assert _normalize_option("--max_pixels=a_b") == "--max-pixels=a_b"
+    assert _normalize_option("some_file.png") == "some_file.png"
+    assert _normalize_option("-o") == "-o"
     # What follows a bare `--` is a file, whatever it looks like.
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "--odd_name.png", np.zeros((4, 4, 3), np.uint8))
@@ -117,7 +117,7 @@ def test_plans_write_nothing(lowtide, source, tmp_path, words, monkeypatch):
 def test_a_device_without_a_plan_says_why(lowtide, source):
     """A card's context alone takes more than this."""
     words = ["plan", "upscale", source, "--all-devices", "--budget", "100MiB", "--json"]
-    found = lowtide(*words).json
+    found = lowtide(*words).json["devices"]
     assert found.pop("cpu")["images"][0]["status"] == "planned"
     for card in found.values():
         assert (card["error"]["type"], card["error"]["exit_code"]) == ("BudgetError", 3)
@@ -157,7 +157,7 @@ def test_what_a_folder_leaves_out_is_said(lowtide, source, tmp_path):
     assert "2 done, 5 not images in" in shown.out
     report = lowtide("upscale", folder, "-o", tmp_path / "out", "--json", "-q")
     assert report.err.startswith("not used: ")
-    assert report.json["left_out"][4] == {
+    assert report.json["skipped_inputs"][4] == {
         "path": str(folder / "4.txt"),
         "reason": "a text file",
     }

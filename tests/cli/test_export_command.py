@@ -62,7 +62,7 @@ def test_json_and_every_option(lowtide, target):
     assert data["schema_version"] == 1
     assert (data["precision"], data["opset"], data["checked"]) == ("bf16", 23, False)
     assert data["bytes"] == target.stat().st_size
-    assert "Conv(22)" in data["unchecked_why"]
+    assert "Conv(22)" in data["unchecked_reason"]
 
 
 def test_older_opset(lowtide, target):

@@ -88,9 +88,12 @@ def test_json(plan) -> None:
     data = result.json
     assert data["schema_version"] == 1
     assert data["device"] == "rtx3070-8gb"
-    assert data["ladder"]["chosen"] == 0
-    assert data["ladder"]["rungs"][0]["settings"]["size"] == [32, 32]
-    assert {row["name"] for row in data["ladder"]["asked"]["ledger"]} >= {"weights", "context"}
+    assert data["fit_report"]["chosen"] == 0
+    assert data["fit_report"]["options"][0]["settings"]["size"] == [32, 32]
+    assert {row["name"] for row in data["fit_report"]["requested"]["ledger"]} >= {
+        "weights",
+        "context",
+    }
 
 
 def test_nothing_fits_is_exit_code_3_with_the_plan_all_the_same(plan) -> None:
@@ -101,12 +104,12 @@ def test_nothing_fits_is_exit_code_3_with_the_plan_all_the_same(plan) -> None:
     assert "hint: a budget of" in text.err
     data = plan("--budget", "1MiB", "-q", "--json")
     assert data.code == 3
-    assert data.json["ladder"]["chosen"] is None
+    assert data.json["fit_report"]["chosen"] is None
 
 
 def settings(result) -> dict:
     assert result.code == 0, result.err
-    return result.json["ladder"]["rungs"][0]["settings"]
+    return result.json["fit_report"]["options"][0]["settings"]
 
 
 @pytest.mark.parametrize(
@@ -127,20 +130,20 @@ def test_every_option_reaches_the_step(plan, words, name: str, value) -> None:
     plain, changed = plan("-q", "--json"), plan("-q", "--json", *words)
     assert settings(plain)[name] != value
     assert settings(changed)[name] == value
-    memory = [r.json["ladder"]["asked"]["ledger"] for r in (plain, changed)]
+    memory = [r.json["fit_report"]["requested"]["ledger"] for r in (plain, changed)]
     assert memory[0] != memory[1]
 
 
 def test_inputs_channels_and_validation_size(plan, lowtide, net: str) -> None:
-    plain = plan("-q", "--json").json["ladder"]["asked"]["live_bytes"]
+    plain = plan("-q", "--json").json["fit_report"]["requested"]["live_bytes"]
     more = plan("-q", "--json", "--input", "3,h,w", "--input", "1000,1000").json
     # The second input is held for the whole step: 2 × 1000 × 1000 numbers.
-    assert more["ladder"]["asked"]["live_bytes"] == plain + 2 * 1000 * 1000 * 4
+    assert more["fit_report"]["requested"]["live_bytes"] == plain + 2 * 1000 * 1000 * 4
     wrong = plan("-q", "--channels", 5)
     assert wrong.code == 2
     assert "cannot be traced" in wrong.err
     large = plan("-q", "--json", "--validation-batch", 2, "--validation-size", 128).json
-    assert large["ladder"]["asked"]["phase"] == "validation"
+    assert large["fit_report"]["requested"]["phase"] == "validation"
 
 
 def test_a_bundled_model_and_a_budget_in_percent(lowtide) -> None:

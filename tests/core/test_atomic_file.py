@@ -11,13 +11,13 @@ import pytest
 from lowtide.core.atomic_file import (
     PART_PATTERN,
     append,
+    atomic_output,
     atomic_write,
-    create,
+    create_new_file,
     new_part_name,
-    open_own,
+    open_for_append,
     part_path,
     write_error,
-    writing,
 )
 from lowtide.core.errors import OutputError
 
@@ -64,7 +64,7 @@ def test_the_error_of_the_block_is_raised_where_nothing_was_written(tmp_path):
     with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "none" / "a.json") as part:
         part.write_text("new")
     missing = pytest.raises(OutputError, match=r"a\.json: cannot be written \(No such file")
-    with missing, writing(tmp_path / "none" / "a.json") as part:
+    with missing, atomic_output(tmp_path / "none" / "a.json") as part:
         part.write_text("new")
 
 
@@ -82,7 +82,7 @@ def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path):
     (tmp_path / "theirs").write_text("theirs")
     target = tmp_path / "a.json"
     target.symlink_to("theirs")
-    with writing(target) as part:
+    with atomic_output(target) as part:
         part.write_text("new")
     assert not target.is_symlink()
     assert target.read_text() == "new"
@@ -99,7 +99,7 @@ def test_nothing_that_is_there_is_opened_for_a_part(tmp_path):
     os.mkfifo(taken[3])
     for path in taken:
         with pytest.raises(FileExistsError):
-            create(path)
+            create_new_file(path)
     assert (tmp_path / "theirs").read_text() == "theirs"
     assert not (tmp_path / "nowhere").exists()
 
@@ -114,7 +114,10 @@ def test_nothing_that_is_there_is_opened_for_a_part(tmp_path):
 )
 def test_errors_name_space_where_it_is_that(tmp_path, number, words, hinted):
     path = tmp_path / "a.json"
-    with pytest.raises(OutputError, match=rf"a\.json: {words}") as raised, writing(path) as part:
+    with (
+        pytest.raises(OutputError, match=rf"a\.json: {words}") as raised,
+        atomic_output(path) as part,
+    ):
         part.write_text("half")
         raise OSError(number, os.strerror(number))
     assert (raised.value.hint is not None) == hinted
@@ -147,14 +150,14 @@ def test_the_disk_is_asked_where_a_library_does_not_tell(tmp_path):
     assert "a: the disk is full" in done.stdout, done.stderr
     assert "free some space" in done.stdout
     assert left_in(tmp_path) == []
-    with pytest.raises(RuntimeError, match="own words"), writing(tmp_path / "a"):
+    with pytest.raises(RuntimeError, match="own words"), atomic_output(tmp_path / "a"):
         raise RuntimeError("a library's own words")
 
 
 def test_lines_are_appended(tmp_path):
     path = tmp_path / "log"
     for line in ("one\n", "two\n"):
-        descriptor = open_own(path)
+        descriptor = open_for_append(path)
         append(descriptor, line)
         os.close(descriptor)
     assert path.read_text() == "one\ntwo\n"
@@ -169,10 +172,10 @@ def test_only_a_file_is_appended_to(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "dangling", "folder", "pipe"):
         with pytest.raises(OSError):
-            open_own(tmp_path / name)
+            open_for_append(tmp_path / name)
     assert not (tmp_path / "nowhere").exists()
     (tmp_path / "second").hardlink_to(tmp_path / "theirs")
-    descriptor = open_own(tmp_path / "second")
+    descriptor = open_for_append(tmp_path / "second")
     append(descriptor, "ours\n")
     os.close(descriptor)
     assert (tmp_path / "second").read_text() == "theirs\nours\n"

@@ -9,7 +9,7 @@ import pytest
 
 from lowtide.core import scratch
 from lowtide.core.errors import OutputError
-from lowtide.core.scratch import BLOCK, ScratchBlocks, ScratchSpace
+from lowtide.core.scratch import BLOCK_BYTES, ScratchBlocks, ScratchSpace
 
 
 def filled(blocks, number, value, size=100):
@@ -25,7 +25,7 @@ def read(blocks, number, size=100):
 
 def test_blocks_keep_their_bytes_apart(tmp_path):
     blocks = ScratchBlocks(tmp_path)
-    taken = [filled(blocks, blocks.take(), value) for value in range(5)]
+    taken = [filled(blocks, blocks.allocate(), value) for value in range(5)]
     assert len(set(taken)) == 5
     assert [read(blocks, one) for one in taken] == [bytearray([value] * 100) for value in range(5)]
     assert not list(tmp_path.iterdir())  # it has no name
@@ -33,21 +33,21 @@ def test_blocks_keep_their_bytes_apart(tmp_path):
 
 def test_what_is_given_back_is_taken_again_before_the_file_grows():
     blocks = ScratchBlocks()
-    taken = [blocks.take() for _ in range(4)]
-    blocks.give_back(taken[1:3])
-    assert sorted(blocks.take() for _ in range(2)) == taken[1:3]
-    assert blocks.take() == 4
+    taken = [blocks.allocate() for _ in range(4)]
+    blocks.free(taken[1:3])
+    assert sorted(blocks.allocate() for _ in range(2)) == taken[1:3]
+    assert blocks.allocate() == 4
 
 
 def test_only_so_much_stays_of_a_file_that_nobody_uses(monkeypatch):
-    monkeypatch.setattr(scratch, "_KEPT", 2 * BLOCK)
+    monkeypatch.setattr(scratch, "_MAX_KEPT_BYTES", 2 * BLOCK_BYTES)
     blocks = ScratchBlocks()
-    taken = [filled(blocks, blocks.take(), 1) for _ in range(4)]
-    blocks.give_back(taken[:3])
-    assert size_of(blocks) > 3 * BLOCK
-    blocks.give_back(taken[3:])
-    assert size_of(blocks) == 2 * BLOCK
-    again = [filled(blocks, blocks.take(), value) for value in range(3)]
+    taken = [filled(blocks, blocks.allocate(), 1) for _ in range(4)]
+    blocks.free(taken[:3])
+    assert size_of(blocks) > 3 * BLOCK_BYTES
+    blocks.free(taken[3:])
+    assert size_of(blocks) == 2 * BLOCK_BYTES
+    again = [filled(blocks, blocks.allocate(), value) for value in range(3)]
     assert again == [0, 1, 2]
     assert [read(blocks, one) for one in again] == [bytearray([value] * 100) for value in range(3)]
 
@@ -61,9 +61,9 @@ def test_threads_have_blocks_of_their_own():
 
     def use(value):
         for _ in range(50):
-            number = filled(blocks, blocks.take(), value, BLOCK - 7)
-            assert read(blocks, number, BLOCK - 7) == bytes([value]) * (BLOCK - 7)
-            blocks.give_back([number])
+            number = filled(blocks, blocks.allocate(), value, BLOCK_BYTES - 7)
+            assert read(blocks, number, BLOCK_BYTES - 7) == bytes([value]) * (BLOCK_BYTES - 7)
+            blocks.free([number])
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(use, range(4)))
@@ -72,7 +72,7 @@ def test_threads_have_blocks_of_their_own():
 def test_after_a_full_disk_there_are_new_blocks(monkeypatch):
     space = ScratchSpace()
     blocks = space.blocks()
-    number = filled(blocks, blocks.take(), 1)
+    number = filled(blocks, blocks.allocate(), 1)
     assert space.blocks() is blocks
 
     class Full:
@@ -86,10 +86,10 @@ def test_after_a_full_disk_there_are_new_blocks(monkeypatch):
     monkeypatch.setattr(blocks._file, "_file", Full())
     with pytest.raises(OutputError, match="disk is full"):
         filled(blocks, number, 2)
-    blocks.give_back([number])  # by a page that closes after the error
+    blocks.free([number])  # by a page that closes after the error
     new = space.blocks()
     assert new is not blocks
-    assert read(new, filled(new, new.take(), 3)) == bytearray([3] * 100)
+    assert read(new, filled(new, new.allocate(), 3)) == bytearray([3] * 100)
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])

@@ -48,12 +48,12 @@ def test_a_model_that_reaches_less_than_tiles_share_has_no_seams(tmp_path, save,
     rows = {(row.blend, row.overlap): row for row in report.rows}
     for key in (("streamed", 0), ("none", 16), ("none", 32)):  # its reach is 7
         assert rows[key].psnr_db is None or rows[key].psnr_db > 120
-        assert rows[key].step < 1e-3
+        assert rows[key].step_rms < 1e-3
     # Ramps of all that is shared take in pixels at the tiles' edges, which are wrong.
     assert rows["hann", 16].psnr_db < 100
     assert rows["hann", 16].seam_psnr_db < rows["hann", 16].psnr_db
     assert rows["none", 32].work > rows["none", 8].work > 1
-    assert all(row.largest >= row.step for row in report.rows)
+    assert all(row.max_error >= row.step_rms for row in report.rows)
 
 
 def test_steps_are_those_at_cuts(monkeypatch, tmp_path, save):
@@ -82,14 +82,14 @@ def test_steps_are_those_at_cuts(monkeypatch, tmp_path, save):
     plain = rows["none", 16]
     # Two cuts, and a step of a tenth at one of them; from there on, 48 of 128 columns are off.
     assert plain.tiles == 3
-    assert plain.step == pytest.approx(25.5 / 2**0.5, abs=0.01)
-    assert plain.largest == pytest.approx(25.5, abs=0.01)
+    assert plain.step_rms == pytest.approx(25.5 / 2**0.5, abs=0.01)
+    assert plain.max_error == pytest.approx(25.5, abs=0.01)
     assert plain.psnr_db == pytest.approx(-10 * np.log10(0.01 * 48 / 128), abs=0.01)
     # Of 16 columns round each cut, those behind the second.
     assert plain.seam_psnr_db == pytest.approx(-10 * np.log10(0.01 / 4), abs=0.01)
     # A ramp of 16 pixels takes a sixteenth of the step in its middle, and Hann's more.
-    assert rows["linear", 16].step == pytest.approx(25.5 / 16 / 2**0.5, abs=0.01)
-    assert rows["linear", 16].step < rows["hann", 16].step < 0.2 * plain.step
+    assert rows["linear", 16].step_rms == pytest.approx(25.5 / 16 / 2**0.5, abs=0.01)
+    assert rows["linear", 16].step_rms < rows["hann", 16].step_rms < 0.2 * plain.step_rms
 
 
 def test_what_makes_no_tiles(tmp_path, save, photo):

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from lowtide import ImageError, UsageError
-from lowtide.jobs.bench_upscale import BASELINE, REFERENCE, WAYS, bench, image_difference
+from lowtide.jobs.bench_upscale import BASELINE, REFERENCE, VARIANTS, bench, image_difference
 from lowtide.jobs.settings import UpscaleSettings
 
 
 def test_every_way_is_one_of_upscale():
-    assert len({way.name for way in WAYS}) == len(WAYS)
-    for way in WAYS:
+    assert len({way.name for way in VARIANTS}) == len(VARIANTS)
+    for way in VARIANTS:
         UpscaleSettings.of(**way.settings)
-    words = {way.name: way.words for way in WAYS}
+    words = {way.name: way.options for way in VARIANTS}
     assert words[REFERENCE] == "none"
     assert words["speed"] == "--precision bf16 --streams 2 --tile-batch-size 4"
     assert words["tiles, not blended"] == "--tile 256 --no-hann-blend"
@@ -23,28 +23,28 @@ def test_rows_tell_what_each_way_took_and_changed(tmp_path, source):
     report = bench(
         source, budget="512MiB", only=["memory"], plot=picture, progress=told.append, device="cpu"
     )
-    rows = {row.way.name: row for row in report.rows}
+    rows = {row.variant.name: row for row in report.rows}
     assert list(rows) == told == [REFERENCE, "memory", BASELINE]
     assert (report.width, report.height) == (120, 100)
     for row in rows.values():
-        assert not row.refused
+        assert not row.error
         assert row.wall_s > 0
-        assert 0 < row.busy <= 1.5
+        assert 0 < row.cpu_utilization <= 1.5
         assert row.peak_bytes > 0
         assert row.execution == "exact"  # the model's reach is less than tiles share
-    assert rows[BASELINE].times_as_fast == 1.0
+    assert rows[BASELINE].speedup == 1.0
     assert rows[REFERENCE].psnr_db is None
     assert rows["memory"].precision == "bf16"
     assert 30 < rows["memory"].psnr_db < 80
-    assert 0 < rows["memory"].largest < 20
+    assert 0 < rows["memory"].max_error < 20
     assert picture.read_text().lstrip().startswith("<?xml")
 
 
 def test_a_way_that_is_not_possible_says_why(source):
     report = bench(source, budget="8MiB", only=["whole"], device="cpu")
-    whole = next(row for row in report.rows if row.way.name == "whole")
-    assert "no plan fits in 8.00 MiB" in whole.refused
-    assert whole.times_as_fast is None
+    whole = next(row for row in report.rows if row.variant.name == "whole")
+    assert "no plan fits in 8.00 MiB" in whole.error
+    assert whole.speedup is None
 
 
 def test_what_cannot_be_run_is_told_at_once(source, tmp_path):

@@ -98,7 +98,7 @@ def test_where_it_fails_it_is_an_error_only_if_asked_for(tmp_path, source, known
 
 def test_a_folder_goes_on_as_it_began(tmp_path, source, known, monkeypatch):
     seen = []
-    made = PreparedModel.picture
+    made = PreparedModel.image_task
     monkeypatch.setattr(
         PreparedModel,
         "picture",

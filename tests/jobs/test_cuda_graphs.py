@@ -31,7 +31,7 @@ def graphs(monkeypatch):
 def test_it_is_the_same_file(tmp_path, source, graphs, options):
     lowtide.upscale(source, tmp_path / "plain.png", budget="512MiB", **options)
     image = lowtide.upscale(source, tmp_path / "out.png", **OPTIONS, **options).images[0]
-    assert image.plan.recorded
+    assert image.plan.cuda_graph
     assert "as a CUDA graph" in image.plan.title
     assert image.accuracy.execution == "exact"
     assert "capturing a CUDA graph took" in image.notes[0]
@@ -54,7 +54,7 @@ def test_a_plan_is_replayed_with_its_graph(tmp_path, source, graphs):
     plan = tmp_path / "plan.json"
     plan.write_text(lowtide.plan(source, tmp_path / "out.png", **OPTIONS).model_dump_json())
     image = lowtide.upscale(source, tmp_path / "out.png", plan_file=plan, budget="512MiB").images[0]
-    assert image.plan.recorded
+    assert image.plan.cuda_graph
     assert len(graphs) == 1
     with pytest.raises(UsageError, match="--plan says how to run"):
         lowtide.upscale(source, tmp_path / "out.png", plan_file=plan, **OPTIONS)
@@ -69,7 +69,7 @@ def test_cards_that_are_not_here_are_planned_for(tmp_path, source):
         .plan
         for graphs in (False, True)
     ]
-    assert [plan.recorded for plan in plans] == [False, True]
+    assert [plan.cuda_graph for plan in plans] == [False, True]
     names = [row.name for row in plans[1].ledger]
     assert "CUDA graph" in names
     assert plans[1].predicted_bytes > plans[0].predicted_bytes
@@ -108,7 +108,7 @@ def test_a_card_replays_what_it_computes(tmp_path, source, read, precision):
             precision=precision,
             cuda_graphs=graphs,
         ).images[0]
-        assert image.plan.recorded == graphs
+        assert image.plan.cuda_graph == graphs
         assert image.memory.peak_bytes <= image.memory.upper_bytes
     difference = read(tmp_path / "plain.png").astype(int) - read(tmp_path / "out.png")
     assert abs(difference).max() <= (precision != "fp32")

@@ -42,9 +42,9 @@ def test_smaller_and_near(tmp_path, photos, photo):
     )
     assert [step.split()[0] for step in told] == ["tracing", "simplifying", "tuning", "comparing"]
     fp32 = export_onnx("lowtide-x2", tmp_path / "whole.onnx")
-    assert report.bytes < fp32.bytes / 2
+    assert report.file_bytes < fp32.file_bytes / 2
     assert [one.bound for one in report.sizes] == [None] * 4
-    assert all(one.psnr_db > 45 and one.least_db == 40 for one in report.sizes)
+    assert all(one.psnr_db > 45 and one.min_psnr_db == 40 for one in report.sizes)
     assert "dB on a photograph" in str(report)
     kinds = nodes(target)
     # All but the first and the last convolution take and give 8 bits.

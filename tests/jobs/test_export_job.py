@@ -68,7 +68,7 @@ def test_the_report_says_what_was_compared(target):
     facts = lowtide.load("lowtide-x2").descriptor
     assert (report.model, report.architecture, report.scale) == ("lowtide-x2", "ParagonConv", 2)
     assert (report.parameters, report.opset, report.precision) == (facts.parameters, 23, "fp32")
-    assert (report.file, report.bytes) == (str(target), target.stat().st_size)
+    assert (report.file, report.file_bytes) == (str(target), target.stat().st_size)
     assert report.checked
     assert len(report.sizes) == 4
     model = lowtide.load("lowtide-x2")
@@ -95,9 +95,9 @@ def test_the_file_upscales_as_the_model_does(target):
 def test_half_precision_tells_its_decibels(target):
     report = export_onnx("lowtide-x2", target, precision="fp16")
     for one in report.sizes:
-        assert one.own_difference is not None
+        assert one.pytorch_difference is not None
         assert one.psnr_db is not None
-        assert one.difference <= one.bound <= max(1e-4, 2 * one.own_difference)
+        assert one.difference <= one.bound <= max(1e-4, 2 * one.pytorch_difference)
     assert "dB; PyTorch at this precision" in str(report)
     assert metadata(target)["lowtide.precision"] == "fp16"
 
@@ -163,7 +163,7 @@ def test_missing_packages_are_known_before_any_work(package, target, without):
 def test_without_a_runtime_only_unchecked(target, without):
     without("onnxruntime")
     report = export_onnx("lowtide-x2", target, unchecked=True)
-    assert report.unchecked_why == "exporting to ONNX needs onnxruntime"
+    assert report.unchecked_reason == "exporting to ONNX needs onnxruntime"
     assert metadata(target)["lowtide.checked"] == "no"
 
 

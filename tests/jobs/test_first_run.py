@@ -6,7 +6,7 @@ import sys
 import torch
 
 import lowtide
-from lowtide.memory.cache import CostStore
+from lowtide.memory.cache import CostCache
 
 
 def told_by(program, source, folder):
@@ -27,7 +27,7 @@ def test_a_small_budget_limits_the_probe_and_is_not_remembered(
     )
     assert told_by(first, source, tmp_path) == ["done", "exact"]
     # What a limit cut short is measured again with more room.
-    store = CostStore()
+    store = CostCache()
     assert store.get(store.key(model.descriptor.sha256, "cpu", "fp32")) is None
 
 
@@ -49,6 +49,6 @@ def test_weights_in_both_precisions_are_counted(source, tmp_path, monkeypatch, m
     (weights,) = [row.value for row in image.plan.ledger if row.name == "weights"]
     exact = model.descriptor.weight_bytes
     # Those in fp32 are there to be compared with; a third of the others stays in fp32.
-    low = lowtide.load("lowtide-x2").lower(torch.bfloat16)
+    low = lowtide.load("lowtide-x2").to_low_precision(torch.bfloat16)
     assert weights == exact + low.descriptor.weight_bytes
     assert 1.5 * exact < weights < 1.8 * exact

@@ -17,7 +17,7 @@ class Meter:
         self.living, self.kept, self.trims = living, kept, 0
 
     @property
-    def now_bytes(self):
+    def current_bytes(self):
         return self.living + self.kept
 
     def trim(self):

@@ -43,8 +43,8 @@ def test_a_file_is_run_and_its_error_measured(tmp_path, save, photo, swin):
     error = image.accuracy.precision_error
     assert error.psnr_db > 40
     assert error.max_error > 1e-6
-    assert error.against == "fp32"
-    assert [refusal.reason for refusal in image.plan.refused if refusal.what == "streamed"] == [
+    assert error.reference == "fp32"
+    assert [refusal.reason for refusal in image.plan.refused if refusal.title == "streamed"] == [
         "8-bit layers do not run in bands"
     ]
 

@@ -36,13 +36,13 @@ def test_done_is_finished_only_for_its_key_and_content(tmp_path, target):
         make(target)
         journal.done(target, "key")
     with Journal(tmp_path) as journal:
-        assert journal.finished(target, "key")
-        assert not journal.finished(target, "other")
+        assert journal.is_finished(target, "key")
+        assert not journal.is_finished(target, "other")
         assert journal.owns(target)
         target.write_text("tampered")
-        assert not journal.finished(target, "key")
+        assert not journal.is_finished(target, "key")
         target.unlink()
-        assert not journal.finished(target, "key")
+        assert not journal.is_finished(target, "key")
 
 
 def test_killed_between_the_name_and_the_record(tmp_path, target):
@@ -51,12 +51,12 @@ def test_killed_between_the_name_and_the_record(tmp_path, target):
     make(target)
     die(journal)
     with Journal(tmp_path) as journal:
-        assert not journal.finished(target, "other")
-        assert journal.finished(target, "key")
+        assert not journal.is_finished(target, "other")
+        assert journal.is_finished(target, "key")
     # And it is remembered with its content from now on.
     target.write_text("tampered")
     with Journal(tmp_path) as journal:
-        assert not journal.finished(target, "key")
+        assert not journal.is_finished(target, "key")
 
 
 def test_killed_before_the_name(tmp_path, target):
@@ -64,7 +64,7 @@ def test_killed_before_the_name(tmp_path, target):
     journal.begin(target, "key")
     die(journal)
     with Journal(tmp_path) as journal:
-        assert not journal.finished(target, "key")
+        assert not journal.is_finished(target, "key")
 
 
 def test_killed_before_replacing_an_old_file(tmp_path, target):
@@ -73,21 +73,21 @@ def test_killed_before_replacing_an_old_file(tmp_path, target):
     journal.begin(target, "key")
     die(journal)
     with Journal(tmp_path) as journal:
-        assert not journal.finished(target, "key")
+        assert not journal.is_finished(target, "key")
         journal.begin(target, "key")
         make(target, "new")
         die(journal)
     with Journal(tmp_path) as journal:
-        assert journal.finished(target, "key")
+        assert journal.is_finished(target, "key")
 
 
 def test_what_could_not_be_finished_claims_nothing(tmp_path, target):
     with Journal(tmp_path) as journal:
         journal.begin(target, "key")
-        journal.forget(target)
+        journal.undo_begin(target)
     make(target, "somebody else's")
     with Journal(tmp_path) as journal:
-        assert not journal.finished(target, "key")
+        assert not journal.is_finished(target, "key")
         assert not journal.owns(target)
 
 
@@ -99,8 +99,8 @@ def test_the_latest_record_counts(tmp_path, target):
         journal.done(target, key)
     die(journal)
     with Journal(tmp_path) as journal:
-        assert not journal.finished(target, "first")
-        assert journal.finished(target, "second")
+        assert not journal.is_finished(target, "first")
+        assert journal.is_finished(target, "second")
 
 
 def test_closing_keeps_only_what_counts(tmp_path, target):
@@ -126,7 +126,7 @@ def test_a_torn_line_costs_only_itself(tmp_path, target, cut):
     path.write_text(path.read_text()[:-cut])
     journal = Journal(tmp_path)
     # A line that lacks only its end is whole.
-    assert journal.finished(target, "key") == (cut == 1)
+    assert journal.is_finished(target, "key") == (cut == 1)
     journal.set_pin({"device_bytes": 6})
     die(journal)
     with Journal(tmp_path) as journal:
@@ -225,7 +225,7 @@ def test_damaged_lines_are_skipped(tmp_path, target, line):
     with (tmp_path / JOURNAL_NAME).open("ab") as file:
         file.write(line.encode("utf-8", "surrogatepass") + b"\n")
     with Journal(tmp_path) as journal:
-        assert journal.finished(target, "key")
+        assert journal.is_finished(target, "key")
 
 
 def test_what_is_no_journal_is_left_alone(tmp_path):
@@ -305,7 +305,7 @@ def test_a_full_disk_is_named_and_costs_nothing_that_was_noted(tmp_path, most):
     assert sorted(path.name for path in tmp_path.iterdir()) == [JOURNAL_NAME, "a.png"]
     with Journal(tmp_path) as journal:
         assert journal.pin == {"a": 1}
-        assert journal.finished(tmp_path / "a.png", "key")
+        assert journal.is_finished(tmp_path / "a.png", "key")
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")

@@ -54,14 +54,14 @@ def test_its_numbers_are_compared_with_the_cpus(tmp_path, source, onnx_x2, monke
         )
         assert image.accuracy.precision_error.max_error == 0
         assert "run by tensorrt, whose memory on the GPU is not counted" in (
-            image.accuracy.precision_why
+            image.accuracy.precision_note
         )
         if not options:
             assert (tmp_path / "out.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
 
 def test_engines_are_kept(tmp_path):
-    (first, options), *others = Provider("tensorrt", tmp_path).chain
+    (first, options), *others = Provider("tensorrt", tmp_path).providers
     assert first == TENSORRT
     assert options == {
         "trt_engine_cache_enable": True,

@@ -176,7 +176,7 @@ def test_half_precision_is_told(tmp_path, source):
     remember_onnx(model, reach=1)
     image = upscale(source, tmp_path / "out.png", model)
     assert image.accuracy.precision == "fp32"
-    assert image.accuracy.precision_why.startswith("with weights in fp16")
+    assert image.accuracy.precision_note.startswith("with weights in fp16")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_what_is_refused(options, words, tmp_path, source, x2):
 
 def test_streaming_is_refused_with_a_reason_in_every_plan(tmp_path, source, x2):
     (image,) = lowtide.plan(source, tmp_path / "out.png", model=x2).images
-    assert {one.what: one.reason for one in image.plan.refused}["streamed"] == (
+    assert {one.title: one.reason for one in image.plan.refused}["streamed"] == (
         "ONNX Runtime runs the whole graph of a file"
     )
 

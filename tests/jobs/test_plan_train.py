@@ -154,7 +154,7 @@ def test_a_plan_is_that_of_the_step(monkeypatch) -> None:
         validation=(torch.empty(3, 3, 32, 48, device="meta"),),
     )
     expected = traced_estimate(model, step, CARD)
-    assert plan.ladder.asked.ledger == expected.ledger
+    assert plan.fit_report.requested.ledger == expected.ledger
     assert plan.budget_bytes == CARD.total_bytes - CARD.desktop_bytes
     assert plan.parameters == sum(weight.numel() for weight in model.parameters())
     assert plan.fits
@@ -167,12 +167,12 @@ def test_a_plan_is_that_of_the_step(monkeypatch) -> None:
 def test_the_weights_of_a_bundled_model_are_trained() -> None:
     plan = plan_training("lowtide-x2", batch=1, size=(16, 16), device="rtx3070-8gb", full=False)
     # Two moments of each weight in fp32.
-    state = {row.name: row.value for row in plan.ladder.asked.ledger}["optimizer state"]
+    state = {row.name: row.value for row in plan.fit_report.requested.ledger}["optimizer state"]
     assert state >= 2 * 4 * plan.parameters
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "device", "taken"),
+    ("optimizer", "device", "applied"),
     [
         ("auto", "rtx3070-8gb", "adamw-foreach"),
         ("auto", "cpu", "adamw"),
@@ -183,7 +183,7 @@ def test_the_optimizer_is_pytorchs_own_by_default(optimizer: str, device: str, t
     plan = plan_training(
         net(), batch=1, size=(8, 8), device=device, optimizer=optimizer, full=False
     )
-    assert plan.ladder.rungs[0].settings.optimizer == taken
+    assert plan.fit_report.options[0].settings.optimizer == taken
 
 
 def test_inputs_of_the_model_the_words_or_the_channels() -> None:
@@ -191,7 +191,7 @@ def test_inputs_of_the_model_the_words_or_the_channels() -> None:
     words = plan_training(
         TwoInputs(), batch=2, size=(64, 64), inputs=("4,h/8,w/8", ""), device=CARD, full=False
     )
-    assert own.ladder.asked.ledger == words.ladder.asked.ledger
+    assert own.fit_report.requested.ledger == words.fit_report.requested.ledger
     gray = nn.Sequential(nn.Flatten(2), nn.Linear(64, 64))
     plan_training(gray, batch=1, size=(8, 8), channels=1, device=CARD, full=False)
     with pytest.raises(UsageError, match="no convolution"):
@@ -289,7 +289,9 @@ def test_sizes_that_a_model_file_does_not_take(monkeypatch) -> None:
         plan_training("a", size=(40, 50), device=CARD)
     assert error.value.hint == "--size 72x48"
     plan = plan_training("a", batch=1, size=(192, 192), device=CARD)
-    sizes = [rung.settings.size for rung in plan.ladder.rungs if rung.name.startswith("images")]
+    sizes = [
+        rung.settings.size for rung in plan.fit_report.options if rung.name.startswith("images")
+    ]
     assert sizes == [(144, 144), (96, 96), (48, 48)]
 
 
@@ -336,4 +338,4 @@ def test_the_example_runs() -> None:
     for name, size in (("unet", (32, 32)), ("dit", (64, 64))):
         plan = plan_training(f"{path}:{name}", batch=2, size=size, device=CARD, full=False)
         assert plan.fits
-        assert plan.ladder.asked.method == "traced"
+        assert plan.fit_report.requested.method == "traced"

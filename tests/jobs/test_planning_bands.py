@@ -8,7 +8,7 @@ from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.signal import ImageInfo
-from lowtide.jobs.planning import _chosen
+from lowtide.jobs.planning import _choose
 from lowtide.jobs.prepare import PreparedModel
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
@@ -33,9 +33,9 @@ def chosen(module, mib, *, scale=1, size=600, below=None, images=1, **settings):
     prepared = PreparedModel(
         None, net, ModelGeometry(scale, 3, 3), costs(None), "fp32", ProgramCache(net)
     )  # pyright: ignore[reportArgumentType]
-    picture = ImageTask(ImageInfo(size, size, 3), (size, size), easy_bytes=mib * MIB // 4)
+    picture = ImageTask(ImageInfo(size, size, 3), (size, size), ample_bytes=mib * MIB // 4)
     budget = Budget(mib * MIB, GIB, 100 * GIB)
-    return _chosen(prepared, UpscaleSettings.of(**settings), picture, budget, below, images)
+    return _choose(prepared, UpscaleSettings.of(**settings), picture, budget, below, images)
 
 
 def global_net():
@@ -57,7 +57,7 @@ def test_bands_are_looked_at_where_they_may_save_more_than_planning_them_takes(m
         lambda self, **how: looked.append(1) or candidates(self, **how),
     )
     _, plan = chosen(global_net(), 1000)
-    (reason,) = [one.reason for one in plan.refused if one.what == "streamed"]
+    (reason,) = [one.reason for one in plan.refused if one.title == "streamed"]
     assert not looked
     assert re.search(
         r"not considered: planning it takes about .+ s, and .+ save at most .+", reason
@@ -69,7 +69,7 @@ def test_bands_are_looked_at_where_they_may_save_more_than_planning_them_takes(m
 def test_bands_are_the_way_where_the_whole_does_not_fit():
     _, plan = chosen(global_net(), 200)
     assert (plan.strategy, plan.accuracy) == ("streamed", "exact")
-    assert {one.what.split()[0] for one in plan.refused} == {"whole", "tiled"}
+    assert {one.title.split()[0] for one in plan.refused} == {"whole", "tiled"}
     # Told, not drafted: the ledger has the operators' own rows.
     assert any(row.name == "live activations" for row in plan.ledger)
 
@@ -121,7 +121,7 @@ def test_narrow_bands_are_tried_where_others_only_seemed_to_fit(monkeypatch):
 
     def lighter(self, *, small=False):
         """Drafts of which all but the narrow ones are far too light."""
-        plans = drafted(self, small=small)
+        plans = drafted(self, low_memory=small)
         return plans if small else [_of_half(plan) for plan in plans]
 
     monkeypatch.setattr(BandCandidates, "candidates", lighter)
@@ -159,7 +159,9 @@ def test_bands_that_lost_are_not_looked_at_again(monkeypatch, tmp_path):
     assert first == ("whole", True)
     assert strategies(900) == ("whole", False)  # about as much
     _, plan = chosen(global_net(), 1000)
-    assert "considered before" in next(one.reason for one in plan.refused if one.what == "streamed")
+    assert "considered before" in next(
+        one.reason for one in plan.refused if one.title == "streamed"
+    )
     # Another budget, size or accuracy, after a failure, and where that does not fit.
     assert strategies(3000)[1]
     assert strategies(1000, size=608)[1]

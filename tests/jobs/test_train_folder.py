@@ -69,7 +69,7 @@ def test_nothing_is_written_through_a_link(config, tmp_path):
         (folder / name).unlink()
         (folder / name).symlink_to(tmp_path / "theirs")
     report = train_sr(config, tmp_path)
-    assert report.resumed_at == 2
+    assert report.resumed_step == 2
     assert (tmp_path / "theirs").read_text() == "theirs"
     assert (folder / "config.json").read_bytes() == kept
     assert not (folder / "validation/0_a.png").is_symlink()

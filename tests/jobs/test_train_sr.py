@@ -82,7 +82,7 @@ def test_trains_and_scores_and_keeps_what_it_made(photos, tmp_path, pairs):
     assert planned[0].upper_bytes <= planned[0].budget_bytes
     assert 15 < report.scores["psnr"] < 60
     assert 0.5 < report.scores["ssim"] < 1
-    for weights in (report.weights, report.best):
+    for weights in (report.weights, report.best_weights):
         model = lowtide.load(weights)
         assert (model.descriptor.scale, model.descriptor.architecture) == (2, "ParagonConv")
     assert rows_of(tmp_path)[-1]["best"] is True
@@ -240,7 +240,7 @@ def test_a_damaged_state_is_passed_over_and_that_is_said(photos, tmp_path):
     newest.write_bytes(newest.read_bytes()[:-1000])
     said = []
     report = train_sr(parse_config(given), tmp_path / "torn", on_warning=said.append)
-    assert (report.resumed_at, report.steps) == (4, 6)
+    assert (report.resumed_step, report.steps) == (4, 6)
     assert said == report.warnings
     assert "6.state is damaged" in said[0]
     assert "the state of step 4 was loaded" in said[0]
@@ -270,7 +270,7 @@ def test_other_pictures_than_before_are_named_or_accepted(growing, photos, tmp_p
         train_sr(config, tmp_path, on_step=lambda _: pytest.fail("a step was taken"))
     assert "--accept-changed-data" in caught.value.hint
     report = train_sr(config, tmp_path, accept_changed_data=True)
-    assert (report.resumed_at, report.steps) == (4, 6)
+    assert (report.resumed_step, report.steps) == (4, 6)
     assert len(report.warnings) == 1
     assert "continues with other images than before: 1 new" in report.warnings[0]
     # From here on these are its pictures.
@@ -291,9 +291,9 @@ def test_the_budget_cuts_the_batch_into_parts(photos, tmp_path):
     config = parse_config(plain(photos))
     network = make_generator({"type": "paragonsr2_s"}, 2, 0)
     whole = plan_step(config, network, None, 1 << 40, "cpu")
-    assert whole.parts == 1
+    assert whole.micro_batches == 1
     cut = plan_step(config, network, None, int(whole.upper_bytes * 0.8), "cpu")
-    assert cut.parts in (2, 4)
+    assert cut.micro_batches in (2, 4)
     assert cut.upper_bytes <= 0.8 * whole.upper_bytes
     with pytest.raises(BudgetError, match="no step fits") as caught:
         plan_step(config, network, None, 4 << 20, "cpu")

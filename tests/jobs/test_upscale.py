@@ -206,7 +206,7 @@ def test_a_suffix_goes_between_name_and_extension(source, tmp_path):
         names = [Path(image.output).relative_to(tmp_path).as_posix() for image in report.images]
         assert names == ["deep/b_x2.png", "photo_x2.png"]
         assert statuses(report) == [status] * done
-    assert [one.reason for one in report.left_out] == [
+    assert [one.reason for one in report.skipped_inputs] == [
         "by its name an output of b.png",
         "by its name an output of photo.png",
     ]
@@ -225,7 +225,7 @@ def test_a_folder_says_what_it_leaves_out(source, tmp_path):
     for run in (lowtide.plan, lowtide.upscale):
         report = run(folder, tmp_path / "out", budget=BUDGET)
         assert len(report.images) == 1
-        assert {Path(one.path).name: one.reason for one in report.left_out} == {
+        assert {Path(one.path).name: one.reason for one in report.skipped_inputs} == {
             ".git": "hidden",
             "a.nef": "camera RAW, needs developing first",
             "notes.txt": "a text file",

@@ -58,7 +58,7 @@ def test_bf16_says_what_it_costs(run, read, crop, expected):
     error = image.accuracy.precision_error
     assert error.against == "fp32"
     # What enters, what leaves and what is added to stays in fp32.
-    assert image.accuracy.precision_why == "all but the first and the last convolution"
+    assert image.accuracy.precision_note == "all but the first and the last convolution"
     assert 65 < error.psnr_db < 90
     difference = read(image.output).astype(int) - expected(crop)
     assert 0 < np.abs(difference).max() <= 2
@@ -87,7 +87,7 @@ def test_the_report_on_memory_adds_up(run):
     assert memory.within_budget
     assert memory.predicted_bytes == sum(row.value for row in memory.ledger)
     assert memory.upper_bytes == sum(row.upper for row in memory.ledger) <= memory.budget_bytes
-    assert {"weights", "live activations and scratch", "output rows", "file formats"} <= {
+    assert {"weights", "live activations and workspace", "output rows", "file formats"} <= {
         row.name for row in memory.ledger
     }
     assert image.status == "done"

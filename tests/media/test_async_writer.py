@@ -40,7 +40,7 @@ def test_the_file_is_the_same_whoever_writes_it(tmp_path, pixels):
 
 
 def test_no_more_rows_wait_than_allowed(tmp_path, pixels, monkeypatch):
-    monkeypatch.setattr(module, "_PIECE_BYTES", 60 * 3 * 5)
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 60 * 3 * 5)
     gate, write = threading.Event(), ImageSink.write
 
     def gated(self, rows):
@@ -53,7 +53,7 @@ def test_no_more_rows_wait_than_allowed(tmp_path, pixels, monkeypatch):
     giving.start()
     giving.join(0.3)
     assert giving.is_alive()
-    assert sink._held == 60 * 3 * 20
+    assert sink._queued_bytes == 60 * 3 * 20
     gate.set()
     giving.join(20)
     assert sink.commit().exists()

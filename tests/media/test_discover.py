@@ -21,7 +21,7 @@ def pairs(root: Path, inputs: list[str], output: str, **options: str) -> dict[st
     found = discover([str(root / item) for item in inputs], f"{root}/{output}", **options)
     return {
         job.source.relative_to(root).as_posix(): job.target.relative_to(root).as_posix()
-        for job in found.jobs
+        for job in found.pairs
     }
 
 
@@ -39,7 +39,7 @@ def test_one_file_to_a_folder(tmp_path: Path) -> None:
 def test_one_file_to_a_name_without_a_suffix(tmp_path: Path) -> None:
     touch(tmp_path, "a.png")
     assert pairs(tmp_path, ["a.png"], "out") == {"a.png": "out"}
-    assert discover([tmp_path / "a.png"], tmp_path / "out").file
+    assert discover([tmp_path / "a.png"], tmp_path / "out").single_file
 
 
 def test_format_and_added_text_change_the_names(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_what_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "in" / "round").symlink_to(tmp_path / "in", target_is_directory=True)
     os.mkfifo(tmp_path / "in" / "pipe.png")
     found = discover([tmp_path / "in"], tmp_path / "in" / "out")
-    assert [job.name for job in found.jobs] == ["a.png"]
-    assert {one.path.name: one.reason for one in found.left_out} == {
+    assert [job.name for job in found.pairs] == ["a.png"]
+    assert {one.path.name: one.reason for one in found.skipped} == {
         ".dir": "hidden",
         ".hidden.png": "hidden",
         "a.pdf": "a PDF document",
@@ -108,7 +108,7 @@ def test_what_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
         "pipe.png": "not a regular file",
         "round": "a link to a folder",
     }
-    lines = skipped_summary(found.left_out)
+    lines = skipped_summary(found.skipped)
     assert lines[0] == f"hidden: {tmp_path / 'in' / '.dir'}, {tmp_path / 'in' / '.hidden.png'}"
     assert len(lines) == 10
 
@@ -116,7 +116,7 @@ def test_what_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
 def test_a_pattern_leaves_out_what_is_no_image(tmp_path: Path) -> None:
     touch(tmp_path, "a1.png", "a2.txt", "a3/x.png")
     found = discover([str(tmp_path / "a*")], f"{tmp_path}/out/")
-    assert {one.path.name: one.reason for one in found.left_out} == {
+    assert {one.path.name: one.reason for one in found.skipped} == {
         "a2.txt": "a text file",
         "a3": "a folder",
     }

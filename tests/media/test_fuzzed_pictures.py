@@ -37,7 +37,7 @@ def become_of(case: tuple[str, int | None]) -> str:
         except LowtideError as error:
             return f"{type(error).__name__}: {error.message}"
         finally:
-            taken = meter.lap().spike_bytes
+            taken = meter.lap().corrected_peak_bytes
             meter.stop()
             if taken > foretold + SLACK:
                 raise AssertionError(f"{taken >> 20} MiB where {foretold >> 20} were foretold")

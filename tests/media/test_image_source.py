@@ -245,7 +245,7 @@ def test_a_progressive_jpeg_is_priced_for_its_coefficients(tmp_path: Path) -> No
     sizes = [(tmp_path / name).stat().st_size for name in ("base.jpg", "slow.jpg")]
     more = slow.resident_bytes - base.resident_bytes - (sizes[1] - sizes[0])
     assert more == 320 * 640 * 6
-    assert "progressive" in slow.why
+    assert "progressive" in slow.reason
 
 
 def test_an_interlaced_png_is_priced_for_its_frame(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_cmyk_is_converted_and_gets_the_profile_of_srgb(tmp_path: Path) -> None:
     gray.save(tmp_path / "a.jpg", quality=95)
     with open_image(tmp_path / "a.jpg") as source:
         assert source.facts.notes == ("CMYK converted to sRGB",)
-        assert (source.info.bands, source.info.sample) == (3, "uint8")
+        assert (source.info.channels, source.info.sample_type) == (3, "uint8")
         assert source.metadata.icc is not None
         assert source.metadata.icc[16:20] == b"RGB "
         assert source.read(30).shape == (30, 40, 3)

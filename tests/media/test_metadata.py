@@ -43,7 +43,7 @@ def test_a_format_keeps_exactly_what_its_facts_say(tmp_path: Path, entry: ImageF
     kept = {name for name in ("icc", "exif", "xmp", "iptc") if getattr(back, name) is not None}
     if back.xres == pytest.approx(300 / 25.4, rel=1e-3):
         kept.add("resolution")
-    assert kept == set(entry.keeps)
+    assert kept == set(entry.metadata_kinds)
     assert back.icc == ICC
 
 
@@ -114,7 +114,7 @@ def test_nothing_is_made_up(tmp_path: Path, entry: ImageFormat) -> None:
 def test_a_16_bit_png_keeps_its_profile(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     write_image(path, make_rows(20, 30, 3, "uint16"), metadata=Metadata(icc=ICC))
-    assert inspect_image(path).info.sample == "uint16"
+    assert inspect_image(path).info.sample_type == "uint16"
     assert reread(path).icc == ICC
 
 

@@ -57,16 +57,16 @@ def test_formats_that_are_written_whole_cost_by_pixels() -> None:
         low = output_cost(name, ImageInfo(4000, 2000, 3))
         high = output_cost(name, ImageInfo(4000, 4000, 3))
         assert high.resident_bytes - low.resident_bytes > 4000 * 2000 * 9
-        assert "as a whole" in high.why
+        assert "as a whole" in high.reason
 
 
 def test_what_is_usual_leaves_out_what_is_only_allowed(tmp_path: Path) -> None:
     png, webp = (output_cost(name, ImageInfo(4000, 4000, 3)) for name in ("a.png", "a.webp"))
     for cost in (png, webp):
-        assert 0 < cost.usual_bytes < cost.resident_bytes
-    assert webp.usual_bytes > 10 * png.usual_bytes
+        assert 0 < cost.typical_bytes < cost.resident_bytes
+    assert webp.typical_bytes > 10 * png.typical_bytes
     facts = inspect_image(write_image(tmp_path / "a.jpg", make_rows(64, 64, 3)))
-    assert 0 < facts.usual_bytes < facts.resident_bytes
+    assert 0 < facts.typical_bytes < facts.resident_bytes
 
 
 def test_resizing_and_alpha_cost_more() -> None:

@@ -87,7 +87,7 @@ def test_palette_and_1_bit_images_expand_to_8_bits(tmp_path: Path) -> None:
     Image.fromarray(gray).convert("P").save(tmp_path / "palette.png")
     Image.fromarray(gray).convert("1").save(tmp_path / "bits.png")
     facts = inspect_image(tmp_path / "palette.png")
-    assert (facts.info.bands, facts.notes) == (3, ("palette expanded",))
+    assert (facts.info.channels, facts.notes) == (3, ("palette expanded",))
     facts = inspect_image(tmp_path / "bits.png")
-    assert (facts.info.bands, facts.notes) == (1, ("1-bit samples expanded to 8 bits",))
+    assert (facts.info.channels, facts.notes) == (1, ("1-bit samples expanded to 8 bits",))
     assert set(np.unique(read_image(tmp_path / "bits.png"))) == {0, 255}

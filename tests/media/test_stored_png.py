@@ -24,7 +24,7 @@ def test_8_bit_images_are_valid_pngs(bands: int) -> None:
     file = io.BytesIO()
     png = UncompressedPng(sink_of(file), 33, 70, bands, 8)
     for top in range(0, 70, 9):
-        png.rows(rows[top : top + 9])
+        png.write_rows(rows[top : top + 9])
     png.finish()
     with Image.open(file) as image:
         image.load()
@@ -35,7 +35,7 @@ def test_16_bit_samples_are_big_endian() -> None:
     rows = np.arange(600, dtype=np.uint16).reshape(20, 30, 1) * 100
     file = io.BytesIO()
     png = UncompressedPng(sink_of(file), 30, 20, 1, 16)
-    png.rows(rows)
+    png.write_rows(rows)
     png.finish()
     with Image.open(file) as image:
         assert np.array_equal(np.asarray(image), rows[..., 0])
@@ -52,7 +52,7 @@ def test_rows_leave_at_once_and_little_is_held() -> None:
     png = UncompressedPng(count, 8000, 5120, 3, 8)
     tracemalloc.start()
     for done in range(1, 11):
-        png.rows(rows)
+        png.write_rows(rows)
         assert sent > done * rows.nbytes - (1 << 20)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowtide.core.heap import REUSED_BELOW
+from lowtide.core.heap import MMAP_THRESHOLD_BYTES
 from lowtide.core.units import MIB
 from lowtide.memory.costs import (
     BLOCK_SIZES,
@@ -30,8 +30,8 @@ def costs(law, seconds=lambda pixels: pixels * 1e-6, sides=(64, 128, 256, 512)):
         weight_bytes=10,
         channels_last=False,
         batchable=True,
-        reach=4,
-        reach_searched=31,
+        receptive_field=4,
+        receptive_field_search_limit=31,
         points=tuple(points),
     )
 
@@ -80,36 +80,38 @@ def traced(blocks, sides=(64, 128, 256)):
     for side in sides:
         sizes = blocks(side * side)
         below = [sum(size for size in sizes if size < limit) for limit in BLOCK_SIZES]
-        reused = tuple(ReusedBlocks(at_peak=count, most=count) for count in below)
-        points.append(TracedPoint(pixels=side * side, peak_bytes=sum(sizes), reused=reused))
-    return costs(lambda n: 1000 * n).model_copy(update={"traced": tuple(points)})
+        reused = tuple(ReusedBlocks(at_run_peak=count, max_live=count) for count in below)
+        points.append(TracedPoint(pixels=side * side, peak_bytes=sum(sizes), reused_blocks=reused))
+    return costs(lambda n: 1000 * n).model_copy(update={"traced_points": tuple(points)})
 
 
 @pytest.mark.parametrize("side", [64, 90, 128, 200, 256, 500, 511])
 def test_blocks_that_grow_are_reused_until_they_are_too_large(side):
     # Two of 64 bytes for a pixel: 16 MiB at 512 x 512.
-    known = traced(lambda n: [64 * n] * 2).reused(side * side)
-    assert known.most == known.at_peak == pytest.approx(2 * 64 * side * side)
-    assert known.kept == pytest.approx(1.3 * known.most, rel=1e-6)
+    known = traced(lambda n: [64 * n] * 2).reused_blocks(side * side)
+    assert known.max_live == known.at_run_peak == pytest.approx(2 * 64 * side * side)
+    assert known.retained_bytes == pytest.approx(1.3 * known.max_live, rel=1e-6)
 
 
 def test_blocks_that_outgrow_the_heap_are_given_back():
     known = traced(lambda n: [64 * n] * 2 + [n], sides=(64, 512, 1024))
     for side in (600, 1024, 2000):
-        assert known.reused(side * side).most == pytest.approx(side * side)
+        assert known.reused_blocks(side * side).max_live == pytest.approx(side * side)
 
 
 def test_parts_of_one_size_stay_as_they_are():
     known = traced(lambda n: [10 * MIB] * 3)
     for side in (64, 100, 256, 1000):
-        assert known.reused(side * side).most == pytest.approx(30 * MIB)
-    assert traced(lambda n: [REUSED_BELOW] * 3).reused(100 * 100).kept == 0
+        assert known.reused_blocks(side * side).max_live == pytest.approx(30 * MIB)
+    assert traced(lambda n: [MMAP_THRESHOLD_BYTES] * 3).reused_blocks(100 * 100).retained_bytes == 0
 
 
 def test_nothing_is_said_of_blocks_where_no_trace_told():
-    assert costs(lambda n: n).reused(100) is None
-    plain = TracedPoint(pixels=64, peak_bytes=100, reused=())
-    assert costs(lambda n: n).model_copy(update={"traced": (plain,)}).reused(100) is None
+    assert costs(lambda n: n).reused_blocks(100) is None
+    plain = TracedPoint(pixels=64, peak_bytes=100, reused_blocks=())
+    assert (
+        costs(lambda n: n).model_copy(update={"traced_points": (plain,)}).reused_blocks(100) is None
+    )
 
 
 def test_seconds_go_through_the_probes():

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lowtide.core import heap
-from lowtide.memory.cache import CostStore, cache_folder
+from lowtide.memory.cache import CostCache, cache_folder
 from lowtide.memory.costs import ModelCosts
 
 COSTS = ModelCosts.model_validate(
@@ -28,7 +28,7 @@ COSTS = ModelCosts.model_validate(
 
 
 def test_round_trip(tmp_path):
-    store = CostStore(tmp_path / "new")
+    store = CostCache(tmp_path / "new")
     assert store.get("key") is None
     store.put("key", COSTS)
     assert store.get("key") == COSTS
@@ -37,7 +37,7 @@ def test_round_trip(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", '{"sha256": "ab"}', "[]"])
 def test_a_damaged_file_is_measured_again(tmp_path, text):
-    store = CostStore(tmp_path)
+    store = CostCache(tmp_path)
     (tmp_path / "key.json").write_text(text)
     assert store.get("key") is None
     store.put("key", COSTS)
@@ -46,18 +46,18 @@ def test_a_damaged_file_is_measured_again(tmp_path, text):
 
 def test_bytes_that_are_no_text(tmp_path):
     (tmp_path / "key.json").write_bytes(b"\xff\xfe\x00")
-    assert CostStore(tmp_path).get("key") is None
+    assert CostCache(tmp_path).get("key") is None
 
 
 def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path):
     (tmp_path / "file").write_text("a regular file")
-    store = CostStore(tmp_path / "file" / "below")
+    store = CostCache(tmp_path / "file" / "below")
     store.put("key", COSTS)
     assert store.get("key") is None
 
 
 def test_keys_differ_by_what_changes_costs(monkeypatch):
-    store = CostStore()
+    store = CostCache()
     keys = {
         store.key("ab", "cpu", "fp32"),
         store.key("ac", "cpu", "fp32"),
@@ -71,13 +71,13 @@ def test_keys_differ_by_what_changes_costs(monkeypatch):
 
 
 def test_costs_that_lack_a_fact_are_not_found(monkeypatch):
-    before = CostStore().key("ab", "cpu", "fp32")
+    before = CostCache().key("ab", "cpu", "fp32")
 
     class MoreCosts(ModelCosts):
         new: int = 0
 
     monkeypatch.setattr("lowtide.memory.cache.ModelCosts", MoreCosts)
-    assert CostStore().key("ab", "cpu", "fp32") != before
+    assert CostCache().key("ab", "cpu", "fp32") != before
 
 
 def test_where_it_is(monkeypatch, tmp_path):
@@ -97,7 +97,7 @@ def test_nothing_is_written_through_what_lies_there(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     # The name that unfinished files of this process had.
     (tmp_path / f"key.{os.getpid()}.part").symlink_to(theirs)
-    store = CostStore(tmp_path)
+    store = CostCache(tmp_path)
     for key in ("key", "pipe"):
         assert store.get(key) is None
         store.put(key, COSTS)

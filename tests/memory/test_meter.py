@@ -6,13 +6,13 @@ import torch.nn.functional as F
 
 from lowtide.core.units import MIB
 from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.memory.meter import CudaMeter, available_host_bytes, total_host_bytes
 
 
 def run(name):
     """What a function of `meter_runs` returns in a process of its own."""
-    return measure_fresh(f"meter_runs:{name}").result
+    return measure_in_subprocess(f"meter_runs:{name}").result
 
 
 def test_an_allocation_is_seen_and_so_is_its_end():
@@ -85,5 +85,5 @@ def test_what_a_process_held_on_a_card_before_does_not_count():
     nothing = meter.peak_bytes
     more = block(100)
     assert meter.peak_bytes - nothing == pytest.approx(100 * MIB, abs=4 * MIB)
-    assert meter.now_bytes == meter.peak_bytes
+    assert meter.current_bytes == meter.peak_bytes
     del more, held

@@ -65,9 +65,9 @@ def test_all_is_held_before_and_nothing_after(call):
     with VirtualDevice(4 << 20) as device:
         failure = caught(call)
         gc.collect()
-        assert device.live == HELD
+        assert device.live_bytes == HELD
         free_exception(failure, "cpu")
-        assert device.live == 0
+        assert device.live_bytes == 0
     assert failure.__traceback__ is None
 
 
@@ -77,9 +77,9 @@ def test_dropping_the_outer_traceback_alone_is_not_enough():
         failure = caught(chained)
         failure.__traceback__ = None
         gc.collect()
-        assert device.live == HELD
+        assert device.live_bytes == HELD
         free_exception(failure, "cpu")
-        assert device.live == 0
+        assert device.live_bytes == 0
 
 
 def test_a_failure_in_a_backward_pass_holds_no_graph():
@@ -94,11 +94,11 @@ def test_a_failure_in_a_backward_pass_holds_no_graph():
     weight.grad = None
     with VirtualDevice(fail_at=calm.allocations - 2) as device:
         failure = caught(train)
-        assert device.live > 0
+        assert device.live_bytes > 0
         free_exception(failure, "cpu")
         gc.collect()
         weight.grad = None
-        assert device.live == 0
+        assert device.live_bytes == 0
 
 
 def test_the_room_is_there_for_the_next_try():

@@ -105,7 +105,7 @@ def test_refusals_say_why_with_numbers():
         ],
         budget(100),
     )
-    assert [(refusal.what.split()[0], refusal.reason) for refusal in chosen.refused] == [
+    assert [(refusal.title.split()[0], refusal.reason) for refusal in chosen.refused] == [
         ("b", "needs up to 500 MiB, 100 MiB allowed"),
         ("c", "12.0 s and up to 11.0 MiB against 9.0 s and 10.0 MiB"),
         ("d", "only bounded"),
@@ -160,7 +160,7 @@ def test_fast_takes_the_least_time_exact_or_not():
 
 def test_exact_without_any_candidate_says_why():
     rough = candidate("b", 10, accuracy="bounded", seams=0.1)
-    reason = Refusal(what="streamed", reason="it draws random numbers")
+    reason = Refusal(title="streamed", reason="it draws random numbers")
     with pytest.raises(UsageError, match="draws random numbers"):
         choose_plan([rough], budget(100), "exact", [reason])
     assert reason in choose_plan([rough], budget(100), "bounded", [reason]).refused

@@ -7,9 +7,9 @@ import pytest
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.platform import (
-    allocator_cap,
-    as_platform,
+    allocator_memory_fraction,
     current_platform,
+    override_platform,
     spill_warning,
 )
 
@@ -18,7 +18,7 @@ NAMES = ("linux", "windows", "darwin", "wsl")
 
 @pytest.fixture(params=NAMES)
 def platform(request):
-    with as_platform(request.param) as platform:
+    with override_platform(request.param) as platform:
         yield platform
 
 
@@ -29,26 +29,26 @@ def test_this_machine_is_one_of_them():
 
 def test_a_pretended_platform_ends_with_its_block():
     real = current_platform()
-    with as_platform("windows") as windows:
+    with override_platform("windows") as windows:
         assert current_platform() is windows
-        with as_platform("darwin"):
+        with override_platform("darwin"):
             assert current_platform().name == "darwin"
         assert current_platform() is windows
     assert current_platform() is real
-    with pytest.raises(KeyError), as_platform("wsl"):
+    with pytest.raises(KeyError), override_platform("wsl"):
         raise KeyError
     assert current_platform() is real
 
 
 def test_an_unknown_platform_is_refused():
-    with pytest.raises(UsageError, match="beos"), as_platform("beos"):
+    with pytest.raises(UsageError, match="beos"), override_platform("beos"):
         pass
 
 
 def test_what_differs():
     facts = {}
     for name in NAMES:
-        with as_platform(name) as platform:
+        with override_platform(name) as platform:
             facts[name] = platform
     assert [name for name in NAMES if facts[name].expandable_segments] == ["linux"]
     assert [name for name in NAMES if facts[name].spills_to_shared_memory] == ["windows", "wsl"]
@@ -70,13 +70,13 @@ def test_a_limit_on_data_and_a_resettable_mark_are_there():
 
 def test_a_small_budget_caps_the_allocator_everywhere(platform):
     """What is left for the allocator is the budget without the context."""
-    cap = allocator_cap(platform, 4 * GIB, 8 * GIB, 512 * MIB)
+    cap = allocator_memory_fraction(platform, 4 * GIB, 8 * GIB, 512 * MIB)
     assert cap == (4 * GIB - 512 * MIB) / (8 * GIB)
 
 
 @pytest.mark.parametrize("budget", [8 * GIB, 100 * GIB])
 def test_only_drivers_that_spill_are_capped_below_the_card(platform, budget):
-    cap = allocator_cap(platform, budget, 8 * GIB, 512 * MIB)
+    cap = allocator_memory_fraction(platform, budget, 8 * GIB, 512 * MIB)
     if platform.spills_to_shared_memory:
         assert cap is not None
         assert cap * 8 * GIB == 8 * GIB - 600 * MIB - 512 * MIB
@@ -86,7 +86,7 @@ def test_only_drivers_that_spill_are_capped_below_the_card(platform, budget):
 
 def test_a_budget_that_the_context_takes_is_refused(platform):
     with pytest.raises(BudgetError, match="nothing is left"):
-        allocator_cap(platform, 512 * MIB, 8 * GIB, 512 * MIB)
+        allocator_memory_fraction(platform, 512 * MIB, 8 * GIB, 512 * MIB)
 
 
 COLLAPSES = {
@@ -103,7 +103,7 @@ COLLAPSES = {
 
 @pytest.mark.parametrize(("seconds", "collapsed"), COLLAPSES.values(), ids=COLLAPSES)
 def test_a_collapse_is_lasting_and_large(seconds, collapsed):
-    with as_platform("windows") as windows:
+    with override_platform("windows") as windows:
         assert (spill_warning(seconds, platform=windows) is not None) == collapsed
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from lowtide.attention import linear_ops
 from lowtide.core.units import MIB
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.memory.prediction.calibration import shipped_runtime
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.prediction.runtime_objects import RuntimeObjects, count_runtime_objects
@@ -92,7 +92,10 @@ def run_many(by_onednn):
 
 @needs_onednn
 def test_what_onednn_keeps_of_them_is_what_is_told():
-    taken = {how: measure_fresh("test_runtime:run_many", how).held_bytes for how in (True, False)}
+    taken = {
+        how: measure_in_subprocess("test_runtime:run_many", how).retained_bytes
+        for how in (True, False)
+    }
     told = COUNTS * shipped_runtime().product_bytes
     assert taken[True] - taken[False] == pytest.approx(told, rel=0.5)
     assert taken[True] - taken[False] > 4 * MIB

@@ -26,7 +26,7 @@ def test_file_card_and_description(name: str) -> None:
     assert facts.license == "MIT"
     entry = bundled.find(name)
     assert entry.path.stat().st_size < 2**20
-    card = entry.card.read_text()
+    card = entry.model_card.read_text()
     assert facts.sha256 in card
     assert f"{facts.parameters:,} parameters" in card
     rows = [json.loads(line) for line in entry.path.with_suffix(".jsonl").read_text().splitlines()]

@@ -76,7 +76,7 @@ def assert_same(model, path, **options):
     for check in found:
         with torch.inference_mode():
             made = model.module(random_image(model, (check.height, check.width)))
-        assert check.good
+        assert check.passed
         # Of noise, pixels overshoot.
         assert check.bound == LARGEST_DIFFERENCE * max(1.0, made.abs().max().item())
 
@@ -129,7 +129,7 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("esrgan", "swini
 def test_models_of_other_projects(kind, network, write, tmp_path):
     model = lowtide.load(write(network(kind), "model.pth"))
     sizes = checked_sizes(model.descriptor.size)
-    assert all(check.good for check in checks(model, tmp_path / "model.onnx", sizes))
+    assert all(check.passed for check in checks(model, tmp_path / "model.onnx", sizes))
 
 
 def test_attention_is_one_operator_from_opset_23_on(tmp_path):
@@ -178,10 +178,10 @@ def test_half_precision_is_as_near_to_fp32_as_pytorch_is(tmp_path):
     model = variant(tmp_path, "tiny", 2, attention="window", window=16)
     path = tmp_path / "model.onnx"
     for check in checks(model, path, precision="fp16"):
-        assert check.good
-        assert check.own_difference is not None
+        assert check.passed
+        assert check.pytorch_difference is not None
         assert check.psnr_db is not None
-        assert check.bound == max(LARGEST_DIFFERENCE, 2 * check.own_difference)
+        assert check.bound == max(LARGEST_DIFFERENCE, 2 * check.pytorch_difference)
         assert 50 < check.psnr_db < 130  # neither wrong nor fp32
     graph = onnx.load(path).graph
     (image,), (result,) = graph.input, graph.output
@@ -238,7 +238,7 @@ def test_sizes_follow_the_rule_and_are_not_the_exported_one(rule, sizes):
 
 
 def test_what_is_no_number_is_not_good():
-    assert not SizeCheck(1, 1, float("nan"), 1.0).good
+    assert not SizeCheck(1, 1, float("nan"), 1.0).passed
 
 
 def test_a_model_that_overflows_in_fp16_allows_its_file_nothing(tmp_path):
@@ -247,7 +247,7 @@ def test_a_model_that_overflows_in_fp16_allows_its_file_nothing(tmp_path):
     nn.init.constant_(network[0].weight, 6e4)
     nn.init.constant_(network[1].weight, 1e-6)
     found = checks(Model(network, facts), tmp_path / "model.onnx", SIZES[:1], precision="fp16")
-    assert [(check.bound, check.good) for check in found] == [(LARGEST_DIFFERENCE, False)]
+    assert [(check.bound, check.passed) for check in found] == [(LARGEST_DIFFERENCE, False)]
 
 
 def test_two_functions_in_one_are_refused(tmp_path):

@@ -59,7 +59,7 @@ def test_what_the_bundled_models_add_to_is_not_rounded(dtype, least):
     model = lowtide.load("lowtide-x2")
     images = picture()
     expected, weight_bytes = model(images), model.descriptor.weight_bytes
-    assert model.lower(dtype).dtype == torch.float32
+    assert model.to_low_precision(dtype).dtype == torch.float32
     assert decibels(model(images), expected) > least
     # The fixed filter enlarges the picture itself; it is small, as the convolutions at both ends.
     assert model.module.body.base.kernel.dtype == torch.float32
@@ -107,7 +107,7 @@ class Loose(nn.Module):
 @torch.no_grad()
 def test_a_network_that_cannot_be_run_so_is_all_in_the_low_precision():
     low = to_low_precision(Loose().eval(), torch.bfloat16, picture())
-    assert "type" in low.reason and low.given == torch.bfloat16 and not edges(low)
+    assert "type" in low.reason and low.input_dtype == torch.bfloat16 and not edges(low)
     assert low(picture()).dtype == torch.float32
 
 
@@ -158,7 +158,7 @@ def test_a_copy_of_it_is_the_same():
 
 @torch.no_grad()
 def test_nothing_watches_it_any_more():
-    low = lowtide.load("lowtide-x2").lower(torch.float16).module
+    low = lowtide.load("lowtide-x2").to_low_precision(torch.float16).module
     hooks = {hook for part in low.modules() for hook in part._forward_pre_hooks.values()}
     assert hooks == {low_precision._cast}
     exported = torch.export.export(low, (picture(),), strict=False).module()

@@ -41,7 +41,7 @@ def test_a_gradient_reaches_the_picture_through_every_branch_alone(branch):
     network, image = munet(), torch.rand(1, 3, 32, 24, requires_grad=True)
     found = network.branches(image)
     alone = {name: map if name == branch else map.detach() for name, map in found.items()}
-    (gradient,) = torch.autograd.grad(network.judge(alone, image).sum(), image)
+    (gradient,) = torch.autograd.grad(network.fuse(alone, image).sum(), image)
     assert gradient.isfinite().all()
     assert (gradient.abs().amax(1) > 0).float().mean() > 0.9
 

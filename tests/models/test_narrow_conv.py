@@ -12,7 +12,7 @@ from lowtide.models.optimized.narrow_conv import OptimizedNarrowConv, narrow_con
 def every_size(monkeypatch):
     """Small images too, and one row at a time."""
     monkeypatch.setattr(narrow_conv, "_LEAST_PIXELS", 1)
-    monkeypatch.setattr(narrow_conv, "_HELD_BYTES", 1)
+    monkeypatch.setattr(narrow_conv, "_PRODUCT_BYTES", 1)
 
 
 @pytest.mark.usefixtures("every_size")
@@ -31,7 +31,7 @@ def test_sums_in_another_order_are_the_same(kernel, size, order, few, bias, imag
 
 @pytest.mark.parametrize("height", [128, 129, 300])
 def test_strips_meet_without_a_seam(height, monkeypatch):
-    monkeypatch.setattr(narrow_conv, "_HELD_BYTES", 1 << 20)  # 75 rows
+    monkeypatch.setattr(narrow_conv, "_PRODUCT_BYTES", 1 << 20)  # 75 rows
     conv, x = torch.nn.Conv2d(64, 3, 3, padding=1), torch.randn(1, 64, height, 129)
     exact = torch.nn.functional.conv2d(x.double(), conv.weight.double(), padding=1)
     exact += conv.bias.double().view(-1, 1, 1)
@@ -46,7 +46,7 @@ def test_it_holds_no_more_than_some_rows_of_products():
     with torch.inference_mode():
         taken = live_peak_bytes(lambda: narrow_conv2d(conv, x))
     # The result beside products, of which a sum is made.
-    assert taken < 3 * 4 * 1024**2 + 1.2 * narrow_conv._HELD_BYTES
+    assert taken < 3 * 4 * 1024**2 + 1.2 * narrow_conv._PRODUCT_BYTES
 
 
 @pytest.mark.usefixtures("every_size")

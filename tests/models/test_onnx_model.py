@@ -154,7 +154,7 @@ def test_what_cannot_be_asked_of_a_file(bundled):
     with pytest.raises(UsageError, match="on the CPU only: 'cuda:0' has not been verified"):
         lowtide.load(bundled, device="cuda:0")
     model = lowtide.load(bundled)
-    for call in (model.lower, lambda dtype: model.to(dtype=dtype)):
+    for call in (model.to_low_precision, lambda dtype: model.to(dtype=dtype)):
         with pytest.raises(UsageError, match="not support bfloat16"):
             call(torch.bfloat16)
     with pytest.raises(UsageError, match="float64"):
@@ -180,18 +180,18 @@ def test_a_mean_over_the_whole_that_drops_nan_is_found_all_the_same(tmp_path):
     def reach(**options):
         return measure_receptive_field(
             model.module, channels=3, scale=1, align=1, minimum=0, **options
-        ).pixels
+        ).radius
 
     assert reach() == 0
-    assert reach(passes_nan=False) is None
+    assert reach(propagates_nan=False) is None
 
 
 def test_reach_is_that_of_the_network(tmp_path):
     model = lowtide.load(conv_file(tmp_path / "model.onnx", side=5))
     found = measure_receptive_field(
-        model.module, channels=3, scale=1, align=1, minimum=0, passes_nan=False
+        model.module, channels=3, scale=1, align=1, minimum=0, propagates_nan=False
     )
-    assert found.pixels == 2
+    assert found.radius == 2
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def loop(count):
 
 
 def test_a_loop_without_end_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_probe, "_SECONDS", 5)
+    monkeypatch.setattr(onnx_probe, "_TIMEOUT_SECONDS", 5)
     path = graph_file(tmp_path / "a.onnx", *loop(1 << 62))
     with pytest.raises(ModelError, match="rejected: running an image of 64×64 takes more than 5 s"):
         lowtide.load(path)

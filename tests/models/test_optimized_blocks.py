@@ -29,18 +29,18 @@ def test_masks_in_few_forms_are_those_of_the_definition(size, window, shift):
     mask = ShiftMask(rows, columns, window, shift)
     assert torch.equal(mask.dense(expected), expected)
     patterns = mask.patterns(expected)
-    assert sorted(place for one in patterns for place in one.places) == list(range(len(flat)))
+    assert sorted(place for one in patterns for place in one.windows) == list(range(len(flat)))
     assert len(patterns) <= 4
 
 
 def test_masks_stay_tensors_where_one_attention_does(monkeypatch):
-    agrees, seen = adapting._agrees, []
+    agrees, seen = adapting._gives_same_output, []
 
     def but_one(plain, fast, example):
         seen.extend([fast] if isinstance(fast, OptimizedWindowAttention) else [])
         return seen != [fast] and agrees(plain, fast, example)
 
-    monkeypatch.setattr(adapting, "_agrees", but_one)
+    monkeypatch.setattr(adapting, "_gives_same_output", but_one)
     plain = network("HAT")
     fast = copy.deepcopy(plain)
     others = {
@@ -88,22 +88,22 @@ def test_the_order_of_windows(size, window, shift):
     mask = ShiftMask(height, width, window, shift)
     order = WindowOrder.of(mask, torch.device("cpu"))
     pixels = torch.randn(height, width)
-    there = pixels.flatten()[order.there].view(-1, window, window)
-    assert torch.equal(order.there.sort()[0], torch.arange(height * width))
+    there = pixels.flatten()[order.pixel_indices].view(-1, window, window)
+    assert torch.equal(order.pixel_indices.sort()[0], torch.arange(height * width))
     rolled = pixels.roll((-shift, -shift), (0, 1)).unflatten(1, (-1, window))
     windows = rolled.unflatten(0, (-1, window)).transpose(1, 2).flatten(0, 1)
     dense, patterns = mask.dense(pixels), order.patterns(pixels)
-    assert [one.places.start for one in patterns] == [
-        sum(len(earlier.places) for earlier in patterns[:index]) for index in range(len(patterns))
+    assert [one.windows.start for one in patterns] == [
+        sum(len(earlier.windows) for earlier in patterns[:index]) for index in range(len(patterns))
     ]
     for one in patterns:
-        for place in one.places:
+        for place in one.windows:
             (original,) = [
                 index for index, each in enumerate(windows) if torch.equal(each, there[place])
             ]
-            added = dense[original] if one.added is None else one.added[0, 0]
+            added = dense[original] if one.mask is None else one.mask[0, 0]
             assert torch.equal(added, dense[original])
-            assert one.added is not None or not dense[original].any()
+            assert one.mask is not None or not dense[original].any()
 
 
 @pytest.mark.parametrize("family", ["SwinIR", "DRCT"])
@@ -162,7 +162,9 @@ def test_parts_overwrite_only_what_nothing_else_needs(family, kind):
 @pytest.mark.parametrize("total", [1, 7, 64, 97, 100, 768])
 @pytest.mark.parametrize("fitting", [1, 12, 22, 5000])
 def test_parts_are_equal_and_little_is_run_twice(total, fitting, monkeypatch):
-    monkeypatch.setattr(swin_blocks, "_PART_BYTES", fitting * swin_blocks._HELD * 4 * 16 * 4)
+    monkeypatch.setattr(
+        swin_blocks, "_PART_BYTES", fitting * swin_blocks._WORKSPACE_CHANNELS * 4 * 16 * 4
+    )
     some = swin_blocks.windows_per_chunk(torch.empty(1, total * 4, 16), total)
     most = min(fitting, total)
     assert (most + 1) // 2 <= some <= most
@@ -195,7 +197,7 @@ def test_rows_are_put_into_some_of_the_channels(first, channels):
 
 
 def test_a_group_of_another_order_is_left_as_it_was(monkeypatch):
-    monkeypatch.setattr(dense_group, "_SHARE", 0.3)
+    monkeypatch.setattr(dense_group, "_RESIDUAL_SCALE", 0.3)
     plain = network("DRCT")
     fast = copy.deepcopy(plain)
     found = replace_modules(fast)

@@ -131,7 +131,7 @@ def test_a_file_holds_all_that_there_is_to_know(tmp_path):
     image = torch.rand(1, 3, 21, 17)
     with torch.no_grad():
         assert torch.equal(model(image), network(image).clamp(0, 1))
-    described = lowtide_files.describe_file(path, lowtide_files.metadata(path), "mine", "")
+    described = lowtide_files.describe_file(path, lowtide_files.read_metadata(path), "mine", "")
     assert described.parameters == facts.parameters
     assert described.weight_bytes == facts.weight_bytes
 
@@ -139,7 +139,7 @@ def test_a_file_holds_all_that_there_is_to_know(tmp_path):
 @pytest.mark.parametrize("scale", [1, 2, 3, 4, 8])
 def test_constants_are_counted(scale):
     network = variant("nano", scale)
-    assert network.config.constants == sum(one.numel() for one in network.buffers())
+    assert network.config.buffer_elements == sum(one.numel() for one in network.buffers())
 
 
 def test_weights_of_another_variant_are_refused(tmp_path):

@@ -15,7 +15,7 @@ from lowtide.core import scratch
 from lowtide.core.errors import BudgetError, ModelError, OutputError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.streaming.certificate import Certificate, _measured
+from lowtide.streaming.certificate import Certificate, _measure
 from lowtide.streaming.engine import executor
 from lowtide.streaming.pages.disk_page import DiskPage
 from lowtide.streaming.pages.page import MemoryPage, memory_order
@@ -82,7 +82,7 @@ def test_what_is_told_is_what_is_taken(model, budget):
     prepared = small.prepare(image)
     small(image)
     taken = live_peak_bytes(lambda: small(image))
-    assert 0.99 <= prepared.layout.bytes / taken <= 1.02
+    assert 0.99 <= prepared.layout.peak_bytes / taken <= 1.02
 
 
 def test_rows_come_from_the_top_down(model):
@@ -102,7 +102,7 @@ def test_an_abandoned_run_leaves_nothing_but_room_for_the_next(model):
         rows.close()
         gc.collect()
     blocks = small._scratch.blocks()
-    assert len(blocks._free) == blocks._count > 0
+    assert len(blocks._free_blocks) == blocks._count > 0
     assert open_files() <= before + 1
 
 
@@ -134,13 +134,13 @@ def test_as_many_pages_as_fit_stay_in_memory(budget):
     model, image = Skipped().eval(), torch.rand(1, 3, 512, 384)
     small = lowtide.stream(model, budget=budget * MIB)
     layout = small.prepare(image).layout
-    assert layout.pages == "disk" and layout.held
-    assert 0 < layout.away_bytes < layout.pages_bytes
+    assert layout.placement == "disk" and layout.resident
+    assert 0 < layout.spilled_peak_bytes < layout.pages_bytes
     assert " of them on disk" in small.explain(image)
     assert (small(image) - whole(model, image)).abs().max() <= 5e-6
     taken = live_peak_bytes(lambda: small(image))
     assert taken <= budget * MIB
-    assert 0.99 <= layout.bytes / taken <= 1.02
+    assert 0.99 <= layout.peak_bytes / taken <= 1.02
 
 
 def test_explains_itself(model):
@@ -155,7 +155,7 @@ def test_a_certificate_is_remembered(model, monkeypatch):
     def never(*_):
         raise AssertionError("compared again")
 
-    monkeypatch.setattr("lowtide.streaming.certificate._measured", never)
+    monkeypatch.setattr("lowtide.streaming.certificate._measure", never)
     lowtide.stream(model, budget="64MiB")(image)
     with torch.no_grad():
         model.first.bias += 0.5
@@ -169,10 +169,10 @@ def test_a_certificate_is_remembered(model, monkeypatch):
 
 def test_16_bits_that_leave_a_lot_are_judged_by_fp32(model):
     low, image = copy.deepcopy(model).bfloat16(), torch.rand(1, 3, 40, 40).bfloat16()
-    usual = _measured(low, image, 40, 40, allowed=1.0)
+    usual = _measure(low, image, 40, 40, allowed=1.0)
     assert usual.own_error is None
     assert usual.holds(1.0)
-    strict = _measured(low, image, 40, 40, allowed=-1.0)  # whatever they are apart
+    strict = _measure(low, image, 40, 40, allowed=-1.0)  # whatever they are apart
     exact = copy.deepcopy(model).bfloat16().float()
     with torch.no_grad():
         generator = torch.Generator().manual_seed(0)
@@ -183,7 +183,7 @@ def test_16_bits_that_leave_a_lot_are_judged_by_fp32(model):
     assert strict.holds(-1.0)
     assert not Certificate(2.1 * strict.own_error, "", strict.own_error).holds(1.0)
     # Numbers of 32 bits are held to what is allowed.
-    assert _measured(model, image.float(), 40, 40, allowed=-1.0).own_error is None
+    assert _measure(model, image.float(), 40, 40, allowed=-1.0).own_error is None
 
 
 def test_bands_are_compared_without_tf32(model, monkeypatch):
@@ -192,10 +192,10 @@ def test_bands_are_compared_without_tf32(model, monkeypatch):
 
     def noting(*arguments):
         seen.append([kind.allow_tf32 for kind in kinds])
-        return _measured(*arguments)
+        return _measure(*arguments)
 
     before = [kind.allow_tf32 for kind in kinds]
-    monkeypatch.setattr("lowtide.streaming.certificate._measured", noting)
+    monkeypatch.setattr("lowtide.streaming.certificate._measure", noting)
     lowtide.stream(model, budget="64MiB")(torch.rand(1, 3, 40, 40))
     assert seen == [[False, False]]
     assert [kind.allow_tf32 for kind in kinds] == before
@@ -268,7 +268,7 @@ def test_layouts_are_remembered(model, monkeypatch):
     monkeypatch.setattr("lowtide.streaming.planner.band_count.estimate_segment", never)
     monkeypatch.setattr("lowtide.streaming.planner.dry_run.trace_run", never)
     again = lowtide.stream(model, budget="64MiB").prepare(image).layout
-    assert (again.key, again.bytes) == (first.key, first.bytes)
+    assert (again.key, again.peak_bytes) == (first.key, first.peak_bytes)
     with pytest.raises(AssertionError, match="looked at again"):
         lowtide.stream(model, budget="64MiB").prepare(torch.rand(1, 3, 96, 72))
 
@@ -278,7 +278,7 @@ def test_bands_are_planned_twice_at_most_unless_there_are_many(model, monkeypatc
     asked = []
     plan = executor.schedule_bands
     monkeypatch.setattr(executor, "schedule_bands", lambda *args: asked.append(args) or plan(*args))
-    monkeypatch.setattr(executor, "_PLANS_KEPT_ON_CPU", kept)
+    monkeypatch.setattr(executor, "_MAX_CACHED_BANDS_ON_CPU", kept)
     small = lowtide.stream(model, budget="64MiB")
     image = torch.rand(1, 3, 75, 53)
     small.prepare(image)

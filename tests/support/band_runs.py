@@ -12,7 +12,7 @@ from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.program import FullTensorOp, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage, memory_order
-from lowtide.streaming.pages.placement import memory_pages
+from lowtide.streaming.pages.placement import memory_page_factory
 from lowtide.streaming.planner.cut_points import CutPoints
 
 
@@ -23,8 +23,8 @@ def program_of(module, image):
 def by_bands(program, image, bands, parts=1, make_page=None):
     """The result of ``program``, and the rows it came in."""
     segments = cut_segments(program, CutPoints(program).cuts(parts))
-    pages = make_page or memory_pages(program, image.device)
-    source = MemoryPage.of(image, 2)
+    pages = make_page or memory_page_factory(program, image.device)
+    source = MemoryPage.from_tensor(image, 2)
     sweep = BandExecutor(program, segments, [bands] * len(segments), pages)
     found = list(sweep.run(source))
     starts = [first for first, _ in found]
@@ -44,7 +44,7 @@ def check_parity(module, image, *, bands=(1, 2, 3, 7), parts=(1, 4), share=1e-11
     names = [
         str(step.node.target)
         for index, step in program.steps.items()
-        if isinstance(step, FullTensorOp) and index in program.unruled
+        if isinstance(step, FullTensorOp) and index in program.unsupported
     ]
     assert set(names) <= set(whole), names
     for number in bands:

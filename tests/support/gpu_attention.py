@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.profiles.attention import attention_as_on, attention_path
+from lowtide.memory.profiles.attention import attention_path, simulate_attention
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 AMPERE, ADA, HOPPER, BLACKWELL, HOST = (
@@ -60,7 +60,7 @@ class Live(TorchDispatchMode):
 
 def bytes_of(profile, shape, dtype, *, grad=False, mask=None, scratch=True, options=None):
     """(Kernel, peak forward, kept for backward, peak backward), above query, key and value."""
-    with FakeTensorMode(), Live() as live, attention_as_on(profile, scratch=scratch) as log:
+    with FakeTensorMode(), Live() as live, simulate_attention(profile, scratch=scratch) as log:
         tensors = qkv(shape, dtype, grad)
         bias = None if mask is None else torch.empty(mask, dtype=dtype)
         base = live.now

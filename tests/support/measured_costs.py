@@ -12,7 +12,7 @@ import torch
 import lowtide
 from lowtide.core import heap
 from lowtide.jobs.prepare import runtime_identity
-from lowtide.memory.cache import CostStore
+from lowtide.memory.cache import CostCache
 from lowtide.memory.costs import ModelCosts
 from lowtide.models.onnx_providers import ProviderName
 from lowtide.models.self_ensemble import as_ensemble
@@ -46,7 +46,7 @@ def costs_of(name: str, precision: str = "fp32") -> ModelCosts:
             channels_last=True,
             batchable=True,
             reach=reach,
-            reach_searched=31,
+            receptive_field_search_limit=31,
             points=points,
         )
     )
@@ -57,7 +57,7 @@ def remember_all() -> None:
     before = heap._tuned
     for heap._tuned in (False, True):
         for name, precision in KNOWN:
-            store, costs = CostStore(), costs_of(name, precision)
+            store, costs = CostCache(), costs_of(name, precision)
             store.put(store.key(costs.sha256, "cpu", precision), costs)
     heap._tuned = before
 
@@ -67,7 +67,7 @@ def remember_also(path: Path, *precisions: str) -> None:
     sha256 = lowtide.load(path).descriptor.sha256
     for precision in precisions:
         known = costs_of("lowtide-x2", "fp32" if precision == "fp32" else "bf16")
-        store = CostStore()
+        store = CostCache()
         costs = known.model_copy(update={"sha256": sha256, "precision": precision})
         store.put(store.key(sha256, "cpu", precision), costs)
 
@@ -77,9 +77,9 @@ def remember_onnx(path: Path, reach: int = 7, provider: ProviderName = "cpu") ->
     facts = lowtide.load(path).descriptor
     for model in (facts, as_ensemble(facts)):
         costs = costs_of("lowtide-x2").model_copy(
-            update={"sha256": model.sha256, "reach": reach, "channels_last": False}
+            update={"sha256": model.sha256, "receptive_field": reach, "channels_last": False}
         )
-        store = CostStore()
+        store = CostCache()
         store.put(store.key(runtime_identity(model, provider), "cpu", "fp32"), costs)
 
 

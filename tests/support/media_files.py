@@ -58,7 +58,7 @@ def read_image(path: Path, *, step: int = 7, scratch_dir: Path | None = None) ->
         while len(block := source.read(step)):
             blocks.append(block)
         rows = np.concatenate(blocks)
-        assert rows.shape == (source.info.height, source.info.width, source.info.bands)
+        assert rows.shape == (source.info.height, source.info.width, source.info.channels)
         return rows
 
 

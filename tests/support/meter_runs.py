@@ -24,10 +24,10 @@ def an_allocation_and_its_end() -> dict[str, int]:
     """100 MiB that come and go."""
     meter = _started()
     block = np.ones(100 * MIB, np.uint8)
-    there = meter.now_bytes
+    there = meter.current_bytes
     del block
     trim_heap()
-    found = {"there": there, "gone": meter.now_bytes, "peak": meter.peak_bytes}
+    found = {"there": there, "gone": meter.current_bytes, "peak": meter.peak_bytes}
     meter.stop()
     return found
 
@@ -59,9 +59,9 @@ def third_lap() -> int:
 def loaded_apart() -> dict[str, int | None]:
     """80 MiB that do not count, then 40 that do."""
     meter = _started()
-    with meter.apart():
+    with meter.excluding():
         library = np.ones(80 * MIB, np.uint8)
-    apart = meter.now_bytes
+    apart = meter.current_bytes
     block = np.ones(40 * MIB, np.uint8)
     usage = meter.lap()
     meter.stop()

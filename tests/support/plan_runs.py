@@ -10,7 +10,7 @@ from support.toy_models import (
 
 
 def whole_of(plan):
-    return plan.model_copy(update={"strategy": "whole", "banded": None})
+    return plan.model_copy(update={"strategy": "whole", "band_plan": None})
 
 
 def run_plan(net, array, plan, programs=None, **more):

@@ -115,8 +115,8 @@ def costs(reach, *, batchable=True, per_pixel=600, device="cpu"):
         weight_bytes=1000,
         channels_last=False,
         batchable=batchable,
-        reach=reach,
-        reach_searched=31,
+        receptive_field=reach,
+        receptive_field_search_limit=31,
         points=points,
     )
 

@@ -23,14 +23,14 @@ def scored(psnr, seconds, resumed=0):
 @pytest.fixture
 def choices_forgotten():
     """What was chosen for a call is remembered, whatever the processor."""
-    functional.resolved.cache_clear()
+    functional.resolve_cached.cache_clear()
     yield
-    functional.resolved.cache_clear()
+    functional.resolve_cached.cache_clear()
 
 
 @pytest.mark.parametrize("slower", [None, "on this processor"])
 def test_the_work_of_a_variant_is_the_same_on_any_processor(slower, monkeypatch, choices_forgotten):
-    monkeypatch.setattr(onednn.OneDnn, "slower", lambda *_: slower)
+    monkeypatch.setattr(onednn.OneDnn, "not_preferred_reason", lambda *_: slower)
     figures = variants.size_of("nano", 2)
     assert figures["window"] == {"parameters": 11_890, "flops_per_pixel": 83_526}
     assert figures["none"] == {"parameters": 10_282, "flops_per_pixel": 22_662}

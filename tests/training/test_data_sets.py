@@ -12,8 +12,8 @@ from lowtide.training.data import (
     ImageCache,
     PairedFolders,
     bicubic_downscale,
+    image_size,
     read_rgb,
-    size_of,
 )
 
 STILL = Augmentation(hflip=False, rot=False)
@@ -50,7 +50,7 @@ def test_a_file_is_read_as_it_is_stored(tmp_path, save, dtype):
     path = save(tmp_path / "a.png", picture)
     seen = read_rgb(path)
     assert seen.dtype == dtype and np.array_equal(seen, picture)
-    assert size_of(path) == (17, 33)
+    assert image_size(path) == (17, 33)
 
 
 def test_gray_and_alpha_are_taken_only_where_that_is_said(tmp_path, save):
@@ -77,7 +77,7 @@ def test_a_photograph_on_its_side_is_turned(tmp_path):
     image.set_type(pyvips.GValue.gint_type, "orientation", 6)
     image.jpegsave(str(tmp_path / "a.jpg"), Q=95)
     assert read_rgb(tmp_path / "a.jpg").shape == (24, 16, 3)
-    assert size_of(tmp_path / "a.jpg") == (24, 16)
+    assert image_size(tmp_path / "a.jpg") == (24, 16)
 
 
 def test_the_cache_keeps_what_was_used_last(tmp_path, save):
@@ -86,7 +86,7 @@ def test_the_cache_keeps_what_was_used_last(tmp_path, save):
     first, _ = cache.read(paths[0]), cache.read(paths[1])
     assert cache.read(paths[0]) is first and not first.flags.writeable
     cache.read(paths[2])
-    assert cache.held_bytes == 600
+    assert cache.cached_bytes == 600
     paths[0].unlink(), paths[1].unlink()
     assert cache.read(paths[0]) is first
     with pytest.raises(ImageError, match=r"1\.png: no such file"):
@@ -96,7 +96,7 @@ def test_the_cache_keeps_what_was_used_last(tmp_path, save):
 def test_a_picture_larger_than_the_cache_is_not_kept(tmp_path, save):
     cache = ImageCache(limit_bytes=299)
     assert cache.read(save(tmp_path / "a.png", noise(10, 10))).shape == (10, 10, 3)
-    assert cache.held_bytes == 0
+    assert cache.cached_bytes == 0
 
 
 @pytest.mark.parametrize("augmentation", [STILL, Augmentation(), EVERYTHING])
@@ -109,7 +109,7 @@ def test_both_sides_of_a_pair_show_the_same_place(tmp_path, save, scale, augment
     data = paired((tmp_path / "gt", tmp_path / "lq"), scale, "{}")
     seen = set()
     for seed in range(30):
-        lq, gt = data.pair(0, 12, augmentation, np.random.default_rng(seed))
+        lq, gt = data.sample(0, 12, augmentation, np.random.default_rng(seed))
         assert lq.shape == (12, 12, 3) and gt.shape == (12 * scale, 12 * scale, 3)
         assert lq.dtype == gt.dtype == np.float32 and lq.min() >= 0 and lq.max() <= 1
         assert np.array_equal(gt[::scale, ::scale], lq)
@@ -125,7 +125,7 @@ def test_patches_lie_anywhere_in_the_picture(tmp_path, save):
     data = paired((tmp_path / "gt", tmp_path / "lq"), 1, "{}")
     corners = set()
     for seed in range(2000):
-        lq, _ = data.pair(0, 16, STILL, np.random.default_rng(seed))
+        lq, _ = data.sample(0, 16, STILL, np.random.default_rng(seed))
         corners.add(tuple(np.rint(lq[0, 0, :2] * 255).astype(int).tolist()))
     assert corners == {(top, left) for top in range(5) for left in range(15)}
 
@@ -134,7 +134,7 @@ def test_16_bit_pairs(tmp_path, save):
     picture = noise(24, 24, dtype=np.uint16)
     save(tmp_path / "gt" / "a.png", picture), save(tmp_path / "lq" / "a.png", picture[::2, ::2])
     data = paired((tmp_path / "gt", tmp_path / "lq"), 2, "{}")
-    lq, gt = data.pair(0, 12, STILL, np.random.default_rng(0))
+    lq, gt = data.sample(0, 12, STILL, np.random.default_rng(0))
     assert np.array_equal(gt, picture.astype(np.float32) / np.float32(65535))
     assert np.array_equal(gt[::2, ::2], lq)
 
@@ -156,7 +156,7 @@ def test_each_gt_folder_has_its_own_lq_folder(tmp_path, save):
     gt, lq = ([tmp_path / f"{side}{n}" for n in range(2)] for side in ("gt", "lq"))
     data = PairedFolders(gt, lq, 1)
     for index in range(2):
-        low, high = data.pair(index, 16, STILL, np.random.default_rng(0))
+        low, high = data.sample(index, 16, STILL, np.random.default_rng(0))
         assert np.array_equal(low, high)
     with pytest.raises(UsageError, match="2 folders of GT and 1 of LQ"):
         PairedFolders(gt, lq[:1], 1)
@@ -225,11 +225,11 @@ def test_folders_without_images(tmp_path, folders):
 def test_pictures_smaller_than_a_patch(folders, save):
     save(folders[0] / "low.png", noise(32, 60)), save(folders[1] / "lowx2.png", noise(16, 30))
     data, single = paired(folders), HighResolutionFolders([folders[0]], 2, bicubic_downscale)
-    data.check(16), single.check(16)
+    data.check_patch_size(16), single.check_patch_size(16)
     with pytest.raises(InputError, match=r"1 problem .*\n.*lowx2\.png: 30 x 16 pixels .* 20 x 20"):
-        data.check(20)
+        data.check_patch_size(20)
     with pytest.raises(InputError, match=r"1 problem .*\n.*low\.png: 60 x 32 pixels .* 40 x 40"):
-        single.check(20)
+        single.check_patch_size(20)
 
 
 def test_a_file_that_breaks_later(folders, save):
@@ -237,9 +237,9 @@ def test_a_file_that_breaks_later(folders, save):
     cut_short(folders[1] / "ax2.png")
     save(folders[0] / "b.c.png", noise(50, 48))
     with pytest.raises(InputError, match=r"ax2\.png: damaged or cut short"):
-        data.pair(0, 8, STILL, np.random.default_rng(0))
+        data.sample(0, 8, STILL, np.random.default_rng(0))
     with pytest.raises(InputError, match=r"b\.c\.png: 48 x 50 pixels, but 48 x 42"):
-        data.pair(1, 8, STILL, np.random.default_rng(0))
+        data.sample(1, 8, STILL, np.random.default_rng(0))
 
 
 def test_high_resolution_files_that_cannot_be_used(folders, save):
@@ -262,7 +262,7 @@ def test_a_patch_is_that_of_the_whole_picture_made_smaller(tmp_path, save, scale
     data = HighResolutionFolders([tmp_path], scale, bicubic_downscale)
     # A photograph of 15 or more LQ pixels: patches of 12 touch its borders now and then.
     for seed in range(25):
-        lq, gt = data.pair(0, 12, STILL, np.random.default_rng(seed))
+        lq, gt = data.sample(0, 12, STILL, np.random.default_rng(seed))
         numbers = np.random.default_rng(seed)
         top, left = (int(numbers.integers(side - 12 + 1)) for side in (rows, columns))
         assert np.array_equal(lq, whole[top : top + 12, left : left + 12])
@@ -274,7 +274,7 @@ def test_16_bit_pictures_are_made_smaller(tmp_path, save):
     wide = skimage.data.coffee()[:64, :64].astype(np.uint16) * 257
     save(tmp_path / "a.png", wide)
     data = HighResolutionFolders([tmp_path], 4, bicubic_downscale)
-    lq, gt = data.pair(0, 16, STILL, np.random.default_rng(0))
+    lq, gt = data.sample(0, 16, STILL, np.random.default_rng(0))
     assert np.array_equal(gt, wide.astype(np.float32) / np.float32(65535))
     expected = resize_cubic(skimage.data.coffee()[:64, :64], 16, 16)
     assert np.array_equal(np.rint(lq * 255), expected)

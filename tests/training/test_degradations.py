@@ -206,8 +206,8 @@ def test_changes_are_all_eight_and_colors_change_in_half():
     turned, recolored = set(), 0
     for seed in range(400):
         change = Augmentation(color=True).draw(np.random.default_rng(seed))
-        turned.add((change.mirrored, change.turns))
-        recolored += change.colors is not None
+        turned.add((change.hflip, change.quarter_turns))
+        recolored += change.color_transform is not None
         made = change.apply(picture)
         assert made.dtype == np.float32 and made.min() >= 0 and made.max() <= 1
     assert len(turned) == 8
@@ -217,7 +217,7 @@ def test_changes_are_all_eight_and_colors_change_in_half():
 def test_new_colors_commute_with_a_downscale():
     picture = skimage.data.astronaut()[:64, :64].astype(np.float32) / 255
     for seed in range(20):
-        colors = Augmentation(color=True).draw(np.random.default_rng(seed)).colors
+        colors = Augmentation(color=True).draw(np.random.default_rng(seed)).color_transform
         if colors is not None:
             before = resize_cubic(colors.apply(picture), 16, 16)
             after = colors.apply(resize_cubic(picture, 16, 16).astype(np.float32))

@@ -132,24 +132,24 @@ def test_shares_are_the_batch(folder):
     given = dict(patch=8, batch=6, seed=3)
     whole = Batches(data, **given).at(2)
     for side in (0, 1):
-        parts = [Batches(data, **given, share=(rank, 3)).at(2)[side] for rank in range(3)]
+        parts = [Batches(data, **given, shard=(rank, 3)).at(2)[side] for rank in range(3)]
         assert [len(part) for part in parts] == [2, 2, 2]
         assert torch.equal(torch.cat(parts), whole[side])
     with pytest.raises(UsageError, match="a batch of 6 has no share for rank 0 of 4"):
-        Batches(data, **given, share=(0, 4))
+        Batches(data, **given, shard=(0, 4))
 
 
 def test_alone_nothing_is_exchanged(monkeypatch):
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    one = ProcessGroup.here()
-    assert one.alone and one.first
+    one = ProcessGroup.from_environment()
+    assert one.is_single and one.is_main
     number = torch.ones(2)
-    one.add_up([number])
+    one.all_reduce([number])
     assert number.tolist() == [1, 1]
     assert one.mean({"loss": 2.0}, torch.device("cpu")) == {"loss": 2.0}
     assert one.any(True, torch.device("cpu")) and not one.any(False, torch.device("cpu"))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert ProcessGroup.here() == ProcessGroup(2, 1, 0)
-    assert not ProcessGroup.here().first
+    assert ProcessGroup.from_environment() == ProcessGroup(2, 1, 0)
+    assert not ProcessGroup.from_environment().is_main

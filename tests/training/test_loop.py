@@ -94,12 +94,12 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, extra, at):
     with pytest.raises(KilledError):
         killed.run(on_step=kill)
     again = trainer(config, tmp_path / "b")
-    assert again.resume() == at // 3 * 3 if at > 3 else again.done == 0
+    assert again.resume() == at // 3 * 3 if at > 3 else again.completed_steps == 0
     again.run()
     assert log_of(tmp_path / "b") == log_of(tmp_path / "a")
     assert [row["step"] for row in log_of(tmp_path / "b")] == list(range(1, 9))
     for name, weight in weights_of(undisturbed).items():
-        assert torch.equal(weight, again.average.state_dict()[name]), name
+        assert torch.equal(weight, again.ema_network.state_dict()[name]), name
 
 
 def test_a_run_that_is_stopped_keeps_its_step(tmp_path):
@@ -157,7 +157,7 @@ def test_a_full_disk_is_named_and_what_is_done_is_kept(tmp_path, at):
     again.run()
     assert (folder / "log.jsonl").read_bytes() == (tmp_path / "a/log.jsonl").read_bytes()
     for name, weight in weights_of(undisturbed).items():
-        assert torch.equal(weight, again.average.state_dict()[name]), name
+        assert torch.equal(weight, again.ema_network.state_dict()[name]), name
 
 
 def test_the_best_score_is_of_one_measure(tmp_path):
@@ -194,7 +194,7 @@ def test_a_longer_run_goes_on_and_another_is_refused(tmp_path):
     longer = trainer(config_of(total=6), tmp_path)
     assert longer.resume() == 4
     longer.run()
-    assert longer.done == 6
+    assert longer.completed_steps == 6
     with pytest.raises(UsageError, match="another configuration"):
         trainer(config_of(total=9, ema_decay=0.5), tmp_path).resume()
 
@@ -207,9 +207,9 @@ def test_a_run_that_is_to_be_shorter_than_it_is_ends(tmp_path):
         shorter = trainer(config_of(total=total), tmp_path, batches=batches)
         assert shorter.resume() == 4
         shorter.run(on_step=lambda _: pytest.fail("a step was taken"))
-        assert (shorter.done, batches.asked) == (4, [])
+        assert (shorter.completed_steps, batches.asked) == (4, [])
     for name, weight in weights_of(first).items():
-        assert torch.equal(weight, shorter.average.state_dict()[name]), name
+        assert torch.equal(weight, shorter.ema_network.state_dict()[name]), name
     assert [row["step"] for row in log_of(tmp_path)] == [1, 2, 3, 4]
 
 
@@ -219,7 +219,9 @@ def test_parts_of_a_batch_give_its_gradients(tmp_path):
         run.run()
     for name, weight in weights_of(runs[0]).items():
         for other in runs[1:]:
-            torch.testing.assert_close(weight, other.average.state_dict()[name], rtol=0, atol=2e-4)
+            torch.testing.assert_close(
+                weight, other.ema_network.state_dict()[name], rtol=0, atol=2e-4
+            )
     rows = [log_of(tmp_path / str(parts)) for parts in (1, 2, 4)]
     for one, two, four in zip(*rows, strict=True):
         assert one["l1loss"] == pytest.approx(two["l1loss"], abs=1e-4)
@@ -293,11 +295,11 @@ def test_weights_that_never_learn_are_named(tmp_path):
 
 def test_the_discriminator_learns_too(tmp_path):
     run = trainer(config_of(total=4, **GAN), tmp_path)
-    before = {n: w.clone() for n, w in run._sides[1].network.named_parameters()}
+    before = {n: w.clone() for n, w in run._networks[1].network.named_parameters()}
     run.run()
     still = [
         name
-        for name, weight in run._sides[1].network.named_parameters()
+        for name, weight in run._networks[1].network.named_parameters()
         if torch.equal(weight, before[name])
     ]
     assert not still
@@ -345,7 +347,7 @@ def test_bf16_keeps_the_fixed_path_exact(tmp_path):
     config = config_of(total=2).model_copy(update={"precision": "bf16"})
     run = trainer(config, tmp_path)
     seen = []
-    base = run._sides[0].network.base
+    base = run._networks[0].network.base
     base.register_forward_hook(lambda _module, _given, made: seen.append(made.dtype))
     run.run()
     assert set(seen) == {torch.float32}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lowtide.core.errors import InputError
-from lowtide.training.state import TrainState, last_state, save_state
+from lowtide.training.state import TrainState, load_latest_state, save_state
 
 
 def state_of(step):
@@ -40,10 +40,10 @@ def test_the_last_two_are_kept(tmp_path):
     for step in (5, 20, 100):
         save_state(tmp_path, state_of(step))
     assert names_in(tmp_path) == ["100.state", "20.state"]
-    state, damaged = last_state(tmp_path)
+    state, damaged = load_latest_state(tmp_path)
     assert state is not None
     assert (state.step, state.best, damaged) == (100, 1.5, {})
-    assert last_state(tmp_path / "none") == (None, {})
+    assert load_latest_state(tmp_path / "none") == (None, {})
 
 
 @pytest.mark.parametrize("damage", [cut_short, nulled, changed_inside, emptied])
@@ -51,7 +51,7 @@ def test_a_damaged_one_is_passed_over_and_goes_with_the_next(tmp_path, damage):
     for step in (20, 100):
         save_state(tmp_path, state_of(step))
     damage(tmp_path / "100.state")
-    state, damaged = last_state(tmp_path)
+    state, damaged = load_latest_state(tmp_path)
     assert state is not None
     assert state.step == 20
     assert torch.equal(state.parts["a"]["w"], torch.full((64, 64), 20.0))
@@ -68,7 +68,7 @@ def test_where_all_are_damaged_that_is_said(tmp_path):
     with pytest.raises(
         InputError, match=r"100\.state cannot be read: .*; neither can the 1 before"
     ):
-        last_state(tmp_path)
+        load_latest_state(tmp_path)
     assert names_in(tmp_path) == ["100.state", "20.state"]
 
 
@@ -82,6 +82,6 @@ def test_nothing_is_written_where_a_link_leads(tmp_path):
     save_state(folder, state_of(5))
     assert elsewhere.read_text() == "mine"
     assert not (folder / "5.state").is_symlink()
-    state, _ = last_state(folder)
+    state, _ = load_latest_state(folder)
     assert state is not None
     assert state.step == 5

@@ -56,13 +56,13 @@ def test_the_foretold_step_holds_what_the_trainers_step_holds(config, parts, tmp
         TracedTrainStep((low, high), config, parts),
         load_profile("cpu"),
     )
-    made = ("live activations", "scratch", "gradients")
+    made = ("live activations", "workspace", "gradients")
     foretold = sum(row.value for row in found.ledger if row.name in made)
     generator, judge = networks_of(config)
-    trainer = Trainer(config, tmp_path, generator, None, discriminator=judge, parts=parts)
+    trainer = Trainer(config, tmp_path, generator, None, discriminator=judge, micro_batches=parts)
     for _ in range(3):  # makes the optimizers' state, and sees that weights have gradients
-        trainer._step(low, high)
-    taken = live_peak_bytes(lambda: trainer._step(low, high))
+        trainer._run_step(low, high)
+    taken = live_peak_bytes(lambda: trainer._run_step(low, high))
     # Operators' buffers of a few KiB are not told.
     assert abs(foretold - taken) <= 0.01 * taken + low.nbytes
 

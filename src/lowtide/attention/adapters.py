@@ -46,7 +46,7 @@ class RoutedProcessor:
     @property
     def calls(self) -> dict[tuple[str, str], int]:
         """Calls per (backend, reason why it is not the requested one; "" if it is)."""
-        return dict(self._router.taken)
+        return dict(self._router.call_counts)
 
     def __call__(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped processor with its attention routed, and return its result."""
@@ -94,7 +94,7 @@ def register_with_transformers(
         is_causal: bool | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        _refuse(others)
+        _raise_if_unsupported(others)
         if is_causal is None:
             is_causal = bool(getattr(module, "is_causal", True))
         # A mask already includes causality, and a single query sees all earlier keys.
@@ -112,7 +112,7 @@ def register_with_transformers(
 
 
 # Options of transformers that change the result and have no field in `AttentionSpec`.
-_REFUSED = {
+_UNSUPPORTED = {
     "softcap": "a soft cap on scores",
     "s_aux": "attention sinks",
     "cache": "a paged cache",
@@ -120,9 +120,9 @@ _REFUSED = {
 }
 
 
-def _refuse(others: dict[str, Any]) -> None:
-    for name, what in _REFUSED.items():
-        if others.get(name) not in (None, False):
+def _raise_if_unsupported(kwargs: dict[str, Any]) -> None:
+    for name, what in _UNSUPPORTED.items():
+        if kwargs.get(name) not in (None, False):
             raise UsageError(
                 f"this model needs {what}, which lowtide.attention cannot compute",
                 hint='model.set_attn_implementation("eager")',

@@ -8,7 +8,7 @@ import torch
 
 from lowtide.attention.backends import BACKENDS
 from lowtide.attention.halo.autograd import is_preferred
-from lowtide.attention.halo.autograd import missing as halo_missing
+from lowtide.attention.halo.autograd import missing_requirement as halo_missing
 from lowtide.attention.spec import LocalDevice
 
 _HALO = "triton-halo"
@@ -37,10 +37,10 @@ def availability() -> list[Availability]:
     device = LocalDevice.of(torch.device("cuda:0" if torch.cuda.is_available() else "cpu"))
     found = []
     for name, backend in BACKENDS.items():
-        missing = backend.missing(device)
+        missing = backend.missing_requirement(device)
         if missing is not None:
             found.append(Availability(name, False, missing.reason, missing.fix))
-        elif device.kind in backend.verified:
+        elif device.kind in backend.verified_on:
             found.append(Availability(name, True, backend.about))
         else:
             about = f"{backend.about}; unverified here, used only by name"

@@ -24,7 +24,7 @@ class Verdict:
     """
 
     backend: str
-    taken: bool
+    chosen: bool
     reason: str
     fix: str = ""
 
@@ -33,21 +33,21 @@ class Verdict:
 class Resolution:
     """The backend chosen for one kind of call, with the verdict on every backend.
 
-    ``most_heads`` is the most batches × heads that the backend gets in one launch, None for no
+    ``max_heads`` is the most batches × heads that the backend gets in one launch, None for no
     limit. ``fallback`` is the reason why the requested backend was not chosen, None if it was.
     """
 
     backend: str
     verdicts: tuple[Verdict, ...]
-    most_heads: int | None = None
+    max_heads: int | None = None
     fallback: str | None = None
 
     def explain(self) -> str:
         """Format one line per backend: the chosen one, then why not the others."""
-        ordered = sorted(self.verdicts, key=lambda verdict: not verdict.taken)
+        ordered = sorted(self.verdicts, key=lambda verdict: not verdict.chosen)
         width = max(len(verdict.backend) for verdict in ordered)
         return "\n".join(
-            f"{'→' if verdict.taken else ' '} {verdict.backend:<{width}}  {verdict.reason}"
+            f"{'→' if verdict.chosen else ' '} {verdict.backend:<{width}}  {verdict.reason}"
             + (f"  ({verdict.fix})" if verdict.fix else "")
             for verdict in ordered
         )
@@ -59,7 +59,7 @@ def resolve(
     *,
     backend: str | None = None,
     policy: Policy | None = None,
-    trial: bool = True,
+    verify: bool = True,
 ) -> Resolution:
     """Choose the backend for an attention call on a device.
 
@@ -71,7 +71,7 @@ def resolve(
             and continues as ``"auto"``; ``"auto"`` takes the first backend that supports the whole
             call and was verified on that kind of device. By default ``"strict"`` with a backend and
             ``"auto"`` without.
-        trial: whether to compare a backend with the reference on a few tokens before its first use
+        verify: whether to compare a backend with the reference on a few tokens before its first use
             for a kind of call. False for devices that are not in this machine.
 
     Raises:
@@ -86,24 +86,27 @@ def resolve(
             hint="name a backend with 'strict' and 'prefer', and none with 'auto'",
         )
     device = device or LocalDevice()
-    asked = None if backend is None else get(backend)
+    requested = None if backend is None else get(backend)
     verdicts: list[Verdict] = []
-    if asked is not None:
-        problem = _problem(asked, device, call, trial)
+    if requested is not None:
+        problem = _rejection(requested, device, call, verify)
         if problem is None:
-            verdicts = [Verdict(asked.name, True, "requested"), *_others(asked, device, call)]
-            return Resolution(asked.name, tuple(verdicts), _most_heads(asked, device, call))
+            verdicts = [
+                Verdict(requested.name, True, "requested"),
+                *_others(requested, device, call),
+            ]
+            return Resolution(requested.name, tuple(verdicts), _max_heads(requested, device, call))
         verdicts.append(problem)
         if policy == "strict":
             raise UsageError(
-                f"attention backend {asked.name} does not support this call: {problem.reason}",
+                f"attention backend {requested.name} does not support this call: {problem.reason}",
                 hint=problem.fix or "policy='prefer' falls back to another and reports why",
             )
-    return _first(device, call, verdicts, trial)
+    return _first(device, call, verdicts, verify)
 
 
 def _first(
-    device: AttentionDevice, call: AttentionCall, verdicts: list[Verdict], trial: bool
+    device: AttentionDevice, call: AttentionCall, verdicts: list[Verdict], verify: bool
 ) -> Resolution:
     """Choose the first backend in order that supports the call and needs no request."""
     fallback = verdicts[0] if verdicts else None
@@ -112,8 +115,8 @@ def _first(
         if fallback is not None and candidate.name == fallback.backend:
             continue
         if taken is not None:
-            verdicts.append(_passed_over(candidate, device, call))
-        elif (problem := _problem(candidate, device, call, trial, unasked=True)) is not None:
+            verdicts.append(_not_chosen(candidate, device, call))
+        elif (problem := _rejection(candidate, device, call, verify, automatic=True)) is not None:
             verdicts.append(problem)
         else:
             taken = candidate
@@ -124,7 +127,7 @@ def _first(
             + "; ".join(f"{verdict.backend}: {verdict.reason}" for verdict in verdicts)
         )
     said = None if fallback is None else f"{fallback.backend}: {fallback.reason}"
-    return Resolution(taken.name, tuple(verdicts), _most_heads(taken, device, call), said)
+    return Resolution(taken.name, tuple(verdicts), _max_heads(taken, device, call), said)
 
 
 def backends_in_order(device: AttentionDevice) -> Iterator[Backend]:
@@ -137,51 +140,51 @@ def backends_in_order(device: AttentionDevice) -> Iterator[Backend]:
     return (BACKENDS[name] for name in names)
 
 
-def _problem(
+def _rejection(
     backend: Backend,
     device: AttentionDevice,
     call: AttentionCall,
-    trial: bool,
+    verify: bool,
     *,
-    unasked: bool = False,
+    automatic: bool = False,
 ) -> Verdict | None:
     """Return why ``backend`` is rejected, None if it can be chosen."""
-    if (missing := backend.missing(device)) is not None:
+    if (missing := backend.missing_requirement(device)) is not None:
         return Verdict(backend.name, False, missing.reason, missing.fix)
     part = _largest_part(backend, device, call)
-    if (reason := backend.refusal(device, part)) is not None:
+    if (reason := backend.unsupported_reason(device, part)) is not None:
         return Verdict(backend.name, False, reason)
-    if unasked and device.kind not in backend.verified:
+    if automatic and device.kind not in backend.verified_on:
         where = "a GPU" if device.kind == "cuda" else "the CPU"
         return Verdict(backend.name, False, f"unverified on {where}; used only by name")
-    if unasked and (reason := backend.slower(device, part)) is not None:
+    if automatic and (reason := backend.not_preferred_reason(device, part)) is not None:
         return Verdict(backend.name, False, reason)
-    if trial and (reason := verification_failure(backend, device, call)) is not None:
+    if verify and (reason := verification_failure(backend, device, call)) is not None:
         return Verdict(backend.name, False, f"not used: {reason}")
     return None
 
 
-def _passed_over(backend: Backend, device: AttentionDevice, call: AttentionCall) -> Verdict:
-    problem = _problem(backend, device, call, False, unasked=True)
+def _not_chosen(backend: Backend, device: AttentionDevice, call: AttentionCall) -> Verdict:
+    problem = _rejection(backend, device, call, False, automatic=True)
     return problem or Verdict(backend.name, False, "supports it, but comes later in the order")
 
 
-def _others(asked: Backend, device: AttentionDevice, call: AttentionCall) -> list[Verdict]:
+def _others(requested: Backend, device: AttentionDevice, call: AttentionCall) -> list[Verdict]:
     return [
-        _passed_over(backend, device, call)
+        _not_chosen(backend, device, call)
         for backend in backends_in_order(device)
-        if backend is not asked
+        if backend is not requested
     ]
 
 
-def _most_heads(backend: Backend, device: AttentionDevice, call: AttentionCall) -> int | None:
-    most = backend.most_heads(device, call)
+def _max_heads(backend: Backend, device: AttentionDevice, call: AttentionCall) -> int | None:
+    most = backend.max_heads(device, call)
     return most if most is not None and call.batch * call.heads > most else None
 
 
 def _largest_part(backend: Backend, device: AttentionDevice, call: AttentionCall) -> AttentionCall:
     """Return the call as the backend gets it after the split to its launch limits."""
-    most = _most_heads(backend, device, call)
+    most = _max_heads(backend, device, call)
     if most is None:
         return call
     heads = min(call.heads, most)

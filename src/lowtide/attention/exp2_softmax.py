@@ -29,10 +29,10 @@ def supports_exp2_softmax(*tensors: Tensor) -> bool:
 
 def exp2_softmax_matmul(
     scores: Callable[[], Tensor],
-    weigh: Callable[[Tensor], Tensor],
+    matmul_values: Callable[[Tensor], Tensor],
     out: Tensor,
     *,
-    zeros_for_blind: bool = False,
+    zero_fully_masked: bool = False,
 ) -> None:
     """Write softmax(scores / `LOG2_E`) · values into ``out``.
 
@@ -43,14 +43,14 @@ def exp2_softmax_matmul(
 
     Args:
         scores: computes the scores, (..., queries, keys); called again if they are needed again.
-        weigh: multiplies weights, (..., queries, keys), with the values.
+        matmul_values: multiplies weights, (..., queries, keys), with the values.
         out: (..., queries, channels), written in place.
-        zeros_for_blind: whether a query that sees no key (all scores are -inf) gets zeros;
+        zero_fully_masked: whether a query that sees no key (all scores are -inf) gets zeros;
             otherwise it gets NaN, as from softmax.
     """
     weights = scores()
     sums = torch.exp2(weights, out=weights).sum(-1, keepdim=True)
-    torch.div(weigh(weights), sums, out=out)
+    torch.div(matmul_values(weights), sums, out=out)
     del weights  # free them before the scores are computed again
     if isinstance(sums, FakeTensor):
         return
@@ -61,7 +61,7 @@ def exp2_softmax_matmul(
     weights = scores()
     largest = weights.amax(-1, keepdim=True)
     sums = torch.exp2(weights.sub_(largest), out=weights).sum(-1, keepdim=True)
-    found = weigh(weights).div_(sums)
-    if zeros_for_blind:
+    found = matmul_values(weights).div_(sums)
+    if zero_fully_masked:
         found.masked_fill_(largest == -torch.inf, 0)
     torch.where(within, out, found, out=out)

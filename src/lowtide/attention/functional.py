@@ -55,34 +55,34 @@ def attention(
     if len(lead) > 1:  # with 5 dimensions PyTorch's fused kernels are not taken
         query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
     if mask is not None:
-        mask = _four_dimensions(mask, lead, query)
+        mask = _mask_to_4d(mask, lead, query)
     # Described once: windows are so small that repeated tensor inspection is measurable.
     call = describe_call((query, key, value), mask, spec)
     if resolution is None:
         device = LocalDevice.of(query.device)
         trial = not torch.compiler.is_compiling()
-        resolution = resolved(call, device, backend, policy, trial)
+        resolution = resolve_cached(call, device, backend, policy, trial)
     chosen = get(resolution.backend)
-    if resolution.most_heads is None:
-        result = chosen.run_described(call, query, key, value, mask, spec)
+    if resolution.max_heads is None:
+        result = chosen.run_with_call(call, query, key, value, mask, spec)
     else:
-        result = _in_parts(chosen.run, query, key, value, mask, spec, resolution.most_heads)
+        result = _run_in_launches(chosen.run, query, key, value, mask, spec, resolution.max_heads)
     return result.reshape(*lead, *result.shape[1:]) if len(lead) > 1 else result
 
 
 @functools.lru_cache(maxsize=4096)
-def resolved(
+def resolve_cached(
     call: AttentionCall,
     device: LocalDevice,
     backend: str | None,
     policy: Policy | None,
-    trial: bool = True,
+    verify: bool = True,
 ) -> Resolution:
     """Cached `resolve`.
 
     The windows of one image need the same resolution hundreds of times.
     """
-    return resolve(call, device, backend=backend, policy=policy, trial=trial)
+    return resolve(call, device, backend=backend, policy=policy, verify=verify)
 
 
 def explain(
@@ -112,7 +112,7 @@ def describe(
     lead = query.shape[:-3]
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
     if mask is not None:
-        mask = _four_dimensions(mask, lead, query)
+        mask = _mask_to_4d(mask, lead, query)
     return describe_call((query, key, value), mask, spec)
 
 
@@ -120,7 +120,7 @@ def _check(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> None:
     """Raise `UsageError` that names what does not fit."""
-    if (problem := _misfit(query, key, value, spec)) is not None:
+    if (problem := _shape_error(query, key, value, spec)) is not None:
         what, hint = problem
         shapes = f"query {_shape(query)}, key {_shape(key)}, value {_shape(value)}"
         raise UsageError(f"{what}: {shapes}", hint=_LAYOUT + hint)
@@ -139,20 +139,20 @@ def _check(
         _check_mask(query, key, mask)
 
 
-def _misfit(
+def _shape_error(
     query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
 ) -> tuple[str, str] | None:
     """Return (shape error, suffix of the hint), None if the shapes fit."""
-    asked, seen, given = query.shape, key.shape, value.shape
-    if min(len(asked), len(seen), len(given)) < 4:
+    query_shape, key_shape, value_shape = query.shape, key.shape, value.shape
+    if min(len(query_shape), len(key_shape), len(value_shape)) < 4:
         return "attention needs at least 4 dimensions", ""
-    if asked[-1] != seen[-1]:
+    if query_shape[-1] != key_shape[-1]:
         return "query and key differ in head dimension", ""
-    if seen[-2] != given[-2]:
+    if key_shape[-2] != value_shape[-2]:
         return "key and value differ in tokens", ""
-    if not asked[:-3] == seen[:-3] == given[:-3]:
+    if not query_shape[:-3] == key_shape[:-3] == value_shape[:-3]:
         return "query, key and value differ in batch", ""
-    if seen[-3] != given[-3] or (asked[-3] != seen[-3] and not spec.grouped):
+    if key_shape[-3] != value_shape[-3] or (query_shape[-3] != key_shape[-3] and not spec.grouped):
         hint = "; shared key heads need AttentionSpec(grouped=True)"
         return "query, key and value differ in heads", hint
     return None
@@ -178,7 +178,7 @@ def _shape(tensor: Tensor) -> str:
     return "×".join(map(str, tensor.shape)) or "()"
 
 
-def _four_dimensions(mask: Tensor, lead: torch.Size, query: Tensor) -> Tensor:
+def _mask_to_4d(mask: Tensor, lead: torch.Size, query: Tensor) -> Tensor:
     """Reshape the mask to 4 dimensions, the first that of the flattened batch or 1.
 
     It is detached where no gradient is recorded: a mask that requires one rules out fused kernels.
@@ -194,25 +194,27 @@ def _four_dimensions(mask: Tensor, lead: torch.Size, query: Tensor) -> Tensor:
     return spread.reshape(len(query), *inner)
 
 
-def _in_parts(
+def _run_in_launches(
     run: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
     spec: AttentionSpec,
-    most: int,
+    max_heads: int,
 ) -> Tensor:
-    """Run at most ``most`` batches × heads per launch.
+    """Run at most ``max_heads`` batches × heads per launch.
 
     More exceed the limits of a CUDA grid. Nothing is summed across them, so the result is the same.
     """
     batch, heads = query.shape[:2]
-    if batch * heads <= most:
+    if batch * heads <= max_heads:
         return run(query, key, value, mask, spec)
-    dim, step = (0, max(1, most // heads)) if batch > 1 else (1, most)
+    dim, step = (0, max(1, max_heads // heads)) if batch > 1 else (1, max_heads)
     if dim and spec.grouped and key.shape[1] != heads:
-        raise UsageError(f"{heads} query heads that share key heads exceed the limit of {most}")
+        raise UsageError(
+            f"{heads} query heads that share key heads exceed the limit of {max_heads}"
+        )
 
     def part(tensor: Tensor, start: int) -> Tensor:
         return tensor.narrow(dim, start, min(step, tensor.shape[dim] - start))
@@ -222,14 +224,14 @@ def _in_parts(
 
     return torch.cat(
         [
-            _in_parts(
+            _run_in_launches(
                 run,
                 part(query, start),
                 part(key, start),
                 part(value, start),
                 part_of_mask(start),
                 spec,
-                most,
+                max_heads,
             )
             for start in range(0, query.shape[dim], step)
         ],

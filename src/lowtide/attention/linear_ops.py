@@ -23,7 +23,7 @@ def linear_layer(tensors: Sequence[Tensor]) -> Layer:
 
 
 # Bytes of the result per block: one block fits the cache of a CPU core.
-_AT_ONCE = 1 << 20
+_BLOCK_BYTES = 1 << 20
 _LEAST_TOKENS = 64
 # Most input channels for oneDNN, which accumulates them one after another. So does MKL up to 192;
 # beyond that MKL sums partial sums, which rounds less. Up to this limit oneDNN's rounding error is
@@ -31,7 +31,7 @@ _LEAST_TOKENS = 64
 _ONEDNN_CHANNELS = 320
 # For `mlp`: tokens per block, so that a block fits the cache and keeps all threads busy; and most
 # hidden channels accumulated at once, beyond which sums round more.
-_TOKENS_AT_ONCE, _SUMMED = 2048, 192
+_MLP_BLOCK_TOKENS, _MAX_HIDDEN_BLOCK = 2048, 192
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -47,14 +47,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.shape[1] <= _ONEDNN_CHANNELS:
         return onednn_linear_any_layout(x, weight, bias)
     count, made = x.numel() // max(1, x.shape[-1]), weight.shape[0]
-    at_once = max(_LEAST_TOKENS, _AT_ONCE // (4 * made) // _LEAST_TOKENS * _LEAST_TOKENS)
+    block_tokens = max(_LEAST_TOKENS, _BLOCK_BYTES // (4 * made) // _LEAST_TOKENS * _LEAST_TOKENS)
     # Blocks of fake tensors would only take time.
-    if count < 2 * at_once or isinstance(x, FakeTensor) or not _is_plain(x, weight):
+    if count < 2 * block_tokens or isinstance(x, FakeTensor) or not _is_cpu_inference(x, weight):
         return F.linear(x, weight, bias)
     result = x.new_empty(*x.shape[:-1], made)
     given, found, turned = x.reshape(count, -1), result.view(count, made), weight.t()
-    for first in range(0, count, at_once):
-        part = slice(first, first + at_once)
+    for first in range(0, count, block_tokens):
+        part = slice(first, first + block_tokens)
         if bias is None:
             torch.mm(given[part], turned, out=found[part])
         else:
@@ -134,23 +134,23 @@ def mlp(
         found = linear(F.gelu(linear(x, *first)), *second)
         found = found if plus is None else found + plus
         return found if out is None else out.copy_(found)
-    layers = _in_pieces(first, second)
+    layers = _split_hidden(first, second)
     made = len(second[0])
     found = x.new_empty(*x.shape[:-1], made) if out is None else out
     results, tokens = found.view(-1, made), x.reshape(-1, x.shape[-1])
     added = None if plus is None else plus.reshape(results.shape)
 
     def of_part(number: int) -> None:
-        part = slice(number * _TOKENS_AT_ONCE, (number + 1) * _TOKENS_AT_ONCE)
-        sums = _both_layers(tokens[part], layers, second[1])
+        part = slice(number * _MLP_BLOCK_TOKENS, (number + 1) * _MLP_BLOCK_TOKENS)
+        sums = _mlp_block(tokens[part], layers, second[1])
         if added is None:
             results[part] = sums
         else:
             torch.add(sums, added[part], out=results[part])
 
-    full, rest = divmod(len(tokens), _TOKENS_AT_ONCE)
+    full, rest = divmod(len(tokens), _MLP_BLOCK_TOKENS)
     # Fake tensors: one block stands for all, since all have the same peak.
-    repeat_call(full, of_part, alike=isinstance(x, FakeTensor))
+    repeat_call(full, of_part, identical=isinstance(x, FakeTensor))
     if rest:
         of_part(full)
     return found
@@ -158,17 +158,17 @@ def mlp(
 
 def mlp_workspace_bytes(tokens: int, first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """Return the most bytes of `mlp`'s workspace, for weights of these shapes."""
-    held = _SUMMED + 2 * second[0]
-    return 4 * (min(tokens, _TOKENS_AT_ONCE) * held + first[0] * (first[1] + second[0]))
+    held = _MAX_HIDDEN_BLOCK + 2 * second[0]
+    return 4 * (min(tokens, _MLP_BLOCK_TOKENS) * held + first[0] * (first[1] + second[0]))
 
 
 # Per block of hidden channels: weights and bias in the first layer, columns of the second.
-_Pieces = list[tuple[Tensor, Tensor | None, Tensor]]
+_HiddenBlocks = list[tuple[Tensor, Tensor | None, Tensor]]
 
 
-def _in_pieces(first: Layer, second: Layer) -> _Pieces:
+def _split_hidden(first: Layer, second: Layer) -> _HiddenBlocks:
     between = len(first[0])
-    size = -(-between // -(-between // _SUMMED))
+    size = -(-between // -(-between // _MAX_HIDDEN_BLOCK))
     weights = first[0].contiguous().split(size)
     biases = [None] * len(weights) if first[1] is None else first[1].split(size)
     # oneDNN is a thousand times slower with non-contiguous columns of a larger matrix.
@@ -176,7 +176,7 @@ def _in_pieces(first: Layer, second: Layer) -> _Pieces:
     return list(zip(weights, biases, columns, strict=True))
 
 
-def _both_layers(tokens: Tensor, layers: _Pieces, bias: Tensor | None) -> Tensor:
+def _mlp_block(tokens: Tensor, layers: _HiddenBlocks, bias: Tensor | None) -> Tensor:
     sums: Tensor | None = None
     for weight, shift, columns in layers:
         between = onednn_linear(tokens, weight, shift, gelu=True)
@@ -199,10 +199,10 @@ has_onednn = (
 
 
 def _can_onednn(x: Tensor, *weights: Tensor) -> bool:
-    return has_onednn and x.numel() > 0 and all(_is_plain(x, weight) for weight in weights)
+    return has_onednn and x.numel() > 0 and all(_is_cpu_inference(x, weight) for weight in weights)
 
 
-def _is_plain(x: Tensor, weight: Tensor) -> bool:
+def _is_cpu_inference(x: Tensor, weight: Tensor) -> bool:
     """Return whether these are fp32 tensors on a CPU that need no gradient."""
     learning = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if learning or type(x) not in (Tensor, FakeTensor) or not isinstance(weight, Tensor):

@@ -8,25 +8,28 @@ from torch import Tensor
 from lowtide.attention.linear_ops import Layer
 
 
-def pad_heads(into: Layer, out_of: Layer, heads: int, more: int) -> tuple[Layer, Layer]:
-    """Pad each head of an attention's projections with ``more`` zero channels.
+def pad_heads(qkv: Layer, proj: Layer, heads: int, padding: int) -> tuple[Layer, Layer]:
+    """Pad each head of an attention's projections with ``padding`` zero channels.
 
-    Zeros add nothing to scores, and the zeros of the values meet zeros in ``out_of``: exact up to
+    Zeros add nothing to scores, and the zeros of the values meet zeros in ``proj``: exact up to
     rounding.
 
     Args:
-        into: the fused projection to queries, keys and values, in this order.
-        out_of: the output projection.
+        qkv: the fused projection to queries, keys and values, in this order.
+        proj: the output projection.
         heads: number of heads.
-        more: channels to add to each head.
+        padding: channels to add to each head.
 
     Returns:
-        The padded ``into`` and ``out_of``.
+        The padded ``qkv`` and ``proj``.
     """
-    weight, bias = into
-    columns = out_of[0].unflatten(1, (heads, -1))
-    wider = None if bias is None else _padded(bias, heads, more)
-    return (_padded(weight, heads, more), wider), (F.pad(columns, (0, more)).flatten(1), out_of[1])
+    weight, bias = qkv
+    columns = proj[0].unflatten(1, (heads, -1))
+    wider = None if bias is None else _padded(bias, heads, padding)
+    return (_padded(weight, heads, padding), wider), (
+        F.pad(columns, (0, padding)).flatten(1),
+        proj[1],
+    )
 
 
 def _padded(tensor: Tensor, heads: int, more: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lowtide.attention.dispatch import Policy
-from lowtide.attention.functional import attention, describe, resolved
+from lowtide.attention.functional import attention, describe, resolve_cached
 from lowtide.attention.spec import AttentionSpec, LocalDevice
 
 # Per thread: the routers that are entered, and whether one of them is computing.
@@ -76,17 +76,17 @@ class Use:
     def calls(self) -> dict[str, int]:
         """Number of calls per backend."""
         counts: Counter[str] = Counter()
-        for (backend, _), count in self._router.taken.items():
+        for (backend, _), count in self._router.call_counts.items():
             counts[backend] += count
         return dict(counts)
 
     def report(self) -> str:
         """Format one line per backend that ran, with the reason if it is a fallback."""
-        if not self._router.taken:
+        if not self._router.call_counts:
             return "no attention was intercepted: the module did not run, or computes it explicitly"
         return "\n".join(
             f"{count} × {backend}" + (f", not {why}" if why else "")
-            for (backend, why), count in self._router.taken.most_common()
+            for (backend, why), count in self._router.call_counts.most_common()
         )
 
     def remove(self) -> None:
@@ -112,7 +112,7 @@ class AttentionRouter:
             get(backend)
         self.backend = backend
         self.policy = lenient_policy(backend, policy)
-        self.taken: Counter[tuple[str, str]] = Counter()
+        self.call_counts: Counter[tuple[str, str]] = Counter()
 
     def enter(self, module: nn.Module, _: Any) -> None:
         """Start intercepting at the outermost module: a forward pre-hook."""
@@ -166,8 +166,8 @@ class AttentionRouter:
         )
         spec = AttentionSpec(scale, is_causal, dropout_p, enable_gqa)
         call = describe(query, key, value, attn_mask, spec)
-        found = resolved(call, LocalDevice.of(query.device), self.backend, self.policy)
-        self.taken[found.backend, found.fallback or ""] += 1
+        found = resolve_cached(call, LocalDevice.of(query.device), self.backend, self.policy)
+        self.call_counts[found.backend, found.fallback or ""] += 1
         result = attention(query, key, value, attn_mask, spec, resolution=found)
         return result[(0,) * missing]
 

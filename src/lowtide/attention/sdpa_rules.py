@@ -29,9 +29,9 @@ _BUNDLED_CUDNN = ((Version("2.11"), 91900), (Version("2.9"), 91000))
 def sdpa_kernel_for(device: AttentionDevice, call: AttentionCall) -> AttentionPath:
     """Return the kernel that PyTorch selects for ``call`` on ``device``."""
     if device.kind == "cpu":
-        return "math" if refusal("cpu_flash", device, call) else "cpu_flash"
+        return "math" if kernel_unsupported_reason("cpu_flash", device, call) else "cpu_flash"
     for path in kernel_priority(device):
-        if refusal(path, device, call) is None:
+        if kernel_unsupported_reason(path, device, call) is None:
             return path
     return "math"
 
@@ -82,7 +82,9 @@ def promotes_three_dimensions() -> bool:
     return choice == SDPBackend.FLASH_ATTENTION.value
 
 
-def refusal(path: AttentionPath, device: AttentionDevice, call: AttentionCall) -> str | None:
+def kernel_unsupported_reason(
+    path: AttentionPath, device: AttentionDevice, call: AttentionCall
+) -> str | None:
     """Return why PyTorch's kernel ``path`` refuses ``call``, None if it accepts."""
     if path == "math":
         return None

@@ -78,8 +78,8 @@ class AttentionCall:
     last dimension of every tensor is contiguous, ``is_aligned`` that every storage offset is a
     multiple of 16 bytes, ``is_uniform`` that query, key and value agree in batch and heads (except
     for heads declared as shared), ``mask_fits`` that a mask has 2 or 4 dimensions,
-    ``mask_is_truth`` that it is boolean. ``enabled`` are the PyTorch kernels that are not switched
-    off.
+    ``mask_is_boolean`` that it is boolean. ``enabled`` are the PyTorch kernels that are not
+    switched off.
     """
 
     dtype: torch.dtype
@@ -88,7 +88,7 @@ class AttentionCall:
     key_tokens: int
     value_head_dim: int | None = None
     has_mask: bool = False
-    mask_is_truth: bool = False
+    mask_is_boolean: bool = False
     mask_needs_grad: bool = False
     needs_grad: bool = False
     is_causal: bool = False
@@ -114,7 +114,7 @@ class AttentionCall:
         return self.key_heads is not None and self.key_heads != self.heads
 
     @property
-    def scores(self) -> int:
+    def score_count(self) -> int:
         """Number of scores of the whole call."""
         return self.batch * self.heads * self.query_tokens * self.key_tokens
 
@@ -137,7 +137,7 @@ def describe_call(
         query_tokens=query.shape[-2],
         key_tokens=key.shape[-2],
         has_mask=mask is not None,
-        mask_is_truth=mask is not None and mask.dtype == torch.bool,
+        mask_is_boolean=mask is not None and mask.dtype == torch.bool,
         mask_needs_grad=mask is not None and mask.requires_grad,
         needs_grad=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
         is_causal=spec.causal,

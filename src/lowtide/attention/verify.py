@@ -19,7 +19,12 @@ from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 # A multiple of 128 plus one tile of 64, and an odd length, as in window attention.
 _TOKENS = 64, 83
 # Allowed error relative to that of PyTorch's plain operators in the same dtype.
-_TIMES = {torch.float64: 10.0, torch.float32: 10.0, torch.bfloat16: 4.0, torch.float16: 4.0}
+_TOLERANCE_FACTORS = {
+    torch.float64: 10.0,
+    torch.float32: 10.0,
+    torch.bfloat16: 4.0,
+    torch.float16: 4.0,
+}
 # Least error allowed, where the plain operators happen to have none: the roundings of a sum of a
 # few dozen terms.
 _ROUNDINGS = 8
@@ -43,16 +48,16 @@ def verification_failure(
         call.value_dim,
         call.is_causal,
         call.has_mask,
-        call.mask_is_truth,
+        call.mask_is_boolean,
         call.mask_needs_grad,
         call.needs_grad,
         call.is_grouped,
     )
-    return _tried(backend.name, device.kind, device.capability, *kind)
+    return _trial_failure(backend.name, device.kind, device.capability, *kind)
 
 
 @functools.lru_cache(maxsize=1024)
-def _tried(
+def _trial_failure(
     name: str,
     device: str,
     capability: tuple[int, int],
@@ -60,10 +65,10 @@ def _tried(
     head_dim: int,
     value_dim: int,
     causal: bool,
-    masked: bool,
-    truth: bool,
-    mask_learns: bool,
-    learns: bool,
+    has_mask: bool,
+    boolean_mask: bool,
+    mask_needs_grad: bool,
+    needs_grad: bool,
     grouped: bool,
 ) -> str | None:
     queries = _TOKENS[1] if causal else _TOKENS[0]
@@ -71,7 +76,7 @@ def _tried(
 
     def rand(*shape: int) -> Tensor:
         made = torch.randn(shape, generator=generator).to(device, dtype)
-        return made.requires_grad_(learns)
+        return made.requires_grad_(needs_grad)
 
     # Hide the trial from the caller's dispatch modes, hooks and autocast.
     with (
@@ -79,7 +84,7 @@ def _tried(
         torch._C.DisableTorchFunction(),
         torch.inference_mode(False),
         torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is),
-        torch.set_grad_enabled(learns or mask_learns),
+        torch.set_grad_enabled(needs_grad or mask_needs_grad),
         torch.autocast(device, enabled=False),
     ):
         heads = 1 if grouped else 2
@@ -88,9 +93,9 @@ def _tried(
             rand(2, heads, _TOKENS[1], head_dim),
             rand(2, heads, _TOKENS[1], value_dim),
         ]
-        if masked:
+        if has_mask:
             mask = rand(1, 2, queries, _TOKENS[1]).detach()
-            tensors.append(mask > -1 if truth else mask.requires_grad_(mask_learns))
+            tensors.append(mask > -1 if boolean_mask else mask.requires_grad_(mask_needs_grad))
         spec = AttentionSpec(causal=causal, grouped=grouped)
         try:
             found = _results(get(name), tensors, spec)
@@ -102,7 +107,7 @@ def _tried(
         ]
         exact = _results(get("reference"), doubled, spec)
         plain = _results(get("sdpa-math"), tensors, spec)
-        allowed = _EIGHT_BITS if name == "sage" else _TIMES[dtype]
+        allowed = _EIGHT_BITS if name == "sage" else _TOLERANCE_FACTORS[dtype]
         for what, one, other, wanted in zip(_NAMES, found, plain, exact, strict=False):
             error, usual = _worst(one, wanted), _worst(other, wanted)
             floor = _ROUNDINGS * torch.finfo(dtype).eps * float(wanted.detach().abs().max())

@@ -16,30 +16,30 @@ from lowtide.attention.spec import AttentionSpec
 
 # Heads with fewer channels are faster as explicit matrix products: a block of them is too little
 # work for PyTorch's CPU kernel.
-LEAST_CHANNELS = 16
+MIN_HEAD_DIM = 16
 # Bytes of scores per block of explicit products: they fit the CPU's cache.
 _SCORE_BYTES = 4 << 20
 # CPUs multiply 8 or 16 values at once, and products of 30 channels take longer than of 32. Padding
 # wider heads costs more than it gains.
-_MULTIPLES, _MOST_MORE, _WIDEST = (16, 8), 1.08, 96
+_MULTIPLES, _MAX_PADDING_RATIO, _MAX_PADDED_DIM = (16, 8), 1.08, 96
 # Bytes of padded queries, keys and values per block: they fit the cache until they are used.
-_WIDER_BYTES = 4 << 20
+_PADDED_BLOCK_BYTES = 4 << 20
 # Fraction of windows with one pattern above which the pattern is applied to all of them, which
 # avoids gathering copies.
-_NEARLY = 0.75
+_DOMINANT_FRACTION = 0.75
 
 
 @dataclass(frozen=True)
 class MaskPattern:
     """Indices of windows that share one additive mask, as in shifted-window attention.
 
-    ``places`` are the indices of the windows. ``added`` is added to their scores on top of the
-    bias, None for nothing. If ``places`` is a range, the windows are contiguous and need no
+    ``windows`` are the indices of the windows. ``mask`` is added to their scores on top of the
+    bias, None for nothing. If ``windows`` is a range, the windows are contiguous and need no
     gathering copy.
     """
 
-    places: Sequence[int]
-    added: Tensor | None
+    windows: Sequence[int]
+    mask: Tensor | None
     _indices: dict[torch.device, Tensor] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -50,7 +50,7 @@ class MaskPattern:
         Cached so that no host memory is read while a CUDA graph is captured.
         """
         if device not in self._indices:
-            self._indices[device] = torch.tensor(self.places, device=device)
+            self._indices[device] = torch.tensor(self.windows, device=device)
         return self._indices[device]
 
 
@@ -61,13 +61,13 @@ def patterns_in_range(patterns: Sequence[MaskPattern], first: int, end: int) -> 
     """
     found = []
     for one in patterns:
-        places = one.places
+        places = one.windows
         if isinstance(places, range):
             left = range(max(places[0], first) - first, min(places[-1] + 1, end) - first)
         else:
             left = [place - first for place in places if first <= place < end]
         if left:
-            found.append(MaskPattern(left, one.added))
+            found.append(MaskPattern(left, one.mask))
     return found
 
 
@@ -75,7 +75,7 @@ def padded_head_dim(width: int) -> int:
     """Return the head dim, with zero padding, that is fastest on a CPU for ``width``."""
     for multiple in _MULTIPLES:
         wide = -(-width // multiple) * multiple
-        if wide <= min(_WIDEST, width * _MOST_MORE):
+        if wide <= min(_MAX_PADDED_DIM, width * _MAX_PADDING_RATIO):
             return wide
     return width
 
@@ -107,18 +107,18 @@ def attend_windows(
     bias = None if bias is None else _four(bias)
     if not patterns:
         return _attend(query, key, value, bias, scale)
-    if all(isinstance(one.places, range) for one in patterns):
+    if all(isinstance(one.windows, range) for one in patterns):
         return _attend_ranges(query, key, value, bias, patterns, scale)
-    usual, *others = sorted(patterns, key=lambda one: -len(one.places))
-    if len(usual.places) >= _NEARLY * len(query):
-        result = _attend(query, key, value, _sum(bias, usual.added), scale)
+    usual, *others = sorted(patterns, key=lambda one: -len(one.windows))
+    if len(usual.windows) >= _DOMINANT_FRACTION * len(query):
+        result = _attend(query, key, value, _sum(bias, usual.mask), scale)
     else:
         result = _empty(query, value)
         others = [usual, *others]
     for one in others:
         places = one.indices(query.device)
         q, k, v = (each.index_select(0, places) for each in (query, key, value))
-        result.index_copy_(0, places, _attend(q, k, v, _sum(bias, one.added), scale))
+        result.index_copy_(0, places, _attend(q, k, v, _sum(bias, one.mask), scale))
     return result
 
 
@@ -132,10 +132,10 @@ def _attend_ranges(
 ) -> Tensor:
     """Attend each pattern's contiguous windows through views, without copies."""
     found = []
-    for one in sorted(patterns, key=lambda one: one.places[0]):
-        part = slice(one.places[0], one.places[-1] + 1)
+    for one in sorted(patterns, key=lambda one: one.windows[0]):
+        part = slice(one.windows[0], one.windows[-1] + 1)
         q, k, v = (each[part] for each in (query, key, value))
-        found.append(_attend(q, k, v, _sum(bias, one.added), scale))
+        found.append(_attend(q, k, v, _sum(bias, one.mask), scale))
     if len(found) == 1:
         return found[0]
     return torch.cat([one.transpose(1, 2) for one in found]).transpose(1, 2)
@@ -158,20 +158,18 @@ def _four(added: Tensor) -> Tensor:
     return added.reshape(*(1,) * (4 - added.dim()), *added.shape[-4:])
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float
-) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     if not _is_on_cpu(query):
         # Dispatch to the best backend of the device, within its launch limits.
-        return attention(query, key, value, added, AttentionSpec(scale))
-    if query.shape[-1] < LEAST_CHANNELS:
-        return _written_out(query, key, value, added, scale)
-    if _gains_by_width(query, value):
-        return _widened(query, key, value, added, scale)
-    return F.scaled_dot_product_attention(query, key, value, added, scale=scale)
+        return attention(query, key, value, bias, AttentionSpec(scale))
+    if query.shape[-1] < MIN_HEAD_DIM:
+        return _attend_explicitly(query, key, value, bias, scale)
+    if _benefits_from_padding(query, value):
+        return _attend_padded(query, key, value, bias, scale)
+    return F.scaled_dot_product_attention(query, key, value, bias, scale=scale)
 
 
-def _gains_by_width(query: Tensor, value: Tensor) -> bool:
+def _benefits_from_padding(query: Tensor, value: Tensor) -> bool:
     width = query.shape[-1]
     plain = query.dtype == torch.float32 and not torch.is_grad_enabled()
     known = width == value.shape[-1] and not torch.compiler.is_compiling()
@@ -182,35 +180,35 @@ def _is_on_cpu(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _written_out(
-    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float
+def _attend_explicitly(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> Tensor:
     """Attend by explicit products and a softmax, in blocks of windows."""
     windows, heads, places = query.shape[:3]
     at_once = max(1, _SCORE_BYTES // (heads * places * key.shape[2] * query.itemsize))
     result = _empty(query, value)
-    by_powers = supports_exp2_softmax(query, key, value, *([] if added is None else [added]))
-    unit = LOG2_E if by_powers else 1.0
+    use_exp2 = supports_exp2_softmax(query, key, value, *([] if bias is None else [bias]))
+    unit = LOG2_E if use_exp2 else 1.0
     for first in range(0, windows, at_once):
         part = slice(first, first + at_once)
-        scores = partial(_scores, query[part], key[part], added, scale, unit)
-        if by_powers:
+        scores = partial(_scores, query[part], key[part], bias, scale, unit)
+        if use_exp2:
             exp2_softmax_matmul(scores, partial(torch.matmul, other=value[part]), result[part])
         else:
             result[part] = scores().softmax(-1) @ value[part]
     return result
 
 
-def _scores(query: Tensor, key: Tensor, added: Tensor | None, scale: float, unit: float) -> Tensor:
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None, scale: float, unit: float) -> Tensor:
     """Compute ``unit`` times (scale · Q Kᵀ + added)."""
     scores = (query * (scale * unit)) @ key.transpose(-2, -1)
     # In place, and without a scaled copy of ``added``, which may be as large as many windows'
     # queries.
-    return scores if added is None else scores.add_(added, alpha=unit)
+    return scores if bias is None else scores.add_(bias, alpha=unit)
 
 
-def _widened(
-    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float
+def _attend_padded(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> Tensor:
     """Attend by PyTorch's kernel with zero-padded heads, in blocks of windows.
 
@@ -219,15 +217,15 @@ def _widened(
     given, width = (query, key, value), query.shape[-1]
     wide, result = padded_head_dim(width), _empty(query, value)
     window = query.shape[1] * wide * query.itemsize * sum(one.shape[2] for one in given)
-    at_once = max(1, _WIDER_BYTES // window)
-    held = [_zeros(one[:at_once], wide) for one in given]
+    at_once = max(1, _PADDED_BLOCK_BYTES // window)
+    buffers = [_zeros(one[:at_once], wide) for one in given]
     for first in range(0, len(query), at_once):
         part = slice(first, first + at_once)
-        q, k, v = (room[: len(one[part])] for room, one in zip(held, given, strict=True))
-        for room, one in zip((q, k, v), given, strict=True):
-            room[..., :width] = one[part]
+        q, k, v = (room[: len(one[part])] for room, one in zip(buffers, given, strict=True))
+        for buffer, one in zip((q, k, v), given, strict=True):
+            buffer[..., :width] = one[part]
         # Not bound to a name, which would keep two blocks' results alive.
-        result[part] = F.scaled_dot_product_attention(q, k, v, added, scale=scale)[..., :width]
+        result[part] = F.scaled_dot_product_attention(q, k, v, bias, scale=scale)[..., :width]
     return result
 
 

@@ -84,7 +84,7 @@ def upscale(
         budget=budget,
         only=only or (),
         plot=plot,
-        progress=_tell,
+        progress=_print_step,
     )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
@@ -103,7 +103,7 @@ def _seams(image: Path, model: str, device: str, budget: str, tile: int, *, as_j
         device=device,
         budget=budget,
         tile=tile,
-        progress=_tell,
+        progress=_print_step,
     )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
@@ -127,12 +127,12 @@ def _seams(image: Path, model: str, device: str, budget: str, tile: int, *, as_j
             f"{row.work:.2f}×",
             _decibels(row.psnr_db),
             _decibels(row.seam_psnr_db),
-            f"{row.step:.4f}",
+            f"{row.step_rms:.4f}",
         )
     _show(table)
 
 
-def _tell(what: str) -> None:
+def _print_step(what: str) -> None:
     typer.echo(f"running {what}", err=True)
 
 
@@ -156,9 +156,9 @@ def _print(report: BenchReport) -> None:
     )
     group = ""
     for row in report.rows:
-        if row.way.group != group:
+        if row.variant.group != group:
             table.add_section()
-            group = row.way.group
+            group = row.variant.group
         table.add_row(*_cells(row))
     _show(table)
 
@@ -170,14 +170,14 @@ def _show(table: Table) -> None:
 
 
 def _cells(row: BenchRow) -> tuple[str, ...]:
-    if row.refused:
-        return row.way.name, row.way.words, "–", "–", "–", "–", "refused", row.refused
-    fast = "–" if row.times_as_fast is None else f"{row.times_as_fast:.2f}"
-    busy = "–" if row.busy is None else f"{row.busy:.0%}"
-    same = _decibels(row.psnr_db) + (f", at most {row.largest}" if row.largest else "")
+    if row.error:
+        return row.variant.name, row.variant.options, "–", "–", "–", "–", "refused", row.error
+    fast = "–" if row.speedup is None else f"{row.speedup:.2f}"
+    busy = "–" if row.cpu_utilization is None else f"{row.cpu_utilization:.0%}"
+    same = _decibels(row.psnr_db) + (f", at most {row.max_error}" if row.max_error else "")
     return (
-        row.way.name,
-        row.way.words,
+        row.variant.name,
+        row.variant.options,
         fast,
         format_seconds(row.wall_s),
         busy,

@@ -30,7 +30,7 @@ def doctor(
         "disk",
         [
             f"{format_bytes(facts['disk_free_bytes'])} free here",
-            f"measurements are cached in {facts['cache']}",
+            f"measurements are cached in {facts['cache_folder']}",
         ],
     )
     _rows("extras", [_state(e["name"], e["complete"], "", e["fix"]) for e in facts["extras"]])
@@ -47,7 +47,8 @@ def _rows(title: str, lines: list[str]) -> None:
 
 def _device(device: dict[str, Any]) -> str:
     total = f" of {format_bytes(device['total_bytes'])}" if "total_bytes" in device else ""
-    return f"{device['name']}: {device['what']}, {format_bytes(device['free_bytes'])}{total} free"
+    free = f"{format_bytes(device['free_bytes'])}{total} free"
+    return f"{device['name']}: {device['description']}, {free}"
 
 
 def _precision(one: dict[str, Any]) -> str:

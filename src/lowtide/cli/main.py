@@ -26,7 +26,7 @@ from lowtide.cli import (
     upscale,
 )
 from lowtide.cli.shell import CliState, print_error, print_failure
-from lowtide.core.atomic_file import is_lack_of_space, write_error
+from lowtide.core.atomic_file import is_disk_full, write_error
 from lowtide.core.errors import UsageError
 
 _EXIT_CODES = (
@@ -43,17 +43,17 @@ class _JsonErrorGroup(TyperGroup):
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the root's arguments; usage errors are reported as JSON too."""
-        with _refused_words():
+        with _json_usage_errors():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand, whose arguments are parsed here; report usage errors."""
-        with _refused_words():
+        with _json_usage_errors():
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _refused_words() -> Iterator[None]:
+def _json_usage_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
     end = words.index("--") if "--" in words else len(words)
     options, names = words[:end], words[end:]
     CliState.debug, CliState.json = "--debug" in options, "--json" in options
-    words = [_spell(word) for word in options if word != "--debug"] + names
+    words = [_normalize_option(word) for word in options if word != "--debug"] + names
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A character that the terminal's encoding lacks must not fail a finished job.
@@ -135,12 +135,12 @@ def main(argv: list[str] | None = None) -> None:
     try:
         app(words, prog_name="lowtide")
     except OSError as error:
-        if CliState.debug or not is_lack_of_space(error):
+        if CliState.debug or not is_disk_full(error):
             raise
-        _out_of_space(error)
+        _exit_disk_full(error)
 
 
-def _out_of_space(error: OSError) -> None:
+def _exit_disk_full(error: OSError) -> None:
     """Exit with an unreported disk-full error, as when stdout is a file."""
     full = write_error(Path(error.filename or "standard output"), error)
     with contextlib.suppress(OSError, ValueError):
@@ -152,6 +152,6 @@ def _out_of_space(error: OSError) -> None:
     sys.exit(full.exit_code)
 
 
-def _spell(word: str) -> str:
+def _normalize_option(word: str) -> str:
     match = re.match(r"--[a-zA-Z0-9_-]+", word)
     return match.group().replace("_", "-") + word[match.end() :] if match else word

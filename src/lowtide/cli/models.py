@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lowtide.cli.shell import handle_errors
+from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def models(
     found = [load(file).descriptor for file in files] if files else [describe(n) for n in names()]
     if as_json:
         rows = [model.to_dict() for model in found]
-        typer.echo(json.dumps({"schema_version": 1, "models": rows}, indent=2))
+        typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "models": rows}, indent=2))
         return
     for model in found:
         _print(model)

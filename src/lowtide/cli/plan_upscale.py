@@ -13,12 +13,13 @@ import typer
 from lowtide.cli import upscale as command
 from lowtide.cli.shell import error_detail, handle_errors, option
 from lowtide.core.errors import LowtideError, UsageError
+from lowtide.core.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
 
 # Options that have an effect only where files are written.
-_LEFT_OUT = ("dry_run", "force", "report", "streams", "devices")
+_EXCLUDED_OPTIONS = ("dry_run", "force", "report", "streams", "devices")
 _ALL_DEVICES = Annotated[
     bool,
     option(
@@ -37,17 +38,17 @@ _DEVICE = Annotated[
 ]
 
 
-def _command() -> Any:
+def _make_command() -> Any:
     def plan(all_devices: bool = False, **given: Any) -> None:
         if not all_devices:
             command.upscale(**given, dry_run=True)
             return
         if given.get("device", "auto") != "auto":
             raise UsageError("--all-devices and --device contradict each other", hint="drop one")
-        _show_all(given)
+        _plan_all_devices(given)
 
     shape = inspect.signature(command.upscale, eval_str=True)
-    kept = [item for name, item in shape.parameters.items() if name not in _LEFT_OUT]
+    kept = [item for name, item in shape.parameters.items() if name not in _EXCLUDED_OPTIONS]
     kept = [item.replace(annotation=_DEVICE) if item.name == "device" else item for item in kept]
     added = inspect.Parameter(
         "all_devices", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_ALL_DEVICES
@@ -58,13 +59,13 @@ def _command() -> Any:
     return result
 
 
-def _show_all(given: dict[str, Any]) -> None:
+def _plan_all_devices(given: dict[str, Any]) -> None:
     from lowtide.jobs.plan_upscale import plan_on_all_devices
 
     as_json, inputs, output = given.pop("as_json"), given.pop("inputs"), given.pop("output")
     given.pop("quiet")
     output, settings = output or command.DEFAULT_OUTPUT, command.as_settings(given)
-    told = plan_on_all_devices(inputs, output, **settings)
+    reports = plan_on_all_devices(inputs, output, **settings)
     if as_json:
         import json
 
@@ -72,19 +73,20 @@ def _show_all(given: dict[str, Any]) -> None:
             name: {"error": error_detail(report)}
             if isinstance(report, LowtideError)
             else report.model_dump(mode="json")
-            for name, report in told.items()
+            for name, report in reports.items()
         }
-        typer.echo(json.dumps(plain, indent=2))
+        document = {"schema_version": SCHEMA_VERSION, "devices": plain}
+        typer.echo(json.dumps(document, indent=2))
         return
-    for line in _table(told):
+    for line in _table(reports):
         typer.echo(line)
 
 
-def _table(told: dict[str, UpscaleReport | LowtideError]) -> list[str]:
+def _table(reports: dict[str, UpscaleReport | LowtideError]) -> list[str]:
     from lowtide.core.units import format_bytes, format_seconds
 
     rows = [("device", "budget", "expected", "at most", "time", "precision", "plan")]
-    for name, report in told.items():
+    for name, report in reports.items():
         if isinstance(report, LowtideError):
             rows.append((name, "", "", "", "", "", report.message))
             continue
@@ -113,4 +115,4 @@ def _table(told: dict[str, UpscaleReport | LowtideError]) -> list[str]:
     ]
 
 
-plan = _command()
+plan = _make_command()

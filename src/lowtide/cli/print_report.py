@@ -32,17 +32,17 @@ def print_report(report: UpscaleReport) -> None:
             for status in ("done", "planned", "skipped", "failed")
             if (count := sum(image.status == status for image in report.images))
         ]
-        if report.left_out:
-            counts.append(f"{len(report.left_out)} not images")
+        if report.skipped_inputs:
+            counts.append(f"{len(report.skipped_inputs)} not images")
         typer.echo(f"{', '.join(counts)} in {format_seconds(report.seconds)}")
 
 
-def print_left_out(report: UpscaleReport) -> None:
+def print_skipped_inputs(report: UpscaleReport) -> None:
     """Print on stderr which inputs in folders were left out as not images, and why."""
     from lowtide.media.skipped_files import SkippedFile, skipped_summary
 
     for line in skipped_summary(
-        [SkippedFile(Path(one.path), one.reason) for one in report.left_out]
+        [SkippedFile(Path(one.path), one.reason) for one in report.skipped_inputs]
     ):
         typer.echo(f"not used: {line}", err=True)
 
@@ -65,7 +65,7 @@ def _print_image(image: ImageReport) -> None:
     if image.plan is not None:
         lines += _plan_lines(image.plan)
         if image.status == "planned":
-            lines += _front_lines(image.plan)
+            lines += _alternative_lines(image.plan)
     if image.accuracy is not None:
         lines += _accuracy_lines(image.accuracy)
     if image.memory is not None:
@@ -88,52 +88,54 @@ def _print_image(image: ImageReport) -> None:
 
 def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
     rows = [("plan", plan.choice)]
-    rows += [("rejected", f"{refusal.what}: {refusal.reason}") for refusal in plan.refused]
+    rows += [("rejected", f"{refusal.title}: {refusal.reason}") for refusal in plan.refused]
     parts = (f"{row.name} {format_bytes(row.value)}" for row in plan.ledger if row.value)
     rows.append(("ledger", ", ".join(parts)))
     return rows
 
 
-def _front_lines(plan: Plan) -> list[tuple[str, str]]:
+def _alternative_lines(plan: Plan) -> list[tuple[str, str]]:
     """Return trade-offs of memory and time, thinned to a few, the chosen one marked."""
-    step = -(-len(plan.front) // _FRONT_LINES)
-    kept = [point for index, point in enumerate(plan.front) if index % step == 0 or point.chosen]
+    step = -(-len(plan.pareto_front) // _FRONT_LINES)
+    kept = [
+        point for index, point in enumerate(plan.pareto_front) if index % step == 0 or point.chosen
+    ]
     return [
         (
             "option",
             f"{format_bytes(point.upper_bytes):>9} {format_seconds(point.seconds):>8}"
-            f"  {point.what}, {point.accuracy}{'  ← this plan' if point.chosen else ''}",
+            f"  {point.title}, {point.accuracy}{'  ← this plan' if point.chosen else ''}",
         )
         for point in kept
     ]
 
 
 def _accuracy_lines(accuracy: AccuracyReport) -> list[tuple[str, str]]:
-    text = f"{accuracy.execution}: {accuracy.why}"
+    text = f"{accuracy.execution}: {accuracy.reason}"
     rows = [("accuracy", text)]
     if accuracy.execution_error is not None:
-        rows.append(("error", _figure(accuracy.execution_error)))
+        rows.append(("error", _error_text(accuracy.execution_error)))
     precision = accuracy.precision
-    if accuracy.precision_why:
-        precision += f", {accuracy.precision_why}"
+    if accuracy.precision_note:
+        precision += f", {accuracy.precision_note}"
     if accuracy.precision_error is not None:
-        precision += f": {_figure(accuracy.precision_error)}"
+        precision += f": {_error_text(accuracy.precision_error)}"
     rows.append(("precision", precision))
     return rows
 
 
-def _figure(error: ErrorFigure) -> str:
+def _error_text(error: ErrorFigure) -> str:
     level = "no difference" if error.psnr_db is None else f"at least {error.psnr_db:.1f} dB"
     return (
-        f"{level}, largest {error.max_error * 255:.2f} of 255, against {error.against}"
+        f"{level}, largest {error.max_error * 255:.2f} of 255, against {error.reference}"
         f" ({error.tiles_sampled} of {error.tiles_total} tiles measured)"
     )
 
 
 def _memory_line(memory: MemoryReport) -> str:
     checking = ""
-    if memory.measuring_peak_bytes is not None:
-        checking = f"; {format_bytes(memory.measuring_peak_bytes)} while measuring the error"
+    if memory.measurement_peak_bytes is not None:
+        checking = f"; {format_bytes(memory.measurement_peak_bytes)} while measuring the error"
     verdict = "" if memory.within_budget else " OVER THE BUDGET"
     return (
         f"peak {format_bytes(memory.peak_bytes)} of {format_bytes(memory.budget_bytes)}{verdict}"

@@ -15,14 +15,14 @@ from lowtide.core.units import format_bytes, format_seconds
 
 _PLAIN_SECONDS = 5.0
 # Phases before the first result, each shown once.
-_MAKING = {
+_PHASE_TEXTS = {
     "compile": "compiling",
     "record": "capturing a CUDA graph of",
     "capture": "planning bands for",
 }
 
 
-def _silent(quiet: bool) -> bool:
+def _is_silent(quiet: bool) -> bool:
     return quiet or bool(os.environ.get("LOWTIDE_NO_PROGRESS"))
 
 
@@ -32,7 +32,7 @@ def step_printer(doing: str, first: str, *, quiet: bool = False) -> Iterator[Cal
 
     On a terminal one line is updated, beginning with ``first``; elsewhere each step prints a line.
     """
-    if _silent(quiet):
+    if _is_silent(quiet):
         yield lambda name: None
     elif stderr_is_terminal():
         from rich.console import Console
@@ -47,32 +47,32 @@ class ProgressLine:
     """Progress callback for jobs; ``quiet`` or ``LOWTIDE_NO_PROGRESS`` silence it."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._silent = _silent(quiet)
+        self._silent = _is_silent(quiet)
         self._bar = None
         self._task = None
-        self._said = 0.0
+        self._last_shown = 0.0
         self._name = ""
 
-    def __call__(self, moment: Progress) -> None:
+    def __call__(self, event: Progress) -> None:
         """Show one progress event of a job."""
         if self._silent:
             return
-        if moment.phase == "done":
+        if event.phase == "done":
             self.close()
-        elif moment.phase == "load":
+        elif event.phase == "load":
             if not stderr_is_terminal():
-                typer.echo(f"loading {moment.name}", err=True)
-        elif moment.phase == "probe":
+                typer.echo(f"loading {event.name}", err=True)
+        elif event.phase == "probe":
             typer.echo(
-                f"measuring {moment.name}, once on this machine; a large model takes minutes",
+                f"measuring {event.name}, once on this machine; a large model takes minutes",
                 err=True,
             )
-        elif moment.phase in _MAKING:
-            typer.echo(f"{_MAKING[moment.phase]} {moment.name}", err=True)
+        elif event.phase in _PHASE_TEXTS:
+            typer.echo(f"{_PHASE_TEXTS[event.phase]} {event.name}", err=True)
         elif stderr_is_terminal():
-            self._show_bar(moment)
+            self._show_bar(event)
         else:
-            self._show_line(moment)
+            self._show_line(event)
 
     def close(self) -> None:
         """Stop the progress bar and restore the terminal."""
@@ -80,7 +80,7 @@ class ProgressLine:
             self._bar.stop()
             self._bar = None
 
-    def _show_bar(self, moment: Progress) -> None:
+    def _show_bar(self, event: Progress) -> None:
         if self._bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -98,35 +98,35 @@ class ProgressLine:
         assert self._task is not None
         self._bar.update(
             self._task,
-            description=_title(moment),
-            total=moment.total,
-            completed=moment.done,
-            detail=_detail(moment),
+            description=_title(event),
+            total=event.total,
+            completed=event.done,
+            detail=_detail(event),
         )
 
-    def _show_line(self, moment: Progress) -> None:
+    def _show_line(self, event: Progress) -> None:
         now = time.monotonic()
-        finished, fresh = moment.done >= moment.total, moment.name != self._name
-        if finished or fresh or now - self._said >= _PLAIN_SECONDS:
-            self._said, self._name = now, moment.name
-            share = 100 * moment.done // max(moment.total, 1)
-            typer.echo(f"{_title(moment)} {share}% {_detail(moment)}", err=True)
+        finished, fresh = event.done >= event.total, event.name != self._name
+        if finished or fresh or now - self._last_shown >= _PLAIN_SECONDS:
+            self._last_shown, self._name = now, event.name
+            share = 100 * event.done // max(event.total, 1)
+            typer.echo(f"{_title(event)} {share}% {_detail(event)}", err=True)
 
 
-def _title(moment: Progress) -> str:
-    count = f"[{moment.image}/{moment.images}] " if moment.images > 1 else ""
+def _title(event: Progress) -> str:
+    count = f"[{event.image}/{event.images}] " if event.images > 1 else ""
     return (
-        f"{count}{moment.name}".replace("[", r"\[")
+        f"{count}{event.name}".replace("[", r"\[")
         if stderr_is_terminal()
-        else f"{count}{moment.name}"
+        else f"{count}{event.name}"
     )
 
 
-def _detail(moment: Progress) -> str:
-    left = f"{format_seconds(moment.eta)} left" if moment.eta is not None else "starting"
-    if moment.done >= moment.total:
-        left = format_seconds(moment.elapsed)
+def _detail(event: Progress) -> str:
+    left = f"{format_seconds(event.eta)} left" if event.eta is not None else "starting"
+    if event.done >= event.total:
+        left = format_seconds(event.elapsed)
     return (
-        f"{left}, memory {format_bytes(moment.memory_bytes)}, peak"
-        f" {format_bytes(moment.peak_bytes)} of {format_bytes(moment.budget_bytes)}"
+        f"{left}, memory {format_bytes(event.memory_bytes)}, peak"
+        f" {format_bytes(event.peak_bytes)} of {format_bytes(event.budget_bytes)}"
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import typer
 
 from lowtide.core.errors import BudgetError, Cancelled, LowtideError
+from lowtide.core.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -70,7 +71,7 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
 def print_failure(error: Exception, **more: Any) -> None:
     """Print the JSON document of a failed command, with ``more`` in it, if ``--json``."""
     if CliState.json:
-        document = {"schema_version": 1, **more, "error": error_detail(error)}
+        document = {"schema_version": SCHEMA_VERSION, **more, "error": error_detail(error)}
         typer.echo(json.dumps(document, indent=2))
         CliState.json = False  # print one document only, as the error propagates
 

@@ -132,7 +132,7 @@ def sr(
             on_step=None if quiet else ProgressLines(),
             on_warning=lambda text: typer.echo(f"warning: {text}", err=True),
         )
-    if ProcessGroup.here().first:
+    if ProcessGroup.from_environment().is_main:
         typer.echo(report.model_dump_json(indent=2) if as_json else _text(report))
 
 
@@ -161,31 +161,31 @@ class ProgressLines:
 
     def __init__(self) -> None:
         self._every = 1.0 if stderr_is_terminal() else 10.0
-        self._said = 0.0
+        self._last_shown = 0.0
         self._first: int | None = None
 
-    def __call__(self, moment: StepEvent) -> None:
+    def __call__(self, event: StepEvent) -> None:
         if self._first is None:
-            self._first = moment.step - 1
-        if moment.seconds - self._said < self._every and moment.step < moment.total:
+            self._first = event.step - 1
+        if event.seconds - self._last_shown < self._every and event.step < event.total:
             return
-        self._said = moment.seconds
-        left = moment.seconds / (moment.step - self._first) * (moment.total - moment.step)
-        losses = ", ".join(f"{name} {value:.4g}" for name, value in moment.losses.items())
+        self._last_shown = event.seconds
+        left = event.seconds / (event.step - self._first) * (event.total - event.step)
+        losses = ", ".join(f"{name} {value:.4g}" for name, value in event.losses.items())
         typer.echo(
-            f"step {moment.step:,} of {moment.total:,}: {losses}, {format_seconds(left)} left",
+            f"step {event.step:,} of {event.total:,}: {losses}, {format_seconds(left)} left",
             err=True,
         )
 
 
 def _text(report: TrainReport) -> str:
     lines = [f"{report.name}: {report.steps:,} steps, {report.parameters:,} parameters"]
-    if report.resumed_at:
-        lines.append(f"resumed after step {report.resumed_at:,}")
+    if report.resumed_step:
+        lines.append(f"resumed after step {report.resumed_step:,}")
     lines += [f"{name}: {score:.4f}" for name, score in report.scores.items()]
     lines += [f"warning: {text}" for text in report.warnings]
-    lines += [f"skipped: {path} ({why})" for path, why in report.skipped.items()]
+    lines += [f"skipped: {path} ({why})" for path, why in report.skipped_images.items()]
     lines.append(f"weights: {report.weights}")
-    if report.best:
-        lines.append(f"best:    {report.best}")
+    if report.best_weights:
+        lines.append(f"best:    {report.best_weights}")
     return "\n".join(lines)

@@ -380,11 +380,11 @@ def upscale(
             scratch=scratch,
         )
     )
-    line = ProgressLine(quiet=quiet)
+    progress = ProgressLine(quiet=quiet)
     try:
-        result = _work(inputs, output, dry_run, force, report, line, settings)
+        result = _work(inputs, output, dry_run, force, report, progress, settings)
     finally:
-        line.close()
+        progress.close()
     _show(result, as_json=as_json)
 
 
@@ -406,7 +406,7 @@ def _work(
     dry_run: bool,
     force: bool,
     sidecar: bool,
-    line: ProgressLine,
+    progress: ProgressLine,
     settings: dict[str, Any],
 ) -> UpscaleReport:
     from lowtide.core.heap import tune_heap
@@ -417,13 +417,13 @@ def _work(
 
     gc.freeze()  # keep library objects out of the collection before each image
     if dry_run:
-        return plan(inputs, output or DEFAULT_OUTPUT, progress=line, **settings)
+        return plan(inputs, output or DEFAULT_OUTPUT, progress=progress, **settings)
     assert output is not None
-    return upscale(inputs, output, force=force, sidecar=sidecar, progress=line, **settings)
+    return upscale(inputs, output, force=force, sidecar=sidecar, progress=progress, **settings)
 
 
 def _show(result: UpscaleReport, *, as_json: bool) -> None:
-    from lowtide.cli.print_report import print_left_out, print_report
+    from lowtide.cli.print_report import print_report, print_skipped_inputs
 
-    print_left_out(result)
+    print_skipped_inputs(result)
     print_result(result, lambda: print_report(result), result.raise_for_failures, as_json=as_json)

@@ -48,7 +48,7 @@ def new_part_name(path: Path) -> Path:
     return part_path(path.with_name(f"{secrets.token_hex(8)}.{path.name[-_LONGEST:]}"))
 
 
-def unfinished(path: Path) -> list[Path]:
+def find_part_files(path: Path) -> list[Path]:
     """List part files named by `new_part_name` for ``path``, in sorted order.
 
     Killed runs left them, or other runs may be writing them now.
@@ -58,17 +58,17 @@ def unfinished(path: Path) -> list[Path]:
     return sorted(part for part in found if name.fullmatch(part.name))
 
 
-def remove_unfinished(path: Path) -> None:
+def remove_part_files(path: Path) -> None:
     """Remove part files that killed runs left of ``path``.
 
     For a folder in which one run writes at a time.
     """
-    for part in unfinished(path):
+    for part in find_part_files(path):
         with suppress(OSError):  # a file left behind does no harm
             part.unlink()
 
 
-def create(path: Path) -> None:
+def create_new_file(path: Path) -> None:
     """Create an empty file.
 
     Raises:
@@ -88,7 +88,7 @@ def atomic_write(path: Path, part: Path | None = None) -> Iterator[Path]:
     converts them.
     """
     part = part or new_part_name(path)
-    create(part)
+    create_new_file(part)
     try:
         yield part
         sync(part)  # or a power cut might leave the name without the bytes
@@ -100,7 +100,7 @@ def atomic_write(path: Path, part: Path | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def writing(path: Path, part: Path | None = None) -> Iterator[Path]:
+def atomic_output(path: Path, part: Path | None = None) -> Iterator[Path]:
     """`atomic_write` that raises `OutputError` for every failure to write ``path``.
 
     Other libraries may not report a full disk as such: then the disk is probed.
@@ -112,7 +112,7 @@ def writing(path: Path, part: Path | None = None) -> Iterator[Path]:
             except (OSError, LowtideError):
                 raise
             except Exception as error:
-                if (full := disk_error(made)) is not None:
+                if (full := probe_disk_error(made)) is not None:
                     raise full from error
                 raise
     except OSError as error:
@@ -134,18 +134,18 @@ def make_folder(folder: Path) -> None:
 def write_error(path: Path, error: OSError) -> OutputError:
     """Return the `OutputError` for an OSError in writing ``path``, with a hint."""
     text = error.strerror or str(error)
-    if is_lack_of_space(error):
+    if is_disk_full(error):
         return OutputError(f"{path}: {_FULL_DISK[error.errno or 0]} ({text})", hint=SPACE_HINT)
     hint = _HINTS.get(error.errno or 0)
     return OutputError(f"{path}: cannot be written ({text})", hint=hint)
 
 
-def is_lack_of_space(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Return whether ``error`` is a full disk, quota or file-size limit."""
     return error.errno in _FULL_DISK
 
 
-def disk_error(part: Path) -> OSError | None:
+def probe_disk_error(part: Path) -> OSError | None:
     """Return the OSError of writing more to ``part``, or None if that works.
 
     For libraries that do not report why a write failed.
@@ -160,7 +160,7 @@ def disk_error(part: Path) -> OSError | None:
     return None
 
 
-def open_own(path: Path) -> int:
+def open_for_append(path: Path) -> int:
     """Open or create ``path`` for reading and appending; returns a descriptor.
 
     A file with a second hard link is copied first, so that the other is unchanged.
@@ -182,7 +182,7 @@ def open_own(path: Path) -> int:
         os.close(descriptor)
         with atomic_write(path) as part:
             part.write_bytes(path.read_bytes())
-        return open_own(path)
+        return open_for_append(path)
     return descriptor
 
 

@@ -14,9 +14,9 @@ from typing import Literal
 # mallopt's names for its parameters (malloc.h); they are part of glibc's binary interface.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # Smaller blocks are reused; larger ones are unmapped when freed, and use huge pages.
-REUSED_BELOW = 16 << 20
-KEPT_AT_MOST = 512 << 20
-_GIVEN_BACK_FROM = 64 << 10
+MMAP_THRESHOLD_BYTES = 16 << 20
+TRIM_THRESHOLD_BYTES = 512 << 20
+_TRIM_MODE_THRESHOLD_BYTES = 64 << 10
 # PyTorch requests huge pages, 2 MiB each, for every block of at least that size, if this is set
 # before its first one; by default most Linux systems grant them on request.
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
@@ -50,8 +50,8 @@ def tune_heap() -> bool:
     if library is not None:
         os.environ.setdefault(_HUGE_PAGES, "1")
         _tuned = bool(
-            library.mallopt(_M_MMAP_THRESHOLD, REUSED_BELOW)
-            and library.mallopt(_M_TRIM_THRESHOLD, KEPT_AT_MOST)
+            library.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+            and library.mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
         )
     return _tuned
 
@@ -61,21 +61,25 @@ def heap_is_tuned() -> bool:
     return _tuned
 
 
-HeapSetting = Literal["gives back", "keeps"]
+HeapSetting = Literal["trim", "cache"]
 
 
 def set_heap_mode(setting: HeapSetting) -> None:
     """Set what the C heap does with freed blocks, if `tune_heap` is in effect.
 
-    ``"keeps"`` is faster. ``"gives back"`` takes only the bytes alive: kept blocks that no new one
+    ``"cache"`` is faster. ``"trim"`` takes only the bytes alive: kept blocks that no new one
     fits into made runs of window transformers take up to 1.8 times that.
     """
     library = _glibc()
     if library is None or not _tuned:
         return
-    keeps = setting == "keeps"
-    library.mallopt(_M_MMAP_THRESHOLD, REUSED_BELOW if keeps else _GIVEN_BACK_FROM)
-    library.mallopt(_M_TRIM_THRESHOLD, KEPT_AT_MOST if keeps else _GIVEN_BACK_FROM)
+    keeps = setting == "cache"
+    library.mallopt(
+        _M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES if keeps else _TRIM_MODE_THRESHOLD_BYTES
+    )
+    library.mallopt(
+        _M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES if keeps else _TRIM_MODE_THRESHOLD_BYTES
+    )
     library.malloc_trim(0)
 
 
@@ -87,25 +91,25 @@ def trimming_heap() -> Iterator[None]:
     while it is read, with gaps that the blocks of a run hardly fit. Later runs that give blocks
     back do not return such gaps either, since the C library serves from a gap what fits into it.
     """
-    set_heap_mode("gives back")
+    set_heap_mode("trim")
     try:
         yield
     finally:
-        set_heap_mode("keeps")
+        set_heap_mode("cache")
 
 
 def heap_mode() -> HeapSetting | None:
     """Return what the C heap does with freed blocks, or None if that varies.
 
-    ``"keeps"`` after `tune_heap`; ``"gives back"`` where the environment has every block above a
+    ``"cache"`` after `tune_heap`; ``"trim"`` where the environment has every block above a
     threshold of 1 MiB or less mapped on its own. Otherwise glibc adapts its threshold as the
     program runs, and other heaps differ.
     """
     if _tuned:
-        return "keeps"
+        return "cache"
     threshold = os.environ.get("MALLOC_MMAP_THRESHOLD_", "")
     settled = _glibc() is not None and threshold.isdigit() and int(threshold) <= 1 << 20
-    return "gives back" if settled else None
+    return "trim" if settled else None
 
 
 def trim_heap(*, collect: bool = False) -> None:

@@ -26,7 +26,7 @@ def max_error(a: np.ndarray, b: np.ndarray) -> float:
     """
     import numpy as np
 
-    _require_alike(a, b)
+    _require_same_shape(a, b)
     return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
 
 
@@ -41,7 +41,7 @@ def psnr(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
     """
     import numpy as np
 
-    _require_alike(a, b)
+    _require_same_shape(a, b)
     if not peak > 0:
         raise ValueError(f"peak must be above 0, not {peak}")
     error = float(np.mean(np.square(a.astype(np.float64) - b.astype(np.float64))))
@@ -89,7 +89,7 @@ def _lumas(sr: np.ndarray, hr: np.ndarray, crop: int) -> tuple[np.ndarray, np.nd
         raise ValueError(
             f"a crop of {crop} is negative or leaves nothing of an image of {width}x{height}"
         )
-    _require_alike(sr, hr)
+    _require_same_shape(sr, hr)
     inner = (slice(crop, height - crop), slice(crop, width - crop))
     return luma_bt601(sr[inner]), luma_bt601(hr[inner])
 
@@ -106,7 +106,7 @@ def ssim(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
     """
     import numpy as np
 
-    _require_alike(a, b)
+    _require_same_shape(a, b)
     if min(a.shape[:2]) < SSIM_WINDOW:
         raise ValueError(
             f"an image of {a.shape[1]}x{a.shape[0]} is smaller than the SSIM window of 11x11"
@@ -116,10 +116,10 @@ def ssim(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
     mean_a, mean_b = _windowed(a), _windowed(b)
     variance_a = _windowed(a * a) - mean_a**2
     variance_b = _windowed(b * b) - mean_b**2
-    shared = _windowed(a * b) - mean_a * mean_b
-    alike = (2 * mean_a * mean_b + first) * (2 * shared + second)
-    apart = (mean_a**2 + mean_b**2 + first) * (variance_a + variance_b + second)
-    return float(np.mean(alike / apart))
+    covariance = _windowed(a * b) - mean_a * mean_b
+    numerator = (2 * mean_a * mean_b + first) * (2 * covariance + second)
+    denominator = (mean_a**2 + mean_b**2 + first) * (variance_a + variance_b + second)
+    return float(np.mean(numerator / denominator))
 
 
 def ssim_y(sr: np.ndarray, hr: np.ndarray, crop: int) -> float:
@@ -148,7 +148,7 @@ def _windowed(image: np.ndarray) -> np.ndarray:
     return image
 
 
-def _require_alike(a: np.ndarray, b: np.ndarray) -> None:
+def _require_same_shape(a: np.ndarray, b: np.ndarray) -> None:
     """Raise ValueError for images of different shapes or without samples.
 
     Broadcasting would accept some different shapes.

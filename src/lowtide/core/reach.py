@@ -13,8 +13,8 @@ class ReceptiveField:
     the whole image (global pooling or attention), or on more than is practical for tiles.
     """
 
-    pixels: int | None
-    searched: int
+    radius: int | None
+    search_limit: int
 
     @property
     def overlap(self) -> int | None:
@@ -22,4 +22,4 @@ class ReceptiveField:
 
         None if the receptive field has no bound.
         """
-        return None if self.pixels is None else 2 * self.pixels
+        return None if self.radius is None else 2 * self.radius

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 
-_times: ContextVar[int] = ContextVar("_times", default=1)
+_repeats: ContextVar[int] = ContextVar("_times", default=1)
 
 
 def repeat_count() -> int:
     """Return how many calls the current one is traced for; 1 outside `repeat_call`."""
-    return _times.get()
+    return _repeats.get()
 
 
-def repeat_call(count: int, call: Callable[[int], object], *, alike: bool) -> None:
+def repeat_call(count: int, call: Callable[[int], object], *, identical: bool) -> None:
     """Call ``call`` with 0 to ``count`` - 1, or once for all if they are ``identical``.
 
     ``identical`` calls take the same memory: ``call(0)`` is then traced for all of them.
     """
-    if not alike:
+    if not identical:
         for number in range(count):
             call(number)
     elif count:
-        token = _times.set(_times.get() * count)
+        token = _repeats.set(_repeats.get() * count)
         try:
             call(0)
         finally:
-            _times.reset(token)
+            _repeats.reset(token)

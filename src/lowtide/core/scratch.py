@@ -10,14 +10,14 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
-from lowtide.core.atomic_file import is_lack_of_space
+from lowtide.core.atomic_file import is_disk_full
 from lowtide.core.errors import OutputError
 from lowtide.core.units import format_bytes
 
 _HINT = "free some space, name another folder for scratch files, or allow more memory"
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 # Bytes that a file without blocks in use keeps.
-_KEPT = 1 << 30
+_MAX_KEPT_BYTES = 1 << 30
 
 
 class ScratchFile:
@@ -43,29 +43,29 @@ class ScratchFile:
                 hint="name another folder for scratch files",
             ) from error
 
-    def put(self, at: int, data: memoryview) -> None:
-        """Write ``data`` at byte ``at``."""
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write ``data`` at byte ``offset``."""
         try:
-            self._file.seek(at)
+            self._file.seek(offset)
             self._file.write(data)
             self._file.flush()
         except OSError as error:
             with contextlib.suppress(OSError):  # of what is still buffered
                 self._file.close()
-            why = "the disk is full" if is_lack_of_space(error) else error.strerror or str(error)
+            why = "the disk is full" if is_disk_full(error) else error.strerror or str(error)
             size = format_bytes(data.nbytes)
             raise OutputError(
                 f"{why}: could not write {size} to the scratch file", hint=_HINT
             ) from error
 
-    def get(self, at: int, buffer: memoryview) -> None:
-        """Read bytes from ``at`` into ``buffer``; they must have been written."""
-        self._file.seek(at)
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Read bytes from ``offset`` into ``buffer``; they must have been written."""
+        self._file.seek(offset)
         size = self._file.readinto(buffer)  # type: ignore[attr-defined]
         if size != buffer.nbytes:
-            raise AssertionError(f"bytes {at} to {at + buffer.nbytes} were not all written")
+            raise AssertionError(f"bytes {offset} to {offset + buffer.nbytes} were not all written")
 
-    def shorten(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         """Truncate the file to ``size`` bytes."""
         self._file.truncate(size)
 
@@ -80,7 +80,7 @@ class ScratchFile:
 
 
 class ScratchBlocks:
-    """Pool of blocks of `BLOCK` bytes in one `ScratchFile`; freed blocks are reused.
+    """Pool of blocks of `BLOCK_BYTES` bytes in one `ScratchFile`; freed blocks are reused.
 
     Overwriting takes less time than a new file: the system has it in its page cache already. When
     no block is in use, at most 1 GiB is kept. Thread-safe.
@@ -89,7 +89,9 @@ class ScratchBlocks:
     def __init__(self, folder: Path | None = None) -> None:
         self._file = ScratchFile(folder)
         weakref.finalize(self, self._file.close)
-        self._free: list[int] = []  # heap: low blocks first, so that the end can be truncated
+        self._free_blocks: list[
+            int
+        ] = []  # heap: low blocks first, so that the end can be truncated
         self._count = 0
         self._lock = threading.Lock()
 
@@ -98,37 +100,40 @@ class ScratchBlocks:
         """Whether all data are lost: it was closed, or the disk was full."""
         return self._file.is_closed
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """Allocate a block; returns its number."""
         with self._lock:
-            if self._free:
-                return heapq.heappop(self._free)
+            if self._free_blocks:
+                return heapq.heappop(self._free_blocks)
             self._count += 1
             return self._count - 1
 
-    def give_back(self, blocks: Iterable[int]) -> None:
+    def free(self, blocks: Iterable[int]) -> None:
         """Free blocks for reuse."""
         with self._lock:
             for block in blocks:
-                heapq.heappush(self._free, block)
-            if len(self._free) == self._count > _KEPT // BLOCK and not self.is_closed:
-                self._count = _KEPT // BLOCK
-                self._free = list(range(self._count))
-                self._file.shorten(_KEPT)
+                heapq.heappush(self._free_blocks, block)
+            if (
+                len(self._free_blocks) == self._count > _MAX_KEPT_BYTES // BLOCK_BYTES
+                and not self.is_closed
+            ):
+                self._count = _MAX_KEPT_BYTES // BLOCK_BYTES
+                self._free_blocks = list(range(self._count))
+                self._file.truncate(_MAX_KEPT_BYTES)
 
     def close(self) -> None:
         """Release the file now."""
         self._file.close()
 
-    def put(self, block: int, at: int, data: memoryview) -> None:
-        """Write ``data`` at byte ``at`` of a block."""
+    def write(self, block: int, offset: int, data: memoryview) -> None:
+        """Write ``data`` at byte ``offset`` of a block."""
         with self._lock:
-            self._file.put(block * BLOCK + at, data)
+            self._file.write(block * BLOCK_BYTES + offset, data)
 
-    def get(self, block: int, at: int, buffer: memoryview) -> None:
-        """Read bytes from ``at`` of a block into ``buffer``."""
+    def read(self, block: int, offset: int, buffer: memoryview) -> None:
+        """Read bytes from ``offset`` of a block into ``buffer``."""
         with self._lock:
-            self._file.get(block * BLOCK + at, buffer)
+            self._file.read(block * BLOCK_BYTES + offset, buffer)
 
 
 class ScratchSpace:

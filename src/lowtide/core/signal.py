@@ -28,23 +28,23 @@ class ImageInfo:
 
     width: int
     height: int
-    bands: int
-    sample: SampleType = "uint8"
+    channels: int
+    sample_type: SampleType = "uint8"
 
     @property
     def alpha(self) -> bool:
         """Whether the last channel is alpha (opacity)."""
-        return self.bands in (2, 4)
+        return self.channels in (2, 4)
 
     @property
-    def color_bands(self) -> int:
+    def color_channels(self) -> int:
         """Channels without alpha: 1 or 3."""
-        return self.bands - self.alpha
+        return self.channels - self.alpha
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in memory."""
-        return self.width * self.bands * _SAMPLE_BYTES[self.sample]
+        return self.width * self.channels * _SAMPLE_BYTES[self.sample_type]
 
     @property
     def pixels(self) -> int:

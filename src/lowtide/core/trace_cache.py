@@ -12,11 +12,11 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 _Made = TypeVar("_Made")
-_made: ContextVar[dict[str, Any] | None] = ContextVar("_made", default=None)
+_cached_values: ContextVar[dict[str, Any] | None] = ContextVar("_made", default=None)
 
 # Held while a module is traced, which PyTorch does for one at a time in a process: it replaces the
 # module's weights meanwhile. Whoever runs a module that may be traced holds it too.
-TRACING = threading.RLock()
+TRACE_LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -25,12 +25,12 @@ def trace_cache() -> Iterator[None]:
 
     Values made in one trace are of no use in another.
     """
-    with TRACING:
-        token = _made.set({})
+    with TRACE_LOCK:
+        token = _cached_values.set({})
         try:
             yield
         finally:
-            _made.reset(token)
+            _cached_values.reset(token)
 
 
 def cached_in_trace(key: object, make: Callable[[], _Made]) -> _Made:
@@ -41,7 +41,7 @@ def cached_in_trace(key: object, make: Callable[[], _Made]) -> _Made:
     Keys are compared by their repr: sizes of a graph with dynamic shapes are symbols without a
     hash.
     """
-    known = _made.get()
+    known = _cached_values.get()
     if known is None:
         return make()
     text = repr(key)

@@ -40,17 +40,17 @@ def check_state(title: str, part: nn.Module) -> None:
             )
 
 
-def check_real(title: str, image: Tensor) -> None:
+def check_not_traced(title: str, image: Tensor) -> None:
     """Raise `ModelError` if the call is being traced or exported."""
-    recorded = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
-    if recorded or is_fake(image):
+    traced = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+    if traced or is_fake(image):
         raise ModelError(
             f"{title} is fitted: it runs in bands and cannot be traced or exported",
             hint="lowtide.unfit(module) first",
         )
 
 
-def check_mode(title: str, part: nn.Module) -> None:
+def check_eval_mode(title: str, part: nn.Module) -> None:
     """Raise `UsageError` in training mode: bands have no backward pass."""
     for path, inner in part.named_modules():
         if inner.training:

@@ -54,7 +54,7 @@ def fit(
     """
     module = _unwrapped(autoencoder)
     chosen = chosen_parts(module, parts)
-    _check(module, chosen, or_fewer=parts is None)
+    _check_parts(module, chosen, suggest_parts=parts is None)
     whole = all(getattr(module, name, None) is None or name in chosen for name in PARTS)
     for part in chosen.values():
         fit_part(part, FitSettings(budget, pages, scratch))
@@ -78,20 +78,22 @@ def unfit(autoencoder: nn.Module) -> nn.Module:
     return autoencoder
 
 
-def _check(autoencoder: nn.Module, chosen: dict[str, nn.Module], *, or_fewer: bool) -> None:
+def _check_parts(
+    autoencoder: nn.Module, chosen: dict[str, nn.Module], *, suggest_parts: bool
+) -> None:
     """Raise `UsageError` for the first part that cannot be fitted.
 
     The hint names those that can.
     """
-    refusals: dict[str, UsageError] = {}
+    errors: dict[str, UsageError] = {}
     for name, part in chosen.items():
         try:
             check_part(f"the {name} of this {type(autoencoder).__name__}", part)
         except UsageError as refusal:
-            refusals[name] = refusal
-    for refusal in refusals.values():
-        rest = tuple(name for name in chosen if name not in refusals)
-        if or_fewer and rest and refusal.hint is None:
+            errors[name] = refusal
+    for refusal in errors.values():
+        rest = tuple(name for name in chosen if name not in errors)
+        if suggest_parts and rest and refusal.hint is None:
             refusal.hint = f"lowtide.fit(module, parts={rest!r}) leaves it as it is"
         raise refusal
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
-from lowtide.integrations.call_checks import check_mode, check_real, check_state
+from lowtide.integrations.call_checks import check_eval_mode, check_not_traced, check_state
 from lowtide.memory.budget import Budget
 from lowtide.streaming.api import Streamed
 from lowtide.streaming.pages.placement import PagePlacement
 
 # Attribute of a part: its settings.
-_FITTING = "_lowtide_fitting"
+_SETTINGS_ATTRIBUTE = "_lowtide_fitting"
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ def is_fitted(module: nn.Module) -> bool:
     return isinstance(module, _Fitted)
 
 
-def fit_part(part: nn.Module, fitting: FitSettings) -> None:
+def fit_part(part: nn.Module, settings: FitSettings) -> None:
     """Make ``part`` run in bands from now on."""
-    stream = _streamed(part, fitting)
+    stream = _streamed(part, settings)
     part.__class__ = _fitted_class(type(part))
     # When accelerate removes a hook, it leaves the class's method on the instance.
     vars(part).pop("forward", None)
-    vars(part)[_FITTING] = fitting
+    vars(part)[_SETTINGS_ATTRIBUTE] = settings
     _streams[part] = stream
 
 
@@ -99,7 +99,7 @@ def unfit_part(part: nn.Module) -> None:
             hint="undo that first",
         )
     part.__class__ = part.unfitted  # pyright: ignore[reportAttributeAccessIssue]
-    del vars(part)[_FITTING]
+    del vars(part)[_SETTINGS_ATTRIBUTE]
     _streams.pop(part, None)
 
 
@@ -139,11 +139,11 @@ def _fitted_class(unfitted: type[nn.Module]) -> Any:
 def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     title = f"this {part.unfitted.__name__}"
     image = _only_tensor(title, part, args, kwargs)
-    check_real(title, image)
-    check_mode(title, part)
+    check_not_traced(title, image)
+    check_eval_mode(title, part)
     check_state(title, part)
     if (stream := _streams.get(part)) is None:
-        stream = _streams.setdefault(part, _streamed(part, vars(part)[_FITTING]))
+        stream = _streams.setdefault(part, _streamed(part, vars(part)[_SETTINGS_ATTRIBUTE]))
     return stream(image)
 
 
@@ -160,10 +160,10 @@ def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str,
     return image[1]
 
 
-def _streamed(part: nn.Module, fitting: FitSettings) -> Streamed:
+def _streamed(part: nn.Module, settings: FitSettings) -> Streamed:
     """Stream a twin of the original class that shares all attributes of the part."""
     unfitted = getattr(type(part), "unfitted", type(part))
     twin = object.__new__(unfitted)
     object.__setattr__(twin, "__dict__", vars(part))
     bare = _fitted_class(unfitted).bare(twin)
-    return Streamed(bare, budget=fitting.budget, pages=fitting.pages, scratch=fitting.scratch)
+    return Streamed(bare, budget=settings.budget, pages=settings.pages, scratch=settings.scratch)

@@ -20,31 +20,31 @@ from lowtide.integrations.fitted_module import is_fitted, is_own_forward
 PARTS = ("encoder", "decoder")
 # Sides of the trial image: enough for autoencoders that downsample by 128. An image with real
 # storage takes memory, and is smaller.
-_SIDE, _REAL = 128, 32
+_FAKE_SIDE, _REAL_SIDE = 128, 32
 
 
-def chosen_parts(autoencoder: nn.Module, wanted: Sequence[str] | None) -> dict[str, nn.Module]:
+def chosen_parts(autoencoder: nn.Module, requested: Sequence[str] | None) -> dict[str, nn.Module]:
     """Return the parts to fit, by name: those ``requested``, or all.
 
     Raises `UsageError` where there is none, where a requested one is missing, and where the
     autoencoder computes with more than its parts although none were named.
     """
     kind = type(autoencoder).__name__
-    if unknown := set(wanted or ()) - set(PARTS):
+    if unknown := set(requested or ()) - set(PARTS):
         raise UsageError(f"unknown parts {sorted(unknown)}", hint=" or ".join(PARTS))
     found = {
         name: part
-        for name in wanted or PARTS
+        for name in requested or PARTS
         if isinstance(part := getattr(autoencoder, name, None), nn.Module)
     }
-    if not found or len(found) < len(set(wanted or ())):
-        missing = " or ".join(name for name in wanted or PARTS if name not in found)
+    if not found or len(found) < len(set(requested or ())):
+        missing = " or ".join(name for name in requested or PARTS if name not in found)
         inside = [name for name, child in autoencoder.named_children() if has_parts(child)]
         raise UsageError(
             f"{kind} has no {missing} to stream",
             hint=" or ".join(f"pass its .{name}" for name in inside) or None,
         )
-    if not wanted and (others := list(_others(autoencoder))):
+    if not requested and (others := list(_other_networks(autoencoder))):
         raise UsageError(
             f"{kind} computes with {', '.join(others)} too, which is no encoder or decoder that"
             " could be streamed",
@@ -63,7 +63,7 @@ def check_part(title: str, part: nn.Module) -> None:
 
     ``title`` names the part in the message.
     """
-    _check_untouched(title, part)
+    _check_unmodified(title, part)
     check_state(title, part)
     _check_signature(title, part)
     for path, inner in part.named_modules():
@@ -75,7 +75,7 @@ def check_part(title: str, part: nn.Module) -> None:
     _try(title, part)
 
 
-def _others(autoencoder: nn.Module) -> Iterator[str]:
+def _other_networks(autoencoder: nn.Module) -> Iterator[str]:
     """Yield other submodules that are networks with spatial kernels.
 
     More than a single layer.
@@ -88,7 +88,7 @@ def _others(autoencoder: nn.Module) -> Iterator[str]:
             yield name
 
 
-def _check_untouched(title: str, part: nn.Module) -> None:
+def _check_unmodified(title: str, part: nn.Module) -> None:
     if is_fitted(part):
         raise UsageError(f"{title} is fitted already", hint="lowtide.unfit(module) first")
     if is_compiled(part):
@@ -133,12 +133,12 @@ def _try(title: str, part: nn.Module) -> None:
     refusals: list[Exception] = []
     for count in channels:
         try:
-            result, entered = _watched(part, count)
+            result, entered = _run_watched(part, count)
         except Exception as error:  # noqa: BLE001  (any error that third-party code raises)
             refusals.append(error)
         else:
             _check_result(title, result)
-            _check_entered(title, part, entered)
+            _check_called(title, part, entered)
             return
     reason = str(refusals[0]).strip().splitlines() or [type(refusals[0]).__name__]
     raise UsageError(f"{title} could not be run on a single image: {reason[0]}")
@@ -150,15 +150,15 @@ def _channels(part: nn.Module) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _watched(part: nn.Module, channels: int) -> tuple[object, set[nn.Module]]:
+def _run_watched(part: nn.Module, channels: int) -> tuple[object, set[nn.Module]]:
     """Return the result for a trial image, and the submodules that were called."""
-    entered: set[nn.Module] = set()
+    called: set[nn.Module] = set()
     hooks = [
-        inner.register_forward_pre_hook(lambda module, _: entered.add(module))
+        inner.register_forward_pre_hook(lambda module, _: called.add(module))
         for inner in part.modules()
     ]
     try:
-        return _result(part, channels), entered
+        return _result(part, channels), called
     finally:
         for hook in hooks:
             hook.remove()
@@ -170,9 +170,13 @@ def _result(part: nn.Module, channels: int) -> object:
     with torch.no_grad():
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
-                return type(part).forward(part, torch.empty(1, channels, _SIDE, _SIDE, **like))
+                return type(part).forward(
+                    part, torch.empty(1, channels, _FAKE_SIDE, _FAKE_SIDE, **like)
+                )
         except Exception:  # noqa: BLE001  (it may read values, which a real image has)
-            return type(part).forward(part, torch.zeros(1, channels, _REAL, _REAL, **like))
+            return type(part).forward(
+                part, torch.zeros(1, channels, _REAL_SIDE, _REAL_SIDE, **like)
+            )
 
 
 def _check_result(title: str, result: object) -> None:
@@ -184,10 +188,10 @@ def _check_result(title: str, result: object) -> None:
         )
 
 
-def _check_entered(title: str, part: nn.Module, entered: set[nn.Module]) -> None:
+def _check_called(title: str, part: nn.Module, called: set[nn.Module]) -> None:
     for name, child in part.named_children():
-        weighs = next(child.parameters(), None) is not None
-        if weighs and not any(inner in entered for inner in child.modules()):
+        has_parameters = next(child.parameters(), None) is not None
+        if has_parameters and not any(inner in called for inner in child.modules()):
             more = list(inspect.signature(type(part).forward).parameters)[2:]
             raise UsageError(
                 f"{title} has a {name}, which it uses with inputs other than one image"

@@ -9,7 +9,7 @@ from typing import Literal
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.jobs.build_network import ensemble_network
-from lowtide.jobs.devices import gained_precision, precisions_of
+from lowtide.jobs.devices import castable_precisions, preferred_precision
 from lowtide.jobs.prepare import PreparedModel, prepare
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
@@ -49,45 +49,47 @@ def prepare_for_profile(
     if settings.cuda_graphs:
         require_cuda_graphs(profile.kind)
     in_fp32 = {"precision": "fp32", "cuda_graphs": False}
-    here = prepare(settings.model_copy(update=in_fp32), device="cpu", on_loaded=on_loaded)
-    precision = _precision(settings.precision, here.descriptor, profile)
+    reference = prepare(settings.model_copy(update=in_fp32), device="cpu", on_loaded=on_loaded)
+    precision = _precision(settings.precision, reference.descriptor, profile)
     network = dataclasses.replace(
-        here.network, device=profile.name, precision=precision, channels_last=False
+        reference.network, device=profile.name, precision=precision, channels_last=False
     )
-    weight_bytes = here.costs.weight_bytes  # fp32 weights are resident too: the reference
+    weight_bytes = reference.costs.weight_bytes  # fp32 weights are resident too: the reference
     if precision != "fp32":
-        low = load(settings.model_name).lower(DTYPES[precision])
+        low = load(settings.model_name).to_low_precision(DTYPES[precision])
         network = dataclasses.replace(network, forward=low.module)
         if settings.self_ensemble:
             network = ensemble_network(network)
         weight_bytes += low.descriptor.weight_bytes
-    costs = _costs(here, network, profile, weight_bytes)
-    return PreparedModel(here.descriptor, network, here.shape, costs, precision, here.programs)
+    costs = _costs(reference, network, profile, weight_bytes)
+    return PreparedModel(
+        reference.descriptor, network, reference.geometry, costs, precision, reference.programs
+    )
 
 
 def _costs(
-    here: PreparedModel, network: NetworkSpec, profile: DeviceProfile, weight_bytes: int
+    reference: PreparedModel, network: NetworkSpec, profile: DeviceProfile, weight_bytes: int
 ) -> ModelCosts:
-    shape = here.shape
+    shape = reference.geometry
     points, traced = [], []
     for side in sorted({round_up(max(side, shape.minimum), shape.align) for side in _SIDES}):
-        told = trace_tile(network, side, side, device=profile)
-        if told.trace is None:
+        tile_trace = trace_tile(network, side, side, device=profile)
+        if tile_trace.trace is None:
             raise ModelError(
-                f"{here.descriptor.name} cannot be traced, so its memory on {profile.title}"
+                f"{reference.descriptor.name} cannot be traced, so its memory on {profile.title}"
                 " cannot be predicted",
                 hint="run `lowtide plan` on that machine, where it is measured instead",
             )
-        live = sum(live_bytes_rows(network, told.ledger))
-        kept = next(row.value for row in told.ledger if row.name == "allocator")
-        seconds = roofline_seconds(told.trace, profile)
-        traced.append(TracedPoint(pixels=side * side, peak_bytes=live, reused=()))
+        live = sum(live_bytes_rows(network, tile_trace.ledger))
+        kept = next(row.value for row in tile_trace.ledger if row.name == "allocator")
+        seconds = roofline_seconds(tile_trace.trace, profile)
+        traced.append(TracedPoint(pixels=side * side, peak_bytes=live, reused_blocks=()))
         points.append(
             ProbePoint(
                 pixels=side * side, peak_bytes=live, resident_bytes=live + kept, seconds=seconds
             )
         )
-    return here.costs.model_copy(
+    return reference.costs.model_copy(
         update={
             "device": profile.name,
             "precision": network.precision,
@@ -95,19 +97,19 @@ def _costs(
             "weight_bytes": weight_bytes,
             "context_bytes": profile.context_bytes,
             "points": tuple(points),
-            "traced": tuple(traced),
+            "traced_points": tuple(traced),
         }
     )
 
 
 def _precision(
-    wanted: Literal["auto"] | Precision, model: ModelDescriptor, profile: DeviceProfile
+    requested: Literal["auto"] | Precision, model: ModelDescriptor, profile: DeviceProfile
 ) -> Precision:
     """Return the requested precision, or the lowest that device and model gain from."""
-    if wanted == "auto":
-        return "fp32" if profile.kind == "cpu" else gained_precision(model, profile.capability)
-    allowed = precisions_of(model)
-    if wanted not in allowed or wanted not in profile.supports:
-        where = model.name if wanted not in allowed else profile.title
-        raise UsageError(f"{where} does not run in {wanted}", hint="--precision auto")
-    return wanted
+    if requested == "auto":
+        return "fp32" if profile.kind == "cpu" else preferred_precision(model, profile.capability)
+    allowed = castable_precisions(model)
+    if requested not in allowed or requested not in profile.supports:
+        where = model.name if requested not in allowed else profile.title
+        raise UsageError(f"{where} does not run in {requested}", hint="--precision auto")
+    return requested

@@ -23,76 +23,79 @@ if TYPE_CHECKING:
 
 
 def measure_accuracy(
-    context: UpscaleSession, plan: Plan, source: Path, limit_bytes: int
+    session: UpscaleSession, plan: Plan, source: Path, limit_bytes: int
 ) -> tuple[AccuracyReport, Usage | None]:
     """Measure the accuracy of one image's result within ``limit_bytes``.
 
     Returns:
         The report, and the memory that the measurement used, or None if nothing had to be measured.
     """
-    if plan.accuracy == "exact" and context.prepared.network.exact_forward is None:
-        return _accuracy(context, plan, source, limit_bytes), None
+    if plan.accuracy == "exact" and session.prepared.network.make_fp32_forward is None:
+        return _accuracy(session, plan, source, limit_bytes), None
     # The measurement runs other tile sizes, which would not fit the heap's free blocks.
     trim_allocators(plan.device, collect=True)
-    context.lap()
-    context.land_all()
-    accuracy = _accuracy(context, plan, source, limit_bytes)
-    measuring = context.lap()
+    session.lap()
+    session.commit_all()
+    accuracy = _accuracy(session, plan, source, limit_bytes)
+    measurement_usage = session.lap()
     trim_allocators(plan.device, collect=True)
-    context.lap()
-    return accuracy, measuring
+    session.lap()
+    return accuracy, measurement_usage
 
 
 def _accuracy(
-    context: UpscaleSession, plan: Plan, source: Path, limit_bytes: int
+    session: UpscaleSession, plan: Plan, source: Path, limit_bytes: int
 ) -> AccuracyReport:
     """Report the accuracy class, and measure the error on sampled tiles if not exact."""
-    network, costs = context.prepared.network, context.prepared.costs
+    network, costs = session.prepared.network, session.prepared.costs
     execution = precision = None
     if plan.accuracy == "bounded":
-        with _reopen(context, source) as rows:
+        with _reopen(session, source) as rows:
             allowed = affordable_pixels(costs, plan, limit_bytes)
             execution = _figure(execution_error(network, rows, plan, allowed))
-    if network.exact_forward is not None:
-        with _reopen(context, source) as rows:
+    if network.make_fp32_forward is not None:
+        with _reopen(session, source) as rows:
             allowed = comparable_pixels(costs, plan, limit_bytes)
             precision = _figure(precision_error(network, rows, plan, allowed))
     if plan.strategy == "streamed":
-        proof = context.prepared.programs.certificate(*plan.network_size)
-        why = (
+        proof = session.prepared.programs.certificate(*plan.network_size)
+        reason = (
             "bands of rows with all that they depend on; on a small image the result differed from"
             f" that of the whole image by {proof.error:.0e} of its largest value"
         )
     elif plan.tiles == 1:
-        why = "the whole image at once"
+        reason = "the whole image at once"
     elif plan.accuracy == "exact":
-        why = (
-            f"the receptive field reaches {costs.reach} px, and tiles see at least"
-            f" {max(costs.reach or 0, (plan.overlap - plan.blend) // 2)} px"
+        reason = (
+            f"the receptive field reaches {costs.receptive_field} px, and tiles see at least"
+            f" {max(costs.receptive_field or 0, (plan.overlap - plan.blend) // 2)} px"
         )
-    elif costs.reach is None:
-        why = f"the receptive field reaches beyond {costs.reach_searched} px, and tiles do not"
+    elif costs.receptive_field is None:
+        reason = (
+            f"the receptive field reaches beyond {costs.receptive_field_search_limit} px, and"
+            " tiles do not"
+        )
     else:
-        why = (
-            f"the receptive field reaches {costs.reach} px, and an overlap of {plan.overlap} px"
-            " covers less"
+        reason = (
+            f"the receptive field reaches {costs.receptive_field} px, and an overlap of"
+            f" {plan.overlap} px covers less"
         )
     return AccuracyReport(
         execution=plan.accuracy,
-        why=why,
+        reason=reason,
         execution_error=execution,
         precision=plan.precision,
         precision_error=precision,
-        precision_why=_ends(network),
+        precision_note=_precision_note(network),
     )
 
 
-def _ends(network: NetworkSpec) -> str:
+def _precision_note(network: NetworkSpec) -> str:
     """Return which layers stay in fp32, or what differs in an ONNX file."""
     assert isinstance(network.forward, nn.Module)
     for part in network.forward.modules():
         if isinstance(part, OnnxNetwork):
-            return _inside(part)
+            return _onnx_note(part)
     if not isinstance(network.forward, LowPrecision):
         return ""
     reason = network.forward.reason
@@ -101,17 +104,17 @@ def _ends(network: NetworkSpec) -> str:
     return "all but the first and the last convolution"
 
 
-def _inside(network: OnnxNetwork) -> str:
+def _onnx_note(network: OnnxNetwork) -> str:
     provider = network.session.provider.name
     if provider != "cpu":
         return f"run by {provider}, whose memory on the GPU is not counted"
-    if network.low:
-        return f"with weights in {network.low}; the file has no others to compare with"
+    if network.low_precision:
+        return f"with weights in {network.low_precision}; the file has no others to compare with"
     return ""
 
 
-def _reopen(context: UpscaleSession, source: Path):
-    return open_image(source, max_pixels=context.settings.max_pixels, scratch_dir=context.scratch)
+def _reopen(session: UpscaleSession, source: Path):
+    return open_image(source, max_pixels=session.settings.max_pixels, scratch_dir=session.scratch)
 
 
 def _figure(error: MeasuredError) -> ErrorFigure:
@@ -120,5 +123,5 @@ def _figure(error: MeasuredError) -> ErrorFigure:
         max_error=error.max_error,
         tiles_sampled=error.tiles_sampled,
         tiles_total=error.tiles_total,
-        against=error.against,
+        reference=error.against,
     )

@@ -20,6 +20,7 @@ from torch import Tensor
 from lowtide.core.errors import UsageError
 from lowtide.core.metrics import psnr
 from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.report import reported_db
 from lowtide.media import open_image
@@ -31,17 +32,17 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 OVERLAPS = (8, 16, 32)
 BLENDS = ("none", "linear", "hann")
 # The middle of a photograph is enough to measure seams, and takes less time.
-_MOST = 512
+_MAX_SIDE = 512
 # Attention windows of most models are 8 or 16 pixels, and tiles have to start on a window.
-_GRID = 16
+_TILE_MULTIPLE = 16
 
 
 class SeamResult(BaseModel):
     """Errors of one tiling and blending method against a run of the whole image.
 
     ``psnr_db`` is over all pixels, ``seam_psnr_db`` over pixels no farther from a cut than half the
-    overlap, both for a value range of 1, and None where there is no difference. ``step`` is the
-    root mean square of the error of steps across cuts, in levels of 255, and ``largest`` the
+    overlap, both for a value range of 1, and None where there is no difference. ``step_rms`` is the
+    root mean square of the error of steps across cuts, in levels of 255, and ``max_error`` the
     largest absolute error, in the same levels. ``work`` is the number of pixels that were run,
     shared pixels counted once per tile, divided by the image's.
     """
@@ -51,15 +52,15 @@ class SeamResult(BaseModel):
     tiles: int
     psnr_db: float | None
     seam_psnr_db: float | None
-    step: float
-    largest: float
+    step_rms: float
+    max_error: float
     work: float
 
 
 class SeamReport(BaseModel):
     """Seam errors of all methods for one image and model."""
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     image: str
     width: int
     height: int
@@ -88,49 +89,55 @@ def compare_seams(
             be streamed, or the image or the model is not RGB.
     """
     loaded = load(model).to(device=resolve_device(device))
-    given = _middle(Path(image), loaded)
-    height, width = given.shape[2:]
-    if tile % _GRID or tile >= max(height, width) or tile <= max(OVERLAPS):
+    pixels = _center_crop(Path(image), loaded)
+    height, width = pixels.shape[2:]
+    if tile % _TILE_MULTIPLE or tile >= max(height, width) or tile <= max(OVERLAPS):
         raise UsageError(
-            f"--tile {tile}: tiles here have to be multiples of {_GRID}, larger than"
+            f"--tile {tile}: tiles here have to be multiples of {_TILE_MULTIPLE}, larger than"
             f" {max(OVERLAPS)} and smaller than the longer side, {max(height, width)}"
         )
     report = SeamReport(image=str(image), width=width, height=height, model=model, tile=tile)
 
-    def tell(what: str) -> None:
+    def report_step(what: str) -> None:
         check_cancel(cancel)
         if progress is not None:
             progress(what)
 
-    tell("the whole image")
-    whole = loaded(given)
+    report_step("the whole image")
+    reference = loaded(pixels)
     scale = loaded.descriptor.scale
-    cuts = split_axis(height, tile, 0, align=_GRID), split_axis(width, tile, 0, align=_GRID)
-    tell("bands of rows")
-    small = stream(loaded.module, budget=budget)
+    cuts = (
+        split_axis(height, tile, 0, align=_TILE_MULTIPLE),
+        split_axis(width, tile, 0, align=_TILE_MULTIPLE),
+    )
+    report_step("bands of rows")
+    streamed = stream(loaded.module, budget=budget)
     with torch.inference_mode():
-        result = small(given).clamp_(0, 1)
-    report.rows.append(_row("streamed", 0, 1, 1.0, result, whole, cuts, scale))
+        result = streamed(pixels).clamp_(0, 1)
+    report.rows.append(_seam_result("streamed", 0, 1, 1.0, result, reference, cuts, scale))
     for overlap in OVERLAPS:
         axes = [
-            [split_axis(side, tile, overlap, align=_GRID, blend=blend) for side in (height, width)]
+            [
+                split_axis(side, tile, overlap, align=_TILE_MULTIPLE, blend=blend)
+                for side in (height, width)
+            ]
             for blend in (0, overlap)
         ]
-        tell(f"tiles with an overlap of {overlap} pixels")
+        report_step(f"tiles with an overlap of {overlap} pixels")
         (rows, columns), blended = axes
-        tiles = _tiles(loaded, given, rows, columns)
+        tiles = _tiles(loaded, pixels, rows, columns)
         work = len(rows.starts) * len(columns.starts) * rows.tile * columns.tile
         for name in BLENDS:
             used = (rows, columns) if name == "none" else (blended[0], blended[1])
             result = merge_tiles(tiles, *used, scale, linear=name == "linear")
             report.rows.append(
-                _row(
+                _seam_result(
                     name,
                     overlap,
                     len(tiles),
                     work / (height * width),
                     result,
-                    whole,
+                    reference,
                     (rows, columns),
                     scale,
                 )
@@ -138,20 +145,20 @@ def compare_seams(
     return report
 
 
-def _middle(path: Path, model: Model) -> Tensor:
+def _center_crop(path: Path, model: Model) -> Tensor:
     """(1, 3, height, width) of whole cells of the grid."""
     with open_image(path) as image:
         info = image.info
         pixels = image.read(info.height)[..., :3]
-    if info.color_bands != 3 or model.descriptor.in_channels != 3:
+    if info.color_channels != 3 or model.descriptor.in_channels != 3:
         raise UsageError("seams are compared on an RGB image, with a model for RGB images")
-    grid = math.lcm(_GRID, model.descriptor.size.multiple_of)
-    height, width = (min(side, _MOST) // grid * grid for side in (info.height, info.width))
+    grid = math.lcm(_TILE_MULTIPLE, model.descriptor.size.multiple_of)
+    height, width = (min(side, _MAX_SIDE) // grid * grid for side in (info.height, info.width))
     if not height or not width:
         raise UsageError(f"{path}: {info.width}×{info.height} pixels is too small for tiles")
     top, left = (info.height - height) // 2, (info.width - width) // 2
     network = NetworkSpec(model, model.descriptor.scale, 3, 3)
-    step = TileStep(network, replace(info, bands=3))
+    step = TileStep(network, replace(info, channels=3))
     return step.to_network([pixels[top : top + height, left : left + width]]).to(model.device)
 
 
@@ -180,8 +187,8 @@ def merge_tiles(
     ones.
     """
     size = rows.length * scale, columns.length * scale
-    some = next(iter(tiles.values()))
-    total = some.new_zeros(*some.shape[:2], *size)
+    first_tile = next(iter(tiles.values()))
+    total = first_tile.new_zeros(*first_tile.shape[:2], *size)
     for (row, column), tile in tiles.items():
         spans, weights, places = [], [], []
         for axis, index in ((rows, row), (columns, column)):
@@ -197,19 +204,19 @@ def merge_tiles(
     return total
 
 
-def _row(
+def _seam_result(
     blend: str,
     overlap: int,
     tiles: int,
     work: float,
     result: Tensor,
-    whole: Tensor,
+    reference: Tensor,
     axes: tuple[TileAxis, TileAxis],
     scale: int,
 ) -> SeamResult:
-    difference = (result - whole).double()
+    difference = (result - reference).double()
     reach = max(overlap // 2, 1) * scale
-    near = torch.zeros(whole.shape[2:], dtype=torch.bool, device=whole.device)
+    near = torch.zeros(reference.shape[2:], dtype=torch.bool, device=reference.device)
     steps = []
     for dim, axis in enumerate(axes):
         for low, high in axis.ramps:
@@ -218,16 +225,16 @@ def _row(
             near.narrow(dim, first, past - first).fill_(True)
             edges = difference.narrow(2 + dim, cut - 1, 2)
             steps.append((edges.select(2 + dim, 1) - edges.select(2 + dim, 0)).flatten())
-    jumps = torch.cat(steps) if steps else difference.new_zeros(1)
+    step_errors = torch.cat(steps) if steps else difference.new_zeros(1)
     return SeamResult(
         blend=blend,
         overlap=overlap,
         tiles=tiles,
-        psnr_db=_psnr(result, whole),
-        seam_psnr_db=_psnr(result[..., near], whole[..., near]),
+        psnr_db=_psnr(result, reference),
+        seam_psnr_db=_psnr(result[..., near], reference[..., near]),
         work=round(work, 3),
-        step=round(255 * float(jumps.square().mean().sqrt()), 4),
-        largest=round(255 * float(difference.abs().max()), 3),
+        step_rms=round(255 * float(step_errors.square().mean().sqrt()), 4),
+        max_error=round(255 * float(difference.abs().max()), 3),
     )
 
 

@@ -17,9 +17,10 @@ from pydantic import BaseModel
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.metrics import max_error, psnr
 from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.report import reported_db, versions
 from lowtide.media import inspect_image
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.memory.training.memory_plot import new_figure, save_figure
 
 # The exact result that all others are compared with.
@@ -35,7 +36,7 @@ class BenchVariant(BaseModel):
     settings: dict[str, Any] = {}
 
     @property
-    def words(self) -> str:
+    def options(self) -> str:
         """The settings as command-line options."""
         return " ".join(_option(name, value) for name, value in self.settings.items()) or "none"
 
@@ -47,7 +48,7 @@ def _option(name: str, value: Any) -> str:
     return f"--{word} {value}"
 
 
-def _ways() -> tuple[BenchVariant, ...]:
+def _variants() -> tuple[BenchVariant, ...]:
     half: dict[str, Any] = {"precision": "bf16"}
     groups = {
         "defaults": {REFERENCE: {}},
@@ -89,36 +90,36 @@ def _tiles(tile: int, batch: int, streams: int, precision: str) -> dict[str, Any
     return {"tile": tile, "tile_batch_size": batch, "streams": streams, "precision": precision}
 
 
-WAYS = _ways()
+VARIANTS = _variants()
 
 
 class BenchRow(BaseModel):
     """Result of one benchmark variant, or why it was refused.
 
-    ``busy`` is the share of the wall time in which the CPU's threads were busy, None on other
-    devices. ``psnr_db`` is that of the file against the reference's, None where both are equal, and
-    ``largest`` the largest difference of a sample. ``times_as_fast`` is the speedup over the
+    ``cpu_utilization`` is the share of the wall time in which the CPU's threads were busy, None on
+    other devices. ``psnr_db`` is that of the file against the reference's, None where both are
+    equal, and ``max_error`` the largest difference of a sample. ``speedup`` is the speedup over the
     conservative configuration.
     """
 
-    way: BenchVariant
+    variant: BenchVariant
     plan: str = ""
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    busy: float | None = None
+    cpu_utilization: float | None = None
     peak_bytes: int = 0
     execution: str = ""
     precision: str = ""
     psnr_db: float | None = None
-    largest: int = 0
-    times_as_fast: float | None = None
-    refused: str = ""
+    max_error: int = 0
+    speedup: float | None = None
+    error: str = ""
 
 
 class BenchReport(BaseModel):
     """Results of all benchmark variants for one image and model."""
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     image: str
     width: int
     height: int
@@ -151,10 +152,11 @@ def bench(
         UsageError: ``only`` has an unknown name.
         LowtideError: The image cannot be read.
     """
-    unknown = sorted({*only} - {way.name for way in WAYS})
+    unknown = sorted({*only} - {way.name for way in VARIANTS})
     if unknown:
         raise UsageError(
-            f"there is no configuration {unknown[0]!r}", hint=", ".join(way.name for way in WAYS)
+            f"there is no configuration {unknown[0]!r}",
+            hint=", ".join(way.name for way in VARIANTS),
         )
     if plot is not None:
         new_figure(Path(plot))  # fail before minutes of running
@@ -169,36 +171,42 @@ def bench(
     )
     with tempfile.TemporaryDirectory(prefix="lowtide-bench-") as folder:
         reference = Path(folder) / f"{REFERENCE}.png"
-        for way in WAYS:
-            if only and way.name not in {*only, REFERENCE, BASELINE}:
+        for variant in VARIANTS:
+            if only and variant.name not in {*only, REFERENCE, BASELINE}:
                 continue
             check_cancel(cancel)
             if progress is not None:
-                progress(way.name)
-            target = Path(folder) / f"{way.name}.png"
-            row = _run(way, Path(image), target, model, device, budget)
-            if not row.refused and reference.exists():
-                row.psnr_db, row.largest = image_difference(target, reference)
+                progress(variant.name)
+            target = Path(folder) / f"{variant.name}.png"
+            row = _run(variant, Path(image), target, model, device, budget)
+            if not row.error and reference.exists():
+                row.psnr_db, row.max_error = image_difference(target, reference)
             report.rows.append(row)
-    _compare(report.rows)
+    _set_speedups(report.rows)
     if plot is not None:
         _draw(report, Path(plot))
     return report
 
 
 def _run(
-    way: BenchVariant, image: Path, target: Path, model: str, device: str, budget: str | int
+    variant: BenchVariant, image: Path, target: Path, model: str, device: str, budget: str | int
 ) -> BenchRow:
     # With the default accuracy, tiles that are not exact would be refused.
-    asked = {"accuracy": "bounded"} if "tile" in way.settings else {}
-    settings = {**way.settings, **asked, "model": str(model), "device": device, "budget": budget}
+    asked = {"accuracy": "bounded"} if "tile" in variant.settings else {}
+    settings = {
+        **variant.settings,
+        **asked,
+        "model": str(model),
+        "device": device,
+        "budget": budget,
+    }
     try:
-        found = measure_fresh(
+        found = measure_in_subprocess(
             "lowtide.jobs.bench_upscale:run_variant", str(image.absolute()), str(target), settings
         ).result
     except LowtideError as error:
-        return BenchRow(way=way, refused=error.message)
-    return BenchRow(way=way, **found)
+        return BenchRow(variant=variant, error=error.message)
+    return BenchRow(variant=variant, **found)
 
 
 def run_variant(image: str, target: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +220,7 @@ def run_variant(image: str, target: str, settings: dict[str, Any]) -> dict[str, 
         upscale(image, target, force=True, **settings)
         report = upscale(image, target, force=True, **settings)
     except LowtideError as error:
-        return {"refused": error.message}
+        return {"error": error.message}
     done = report.images[0]
     assert done.plan is not None and done.memory is not None and done.accuracy is not None
     threads = int(report.versions["threads"])
@@ -221,7 +229,7 @@ def run_variant(image: str, target: str, settings: dict[str, Any]) -> dict[str, 
         "plan": done.plan.title,
         "wall_s": round(done.seconds, 3),
         "cpu_s": round(done.cpu_seconds, 3),
-        "busy": round(done.cpu_seconds / done.seconds / threads, 3) if on_cpu else None,
+        "cpu_utilization": round(done.cpu_seconds / done.seconds / threads, 3) if on_cpu else None,
         "peak_bytes": done.memory.peak_bytes,
         "execution": done.accuracy.execution,
         "precision": done.plan.precision,
@@ -245,11 +253,11 @@ def image_difference(one: Path, other: Path) -> tuple[float | None, int]:
     return reported_db(psnr(*pixels, peak=peak)), int(max_error(*pixels))
 
 
-def _compare(rows: list[BenchRow]) -> None:
-    slow = next((row for row in rows if row.way.name == BASELINE and not row.refused), None)
+def _set_speedups(rows: list[BenchRow]) -> None:
+    slow = next((row for row in rows if row.variant.name == BASELINE and not row.error), None)
     for row in rows:
-        if slow is not None and not row.refused:
-            row.times_as_fast = round(slow.wall_s / row.wall_s, 2)
+        if slow is not None and not row.error:
+            row.speedup = round(slow.wall_s / row.wall_s, 2)
 
 
 def _draw(report: BenchReport, path: Path) -> None:
@@ -258,14 +266,14 @@ def _draw(report: BenchReport, path: Path) -> None:
 
     figure = new_figure(path)
     axes = figure.add_subplot()
-    for group in dict.fromkeys(row.way.group for row in report.rows):
-        rows = [row for row in report.rows if row.way.group == group and not row.refused]
+    for group in dict.fromkeys(row.variant.group for row in report.rows):
+        rows = [row for row in report.rows if row.variant.group == group and not row.error]
         axes.scatter(
             [row.wall_s for row in rows], [row.peak_bytes / MIB for row in rows], label=group
         )
         for row in rows:
             axes.annotate(
-                row.way.name,
+                row.variant.name,
                 (row.wall_s, row.peak_bytes / MIB),
                 fontsize=8,
                 xytext=(4, 4),

@@ -11,7 +11,7 @@ import torch
 
 from lowtide.core.heap import trim_heap
 from lowtide.core.precision import Precision, is_eight_bits
-from lowtide.memory.meter import held_bytes
+from lowtide.memory.meter import resident_bytes_of
 from lowtide.models import Model
 from lowtide.models.loaded_model import weight_bytes
 from lowtide.models.onnx_model import OnnxModel
@@ -25,12 +25,12 @@ def build_network(model: Model, device: str, precision: Precision) -> NetworkSpe
 
     Below fp32 the network keeps a copy of the model in fp32 to measure the error against.
     """
-    facts, twin = model.descriptor, None
+    facts, fp32_factory = model.descriptor, None
     if precision != "fp32":
-        twin = _fp32_twin(copy.deepcopy(model), device)
+        fp32_factory = _fp32_factory(copy.deepcopy(model), device)
     model.to(device=device)
     if DTYPES[precision] != torch.float32:
-        model.lower(DTYPES[precision])
+        model.to_low_precision(DTYPES[precision])
         trim_heap(collect=True)  # free what tracing the layers' order left
     if is_eight_bits(precision):
         quantize_linear(model.module, device, precision)
@@ -41,28 +41,28 @@ def build_network(model: Model, device: str, precision: Precision) -> NetworkSpe
         out_channels=facts.out_channels,
         device=device,
         precision=precision,
-        exact_forward=_by_the_cpu(model) if isinstance(model, OnnxModel) else twin,
-        let_go=model.module.session.let_go if isinstance(model, OnnxModel) else None,
+        make_fp32_forward=_cpu_reference(model) if isinstance(model, OnnxModel) else fp32_factory,
+        free_memory=model.module.session.release_memory if isinstance(model, OnnxModel) else None,
     )
 
 
-def _by_the_cpu(model: OnnxModel) -> Callable[[], Forward] | None:
+def _cpu_reference(model: OnnxModel) -> Callable[[], Forward] | None:
     """Return the CPU reference for an ONNX file that another execution provider runs."""
-    plain = model.plain
+    plain = model.cpu_network
     return None if plain is None else lambda: plain
 
 
 def ensemble_network(network: NetworkSpec) -> NetworkSpec:
     """Wrap ``network`` and its fp32 reference in an 8-fold `SelfEnsemble`."""
-    exact = network.exact_forward
+    exact = network.make_fp32_forward
     return replace(
         network,
-        forward=_eight_times(network.forward),
-        exact_forward=exact and functools.cache(lambda: _eight_times(exact())),
+        forward=_self_ensemble(network.forward),
+        make_fp32_forward=exact and functools.cache(lambda: _self_ensemble(exact())),
     )
 
 
-def _eight_times(forward: Forward) -> SelfEnsemble:
+def _self_ensemble(forward: Forward) -> SelfEnsemble:
     assert isinstance(forward, torch.nn.Module)
     return SelfEnsemble(forward).eval()
 
@@ -73,13 +73,13 @@ def network_weight_bytes(network: NetworkSpec, model: Model) -> int:
         # ONNX Runtime repacks the weights and keeps its graph too: up to ten times the file's
         # bytes.
         known = model.descriptor.weight_bytes
-        beside = 0 if model.plain is None else known
-        return max(known, held_bytes(model.another_session)) + beside
+        reference_bytes = 0 if model.cpu_network is None else known
+        return max(known, resident_bytes_of(model.another_session)) + reference_bytes
     assert isinstance(network.forward, torch.nn.Module)
     low = weight_bytes(network.forward)
-    if network.exact_forward is None:
+    if network.make_fp32_forward is None:
         return low
-    exact = network.exact_forward()
+    exact = network.make_fp32_forward()
     assert isinstance(exact, torch.nn.Module)
     return low + weight_bytes(exact)
 
@@ -90,32 +90,32 @@ def copy_network(network: NetworkSpec, device: str) -> NetworkSpec:
     assert isinstance(module, torch.nn.Module)
     if device == network.device:
         # Modules keep state while they run, so two threads cannot share one.
-        return replace(network, forward=_with_same_tensors(module))
-    exact = network.exact_forward
+        return replace(network, forward=_copy_sharing_tensors(module))
+    exact = network.make_fp32_forward
     return replace(
         network,
-        forward=_copied_to(module, device),
+        forward=_copy_to(module, device),
         device=device,
-        exact_forward=exact and functools.cache(lambda: _copied_to(exact(), device)),
+        make_fp32_forward=exact and functools.cache(lambda: _copy_to(exact(), device)),
     )
 
 
-def _copied_to(forward: Forward, device: str) -> torch.nn.Module:
+def _copy_to(forward: Forward, device: str) -> torch.nn.Module:
     assert isinstance(forward, torch.nn.Module)
     return copy.deepcopy(forward).to(device)
 
 
-def _with_same_tensors(module: torch.nn.Module) -> torch.nn.Module:
+def _copy_sharing_tensors(module: torch.nn.Module) -> torch.nn.Module:
     tensors = (*module.parameters(), *module.buffers())
     return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
-def _fp32_twin(model: Model, device: str) -> functools.partial[torch.nn.Module]:
+def _fp32_factory(model: Model, device: str) -> functools.partial[torch.nn.Module]:
     """Return a factory of the fp32 model that moves it to the device when called."""
     return functools.partial(model.module.to, device)
 
 
-def in_memory_format(network: NetworkSpec, model: Model, channels_last: bool) -> NetworkSpec:
+def to_memory_format(network: NetworkSpec, model: Model, channels_last: bool) -> NetworkSpec:
     """Convert ``network``, built from ``model``, to channels-last if asked."""
     if not channels_last:
         return network

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lowtide.core.errors import ImageError, InputError
 from lowtide.media import open_image
-from lowtide.media.discover import images_below
+from lowtide.media.discover import list_images
 from lowtide.media.pixels import full_scale
 from lowtide.models.descriptor import SizeRule
 from lowtide.models.loaded_model import Model
@@ -20,20 +20,20 @@ from lowtide.models.loaded_model import Model
 _PIECES, _SIDE = 24, 128
 _SKIPPED_ROWS = 64
 # With fewer, the content of a single photograph decides the ranges or the measured error.
-_ENOUGH = 4
+_MIN_PHOTOGRAPHS = 4
 
 
-def find_photographs(given: Sequence[Path | str]) -> list[Path]:
-    """Return the image files among ``given``, folders searched.
+def find_photographs(paths: Sequence[Path | str]) -> list[Path]:
+    """Return the image files among ``paths``, folders searched.
 
     Raises:
         InputError: A path does not exist.
         ImageError: A folder holds no images.
     """
     found: list[Path] = []
-    for path in map(Path, given):
+    for path in map(Path, paths):
         if path.is_dir():
-            found += [image for image, _ in images_below(path)]
+            found += [image for image, _ in list_images(path)]
         elif path.is_file():
             found.append(path)
         else:
@@ -41,14 +41,14 @@ def find_photographs(given: Sequence[Path | str]) -> list[Path]:
     return found
 
 
-def notes_on(paths: Sequence[Path]) -> tuple[str, ...]:
+def photograph_notes(paths: Sequence[Path]) -> tuple[str, ...]:
     """Return report notes on the photographs: too few for reliable figures."""
-    if len(paths) >= _ENOUGH:
+    if len(paths) >= _MIN_PHOTOGRAPHS:
         return ()
     one = len(paths) == 1
     return (
         f"int8 was calibrated and measured on only {len(paths)} photograph{'' if one else 's'}:"
-        f" on others the loss may be larger; give --calibrate {_ENOUGH} or more",
+        f" on others the loss may be larger; give --calibrate {_MIN_PHOTOGRAPHS} or more",
     )
 
 
@@ -59,10 +59,10 @@ def calibration_crops(paths: Sequence[Path], model: Model) -> list[Tensor]:
     """
     chosen = paths[::2]
     each = max(1, _PIECES // len(chosen))
-    pieces: list[Tensor] = []
+    crops: list[Tensor] = []
     for path in chosen[:_PIECES]:
-        pieces += _pieces(path, model, (_SIDE, _SIDE), each, half=_half(paths, 0))
-    return pieces
+        crops += _crops(path, model, (_SIDE, _SIDE), each, half=_half(paths, 0))
+    return crops
 
 
 def evaluation_crops(
@@ -77,8 +77,8 @@ def evaluation_crops(
     found: dict[tuple[Path, tuple[int, ...]], Tensor] = {}
     for place, size in enumerate(sizes):
         path = chosen[place % len(chosen)]
-        (piece,) = _pieces(path, model, size, 1, half=_half(paths, 1))
-        found[path, tuple(piece.shape)] = piece
+        (crop,) = _crops(path, model, size, 1, half=_half(paths, 1))
+        found[path, tuple(crop.shape)] = crop
     return list(found.values())
 
 
@@ -86,7 +86,7 @@ def _half(paths: Sequence[Path], which: int) -> int | None:
     return which if len(paths) == 1 else None
 
 
-def _pieces(
+def _crops(
     path: Path, model: Model, size: tuple[int, int], count: int, *, half: int | None
 ) -> list[Tensor]:
     """Return up to ``count`` adjacent crops of the middle of a photograph.
@@ -99,17 +99,21 @@ def _pieces(
         first, rows = 0, info.height
         if half is not None:
             first, rows = half * (rows // 2), rows // 2
-        height, width = _fitting((min(size[0], rows), min(size[1], info.width)), facts.size, path)
+        height, width = _largest_allowed_size(
+            (min(size[0], rows), min(size[1], info.width)), facts.size, path
+        )
         for top in range(0, skipped := first + (rows - height) // 2, _SKIPPED_ROWS):
             source.read(min(_SKIPPED_ROWS, skipped - top))
-        band = source.read(height)[..., : info.color_bands] / np.float32(full_scale(info.sample))
-    band = _in_channels(band.clip(0, 1), facts.in_channels, model)
+        band = source.read(height)[..., : info.color_channels] / np.float32(
+            full_scale(info.sample_type)
+        )
+    band = _to_tensor(band.clip(0, 1), facts.in_channels, model)
     count = min(count, info.width // width)
     lefts = [(2 * place + 1) * info.width // (2 * count) - width // 2 for place in range(count)]
     return [band[..., left : left + width].contiguous() for left in lefts]
 
 
-def _fitting(size: tuple[int, int], rule: SizeRule, path: Path) -> tuple[int, int]:
+def _largest_allowed_size(size: tuple[int, int], rule: SizeRule, path: Path) -> tuple[int, int]:
     """Return the largest size up to ``size`` that the model's size rule allows."""
     height, width = (side // rule.multiple_of * rule.multiple_of for side in size)
     if rule.square:
@@ -123,14 +127,14 @@ def _fitting(size: tuple[int, int], rule: SizeRule, path: Path) -> tuple[int, in
     return height, width
 
 
-def _in_channels(band: np.ndarray, channels: int, model: Model) -> Tensor:
+def _to_tensor(image: np.ndarray, channels: int, model: Model) -> Tensor:
     """Convert (H, W, bands) in 0..1 to (1, C, H, W)."""
     if channels not in (1, 3):
         raise InputError(
             f"{model.descriptor.name} takes {channels} channels, and photographs have 1 or 3",
             hint="--precision fp16",
         )
-    if band.shape[-1] > channels:
-        band = band.mean(-1, keepdims=True)
-    band = np.broadcast_to(band, (*band.shape[:2], channels))
-    return torch.from_numpy(np.array(band.transpose(2, 0, 1), np.float32, order="C"))[None]
+    if image.shape[-1] > channels:
+        image = image.mean(-1, keepdims=True)
+    image = np.broadcast_to(image, (*image.shape[:2], channels))
+    return torch.from_numpy(np.array(image.transpose(2, 0, 1), np.float32, order="C"))[None]

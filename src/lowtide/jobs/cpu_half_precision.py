@@ -28,12 +28,12 @@ def low_precision_slowdown() -> list[dict[str, str | float]]:
     tenth, and a few MiB.
     """
     with torch.inference_mode():
-        usual = _seconds(torch.float32)
+        fp32_seconds = _seconds(torch.float32)
         return [
             {
                 "name": name,
                 **{
-                    layer: round(seconds / usual[layer], 2)
+                    layer: round(seconds / fp32_seconds[layer], 2)
                     for layer, seconds in _seconds(dtype).items()
                 },
             }
@@ -41,18 +41,20 @@ def low_precision_slowdown() -> list[dict[str, str | float]]:
         ]
 
 
-def slowdown_note(precision: str, found: list[dict[str, str | float]] | None = None) -> str | None:
+def slowdown_note(
+    precision: str, measured: list[dict[str, str | float]] | None = None
+) -> str | None:
     """Return a note if ``precision`` slows down layers on the CPU and speeds up none.
 
     Args:
-        found: Result of `low_precision_slowdown`; measured if None.
+        measured: Result of `low_precision_slowdown`; measured if None.
 
     Returns:
         None where a layer gains or none loses, and for precisions that are not measured.
     """
     if precision not in _NAMES:
         return None
-    one = next(one for one in found or low_precision_slowdown() if one["name"] == precision)
+    one = next(one for one in measured or low_precision_slowdown() if one["name"] == precision)
     linear, convolution = float(one["linear"]), float(one["convolution"])
     if max(linear, convolution) <= _SLOWER or min(linear, convolution) < 1 / _SLOWER:
         return None
@@ -68,12 +70,12 @@ def _seconds(dtype: torch.dtype) -> dict[str, float]:
     image = torch.ones(1, _FEATURES, _SIDE, _SIDE, dtype=dtype)
     kernel = torch.ones(_FEATURES, _FEATURES, 3, 3, dtype=dtype)
     return {
-        "linear": _least(lambda: F.linear(tokens, weight)),
-        "convolution": _least(lambda: F.conv2d(image, kernel, padding=1)),
+        "linear": _min_seconds(lambda: F.linear(tokens, weight)),
+        "convolution": _min_seconds(lambda: F.conv2d(image, kernel, padding=1)),
     }
 
 
-def _least(run: Callable[[], object]) -> float:
+def _min_seconds(run: Callable[[], object]) -> float:
     """Return the seconds of the fastest run: other processes only add time."""
     run()
     taken = []

@@ -55,7 +55,7 @@ def resolve_devices(settings: UpscaleSettings) -> list[str]:
     return names
 
 
-def precisions_of(model: ModelDescriptor) -> list[Precision]:
+def castable_precisions(model: ModelDescriptor) -> list[Precision]:
     """Return the precisions that a model's weights can be cast to."""
     allowed: list[Precision] = ["fp32"]
     if model.supports_bfloat16:
@@ -65,33 +65,33 @@ def precisions_of(model: ModelDescriptor) -> list[Precision]:
     return allowed
 
 
-def gained_precision(model: ModelDescriptor, capability: tuple[int, int]) -> Precision:
+def preferred_precision(model: ModelDescriptor, capability: tuple[int, int]) -> Precision:
     """Return the lower precision that gains on this compute capability, or fp32."""
     low: Precision = "bf16" if capability >= (8, 0) else "fp16"
-    return low if low in precisions_of(model) else "fp32"
+    return low if low in castable_precisions(model) else "fp32"
 
 
 def resolve_precision(
-    wanted: Literal["auto"] | Precision, model: ModelDescriptor, device: str
+    requested: Literal["auto"] | Precision, model: ModelDescriptor, device: str
 ) -> Precision:
     """Return the precision to run ``model`` in on ``device``.
 
     ``auto`` is bf16, or fp16 where the model allows it, on GPUs that gain; fp32 on the CPU.
     """
-    if wanted == "auto":
+    if requested == "auto":
         if device == "cpu":
             return "fp32"
-        return gained_precision(model, torch.cuda.get_device_capability(device))
-    allowed: list[Precision] = [*precisions_of(model), "int8"]
-    if wanted == "fp8" and "bf16" in allowed:
+        return preferred_precision(model, torch.cuda.get_device_capability(device))
+    allowed: list[Precision] = [*castable_precisions(model), "int8"]
+    if requested == "fp8" and "bf16" in allowed:
         _check_fp8(device)
-        return wanted
-    if wanted not in allowed:
+        return requested
+    if requested not in allowed:
         raise UsageError(
-            f"{model.name} ({model.architecture}) does not run in {wanted}",
+            f"{model.name} ({model.architecture}) does not run in {requested}",
             hint=f"--precision {' or '.join(sorted(allowed))}",
         )
-    return wanted
+    return requested
 
 
 def _check_fp8(device: str) -> None:

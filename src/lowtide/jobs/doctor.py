@@ -12,6 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from lowtide.attention.availability import availability
+from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.cpu_half_precision import low_precision_slowdown
 from lowtide.jobs.report import versions
 from lowtide.memory.cache import cache_folder
@@ -24,13 +25,13 @@ def examine_machine() -> dict[str, Any]:
     Takes a few MiB of host memory and no GPU memory.
     """
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": {**versions(), "spandrel": importlib.metadata.version("spandrel")},
         "devices": [_cpu(), *_gpus()],
         "half_precision_on_cpu": low_precision_slowdown(),
         "disk_free_bytes": shutil.disk_usage(Path()).free,
-        "cache": str(cache_folder()),
+        "cache_folder": str(cache_folder()),
         "extras": _extras(),
         "attention": [vars(backend) for backend in availability()],
     }
@@ -41,7 +42,7 @@ def _cpu() -> dict[str, Any]:
 
     return {
         "name": "cpu",
-        "what": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+        "description": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
         "free_bytes": available_host_bytes(),
     }
 
@@ -55,7 +56,7 @@ def _gpus() -> list[dict[str, Any]]:
         found.append(
             {
                 "name": f"cuda:{index}",
-                "what": f"{facts.name}, compute capability {facts.major}.{facts.minor}",
+                "description": f"{facts.name}, compute capability {facts.major}.{facts.minor}",
                 "free_bytes": torch.cuda.mem_get_info(index)[0],
                 "total_bytes": facts.total_memory,
             }

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from torch import nn
 
-from lowtide.core.atomic_file import writing
+from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import ModelError, OutputError, UsageError
 from lowtide.jobs import calibration_images
 from lowtide.jobs.export_report import ExportReport, ExportTiming, FilePrecision, SizeReport
@@ -23,7 +23,7 @@ from lowtide.models.export import (
     checked_sizes,
     compare_fp32,
     compare_int8,
-    processor_seconds,
+    cpu_seconds,
     quantize_onnx,
     require_packages,
     write_metadata,
@@ -69,18 +69,22 @@ def export_onnx(
         UsageError: A package is missing, or ``output`` exists and ``force`` is not set.
     """
     target = _target(output, force=force)
-    photographs = _photographs(precision, calibrate)
+    photographs = _find_calibration_images(precision, calibrate)
     runs = not unchecked or precision == "int8"
     require_packages("onnx", "onnxscript", *(("onnxruntime",) if runs else ()))
-    tell = progress or (lambda step: None)
+    report_step = progress or (lambda step: None)
     loaded = load(model)
-    with writing(target) as part:  # fail before the export if it cannot be written
+    with atomic_output(target) as part:  # fail before the export if it cannot be written
         if precision == "int8":
-            write_onnx(loaded, part, opset=opset, progress=tell)
-            found = _in_8_bits(loaded, part, photographs, tell)
+            write_onnx(loaded, part, opset=opset, progress=report_step)
+            found = _quantize_and_compare(loaded, part, photographs, report_step)
         else:
-            network = write_onnx(loaded, part, precision=precision, opset=opset, progress=tell)
-            found = _check(loaded, network, part, precision, tell, unchecked=unchecked)
+            network = write_onnx(
+                loaded, part, precision=precision, opset=opset, progress=report_step
+            )
+            found = _compare_if_runnable(
+                loaded, network, part, precision, report_step, unchecked=unchecked
+            )
         write_metadata(part, loaded, precision=precision, checked=found["checked"])
     facts = loaded.descriptor
     return ExportReport(
@@ -89,61 +93,61 @@ def export_onnx(
         scale=facts.scale,
         parameters=facts.parameters,
         file=str(target),
-        bytes=target.stat().st_size,
+        file_bytes=target.stat().st_size,
         opset=opset,
         precision=precision,
         **found,
     )
 
 
-def _photographs(precision: FilePrecision, given: Sequence[str | Path]) -> list[Path]:
+def _find_calibration_images(precision: FilePrecision, paths: Sequence[str | Path]) -> list[Path]:
     """Return the calibration photographs of an int8 export.
 
     Raises `UsageError` for an unknown precision, int8 without any, or another one with some.
     """
     if precision not in _PRECISIONS:
         raise UsageError(f"precision {precision!r} is not one of {', '.join(_PRECISIONS)}")
-    if precision == "int8" and not given:
+    if precision == "int8" and not paths:
         raise UsageError(
             "int8 is calibrated on photographs, and none is given",
             hint="--calibrate FOLDER, with a few photographs like those you upscale",
         )
-    if given and precision != "int8":
+    if paths and precision != "int8":
         raise UsageError(f"{precision} is not calibrated: --calibrate is for --precision int8 only")
-    return calibration_images.find_photographs(given)
+    return calibration_images.find_photographs(paths)
 
 
-def _in_8_bits(
-    model: Model, part: Path, photographs: list[Path], tell: Callable[[str], None]
+def _quantize_and_compare(
+    model: Model, part: Path, photographs: list[Path], progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Quantize the fp32 file to int8 and return fields of the report.
 
     Raises `ModelError` unless the file may be kept.
     """
     sizes = checked_sizes(model.descriptor.size)
-    pictures = calibration_images.evaluation_crops(photographs, model, sizes)
+    crops = calibration_images.evaluation_crops(photographs, model, sizes)
     try:
-        tell("calibrating int8 on the photographs")
+        progress("calibrating int8 on the photographs")
         quantize_onnx(part, calibration_images.calibration_crops(photographs, model))
         run = OnnxRunner(part)
-        tell("comparing with PyTorch on the other photographs")
-        checks = [compare_int8(run, model, picture) for picture in pictures]
+        progress("comparing with PyTorch on the other photographs")
+        checks = [compare_int8(run, model, picture) for picture in crops]
     except CannotRunError as error:
         raise ModelError(
             f"{model.descriptor.name} is not exported: ONNX Runtime cannot run it in int8:"
             f" {error.message}",
             hint="--precision fp32",
         ) from error
-    notes = calibration_images.notes_on(photographs)
-    return {**_kept(model, checks, run, model.module), "notes": notes}
+    notes = calibration_images.photograph_notes(photographs)
+    return {**_require_close(model, checks, run, model.module), "notes": notes}
 
 
-def _check(
+def _compare_if_runnable(
     model: Model,
     network: nn.Module,
     part: Path,
     precision: ExportPrecision,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     *,
     unchecked: bool,
 ) -> dict[str, Any]:
@@ -155,54 +159,54 @@ def _check(
         require_packages("onnxruntime")
     except UsageError as error:
         # Only with `unchecked`: otherwise the export has already failed for lack of the runtime.
-        return {"checked": False, "unchecked_why": error.message}
+        return {"checked": False, "unchecked_reason": error.message}
     try:
-        return _compared(model, network, OnnxRunner(part), tell)
+        return _compare_sizes(model, network, OnnxRunner(part), progress)
     except CannotRunError as error:
         why = f"ONNX Runtime's CPU provider cannot run it in {precision}: {error.message}"
         if unchecked:
-            return {"checked": False, "unchecked_why": why}
+            return {"checked": False, "unchecked_reason": why}
         hint = "--unchecked keeps the file without a check"
         hint += "" if precision == "fp32" else ", --precision fp32 writes one that can be checked"
         raise ModelError(f"{model.descriptor.name} is not exported: {why}", hint=hint) from error
 
 
-def _compared(
-    model: Model, network: nn.Module, run: OnnxRunner, tell: Callable[[str], None]
+def _compare_sizes(
+    model: Model, network: nn.Module, runner: OnnxRunner, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     checks = []
     for height, width in checked_sizes(model.descriptor.size):
-        tell(f"comparing with PyTorch at {width}×{height}")
-        checks.append(compare_fp32(run, model, network, (height, width)))
-    return _kept(model, checks, run, network)
+        progress(f"comparing with PyTorch at {width}×{height}")
+        checks.append(compare_fp32(runner, model, network, (height, width)))
+    return _require_close(model, checks, runner, network)
 
 
-def _kept(
-    model: Model, checks: Sequence[SizeCheck], run: OnnxRunner, network: nn.Module
+def _require_close(
+    model: Model, checks: Sequence[SizeCheck], runner: OnnxRunner, network: nn.Module
 ) -> dict[str, Any]:
     """Check and time a file that was run, and return fields of the report.
 
     Raises `ModelError` if a result is not close enough to PyTorch's.
     """
     for one in checks:
-        if not one.good:
-            raise _refusal(model, one)
+        if not one.passed:
+            raise _mismatch_error(model, one)
     # A medium size: in small ones the overhead of calls dominates, large ones take long.
     sizes = sorted({(one.height, one.width) for one in checks}, key=math.prod)
     timed = sizes[len(sizes) // 2]
-    seconds = processor_seconds(run, model, network, timed)
+    seconds = cpu_seconds(runner, model, network, timed)
     timing = ExportTiming(
         height=timed[0], width=timed[1], onnxruntime_seconds=seconds[0], torch_seconds=seconds[1]
     )
-    return {"checked": True, "sizes": tuple(map(_reported, checks)), "timing": timing}
+    return {"checked": True, "sizes": tuple(map(_size_report, checks)), "timing": timing}
 
 
-def _refusal(model: Model, check: SizeCheck) -> ModelError:
+def _mismatch_error(model: Model, check: SizeCheck) -> ModelError:
     size, name = f"{check.width}×{check.height}", model.descriptor.name
     if check.bound is None:
         return ModelError(
             f"{name} is not exported: at {size} the file's PSNR against PyTorch in fp32"
-            f" is {check.psnr_db:.1f} dB, less than {check.least_db:.0f} dB",
+            f" is {check.psnr_db:.1f} dB, less than {check.min_psnr_db:.0f} dB",
             hint="--precision fp16, or more and other photographs for --calibrate",
         )
     return ModelError(
@@ -212,7 +216,7 @@ def _refusal(model: Model, check: SizeCheck) -> ModelError:
     )
 
 
-def _reported(check: SizeCheck) -> SizeReport:
+def _size_report(check: SizeCheck) -> SizeReport:
     fields = vars(check)
     decibels = None if check.psnr_db is None else reported_db(check.psnr_db)
     return SizeReport(**{**fields, "psnr_db": decibels})

@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel
 
 from lowtide._version import __version__
+from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes
 from lowtide.models.export import ExportPrecision
 
@@ -24,9 +25,9 @@ class SizeReport(BaseModel):
     width: int
     difference: float
     bound: float | None
-    own_difference: float | None = None
+    pytorch_difference: float | None = None
     psnr_db: float | None = None  # None also where there is no difference
-    least_db: float | None = None
+    min_psnr_db: float | None = None
 
 
 class ExportTiming(BaseModel):
@@ -41,11 +42,11 @@ class ExportTiming(BaseModel):
 class ExportReport(BaseModel):
     """What was exported, and its difference from PyTorch in fp32.
 
-    Without a check ``sizes`` is empty, ``timing`` None, and ``unchecked_why`` the reason. ``notes``
-    state what makes the figures less certain than they look.
+    Without a check ``sizes`` is empty, ``timing`` None, and ``unchecked_reason`` the reason.
+    ``notes`` state what makes the figures less certain than they look.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: int = SCHEMA_VERSION
     lowtide: str = __version__
     torch: str = str(torch.__version__)
     model: str
@@ -53,23 +54,23 @@ class ExportReport(BaseModel):
     scale: int
     parameters: int
     file: str
-    bytes: int
+    file_bytes: int
     opset: int
     precision: FilePrecision
     checked: bool
-    unchecked_why: str = ""
+    unchecked_reason: str = ""
     sizes: tuple[SizeReport, ...] = ()
     timing: ExportTiming | None = None
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [
-            f"{self.file}: {format_bytes(self.bytes)}, opset {self.opset}, {self.precision}",
+            f"{self.file}: {format_bytes(self.file_bytes)}, opset {self.opset}, {self.precision}",
             f"  {'model':<10} {self.model}, {self.architecture} ×{self.scale},"
             f" {self.parameters:,} parameters",
         ]
         if not self.checked:
-            return "\n".join([*lines, f"  {'checked':<10} no: {self.unchecked_why}"])
+            return "\n".join([*lines, f"  {'checked':<10} no: {self.unchecked_reason}"])
         for index, one in enumerate(self.sizes):
             lines.append(f"  {'' if index else 'checked':<10} {_size_line(one)}")
         if self.timing is not None:
@@ -83,9 +84,9 @@ def _size_line(one: SizeReport) -> str:
     decibels = "equal" if one.psnr_db is None else f"{one.psnr_db:.1f} dB"
     if one.bound is None:
         return f"{text}, {decibels} on a photograph"
-    if one.own_difference is None:
+    if one.pytorch_difference is None:
         return text
-    return f"{text}, {decibels}; PyTorch at this precision by {one.own_difference:.1e}"
+    return f"{text}, {decibels}; PyTorch at this precision by {one.pytorch_difference:.1e}"
 
 
 def _timing_line(timing: ExportTiming) -> str:

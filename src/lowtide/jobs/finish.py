@@ -28,8 +28,8 @@ class ImageJob:
     """One image of a job, and its state across retries.
 
     ``before_commit`` is called when the file is complete but not yet renamed to ``target``;
-    ``part`` is its temporary name until then, or None for a random one. ``below`` is the limit in
-    bytes for the next plan after an out-of-memory error.
+    ``part`` is its temporary name until then, or None for a random one. ``limit_bytes`` is the
+    limit in bytes for the next plan after an out-of-memory error.
     """
 
     source: Path
@@ -38,7 +38,7 @@ class ImageJob:
     before_commit: Callable[[], None] | None = None
     part: Path | None = None
     tries: int = 0
-    below: int | None = None
+    limit_bytes: int | None = None
     events: list[str] = field(default_factory=list)
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -46,38 +46,38 @@ class ImageJob:
 
 @dataclass
 class ComputedImage:
-    """Image whose rows are all computed; `land` waits until they are written.
+    """Image whose rows are all computed; `commit` waits until they are written.
 
-    ``writing`` is the memory that it holds until then, and ``beside`` the memory of other images
-    that were being written while it was computed. ``alone`` is true while no other image has begun
-    since; ``again`` computes the image once more.
+    ``writing_row`` is the memory that it holds until then, and ``others_row`` the memory of other
+    images that were being written while it was computed. ``undisturbed`` is true while no other
+    image has begun since; ``rerun`` computes the image once more.
     """
 
-    context: UpscaleSession
-    work: ImageJob
+    session: UpscaleSession
+    job: ImageJob
     task: ImageTaskPlan
     sink: ImageSink | AsyncWriter
     report: ImageReport
-    used: Usage
-    measuring: Usage | None
-    writing: LedgerRow
-    beside: LedgerRow
-    again: Callable[[UpscaleSession, ImageJob], ComputedImage]
-    alone: bool = True
+    usage: Usage
+    measurement_usage: Usage | None
+    writing_row: LedgerRow
+    others_row: LedgerRow
+    rerun: Callable[[UpscaleSession, ImageJob], ComputedImage]
+    undisturbed: bool = True
 
-    def land(self) -> ImageReport:
+    def commit(self) -> ImageReport:
         """Rename the complete file to its target and finish the report.
 
         After an out-of-memory error the image runs again with a smaller plan.
         """
-        clock = JobTimer(self.work)
+        clock = JobTimer(self.job)
         failure: BaseException | None = None
         try:
-            if self.work.before_commit is not None:
-                self.work.before_commit()
+            if self.job.before_commit is not None:
+                self.job.before_commit()
             self.sink.commit()
             # Some encoders run only on commit, on the whole image.
-            self.used = self.used.with_more(self.context.lap())
+            self.usage = self.usage.merged(self.session.lap())
         except (OutOfMemoryError, RuntimeError, MemoryError) as error:
             if not is_oom(error):
                 raise
@@ -86,39 +86,39 @@ class ComputedImage:
             self.sink.abort()  # no effect after the commit
             clock.stop()
         if failure is None:
-            return self._reported()
-        replan_smaller(self.context, self.work, self.task, failure)
-        return self.again(self.context, self.work).land()
+            return self._finish_report()
+        replan_smaller(self.session, self.job, self.task, failure)
+        return self.rerun(self.session, self.job).commit()
 
-    def _reported(self) -> ImageReport:
-        work, report, plan = self.work, self.report, self.task.plan
+    def _finish_report(self) -> ImageReport:
+        job, report, plan = self.job, self.report, self.task.plan
         report.notes = [*self.task.notes, *self.sink.notes]
-        report.memory = _memory(plan, self.used, self.measuring, self.beside)
-        usual = plan.heap != "gives back" and plan.lanes == 1
-        usual = usual and not plan.compiled and not plan.recorded
-        usual = usual and self.context.prepared.network.let_go is None
-        if self.alone and not report.events and usual:
+        report.memory = _memory_report(plan, self.usage, self.measurement_usage, self.others_row)
+        comparable = plan.heap != "trim" and plan.device_count == 1
+        comparable = comparable and not plan.compiled and not plan.cuda_graph
+        comparable = comparable and self.session.prepared.network.free_memory is None
+        if self.undisturbed and not report.events and comparable:
             # A replanned run is no measure of its plan, and a special mode is no measure of other
             # plans.
             kind = "streamed" if plan.strategy == "streamed" else "tiled"
-            predicted = plan.predicted_bytes + self.beside.value
+            predicted = plan.predicted_bytes + self.others_row.value
             ResidualStore(plan.device, kind).add(
-                Residual(predicted=predicted, measured=self.used.peak_bytes)
+                Residual(predicted=predicted, measured=self.usage.peak_bytes)
             )
-        report.events[:0] = work.events
-        report.seconds, report.cpu_seconds = work.seconds, work.cpu_seconds
+        report.events[:0] = job.events
+        report.seconds, report.cpu_seconds = job.seconds, job.cpu_seconds
         return report
 
 
 class JobTimer:
     """Timer that adds wall and CPU seconds to an `ImageJob` on `stop`."""
 
-    def __init__(self, work: ImageJob) -> None:
-        self._work, self._started, self._cpu = work, time.perf_counter(), time.process_time()
+    def __init__(self, job: ImageJob) -> None:
+        self._job, self._started, self._cpu = job, time.perf_counter(), time.process_time()
 
     def stop(self) -> None:
-        self._work.seconds += time.perf_counter() - self._started
-        self._work.cpu_seconds += time.process_time() - self._cpu
+        self._job.seconds += time.perf_counter() - self._started
+        self._job.cpu_seconds += time.process_time() - self._cpu
 
 
 def is_oom(error: BaseException) -> bool:
@@ -127,7 +127,7 @@ def is_oom(error: BaseException) -> bool:
 
 
 def replan_smaller(
-    context: UpscaleSession, work: ImageJob, task: ImageTaskPlan, failure: BaseException
+    session: UpscaleSession, job: ImageJob, task: ImageTaskPlan, failure: BaseException
 ) -> None:
     """Limit the job's next plan to fewer bytes, and wait for all images in flight.
 
@@ -135,16 +135,20 @@ def replan_smaller(
         OutOfMemoryError: There is no smaller plan, or no try is left.
     """
     free_exception(failure, task.plan.device)
-    again = "smaller plan" in task.plan.recovery
-    if work.tries == _TRIES or not again or (len(task.plans) == 1 and context.book is None):
-        raise _out_of_memory(failure, work.source)
-    work.below = int(task.plan.upper_bytes * _STEP_DOWN)
+    can_replan = "smaller plan" in task.plan.recovery
+    if (
+        job.tries == _TRIES
+        or not can_replan
+        or (len(task.plans) == 1 and session.plan_file is None)
+    ):
+        raise _as_out_of_memory_error(failure, job.source)
+    job.limit_bytes = int(task.plan.upper_bytes * _STEP_DOWN)
     what = str(failure).partition("\n")[0] or "memory ran out"
-    work.events.append(f"{what}; replanned for {format_bytes(work.below)}")
-    context.land_all()
+    job.events.append(f"{what}; replanned for {format_bytes(job.limit_bytes)}")
+    session.commit_all()
 
 
-def _out_of_memory(failure: BaseException, source: Path) -> OutOfMemoryError:
+def _as_out_of_memory_error(failure: BaseException, source: Path) -> OutOfMemoryError:
     if isinstance(failure, OutOfMemoryError):
         return failure
     return OutOfMemoryError(
@@ -153,17 +157,19 @@ def _out_of_memory(failure: BaseException, source: Path) -> OutOfMemoryError:
     )
 
 
-def _memory(plan: Plan, used: Usage, measuring: Usage | None, beside: LedgerRow) -> MemoryReport:
-    checking = measuring.peak_bytes if measuring is not None else None
+def _memory_report(
+    plan: Plan, usage: Usage, measurement_usage: Usage | None, others_row: LedgerRow
+) -> MemoryReport:
+    checking = measurement_usage.peak_bytes if measurement_usage is not None else None
     here = plan.device == "cpu"  # on the CPU the budget is host memory
     return MemoryReport(
         budget_bytes=plan.budget_bytes,
-        predicted_bytes=plan.predicted_bytes + here * beside.value,
-        upper_bytes=plan.upper_bytes + here * beside.upper,
-        peak_bytes=used.peak_bytes,
-        high_water_bytes=used.high_water_bytes,
-        measuring_peak_bytes=checking,
-        within_budget=max(used.peak_bytes, checking or 0) <= plan.budget_bytes,
-        measured_as=used.source,
-        ledger=(*plan.ledger, *([beside] if beside.upper else [])),
+        predicted_bytes=plan.predicted_bytes + here * others_row.value,
+        upper_bytes=plan.upper_bytes + here * others_row.upper,
+        peak_bytes=usage.peak_bytes,
+        high_water_bytes=usage.high_water_bytes,
+        measurement_peak_bytes=checking,
+        within_budget=max(usage.peak_bytes, checking or 0) <= plan.budget_bytes,
+        source=usage.source,
+        ledger=(*plan.ledger, *([others_row] if others_row.upper else [])),
     )

@@ -36,40 +36,40 @@ class ResultListener(Protocol):
 
 
 class ImageQueue:
-    """Compute images, commit their files and report each result to ``kept``."""
+    """Compute images, commit their files and report each result to ``listener``."""
 
-    def __init__(self, context: UpscaleSession, kept: ResultListener) -> None:
-        self._context, self._kept = replace(context, land=self._land), kept
+    def __init__(self, session: UpscaleSession, listener: ResultListener) -> None:
+        self._session, self._listener = replace(session, commit=self._commit), listener
 
-    def take(self, source: Path, target: Path, index: int) -> None:
+    def submit(self, source: Path, target: Path, index: int) -> None:
         """Compute one image; on return it is being written, done or failed."""
-        context = self._context
-        begin: Callable[[], None] = partial(self._kept.begin, index)
+        session = self._session
+        begin: Callable[[], None] = partial(self._listener.begin, index)
         try:
-            part = self._kept.new_part(index)
-            computed = run_image(context, ImageJob(source, target, index, begin, part))
+            part = self._listener.new_part(index)
+            computed = run_image(session, ImageJob(source, target, index, begin, part))
         except LowtideError as error:
-            self._kept.failed(index, error)
+            self._listener.failed(index, error)
             return
-        if context.images == 1 or context.settings.streams == 1:
-            self._land(computed)
+        if session.images == 1 or session.settings.streams == 1:
+            self._commit(computed)
         else:
-            context.flying.append(computed)
+            session.in_flight.append(computed)
 
     def finish(self) -> None:
         """Wait until all images are written."""
-        self._context.land_all()
+        self._session.commit_all()
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         """Abort all unfinished files; no effect after `finish`."""
-        while self._context.flying:
-            self._context.flying.pop().sink.abort()
+        while self._session.in_flight:
+            self._session.in_flight.pop().sink.abort()
 
-    def _land(self, computed: ComputedImage) -> None:
-        index = computed.work.index
+    def _commit(self, computed: ComputedImage) -> None:
+        index = computed.job.index
         try:
-            image = computed.land()
+            image = computed.commit()
         except LowtideError as error:
-            self._kept.failed(index, error)
+            self._listener.failed(index, error)
             return
-        self._kept.done(index, image)
+        self._listener.done(index, image)

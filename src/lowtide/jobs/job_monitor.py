@@ -12,14 +12,14 @@ from lowtide.core.units import MIB
 from lowtide.jobs.prepare import PreparedModel, prepare, runtime_identity
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
-from lowtide.memory.cache import FactStore, cache_folder, package_digest
+from lowtide.memory.cache import MeasurementCache, cache_folder, package_digest
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.plan_file import PlanFile
 from lowtide.streaming.planner.program_cache import preload_capture
 
 # Resident memory differs by up to this much from run to run.
-_SAME = 8 * MIB
+_NOISE_BYTES = 8 * MIB
 
 
 def report_progress(progress: ProgressCallback | None, phase: Any, name: str) -> None:
@@ -41,10 +41,10 @@ class JobMonitor:
         settings: UpscaleSettings,
         device: str,
         budget: Budget,
-        book: PlanFile | None,
+        plan_file: PlanFile | None,
         costs: ModelCosts | None = None,
         *,
-        runs: bool = True,
+        runs_job: bool = True,
         on_loaded: Callable[[int], object] = lambda scale: None,
     ) -> PreparedModel:
         """Load and probe the model, reporting progress for each slow phase, now or later.
@@ -52,20 +52,20 @@ class JobMonitor:
                 Measures the host memory that becomes resident on the CPU and is not weights.
 
                 Args:
-                    book: Plan to replay, or None.
+                    plan_file: Plan to replay, or None.
                     costs: Known costs, as in `lowtide.jobs.prepare.prepare`.
-        runs: Whether this process also runs the job, and so keeps what a probe leaves.
+        runs_job: Whether this process also runs the job, and so keeps what a probe leaves.
         """
         model = settings.model_name
         before_probe: int | None = None
 
         def on_probe() -> None:
             nonlocal before_probe
-            before_probe = self._held()
-            self._begin("probe", model, _load_tracing)
+            before_probe = self._resident_bytes()
+            self._start_phase("probe", model, _load_tracing)
 
         report_progress(self.progress, "load", model)
-        before = self._held()
+        before = self._resident_bytes()
         prepared = prepare(
             settings,
             device=device,
@@ -73,42 +73,50 @@ class JobMonitor:
             limit_bytes=budget.device_bytes // 2,
             on_probe=on_probe,
             cancel=self.cancel,
-            replayed=book.plans[0][1] if book else None,
+            replayed=plan_file.plans[0][1] if plan_file else None,
             on_loaded=on_loaded,
         )
         if device == "cpu":
             # Only this process holds what a probe leaves.
-            left = runs and before_probe is not None
-            held = before_probe if before_probe and not runs else self._held(collect=left)
-            beside = max(0, held - before - prepared.costs.weight_bytes)
-            prepared.beside_bytes = beside if left else _steady(prepared, settings, beside)
-        prepared.programs.on_capture = lambda: self._begin("capture", model, preload_capture)
+            keeps_probe_memory = runs_job and before_probe is not None
+            held = (
+                before_probe
+                if before_probe and not runs_job
+                else self._resident_bytes(collect=keeps_probe_memory)
+            )
+            extra_bytes = max(0, held - before - prepared.costs.weight_bytes)
+            prepared.extra_resident_bytes = (
+                extra_bytes
+                if keeps_probe_memory
+                else _stable_bytes(prepared, settings, extra_bytes)
+            )
+        prepared.programs.on_capture = lambda: self._start_phase("capture", model, preload_capture)
         return prepared
 
-    def _held(self, *, collect: bool = False) -> int:
+    def _resident_bytes(self, *, collect: bool = False) -> int:
         trim_heap(collect=collect)
-        return self.meter.now_bytes
+        return self.meter.current_bytes
 
-    def _begin(self, phase: str, model: str, load: Callable[[], object]) -> None:
+    def _start_phase(self, phase: str, model: str, load: Callable[[], object]) -> None:
         """Report a phase and load its libraries, excluded from the measured memory.
 
         Most runs do not need these libraries, and they are not memory of the run itself.
         """
         report_progress(self.progress, phase, model)
-        with self.meter.apart():
+        with self.meter.excluding():
             load()
 
 
-def _steady(prepared: PreparedModel, settings: UpscaleSettings, beside: int) -> int:
-    """Return ``beside``, or the stored figure if it differs by little.
+def _stable_bytes(prepared: PreparedModel, settings: UpscaleSettings, measured: int) -> int:
+    """Return ``measured``, or the stored figure if it differs by little.
 
     A budget that an error message named has to be enough in the next run.
     """
-    store = FactStore(f"beside-{package_digest()}", cache_folder())
+    store = MeasurementCache(f"beside-{package_digest()}", cache_folder())
     key = f"{runtime_identity(prepared.descriptor, settings.provider)} {prepared.precision}"
     known = store.get(key)
-    if known is None or beside > known + _SAME:
-        known = beside
+    if known is None or measured > known + _NOISE_BYTES:
+        known = measured
         store.put(key, known)
         store.save()
     return known

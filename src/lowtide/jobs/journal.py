@@ -29,7 +29,7 @@ from lowtide.core.atomic_file import (
     append,
     atomic_write,
     new_part_name,
-    open_own,
+    open_for_append,
     write_error,
 )
 from lowtide.core.errors import OutputError
@@ -49,7 +49,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._path = folder / JOURNAL_NAME
-        self._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         self.pin: dict[str, Any] = {}
         self._parts: dict[str, dict[str, Any]] = {}
         self._begun: dict[str, dict[str, Any]] = {}
@@ -69,7 +69,7 @@ class Journal:
         # After a power cut the content may not be valid text.
         text = self._file.readall().decode("utf-8", "replace")
         for record in filter(None, map(_record, text.splitlines())):
-            self._take(record)
+            self._apply(record)
         begun = text.lstrip("\0\n")  # a killed process may leave part of a line
         known = self.pin or self._parts or self._begun or self._done
         if begun and not known and not begun.startswith("{"):
@@ -80,7 +80,7 @@ class Journal:
         if text and not text.endswith("\n"):
             self._write("\n")  # end the cut-off line before the next record
 
-    def _take(self, record: dict[str, Any]) -> None:
+    def _apply(self, record: dict[str, Any]) -> None:
         match record:
             case {"pin": dict() as pin}:
                 self.pin = pin
@@ -119,7 +119,7 @@ class Journal:
         self._append({"pin": pin})
         self.pin = pin
 
-    def finished(self, target: Path, key: str) -> bool:
+    def is_finished(self, target: Path, key: str) -> bool:
         """Return whether ``target`` is the complete result of ``key``, by content hash."""
         name = self._name(target)
         if not target.is_file():
@@ -128,7 +128,7 @@ class Journal:
         if done is not None and done["key"] == key:
             return done["sha256"] == file_sha256(target)
         begun = self._begun.get(name)
-        if begun is None or begun["key"] != key or begun["replaces"] == _identity(target):
+        if begun is None or begun["key"] != key or begun["replaces"] == _file_identity(target):
             return False
         with contextlib.suppress(OutputError):  # disk full: the next run records it
             self.done(target, key)
@@ -141,7 +141,7 @@ class Journal:
 
     def begin(self, target: Path, key: str) -> None:
         """Record that a complete file is about to be renamed to ``target``."""
-        record = {"begin": self._name(target), "key": key, "replaces": _identity(target)}
+        record = {"begin": self._name(target), "key": key, "replaces": _file_identity(target)}
         self._append(record)
         self._begun[record["begin"]] = record
 
@@ -151,7 +151,7 @@ class Journal:
         self._append(record)
         self._done[record["done"]] = record
 
-    def forget(self, target: Path) -> None:
+    def undo_begin(self, target: Path) -> None:
         """Undo `begin` after a failure: a file at ``target`` may not be this job's."""
         self._begun.pop(self._name(target), None)
 
@@ -177,7 +177,7 @@ class Journal:
     def _rewrite(self, records: list[dict[str, Any]]) -> None:
         if not records:
             self._path.unlink()
-            for folder in self._made:
+            for folder in self._new_folders:
                 folder.rmdir()  # fails, and ends the loop, if not empty
             return
         with atomic_write(self._path, self.new_part(self._path)) as part:
@@ -218,7 +218,7 @@ def _is_part(name: str) -> bool:
     return inside and fnmatch.fnmatchcase(path.name, PART_PATTERN)
 
 
-def _identity(target: Path) -> list[int] | None:
+def _file_identity(target: Path) -> list[int] | None:
     """Return what distinguishes the file from one that replaces it; None if absent."""
     try:
         facts = target.lstat()
@@ -230,7 +230,7 @@ def _identity(target: Path) -> list[int] | None:
 def _open_locked(path: Path) -> io.FileIO:
     """Open and lock the journal; raises `OutputError` while another process holds it."""
     while True:
-        file = io.FileIO(open_own(path), "r+")
+        file = io.FileIO(open_for_append(path), "r+")
         try:
             _lock(file.fileno(), path)
             # The job that just ended may have replaced the file between opening and locking.
@@ -257,12 +257,12 @@ def _lock(descriptor: int, path: Path) -> None:
                 1,
             )
         except OSError as error:
-            raise _busy(path) from error
+            raise _locked_error(path) from error
     except BlockingIOError as error:
-        raise _busy(path) from error
+        raise _locked_error(path) from error
 
 
-def _busy(path: Path) -> OutputError:
+def _locked_error(path: Path) -> OutputError:
     return OutputError(
         f"another job is writing into {path.parent}", hint="wait for it, or use another folder"
     )

@@ -19,40 +19,47 @@ Shape = tuple[int, ...]
 
 
 def network_for(
-    context: UpscaleSession, work: ImageJob, plan: Plan, notes: list[str]
+    session: UpscaleSession, job: ImageJob, plan: Plan, notes: list[str]
 ) -> NetworkSpec:
     """Return the network as ``plan`` runs it: compiled, as a CUDA graph, or plain.
 
     What is specialized for a tile shape is cached, and the gain of compiling is stored. Where only
-    the plan chose compiling and it fails, the plain network is returned, and an event of ``work``
+    the plan chose compiling and it fails, the plain network is returned, and an event of ``job``
     states why.
 
     Raises:
         ModelError: Compiling or recording was requested and fails.
     """
-    prepared = context.prepared
-    if not plan.compiled and not plan.recorded:
+    prepared = session.prepared
+    if not plan.compiled and not plan.cuda_graph:
         return prepared.network
     rows, columns = plan_axes(plan)
-    shape = plan.batch * plan.images_per_tile, prepared.shape.in_channels, rows.tile, columns.tile
-    if plan.recorded:
-        return _recorded(context, shape, notes)
-    if shape not in prepared.compiled:
+    shape = (
+        plan.batch * plan.images_per_tile,
+        prepared.geometry.in_channels,
+        rows.tile,
+        columns.tile,
+    )
+    if plan.cuda_graph:
+        return _capture_graph(session, shape, notes)
+    if shape not in prepared.compiled_networks:
         try:
-            prepared.compiled[shape] = _compiled(context, plan, shape, notes)
+            prepared.compiled_networks[shape] = _compile_network(session, plan, shape, notes)
         except ModelError as error:
-            if context.settings.compile == "on":
+            if session.settings.compile == "on":
                 raise
-            work.events.append(error.message)
-            prepared.compiling = None  # skip it for the next image
+            job.events.append(error.message)
+            prepared.compile_gain = None  # skip it for the next image
             return prepared.network
-    return prepared.compiled[shape]
+    return prepared.compiled_networks[shape]
 
 
-def _compiled(context: UpscaleSession, plan: Plan, shape: Shape, notes: list[str]) -> NetworkSpec:
-    prepared = context.prepared
-    _tell(context, "compile")
-    with context.meter.apart():
+def _compile_network(
+    session: UpscaleSession, plan: Plan, shape: Shape, notes: list[str]
+) -> NetworkSpec:
+    prepared = session.prepared
+    _report_phase(session, "compile")
+    with session.meter.excluding():
         preload_compiler()
     # Meter from here, not from the start of the job: memory that a long-lived program has freed
     # since then would hide what compiling takes.
@@ -63,31 +70,31 @@ def _compiled(context: UpscaleSession, plan: Plan, shape: Shape, notes: list[str
     finally:
         meter.stop()
     if plan.device == "cpu":  # host memory is metered on the CPU only
-        known = prepared.compiling.host_bytes if prepared.compiling else 0
+        known = prepared.compile_gain.host_bytes if prepared.compile_gain else 0
         facts = facts.model_copy(update={"host_bytes": max(known, meter.peak_bytes)})
     CompileCache(plan.device).put(prepared.descriptor.sha256, plan.precision, facts)
-    notes.append(_gained("compiling", facts))
+    notes.append(_gain_note("compiling", facts))
     return network
 
 
-def _recorded(context: UpscaleSession, shape: Shape, notes: list[str]) -> NetworkSpec:
+def _capture_graph(session: UpscaleSession, shape: Shape, notes: list[str]) -> NetworkSpec:
     """Record a CUDA graph, of one shape at a time: each holds memory while it exists."""
-    known = context.prepared.recorded
+    known = session.prepared.graph_networks
     if shape not in known:
         known.clear()
-        _tell(context, "record")
-        known[shape], facts = cuda_graph_for(context.prepared.network, shape)
-        notes.append(_gained("capturing a CUDA graph", facts))
+        _report_phase(session, "record")
+        known[shape], facts = cuda_graph_for(session.prepared.network, shape)
+        notes.append(_gain_note("capturing a CUDA graph", facts))
     return known[shape]
 
 
-def _tell(context: UpscaleSession, phase: Phase) -> None:
-    if context.progress is not None:
-        context.progress(Progress(phase, context.prepared.descriptor.name))
+def _report_phase(session: UpscaleSession, phase: Phase) -> None:
+    if session.progress is not None:
+        session.progress(Progress(phase, session.prepared.descriptor.name))
 
 
-def _gained(what: str, facts: SpecializationGain) -> str:
+def _gain_note(what: str, gain: SpecializationGain) -> str:
     return (
-        f"{what} took {format_seconds(facts.warmup_seconds)}; a run then takes"
-        f" {facts.ratio:.2f} times as long"
+        f"{what} took {format_seconds(gain.warmup_seconds)}; a run then takes"
+        f" {gain.ratio:.2f} times as long"
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import BaseModel
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from lowtide._version import __version__
 from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, parse_bytes
 from lowtide.jobs.train_settings import TrainSettings
 from lowtide.jobs.user_models import UserModel, load_user_model
 from lowtide.memory.budget import Budget
-from lowtide.memory.profiles import DeviceProfile, load_profile, profile_for, profile_names
+from lowtide.memory.profiles import DeviceProfile, find_profile, load_profile, profile_names
 from lowtide.memory.training.fit_search import FitReport, fit_to_budget
 from lowtide.memory.training.memory_plot import new_figure, plot_memory
 from lowtide.memory.training.options import size_text
@@ -35,33 +36,33 @@ class TrainingPlan(BaseModel):
     count, all other sizes are bytes.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: int = SCHEMA_VERSION
     lowtide: str = __version__
     torch: str = str(torch.__version__)
     model: str
     parameters: int
     device: str
-    title: str
+    device_title: str
     budget_bytes: int
-    ladder: FitReport
+    fit_report: FitReport
 
     @property
     def fits(self) -> bool:
         """Return whether any option fits the budget."""
-        return self.ladder.chosen is not None
+        return self.fit_report.chosen is not None
 
     def require(self) -> None:
         """Raise `BudgetError` that names the smallest option if none fits."""
-        self.ladder.require()
+        self.fit_report.require()
 
     def __str__(self) -> str:
-        asked = self.ladder.asked
+        asked = self.fit_report.requested
         ledger = ", ".join(
             f"{row.name} {format_bytes(row.value)}" for row in asked.ledger if row.value
         )
         rows = {
-            "device": f"{self.title}, budget {format_bytes(self.budget_bytes)}",
-            "step": str(self.ladder.rungs[0].settings),
+            "device": f"{self.device_title}, budget {format_bytes(self.budget_bytes)}",
+            "step": str(self.fit_report.options[0].settings),
             "memory": (
                 f"expected {format_bytes(asked.predicted_bytes)}, at most"
                 f" {format_bytes(asked.upper_bytes)}"
@@ -75,13 +76,13 @@ class TrainingPlan(BaseModel):
         lines = [f"{self.model}: {self.parameters:,} parameters"]
         lines += [f"  {name:<10} {text}" for name, text in rows.items()]
         lines += [f"  {'note':<10} {note}" for note in asked.notes]
-        return "\n".join([*lines, "", str(self.ladder)])
+        return "\n".join([*lines, "", str(self.fit_report)])
 
 
 class DevicePlans(BaseModel):
     """Plans of the same training step for every GPU that has a device profile."""
 
-    schema_version: Literal[1] = 1
+    schema_version: int = SCHEMA_VERSION
     plans: list[TrainingPlan]
 
     @property
@@ -92,17 +93,17 @@ class DevicePlans(BaseModel):
     def require(self) -> None:
         """Raise `BudgetError` if the step fits none of the GPUs."""
         if not self.fits:
-            least = min(plan.ladder.smallest.upper_bytes or 0 for plan in self.plans)
+            smallest = min(plan.fit_report.smallest.upper_bytes or 0 for plan in self.plans)
             raise BudgetError(
-                f"nothing fits any GPU: the smallest option needs up to {format_bytes(least)}",
-                smallest=least,
+                f"nothing fits any GPU: the smallest option needs up to {format_bytes(smallest)}",
+                smallest=smallest,
                 hint="a smaller model",
             )
 
     def __str__(self) -> str:
         rows = [("device", "budget", "requested", "at most", "first option that fits")]
         for plan in self.plans:
-            asked, choice = plan.ladder.asked, plan.ladder.choice
+            asked, choice = plan.fit_report.requested, plan.fit_report.choice
             rows.append(
                 (
                     plan.device,
@@ -156,15 +157,15 @@ def plan_training(
     profile = _profile(device)
     if plot is not None:
         new_figure(Path(plot))  # fail before a minute of tracing
-    given = load_user_model(model)
+    user_model = load_user_model(model)
     budget_bytes = _budget(budget, profile)
-    plan = _plan(given, chosen, profile, budget_bytes, full, loss, progress)
+    plan = _plan(user_model, chosen, profile, budget_bytes, full, loss, progress)
     if plot is not None:
         plot_memory(
-            plan.ladder.asked,
+            plan.fit_report.requested,
             plot,
             budget_bytes=budget_bytes,
-            title=f"{given.name} on {profile.title}: {plan.ladder.rungs[0].settings}",
+            title=f"{user_model.name} on {profile.title}: {plan.fit_report.options[0].settings}",
         )
     if strict:
         plan.require()
@@ -181,21 +182,21 @@ def plan_training_on_all_gpus(
 ) -> DevicePlans:
     """Run `plan_training` for every GPU profile, up to the first option that fits."""
     chosen = TrainSettings.of(**settings)
-    given = load_user_model(model)
-    cards = [load_profile(name) for name in profile_names()]
+    user_model = load_user_model(model)
+    profiles = [load_profile(name) for name in profile_names()]
     plans = []
-    for card in cards:
+    for card in profiles:
         if card.kind == "cpu":
             continue
         if progress is not None:
             progress(card.name)
         budget_bytes = _budget(budget, card, capped=True)
-        plans.append(_plan(given, chosen, card, budget_bytes, False, loss, None))
+        plans.append(_plan(user_model, chosen, card, budget_bytes, False, loss, None))
     return DevicePlans(plans=plans)
 
 
 def _plan(
-    given: UserModel,
+    user_model: UserModel,
     settings: TrainSettings,
     profile: DeviceProfile,
     budget_bytes: int,
@@ -203,41 +204,41 @@ def _plan(
     loss: Callable[[Any], Tensor] | None,
     progress: Callable[[str], None] | None,
 ) -> TrainingPlan:
-    _check_size(given, settings.size)
+    _check_size(user_model, settings.size)
     if settings.validation_size is not None:
-        _check_size(given, settings.validation_size)
-    make_step = settings.make_step(given.module, profile.kind == "cuda", loss)
-    ladder = fit_to_budget(
-        given.module,
+        _check_size(user_model, settings.validation_size)
+    make_step = settings.make_step(user_model.module, profile.kind == "cuda", loss)
+    fit_report = fit_to_budget(
+        user_model.module,
         make_step(settings.batch, settings.size),
         budget_bytes=budget_bytes,
         device=profile,
         make_step=make_step,
         batch=settings.batch,
         size=settings.size,
-        multiple=given.multiple(_MULTIPLE),
+        multiple=user_model.size_multiple(_MULTIPLE),
         strict=False,
         full=full,
         progress=progress,
     )
     return TrainingPlan(
-        model=given.name,
-        parameters=sum(weight.numel() for weight in given.module.parameters()),
+        model=user_model.name,
+        parameters=sum(weight.numel() for weight in user_model.module.parameters()),
         device=profile.name,
-        title=profile.title,
+        device_title=profile.title,
         budget_bytes=budget_bytes,
-        ladder=ladder,
+        fit_report=fit_report,
     )
 
 
-def _check_size(given: UserModel, size: tuple[int, int]) -> None:
-    rule = given.descriptor.size if given.descriptor else None
+def _check_size(user_model: UserModel, size: tuple[int, int]) -> None:
+    rule = user_model.descriptor.size if user_model.descriptor else None
     if rule is None or rule.padding(*size) == (0, 0):
         return
     rows, columns = rule.padding(*size)
     fitting = size_text((size[0] + rows, size[1] + columns))
     raise UsageError(
-        f"{given.name} does not accept images of {size_text(size)}",
+        f"{user_model.name} does not accept images of {size_text(size)}",
         hint=f"--size {fitting.replace('×', 'x')}",
     )
 
@@ -247,13 +248,13 @@ def _profile(device: str | DeviceProfile) -> DeviceProfile:
         return device
     if device == "auto":
         if not torch.cuda.is_available():
-            cards = ", ".join(name for name in profile_names() if name != "cpu")
+            gpus = ", ".join(name for name in profile_names() if name != "cpu")
             raise UsageError(
                 "this machine has no CUDA device, and no other is named to plan for",
-                hint=f"--device cpu, or one of {cards}",
+                hint=f"--device cpu, or one of {gpus}",
             )
         device = "cuda"
-    return profile_for(device)
+    return find_profile(device)
 
 
 def _budget(text: str | int, profile: DeviceProfile, *, capped: bool = False) -> int:

@@ -17,7 +17,7 @@ from lowtide.jobs.report import ImageReport, UpscaleReport, versions
 from lowtide.jobs.results import failed_image
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.jobs.target_size import scale_checker
-from lowtide.jobs.upscale import Inputs, find_jobs, left_out_of
+from lowtide.jobs.upscale import Inputs, find_jobs, skipped_inputs
 from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import open_meter
@@ -47,9 +47,9 @@ def plan(
     """
     chosen = UpscaleSettings.of(**settings)
     found, _ = find_jobs(inputs, output, chosen)
-    jobs, check = found.jobs, scale_checker(found.jobs, chosen)
-    book = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
-    profile = profile_named(chosen.device)
+    jobs, check = found.pairs, scale_checker(found.pairs, chosen)
+    plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
+    profile = absent_device_profile(chosen.device)
     if profile is None:
         device = resolve_device(chosen.one_device)
         parsed = Budget.parse(
@@ -60,29 +60,31 @@ def plan(
             scratch=Path(scratch) if scratch else Path(output),
         )
         preload_libraries(chosen)
-        watch = JobMonitor(open_meter(device), progress, cancel)
-        watch.meter.start()
+        monitor = JobMonitor(open_meter(device), progress, cancel)
+        monitor.meter.start()
         try:
-            prepared = watch.prepare(chosen, device, parsed, book, runs=False, on_loaded=check)
+            prepared = monitor.prepare(
+                chosen, device, parsed, plan_file, runs_job=False, on_loaded=check
+            )
         finally:
-            watch.meter.stop()
+            monitor.meter.stop()
     else:
         report_progress(progress, "load", chosen.model_name)
-        parsed = Budget.on(profile, budget)
+        parsed = Budget.for_profile(profile, budget)
         prepared = prepare_for_profile(chosen, profile, check)
         prepared.programs.on_capture = lambda: report_progress(
             progress, "capture", chosen.model_name
         )
-    work = _PlannedImage(prepared, chosen, parsed, book, len(jobs))
+    planner = _PlannedImage(prepared, chosen, parsed, plan_file, len(jobs))
     report = UpscaleReport(
         model=prepared.descriptor.to_dict(),
         device=prepared.network.device,
         versions=versions(chosen.model_name),
-        left_out=left_out_of(found),
+        skipped_inputs=skipped_inputs(found),
     )
     for job in jobs:
         check_cancel(cancel)
-        report.images.append(work.plan(job, alone=len(jobs) == 1))
+        report.images.append(planner.plan(job, is_single=len(jobs) == 1))
     return report
 
 
@@ -94,19 +96,19 @@ def plan_on_all_devices(
     A device on which nothing fits, or that the settings do not suit, has the error instead. An
     error that all devices share is raised, since it comes from the inputs or the settings.
     """
-    told: dict[str, UpscaleReport | LowtideError] = {}
+    results: dict[str, UpscaleReport | LowtideError] = {}
     for name in profile_names():
         try:
-            told[name] = plan(inputs, output, **{**settings, "device": name})
+            results[name] = plan(inputs, output, **{**settings, "device": name})
         except LowtideError as error:
-            told[name] = error
-    first = next(iter(told.values()))
-    if isinstance(first, LowtideError) and len({str(one) for one in told.values()}) == 1:
+            results[name] = error
+    first = next(iter(results.values()))
+    if isinstance(first, LowtideError) and len({str(one) for one in results.values()}) == 1:
         raise first
-    return told
+    return results
 
 
-def profile_named(device: str) -> DeviceProfile | None:
+def absent_device_profile(device: str) -> DeviceProfile | None:
     """Return the profile that ``device`` names, or None for a device of this machine.
 
     Raises:
@@ -121,10 +123,10 @@ class _PlannedImage:
     prepared: PreparedModel
     settings: UpscaleSettings
     budget: Budget
-    book: PlanFile | None
+    plan_file: PlanFile | None
     images: int
 
-    def plan(self, job: FilePair, *, alone: bool) -> ImageReport:
+    def plan(self, job: FilePair, *, is_single: bool) -> ImageReport:
         """Return the report of one image's plan; the error of a single image is raised."""
         try:
             task = plan_image(
@@ -133,11 +135,11 @@ class _PlannedImage:
                 self.prepared,
                 self.settings,
                 self.budget,
-                book=self.book,
+                plan_file=self.plan_file,
                 images=self.images,
             )
         except LowtideError as error:
-            if alone:
+            if is_single:
                 raise
             return failed_image(job, error)
         return ImageReport(
@@ -146,8 +148,8 @@ class _PlannedImage:
             status="planned",
             width=task.facts.info.width,
             height=task.facts.info.height,
-            out_width=task.written.width,
-            out_height=task.written.height,
+            out_width=task.output.width,
+            out_height=task.output.height,
             plan=task.plan,
             notes=task.notes,
         )

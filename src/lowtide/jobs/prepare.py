@@ -15,18 +15,18 @@ from lowtide.core.signal import ImageInfo
 from lowtide.jobs.build_network import (
     build_network,
     ensemble_network,
-    in_memory_format,
     network_weight_bytes,
+    to_memory_format,
 )
 from lowtide.jobs.devices import resolve_precision
 from lowtide.jobs.report import versions
 from lowtide.jobs.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
-from lowtide.memory.cache import CostStore, cache_folder
+from lowtide.memory.cache import CostCache, cache_folder
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.plan import Plan
-from lowtide.memory.prediction.calibration import RunBounds, bounds_of_runs
+from lowtide.memory.prediction.calibration import RunBounds, run_bounds
 from lowtide.models import Model, ModelDescriptor, load, names
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_model import OnnxModel
@@ -51,32 +51,32 @@ _ROW_SHARE = 0.03
 class PreparedModel:
     """A model on its device with its measured costs.
 
-    ``beside_bytes`` is host memory that became resident with it and is not weights, such as kernels
-    that were built while its parts were compared. ``others`` are copies of the network on further
-    devices. ``compiled`` and ``recorded`` are specialized networks by tile shape, and ``compiling``
-    is what this machine has measured about compiling.
+    ``extra_resident_bytes`` is host memory that became resident with it and is not weights, such as
+    kernels that were built while its parts were compared. ``replicas`` are copies of the network on
+    further devices. ``compiled_networks`` and ``graph_networks`` are specialized networks by tile
+    shape, and ``compile_gain`` is what this machine has measured about compiling.
     """
 
     descriptor: ModelDescriptor
     network: NetworkSpec
-    shape: ModelGeometry
+    geometry: ModelGeometry
     costs: ModelCosts
     precision: Precision
     programs: ProgramCache
-    tiled: RunBounds = field(default_factory=RunBounds)
-    streamed: RunBounds = field(default_factory=RunBounds)
-    beside_bytes: int = 0
-    others: tuple[NetworkSpec, ...] = ()
-    compiling: SpecializationGain | None = None
-    compiled: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
-    recorded: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
+    tiled_bounds: RunBounds = field(default_factory=RunBounds)
+    streamed_bounds: RunBounds = field(default_factory=RunBounds)
+    extra_resident_bytes: int = 0
+    replicas: tuple[NetworkSpec, ...] = ()
+    compile_gain: SpecializationGain | None = None
+    compiled_networks: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
+    graph_networks: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
 
-    def padded(self, info: ImageInfo) -> tuple[int, int]:
+    def padded_size(self, info: ImageInfo) -> tuple[int, int]:
         """Return (H, W) of an image padded by the model's size rule."""
         rows, columns = self.descriptor.size.padding(info.height, info.width)
         return info.height + rows, info.width + columns
 
-    def picture(
+    def image_task(
         self,
         info: ImageInfo,
         codecs: tuple[tuple[int, int], ...],
@@ -91,14 +91,14 @@ class PreparedModel:
         easy_bytes = budget.device_bytes // 4
         return ImageTask(
             info,
-            self.padded(info),
+            self.padded_size(info),
             codecs,
             scratch_bytes,
             row_bytes,
             easy_bytes,
-            self.tiled,
-            self.streamed,
-            self.beside_bytes,
+            self.tiled_bounds,
+            self.streamed_bounds,
+            self.extra_resident_bytes,
         )
 
 
@@ -169,16 +169,16 @@ def _prepare(
 ) -> PreparedModel:
     if settings.cuda_graphs:
         require_cuda_graphs(device)
-    wanted = settings.precision if replayed is None else replayed.precision
+    requested = settings.precision if replayed is None else replayed.precision
     with trimming_heap():
         model = _loaded(settings)
         on_loaded(model.descriptor.scale)
-        precision = resolve_precision(wanted, model.descriptor, device)
+        precision = resolve_precision(requested, model.descriptor, device)
         network = build_network(model, device, precision)
     descriptor = model.descriptor
     if settings.self_ensemble:
         descriptor, network = as_ensemble(descriptor), ensemble_network(network)
-    shape = ModelGeometry(
+    geometry = ModelGeometry(
         scale=descriptor.scale,
         in_channels=descriptor.in_channels,
         out_channels=descriptor.out_channels,
@@ -190,7 +190,7 @@ def _prepare(
     same = (descriptor.sha256, device, precision)
     if costs is None or (costs.sha256, costs.device, costs.precision) != same:
         store, key = (
-            CostStore(),
+            CostCache(),
             (runtime_identity(descriptor, settings.provider), device, precision),
         )
         full, cut = store.key(*key), store.key(*key, limit_bytes)
@@ -202,35 +202,35 @@ def _prepare(
                 network,
                 sha256=descriptor.sha256,
                 weight_bytes=network_weight_bytes(network, model),
-                align=shape.align,
-                minimum=shape.minimum,
+                align=geometry.align,
+                minimum=geometry.minimum,
                 limit_bytes=limit_bytes,
                 cancel=cancel,
             )
             store.put(full if complete else cut, costs)
     # Align tiles to the grid that the model pads to inside: its padding would be wasted work.
-    shape = replace(shape, align=math.lcm(shape.align, costs.grain))
+    geometry = replace(geometry, align=math.lcm(geometry.align, costs.padding_multiple))
     layout = costs if replayed is None else replayed
-    network = in_memory_format(network, model, layout.channels_last)
+    network = to_memory_format(network, model, layout.channels_last)
     # Bounds from past runs hold for PyTorch's memory only.
-    own = network.let_go is None
+    own = network.free_memory is None
     return PreparedModel(
         descriptor,
         network,
-        shape,
+        geometry,
         costs,
         precision,
         ProgramCache(network),
-        bounds_of_runs("tiled", device) if own else RunBounds(),
-        bounds_of_runs("streamed", device) if own else RunBounds(),
-        compiling=CompileCache(device).get(descriptor.sha256, precision) if own else None,
+        run_bounds("tiled", device) if own else RunBounds(),
+        run_bounds("streamed", device) if own else RunBounds(),
+        compile_gain=CompileCache(device).get(descriptor.sha256, precision) if own else None,
     )
 
 
 def _loaded(settings: UpscaleSettings) -> Model:
     model = load(settings.model_name)
     if isinstance(model, OnnxModel):
-        model.use(_provider(settings))
+        model.use_provider(_provider(settings))
     facts = model.descriptor
     if facts.scale < 1:
         raise ModelError(f"{facts.name} makes images smaller (×{facts.scale})")

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from lowtide._version import __version__
-from lowtide.core.atomic_file import writing
+from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import BatchError
+from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
 from lowtide.models.model_files import is_onnx
@@ -33,28 +34,28 @@ class ErrorFigure(BaseModel):
     max_error: float
     tiles_sampled: int
     tiles_total: int
-    against: str
+    reference: str
 
 
 class AccuracyReport(BaseModel):
     """Accuracy of the execution and of the precision.
 
     Execution is compared with the whole-image run at the same precision, precision with fp32.
-    ``precision_why`` says what a model in bf16 or fp16 still computes in fp32, or why it cannot.
+    ``precision_note`` says what a model in bf16 or fp16 still computes in fp32, or why it cannot.
     """
 
     execution: Literal["exact", "bounded"]
-    why: str
+    reason: str
     execution_error: ErrorFigure | None = None
     precision: str = "fp32"
     precision_error: ErrorFigure | None = None
-    precision_why: str = ""
+    precision_note: str = ""
 
 
 class MemoryReport(BaseModel):
     """Predicted and measured memory in bytes on the compute device.
 
-    ``measuring_peak_bytes`` is the peak while errors were measured, which may use whatever the
+    ``measurement_peak_bytes`` is the peak while errors were measured, which may use whatever the
     budget leaves; None if nothing had to be measured.
     """
 
@@ -63,9 +64,9 @@ class MemoryReport(BaseModel):
     upper_bytes: int
     peak_bytes: int
     high_water_bytes: int | None
-    measuring_peak_bytes: int | None = None
+    measurement_peak_bytes: int | None = None
     within_budget: bool
-    measured_as: str
+    source: str
     ledger: tuple[LedgerRow, ...]
 
 
@@ -90,7 +91,7 @@ class ImageReport(BaseModel):
     hint: str | None = None
 
 
-class LeftOutInput(BaseModel):
+class SkippedInput(BaseModel):
     """File or folder among the inputs that is not an image, and the reason."""
 
     path: str
@@ -98,15 +99,15 @@ class LeftOutInput(BaseModel):
 
 
 class UpscaleReport(BaseModel):
-    """Report of a job; ``left_out`` lists inputs that are not images."""
+    """Report of a job; ``skipped_inputs`` lists inputs that are not images."""
 
-    schema_version: Literal[1] = 1
+    schema_version: int = SCHEMA_VERSION
     lowtide: str = __version__
     model: dict[str, Any] = {}
     device: str = "cpu"
     versions: dict[str, str] = {}
     images: list[ImageReport] = []
-    left_out: list[LeftOutInput] = []
+    skipped_inputs: list[SkippedInput] = []
     seconds: float = 0.0
 
     @property
@@ -154,8 +155,8 @@ def write_sidecar(report: UpscaleReport, image: ImageReport, part: Path | None =
         OutputError: The file cannot be written.
     """
     path = sidecar_of(image)
-    data = report.model_dump(mode="json", exclude={"images", "left_out"})
+    data = report.model_dump(mode="json", exclude={"images", "skipped_inputs"})
     data["image"] = image.model_dump(mode="json")
-    with writing(path, part) as made:
+    with atomic_output(path, part) as made:
         made.write_text(json.dumps(data, indent=2) + "\n")
     return path

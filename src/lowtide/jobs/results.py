@@ -33,7 +33,7 @@ class ResultRecorder:
         self.jobs = jobs
         self._report, self._journal, self._key = report, journal, settings_key
         self._force, self._sidecar = force, sidecar
-        self._kept: list[int] = []
+        self._recorded: list[int] = []
         self._keys: dict[int, str] = {}
 
     def is_due(self, index: int) -> bool:
@@ -42,11 +42,11 @@ class ResultRecorder:
         try:
             if journal is not None:
                 key = f"{_content(job.source)}-{self._key}"
-                if not self._force and journal.finished(job.target, key):
+                if not self._force and journal.is_finished(job.target, key):
                     skipped = ImageReport(
                         input=str(job.source), output=str(job.target), status="skipped"
                     )
-                    self.keep(index, skipped)
+                    self.record(index, skipped)
                     return False
                 self._keys[index] = key
             refuse_overwriting(job.target, journal, self._force)
@@ -79,19 +79,19 @@ class ResultRecorder:
             except OutputError as error:
                 # Its `begin` record is enough for the next run to find it complete.
                 image.events.append(f"not recorded as finished: {error.message}")
-        self.keep(index, image)
+        self.record(index, image)
 
     def failed(self, index: int, error: LowtideError) -> None:
         """Record a failed image; raises ``error`` for a single image or a stop."""
         job = self.jobs[index - 1]
         if self._journal is not None and index in self._keys:
-            self._journal.forget(job.target)
+            self._journal.undo_begin(job.target)
         # A stop ends the whole job.
         if len(self.jobs) == 1 or error.exit_code == 130:
             raise error
-        self.keep(index, failed_image(job, error))
+        self.record(index, failed_image(job, error))
 
-    def keep(self, index: int, image: ImageReport) -> None:
+    def record(self, index: int, image: ImageReport) -> None:
         """Put the report of an image in its place."""
         if self._sidecar and image.status == "done":
             try:
@@ -103,8 +103,8 @@ class ResultRecorder:
                     raise
                 image.status, image.hint = "failed", error.hint
                 image.error = f"its result was written, its report was not: {error.message}"
-        place = bisect(self._kept, index)
-        self._kept.insert(place, index)
+        place = bisect(self._recorded, index)
+        self._recorded.insert(place, index)
         self._report.images.insert(place, image)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.prepare import PreparedModel
@@ -23,14 +23,16 @@ from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 class _Pin(BaseModel):
     """The pinned state; fields with a default may be absent from older journals."""
 
+    model_config = ConfigDict(extra="forbid")  # a pin with other names counts as damaged
+
     device: str
     device_bytes: int
     host_bytes: int
     versions: dict[str, str]
     costs: ModelCosts
     bounds: dict[RunKind, Calibration | None] = {}
-    beside_bytes: int | None = None
-    compiling: SpecializationGain | None = None
+    extra_resident_bytes: int | None = None
+    compile_gain: SpecializationGain | None = None
 
 
 class ResumeState:
@@ -39,40 +41,42 @@ class ResumeState:
     def __init__(self, journal: Journal | None, versions: dict[str, str]) -> None:
         self._journal, self._versions = journal, versions
         pin = journal.pin if journal is not None else {}
-        self._kept: _Pin | None = None
+        self._pin: _Pin | None = None
         if pin.get("versions") == versions:
             # A damaged pin counts as one of other versions: all is measured again.
             with contextlib.suppress(ValidationError):
-                self._kept = _Pin.model_validate(pin)
+                self._pin = _Pin.model_validate(pin)
 
     @property
     def costs(self) -> ModelCosts | None:
         """The model costs that the folder was begun with, or None."""
-        return None if self._kept is None else self._kept.costs
+        return None if self._pin is None else self._pin.costs
 
-    def budget(self, asked: str | int | Budget, budget: Budget) -> Budget:
-        """Return ``budget``, pinned to the first run's if ``asked`` follows free memory."""
-        kept = self._kept
-        follows = isinstance(asked, str) and (asked == "auto" or asked.endswith("%"))
-        if kept is None or not follows or kept.device != budget.device:
+    def budget(self, requested: str | int | Budget, budget: Budget) -> Budget:
+        """Return ``budget``, pinned to the first run's if ``requested`` follows free memory."""
+        pin = self._pin
+        follows = isinstance(requested, str) and (requested == "auto" or requested.endswith("%"))
+        if pin is None or not follows or pin.device != budget.device:
             return budget
-        return replace(budget, device_bytes=kept.device_bytes, host_bytes=kept.host_bytes)
+        return replace(budget, device_bytes=pin.device_bytes, host_bytes=pin.host_bytes)
 
     def apply(self, prepared: PreparedModel) -> None:
         """Restore the pinned run bounds and compile gain: they decide how images are run."""
-        kept = self._kept
-        if kept is None:
+        pin = self._pin
+        if pin is None:
             return
-        prepared.compiling = kept.compiling
-        prepared.tiled = self._bounds("tiled", prepared.tiled)
-        prepared.streamed = self._bounds("streamed", prepared.streamed)
-        if kept.beside_bytes is not None:
-            prepared.beside_bytes = kept.beside_bytes
+        prepared.compile_gain = pin.compile_gain
+        prepared.tiled_bounds = self._bounds("tiled", prepared.tiled_bounds)
+        prepared.streamed_bounds = self._bounds("streamed", prepared.streamed_bounds)
+        if pin.extra_resident_bytes is not None:
+            prepared.extra_resident_bytes = pin.extra_resident_bytes
 
-    def _bounds(self, kind: RunKind, now: RunBounds) -> RunBounds:
-        """Return ``now`` with the pinned usual bound, if the journal has one."""
-        kept = {} if self._kept is None else self._kept.bounds
-        return now.model_copy(update={"usual": kept[kind]}) if kind in kept else now
+    def _bounds(self, kind: RunKind, current: RunBounds) -> RunBounds:
+        """Return ``current`` with the pinned usual bound, if the journal has one."""
+        pinned = {} if self._pin is None else self._pin.bounds
+        return (
+            current.model_copy(update={"current_heap": pinned[kind]}) if kind in pinned else current
+        )
 
     def write(self, budget: Budget, prepared: PreparedModel) -> None:
         """Pin this run's state for a run that resumes the folder."""
@@ -84,8 +88,11 @@ class ResumeState:
             host_bytes=budget.host_bytes,
             versions=self._versions,
             costs=prepared.costs,
-            beside_bytes=prepared.beside_bytes,
-            bounds={"tiled": prepared.tiled.usual, "streamed": prepared.streamed.usual},
-            compiling=prepared.compiling,
+            extra_resident_bytes=prepared.extra_resident_bytes,
+            bounds={
+                "tiled": prepared.tiled_bounds.current_heap,
+                "streamed": prepared.streamed_bounds.current_heap,
+            },
+            compile_gain=prepared.compile_gain,
         )
         self._journal.set_pin(pin.model_dump())

@@ -23,10 +23,10 @@ from lowtide.streaming.tiles.runner import RunOutcome, execute_plan
 
 # Resident memory may grow by 1/_MORE of the expected bytes before the heap is trimmed again; _NEW
 # is the share of coming bytes that does not fit the heap's free blocks.
-_MORE, _NEW = 8, 0.5
+_GROWTH_DIVISOR, _NEW_BLOCKS_SHARE = 8, 0.5
 
 
-def run_image(context: UpscaleSession, work: ImageJob) -> ComputedImage:
+def run_image(session: UpscaleSession, job: ImageJob) -> ComputedImage:
     """Compute all rows of one image, which are written meanwhile and after.
 
     No file exists at the target before the result is committed. After an out-of-memory error the
@@ -34,21 +34,21 @@ def run_image(context: UpscaleSession, work: ImageJob) -> ComputedImage:
     in half precision is run again in fp32: a single band cannot be, since others depend on it.
     """
     while True:
-        clock = JobTimer(work)
-        work.tries += 1
+        clock = JobTimer(job)
+        job.tries += 1
         failure: BaseException | None
         task = plan_image(
-            work.source,
-            work.target,
-            context.prepared,
-            context.settings,
-            context.budget,
-            below=work.below,
-            book=context.book,
-            images=context.images,
+            job.source,
+            job.target,
+            session.prepared,
+            session.settings,
+            session.budget,
+            limit_bytes=job.limit_bytes,
+            plan_file=session.plan_file,
+            images=session.images,
         )
         try:
-            return _compute(context, work, task)
+            return _compute(session, job, task)
         except NotFiniteError:
             if task.plan.precision == "fp32":
                 raise
@@ -61,126 +61,126 @@ def run_image(context: UpscaleSession, work: ImageJob) -> ComputedImage:
             clock.stop()
         # Outside the handler: only here can the frames that hold the tensors be freed.
         if failure is None:
-            context.land_all()
-            context, work.below = context.in_fp32(), None
+            session.commit_all()
+            session, job.limit_bytes = session.in_fp32(), None
             beyond = f"values exceed the range of {task.plan.precision}"
-            work.events.append(f"{beyond}: run again in fp32")
+            job.events.append(f"{beyond}: run again in fp32")
         else:
-            replan_smaller(context, work, task, failure)
+            replan_smaller(session, job, task, failure)
 
 
-def _compute(context: UpscaleSession, work: ImageJob, task: ImageTaskPlan) -> ComputedImage:
-    settings, plan = context.settings, task.plan
-    waiting = context.make_room(task)
-    context.begin(plan)
-    set_heap_mode("gives back" if plan.heap == "gives back" else "keeps")
-    beside = context.writing()
-    reading = open_image(work.source, max_pixels=settings.max_pixels, scratch_dir=context.scratch)
-    if reading.clear:
+def _compute(session: UpscaleSession, job: ImageJob, task: ImageTaskPlan) -> ComputedImage:
+    settings, plan = session.settings, task.plan
+    queue_bytes = session.make_room(task)
+    session.begin(plan)
+    set_heap_mode("trim" if plan.heap == "trim" else "cache")
+    others_row = session.writing_row()
+    reading = open_image(job.source, max_pixels=settings.max_pixels, scratch_dir=session.scratch)
+    if reading.zero_alpha:
         task.notes.append("alpha is 0 everywhere and is kept; color is upscaled as if opaque")
     with reading:
         sink = open_sink(
-            work.target,
-            task.made,
+            job.target,
+            task.upscaled,
             metadata=reading.metadata,
             strip_metadata=settings.strip_metadata,
-            options=settings.encode,
+            options=settings.encode_options,
             resize_to=task.resize_to,
-            clear=reading.clear,
-            otherwise=task.sizes.format,
-            part=work.part,
+            zero_alpha=reading.zero_alpha,
+            default_format=task.sizes.format,
+            part=job.part,
         )
-        if waiting:
-            sink = AsyncWriter(sink, waiting)
+        if queue_bytes:
+            sink = AsyncWriter(sink, queue_bytes)
         try:
-            holding = _HeldMemory(context, plan, waiting)
-            with divide_threads(plan.lanes, context.threads):
-                network = network_for(context, work, plan, task.notes)
+            held_memory = _HeldMemory(session, plan, queue_bytes)
+            with divide_threads(plan.device_count, session.threads):
+                network = network_for(session, job, plan, task.notes)
                 outcome = execute_plan(
                     network,
                     reading,
                     sink,
                     plan,
-                    others=context.prepared.others,
-                    on_rows=_row_counter(context, work, task.made.height),
-                    cancel=context.cancel,
-                    over_budget=holding.over_budget,
-                    make_room=holding.make_room,
-                    programs=context.prepared.programs,
-                    scratch=context.scratch,
+                    replicas=session.prepared.replicas,
+                    on_rows=_row_counter(session, job, task.upscaled.height),
+                    cancel=session.cancel,
+                    over_budget=held_memory.over_budget,
+                    before_step=held_memory.make_room,
+                    programs=session.prepared.programs,
+                    scratch=session.scratch,
                 )
             sink.close_rows()
-            used = context.lap()
+            used = session.lap()
             accuracy, measuring = measure_accuracy(
-                context, plan, work.source, context.budget.device_bytes - waiting
+                session, plan, job.source, session.budget.device_bytes - queue_bytes
             )
         except BaseException:
             sink.abort()
             raise
     report = ImageReport(
-        input=str(work.source),
-        output=str(work.target),
+        input=str(job.source),
+        output=str(job.target),
         status="done",
         width=task.facts.info.width,
         height=task.facts.info.height,
-        out_width=task.written.width,
-        out_height=task.written.height,
+        out_width=task.output.width,
+        out_height=task.output.height,
         plan=plan,
         accuracy=accuracy,
         events=_events(outcome),
     )
     return ComputedImage(
-        context,
-        work,
+        session,
+        job,
         task,
         sink,
         report,
         used,
         measuring,
-        _writing(plan, waiting),
-        beside,
+        _writing_row(plan, queue_bytes),
+        others_row,
         run_image,
     )
 
 
-def _writing(plan: Plan, waiting: int) -> LedgerRow:
+def _writing_row(plan: Plan, queue_bytes: int) -> LedgerRow:
     """Return the memory that an image holds while its last rows are being written."""
     formats = next(row for row in plan.ledger if row.name == "file formats")
     return formats.model_copy(
         update={
             "name": "being written",
-            "value": formats.value + waiting // 2,
-            "upper": formats.upper + waiting,
+            "value": formats.value + queue_bytes // 2,
+            "upper": formats.upper + queue_bytes,
         }
     )
 
 
 class _HeldMemory:
-    """Resident memory of a run, with ``waiting`` bytes that are still to be written.
+    """Resident memory of a run, with ``queue_bytes`` bytes that are still to be written.
 
     Tiles fit the free blocks that tiles leave in the heap. Bands differ in size, and over hundreds
     of them the heap would keep several times the live bytes, so it is trimmed above a limit.
     """
 
-    def __init__(self, context: UpscaleSession, plan: Plan, waiting: int) -> None:
-        self._meter, self._budget = context.meter, context.budget.device_bytes
+    def __init__(self, session: UpscaleSession, plan: Plan, queue_bytes: int) -> None:
+        self._meter, self._budget = session.meter, session.budget.device_bytes
         self._device = plan.device
         banded = plan.strategy == "streamed"
-        self._expected = waiting + (plan.predicted_bytes if banded else plan.upper_bytes)
+        self._expected = queue_bytes + (plan.predicted_bytes if banded else plan.upper_bytes)
         self._limit = self._expected
 
-    def make_room(self, coming: int) -> int:
-        """Return the resident bytes plus ``coming``, after trimming the heap if needed.
+    def make_room(self, new_bytes: int) -> int:
+        """Return the resident bytes plus ``new_bytes``, after trimming the heap if needed.
 
         The heap is trimmed only above the expected bytes.
         """
-        new = int(coming * _NEW)
-        held = self._meter.now_bytes + new
+        new = int(new_bytes * _NEW_BLOCKS_SHARE)
+        held = self._meter.current_bytes + new
         if held > self._limit:
             trim_allocators(self._device)
-            held = self._meter.now_bytes + new
+            held = self._meter.current_bytes + new
             # If that many bytes are live, trimming each time would only take time.
-            self._limit = max(self._expected, held + self._expected // _MORE)
+            self._limit = max(self._expected, held + self._expected // _GROWTH_DIVISOR)
         return held
 
     def over_budget(self) -> bool:
@@ -189,9 +189,9 @@ class _HeldMemory:
 
 
 def _row_counter(
-    context: UpscaleSession, work: ImageJob, total: int
+    session: UpscaleSession, job: ImageJob, total: int
 ) -> Callable[[int], None] | None:
-    progress = context.progress
+    progress = session.progress
     if progress is None:
         return None
     started, done = time.perf_counter(), 0
@@ -199,24 +199,26 @@ def _row_counter(
     def advance(rows: int) -> None:
         nonlocal done
         done += rows
-        moment = Progress(
+        event = Progress(
             phase="run",
-            name=work.source.name,
+            name=job.source.name,
             done=done,
             total=total,
-            image=work.index,
-            images=context.images,
+            image=job.index,
+            images=session.images,
             elapsed=time.perf_counter() - started,
-            memory_bytes=context.meter.now_bytes,
-            peak_bytes=context.meter.peak_bytes,
-            budget_bytes=context.budget.device_bytes,
+            memory_bytes=session.meter.current_bytes,
+            peak_bytes=session.meter.peak_bytes,
+            budget_bytes=session.budget.device_bytes,
         )
-        progress(moment)
+        progress(event)
 
     advance(0)
     return advance
 
 
 def _events(outcome: RunOutcome) -> list[str]:
-    redone = [f"{outcome.redone} batches had values that are not finite and were run again in fp32"]
-    return outcome.events + (redone if outcome.redone else [])
+    redone = [
+        f"{outcome.fp32_reruns} batches had values that are not finite and were run again in fp32"
+    ]
+    return outcome.events + (redone if outcome.fp32_reruns else [])

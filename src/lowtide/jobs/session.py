@@ -22,16 +22,24 @@ if TYPE_CHECKING:
     from lowtide.jobs.finish import ComputedImage
 
 # Fields of a plan that determine the sizes of blocks in the heap.
-_SIZES = {"padded_width", "padded_height", "tile_width", "tile_height", "batch", "banded", "heap"}
+_SIZES = {
+    "padded_width",
+    "padded_height",
+    "tile_width",
+    "tile_height",
+    "batch",
+    "band_plan",
+    "heap",
+}
 
 
 @dataclass
 class UpscaleSession:
     """A job's model, settings, budget and meter.
 
-    ``flying`` are images that are computed and still being written, oldest first; ``land`` is
-    called with each when it is waited for. ``book`` is the plan file to replay. ``threads`` is the
-    number of CPU threads that the devices of an image share; None leaves it unchanged.
+    ``in_flight`` are images that are computed and still being written, oldest first; ``commit`` is
+    called with each when it is waited for. ``plan_file`` is the plan file to replay. ``threads`` is
+    the number of CPU threads that the devices of an image share; None leaves it unchanged.
     """
 
     prepared: PreparedModel
@@ -42,12 +50,12 @@ class UpscaleSession:
     cancel: Cancel
     scratch: Path | None
     images: int = 1
-    book: PlanFile | None = None
+    plan_file: PlanFile | None = None
     threads: int | None = None
-    land: Callable[[ComputedImage], object] = lambda computed: computed.land()
-    flying: list[ComputedImage] = field(default_factory=list)
-    _shape: dict[str, Any] = field(default_factory=dict)
-    _exact: UpscaleSession | None = None
+    commit: Callable[[ComputedImage], object] = lambda computed: computed.commit()
+    in_flight: list[ComputedImage] = field(default_factory=list)
+    _block_sizes: dict[str, Any] = field(default_factory=dict)
+    _fp32_session: UpscaleSession | None = None
 
     def begin(self, plan: Plan) -> None:
         """Start an image: from here its memory counts for the images in flight too.
@@ -57,23 +65,23 @@ class UpscaleSession:
         a light network's operators.
         """
         shape = plan.model_dump(include=_SIZES)
-        if shape != self._shape:
+        if shape != self._block_sizes:
             trim_allocators(plan.device)
-        self._shape = shape
+        self._block_sizes = shape
         self.lap()
-        for image in self.flying:
-            image.alone = False
+        for image in self.in_flight:
+            image.undisturbed = False
 
     def lap(self) -> Usage:
         """Return the peak since the last lap, and add it to the images in flight."""
         usage = self.meter.lap()
-        for image in self.flying:
-            image.used = image.used.with_more(usage)
+        for image in self.in_flight:
+            image.usage = image.usage.merged(usage)
         return usage
 
-    def writing(self) -> LedgerRow:
+    def writing_row(self) -> LedgerRow:
         """Return the memory of the images that are still being written, as a ledger row."""
-        rows = [image.writing for image in self.flying]
+        rows = [image.writing_row for image in self.in_flight]
         return LedgerRow(
             name="other images being written",
             place="host",
@@ -94,18 +102,18 @@ class UpscaleSession:
         need = plan.bytes_at("host", upper=True)
         limit = budget.device_bytes if plan.device == "cpu" else budget.host_bytes
         streams = self.settings.streams if self.images > 1 else 1
-        waiting = task.made.height * task.made.row_bytes if streams > 1 else 0
-        if need + waiting > limit:
-            waiting = 0
-        while self.flying and (
-            len(self.flying) >= streams or need + waiting + self.writing().upper > limit
+        queue_bytes = task.upscaled.height * task.upscaled.row_bytes if streams > 1 else 0
+        if need + queue_bytes > limit:
+            queue_bytes = 0
+        while self.in_flight and (
+            len(self.in_flight) >= streams or need + queue_bytes + self.writing_row().upper > limit
         ):
-            self._land_oldest()
-        return waiting
+            self._commit_oldest()
+        return queue_bytes
 
     def in_fp32(self) -> UpscaleSession:
         """Return the same job in fp32, within what the half-precision weights leave."""
-        if self._exact is None:
+        if self._fp32_session is None:
             settings = self.settings.model_copy(update={"precision": "fp32", "plan_file": None})
             taken = self.prepared.costs.weight_bytes
             device_bytes = self.budget.device_bytes - taken
@@ -116,20 +124,20 @@ class UpscaleSession:
                 cancel=self.cancel,
                 limit_bytes=device_bytes // 2,
             )
-            prepared.beside_bytes = self.prepared.beside_bytes
-            self._exact = replace(
+            prepared.extra_resident_bytes = self.prepared.extra_resident_bytes
+            self._fp32_session = replace(
                 self,
                 prepared=prepared,
                 settings=settings,
-                book=None,
+                plan_file=None,
                 budget=replace(self.budget, device_bytes=device_bytes, host_bytes=host_bytes),
             )
-        return self._exact
+        return self._fp32_session
 
-    def land_all(self) -> None:
+    def commit_all(self) -> None:
         """Wait for all images in flight."""
-        while self.flying:
-            self._land_oldest()
+        while self.in_flight:
+            self._commit_oldest()
 
-    def _land_oldest(self) -> None:
-        self.land(self.flying.pop(0))
+    def _commit_oldest(self) -> None:
+        self.commit(self.in_flight.pop(0))

@@ -27,7 +27,7 @@ DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
 _NOT_IN_HASH = {"device", "max_pixels", "model", "plan_file", "streams", "devices", "suffix"}
 
 
-_TROUBLES = {
+_PROBLEMS = {
     "greater_than": "has to be above {gt:g}",
     "greater_than_equal": "has to be at least {ge:g}",
     "less_than_equal": "has to be at most {le:g}",
@@ -40,19 +40,19 @@ _TROUBLES = {
 }
 
 
-def validated(kind: type[M], values: dict[str, Any]) -> M:
+def validate_settings(model_class: type[M], values: dict[str, Any]) -> M:
     """Return ``kind(**values)``, or raise `UsageError` that names the invalid option."""
     try:
-        return kind(**values)
+        return model_class(**values)
     except ValidationError as error:
         problem, *more = error.errors()
     name = str(problem["loc"][0])
-    option, field = "--" + name.replace("_", "-"), kind.model_fields.get(name)
+    option, field = "--" + name.replace("_", "-"), model_class.model_fields.get(name)
     if field is None:
         raise UsageError(
-            f"there is no setting {name!r}", hint=f"one of {', '.join(kind.model_fields)}"
+            f"there is no setting {name!r}", hint=f"one of {', '.join(model_class.model_fields)}"
         )
-    given, words = problem["input"], _TROUBLES.get(problem["type"])
+    given, words = problem["input"], _PROBLEMS.get(problem["type"])
     shown = f"{given:g}" if isinstance(given, float) else given
     # A union of "auto" and other types reports one error for each member.
     both = [one.get("ctx", {}).get("expected") for one in (problem, *more)]
@@ -109,7 +109,7 @@ class UpscaleSettings(BaseModel):
 
     @field_validator("suffix")
     @classmethod
-    def _part_of_a_name(cls, text: str) -> str:
+    def _check_suffix(cls, text: str) -> str:
         if any(sign in "/\\" or not sign.isprintable() for sign in text):
             raise UsageError(
                 f"--suffix {text!r} cannot be part of a file name: no slashes, and only printable"
@@ -120,7 +120,7 @@ class UpscaleSettings(BaseModel):
 
     @field_validator("devices", mode="before")
     @classmethod
-    def _listed(cls, given: Any) -> Any:
+    def _split_devices(cls, given: Any) -> Any:
         """Split ``"cuda:0,cuda:1"`` into a list."""
         if isinstance(given, str):
             return tuple(name.strip() for name in given.split(",") if name.strip())
@@ -129,7 +129,7 @@ class UpscaleSettings(BaseModel):
     @classmethod
     def of(cls, **values: Any) -> UpscaleSettings:
         """Build settings from keywords; raises `UsageError` for invalid ones."""
-        settings = validated(cls, values)
+        settings = validate_settings(cls, values)
         settings._check()
         return settings
 
@@ -146,7 +146,7 @@ class UpscaleSettings(BaseModel):
             )
         if self.devices and self.device != "auto":
             raise UsageError("--device and --devices contradict each other", hint="drop one")
-        if self.strategy in ("whole", "streamed") and self.wishes.about_tiles:
+        if self.strategy in ("whole", "streamed") and self.overrides.requires_tiles:
             raise UsageError(
                 f"--strategy {self.strategy} has no tiles, but an option for tiles was given",
                 hint="drop the tile options, or use --strategy tiled",
@@ -171,7 +171,7 @@ class UpscaleSettings(BaseModel):
                 hint=f"lowtide export onnx {self.model_name} -o FILE.onnx makes one",
             )
         ways = self.strategy, self.precision, self.compile, self.accuracy or "auto"
-        said = set(ways) != {"auto"} or self.cuda_graphs or self.wishes.about_tiles
+        said = set(ways) != {"auto"} or self.cuda_graphs or self.overrides.requires_tiles
         if self.plan_file is not None and said:
             raise UsageError(
                 "--plan says how to run, and so does another option",
@@ -219,11 +219,11 @@ class UpscaleSettings(BaseModel):
         return "cpu" if self.device == "auto" and is_onnx(self.model_name) else self.device
 
     @property
-    def wanted(self) -> AccuracyRequest:
+    def accuracy_request(self) -> AccuracyRequest:
         """The accuracy requested; by default bounded for tiles, else exact."""
         if self.accuracy is not None:
             return self.accuracy
-        return "bounded" if self.wishes.about_tiles or self.strategy == "tiled" else "exact"
+        return "bounded" if self.overrides.requires_tiles or self.strategy == "tiled" else "exact"
 
     @property
     def model_name(self) -> str:
@@ -233,7 +233,7 @@ class UpscaleSettings(BaseModel):
         return DEFAULT_MODELS[4 if self.scale is not None and self.scale > 2 else 2]
 
     @property
-    def wishes(self) -> Overrides:
+    def overrides(self) -> Overrides:
         """The settings that the planner has to respect."""
         return Overrides(
             strategy=self.strategy,
@@ -244,7 +244,7 @@ class UpscaleSettings(BaseModel):
         )
 
     @property
-    def encode(self) -> EncodeOptions:
+    def encode_options(self) -> EncodeOptions:
         """The settings for the encoders."""
         return EncodeOptions(
             png_compression=self.png_compression,

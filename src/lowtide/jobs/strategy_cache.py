@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lowtide.jobs.prepare import PreparedModel
 from lowtide.memory.budget import Budget
-from lowtide.memory.cache import FactStore, cache_folder, package_digest
+from lowtide.memory.cache import MeasurementCache, cache_folder, package_digest
 from lowtide.memory.choice import AccuracyRequest, shortfall
 from lowtide.memory.plan import Plan
 from lowtide.streaming.planner.model_facts import ImageTask
@@ -22,12 +22,16 @@ class StrategyCache:
     """
 
     def __init__(
-        self, prepared: PreparedModel, picture: ImageTask, budget: Budget, wanted: AccuracyRequest
+        self,
+        prepared: PreparedModel,
+        image_task: ImageTask,
+        budget: Budget,
+        accuracy: AccuracyRequest,
     ) -> None:
-        self._store = FactStore(
+        self._store = MeasurementCache(
             f"passed-over-{package_digest()}", cache_folder(), device=prepared.costs.device
         )
-        height, width = picture.padded
+        height, width = image_task.padded_size
         self._key = " ".join(
             map(
                 str,
@@ -36,21 +40,21 @@ class StrategyCache:
                     prepared.precision,
                     height,
                     width,
-                    picture.info.bands,
-                    wanted,
+                    image_task.info.channels,
+                    accuracy,
                     budget.device_bytes.bit_length(),
                 ),
             )
         )
         self._budget = budget
 
-    def again(self, plans: Sequence[Plan]) -> str | None:
+    def get(self, plans: Sequence[Plan]) -> str | None:
         """Return the title of the cached choice if it is among ``plans`` and fits now."""
         known = self._store.get(self._key)
         fitting = {plan.title for plan in plans if shortfall(plan, self._budget) is None}
         return known if known in fitting else None
 
-    def remember(self, chosen: Plan) -> None:
+    def put(self, chosen: Plan) -> None:
         """Store the choice, unless it is a streamed plan."""
         if chosen.strategy != "streamed":
             self._store.put(self._key, chosen.title)

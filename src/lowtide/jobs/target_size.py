@@ -21,8 +21,8 @@ class TargetSize:
     """Input header, the model's output, the written image, and the file format."""
 
     facts: ImageFacts
-    made: ImageInfo
-    written: ImageInfo
+    upscaled: ImageInfo
+    output: ImageInfo
     format: str
 
 
@@ -38,16 +38,16 @@ def target_size(source: Path, target: Path, settings: UpscaleSettings, scale: in
     """
     facts = inspect_image(source, max_pixels=settings.max_pixels)
     info = facts.info
-    made = ImageInfo(info.width * scale, info.height * scale, info.bands, info.sample)
+    upscaled = ImageInfo(info.width * scale, info.height * scale, info.channels, info.sample_type)
     width, height = settings.target_size(info, scale)
-    written = ImageInfo(width, height, info.bands, info.sample)
-    if written.pixels > settings.max_pixels * 64:
+    output = ImageInfo(width, height, info.channels, info.sample_type)
+    if output.pixels > settings.max_pixels * 64:
         raise ImageError(
             f"{source}: the result would be {width}×{height} pixels, over 64 times --max-pixels",
             hint="a smaller --scale, or a larger --max-pixels",
         )
-    entry = check_output(target, written, settings.format or facts.format)
-    return TargetSize(facts, made, written, entry.name)
+    entry = check_output(target, output, settings.format or facts.format)
+    return TargetSize(facts, upscaled, output, entry.name)
 
 
 def scale_checker(jobs: Sequence[FilePair], settings: UpscaleSettings) -> Callable[[int], None]:

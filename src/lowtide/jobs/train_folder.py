@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from lowtide.core.atomic_file import make_folder, remove_unfinished, writing
+from lowtide.core.atomic_file import atomic_output, make_folder, remove_part_files
 from lowtide.core.errors import UsageError
 from lowtide.training.train_config import TrainConfig
 
@@ -27,7 +27,7 @@ def require_own_folder(folder: Path, name: str) -> None:
     """Raise `UsageError` if training ``name`` would overwrite files of another origin."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="use another name, or move it away")
-    if _is_ours(folder, name):
+    if _is_run_folder(folder, name):
         return
     for made in (f"{name}.safetensors", *_MADE):
         if os.path.lexists(folder / made):
@@ -48,12 +48,12 @@ def write_config(folder: Path, config: TrainConfig) -> None:
     make_folder(folder)
     best = f"models/{config.name}_best.safetensors"
     for made in (_CONFIG, f"{config.name}.safetensors", best, "models/validated.safetensors"):
-        remove_unfinished(folder / made)
-    with writing(folder / _CONFIG) as part:
+        remove_part_files(folder / made)
+    with atomic_output(folder / _CONFIG) as part:
         part.write_text(json.dumps(config.model_dump(mode="json"), indent=1) + "\n")
 
 
-def _is_ours(folder: Path, name: str) -> bool:
+def _is_run_folder(folder: Path, name: str) -> bool:
     """Return whether a training run began in the folder: a config or a state is there."""
     config = folder / _CONFIG
     try:

@@ -11,18 +11,18 @@ from torch import nn
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.prediction.estimate import traced_estimate
-from lowtide.memory.profiles import DeviceProfile, profile_for
-from lowtide.memory.training.options import DTYPES
+from lowtide.memory.profiles import DeviceProfile, find_profile
+from lowtide.memory.training.options import AUTOCAST_DTYPES
 from lowtide.training.traced_step import TracedTrainStep, TrainedNetworks
 from lowtide.training.train_config import TrainConfig
 
 
 class StepPlan(BaseModel):
-    """Split of a step's ``batch`` patches into ``parts``, and its memory in bytes."""
+    """Split of a step's ``batch`` patches into ``micro_batches``, and its memory in bytes."""
 
     batch: int
-    parts: int
-    patch: int
+    micro_batches: int
+    patch_size: int
     predicted_bytes: int
     upper_bytes: int
     budget_bytes: int
@@ -30,10 +30,10 @@ class StepPlan(BaseModel):
     precision: str
 
     def __str__(self) -> str:
-        parts = f" in {self.parts} micro-batches" if self.parts > 1 else ""
+        parts = f" in {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         kept = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
         return (
-            f"{self.batch} patches of {self.patch} px a step{parts}, {self.precision}{kept}:"
+            f"{self.batch} patches of {self.patch_size} px a step{parts}, {self.precision}{kept}:"
             f" expects {format_bytes(self.predicted_bytes)}"
             f" (at most {format_bytes(self.upper_bytes)}) of {format_bytes(self.budget_bytes)}"
         )
@@ -55,9 +55,9 @@ def plan_step(
     """
     least: StepPlan | None = None
     networks = TrainedNetworks(config, generator, discriminator)
-    profile = profile_for(device)
-    for parts in _parts(config):
-        plan = _plan(config, networks, parts, budget, profile)
+    profile = find_profile(device)
+    for micro_batches in _micro_batch_counts(config):
+        plan = _plan(config, networks, micro_batches, budget, profile)
         if plan.upper_bytes <= budget:
             return plan
         least = plan if least is None or plan.upper_bytes < least.upper_bytes else least
@@ -65,14 +65,14 @@ def plan_step(
     need = -(-least.upper_bytes // MIB)
     full = config.train.checkpointing != "none"
     raise BudgetError(
-        f"no step fits in {format_bytes(budget)}: {least.batch} patches of {least.patch} px in"
-        f" {least.parts} micro-batches take up to {format_bytes(least.upper_bytes)}",
+        f"no step fits in {format_bytes(budget)}: {least.batch} patches of {least.patch_size} px in"
+        f" {least.micro_batches} micro-batches take up to {format_bytes(least.upper_bytes)}",
         smallest=need * MIB,
         hint=f"--budget {need}MiB" + ("" if full else ", or train.checkpointing: full"),
     )
 
 
-def _parts(config: TrainConfig) -> Iterator[int]:
+def _micro_batch_counts(config: TrainConfig) -> Iterator[int]:
     """Yield numbers of parts to try: divisors of the batch, so that parts are equal."""
     data = config.datasets.train
     if data.accum_iter is not None:
@@ -83,7 +83,11 @@ def _parts(config: TrainConfig) -> Iterator[int]:
 
 
 def _plan(
-    config: TrainConfig, networks: TrainedNetworks, parts: int, budget: int, profile: DeviceProfile
+    config: TrainConfig,
+    networks: TrainedNetworks,
+    micro_batches: int,
+    budget: int,
+    profile: DeviceProfile,
 ) -> StepPlan:
     data = config.datasets.train
     batch, side = data.batch_size_per_gpu, data.lq_size
@@ -93,15 +97,15 @@ def _plan(
     step = TracedTrainStep(
         (low, high),
         config,
-        parts,
+        micro_batches,
         foreach=profile.kind != "cpu",
-        autocast=DTYPES.get(config.precision),
+        autocast=AUTOCAST_DTYPES.get(config.precision),
     )
     found = traced_estimate(networks, step, profile)
     return StepPlan(
         batch=batch,
-        parts=parts,
-        patch=side,
+        micro_batches=micro_batches,
+        patch_size=side,
         predicted_bytes=found.predicted_bytes,
         upper_bytes=found.upper_bytes,
         budget_bytes=budget,

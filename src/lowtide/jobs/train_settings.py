@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
-from lowtide.jobs.settings import validated
+from lowtide.jobs.settings import validate_settings
 from lowtide.memory.tracing.checkpointing import Checkpointing
 from lowtide.memory.tracing.steps import Optimizer, TrainingStep
 from lowtide.memory.training.fit_search import MakeStep
 from lowtide.memory.training.meta_build import Inputs, make_inputs
-from lowtide.memory.training.options import DTYPES
+from lowtide.memory.training.options import AUTOCAST_DTYPES
 
 _SIZE = re.compile(r"(\d+)(?:[x×](\d+))?")
 _SHAPE = re.compile(r"([^:]*)(?::(\w+))?")
@@ -53,7 +53,7 @@ class TrainSettings(BaseModel):
         for name in ("size", "validation_size"):
             if isinstance(values.get(name), str):
                 values[name] = parse_size(values[name])
-        settings = validated(cls, values)
+        settings = validate_settings(cls, values)
         if settings.inputs and settings.channels is not None:
             raise UsageError(
                 "--input and --channels contradict each other", hint="--input includes the channels"
@@ -83,7 +83,7 @@ class TrainSettings(BaseModel):
                 optimizer=optimizer,
                 loss=loss,
                 checkpointing=self.checkpointing,
-                autocast=DTYPES.get(self.precision),
+                autocast=AUTOCAST_DTYPES.get(self.precision),
                 accumulate=self.accumulate,
                 ema=self.ema,
                 validation=validation,

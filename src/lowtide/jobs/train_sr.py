@@ -9,10 +9,11 @@ from pydantic import BaseModel
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel
+from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.train_folder import require_own_folder, write_config
 from lowtide.jobs.train_memory import StepPlan, plan_step
-from lowtide.jobs.train_validation import Pictures, TrainValidation
+from lowtide.jobs.train_validation import TrainImages, TrainValidation
 from lowtide.memory.budget import Budget
 from lowtide.training.data import (
     Batches,
@@ -33,22 +34,23 @@ class TrainReport(BaseModel):
     """Report of a training run.
 
     ``plan`` is the predicted memory of a step, ``scores`` the last validation's. ``weights`` and
-    ``best`` are files: the averaged weights at the end, and those with the best score. ``warnings``
-    are sentences on what was unexpected but did not stop the run: a damaged state, images that were
-    rewritten.
+    ``best_weights`` are files: the averaged weights at the end, and those with the best score.
+    ``warnings`` are sentences on what was unexpected but did not stop the run: a damaged state,
+    images that were rewritten.
     """
 
+    schema_version: int = SCHEMA_VERSION
     name: str
     folder: str
     device: str
     parameters: int
     steps: int
-    resumed_at: int
+    resumed_step: int
     plan: StepPlan
     weights: str
-    best: str | None
+    best_weights: str | None
     scores: dict[str, float]
-    skipped: dict[str, str]
+    skipped_images: dict[str, str]
     warnings: list[str] = []
 
 
@@ -88,20 +90,20 @@ def train_sr(
         Cancelled: ``cancel`` was set.
     """
     chosen = config if isinstance(config, TrainConfig) else read_config(config)
-    processes, data = ProcessGroup.here(), chosen.datasets.train
-    folder, place = Path(output) / chosen.name, _place(device, processes)
+    processes, data = ProcessGroup.from_environment(), chosen.datasets.train
+    folder, local_device = Path(output) / chosen.name, _local_device(device, processes)
     require_own_folder(folder, chosen.name)
-    pictures = _data(chosen, data)
-    batches = _batches(chosen, pictures, processes)
+    images = _open_images(chosen, data)
+    batches = _batches(chosen, images, processes)
     generator = make_generator(chosen.network_g, chosen.scale, chosen.manual_seed)
     discriminator = None
     if chosen.network_d is not None:
         discriminator = make_discriminator(chosen.network_d, chosen.manual_seed)
     if chosen.path.pretrain_network_g is not None:
         load_pretrained(generator, chosen.path.pretrain_network_g, strict=chosen.path.strict_load_g)
-    parsed = Budget.parse(budget, device=place)
-    plan = plan_step(chosen, generator, discriminator, parsed.device_bytes, place)
-    if on_plan is not None and processes.first:
+    parsed = Budget.parse(budget, device=local_device)
+    plan = plan_step(chosen, generator, discriminator, parsed.device_bytes, local_device)
+    if on_plan is not None and processes.is_main:
         on_plan(plan)
     trainer = Trainer(
         chosen,
@@ -109,51 +111,51 @@ def train_sr(
         generator,
         batches,
         discriminator=discriminator,
-        parts=plan.parts,
-        device=place,
-        files=collect_file_facts(pictures.files()),
+        micro_batches=plan.micro_batches,
+        device=local_device,
+        files=collect_file_facts(images.files()),
     )
     resumed = trainer.resume(accept_changed_data=accept_changed_data)
-    if on_warning is not None and processes.first:
+    if on_warning is not None and processes.is_main:
         for warning in trainer.warnings:
             on_warning(warning)
     validation, last = None, folder / f"{chosen.name}.safetensors"
-    if processes.first:
+    if processes.is_main:
         write_config(folder, chosen)
-        validation = _validation(chosen, folder, place)
-    trainer.run(validation, on_step=on_step if processes.first else None, cancel=cancel)
-    if processes.first:
-        save_weights(last, trainer.average, chosen)
+        validation = _validation(chosen, folder, local_device)
+    trainer.run(validation, on_step=on_step if processes.is_main else None, cancel=cancel)
+    if processes.is_main:
+        save_weights(last, trainer.ema_network, chosen)
     best = validation.best if validation is not None else None
     return TrainReport(
         name=chosen.name,
         folder=str(folder),
-        device=place,
+        device=local_device,
         parameters=sum(one.numel() for one in generator.parameters()),
-        steps=trainer.done,
-        resumed_at=resumed,
+        steps=trainer.completed_steps,
+        resumed_step=resumed,
         plan=plan,
         weights=str(last),
-        best=str(best) if best is not None else None,
+        best_weights=str(best) if best is not None else None,
         scores=validation.scores if validation is not None else {},
-        skipped={str(path): why for path, why in batches.skipped.items()},
+        skipped_images={str(path): why for path, why in batches.skipped.items()},
         warnings=trainer.warnings,
     )
 
 
-def _place(device: str, processes: ProcessGroup) -> str:
+def _local_device(device: str, processes: ProcessGroup) -> str:
     """Return the device of this process."""
     place = resolve_device(device)
-    return place if processes.alone or place == "cpu" else f"cuda:{processes.local}"
+    return place if processes.is_single or place == "cpu" else f"cuda:{processes.local_rank}"
 
 
-def _batches(config: TrainConfig, pictures: Pictures, processes: ProcessGroup) -> Batches:
+def _batches(config: TrainConfig, images: TrainImages, processes: ProcessGroup) -> Batches:
     data = config.datasets.train
     return Batches(
-        pictures,
+        images,
         patch=data.lq_size,
-        batch=data.batch_size_per_gpu * processes.count,
-        share=(processes.rank, processes.count),
+        batch=data.batch_size_per_gpu * processes.world_size,
+        shard=(processes.rank, processes.world_size),
         seed=config.manual_seed,
         workers=data.num_worker_per_gpu,
         use_hflip=data.use_hflip,
@@ -163,7 +165,7 @@ def _batches(config: TrainConfig, pictures: Pictures, processes: ProcessGroup) -
     )
 
 
-def _data(config: TrainConfig, data: TrainData | ValData) -> Pictures:
+def _open_images(config: TrainConfig, data: TrainData | ValData) -> TrainImages:
     """Return paired images, or high-resolution images that are downscaled on the fly."""
     if data.dataroot_lq:
         return PairedFolders(
@@ -180,4 +182,4 @@ def _data(config: TrainConfig, data: TrainData | ValData) -> Pictures:
 def _validation(config: TrainConfig, folder: Path, device: str) -> TrainValidation | None:
     if config.datasets.val is None:
         return None
-    return TrainValidation(config, _data(config, config.datasets.val), folder, device)
+    return TrainValidation(config, _open_images(config, config.datasets.val), folder, device)

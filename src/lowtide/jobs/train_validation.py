@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from lowtide.core.atomic_file import make_folder, remove_unfinished, writing
+from lowtide.core.atomic_file import atomic_output, make_folder, remove_part_files
 from lowtide.core.errors import InputError
 from lowtide.jobs.validation_metrics import ValidationMetrics
 from lowtide.jobs.validation_upscaler import ValidationUpscaler
@@ -19,7 +19,7 @@ from lowtide.training.train_config import TrainConfig
 from lowtide.training.weights import save_weights
 
 _WEIGHTS = "validated"
-Pictures = PairedFolders | HighResolutionFolders
+TrainImages = PairedFolders | HighResolutionFolders
 
 
 class TrainValidation:
@@ -30,21 +30,21 @@ class TrainValidation:
     score.
     """
 
-    def __init__(self, config: TrainConfig, data: Pictures, folder: Path, device: str) -> None:
+    def __init__(self, config: TrainConfig, data: TrainImages, folder: Path, device: str) -> None:
         self._config, self._folder = config, folder
-        self._enlarge = ValidationUpscaler(config.val.budget, device)
-        self._pairs = list(self._stored(data))
+        self._upscaler = ValidationUpscaler(config.val.budget, device)
+        self._pairs = list(self._image_pairs(data))
         stems = [low.stem for low, _ in self._pairs]
         # Folders may hold images of the same name.
         self._names = [
             stem if stems.count(stem) == 1 else f"{index}_{stem}"
             for index, stem in enumerate(stems)
         ]
-        self._figures = ValidationMetrics(config)
+        self._metrics = ValidationMetrics(config)
         # Learned metrics run on the CPU, even where the model runs on a GPU.
         host = Budget.parse(config.val.budget if device == "cpu" else "auto")
         sizes = [(low, (high.shape[0], high.shape[1])) for low, high in self._pairs]
-        self._figures.require_room(sizes, host.device_bytes)
+        self._metrics.check_images(sizes, host.device_bytes)
         self.scores: dict[str, float] = {}
         path = folder / "models" / f"{config.name}_best.safetensors"
         self.best: Path | None = path if path.is_file() else None
@@ -56,14 +56,14 @@ class TrainValidation:
         )
         sums = dict.fromkeys(self._config.val.metrics, 0.0)
         targets = [self._target(name, step) for name in self._names]
-        self._enlarge(weights, zip((low for low, _ in self._pairs), targets, strict=True))
+        self._upscaler(weights, zip((low for low, _ in self._pairs), targets, strict=True))
         for target, (_, high) in zip(targets, self._pairs, strict=True):
-            for name, figure in self._figures.of(self._made(target), high).items():
+            for name, figure in self._metrics.compute(self._read_result(target), high).items():
                 sums[name] += figure
         self.scores = {name: total / len(self._pairs) for name, total in sums.items()}
         return self.scores
 
-    def keep_best(self, network: nn.Module) -> None:
+    def save_best(self, network: nn.Module) -> None:
         """Save these weights as the best so far."""
         name = f"{self._config.name}_best.safetensors"
         self.best = save_weights(self._folder / "models" / name, network, self._config)
@@ -71,16 +71,16 @@ class TrainValidation:
     def _target(self, name: str, step: int) -> Path:
         target = self._folder / "visualization" / name / f"{name}_{step}.png"
         make_folder(target.parent)
-        remove_unfinished(target)
+        remove_part_files(target)
         return target
 
-    def _made(self, target: Path) -> np.ndarray:
+    def _read_result(self, target: Path) -> np.ndarray:
         made = _eight_bits(read_rgb(target))
         if not self._config.val.save_img:
             target.unlink()
         return made
 
-    def _stored(self, data: Pictures) -> Iterator[tuple[Path, np.ndarray]]:
+    def _image_pairs(self, data: TrainImages) -> Iterator[tuple[Path, np.ndarray]]:
         """Yield (low-resolution file, high-resolution image) pairs.
 
         Low-resolution files are made once.
@@ -110,6 +110,6 @@ def _write(path: Path, image: np.ndarray) -> None:
     import pyvips
 
     make_folder(path.parent)
-    remove_unfinished(path)
-    with writing(path) as part:
+    remove_part_files(path)
+    with atomic_output(path) as part:
         pyvips.Image.new_from_array(image).pngsave(str(part), compression=3)

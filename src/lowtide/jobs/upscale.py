@@ -16,7 +16,7 @@ from lowtide.jobs.image_queue import ImageQueue
 from lowtide.jobs.job_monitor import JobMonitor, report_progress
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.prepare import preload_libraries
-from lowtide.jobs.report import LeftOutInput, UpscaleReport, versions
+from lowtide.jobs.report import SkippedInput, UpscaleReport, versions
 from lowtide.jobs.results import ResultRecorder, refuse_overwriting
 from lowtide.jobs.resume_state import ResumeState
 from lowtide.jobs.session import UpscaleSession
@@ -71,55 +71,62 @@ def upscale(
         Cancelled: ``cancel`` was set.
     """
     chosen = UpscaleSettings.of(**settings)
-    book = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
+    plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
     started = time.perf_counter()
     found, folder = find_jobs(inputs, output, chosen)
-    jobs = found.jobs
+    jobs = found.pairs
     if folder is None:
         # Fail before a new model is measured, which may take minutes.
         inspect_image(jobs[0].source, max_pixels=chosen.max_pixels)
         refuse_overwriting(jobs[0].target, None, force)
-    place = Path(scratch) if scratch else folder or Path(output).parent
+    scratch_folder = Path(scratch) if scratch else folder or Path(output).parent
     devices = resolve_devices(chosen)
     preload_libraries(chosen)
-    watch = JobMonitor(open_meter(devices[0]), progress, cancel)
-    watch.meter.start()
+    monitor = JobMonitor(open_meter(devices[0]), progress, cancel)
+    monitor.meter.start()
     try:
         with _open_journal(folder) as journal, divide_threads(len(devices)) as threads:
             now = versions(chosen.model_name)
-            pins = ResumeState(journal, now)
-            least = _least_budget(devices, budget, host_budget, disk_budget, place)
-            parsed = pins.budget(budget, least)
+            resume_state = ResumeState(journal, now)
+            least = _smallest_budget(devices, budget, host_budget, disk_budget, scratch_folder)
+            parsed = resume_state.budget(budget, least)
             share = budget_share(parsed, devices)
-            prepared = watch.prepare(
-                chosen, devices[0], share, book, pins.costs, on_loaded=scale_checker(jobs, chosen)
+            prepared = monitor.prepare(
+                chosen,
+                devices[0],
+                share,
+                plan_file,
+                resume_state.costs,
+                on_loaded=scale_checker(jobs, chosen),
             )
-            pins.apply(prepared)
-            pins.write(parsed, prepared)
+            resume_state.apply(prepared)
+            resume_state.write(parsed, prepared)
             report = UpscaleReport(
                 model=prepared.descriptor.to_dict(),
                 device=",".join(devices),
                 versions=now,
-                left_out=left_out_of(found),
+                skipped_inputs=skipped_inputs(found),
             )
             key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
             results = ResultRecorder(jobs, report, journal, key, force=force, sidecar=sidecar)
             if len(devices) == 1 or len(jobs) == 1:
                 # A single image stays in this process, which distributes its tiles.
-                prepared.others = tuple(copy_network(prepared.network, one) for one in devices[1:])
-                context = UpscaleSession(
+                prepared.replicas = tuple(
+                    copy_network(prepared.network, one) for one in devices[1:]
+                )
+                session = UpscaleSession(
                     prepared,
                     chosen,
                     parsed,
-                    watch.meter,
+                    monitor.meter,
                     progress,
                     cancel,
-                    place,
+                    scratch_folder,
                     len(jobs),
-                    book,
+                    plan_file,
                     threads=threads * len(devices),
                 )
-                _run_here(context, results)
+                _run_in_process(session, results)
             else:
                 workers = Workers(
                     devices,
@@ -128,34 +135,34 @@ def upscale(
                     share,
                     results,
                     threads=threads,
-                    scratch=place,
+                    scratch=scratch_folder,
                     progress=progress,
                 )
                 del prepared  # free this copy: each worker loads the model
-                _run_there(workers, journal, cancel)
+                _run_in_workers(workers, journal, cancel)
     finally:
-        watch.meter.stop()
+        monitor.meter.stop()
     report.seconds = time.perf_counter() - started
     report_progress(progress, "done", "")
     return report
 
 
-def _run_here(context: UpscaleSession, results: ResultRecorder) -> None:
-    images = ImageQueue(context, results)
+def _run_in_process(session: UpscaleSession, results: ResultRecorder) -> None:
+    images = ImageQueue(session, results)
     try:
         for index, job in enumerate(results.jobs, start=1):
-            check_cancel(context.cancel)
+            check_cancel(session.cancel)
             if results.is_due(index):
-                images.take(job.source, job.target, index)
+                images.submit(job.source, job.target, index)
         images.finish()
     except Cancelled:
         images.finish()  # keep the images that are computed
         raise
     finally:
-        images.drop()
+        images.abort()
 
 
-def _run_there(workers: Workers, journal: Journal | None, cancel: Cancel) -> None:
+def _run_in_workers(workers: Workers, journal: Journal | None, cancel: Cancel) -> None:
     try:
         workers.run(cancel)
     finally:
@@ -169,12 +176,12 @@ def find_jobs(
     """Return the jobs, and the folder for a journal (None for one file to one file)."""
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     found = discover(given, output, format=settings.format, suffix_text=settings.suffix)
-    return found, None if found.file else Path(output)
+    return found, None if found.single_file else Path(output)
 
 
-def left_out_of(found: Found) -> list[LeftOutInput]:
+def skipped_inputs(found: Found) -> list[SkippedInput]:
     """Return what was found in addition to images, as report entries."""
-    return [LeftOutInput(path=str(one.path), reason=one.reason) for one in found.left_out]
+    return [SkippedInput(path=str(one.path), reason=one.reason) for one in found.skipped]
 
 
 @contextlib.contextmanager
@@ -187,7 +194,7 @@ def _open_journal(folder: Path | None):
         yield journal
 
 
-def _least_budget(
+def _smallest_budget(
     devices: list[str],
     budget: str | int | Budget,
     host: str | int | None,

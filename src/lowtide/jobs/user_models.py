@@ -30,11 +30,11 @@ class UserModel:
     name: str
     descriptor: ModelDescriptor | None = None
 
-    def multiple(self, usual: int) -> int:
-        """Return what image sides should be multiples of: ``usual`` and the model's own."""
+    def size_multiple(self, default: int) -> int:
+        """Return what image sides should be multiples of: ``default`` and the model's own."""
         if self.descriptor is None:
-            return usual
-        return math.lcm(usual, self.descriptor.size.multiple_of)
+            return default
+        return math.lcm(default, self.descriptor.size.multiple_of)
 
 
 def load_user_model(what: Any) -> UserModel:
@@ -55,7 +55,7 @@ def load_user_model(what: Any) -> UserModel:
         return UserModel(build_on_meta(what), getattr(what, "__name__", repr(what)))
     place, colon, name = str(what).rpartition(":")
     if colon and name.isidentifier():
-        return _built(str(what), place, name)
+        return _build(str(what), place, name)
     if str(what).endswith(".py"):
         raise UsageError(
             f"{what} names no function", hint=f"add the name of a function: {what}:build_model"
@@ -69,13 +69,15 @@ def load_user_model(what: Any) -> UserModel:
     return UserModel(model.module.requires_grad_(True), str(what), model.descriptor)
 
 
-def _built(what: str, place: str, name: str) -> UserModel:
+def _build(what: str, place: str, name: str) -> UserModel:
     path = Path(place).expanduser()
     is_file = path.suffix == ".py"
     if is_file and not path.is_file():
         raise UsageError(f"{path}: no such file")
-    with _searched(path.absolute().parent if is_file else Path.cwd()):
-        module = _guarded(place, _run_file if is_file else _import, path if is_file else place)
+    with _first_on_sys_path(path.absolute().parent if is_file else Path.cwd()):
+        module = _call_user_code(
+            place, _run_file if is_file else _import, path if is_file else place
+        )
         factory = getattr(module, name, None)
         if factory is None:
             found = ", ".join(_factories(module)) or "none"
@@ -83,10 +85,10 @@ def _built(what: str, place: str, name: str) -> UserModel:
         if isinstance(factory, nn.Module):
             return UserModel(factory, what)
         _check_callable(what, factory)
-        return UserModel(_guarded(what, build_on_meta, factory), what)
+        return UserModel(_call_user_code(what, build_on_meta, factory), what)
 
 
-def _guarded(what: str, run: Any, argument: Any) -> Any:
+def _call_user_code(what: str, run: Any, argument: Any) -> Any:
     """Return ``run(argument)``; errors of the user's code name its place."""
     try:
         return run(argument)
@@ -147,7 +149,7 @@ def _factories(module: ModuleType) -> list[str]:
 
 
 @contextlib.contextmanager
-def _searched(folder: Path) -> Iterator[None]:
+def _first_on_sys_path(folder: Path) -> Iterator[None]:
     """Put ``folder`` first in ``sys.path``, as Python does for a script."""
     sys.path.insert(0, str(folder))
     try:

@@ -31,42 +31,42 @@ class ValidationMetrics:
 
     def __init__(self, config: TrainConfig) -> None:
         self._scale, self._metrics = config.scale, config.val.metrics
-        self._similar = {
+        self._perceptual = {
             name: PerceptualMetric(metric.type, metric.weights, metric.net)
             for name, metric in self._metrics.items()
             if metric.type in ("lpips", "dists") and metric.weights is not None
         }
 
-    def of(self, made: np.ndarray, high: np.ndarray) -> dict[str, float]:
+    def compute(self, result: np.ndarray, reference: np.ndarray) -> dict[str, float]:
         """Return each metric of an upscaled image against the original, by name."""
         return {
-            name: self._similarity(name, made, high)
-            if name in self._similar
-            else _figure(metric, self._border(metric), made, high)
+            name: self._perceptual_score(name, result, reference)
+            if name in self._perceptual
+            else _pixel_score(metric, self._border(metric), result, reference)
             for name, metric in self._metrics.items()
         }
 
-    def require_room(self, pictures: Iterable[tuple[Path, tuple[int, int]]], budget: int) -> None:
+    def check_images(self, images: Iterable[tuple[Path, tuple[int, int]]], budget: int) -> None:
         """Check before anything runs that every metric can be computed on these images.
 
         Args:
-            pictures: (file, (H, W)) of each image.
+            images: (file, (H, W)) of each image.
             budget: Bytes for a learned metric.
 
         Raises:
             UsageError: An image is too small for a metric.
             BudgetError: A learned metric takes more than ``budget`` bytes on an image.
         """
-        known = list(pictures)
+        known = list(images)
         for name, metric in self._metrics.items():
-            need = self._least_side(name) + 2 * self._border(metric)
+            need = self._min_side(name) + 2 * self._border(metric)
             for path, size in known:
                 if min(size) < need:
                     raise UsageError(
                         f"{path}: {size[1]}×{size[0]} is too small for val.metrics.{name}, which"
                         f" needs {need} pixels"
                     )
-        for name, network in self._similar.items():
+        for name, network in self._perceptual.items():
             border = 2 * self._border(self._metrics[name])
             path, size = max(known, key=lambda one: one[1][0] * one[1][1])
             picture = torch.empty(1, 3, *(side - border for side in size), device="meta")
@@ -79,37 +79,37 @@ class ValidationMetrics:
                     hint="leave it out, or validate with smaller images",
                 )
 
-    def _least_side(self, name: str) -> int:
+    def _min_side(self, name: str) -> int:
         """Return the smallest side in pixels that the metric takes, without borders."""
-        if name in self._similar:
-            return self._similar[name].least_side
+        if name in self._perceptual:
+            return self._perceptual[name].min_side
         return SSIM_WINDOW if self._metrics[name].type == "ssim" else 1
 
     def _border(self, metric: Metric) -> int:
         if metric.crop_border is not None:
             return metric.crop_border
-        return 0 if metric.learned else self._scale
+        return 0 if metric.is_learned else self._scale
 
-    def _similarity(self, name: str, *pictures: np.ndarray) -> float:
+    def _perceptual_score(self, name: str, *images: np.ndarray) -> float:
         border = self._border(self._metrics[name])
         with torch.inference_mode():
-            return float(self._similar[name](*_tensors(pictures, border)))
+            return float(self._perceptual[name](*_tensors(images, border)))
 
 
-def _tensors(pictures: Iterable[np.ndarray], border: int) -> Iterator[Tensor]:
+def _tensors(images: Iterable[np.ndarray], border: int) -> Iterator[Tensor]:
     """Yield images as (1, 3, H, W) in 0..1, without their borders."""
-    for picture in pictures:
-        inner = torch.from_numpy(_without(picture, border).copy()).permute(2, 0, 1)
+    for picture in images:
+        inner = torch.from_numpy(_crop_border(picture, border).copy()).permute(2, 0, 1)
         yield inner[None].float() / 255
 
 
-def _without(picture: np.ndarray, border: int) -> np.ndarray:
-    height, width = picture.shape[:2]
-    return picture[border : height - border, border : width - border]
+def _crop_border(image: np.ndarray, border: int) -> np.ndarray:
+    height, width = image.shape[:2]
+    return image[border : height - border, border : width - border]
 
 
-def _figure(metric: Metric, border: int, made: np.ndarray, high: np.ndarray) -> float:
+def _pixel_score(metric: Metric, border: int, result: np.ndarray, reference: np.ndarray) -> float:
     if metric.test_y_channel:
-        return {"psnr": psnr_y, "ssim": ssim_y}[metric.type](made, high, border)
+        return {"psnr": psnr_y, "ssim": ssim_y}[metric.type](result, reference, border)
     figure = {"psnr": psnr, "ssim": ssim}[metric.type]
-    return figure(_without(made, border), _without(high, border), peak=255.0)
+    return figure(_crop_border(result, border), _crop_border(reference, border), peak=255.0)

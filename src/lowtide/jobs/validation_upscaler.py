@@ -36,27 +36,29 @@ class ValidationUpscaler:
         """
         settings = UpscaleSettings.of(model=str(weights), device=self._device)
         preload_libraries(settings)
-        watch = JobMonitor(open_meter(self._device), None, None)
-        watch.meter.start()
+        monitor = JobMonitor(open_meter(self._device), None, None)
+        monitor.meter.start()
         try:
             budget = Budget.parse(self._budget, device=self._device, scratch=weights.parent)
             known = self._costs
             if known is not None:
                 known = known.model_copy(update={"sha256": file_sha256(weights)})
-            prepared = watch.prepare(settings, self._device, budget, None, known)
+            prepared = monitor.prepare(settings, self._device, budget, None, known)
             self._costs = prepared.costs
             images = ImageQueue(
-                UpscaleSession(prepared, settings, budget, watch.meter, None, None, weights.parent),
+                UpscaleSession(
+                    prepared, settings, budget, monitor.meter, None, None, weights.parent
+                ),
                 _Strict(),
             )
             try:
                 for index, (source, target) in enumerate(pictures, start=1):
-                    images.take(source, target, index)
+                    images.submit(source, target, index)
                 images.finish()
             finally:
-                images.drop()
+                images.abort()
         finally:
-            watch.meter.stop()
+            monitor.meter.stop()
 
 
 class _Strict:

@@ -32,7 +32,7 @@ class WorkerConnection:
         self._in = sys.stdin
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
-        self._told = 0.0
+        self._last_progress = 0.0
 
     def send(self, kind: str, **more: Any) -> None:
         """Send one message."""
@@ -55,15 +55,15 @@ class WorkerConnection:
         self.send(kind, **more)
         answer = self.receive()
         if isinstance(answer, dict) and answer.get("kind") == "error":
-            raise error_of(answer)
+            raise error_from_message(answer)
         return answer
 
-    def progress(self, moment: Progress) -> None:
+    def progress(self, event: Progress) -> None:
         """Send progress at intervals, and always at an image's start and end."""
         now = time.monotonic()
-        if moment.done in (0, moment.total) or now - self._told >= _PROGRESS_SECONDS:
-            self._told = now
-            self.send("progress", moment=vars(moment))
+        if event.done in (0, event.total) or now - self._last_progress >= _PROGRESS_SECONDS:
+            self._last_progress = now
+            self.send("progress", progress=vars(event))
 
     def new_part(self, index: int) -> Path | None:
         """Return a temporary name for the image's file, recorded by the parent process."""
@@ -80,15 +80,15 @@ class WorkerConnection:
 
     def failed(self, index: int, error: LowtideError) -> None:
         """Announce that an image failed."""
-        self.send("failed", index=index, **words_of(error))
+        self.send("failed", index=index, **error_to_message(error))
 
 
-def words_of(error: LowtideError) -> dict[str, Any]:
+def error_to_message(error: LowtideError) -> dict[str, Any]:
     """Serialize an error for a message."""
     return {"message": error.message, "hint": error.hint, "code": error.exit_code}
 
 
-def error_of(message: dict[str, Any]) -> LowtideError:
+def error_from_message(message: dict[str, Any]) -> LowtideError:
     """Deserialize the error in a message."""
     error = LowtideError(message["message"], hint=message["hint"])
     error.exit_code = message["code"]
@@ -99,28 +99,28 @@ def main() -> None:
     """Process orders until there are none left."""
     # The parent process receives Ctrl-C too, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    line = WorkerConnection()
-    given = line.receive()
-    if given["tuned_heap"]:
+    connection = WorkerConnection()
+    setup = connection.receive()
+    if setup["tuned_heap"]:
         tune_heap()  # takes effect only before the libraries load
     try:
-        context = _context(given, line)
+        session = _make_session(setup, connection)
     except LowtideError as error:
-        line.send("unable", **words_of(error))
+        connection.send("cannot_start", **error_to_message(error))
         return
     from lowtide.jobs.image_queue import ImageQueue
 
-    images = ImageQueue(context, line)
+    images = ImageQueue(session, connection)
     try:
-        while (order := line.ask("want")) is not None:
-            images.take(Path(order["source"]), Path(order["target"]), order["index"])
+        while (order := connection.ask("next")) is not None:
+            images.submit(Path(order["source"]), Path(order["target"]), order["index"])
         images.finish()
     finally:
-        images.drop()
-        context.meter.stop()
+        images.abort()
+        session.meter.stop()
 
 
-def _context(given: dict[str, Any], line: WorkerConnection) -> UpscaleSession:
+def _make_session(setup: dict[str, Any], connection: WorkerConnection) -> UpscaleSession:
     import torch
 
     from lowtide.jobs.prepare import preload_libraries, prepare
@@ -133,35 +133,35 @@ def _context(given: dict[str, Any], line: WorkerConnection) -> UpscaleSession:
     from lowtide.memory.prediction.calibration import RunBounds
     from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 
-    torch.set_num_threads(given["threads"])
-    settings = UpscaleSettings.model_validate(given["settings"])
-    budget = Budget(**given["budget"])
+    torch.set_num_threads(setup["threads"])
+    settings = UpscaleSettings.model_validate(setup["settings"])
+    budget = Budget(**setup["budget"])
     preload_libraries(settings)
     meter = open_meter(budget.device)
     meter.start()
-    book = PlanFile.read(settings.plan_file) if settings.plan_file else None
+    plan_file = PlanFile.read(settings.plan_file) if settings.plan_file else None
     prepared = prepare(
         settings,
         device=budget.device,
         limit_bytes=budget.device_bytes // 2,
-        costs=ModelCosts.model_validate(given["costs"]),
-        replayed=book.plans[0][1] if book else None,
+        costs=ModelCosts.model_validate(setup["costs"]),
+        replayed=plan_file.plans[0][1] if plan_file else None,
     )
-    known = given["compiling"]
-    prepared.compiling = known and SpecializationGain.model_validate(known)
-    prepared.tiled = RunBounds.model_validate(given["tiled"])
-    prepared.streamed = RunBounds.model_validate(given["streamed"])
-    prepared.beside_bytes = given["beside_bytes"]
+    known = setup["compile_gain"]
+    prepared.compile_gain = known and SpecializationGain.model_validate(known)
+    prepared.tiled_bounds = RunBounds.model_validate(setup["tiled"])
+    prepared.streamed_bounds = RunBounds.model_validate(setup["streamed"])
+    prepared.extra_resident_bytes = setup["extra_resident_bytes"]
     return UpscaleSession(
         prepared,
         settings,
         budget,
         meter,
-        line.progress,
+        connection.progress,
         None,
-        Path(given["scratch"]),
-        given["images"],
-        book,
+        Path(setup["scratch"]),
+        setup["images"],
+        plan_file,
     )
 
 

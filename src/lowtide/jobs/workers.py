@@ -27,7 +27,7 @@ from lowtide.jobs.prepare import PreparedModel
 from lowtide.jobs.report import ImageReport
 from lowtide.jobs.results import ResultRecorder
 from lowtide.jobs.settings import UpscaleSettings
-from lowtide.jobs.worker_process import error_of, words_of
+from lowtide.jobs.worker_process import error_from_message, error_to_message
 from lowtide.memory.budget import Budget
 
 _POLL_SECONDS = 0.1
@@ -53,16 +53,16 @@ def budget_share(budget: Budget, devices: list[str]) -> Budget:
 
 
 @contextlib.contextmanager
-def divide_threads(workers: int, of: int | None = None) -> Iterator[int]:
+def divide_threads(workers: int, total: int | None = None) -> Iterator[int]:
     """Set torch's threads to a share for each of ``workers`` and yield it.
 
-    The share is of ``of`` threads, by default of the current ones. This process keeps it until the
-    context ends, since measurements depend on the number of threads.
+    The share is of ``total`` threads, by default of the current ones. This process keeps it until
+    the context ends, since measurements depend on the number of threads.
     """
     import torch
 
     before = torch.get_num_threads()
-    wanted = max(1, (of or before) // workers)
+    wanted = max(1, (total or before) // workers)
     if wanted == before:
         yield before
         return
@@ -79,10 +79,10 @@ class _Worker:
     process: subprocess.Popen[str]
     errors: IO[str]
     listener: threading.Thread | None = None
-    holds: set[int] = field(default_factory=set)
-    asks_no_more: bool = False
+    assigned: set[int] = field(default_factory=set)
+    drained: bool = False
 
-    def answer(self, order: Any) -> None:
+    def send(self, order: Any) -> None:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(order) + "\n")
@@ -90,7 +90,7 @@ class _Worker:
         except OSError:
             return  # the worker is gone: the end of its messages follows
 
-    def end(self) -> str:
+    def close(self) -> str:
         """Wait for the process to end, or kill it, and return why it ended early."""
         try:
             status = self.process.wait(_GRACE_SECONDS)
@@ -125,9 +125,9 @@ class Workers:
         progress: ProgressCallback | None,
     ) -> None:
         self._results, self._progress = results, progress
-        self._waiting = deque(range(1, len(results.jobs) + 1))
+        self._pending = deque(range(1, len(results.jobs) + 1))
         self._tries: dict[int, int] = {}
-        self._heard: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
+        self._messages: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
         common = {
             "settings": settings.model_copy(
                 update={"precision": prepared.precision, "devices": ()}
@@ -135,13 +135,13 @@ class Workers:
             "tuned_heap": heap_is_tuned(),
             "threads": threads,
             "scratch": str(scratch),
-            "tiled": prepared.tiled.model_dump(),
-            "streamed": prepared.streamed.model_dump(),
+            "tiled": prepared.tiled_bounds.model_dump(),
+            "streamed": prepared.streamed_bounds.model_dump(),
             "images": len(results.jobs),
-            "beside_bytes": prepared.beside_bytes,
-            "compiling": prepared.compiling and prepared.compiling.model_dump(),
+            "extra_resident_bytes": prepared.extra_resident_bytes,
+            "compile_gain": prepared.compile_gain and prepared.compile_gain.model_dump(),
         }
-        self._given = {
+        self._setup = {
             device: {
                 **common,
                 "budget": asdict(replace(budget, device=device)),
@@ -151,7 +151,7 @@ class Workers:
         }
         self._devices = devices
         self._running: list[_Worker] = []
-        self._why, self._died_idle = "", 0
+        self._last_failure, self._idle_deaths = "", 0
 
     def run(self, cancel: Cancel) -> None:
         """Run until all images are done or have failed; raises `Cancelled`."""
@@ -161,19 +161,19 @@ class Workers:
             while self._running:
                 check_cancel(cancel)
                 try:
-                    worker, message = self._heard.get(timeout=_POLL_SECONDS)
+                    worker, message = self._messages.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
                     continue
                 if message is None:
-                    self._ended(worker)
+                    self._on_exit(worker)
                 else:
-                    self._hear(worker, message)
-            while self._waiting:  # no worker is left to run them
-                self._results.failed(self._waiting.popleft(), self._died())
+                    self._handle(worker, message)
+            while self._pending:  # no worker is left to run them
+                self._results.failed(self._pending.popleft(), self._death_error())
         finally:
             for worker in self._running:
                 worker.process.kill()
-                worker.end()
+                worker.close()
 
     def _start(self, device: str) -> None:
         errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
@@ -187,77 +187,77 @@ class Workers:
         )
         worker = _Worker(device, process, errors)
         self._running.append(worker)
-        worker.answer(sys.path)
-        worker.answer(self._given[device])
+        worker.send(sys.path)
+        worker.send(self._setup[device])
         worker.listener = threading.Thread(
-            target=self._listen, args=(worker,), name="lowtide-worker", daemon=True
+            target=self._read_messages, args=(worker,), name="lowtide-worker", daemon=True
         )
         worker.listener.start()
 
-    def _listen(self, worker: _Worker) -> None:
+    def _read_messages(self, worker: _Worker) -> None:
         assert worker.process.stdout is not None
         for line in worker.process.stdout:
-            self._heard.put((worker, json.loads(line)))
-        self._heard.put((worker, None))
+            self._messages.put((worker, json.loads(line)))
+        self._messages.put((worker, None))
 
-    def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
+    def _handle(self, worker: _Worker, message: dict[str, Any]) -> None:
         results, index = self._results, message.get("index", 0)
         match message["kind"]:
-            case "want":
-                worker.answer(self._next(worker))
+            case "next":
+                worker.send(self._next_order(worker))
             case "part":
-                worker.answer(_answer(lambda: results.new_part(index)))
+                worker.send(_reply(lambda: results.new_part(index)))
             case "begin":
-                worker.answer(_answer(lambda: results.begin(index)))
+                worker.send(_reply(lambda: results.begin(index)))
             case "done":
-                worker.holds.discard(index)
+                worker.assigned.discard(index)
                 results.done(index, ImageReport.model_validate(message["image"]))
             case "failed":
-                worker.holds.discard(index)
-                results.failed(index, error_of(message))
-            case "unable":
-                raise error_of(message)
+                worker.assigned.discard(index)
+                results.failed(index, error_from_message(message))
+            case "cannot_start":
+                raise error_from_message(message)
             case "progress" if self._progress is not None:
-                self._progress(Progress(**message["moment"]))
+                self._progress(Progress(**message["progress"]))
 
-    def _next(self, worker: _Worker) -> dict[str, Any] | None:
-        while self._waiting:
-            index = self._waiting.popleft()
+    def _next_order(self, worker: _Worker) -> dict[str, Any] | None:
+        while self._pending:
+            index = self._pending.popleft()
             if index in self._tries or self._results.is_due(index):
                 self._tries[index] = self._tries.get(index, 0) + 1
-                worker.holds.add(index)
+                worker.assigned.add(index)
                 job = self._results.jobs[index - 1]
                 return {"index": index, "source": str(job.source), "target": str(job.target)}
-        worker.asks_no_more = True
+        worker.drained = True
         return None
 
-    def _ended(self, worker: _Worker) -> None:
+    def _on_exit(self, worker: _Worker) -> None:
         """Remove a finished worker; if it died, its images go back to the queue."""
         self._running.remove(worker)
-        self._why = f"the process on {worker.device} ended early ({worker.end()})"
-        lost = sorted(worker.holds)
+        self._last_failure = f"the process on {worker.device} ended early ({worker.close()})"
+        lost = sorted(worker.assigned)
         again = [index for index in lost if self._tries[index] < _TRIES]
         for index in sorted({*lost} - {*again}):
-            self._results.failed(index, self._died())
-        self._waiting.extendleft(reversed(again))
-        self._died_idle += not lost and not worker.asks_no_more
-        nobody = all(other.asks_no_more for other in self._running)
+            self._results.failed(index, self._death_error())
+        self._pending.extendleft(reversed(again))
+        self._idle_deaths += not lost and not worker.drained
+        nobody = all(other.drained for other in self._running)
         # Each image may cause two deaths at most; restarting idle workers that die needs a limit
         # too.
-        if self._waiting and nobody and self._died_idle < _TRIES:
+        if self._pending and nobody and self._idle_deaths < _TRIES:
             self._start(worker.device)
 
-    def _died(self) -> LowtideError:
+    def _death_error(self) -> LowtideError:
         return OutOfMemoryError(
-            self._why,
+            self._last_failure,
             hint="memory may have run out: fewer --devices, or a smaller --budget",
         )
 
 
-def _answer(call: Callable[[], Path | None]) -> Any:
+def _reply(call: Callable[[], Path | None]) -> Any:
     """Return the answer to a worker's request: the result of ``call``, or its error."""
     try:
         result = call()
     except LowtideError as error:
-        return {"kind": "error", **words_of(error)}
+        return {"kind": "error", **error_to_message(error)}
     return None if result is None else str(result)

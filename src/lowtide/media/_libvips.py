@@ -15,9 +15,9 @@ from lowtide.media._vips_windows import shrink_windows
 # of a file would depend on the machine. Compression is serial, and the network needs the cores.
 WORKERS = 1
 
-TRIM_READING, TRIM_WRITING = 8 << 20, 32 << 20
+READ_TRIM_BYTES, WRITE_TRIM_BYTES = 8 << 20, 32 << 20
 # Messages without information, and one repeated many times when a file is truncated.
-_EMPTY_TALK = re.compile(r": bad seek to \d|^system error: Unknown error")
+_UNINFORMATIVE = re.compile(r": bad seek to \d|^system error: Unknown error")
 # libjpeg's warnings that do not mean damaged data. Extraneous bytes before a restart marker do:
 # they are data that could not be decoded.
 _HARMLESS = re.compile(
@@ -54,13 +54,13 @@ class HeapTrimmer:
     size: without trimming, three times the memory in use stays resident.
     """
 
-    def __init__(self, every: int) -> None:
-        self._every, self._pending = every, 0
+    def __init__(self, interval_bytes: int) -> None:
+        self._interval_bytes, self._pending = interval_bytes, 0
 
     def add(self, count: int) -> None:
         """Count ``count`` processed bytes, and trim the heap if it is time."""
         self._pending += count
-        if self._pending >= self._every:
+        if self._pending >= self._interval_bytes:
             self._pending = 0
             trim_heap()
 
@@ -82,12 +82,12 @@ def is_harmless(error: pyvips.Error | UnicodeDecodeError) -> bool:
     return bool(lines) and _HARMLESS.search(lines[-1]) is not None
 
 
-def reason(error: pyvips.Error | UnicodeDecodeError) -> str:
+def error_text(error: pyvips.Error | UnicodeDecodeError) -> str:
     """Return libvips's last error message on one line, without repetitions."""
     if isinstance(error, UnicodeDecodeError):
         return "libvips quotes bytes that are not text"
     lines = (line.strip() for line in str(error.detail or error.message).splitlines())
-    unique = list(dict.fromkeys(line for line in lines if line and not _EMPTY_TALK.search(line)))
+    unique = list(dict.fromkeys(line for line in lines if line and not _UNINFORMATIVE.search(line)))
     # A harmless message before the last may be of an earlier file, which could be read.
     before = [line for line in unique[-2:-1] if not _HARMLESS.search(line)]
     return "; ".join([*before, *unique[-1:]]) or "libvips gives no reason"

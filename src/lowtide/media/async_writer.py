@@ -12,7 +12,7 @@ from lowtide.core.signal import ImageInfo
 from lowtide.media.image_sink import ImageSink
 
 # Rows are copied in pieces of about this size, so that the thread can start on the first.
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class AsyncWriter:
@@ -23,36 +23,36 @@ class AsyncWriter:
     `commit` waits for that.
     """
 
-    def __init__(self, sink: ImageSink, most_bytes: int) -> None:
+    def __init__(self, sink: ImageSink, max_queued_bytes: int) -> None:
         self.info: ImageInfo = sink.info
         self.notes: tuple[str, ...] = sink.notes
-        self._sink, self._most = sink, most_bytes
+        self._sink, self._max_queued_bytes = sink, max_queued_bytes
         self._rows: deque[np.ndarray] = deque()
-        self._held = 0
-        self._closed = self._dropped = False
+        self._queued_bytes = 0
+        self._closed = self._aborted = False
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="lowtide-writer", daemon=True)
+        self._thread = threading.Thread(target=self._write_loop, name="lowtide-writer", daemon=True)
         self._thread.start()
 
     def write(self, rows: np.ndarray) -> None:
         """Queue rows, (N, W, channels); raises what writing earlier rows raised."""
-        count = max(1, _PIECE_BYTES // self.info.row_bytes)
+        count = max(1, _CHUNK_BYTES // self.info.row_bytes)
         for top in range(0, len(rows), count):
-            piece = rows[top : top + count]
+            chunk = rows[top : top + count]
             with self._changed:
                 self._changed.wait_for(
-                    lambda size=piece.nbytes: (
+                    lambda size=chunk.nbytes: (
                         self._failure is not None
-                        or not self._held
-                        or self._held + size <= self._most
+                        or not self._queued_bytes
+                        or self._queued_bytes + size <= self._max_queued_bytes
                     )
                 )
-                self._raise()
-                self._held += piece.nbytes
-            piece = piece.copy()  # the caller reuses its buffer for the next rows
+                self._raise_failure()
+                self._queued_bytes += chunk.nbytes
+            chunk = chunk.copy()  # the caller reuses its buffer for the next rows
             with self._changed:
-                self._rows.append(piece)
+                self._rows.append(chunk)
                 self._changed.notify_all()
 
     def close_rows(self) -> None:
@@ -65,30 +65,30 @@ class AsyncWriter:
         """Wait until everything is written, and rename the file; raises `OutputError`."""
         self.close_rows()
         self._thread.join()
-        self._raise()
+        self._raise_failure()
         return self._sink.commit()
 
     def abort(self) -> None:
         """Stop writing and remove the part file; does nothing after `commit`."""
         with self._changed:
-            self._dropped = True
+            self._aborted = True
             self._changed.notify_all()
         self._thread.join()
         self._sink.abort()
 
-    def _raise(self) -> None:
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _work(self) -> None:
+    def _write_loop(self) -> None:
         try:
-            while (rows := self._next()) is not None:
+            while (rows := self._next_rows()) is not None:
                 self._sink.write(rows)
                 with self._changed:
-                    self._held -= rows.nbytes
+                    self._queued_bytes -= rows.nbytes
                     self._changed.notify_all()
                 del rows
-            if not self._dropped:
+            if not self._aborted:
                 self._sink.finish()
         except BaseException as error:  # noqa: BLE001  (raised again by whoever writes or commits)
             with self._changed:
@@ -96,11 +96,11 @@ class AsyncWriter:
                 self._rows.clear()
                 self._changed.notify_all()
 
-    def _next(self) -> np.ndarray | None:
+    def _next_rows(self) -> np.ndarray | None:
         """Wait for the next queued rows; return None if there are no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._rows or self._closed or self._dropped)
-            if self._dropped or not self._rows:
+            self._changed.wait_for(lambda: self._rows or self._closed or self._aborted)
+            if self._aborted or not self._rows:
                 return None
             return self._rows.popleft()
 

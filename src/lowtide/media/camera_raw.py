@@ -64,8 +64,8 @@ def _raw_tiff(path: Path, found: list[Directory]) -> str | None:
     return None
 
 
-def _is_sensor(one: Directory) -> bool:
-    values = one.value(_PHOTOMETRIC, 0), one.value(_COMPRESSION, 0)
+def _is_sensor(directory: Directory) -> bool:
+    values = directory.value(_PHOTOMETRIC, 0), directory.value(_COMPRESSION, 0)
     return values[0] in _SENSOR or values[1] in _RAW_COMPRESSIONS
 
 

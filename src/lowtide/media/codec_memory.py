@@ -19,12 +19,12 @@ from lowtide.media._libvips import windows_are_small
 class CodecBytes:
     """Bytes of host memory: upper bound ``upper`` and typical value ``typical``."""
 
-    most: int
-    usual: int
+    upper: int
+    typical: int
 
     def __add__(self, other: CodecBytes) -> CodecBytes:
         """Return the sum, for memory held at the same time."""
-        return CodecBytes(self.most + other.most, self.usual + other.usual)
+        return CodecBytes(self.upper + other.upper, self.typical + other.typical)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _WindowRows:
     write: int
     strips: int
     resize: dict[SampleType, int]
-    usual: tuple[int, int, int]
+    typical: tuple[int, int, int]
 
 
 _SMALL = _WindowRows(
@@ -47,7 +47,7 @@ _SMALL = _WindowRows(
     write=140,
     strips=260,
     resize={"uint8": 380, "uint16": 460, "float32": 620},
-    usual=(100, 130, 100),
+    typical=(100, 130, 100),
 )
 # If libvips's windows could not be shrunk.
 _LARGE = _WindowRows(
@@ -55,14 +55,14 @@ _LARGE = _WindowRows(
     write=704,
     strips=1400,
     resize=dict.fromkeys(("uint8", "uint16", "float32"), 1100),
-    usual=(1260, 630, 1260),
+    typical=(1260, 630, 1260),
 )
 # Bound of what is held in addition to rows; rarely reached.
 _READ_BYTES, _WRITE_BYTES = 4 << 20, 8 << 20
 # Typical values of the same for reading, writing, strips, at four sizes in three formats.
-_READ_USUAL, _WRITE_USUAL, _STRIPS_USUAL = 256 << 10, 1 << 20, 2 << 20
+_READ_TYPICAL, _WRITE_TYPICAL, _STRIPS_TYPICAL = 256 << 10, 1 << 20, 2 << 20
 # Typical share of the bound, for rows read in strips or tiles, and for frames.
-_PIECES_USUAL, _FRAME_USUAL = 0.9, 0.7
+_STRIP_ROWS_TYPICAL, _FRAME_TYPICAL = 0.9, 0.7
 
 # Bytes per pixel, by channels or by sample type.
 _WEBP_DECODE = {3: 8.5, 4: 10.0}
@@ -83,7 +83,9 @@ def _rows() -> _WindowRows:
 def row_window_bytes(info: ImageInfo) -> CodecBytes:
     """Return the memory of decoding an image by rows."""
     rows = _rows()
-    return _by_rows(info, (rows.read[info.sample], _READ_BYTES), (rows.usual[0], _READ_USUAL))
+    return _by_rows(
+        info, (rows.read[info.sample_type], _READ_BYTES), (rows.typical[0], _READ_TYPICAL)
+    )
 
 
 def strip_window_bytes(info: ImageInfo, tile_height: int) -> CodecBytes:
@@ -91,13 +93,13 @@ def strip_window_bytes(info: ImageInfo, tile_height: int) -> CodecBytes:
 
     It is at least `row_window_bytes`.
     """
-    kept = max(_rows().read[info.sample], 2 * tile_height + 256)
-    return _by_rows(info, (kept, _READ_BYTES), (int(kept * _PIECES_USUAL), _READ_USUAL))
+    kept = max(_rows().read[info.sample_type], 2 * tile_height + 256)
+    return _by_rows(info, (kept, _READ_BYTES), (int(kept * _STRIP_ROWS_TYPICAL), _READ_TYPICAL))
 
 
 def whole_image_bytes(nbytes: int) -> CodecBytes:
     """Return the memory of planes of up to ``nbytes``, of an image or a part of it."""
-    return CodecBytes(nbytes, int(nbytes * _FRAME_USUAL))
+    return CodecBytes(nbytes, int(nbytes * _FRAME_TYPICAL))
 
 
 def mapped_file_bytes(nbytes: int) -> CodecBytes:
@@ -114,7 +116,7 @@ def jpeg_coefficients(info: ImageInfo, bands: int, subsampling: str) -> CodecByt
 
 def webp_decoding(info: ImageInfo, file_bytes: int) -> CodecBytes:
     """Return the memory of decoding a WebP: file, frame, and the decoder's copy."""
-    return whole_image_bytes(int(_WEBP_DECODE[info.bands] * info.pixels)) + mapped_file_bytes(
+    return whole_image_bytes(int(_WEBP_DECODE[info.channels] * info.pixels)) + mapped_file_bytes(
         file_bytes
     )
 
@@ -124,21 +126,21 @@ def avif_decoding(info: ImageInfo) -> CodecBytes:
 
     Chroma is assumed not subsampled, since libvips does not read this from the header.
     """
-    return whole_image_bytes(int(_AVIF_DECODE[info.sample] * info.pixels))
+    return whole_image_bytes(int(_AVIF_DECODE[info.sample_type] * info.pixels))
 
 
 def encoding_window(info: ImageInfo, *, strips: bool) -> CodecBytes:
     """Return the memory of the rows before an encoder, which may collect strips."""
     rows = _rows()
-    if strips or info.sample == "float32":
-        usual = rows.usual[2], _STRIPS_USUAL
+    if strips or info.sample_type == "float32":
+        usual = rows.typical[2], _STRIPS_TYPICAL
         return _by_rows(info, (rows.strips, _WRITE_BYTES), usual)
-    return _by_rows(info, (rows.write, _WRITE_BYTES), (rows.usual[1], _WRITE_USUAL))
+    return _by_rows(info, (rows.write, _WRITE_BYTES), (rows.typical[1], _WRITE_TYPICAL))
 
 
 def resize_bytes(info: ImageInfo) -> CodecBytes:
     """Return the memory of resampling rows in a pipeline, which is done in floats."""
-    return whole_image_bytes(_rows().resize[info.sample] * info.width * info.bands * 4)
+    return whole_image_bytes(_rows().resize[info.sample_type] * info.width * info.channels * 4)
 
 
 def webp_encoding(info: ImageInfo, *, lossless: bool) -> CodecBytes:
@@ -146,21 +148,21 @@ def webp_encoding(info: ImageInfo, *, lossless: bool) -> CodecBytes:
 
     An alpha channel is always coded losslessly, which takes as much as a lossless image.
     """
-    price = _WEBP_ENCODE_LOSSLESS if lossless else _WEBP_ENCODE_LOSSY[info.alpha]
-    return whole_image_bytes(int(price * info.pixels))
+    bytes_per_pixel = _WEBP_ENCODE_LOSSLESS if lossless else _WEBP_ENCODE_LOSSY[info.alpha]
+    return whole_image_bytes(int(bytes_per_pixel * info.pixels))
 
 
 def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> CodecBytes:
     """Return the memory of encoding an AVIF: frame, planes, and the encoder's frames."""
-    price = _AVIF_ENCODE[8 if info.sample == "uint8" else 12, info.alpha]
+    bytes_per_pixel = _AVIF_ENCODE[8 if info.sample_type == "uint8" else 12, info.alpha]
     if quality >= _AVIF_FULL_COLOR:
-        price *= _AVIF_FULL_COLOR_FACTOR
+        bytes_per_pixel *= _AVIF_FULL_COLOR_FACTOR
     if effort <= _AVIF_FAST_EFFORT:
-        price *= _AVIF_FAST_FACTOR
-    return whole_image_bytes(int(price * info.pixels))
+        bytes_per_pixel *= _AVIF_FAST_FACTOR
+    return whole_image_bytes(int(bytes_per_pixel * info.pixels))
 
 
-def _by_rows(info: ImageInfo, most: tuple[int, int], usual: tuple[int, int]) -> CodecBytes:
+def _by_rows(info: ImageInfo, upper: tuple[int, int], typical: tuple[int, int]) -> CodecBytes:
     """Return the memory of (rows, constant bytes), as bound and typical value.
 
     Each stage of a pipeline has its own window, so that an image with few rows is held up to three
@@ -170,6 +172,6 @@ def _by_rows(info: ImageInfo, most: tuple[int, int], usual: tuple[int, int]) -> 
     return CodecBytes(
         *(
             min(rows, high) * info.row_bytes + beside
-            for (rows, beside), high in zip((most, usual), sides, strict=True)
+            for (rows, beside), high in zip((upper, typical), sides, strict=True)
         )
     )

@@ -7,7 +7,7 @@ from lowtide.media.formats import AVIF, JPEG, PNG, TIFF, WEBP, ImageFormat
 HEAD_BYTES = 512
 
 _TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_OTHERS: tuple[tuple[bytes, str], ...] = (
+_UNSUPPORTED: tuple[tuple[bytes, str], ...] = (
     (b"GIF8", "a GIF image"),
     (b"BM", "a BMP image"),
     (b"%PDF", "a PDF document"),
@@ -48,7 +48,7 @@ def identify(head: bytes) -> ImageFormat | None:
 
 def describe(head: bytes) -> str:
     """Describe a file of no supported format, with article: ``a PDF document``."""
-    for magic, name in _OTHERS:
+    for magic, name in _UNSUPPORTED:
         if head.startswith(magic):
             return name
     brands = _brands(head)

@@ -10,7 +10,12 @@ from pathlib import Path
 
 from lowtide.core.atomic_file import PART_PATTERN
 from lowtide.core.errors import ImageError, UsageError
-from lowtide.media.formats import SUFFIXES, format_of_suffix, output_format, unwritable
+from lowtide.media.formats import (
+    SUFFIXES,
+    format_of_suffix,
+    output_format,
+    unsupported_format_error,
+)
 from lowtide.media.skipped_files import SkippedFile, skip_reason, skipped_summary
 
 _GLOB_CHARACTERS = set("*?[")
@@ -31,12 +36,12 @@ class FilePair:
 class Found:
     """Result of `discover`: file pairs, and the files left out with reasons.
 
-    ``file`` is whether ``output`` named the single target itself, not its folder.
+    ``single_file`` is whether ``output`` named the single target itself, not its folder.
     """
 
-    jobs: list[FilePair]
-    left_out: list[SkippedFile]
-    file: bool
+    pairs: list[FilePair]
+    skipped: list[SkippedFile]
+    single_file: bool
 
 
 def discover(
@@ -61,14 +66,14 @@ def discover(
     no image.
     """
     target, suffix = Path(output), _output_suffix(format)
-    left_out: list[SkippedFile] = []
-    found = _expand(inputs, target, left_out)
+    skipped: list[SkippedFile] = []
+    found = _expand(inputs, target, skipped)
     folder = target.is_dir() or os.fspath(output).endswith(_SEPARATORS)
     if not folder and len(found) == 1 and len(inputs) == 1 and not Path(inputs[0]).is_dir():
         _check_name(target, suffix, suffix_text)
         jobs = [FilePair(found[0][0], target, found[0][1].as_posix())]
-        _check(jobs)
-        return Found(jobs, left_out, file=True)
+        _check_conflicts(jobs)
+        return Found(jobs, skipped, single_file=True)
     if not folder and format_of_suffix(target.suffix or ".") is not None:
         raise UsageError(
             f"{target} names one file, and there may be several results",
@@ -79,9 +84,9 @@ def discover(
         for source, relative in found
     ]
     if suffix_text:
-        jobs = _without_results(jobs, left_out)
-    _check(jobs)
-    return Found(jobs, left_out, file=False)
+        jobs = _without_results(jobs, skipped)
+    _check_conflicts(jobs)
+    return Found(jobs, skipped, single_file=False)
 
 
 def _check_name(target: Path, suffix: str | None, text: str) -> None:
@@ -99,7 +104,7 @@ def _check_name(target: Path, suffix: str | None, text: str) -> None:
         )
 
 
-def _without_results(jobs: list[FilePair], left_out: list[SkippedFile]) -> list[FilePair]:
+def _without_results(jobs: list[FilePair], skipped: list[SkippedFile]) -> list[FilePair]:
     """Drop the pairs whose input is the output of another pair."""
     results = {_key(job.target): job for job in jobs if _key(job.target) != _key(job.source)}
     kept = []
@@ -107,7 +112,7 @@ def _without_results(jobs: list[FilePair], left_out: list[SkippedFile]) -> list[
         if (of := results.get(_key(job.source))) is None:
             kept.append(job)
         else:
-            left_out.append(SkippedFile(job.source, f"by its name an output of {of.source.name}"))
+            skipped.append(SkippedFile(job.source, f"by its name an output of {of.source.name}"))
     return kept
 
 
@@ -115,27 +120,27 @@ def _output_suffix(name: str | None) -> str | None:
     if name is None:
         return None
     if format_of_suffix(name) is None:
-        raise unwritable(f"format {name!r}")
+        raise unsupported_format_error(f"format {name!r}")
     return "." + name.lower().lstrip(".")
 
 
 def _expand(
-    inputs: list[str | Path] | list[str] | list[Path], output: Path, left_out: list[SkippedFile]
+    inputs: list[str | Path] | list[str] | list[Path], output: Path, skipped: list[SkippedFile]
 ) -> list[tuple[Path, Path]]:
     """Return each input image once, with its path relative to the output folder."""
     found: dict[Path, tuple[Path, Path]] = {}
     for item in inputs:
-        for source, relative in _expand_one(str(item), output, left_out):
+        for source, relative in _expand_one(str(item), output, skipped):
             found.setdefault(source.resolve(), (source, relative))
     if not found:
         raise UsageError("no input given", hint="name an image, a folder or a pattern")
     return list(found.values())
 
 
-def _expand_one(item: str, output: Path, left_out: list[SkippedFile]) -> list[tuple[Path, Path]]:
+def _expand_one(item: str, output: Path, skipped: list[SkippedFile]) -> list[tuple[Path, Path]]:
     path = Path(item)
     if path.is_dir():
-        return _in_folder(path, output, left_out)
+        return _in_folder(path, output, skipped)
     # An existing file whose name contains a bracket is not a pattern.
     if path.exists() or not _GLOB_CHARACTERS & set(item):
         if not path.exists():
@@ -143,22 +148,22 @@ def _expand_one(item: str, output: Path, left_out: list[SkippedFile]) -> list[tu
         return [(path, Path(path.name))]
     # `Path.glob` takes no absolute patterns.
     names = sorted(glob.glob(item, recursive=True))  # noqa: PTH207
-    images, others = _sorted_out(Path(name) for name in names)
+    images, others = _split_images(Path(name) for name in names)
     if not images:
-        raise _none(f"{item}: the pattern matches no image", others)
-    left_out += others
+        raise _no_image_error(f"{item}: the pattern matches no image", others)
+    skipped += others
     return [(image, Path(image.name)) for image in images]
 
 
-def _in_folder(folder: Path, output: Path, left_out: list[SkippedFile]) -> list[tuple[Path, Path]]:
+def _in_folder(folder: Path, output: Path, skipped: list[SkippedFile]) -> list[tuple[Path, Path]]:
     root, results = folder.resolve(), output.resolve()
     # An output folder inside the input has results of an earlier run. If it is the input folder
     # itself, or one above, results can be recognized only by their names.
-    return images_below(folder, results if root in results.parents else None, left_out)
+    return list_images(folder, results if root in results.parents else None, skipped)
 
 
-def images_below(
-    folder: Path, skipped: Path | None = None, left_out: list[SkippedFile] | None = None
+def list_images(
+    folder: Path, excluded: Path | None = None, skipped_files: list[SkippedFile] | None = None
 ) -> list[tuple[Path, Path]]:
     """Find the images in a folder and its subfolders, with their paths relative to it.
 
@@ -167,37 +172,39 @@ def images_below(
     entry. Raises `ImageError` if there is no image.
     """
     others: list[SkippedFile] = []
-    images, more = _sorted_out(_files_below(folder, skipped, others))
+    images, more = _split_images(_files_below(folder, excluded, others))
     others += more
     if not images:
-        raise _none(f"{folder}: no images in this folder", others)
-    if left_out is not None:
-        left_out += others
+        raise _no_image_error(f"{folder}: no images in this folder", others)
+    if skipped_files is not None:
+        skipped_files += others
     return [(image, image.relative_to(folder)) for image in images]
 
 
-def _files_below(folder: Path, skipped: Path | None, left_out: list[SkippedFile]) -> Iterator[Path]:
+def _files_below(
+    folder: Path, excluded: Path | None, skipped_files: list[SkippedFile]
+) -> Iterator[Path]:
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
-        left_out.append(SkippedFile(folder, f"cannot be read: {error.strerror}"))
+        skipped_files.append(SkippedFile(folder, f"cannot be read: {error.strerror}"))
         return
     for path in entries:
         if path.name.startswith("."):
             # Lowtide's own journals and part files are not reported.
             if not path.name.startswith(".lowtide-") and not path.match(PART_PATTERN):
-                left_out.append(SkippedFile(path, "hidden"))
+                skipped_files.append(SkippedFile(path, "hidden"))
         elif not path.is_dir():
             yield path
         elif path.is_symlink():
-            left_out.append(SkippedFile(path, "a link to a folder"))
-        elif skipped is not None and path.resolve() == skipped:
-            left_out.append(SkippedFile(path, "the output folder"))
+            skipped_files.append(SkippedFile(path, "a link to a folder"))
+        elif excluded is not None and path.resolve() == excluded:
+            skipped_files.append(SkippedFile(path, "the output folder"))
         else:
-            yield from _files_below(path, skipped, left_out)
+            yield from _files_below(path, excluded, skipped_files)
 
 
-def _sorted_out(paths: Iterable[Path]) -> tuple[list[Path], list[SkippedFile]]:
+def _split_images(paths: Iterable[Path]) -> tuple[list[Path], list[SkippedFile]]:
     """Split paths into images, by their suffixes, and others."""
     images, others = [], []
     for path in paths:
@@ -208,18 +215,20 @@ def _sorted_out(paths: Iterable[Path]) -> tuple[list[Path], list[SkippedFile]]:
     return images, others
 
 
-def _none(what: str, others: list[SkippedFile]) -> ImageError:
+def _no_image_error(what: str, others: list[SkippedFile]) -> ImageError:
     return ImageError("; ".join([what, *skipped_summary(others)]), hint=_NO_IMAGE_HINT)
 
 
 def _place(folder: Path, relative: Path, suffix: str | None, text: str) -> Path:
     ending = suffix or relative.suffix
     if format_of_suffix(ending or ".") is None:
-        raise unwritable(f"{relative}: {relative.suffix or 'a name without a suffix'!r}")
+        raise unsupported_format_error(
+            f"{relative}: {relative.suffix or 'a name without a suffix'!r}"
+        )
     return folder / relative.with_name(f"{relative.stem}{text}{ending}")
 
 
-def _check(jobs: list[FilePair]) -> None:
+def _check_conflicts(jobs: list[FilePair]) -> None:
     # Compared without case: on some file systems such names are the same file.
     sources = {_key(job.source): job.source for job in jobs}
     targets: dict[str, Path] = {}

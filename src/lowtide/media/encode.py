@@ -71,8 +71,8 @@ class OutputCost:
     """Host memory of an encoder in bytes: upper bound, typical value, and the reason."""
 
     resident_bytes: int
-    usual_bytes: int
-    why: str
+    typical_bytes: int
+    reason: str
 
 
 def output_cost(
@@ -81,7 +81,7 @@ def output_cost(
     options: EncodeOptions | None = None,
     *,
     resized_from: ImageInfo | None = None,
-    otherwise: str | None = None,
+    default_format: str | None = None,
 ) -> OutputCost:
     """Predict the host memory of encoding an image, without the rows given to it.
 
@@ -96,54 +96,54 @@ def output_cost(
         UsageError: For a suffix of no supported format.
     """
     chosen = options or EncodeOptions()
-    entry = output_format(path, otherwise)
-    price = codec_memory.encoding_window(info, strips=entry is TIFF)
+    entry = output_format(path, default_format)
+    cost = codec_memory.encoding_window(info, strips=entry is TIFF)
     if resized_from is not None:
-        price += codec_memory.resize_bytes(resized_from)
+        cost += codec_memory.resize_bytes(resized_from)
     why = f"a {entry.name} is encoded by rows"
     if entry is WEBP:
-        price += codec_memory.webp_encoding(info, lossless=chosen.webp_lossless)
+        cost += codec_memory.webp_encoding(info, lossless=chosen.webp_lossless)
         why = "a WebP is encoded as a whole"
     elif entry is AVIF:
-        price += codec_memory.avif_encoding(
+        cost += codec_memory.avif_encoding(
             info, quality=chosen.avif_quality, effort=chosen.avif_effort
         )
         why = "an AVIF is encoded as a whole"
-    return OutputCost(price.most, price.usual, why)
+    return OutputCost(cost.upper, cost.typical, why)
 
 
 def encode_image(
     image: pyvips.Image,
     path: Path,
-    entry: ImageFormat,
+    image_format: ImageFormat,
     options: EncodeOptions,
     *,
     keep: int,
     unit: str,
-    hidden: bool = False,
+    keep_hidden_color: bool = False,
 ) -> None:
-    """Encode ``image`` to ``path`` in the format ``entry``, whatever the suffix.
+    """Encode ``image`` to ``path`` in the format ``image_format``, whatever the suffix.
 
     ``image`` already has a sample type of the format. ``keep`` are the libvips flags of the
     metadata to write, ``unit`` is that of the resolution. ``keep_hidden_color`` keeps the color of
     pixels with alpha 0 in formats that drop it by default. Raises `pyvips.Error`.
     """
     name = str(path)
-    if entry is PNG:
+    if image_format is PNG:
         # Upscaled images are smooth: the filter "up" halves the file at the speed of no filter.
         image.pngsave(name, compression=options.png_compression, filter=_PNG_FILTER_UP, keep=keep)
-    elif entry is JPEG:
+    elif image_format is JPEG:
         mode = _SUBSAMPLING[options.jpeg_subsampling]
         image.jpegsave(name, Q=options.jpeg_quality, subsample_mode=mode, keep=keep)
-    elif entry is WEBP:
+    elif image_format is WEBP:
         image.webpsave(
             name,
             Q=options.webp_quality,
             lossless=options.webp_lossless,
-            exact=options.webp_lossless or hidden,
+            exact=options.webp_lossless or keep_hidden_color,
             keep=keep,
         )
-    elif entry is AVIF:
+    elif image_format is AVIF:
         image.heifsave(
             name,
             Q=options.avif_quality,

@@ -27,7 +27,7 @@ class ImageFormat:
     bits: int
     alpha: bool
     gray: bool
-    keeps: frozenset[str]
+    metadata_kinds: frozenset[str]
 
 
 # Maximum sides are those of the bundled encoders, less than some file formats allow:
@@ -98,7 +98,7 @@ def format_of_suffix(suffix: str) -> ImageFormat | None:
     return _BY_SUFFIX.get("." + suffix.lower().lstrip("."))
 
 
-def unwritable(what: str) -> UsageError:
+def unsupported_format_error(what: str) -> UsageError:
     """Build the error for a suffix or format name that Lowtide does not write."""
     return UsageError(
         f"{what} does not name an image format Lowtide writes",
@@ -106,40 +106,43 @@ def unwritable(what: str) -> UsageError:
     )
 
 
-def output_format(path: Path | str, otherwise: str | None = None) -> ImageFormat:
+def output_format(path: Path | str, default_format: str | None = None) -> ImageFormat:
     """Return the output format by the suffix of ``path``.
 
     Without a suffix it is the format named ``default_format``. Raises `UsageError` for an
     unsupported format.
     """
     target = Path(path)
-    entry = format_of_suffix(target.suffix or otherwise or ".")
+    entry = format_of_suffix(target.suffix or default_format or ".")
     if entry is None:
         ending = f"the suffix {target.suffix!r}" if target.suffix else "no suffix"
-        raise unwritable(f"{target}: {ending}")
+        raise unsupported_format_error(f"{target}: {ending}")
     return entry
 
 
-def check_output(path: Path | str, info: ImageInfo, otherwise: str | None = None) -> ImageFormat:
+def check_output(
+    path: Path | str, info: ImageInfo, default_format: str | None = None
+) -> ImageFormat:
     """Check that the format of ``path`` can hold an image; return the format.
 
     Without a suffix it is the format named ``default_format``. Raises `UsageError` for a suffix of
     no supported format, and `OutputError` for an image that the format cannot hold: too wide, too
     high, or with an alpha channel that it lacks.
     """
-    entry = output_format(path, otherwise)
-    if info.alpha and not entry.alpha:
+    image_format = output_format(path, default_format)
+    if info.alpha and not image_format.alpha:
         raise OutputError(
-            f"{path}: {entry.name} cannot store transparency and the image has an alpha channel",
+            f"{path}: {image_format.name} cannot store transparency and the image has an alpha"
+            " channel",
             hint="write PNG, WebP, TIFF or AVIF",
         )
-    if max(info.width, info.height) > entry.max_side:
+    if max(info.width, info.height) > image_format.max_side:
         raise OutputError(
-            f"{path}: the image is {info.width:,} x {info.height:,} pixels and {entry.name} "
-            f"holds at most {entry.max_side:,} on a side",
+            f"{path}: the image is {info.width:,} x {info.height:,} pixels and {image_format.name} "
+            f"holds at most {image_format.max_side:,} on a side",
             hint=f"write {_formats_for(info)}",
         )
-    return entry
+    return image_format
 
 
 def _formats_for(info: ImageInfo) -> str:
@@ -149,25 +152,27 @@ def _formats_for(info: ImageInfo) -> str:
     return " or ".join(lossless_first) if lossless_first else "a smaller image"
 
 
-def output_sample(entry: ImageFormat, sample: SampleType) -> tuple[SampleType, str | None]:
+def output_sample(image_format: ImageFormat, sample: SampleType) -> tuple[SampleType, str | None]:
     """Return the sample type that a format stores for ``sample``, and the loss.
 
     The second value is a message about the loss, or None if every level is kept. Compression
     losses are not counted.
     """
-    if sample in entry.samples and (sample != "uint16" or entry.bits == 16):
+    if sample in image_format.samples and (sample != "uint16" or image_format.bits == 16):
         return sample, None
-    stored: SampleType = "uint8" if entry.bits == 8 else "uint16"
+    stored: SampleType = "uint8" if image_format.bits == 8 else "uint16"
     if sample == "float32":
         return stored, (
-            f"{entry.name} stores {entry.bits} bits per sample; the float samples are clipped "
-            f"to 0..1 and rounded"
+            f"{image_format.name} stores {image_format.bits} bits per sample; the float samples are"
+            f" clipped to 0..1 and rounded"
         )
-    if entry.bits < 16 and stored == "uint16":
+    if image_format.bits < 16 and stored == "uint16":
         return stored, (
-            f"AVIF holds at most {entry.bits} bits per sample; the 16-bit samples are rounded"
+            f"AVIF holds at most {image_format.bits} bits per sample; the 16-bit samples are"
+            " rounded"
         )
     return (
         stored,
-        f"{entry.name} stores {entry.bits} bits per sample; the 16-bit samples are rounded",
+        f"{image_format.name} stores {image_format.bits} bits per sample; the 16-bit samples are"
+        " rounded",
     )

@@ -14,13 +14,13 @@ import pyvips
 from lowtide.core.errors import ImageError
 from lowtide.core.signal import ImageInfo
 from lowtide.media import codec_memory
-from lowtide.media._libvips import FILE_ERRORS, configure, is_harmless, reason
+from lowtide.media._libvips import FILE_ERRORS, configure, error_text, is_harmless
 from lowtide.media.camera_raw import camera_raw
 from lowtide.media.detect import HEAD_BYTES, describe, identify
 from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, ImageFormat
-from lowtide.media.pixels import info_of, normalize, own_bands
+from lowtide.media.pixels import info_of, normalize, select_channels
 from lowtide.media.row_spool import spool_bytes, spool_memory, upright_info
-from lowtide.media.tiff_header import largest_piece
+from lowtide.media.tiff_header import largest_strip_bytes
 
 MAX_PIXELS = 1_000_000_000
 
@@ -40,9 +40,9 @@ class ImageFacts:
     format: str
     orientation: int
     resident_bytes: int
-    usual_bytes: int
+    typical_bytes: int
     scratch_bytes: int
-    why: str
+    reason: str
     notes: tuple[str, ...]
 
 
@@ -56,9 +56,9 @@ class OpenDecoder:
     """
 
     image: pyvips.Image
-    stored: ImageInfo
+    stored_info: ImageInfo
     facts: ImageFacts
-    again: Callable[[], OpenDecoder] | None = None
+    reopen_tolerant: Callable[[], OpenDecoder] | None = None
 
 
 def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFacts:
@@ -70,7 +70,7 @@ def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFac
     return open_decoder(Path(path), max_pixels).facts
 
 
-def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> OpenDecoder:
+def open_decoder(path: Path, max_pixels: int, *, tolerant: bool = False) -> OpenDecoder:
     """Open a file for sequential decoding; raises as `inspect_image`.
 
     A JPEG stops at any warning, and is opened again with ``tolerant`` if the warning is
@@ -79,7 +79,7 @@ def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> Op
     """
     configure()
     kind = _identify(path)
-    strict = kind is JPEG and not over_flaws
+    strict = kind is JPEG and not tolerant
     try:
         loader = getattr(pyvips.Image, kind.loader)
         # "error" covers truncated files of the other formats.
@@ -87,7 +87,7 @@ def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> Op
         header = loader(str(path), access="sequential", fail_on=fail_on)
         _check_size(path, header, max_pixels)
         orientation = _orientation(header)
-        own, notes = own_bands(header, path) if kind is TIFF else (header, [])
+        own, notes = select_channels(header, path) if kind is TIFF else (header, [])
         image, more = normalize(own, path)
         stored = info_of(image)
     except UnicodeEncodeError as error:
@@ -97,27 +97,27 @@ def open_decoder(path: Path, max_pixels: int, *, over_flaws: bool = False) -> Op
         ) from error
     except FILE_ERRORS as error:
         if strict and is_harmless(error):
-            return open_decoder(path, max_pixels, over_flaws=True)
+            return open_decoder(path, max_pixels, tolerant=True)
         raise ImageError(
-            f"{path}: damaged or unsupported {kind.name} file ({reason(error)})"
+            f"{path}: damaged or unsupported {kind.name} file ({error_text(error)})"
         ) from error
-    price, why = _decoding_cost(path, kind, header, stored)
+    cost, why = _decoding_cost(path, kind, header, stored)
     scratch = spool_bytes(stored, orientation)
     if scratch:
-        price += codec_memory.whole_image_bytes(spool_memory(stored, orientation))
+        cost += codec_memory.whole_image_bytes(spool_memory(stored, orientation))
         why += ", and a block of rows to rotate the image by its EXIF orientation"
     facts = ImageFacts(
         info=upright_info(stored, orientation),
         format=kind.name,
         orientation=orientation,
-        resident_bytes=price.most,
-        usual_bytes=price.usual,
+        resident_bytes=cost.upper,
+        typical_bytes=cost.typical,
         scratch_bytes=scratch,
-        why=why,
+        reason=why,
         notes=(*_header_notes(header), *notes, *more),
     )
-    again = partial(open_decoder, path, max_pixels, over_flaws=True) if strict else None
-    return OpenDecoder(image, stored, facts, again)
+    reopen_tolerant = partial(open_decoder, path, max_pixels, tolerant=True) if strict else None
+    return OpenDecoder(image, stored, facts, reopen_tolerant)
 
 
 def _identify(path: Path) -> ImageFormat:
@@ -206,9 +206,9 @@ def _decoding_cost(
         return rows + codec_memory.avif_decoding(info), "an AVIF is decoded as a whole"
     if kind is TIFF:
         tile_height = cast(int, _field(header, "tile-height", 0))
-        held = codec_memory.whole_image_bytes(largest_piece(path))
+        held = codec_memory.whole_image_bytes(largest_strip_bytes(path))
         # Dropped channels are decoded too.
-        decoded = replace(info, bands=max(info.bands, header.bands))
+        decoded = replace(info, channels=max(info.channels, header.bands))
         rows = codec_memory.strip_window_bytes(decoded, tile_height)
         return rows + held, "a TIFF is decoded by strips or rows of tiles"
     return rows, f"this {kind.name} is decoded by rows"

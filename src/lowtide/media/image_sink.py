@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 import pyvips
 
-from lowtide.core.atomic_file import disk_error, new_part_name, sync
+from lowtide.core.atomic_file import new_part_name, probe_disk_error, sync
 from lowtide.core.errors import OutputError
 from lowtide.core.signal import ImageInfo
-from lowtide.media._libvips import TRIM_WRITING, HeapTrimmer, configure
-from lowtide.media._part_file import output_error, prepare
+from lowtide.media._libvips import WRITE_TRIM_BYTES, HeapTrimmer, configure
+from lowtide.media._part_file import output_error, prepare_part_file
 from lowtide.media.encode import EncodeOptions, encode_image
 from lowtide.media.formats import ImageFormat, check_output, output_sample
 from lowtide.media.metadata import Metadata, attach, keep_flags
-from lowtide.media.pixels import as_sample, dtype_of, interpretation_of, resize
+from lowtide.media.pixels import convert_samples, dtype_of, interpretation_of, resize
 from lowtide.media.raw_png import UncompressedPng
 
 
@@ -36,8 +36,8 @@ def open_sink(
     strip_metadata: bool = False,
     options: EncodeOptions | None = None,
     resize_to: tuple[int, int] | None = None,
-    clear: bool = False,
-    otherwise: str | None = None,
+    zero_alpha: bool = False,
+    default_format: str | None = None,
     part: Path | None = None,
 ) -> ImageSink:
     """Open an image file for writing by rows.
@@ -63,11 +63,18 @@ def open_sink(
     width, height = resize_to or (info.width, info.height)
     if width < 1 or height < 1:
         raise OutputError(f"{target}: cannot write an image of {width} x {height} pixels")
-    entry = check_output(target, ImageInfo(width, height, info.bands, info.sample), otherwise)
-    carried = metadata or Metadata()
-    carried = carried.stripped() if strip_metadata else carried
+    image_format = check_output(
+        target, ImageInfo(width, height, info.channels, info.sample_type), default_format
+    )
+    kept_metadata = metadata or Metadata()
+    kept_metadata = kept_metadata.stripped() if strip_metadata else kept_metadata
     encoder = _EncodePipeline(
-        entry, info, (width, height), carried, options or EncodeOptions(), clear=clear
+        image_format,
+        info,
+        (width, height),
+        kept_metadata,
+        options or EncodeOptions(),
+        zero_alpha=zero_alpha,
     )
     return ImageSink(target, info, encoder, part or new_part_name(target))
 
@@ -77,17 +84,17 @@ class _EncodePipeline:
 
     def __init__(
         self,
-        entry: ImageFormat,
+        image_format: ImageFormat,
         info: ImageInfo,
         size: tuple[int, int],
         metadata: Metadata,
         options: EncodeOptions,
         *,
-        clear: bool,
+        zero_alpha: bool,
     ) -> None:
-        self.notes = _notes(entry, info, metadata)
-        self._entry, self._info, self._size = entry, info, size
-        self._metadata, self._options, self._clear = metadata, options, clear
+        self.notes = _notes(image_format, info, metadata)
+        self._format, self._info, self._size = image_format, info, size
+        self._metadata, self._options, self._zero_alpha = metadata, options, zero_alpha
 
     def run(self, descriptor: int, path: Path) -> None:
         """Encode the PNG stream of a pipe descriptor to ``path``; raises `pyvips.Error`."""
@@ -98,33 +105,39 @@ class _EncodePipeline:
             source, access="sequential", fail_on="error", unlimited=True
         )
         info = self._info
-        if info.sample == "float32":
-            image = image.bandfold(factor=4 * info.bands)
-            image = image.copy(format="float", bands=info.bands)
-        image = image.copy(interpretation=interpretation_of(info.bands, info.sample))
+        if info.sample_type == "float32":
+            image = image.bandfold(factor=4 * info.channels)
+            image = image.copy(format="float", bands=info.channels)
+        image = image.copy(interpretation=interpretation_of(info.channels, info.sample_type))
         if self._size != (info.width, info.height):
             image = resize(image, *self._size)
-        if self._clear:
-            image = image.extract_band(0, n=info.color_bands).bandjoin_const([0])
-        stored, _note = output_sample(self._entry, info.sample)
-        image = attach(as_sample(image, stored, bits=self._entry.bits), self._metadata)
+        if self._zero_alpha:
+            image = image.extract_band(0, n=info.color_channels).bandjoin_const([0])
+        stored, _note = output_sample(self._format, info.sample_type)
+        image = attach(convert_samples(image, stored, bits=self._format.bits), self._metadata)
         keep, unit = keep_flags(self._metadata), self._metadata.unit
         encode_image(
-            image, path, self._entry, self._options, keep=keep, unit=unit, hidden=self._clear
+            image,
+            path,
+            self._format,
+            self._options,
+            keep=keep,
+            unit=unit,
+            keep_hidden_color=self._zero_alpha,
         )
 
 
-def _notes(entry: ImageFormat, info: ImageInfo, metadata: Metadata) -> tuple[str, ...]:
+def _notes(image_format: ImageFormat, info: ImageInfo, metadata: Metadata) -> tuple[str, ...]:
     notes: list[str] = []
-    _stored, rounding = output_sample(entry, info.sample)
+    _stored, rounding = output_sample(image_format, info.sample_type)
     if rounding:
         notes.append(rounding)
-    if metadata.icc is not None and metadata.profile_for(info.color_bands) is None:
+    if metadata.icc is not None and metadata.profile_for(info.color_channels) is None:
         notes.append("the ICC profile is for another number of color channels and is not written")
-    if metadata.exif is not None and "exif" not in entry.keeps:
-        notes.append(f"{entry.name} files are written without EXIF")
-    if metadata.iptc is not None and "iptc" not in entry.keeps:
-        notes.append(f"{entry.name} files are written without IPTC")
+    if metadata.exif is not None and "exif" not in image_format.metadata_kinds:
+        notes.append(f"{image_format.name} files are written without EXIF")
+    if metadata.iptc is not None and "iptc" not in image_format.metadata_kinds:
+        notes.append(f"{image_format.name} files are written without IPTC")
     return tuple(notes)
 
 
@@ -142,11 +155,11 @@ class ImageSink:
         self.notes: tuple[str, ...] = encoder.notes
         self._path = path
         self._part = part
-        self._made_folders = prepare(path, self._part)
+        self._new_folders = prepare_part_file(path, self._part)
         self._rows = 0
-        self._finished = self._named = False
+        self._finished = self._committed = False
         self._failure: BaseException | None = None
-        self._trimmer = HeapTrimmer(TRIM_WRITING)
+        self._trimmer = HeapTrimmer(WRITE_TRIM_BYTES)
         out, self._pipe = os.pipe()
         self._thread: threading.Thread | None = threading.Thread(
             target=self._encode, args=(encoder.run, out), name="lowtide-encoder", daemon=True
@@ -155,11 +168,11 @@ class ImageSink:
         self._png = self._open_png()
 
     def _open_png(self) -> UncompressedPng:
-        width, bands, bits = self.info.width, self.info.bands, 8
-        if self.info.sample == "float32":
+        width, bands, bits = self.info.width, self.info.channels, 8
+        if self.info.sample_type == "float32":
             # PNG has no float samples: the bytes are sent as a gray image.
             width, bands = width * bands * 4, 1
-        elif self.info.sample == "uint16":
+        elif self.info.sample_type == "uint16":
             bits = 16
         return UncompressedPng(self._send, width, self.info.height, bands, bits)
 
@@ -188,14 +201,14 @@ class ImageSink:
         """
         if self._thread is None:
             raise ValueError(f"{self._path}: write after the sink was closed")
-        shape, dtype = (self.info.width, self.info.bands), dtype_of(self.info.sample)
+        shape, dtype = (self.info.width, self.info.channels), dtype_of(self.info.sample_type)
         if rows.shape[1:] != shape or rows.dtype != dtype:
             raise ValueError(f"rows of {rows.shape} {rows.dtype} where {shape} {dtype} is expected")
         if self._rows + len(rows) > self.info.height:
             raise ValueError(f"{self._rows + len(rows)} rows for a height of {self.info.height}")
         if dtype.kind == "f":
             rows = np.ascontiguousarray(rows).view(np.uint8)
-        self._png.rows(rows)
+        self._png.write_rows(rows)
         self._rows += len(rows)
         self._trimmer.add(rows.nbytes)
 
@@ -233,7 +246,7 @@ class ImageSink:
 
         Raises `OutputError` if either fails; no files are left behind.
         """
-        if self._named:
+        if self._committed:
             raise ValueError(f"{self._path}: commit after the sink was closed")
         self.finish()
         try:
@@ -242,12 +255,12 @@ class ImageSink:
         except OSError as error:
             self._failure = error
             raise self._fail() from error
-        self._named = True
+        self._committed = True
         return self._path
 
     def abort(self) -> None:
         """Remove the part file and new folders; does nothing after `commit`."""
-        if self._named or (self._thread is None and not self._finished):
+        if self._committed or (self._thread is None and not self._finished):
             return
         self._join()
         self._finished = False
@@ -261,7 +274,7 @@ class ImageSink:
 
     def _remove(self) -> None:
         self._part.unlink(missing_ok=True)
-        for folder in reversed(self._made_folders):
+        for folder in reversed(self._new_folders):
             # Another process may have put a file there.
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -270,7 +283,7 @@ class ImageSink:
         self._join()
         failure = self._failure
         if isinstance(failure, pyvips.Error):
-            failure = disk_error(self._part) or failure
+            failure = probe_disk_error(self._part) or failure
         self._remove()
         if isinstance(failure, (pyvips.Error, OSError)):
             return output_error(self._path, failure)

@@ -9,7 +9,13 @@ import pyvips
 
 from lowtide.core.errors import ImageError
 from lowtide.core.signal import ImageInfo
-from lowtide.media._libvips import FILE_ERRORS, TRIM_READING, HeapTrimmer, is_harmless, reason
+from lowtide.media._libvips import (
+    FILE_ERRORS,
+    READ_TRIM_BYTES,
+    HeapTrimmer,
+    error_text,
+    is_harmless,
+)
 from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, OpenDecoder, open_decoder
 from lowtide.media.metadata import Metadata, read_metadata
 from lowtide.media.pixels import dtype_of, full_scale
@@ -28,8 +34,8 @@ def open_image(
     source = Path(path)
     scratch = Path(scratch_dir) if scratch_dir is not None else None
     opened = open_decoder(source, max_pixels)
-    clear = opened.stored.alpha and _is_clear(source, open_decoder(source, max_pixels))
-    return ImageSource(source, opened, scratch, clear=clear)
+    zero_alpha = opened.stored_info.alpha and _is_clear(source, open_decoder(source, max_pixels))
+    return ImageSource(source, opened, scratch, zero_alpha=zero_alpha)
 
 
 def _is_clear(path: Path, opened: OpenDecoder) -> bool:
@@ -50,19 +56,19 @@ class _Decoder:
 
     def __init__(self, path: Path, opened: OpenDecoder, *, opaque: bool = False) -> None:
         self._path = path
-        self._info = opened.stored
+        self._info = opened.stored_info
         self._region = pyvips.Region.new(opened.image)
-        self._again = opened.again
-        self._trimmer = HeapTrimmer(TRIM_READING)
-        self._next = 0
+        self._reopen_tolerant = opened.reopen_tolerant
+        self._trimmer = HeapTrimmer(READ_TRIM_BYTES)
+        self._next_row = 0
         self._opaque = opaque
 
     def read(self, count: int) -> np.ndarray:
-        info, top = self._info, self._next
+        info, top = self._info, self._next_row
         count = min(count, info.height - top)
         if count <= 0:
-            return np.empty((0, info.width, info.bands), dtype_of(info.sample))
-        rows = np.empty((count, info.width, info.bands), dtype_of(info.sample))
+            return np.empty((0, info.width, info.channels), dtype_of(info.sample_type))
+        rows = np.empty((count, info.width, info.channels), dtype_of(info.sample_type))
         for start in range(0, count, _FETCH_ROWS):
             self._fetch(rows[start : start + _FETCH_ROWS])
         return rows
@@ -70,20 +76,23 @@ class _Decoder:
     def _fetch(self, rows: np.ndarray) -> None:
         info = self._info
         try:
-            pixels = self._region.fetch(0, self._next, info.width, len(rows))
+            pixels = self._region.fetch(0, self._next_row, info.width, len(rows))
         except FILE_ERRORS as error:
-            if self._again is not None and is_harmless(error):
-                self._region, self._again = pyvips.Region.new(self._again().image), None
+            if self._reopen_tolerant is not None and is_harmless(error):
+                self._region, self._reopen_tolerant = (
+                    pyvips.Region.new(self._reopen_tolerant().image),
+                    None,
+                )
                 self._fetch(rows)
                 return
             raise ImageError(
-                f"{self._path}: damaged or cut short after row {self._next:,} of {info.height:,} "
-                f"({reason(error)})"
+                f"{self._path}: damaged or cut short after row {self._next_row:,} of"
+                f" {info.height:,} ({error_text(error)})"
             ) from error
         rows[:] = np.frombuffer(pixels, rows.dtype).reshape(rows.shape)
         if self._opaque:
-            rows[..., -1] = full_scale(info.sample)
-        self._next += len(rows)
+            rows[..., -1] = full_scale(info.sample_type)
+        self._next_row += len(rows)
         self._trimmer.add(rows.nbytes)
 
 
@@ -97,17 +106,17 @@ class ImageSource:
     """
 
     def __init__(
-        self, path: Path, opened: OpenDecoder, scratch_dir: Path | None, *, clear: bool = False
+        self, path: Path, opened: OpenDecoder, scratch_dir: Path | None, *, zero_alpha: bool = False
     ) -> None:
-        self.clear = clear
+        self.zero_alpha = zero_alpha
         self.facts: ImageFacts = opened.facts
         self.metadata: Metadata = read_metadata(opened.image)
         self._path = path
-        self._stored = opened.stored
+        self._stored_info = opened.stored_info
         self._scratch_dir = scratch_dir
-        self._decoder: _Decoder | None = _Decoder(path, opened, opaque=clear)
+        self._decoder: _Decoder | None = _Decoder(path, opened, opaque=zero_alpha)
         self._spool: Spool | None = None
-        self._next = 0
+        self._next_row = 0
 
     @property
     def info(self) -> ImageInfo:
@@ -123,18 +132,18 @@ class ImageSource:
         """
         if self._decoder is None:
             raise ValueError(f"{self._path}: read after close")
-        count = max(0, min(count, self.info.height - self._next))
+        count = max(0, min(count, self.info.height - self._next_row))
         if self.facts.orientation in (1, 2):
             rows = self._decoder.read(count)
             rows = np.ascontiguousarray(rows[:, ::-1]) if self.facts.orientation == 2 else rows
         else:
-            rows = self._spooled(self._decoder).read(self._next, count)
-        self._next += count
+            rows = self._spooled(self._decoder).read(self._next_row, count)
+        self._next_row += count
         return rows
 
     def _spooled(self, decoder: _Decoder) -> Spool:
         if self._spool is None:
-            spool = Spool(self._stored, self.facts.orientation, self._scratch_dir)
+            spool = Spool(self._stored_info, self.facts.orientation, self._scratch_dir)
             try:
                 spool.fill(decoder.read)
             except BaseException:

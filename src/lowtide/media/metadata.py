@@ -13,7 +13,7 @@ import pyvips
 _KEEP_EXIF, _KEEP_XMP, _KEEP_IPTC, _KEEP_ICC = 1, 2, 4, 8
 _XMP_ORIENTATION = re.compile(rb"(tiff:Orientation(?:\s*=\s*[\"']|>)\s*)[1-8]")
 _ORIENTATION, _SHORT = 0x0112, 3
-_ICC_BANDS = {b"GRAY": 1, b"RGB ": 3}
+_ICC_CHANNELS = {b"GRAY": 1, b"RGB ": 3}
 _NO_RESOLUTION = 1.0
 
 
@@ -40,9 +40,9 @@ class Metadata:
         """
         return Metadata(icc=self.icc)
 
-    def profile_for(self, color_bands: int) -> bytes | None:
+    def profile_for(self, color_channels: int) -> bytes | None:
         """Return the ICC profile if it is for this number of color channels, else None."""
-        if self.icc is None or _ICC_BANDS.get(self.icc[16:20]) != color_bands:
+        if self.icc is None or _ICC_CHANNELS.get(self.icc[16:20]) != color_channels:
             return None
         return self.icc
 

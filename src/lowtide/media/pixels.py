@@ -23,7 +23,7 @@ _FORMAT_OF_SAMPLE: dict[SampleType, str] = {
     "float32": "float",
 }
 _FULL_SCALE: dict[SampleType, float] = {"uint8": 255.0, "uint16": 65_535.0, "float32": 1.0}
-_PLAIN = {"b-w", "grey16", "rgb", "rgb16", "srgb", "scrgb", "multiband"}
+_UNCONVERTED_SPACES = {"b-w", "grey16", "rgb", "rgb16", "srgb", "scrgb", "multiband"}
 
 
 def dtype_of(sample: SampleType) -> np.dtype[np.generic]:
@@ -36,9 +36,9 @@ def full_scale(sample: SampleType) -> float:
     return _FULL_SCALE[sample]
 
 
-def interpretation_of(bands: int, sample: SampleType) -> str:
+def interpretation_of(channels: int, sample: SampleType) -> str:
     """Return the libvips interpretation (color space) of rows."""
-    if bands >= 3:
+    if channels >= 3:
         return {"uint8": "srgb", "uint16": "rgb16", "float32": "scrgb"}[sample]
     return {"uint8": "b-w", "uint16": "grey16", "float32": "b-w"}[sample]
 
@@ -48,7 +48,7 @@ def enum_text(image: pyvips.Image, name: str) -> str:
     return str(getattr(image, name))
 
 
-def own_bands(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
+def select_channels(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
     """Select the color channels of a decoded TIFF, and alpha if the file declares one.
 
     Returns the lazy image, and a message about channels that are dropped.
@@ -59,13 +59,15 @@ def own_bands(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
         return image, []
     transparent = (extra_samples(path)[-extra:] + [False] * extra)[:extra]
     alpha = color + transparent.index(True) if True in transparent else None
-    left = [str(band + 1) for band in range(color, image.bands) if band != alpha]
-    if not left:
+    dropped = [str(band + 1) for band in range(color, image.bands) if band != alpha]
+    if not dropped:
         return image, []
     own = image.extract_band(0, n=color)
     if alpha is not None:
         own = own.bandjoin(image[alpha])
-    which = f"channel {left[0]} is" if len(left) == 1 else f"channels {', '.join(left)} are"
+    which = (
+        f"channel {dropped[0]} is" if len(dropped) == 1 else f"channels {', '.join(dropped)} are"
+    )
     return own, [f"{which} neither color nor alpha according to the file, and dropped"]
 
 
@@ -81,7 +83,7 @@ def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]
         depth = 16 if enum_text(image, "format") == "ushort" else 8
         image = image.icc_transform("srgb", embedded=True, input_profile="cmyk", depth=depth)
         notes.append("CMYK converted to sRGB")
-    elif space not in _PLAIN:
+    elif space not in _UNCONVERTED_SPACES:
         image = image.colourspace("srgb")
         notes.append(f"{space} converted to sRGB")
     stored = enum_text(image, "format")
@@ -111,23 +113,23 @@ def info_of(image: pyvips.Image) -> ImageInfo:
     return ImageInfo(image.width, image.height, image.bands, sample)
 
 
-def as_sample(image: pyvips.Image, wanted: SampleType, *, bits: int = 16) -> pyvips.Image:
+def convert_samples(image: pyvips.Image, sample: SampleType, *, bits: int = 16) -> pyvips.Image:
     """Convert an image to another sample type: scaled by white, rounded, clipped.
 
     ``bits`` below 16 rounds 16-bit samples to that many bits, left-aligned, because the encoder,
     which drops the lower bits, would truncate them.
     """
-    have = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
-    if wanted == "uint16" and bits < 16:
+    stored = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
+    if sample == "uint16" and bits < 16:
         levels = (1 << bits) - 1
-        image = (image * (levels / full_scale(have))).rint() * (1 << (16 - bits))
-    elif have == wanted:
+        image = (image * (levels / full_scale(stored))).rint() * (1 << (16 - bits))
+    elif stored == sample:
         return image
     else:
-        image = image * (full_scale(wanted) / full_scale(have))
-        image = image.rint() if wanted != "float32" else image
-    image = image.cast(_FORMAT_OF_SAMPLE[wanted])
-    return image.copy(interpretation=interpretation_of(image.bands, wanted))
+        image = image * (full_scale(sample) / full_scale(stored))
+        image = image.rint() if sample != "float32" else image
+    image = image.cast(_FORMAT_OF_SAMPLE[sample])
+    return image.copy(interpretation=interpretation_of(image.bands, sample))
 
 
 def resize(image: pyvips.Image, width: int, height: int) -> pyvips.Image:

@@ -11,26 +11,26 @@ import numpy as np
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Gray, gray + alpha, RGB, RGB + alpha.
 _COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
-_PIECE_BYTES = 1 << 17
+_BLOCK_BYTES = 1 << 17
 
 
 class UncompressedPng:
     """Incremental writer of an uncompressed PNG of known size."""
 
     def __init__(
-        self, write: Callable[[bytes], None], width: int, height: int, bands: int, bits: int
+        self, write: Callable[[bytes], None], width: int, height: int, channels: int, bits: int
     ) -> None:
         """Write the header. ``write`` takes bytes in order; ``bits`` is 8 or 16."""
         self._write = write
-        self._row_bytes = width * bands * bits // 8
+        self._row_bytes = width * channels * bits // 8
         self._deflate = zlib.compressobj(level=0)
-        header = struct.pack(">IIBBBBB", width, height, bits, _COLOR_TYPES[bands], 0, 0, 0)
+        header = struct.pack(">IIBBBBB", width, height, bits, _COLOR_TYPES[channels], 0, 0, 0)
         write(_SIGNATURE)
         self._chunk(b"IHDR", header)
 
-    def rows(self, rows: np.ndarray) -> None:
+    def write_rows(self, rows: np.ndarray) -> None:
         """Append rows, (N, ...), uint8 or uint16 in native byte order."""
-        piece = max(1, _PIECE_BYTES // self._row_bytes)
+        piece = max(1, _BLOCK_BYTES // self._row_bytes)
         for top in range(0, len(rows), piece):
             part = rows[top : top + piece]
             if part.dtype.itemsize == 2:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.core.atomic_file import is_lack_of_space
+from lowtide.core.atomic_file import is_disk_full
 from lowtide.core.errors import OutputError
 from lowtide.core.signal import ImageInfo
 from lowtide.core.units import format_bytes
@@ -25,7 +25,7 @@ def upright_info(info: ImageInfo, orientation: int) -> ImageInfo:
     """Return ``info`` of the upright image: orientations 5 to 8 swap width and height."""
     if orientation < 5:
         return info
-    return ImageInfo(info.height, info.width, info.bands, info.sample)
+    return ImageInfo(info.height, info.width, info.channels, info.sample_type)
 
 
 def spool_bytes(info: ImageInfo, orientation: int) -> int:
@@ -60,7 +60,7 @@ class Spool:
         self._info = info
         self._orientation = orientation
         self._folder = Path(scratch_dir or tempfile.gettempdir())
-        self._block = _rows_per_block(info)
+        self._block_rows = _rows_per_block(info)
         try:
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
         except OSError as error:
@@ -71,8 +71,8 @@ class Spool:
 
         Raises `OutputError` if the scratch folder is full.
         """
-        for top in range(0, self._info.height, self._block):
-            rows = read(min(self._block, self._info.height - top))
+        for top in range(0, self._info.height, self._block_rows):
+            rows = read(min(self._block_rows, self._info.height - top))
             if self._orientation >= 5:
                 rows = np.ascontiguousarray(rows.transpose(1, 0, 2))
             view = rows.data.cast("B")
@@ -105,15 +105,15 @@ class Spool:
     def _read_columns(self, first: int, count: int) -> np.ndarray:
         rows = self._empty(count, self._info.height)
         pixel = self._info.row_bytes // self._info.width
-        for top in range(0, self._info.height, self._block):
-            high = min(self._block, self._info.height - top)
-            slab = self._empty(count, high)
-            self._read_into(slab, top * self._info.row_bytes + first * high * pixel)
-            rows[:, top : top + high] = slab
+        for top in range(0, self._info.height, self._block_rows):
+            high = min(self._block_rows, self._info.height - top)
+            block = self._empty(count, high)
+            self._read_into(block, top * self._info.row_bytes + first * high * pixel)
+            rows[:, top : top + high] = block
         return rows
 
     def _empty(self, height: int, width: int) -> np.ndarray:
-        return np.empty((height, width, self._info.bands), dtype_of(self._info.sample))
+        return np.empty((height, width, self._info.channels), dtype_of(self._info.sample_type))
 
     def _read_into(self, array: np.ndarray, offset: int) -> None:
         view = array.data.cast("B")
@@ -127,7 +127,7 @@ class Spool:
 
     def _failure(self, error: OSError) -> OutputError:
         needed = spool_bytes(self._info, self._orientation)
-        what = "is full" if is_lack_of_space(error) else f"cannot be used ({error.strerror})"
+        what = "is full" if is_disk_full(error) else f"cannot be used ({error.strerror})"
         return OutputError(
             f"{self._folder}: the scratch folder {what}; this image has to be rotated by its "
             f"EXIF orientation, which needs {needed:,} bytes ({format_bytes(needed)}) there",

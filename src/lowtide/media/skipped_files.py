@@ -39,10 +39,10 @@ def skip_reason(path: Path) -> str:
     return describe(head) if kind is None else f"{kind.name} by its content, but not by its name"
 
 
-def skipped_summary(left_out: Sequence[SkippedFile]) -> list[str]:
+def skipped_summary(skipped: Sequence[SkippedFile]) -> list[str]:
     """Return a line per reason with a few names: ``hidden: .git, .cache and 3 more``."""
     names: dict[str, list[str]] = {}
-    for one in left_out:
+    for one in skipped:
         names.setdefault(one.reason, []).append(str(one.path))
     return [
         f"{reason}: {', '.join(paths[:_NAMED])}"

@@ -16,7 +16,7 @@ _COMPRESSION, _STRIP_BYTE_COUNTS, _TILE_BYTE_COUNTS = 259, 279, 325
 _SUBDIRECTORIES, _EXTRA_SAMPLES = 330, 338
 _UNCOMPRESSED = 1
 _TRANSPARENCY = (1, 2)  # associated (premultiplied) and unassociated alpha
-_MOST_NUMBERS, _MOST_ENTRIES, _MOST_DIRECTORIES = 4096, 65_535, 64
+_MAX_VALUES, _MAX_ENTRIES, _MAX_DIRECTORIES = 4096, 65_535, 64
 _BLOCK = 1 << 18  # values read at once
 
 
@@ -38,19 +38,19 @@ class Directory:
 
     def values(self, tag: int) -> tuple[int, ...]:
         """Return the values of a tag, the first 4096 at most."""
-        blocks = self._blocks(tag, _MOST_NUMBERS)
+        blocks = self._blocks(tag, _MAX_VALUES)
         return tuple(int(number) for number in next(blocks, ()))
 
-    def largest(self, tag: int) -> int | None:
+    def max_value(self, tag: int) -> int | None:
         """Return the largest of all values of a tag, or None if it has none."""
         return max((int(block.max()) for block in self._blocks(tag) if len(block)), default=None)
 
-    def _blocks(self, tag: int, most: int | None = None) -> Iterator[np.ndarray]:
+    def _blocks(self, tag: int, max_count: int | None = None) -> Iterator[np.ndarray]:
         kind, count, inline = self._entries.get(tag, (0, 0, b""))
         if kind not in _TYPES:
             return
         dtype = np.dtype(self._order + _TYPES[kind])
-        count = count if most is None else min(count, most)
+        count = count if max_count is None else min(count, max_count)
         if self._entries[tag][1] * dtype.itemsize <= len(inline):
             yield np.frombuffer(inline, dtype, count)
             return
@@ -85,7 +85,7 @@ def _walk(file: BinaryIO) -> Iterator[Directory]:
     offset, count = ("Q", "Q") if big else ("L", "H")
     (first,) = struct.unpack(order + offset, _read(file, 8, 8) if big else head[4:8])
     waiting, seen = [first], {0}
-    while waiting and len(seen) <= _MOST_DIRECTORIES:
+    while waiting and len(seen) <= _MAX_DIRECTORIES:
         at = waiting.pop(0)
         if at in seen:
             continue
@@ -94,11 +94,11 @@ def _walk(file: BinaryIO) -> Iterator[Directory]:
         layout = f"{order}HH{offset}{struct.calcsize(order + offset)}s"
         size, start = struct.calcsize(layout), at + struct.calcsize(order + count)
         (entries,) = struct.unpack(order + count, _read(file, at, start - at))
-        entries = min(entries, _MOST_ENTRIES)
+        entries = min(entries, _MAX_ENTRIES)
         rows = struct.iter_unpack(layout, _read(file, start, size * entries))
         directory = Directory(file, order, offset, {row[0]: row[1:] for row in rows})
         yield directory
-        waiting += directory.values(_SUBDIRECTORIES)[:_MOST_DIRECTORIES]
+        waiting += directory.values(_SUBDIRECTORIES)[:_MAX_DIRECTORIES]
         end = start + size * entries
         waiting += struct.unpack(order + offset, _read(file, end, struct.calcsize(order + offset)))
 
@@ -110,7 +110,7 @@ def _read(file: BinaryIO, at: int, count: int) -> bytes:
     return file.read(count)
 
 
-def largest_piece(path: Path) -> int:
+def largest_strip_bytes(path: Path) -> int:
     """Return the bytes of the first page's largest compressed strip or tile.
 
     It is 0 if the page is not compressed. If the header does not say, it is the size of the file,
@@ -123,7 +123,7 @@ def largest_piece(path: Path) -> int:
             return size
         if page.value(_COMPRESSION, 0) == _UNCOMPRESSED:
             return 0
-        largest = page.largest(_STRIP_BYTE_COUNTS) or page.largest(_TILE_BYTE_COUNTS)
+        largest = page.max_value(_STRIP_BYTE_COUNTS) or page.max_value(_TILE_BYTE_COUNTS)
         return min(largest or size, size)
 
 

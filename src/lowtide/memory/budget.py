@@ -56,9 +56,9 @@ class Budget:
             return text
         on_cpu = device == "cpu"
         memory = _FreeBytes(available_host_bytes(), total_host_bytes(), _AUTO_HOST_SHARE)
-        place = shutil.disk_usage(_existing(scratch or Path()))
-        disk_room = _FreeBytes(place.free, place.total, _AUTO_DEVICE_SHARE)
-        device_bytes = _resolve(text, memory if on_cpu else _device_room(device), "budget")
+        disk_usage = shutil.disk_usage(_existing(scratch or Path()))
+        disk_room = _FreeBytes(disk_usage.free, disk_usage.total, _AUTO_DEVICE_SHARE)
+        device_bytes = _resolve(text, memory if on_cpu else _free_device_memory(device), "budget")
         host_bytes = _resolve(host, memory, "host budget")
         if on_cpu:
             # Host and device memory are the same here: an explicit host budget can only lower the
@@ -68,7 +68,7 @@ class Budget:
         return cls(device_bytes, host_bytes, disk_bytes, device)
 
     @classmethod
-    def on(cls, profile: DeviceProfile, text: str | int | Budget = "auto") -> Budget:
+    def for_profile(cls, profile: DeviceProfile, text: str | int | Budget = "auto") -> Budget:
         """Return a budget for the device of ``profile``, which need not be present.
 
         ``"auto"`` and percentages are of the memory that the desktop leaves. Host memory (except
@@ -80,8 +80,8 @@ class Budget:
         if isinstance(text, Budget):
             return text
         free = profile.total_bytes - profile.desktop_bytes
-        room = _FreeBytes(free, profile.total_bytes, _AUTO_DEVICE_SHARE)
-        count = _resolve(text, room, f"budget for {profile.title}")
+        free_memory = _FreeBytes(free, profile.total_bytes, _AUTO_DEVICE_SHARE)
+        count = _resolve(text, free_memory, f"budget for {profile.title}")
         host = count if profile.kind == "cpu" else sys.maxsize
         return cls(count, host, sys.maxsize, profile.name)
 
@@ -98,35 +98,35 @@ class _FreeBytes:
     auto_share: float
 
 
-def _resolve(text: str | int | None, room: _FreeBytes, what: str) -> int:
-    words = "auto" if text is None else str(text).strip().lower()
-    if words == "auto":
-        return int(room.free * room.auto_share)
-    if words.endswith("%"):
+def _resolve(text: str | int | None, available: _FreeBytes, what: str) -> int:
+    normalized = "auto" if text is None else str(text).strip().lower()
+    if normalized == "auto":
+        return int(available.free * available.auto_share)
+    if normalized.endswith("%"):
         try:
-            share = float(words[:-1]) / 100
+            share = float(normalized[:-1]) / 100
         except ValueError:
             share = -1.0
         if not 0 < share <= 1:
             raise UsageError(f"{what} {text!r} is not a percentage from 1% to 100%")
-        return int(room.free * share)
-    count = parse_bytes(words, what=what)
+        return int(available.free * share)
+    count = parse_bytes(normalized, what=what)
     if count < MIB:
         raise UsageError(
             f"{what} {text!r} is {format_bytes(count)}, but a run needs at least"
             f" {format_bytes(MIB)}",
             hint="did you mean a larger unit, such as 2GiB or 600MiB?",
         )
-    if count > room.total:
+    if count > available.total:
         raise UsageError(
-            f"{what} {text!r} is more than this machine has: {format_bytes(room.total)},"
-            f" {format_bytes(room.free)} of it free now",
+            f"{what} {text!r} is more than this machine has: {format_bytes(available.total)},"
+            f" {format_bytes(available.free)} of it free now",
             hint="use auto, or a share of what is free, such as 80%",
         )
     return count
 
 
-def _device_room(device: str) -> _FreeBytes:
+def _free_device_memory(device: str) -> _FreeBytes:
     import torch
 
     return _FreeBytes(*torch.cuda.mem_get_info(torch.device(device)), _AUTO_DEVICE_SHARE)

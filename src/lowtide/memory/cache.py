@@ -30,7 +30,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lowtide"
 
 
-class FactStore:
+class MeasurementCache:
     """Key-value cache of measured facts in one JSON file per device and versions.
 
     The file's name depends on ``kind``, the device and its hardware, the PyTorch version and build,
@@ -50,27 +50,27 @@ class FactStore:
         )
         name = hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
         self._path = None if folder is None else folder / f"{kind}-{name}.json"
-        self._known: dict[str, Any] | None = None
+        self._entries: dict[str, Any] | None = None
         self._changed = False
 
     def get(self, key: str) -> Any:
         """Return the value stored under ``key``, or None."""
-        if self._known is None:
-            self._known = self._read()
-        return self._known.get(key)
+        if self._entries is None:
+            self._entries = self._read()
+        return self._entries.get(key)
 
     def put(self, key: str, value: Any) -> None:
         """Store ``value`` under ``key`` in memory; `save` writes it to disk."""
-        if self._known is None:
-            self._known = self._read()
-        self._known[key] = value
+        if self._entries is None:
+            self._entries = self._read()
+        self._entries[key] = value
         self._changed = True
 
     def save(self) -> None:
         """Write new values to disk, merged with what other processes wrote meanwhile."""
         if self._path is None or not self._changed:
             return
-        write_cached(self._path, json.dumps({**self._read(), **(self._known or {})}))
+        write_cached(self._path, json.dumps({**self._read(), **(self._entries or {})}))
         self._changed = False
 
     def _read(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class FactStore:
         return found if isinstance(found, dict) else {}
 
 
-class WorkspaceStore(FactStore):
+class WorkspaceCache(MeasurementCache):
     """Cache of workspace bytes of operators, by operator signature."""
 
     def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
@@ -102,7 +102,7 @@ def package_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-class CostStore:
+class CostCache:
     """Cache of `ModelCosts`: one JSON file per model, device, precision and versions.
 
     ``folder`` is `cache_folder` by default.

@@ -19,15 +19,15 @@ from lowtide.memory.plan import Accuracy, Alternative, Plan, Refusal
 AccuracyRequest = Literal["exact", "bounded", "fast"]
 
 # A plan that takes twice the memory must save at least this share of the time.
-_DOUBLING_BUYS = 0.04
+_MIN_TIME_SAVED_PER_DOUBLING = 0.04
 # Rows of the ledger that are derived from measurements of processes.
-_OF_PROCESSES = {"allocator", "runtime", "context", "margin"}
+_PROCESS_ROWS = {"allocator", "runtime", "context", "margin"}
 
 
 def choose_plan(
     candidates: Sequence[Plan],
     budget: Budget,
-    wanted: AccuracyRequest = "bounded",
+    accuracy: AccuracyRequest = "bounded",
     refused: Sequence[Refusal] = (),
 ) -> Plan:
     """Return the best candidate whose upper bounds fit ``budget``.
@@ -36,7 +36,8 @@ def choose_plan(
     of the time.
 
     Args:
-        wanted: ``"exact"`` (only exact plans are considered), ``"bounded"`` (exact where that fits,
+        accuracy: ``"exact"`` (only exact plans are considered), ``"bounded"`` (exact where that
+        fits,
             else the plan with the fewest seams) or ``"fast"`` (the least time, exact or not).
         refused: strategies that contributed no candidate, with reasons, for the report.
 
@@ -44,7 +45,7 @@ def choose_plan(
         BudgetError: if nothing fits; names the smallest budget that any candidate would accept.
         UsageError: if an exact plan is wanted and there is none.
     """
-    considered = accurate_enough(candidates, wanted)
+    considered = accurate_enough(candidates, accuracy)
     if not considered:
         raise UsageError(
             f"no exact plan is possible: {_why(refused) or 'tiles differ from the whole image'}",
@@ -54,7 +55,7 @@ def choose_plan(
     if not fitting:
         raise _nothing_fits(considered, candidates, budget, refused)
     exact = [plan for plan in fitting if plan.accuracy == "exact"]
-    if wanted == "fast":
+    if accuracy == "fast":
         pool = fitting
     else:
         pool = exact or [min(fitting, key=lambda plan: (round(plan.seam_share, 2), plan.seconds))]
@@ -65,14 +66,14 @@ def choose_plan(
             "host_budget_bytes": budget.host_bytes,
             "choice": _explain(best, fitting, budget),
             "refused": (*_refusals(best, candidates, budget), *refused),
-            "front": pareto_front(candidates, best),
+            "pareto_front": pareto_front(candidates, best),
         }
     )
 
 
-def accurate_enough(candidates: Sequence[Plan], wanted: AccuracyRequest) -> list[Plan]:
-    """Return the candidates whose accuracy satisfies the request ``wanted``."""
-    return [one for one in candidates if wanted != "exact" or one.accuracy == "exact"]
+def accurate_enough(candidates: Sequence[Plan], accuracy: AccuracyRequest) -> list[Plan]:
+    """Return the candidates whose accuracy satisfies the request ``accuracy``."""
+    return [one for one in candidates if accuracy != "exact" or one.accuracy == "exact"]
 
 
 def pareto_front(candidates: Sequence[Plan], chosen: Plan | None = None) -> tuple[Alternative, ...]:
@@ -91,7 +92,7 @@ def pareto_front(candidates: Sequence[Plan], chosen: Plan | None = None) -> tupl
             front.append(plan)
     return tuple(
         Alternative(
-            what=plan.title,
+            title=plan.title,
             accuracy=plan.accuracy,
             predicted_bytes=plan.predicted_bytes,
             upper_bytes=plan.upper_bytes,
@@ -111,9 +112,9 @@ def _score(plan: Plan) -> float:
     Rows measured in processes are excluded: they vary from run to run, and the choice would too.
     """
     known = sum(
-        row.value for row in plan.ledger if row.place != "disk" and row.name not in _OF_PROCESSES
+        row.value for row in plan.ledger if row.place != "disk" and row.name not in _PROCESS_ROWS
     )
-    return plan.seconds * (1 + _DOUBLING_BUYS * math.log2(max(known / MIB, 1)))
+    return plan.seconds * (1 + _MIN_TIME_SAVED_PER_DOUBLING * math.log2(max(known / MIB, 1)))
 
 
 def shortfall(plan: Plan, budget: Budget) -> str | None:
@@ -164,7 +165,7 @@ def _refusals(best: Plan, candidates: Sequence[Plan], budget: Budget) -> tuple[R
                 f"{format_seconds(rival.seconds)} and up to {format_bytes(rival.upper_bytes)}"
                 f" against {format_seconds(best.seconds)} and {format_bytes(best.upper_bytes)}"
             )
-        refused.append(Refusal(what=rival.title, reason=reason))
+        refused.append(Refusal(title=rival.title, reason=reason))
     return tuple(refused)
 
 
@@ -198,4 +199,4 @@ def _nothing_fits(
 
 
 def _why(refused: Sequence[Refusal]) -> str:
-    return "; ".join(f"{one.what}: {one.reason}" for one in refused)
+    return "; ".join(f"{one.title}: {one.reason}" for one in refused)

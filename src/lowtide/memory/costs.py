@@ -12,23 +12,23 @@ from itertools import pairwise
 
 from pydantic import BaseModel, ConfigDict
 
-from lowtide.core.heap import REUSED_BELOW
+from lowtide.core.heap import MMAP_THRESHOLD_BYTES
 from lowtide.core.precision import Precision
 from lowtide.core.units import MIB
 
-_UNTRIED = 1.25
+_UNPROBED_FACTOR = 1.25
 # Multiply-adds per second of one thread, and bytes alive in a run up to which the speed is that of
 # the smallest: above that each doubling takes a seventh more, as data leave the caches. Eight
 # networks took 1.1 to 2 times as long per pixel with 100 to 150 MiB alive as with less.
-_PER_SECOND, _CACHED_BYTES, _LEAVING_CACHES = 3e10, 32 * MIB, 0.2
+_MACS_PER_SECOND, _CPU_CACHE_BYTES, _CACHE_MISS_EXPONENT = 3e10, 32 * MIB, 0.2
 # Thresholds of block sizes, in steps of half an octave, by which traces record what is alive in
 # smaller blocks. The blocks of a larger run are larger by the ratio of the pixels.
-BLOCK_SIZES = tuple(round(REUSED_BELOW * 2 ** (-step / 2)) for step in range(8, -1, -1))
+BLOCK_SIZES = tuple(round(MMAP_THRESHOLD_BYTES * 2 ** (-step / 2)) for step in range(8, -1, -1))
 
 # Tolerance for rounding: up to this factor, a larger size is explained by growth alone.
-_ALL_GROW = 1.2
+_GROWTH_TOLERANCE = 1.2
 # Runs in tiles of 11 models: 1.0 to 3.4 times the most bytes alive in such blocks, mostly 2 to 2.6.
-_GROWS_TO = 2.3
+_HEAP_GROWTH = 2.3
 
 
 class ProbePoint(BaseModel):
@@ -45,31 +45,31 @@ class ProbePoint(BaseModel):
 class ReusedBlocks(BaseModel):
     """Bytes of a run in blocks that a heap which keeps freed memory would reuse.
 
-    ``at_peak`` are those alive at the run's peak, ``most`` the most alive at once.
+    ``at_run_peak`` are those alive at the run's peak, ``max_live`` the most alive at once.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    at_peak: float
-    most: float
+    at_run_peak: float
+    max_live: float
 
     @property
-    def kept(self) -> int:
+    def retained_bytes(self) -> int:
         """Bytes that such a heap holds at the peak beyond those alive.
 
         The heap has grown for the most alive at once, and by gaps that no block fits into.
         """
-        return max(0, round(_GROWS_TO * self.most - self.at_peak))
+        return max(0, round(_HEAP_GROWTH * self.max_live - self.at_run_peak))
 
-    def times(self, factor: float) -> ReusedBlocks:
+    def scaled(self, factor: float) -> ReusedBlocks:
         """Return both byte counts multiplied by ``factor``."""
-        return ReusedBlocks(at_peak=self.at_peak * factor, most=self.most * factor)
+        return ReusedBlocks(at_run_peak=self.at_run_peak * factor, max_live=self.max_live * factor)
 
 
 class TracedPoint(BaseModel):
     """One traced run: input pixels, and bytes alive at its peak.
 
-    ``reused`` are the bytes in blocks below each of `BLOCK_SIZES`; empty for a run on a GPU.
+    ``reused_blocks`` are the bytes in blocks below each of `BLOCK_SIZES`; empty for a run on a GPU.
     ``multiply_adds`` are those of the run; 0 where they were not counted.
     """
 
@@ -77,20 +77,21 @@ class TracedPoint(BaseModel):
 
     pixels: int
     peak_bytes: int
-    reused: tuple[ReusedBlocks, ...]
+    reused_blocks: tuple[ReusedBlocks, ...]
     multiply_adds: int = 0
 
 
 class ModelCosts(BaseModel):
     """Measured costs of one model on one device at one precision.
 
-    ``reach`` is the receptive field: how many input pixels away from its own position an output
-    pixel depends on. None means that no bound was found within ``reach_searched`` pixels, and tiles
-    then differ from the whole image. ``context_bytes`` is what the driver takes on the device.
-    ``batchable`` says whether a batch gave the same results as single runs. ``points`` were run,
-    ``traced`` only traced, at sizes far larger; a network that cannot be traced has none. The
-    network pads its input's sides to multiples of ``grain``, and costs what the padded sides cost.
-    ``threads`` is the number of CPU threads that computed.
+    ``receptive_field`` is the receptive field: how many input pixels away from its own position an
+    output pixel depends on. None means that no bound was found within
+    ``receptive_field_search_limit`` pixels, and tiles then differ from the whole image.
+    ``context_bytes`` is what the driver takes on the device. ``batchable`` says whether a batch
+    gave the same results as single runs. ``points`` were run, ``traced_points`` only traced, at
+    sizes far larger; a network that cannot be traced has none. The network pads its input's sides
+    to multiples of ``padding_multiple``, and costs what the padded sides cost. ``threads`` is the
+    number of CPU threads that computed.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -102,12 +103,12 @@ class ModelCosts(BaseModel):
     channels_last: bool
     batchable: bool
     context_bytes: int = 0
-    reach: int | None
-    reach_searched: int
-    grain: int = 1
+    receptive_field: int | None
+    receptive_field_search_limit: int
+    padding_multiple: int = 1
     threads: int = 1
     points: tuple[ProbePoint, ...]
-    traced: tuple[TracedPoint, ...] = ()
+    traced_points: tuple[TracedPoint, ...] = ()
 
     def activation_bytes(self, pixels: int) -> int:
         """Return bytes alive at the peak of a run on ``pixels`` input pixels.
@@ -118,8 +119,8 @@ class ModelCosts(BaseModel):
         through the two largest sizes, or a parabola where three show that it bends upward
         (attention over the whole map); never below a smaller size.
         """
-        if self.traced:
-            return _follow([(p.pixels, p.peak_bytes) for p in self.traced], pixels)
+        if self.traced_points:
+            return _interpolate([(p.pixels, p.peak_bytes) for p in self.traced_points], pixels)
         return self._probed_bytes(pixels)
 
     def _probed_bytes(self, pixels: int) -> int:
@@ -131,37 +132,41 @@ class ModelCosts(BaseModel):
         Interpolated between the probes. Beyond them never below theirs: what a heap kept for small
         blocks stays.
         """
-        kept = [(p.pixels, max(0, p.resident_bytes - p.peak_bytes)) for p in self.points]
-        if pixels <= kept[-1][0]:
-            return _follow(kept, max(pixels, kept[0][0]))
+        slacks = [(p.pixels, max(0, p.resident_bytes - p.peak_bytes)) for p in self.points]
+        if pixels <= slacks[-1][0]:
+            return _interpolate(slacks, max(pixels, slacks[0][0]))
         resident = _extrapolate([(p.pixels, p.resident_bytes) for p in self.points], pixels)
-        return max(resident - self._probed_bytes(pixels), *(slack for _, slack in kept))
+        return max(resident - self._probed_bytes(pixels), *(slack for _, slack in slacks))
 
-    def reused(self, pixels: int) -> ReusedBlocks | None:
+    def reused_blocks(self, pixels: int) -> ReusedBlocks | None:
         """Return bytes of a run in blocks that the heap reuses; None without such a trace.
 
         Blocks either grow with the pixels or are parts of a fixed size. Where the next smaller
         traced size, scaled up, does not explain the next larger one, there are such parts: the
         estimate that leaves more in the heap counts then.
         """
-        known = [point for point in self.traced if point.reused]
+        known = [point for point in self.traced_points if point.reused_blocks]
         if not known:
             return None
         number = bisect.bisect_right([point.pixels for point in known], pixels) - 1
         smaller = known[max(number, 0)]
-        grown = _grown(smaller, pixels)
+        scaled = _scale_to_pixels(smaller, pixels)
         # Beyond all traced sizes the last two say whether there are such parts.
         left = max(min(number, len(known) - 2), 0)
         right = known[min(left + 1, len(known) - 1)]
-        if right.reused[-1].most <= _ALL_GROW * _grown(known[left], right.pixels).most:
-            return grown
+        if (
+            right.reused_blocks[-1].max_live
+            <= _GROWTH_TOLERANCE * _scale_to_pixels(known[left], right.pixels).max_live
+        ):
+            return scaled
         parts = (
-            point.reused[-1].times(min(1.0, pixels / point.pixels)) for point in (smaller, right)
+            point.reused_blocks[-1].scaled(min(1.0, pixels / point.pixels))
+            for point in (smaller, right)
         )
-        return max(grown, *parts, key=lambda one: one.kept)
+        return max(scaled, *parts, key=lambda one: one.retained_bytes)
 
     @property
-    def speed(self) -> float:
+    def time_scale(self) -> float:
         """Factor that converts the seconds of the work model to this machine's seconds.
 
         Where a trace counted the work, plans are ranked by work, which is the same each time:
@@ -169,7 +174,7 @@ class ModelCosts(BaseModel):
         Only the reported seconds follow the clock, all by this one factor. 1 where plans are ranked
         by measured seconds.
         """
-        if not self._counted:
+        if not self._has_mac_counts:
             return 1.0
         largest = self.points[-1]
         return largest.seconds / self._work_seconds(largest.pixels)
@@ -180,43 +185,47 @@ class ModelCosts(BaseModel):
         return min(self.seconds(point.pixels) / point.pixels for point in self.points)
 
     @property
-    def _counted(self) -> bool:
-        return len(self.traced) > 1 and all(point.multiply_adds for point in self.traced)
+    def _has_mac_counts(self) -> bool:
+        return len(self.traced_points) > 1 and all(
+            point.multiply_adds for point in self.traced_points
+        )
 
     def _work_seconds(self, pixels: int) -> float:
         """Return the seconds of a run from its work and bytes alive, on a typical CPU.
 
         Below the smallest traced size, fixed costs dominate and the time is constant.
         """
-        pixels = max(pixels, self.traced[0].pixels)
-        work = _follow([(p.pixels, p.multiply_adds) for p in self.traced], pixels)
-        leaving = max(1.0, self.activation_bytes(pixels) / _CACHED_BYTES) ** _LEAVING_CACHES
-        return work / (_PER_SECOND * self.threads) * leaving
+        pixels = max(pixels, self.traced_points[0].pixels)
+        work = _interpolate([(p.pixels, p.multiply_adds) for p in self.traced_points], pixels)
+        cache_factor = (
+            max(1.0, self.activation_bytes(pixels) / _CPU_CACHE_BYTES) ** _CACHE_MISS_EXPONENT
+        )
+        return work / (_MACS_PER_SECOND * self.threads) * cache_factor
 
     def seconds(self, pixels: int) -> float:
         """Return the predicted seconds of a run on ``pixels`` input pixels.
 
-        From the run's work and this machine's `speed`, or where work was not counted, from the
+        From the run's work and this machine's `time_scale`, or where work was not counted, from the
         probes: seconds per pixel are interpolated over the logarithm of the size, and beyond the
         largest probe keep rising as they rose (memory gets no faster). Above twice the largest
         probe a quarter is added, since such runs outgrow what the heap reuses. Below the smallest,
         fixed costs dominate and the time is constant.
         """
-        if self._counted:
-            return self.speed * self._work_seconds(pixels)
+        if self._has_mac_counts:
+            return self.time_scale * self._work_seconds(pixels)
         points, low, high, share = self.points, 0.0, 0.0, 0.0
         if pixels <= points[0].pixels:
             return points[0].seconds
         for (left, right), (low, high) in zip(
-            pairwise(points), pairwise(self._paces()), strict=True
+            pairwise(points), pairwise(self._probed_seconds_per_pixel()), strict=True
         ):
             share = math.log(pixels / left.pixels) / math.log(right.pixels / left.pixels)
             if pixels <= right.pixels:
                 return pixels * (low + share * (high - low))
-        untried = _UNTRIED if pixels > 2 * points[-1].pixels else 1.0
+        untried = _UNPROBED_FACTOR if pixels > 2 * points[-1].pixels else 1.0
         return pixels * max(high, low + share * (high - low)) * untried
 
-    def _paces(self) -> list[float]:
+    def _probed_seconds_per_pixel(self) -> list[float]:
         """Return seconds per pixel at each probe, none above both of its neighbors'.
 
         Small sizes are slower because of fixed costs, large ones because they outgrow caches: a
@@ -230,12 +239,12 @@ class ModelCosts(BaseModel):
         return [*measured[:1], *between, *measured[1:][-1:]]
 
 
-def _grown(point: TracedPoint, pixels: int) -> ReusedBlocks:
+def _scale_to_pixels(point: TracedPoint, pixels: int) -> ReusedBlocks:
     """Return `ReusedBlocks` of the run with every block scaled to ``pixels``."""
     times = pixels / point.pixels
     # The next larger recorded threshold: rather too many blocks than too few.
-    below = bisect.bisect_left(BLOCK_SIZES, min(REUSED_BELOW / times, REUSED_BELOW))
-    return point.reused[below].times(times)
+    below = bisect.bisect_left(BLOCK_SIZES, min(MMAP_THRESHOLD_BYTES / times, MMAP_THRESHOLD_BYTES))
+    return point.reused_blocks[below].scaled(times)
 
 
 def fit_growth(points: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
@@ -255,7 +264,7 @@ def fit_growth(points: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
     return max(right_bytes - linear * right, 0.0), linear, 0.0
 
 
-def _follow(points: Sequence[tuple[int, int]], pixels: int) -> int:
+def _interpolate(points: Sequence[tuple[int, int]], pixels: int) -> int:
     for (left, left_bytes), (right, right_bytes) in pairwise(points):
         if left <= pixels <= right:
             share = (pixels - left) / (right - left)

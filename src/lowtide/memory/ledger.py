@@ -13,7 +13,7 @@ Origin = Literal["known", "traced", "probed", "simulated", "prior", "calibrated"
 class LedgerRow(BaseModel):
     """One item of memory: expected bytes, upper bound, place and origin of the figure."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     place: Place

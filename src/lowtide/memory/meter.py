@@ -28,8 +28,8 @@ __all__ = [
     "available_host_bytes",
     "cuda_context_bytes",
     "cuda_peaks",
-    "held_bytes",
     "open_meter",
+    "resident_bytes_of",
     "resident_peak_bytes",
     "total_host_bytes",
 ]
@@ -45,22 +45,24 @@ class Usage:
     every 20 ms unless the meter has another interval; ``high_water_bytes`` is the kernel's own
     high-water mark of all resident pages (mapped files and library code touched for the first time
     included), an upper bound, or None where the kernel keeps none. On CUDA ``peak_bytes`` is what
-    the allocator reserved plus the CUDA context. ``spike_bytes`` is the peak including what came
-    and went between two samples: the kernel's mark minus the growth of mapped files. A file mapped
-    for as short a time would be counted as such a spike.
+    the allocator reserved plus the CUDA context. ``corrected_peak_bytes`` is the peak including
+    what came and went between two samples: the kernel's mark minus the growth of mapped files. A
+    file mapped for as short a time would be counted as such a spike.
     """
 
     peak_bytes: int
     high_water_bytes: int | None
     source: str
-    spike_bytes: int = 0
+    corrected_peak_bytes: int = 0
 
-    def with_more(self, other: Usage) -> Usage:
+    def merged(self, other: Usage) -> Usage:
         """Return the peak over both laps."""
         marks = (self.high_water_bytes, other.high_water_bytes)
         high = None if None in marks else max(mark or 0 for mark in marks)
         peak = max(self.peak_bytes, other.peak_bytes)
-        return Usage(peak, high, self.source, max(self.spike_bytes, other.spike_bytes))
+        return Usage(
+            peak, high, self.source, max(self.corrected_peak_bytes, other.corrected_peak_bytes)
+        )
 
 
 class HostMeter:
@@ -73,8 +75,8 @@ class HostMeter:
         self._seconds = sample_seconds
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._base = self._base_mapped = self._peak = self._mapped = 0
-        self._mark, self._marks = RESIDENT_PEAK.reading(), False
+        self._baseline = self._baseline_mapped = self._peak = self._mapped = 0
+        self._peak_reader, self._has_high_water_mark = RESIDENT_PEAK.reader(), False
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -82,56 +84,56 @@ class HostMeter:
         # Memory that the heap still holds, and garbage that Python would free meanwhile, would hide
         # what the run adds.
         trim_heap(collect=True)
-        self._marks = self._mark.restart()
-        self._base, self._base_mapped = resident_parts()
-        self._peak, self._mapped = self._base, self._base_mapped
+        self._has_high_water_mark = self._peak_reader.reset()
+        self._baseline, self._baseline_mapped = resident_parts()
+        self._peak, self._mapped = self._baseline, self._baseline_mapped
         self._thread = threading.Thread(target=self._sample, name="lowtide-meter", daemon=True)
         self._thread.start()
 
     def _sample(self) -> None:
         while not self._stop.wait(self._seconds):
-            self._look()
+            self._read_sample()
 
-    def _look(self) -> int:
+    def _read_sample(self) -> int:
         with self._lock:
             now, mapped = resident_parts()
             self._peak, self._mapped = max(self._peak, now), max(self._mapped, mapped)
             return now
 
     @property
-    def now_bytes(self) -> int:
+    def current_bytes(self) -> int:
         """Bytes above the baseline now; this sample counts for the peak."""
-        return max(0, self._look() - self._base)
+        return max(0, self._read_sample() - self._baseline)
 
     @property
     def peak_bytes(self) -> int:
         """Highest sampled bytes above the baseline since `start` or the last lap."""
-        self._look()
-        return max(0, self._peak - self._base)
+        self._read_sample()
+        return max(0, self._peak - self._baseline)
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
+    def excluding(self) -> Iterator[None]:
         """Exclude memory that the block leaves behind, such as libraries loaded inside."""
         before = resident_parts()
         yield
         with self._lock:
             now = resident_parts()
-            self._base += max(0, now[0] - before[0])
-            self._base_mapped += max(0, now[1] - before[1])
+            self._baseline += max(0, now[0] - before[0])
+            self._baseline_mapped += max(0, now[1] - before[1])
             self._peak, self._mapped = now
-        self._mark.restart()
+        self._peak_reader.reset()
 
     def lap(self) -> Usage:
         """Return the peak since `start` or the last lap, above the baseline of `start`."""
         peak, high, spike = self.peak_bytes, None, 0
-        if self._marks:
-            most = self._mark.peaks()[0]
-            high = max(0, most - self._base - self._base_mapped)
-            spike = most - self._base - self._mapped
+        if self._has_high_water_mark:
+            most = self._peak_reader.peaks()[0]
+            high = max(0, most - self._baseline - self._baseline_mapped)
+            spike = most - self._baseline - self._mapped
         usage = Usage(peak, high, "anonymous resident memory, sampled", max(peak, spike))
         with self._lock:
             self._peak, self._mapped = resident_parts()
-        self._mark.restart()
+        self._peak_reader.reset()
         return usage
 
     def stop(self) -> None:
@@ -146,8 +148,8 @@ class CudaMeter:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._peaks = cuda_peaks(device).reading()
-        self._before = self._outside = 0
+        self._peak_reader = cuda_peaks(device).reader()
+        self._baseline = self._context_bytes = 0
 
     def start(self) -> None:
         """Take allocated memory as the baseline and reset the allocator's peak.
@@ -158,16 +160,16 @@ class CudaMeter:
 
         # Cached blocks of earlier runs belong to nobody, and would count for this one.
         trim_allocators(self._device, collect=True)
-        self._peaks.restart()
-        self._before = torch.cuda.memory_allocated(self._device)
-        self._outside = cuda_context_bytes(self._device)
+        self._peak_reader.reset()
+        self._baseline = torch.cuda.memory_allocated(self._device)
+        self._context_bytes = cuda_context_bytes(self._device)
 
     @property
-    def now_bytes(self) -> int:
+    def current_bytes(self) -> int:
         """Bytes reserved above the baseline now, plus the CUDA context."""
         import torch
 
-        return self._above(torch.cuda.memory_reserved(self._device))
+        return self._above_baseline(torch.cuda.memory_reserved(self._device))
 
     @property
     def peak_bytes(self) -> int:
@@ -175,10 +177,10 @@ class CudaMeter:
 
         Since `start` or the last lap.
         """
-        return self._above(self._peaks.peaks()[1])
+        return self._above_baseline(self._peak_reader.peaks()[1])
 
-    def _above(self, reserved: int) -> int:
-        return max(0, reserved - self._before) + self._outside
+    def _above_baseline(self, reserved: int) -> int:
+        return max(0, reserved - self._baseline) + self._context_bytes
 
     def lap(self) -> Usage:
         """Return the peak since `start` or the last lap."""
@@ -186,11 +188,11 @@ class CudaMeter:
         usage = Usage(
             peak, None, "bytes reserved by the CUDA allocator, plus the CUDA context", peak
         )
-        self._peaks.restart()
+        self._peak_reader.reset()
         return usage
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
+    def excluding(self) -> Iterator[None]:
         """Do nothing: libraries loaded inside take host memory, not counted here."""
         yield
 
@@ -204,7 +206,7 @@ def open_meter(device: str) -> HostMeter | CudaMeter:
 
 
 @functools.cache
-def _marks_of(index: int) -> HighWaterMark:
+def _cuda_peaks_of(index: int) -> HighWaterMark:
     import torch
 
     def read() -> tuple[int, int]:
@@ -226,7 +228,7 @@ def cuda_peaks(device: str) -> HighWaterMark:
 
     torch.cuda.init()  # the allocator keeps no statistics before
     index = torch.device(device).index
-    return _marks_of(torch.cuda.current_device() if index is None else index)
+    return _cuda_peaks_of(torch.cuda.current_device() if index is None else index)
 
 
 def cuda_context_bytes(device: str) -> int:
@@ -241,16 +243,16 @@ def cuda_context_bytes(device: str) -> int:
     return min(max(0, total - free - torch.cuda.memory_reserved(device)), 1 << 30)
 
 
-def held_bytes(make: Callable[[], Any]) -> int:
-    """Return resident bytes (CPU) that the result of ``make`` takes while alive."""
+def resident_bytes_of(create: Callable[[], Any]) -> int:
+    """Return resident bytes (CPU) that the result of ``create`` takes while alive."""
     trim_heap(collect=True)
     before = anonymous_bytes()
-    made = make()
+    result = create()
     trim_heap(collect=True)
-    held = anonymous_bytes() - before
-    del made
+    growth = anonymous_bytes() - before
+    del result
     trim_heap(collect=True)
-    return max(0, held)
+    return max(0, growth)
 
 
 def resident_peak_bytes(call: Callable[[], Any], runs: int = 3) -> int:

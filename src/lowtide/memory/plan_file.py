@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan
@@ -35,7 +36,7 @@ class PlanFile:
         except (OSError, ValueError) as error:
             raise UsageError(f"{path}: could not be read as a plan: {error}") from None
         try:
-            found = tuple((name, Plan.model_validate(plan)) for name, plan in _plans_in(data))
+            found = tuple((name, _plan_of(plan, path)) for name, plan in _plans_in(data))
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(str(part) for part in problem["loc"])
@@ -99,10 +100,24 @@ def check_replay(plan: Plan, expected: Mapping[str, Any], budget: Budget) -> Pla
     )
 
 
+def _plan_of(data: Any, path: Path) -> Plan:
+    """Validate one plan; its other names would be read as defaults if it is of another schema."""
+    schema = data.get("schema_version", data.get("version", 1)) if isinstance(data, dict) else None
+    if schema is not None and schema != SCHEMA_VERSION:
+        raise UsageError(
+            f"{path}: a plan of schema {schema}, made by another version of Lowtide; this one reads"
+            f" schema {SCHEMA_VERSION}",
+            hint="make the plan again: lowtide plan upscale INPUT --json > plan.json",
+        )
+    return Plan.model_validate(data)
+
+
 def _plans_in(data: Any) -> list[tuple[str, Any]]:
     if isinstance(data, dict) and "strategy" in data:
         return [("", data)]
     images = data.get("images", [data.get("image")]) if isinstance(data, dict) else []
+    if not isinstance(images, list):
+        return []
     return [
         (str(image.get("input", "")), image["plan"])
         for image in images

@@ -21,7 +21,7 @@ Name = Literal["linux", "windows", "darwin", "wsl"]
 _DESKTOP_BYTES = 600 * MIB
 # A driver that moves memory over the bus slows runs by far more than this factor; clocks and other
 # programs by less.
-_COLLAPSE = 4.0
+_SPILL_SLOWDOWN = 4.0
 _BATCHES = 3
 
 
@@ -63,15 +63,15 @@ _PLATFORMS = {
         Platform("darwin", False, False, 0.5, True, False, False),
     )
 }
-_pretended: ContextVar[Platform | None] = ContextVar("lowtide_platform", default=None)
+_override: ContextVar[Platform | None] = ContextVar("lowtide_platform", default=None)
 
 
 def current_platform() -> Platform:
-    """Return the platform of this process, or the one that `as_platform` set.
+    """Return the platform of this process, or the one that `override_platform` set.
 
     A system that is none of the four is treated as macOS, which guarantees least.
     """
-    return _pretended.get() or _PLATFORMS[_detect()]
+    return _override.get() or _PLATFORMS[_detect()]
 
 
 def _detect() -> Name:
@@ -83,7 +83,7 @@ def _detect() -> Name:
 
 
 @contextlib.contextmanager
-def as_platform(name: str) -> Iterator[Platform]:
+def override_platform(name: str) -> Iterator[Platform]:
     """Override `current_platform` inside the block.
 
     For tests, and for planning on behalf of another machine. ``name`` is "linux", "windows",
@@ -95,14 +95,14 @@ def as_platform(name: str) -> Iterator[Platform]:
     platform = _PLATFORMS.get(name)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if platform is None:
         raise UsageError(f"platform {name!r} is not known", hint=f"one of {', '.join(_PLATFORMS)}")
-    token = _pretended.set(platform)
+    token = _override.set(platform)
     try:
         yield platform
     finally:
-        _pretended.reset(token)
+        _override.reset(token)
 
 
-def allocator_cap(
+def allocator_memory_fraction(
     platform: Platform, budget_bytes: int, total_bytes: int, context_bytes: int
 ) -> float | None:
     """Return the fraction for `torch.cuda.set_per_process_memory_fraction`, or None.
@@ -140,7 +140,7 @@ def spill_warning(seconds: Sequence[float], *, platform: Platform) -> str | None
     if not platform.spills_to_shared_memory or len(seconds) < 2 * _BATCHES:
         return None
     first, last = median(seconds[:_BATCHES]), median(seconds[-_BATCHES:])
-    if last <= _COLLAPSE * first:
+    if last <= _SPILL_SLOWDOWN * first:
         return None
     return (
         f"the last batches took {format_seconds(last)} each, the first ones"

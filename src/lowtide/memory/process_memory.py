@@ -15,7 +15,7 @@ _STATM = Path("/proc/self/statm")
 _MAPS = Path("/proc/self/maps")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 # Libraries that replace the C library's heap.
-_REPLACEMENTS = ("jemalloc", "tcmalloc", "mimalloc")
+_ALTERNATIVE_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
 
 def anonymous_bytes() -> int:
@@ -63,7 +63,7 @@ def allocator_name() -> str:
     """Return the name of this process's heap, with version or setting if relevant."""
     if _MAPS.exists():
         mapped = _MAPS.read_text()
-        for name in _REPLACEMENTS:
+        for name in _ALTERNATIVE_ALLOCATORS:
             if f"lib{name}" in mapped:
                 return name
     library = os.confstr("CS_GNU_LIBC_VERSION") if _has_glibc() else None
@@ -81,7 +81,7 @@ def _has_glibc() -> bool:
 def silence_stderr() -> Iterator[None]:
     """Redirect file descriptor 2 to the null device, for libraries that bypass Python."""
     try:
-        kept = os.dup(2)
+        saved = os.dup(2)
     except OSError:  # a program without a standard error has nothing to silence
         yield
         return
@@ -90,8 +90,8 @@ def silence_stderr() -> Iterator[None]:
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)
         os.close(sink)
 
 
@@ -105,34 +105,34 @@ class HighWaterMark:
     def __init__(self, read: Callable[[], tuple[int, ...]], reset: Callable[[], bool]) -> None:
         self._read, self._reset = read, reset
         self._lock = threading.Lock()
-        self._readings: weakref.WeakSet[MarkReader] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[MarkReader] = weakref.WeakSet()
 
-    def reading(self) -> MarkReader:
+    def reader(self) -> MarkReader:
         """Return a new reader; start it with `MarkReader.restart`."""
         return MarkReader(self)
 
 
 class MarkReader:
-    """Highest values since this reader's own last `restart`, whatever others reset."""
+    """Highest values since this reader's own last `reset`, whatever others reset."""
 
     def __init__(self, mark: HighWaterMark) -> None:
         self._mark = mark
         self._best: tuple[int, ...] = ()
 
-    def restart(self) -> bool:
+    def reset(self) -> bool:
         """Restart this reader alone; returns False where the mark cannot be reset."""
         mark = self._mark
         with mark._lock:
             now = mark._read()
-            for reading in mark._readings:
+            for reading in mark._readers:
                 reading._best = _higher(reading._best, now)
             works = mark._reset()
             self._best = ()
-            mark._readings.add(self)
+            mark._readers.add(self)
         return works
 
     def peaks(self) -> tuple[int, ...]:
-        """Return the highest values since `restart`."""
+        """Return the highest values since `reset`."""
         with self._mark._lock:
             return _higher(self._best, self._mark._read())
 
@@ -141,7 +141,7 @@ def _higher(known: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(map(max, known, now)) if known else now
 
 
-def _forget_resident_peak() -> bool:
+def _reset_resident_peak() -> bool:
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:  # no such file, or a sandbox that forbids it: the mark is then not reported
@@ -150,4 +150,4 @@ def _forget_resident_peak() -> bool:
 
 
 # The kernel's mark of all resident pages, mapped files included.
-RESIDENT_PEAK = HighWaterMark(lambda: (status_bytes("VmHWM"),), _forget_resident_peak)
+RESIDENT_PEAK = HighWaterMark(lambda: (status_bytes("VmHWM"),), _reset_resident_peak)

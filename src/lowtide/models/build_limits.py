@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 # All families that spandrel builds allocate at most 2.6 times the bytes that they load (half as
 # much again from half-precision weights), masks and index tables of windows included.
-_TIMES, _ANYHOW = 10, 256 << 20
-_CALLS_EACH, _CALLS = 1000, 100_000
+_BYTES_FACTOR, _BASE_BYTES = 10, 256 << 20
+_CALLS_PER_TENSOR, _BASE_CALLS = 1000, 100_000
 _RANGES = ("arange", "linspace", "eye", "tril_indices", "triu_indices")
 _FACTORIES = ("empty", "zeros", "ones", "full", "rand", "randn", "randint", "normal", "repeat")
 _VIEWS = ("expand", "view", "as_strided", "broadcast_to", "unfold")
@@ -42,8 +42,8 @@ class BuildLimits(TorchFunctionMode):
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
         sizes = [tensor.nbytes for tensor in tensors]
-        self._bytes = _TIMES * sum(sizes) + _ANYHOW
-        self._calls = _CALLS_EACH * len(sizes) + _CALLS
+        self._bytes = _BYTES_FACTOR * sum(sizes) + _BASE_BYTES
+        self._calls = _CALLS_PER_TENSOR * len(sizes) + _BASE_CALLS
         self._storages: set[int] = set()
 
     def __torch_function__(

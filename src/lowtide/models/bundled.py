@@ -28,7 +28,7 @@ class Bundled:
         return WEIGHTS / f"{self.name}.safetensors"
 
     @property
-    def card(self) -> Path:
+    def model_card(self) -> Path:
         """Path of the model card in Markdown: training data and scores."""
         return WEIGHTS / f"{self.name}.md"
 
@@ -83,6 +83,6 @@ def describe(name: str) -> ModelDescriptor:
             hint="pip install --force-reinstall lowtide",
         )
     facts = lowtide_files.describe_file(
-        model.path, lowtide_files.metadata(model.path), name, digest
+        model.path, lowtide_files.read_metadata(model.path), name, digest
     )
     return replace(facts, license=model.license)

@@ -28,9 +28,9 @@ class SizeRule:
                 f"not {self.minimum} and {self.multiple_of}"
             )
         # Bypasses the frozen dataclass.
-        object.__setattr__(self, "minimum", self._up(self.minimum))
+        object.__setattr__(self, "minimum", self._round_up(self.minimum))
 
-    def _up(self, size: int) -> int:
+    def _round_up(self, size: int) -> int:
         return -(-size // self.multiple_of) * self.multiple_of
 
     def padding(self, height: int, width: int) -> tuple[int, int]:
@@ -40,7 +40,7 @@ class SizeRule:
         """
         if height < 1 or width < 1:
             raise ValueError(f"an image of {width}x{height} pixels is empty")
-        rows, columns = (self._up(max(self.minimum, side)) for side in (height, width))
+        rows, columns = (self._round_up(max(self.minimum, side)) for side in (height, width))
         if self.square:
             rows = columns = max(rows, columns)
         return rows - height, columns - width

@@ -12,17 +12,17 @@ _DEEPEST = 3
 
 
 def strip_prefixes(
-    state: Mapping[str, _Value], known: Callable[[dict[str, _Value]], bool]
+    state: Mapping[str, _Value], accepts: Callable[[dict[str, _Value]], bool]
 ) -> dict[str, _Value] | None:
-    """Remove as few prefixes as possible so that ``known`` accepts the state_dict.
+    """Remove as few prefixes as possible so that ``accepts`` accepts the state_dict.
 
     Tensors without the prefix (a loss's, a discriminator's) are left out. Returns None where
-    ``known`` accepts it under no prefix.
+    ``accepts`` accepts it under no prefix.
     """
     # A compiled submodule has its prefix inside the key.
     waiting = [({key.replace("._orig_mod.", "."): value for key, value in state.items()}, 0)]
     for one, depth in waiting:
-        if known(one):
+        if accepts(one):
             return one
         for prefix in _PREFIXES if depth < _DEEPEST else ():
             part = {

@@ -16,7 +16,7 @@ from lowtide.models.descriptor import ModelDescriptor, SizeRule
 from lowtide.models.low_precision import LowPrecision, to_low_precision
 
 # Side of the image that finds the order of a model's layers.
-_TRIED_SIDE = 64
+_PROBE_SIDE = 64
 
 
 class Model:
@@ -32,7 +32,7 @@ class Model:
         self.descriptor = replace(
             descriptor, parameters=sum(parameter.numel() for parameter in module.parameters())
         )
-        self._settle()
+        self._update_weight_bytes()
 
     def __repr__(self) -> str:
         facts = self.descriptor
@@ -88,26 +88,26 @@ class Model:
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if tensor.dim() == 4:
                     tensor.data = tensor.data.contiguous(memory_format=memory_format)
-        self._settle()
+        self._update_weight_bytes()
         return self
 
-    def lower(self, dtype: torch.dtype) -> Self:
+    def to_low_precision(self, dtype: torch.dtype) -> Self:
         """Compute in bf16 or fp16, in place, with fp32 input and output.
 
         See `to_low_precision`. Raises UsageError for a dtype the model does not support.
         """
         self._check_dtype(dtype)
-        rows, columns = self.descriptor.size.padding(_TRIED_SIDE, _TRIED_SIDE)
+        rows, columns = self.descriptor.size.padding(_PROBE_SIDE, _PROBE_SIDE)
         image = torch.full(
-            (1, self.descriptor.in_channels, _TRIED_SIDE + rows, _TRIED_SIDE + columns),
+            (1, self.descriptor.in_channels, _PROBE_SIDE + rows, _PROBE_SIDE + columns),
             0.5,
             device=self.device,
         )
         self.module = to_low_precision(self.module, dtype, image).eval()
-        self._settle()
+        self._update_weight_bytes()
         return self
 
-    def _settle(self) -> None:
+    def _update_weight_bytes(self) -> None:
         """Share equal buffers and update the descriptor's ``weight_bytes``."""
         share_equal_buffers(self.module)
         self.descriptor = replace(self.descriptor, weight_bytes=weight_bytes(self.module))

@@ -32,7 +32,7 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
     if name in bundled.names() or _is_name(name_or_path, path):
         facts = bundled.describe(name)
         path = bundled.find(name).path
-        return Model(lowtide_files.load_network(path, lowtide_files.metadata(path)), facts).to(
+        return Model(lowtide_files.load_network(path, lowtide_files.read_metadata(path)), facts).to(
             device
         )
     require_model_file(path)
@@ -41,7 +41,7 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
         from lowtide.models import onnx_model  # late: needs optional packages
 
         return onnx_model.load(path, path.stem, digest).to(device)
-    entries = lowtide_files.metadata(path) if path.suffix.lower() == ".safetensors" else {}
+    entries = lowtide_files.read_metadata(path) if path.suffix.lower() == ".safetensors" else {}
     if lowtide_files.ARCHITECTURE in entries:
         facts = lowtide_files.describe_file(path, entries, path.stem, digest)
         return Model(lowtide_files.load_network(path, entries), facts).to(device)

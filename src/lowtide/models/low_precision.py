@@ -16,9 +16,9 @@ from lowtide.models.optimized.token_linear import OptimizedPointwiseConv
 from lowtide.models.optimized.upsample_tail import OptimizedTail
 
 # Layers with at most this many channels in and out map images to images.
-_PICTURE = 4
+_MAX_IMAGE_CHANNELS = 4
 # Constructor arguments of a convolution.
-_FORM = (
+_CONV_ARGUMENTS = (
     "in_channels",
     "out_channels",
     "kernel_size",
@@ -35,38 +35,38 @@ _STRIP_BYTES = 16 << 20
 class LowPrecision(nn.Module):
     """Wrapper of a bf16 or fp16 ``body`` with fp32 input and output.
 
-    ``given`` is the input dtype of the body: fp32 where its first and last convolution compute in
-    fp32 (`to_low_precision`), else the low one, and ``reason`` says why.
+    ``input_dtype`` is the input dtype of the body: fp32 where its first and last convolution
+    compute in fp32 (`to_low_precision`), else the low one, and ``reason`` says why.
     """
 
-    def __init__(self, body: nn.Module, given: torch.dtype, reason: str = "") -> None:
+    def __init__(self, body: nn.Module, input_dtype: torch.dtype, reason: str = "") -> None:
         super().__init__()
-        self.body, self.given, self.reason = body, given, reason
+        self.body, self.input_dtype, self.reason = body, input_dtype, reason
 
     def extra_repr(self) -> str:
         """Return the input dtype of the body."""
-        return str(self.given)
+        return str(self.input_dtype)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map fp32 (B, C, H, W) to the network's result in fp32."""
-        return self.body(images.to(self.given)).float()
+        return self.body(images.to(self.input_dtype)).float()
 
 
 class EdgeConv(nn.Conv2d):
-    """Conv2d that computes in fp32 from any input dtype and returns ``result_type``.
+    """Conv2d that computes in fp32 from any input dtype and returns ``output_dtype``.
 
     Strips of rows are converted one after another: an fp32 copy of everything would be the memory
     peak of many networks.
     """
 
-    result_type: torch.dtype
+    output_dtype: torch.dtype
 
     @classmethod
-    def of(cls, plain: nn.Conv2d, result_type: torch.dtype) -> EdgeConv:
+    def of(cls, plain: nn.Conv2d, output_dtype: torch.dtype) -> EdgeConv:
         """Build from ``plain``, sharing its weights."""
-        form: dict[str, Any] = {name: getattr(plain, name) for name in _FORM}
+        form: dict[str, Any] = {name: getattr(plain, name) for name in _CONV_ARGUMENTS}
         edge = cls(**form, bias=plain.bias is not None, device="meta")
-        edge.result_type = result_type
+        edge.output_dtype = output_dtype
         edge.load_state_dict(plain.state_dict(), assign=True)
         return edge.requires_grad_(False)
 
@@ -76,7 +76,7 @@ class EdgeConv(nn.Conv2d):
         height = max(1, _STRIP_BYTES // (input.shape[0] * channels * input.shape[3] * 4))
         plain = isinstance(self.padding, str) or self.padding_mode != "zeros"
         if plain or torch.compiler.is_exporting() or input.shape[2] <= height:
-            return super().forward(input.float()).to(self.result_type)
+            return super().forward(input.float()).to(self.output_dtype)
         return self._by_strips(input, height)
 
     def _by_strips(self, images: Tensor, height: int) -> Tensor:
@@ -90,7 +90,7 @@ class EdgeConv(nn.Conv2d):
             self.out_channels,
             rows,
             columns,
-            dtype=self.result_type,
+            dtype=self.output_dtype,
             device=images.device,
             memory_format=_order(images),
         )
@@ -129,12 +129,12 @@ def to_low_precision(network: nn.Module, dtype: torch.dtype, image: Tensor) -> L
         image: Any (1, C, H, W) that the network takes; it is run twice to find the order of the
             layers and to verify the result.
     """
-    edges, pictures = _find(network, image, dtype)
+    edges, image_filters = _find_edge_layers(network, image, dtype)
     mixed = copy.deepcopy(network).to(dtype)
-    for name, part in {**edges, **pictures}.items():
+    for name, part in {**edges, **image_filters}.items():
         _put(mixed, name, part)
     kept = {id(part) for part in mixed.modules() if isinstance(part, EdgeConv)}
-    kept |= {id(part) for part in pictures.values()}
+    kept |= {id(part) for part in image_filters.values()}
     for layer in mixed.modules():
         if id(layer) not in kept and _is_leaf(layer) and _floats(layer.parameters()):
             layer.register_forward_pre_hook(_cast)
@@ -147,7 +147,7 @@ def to_low_precision(network: nn.Module, dtype: torch.dtype, image: Tensor) -> L
     return LowPrecision(mixed, torch.float32)
 
 
-def _find(
+def _find_edge_layers(
     network: nn.Module, image: Tensor, dtype: torch.dtype
 ) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Return by name the convolutions at both ends, and weightless filters of images."""
@@ -159,7 +159,7 @@ def _find(
         def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
             if _conv_of(layer) is not None:
                 order.append(name)
-            elif args and args[0].dim() == 4 and args[0].shape[1] <= _PICTURE:
+            elif args and args[0].dim() == 4 and args[0].shape[1] <= _MAX_IMAGE_CHANNELS:
                 pictures.append(name)
 
         return note
@@ -179,7 +179,7 @@ def _find(
         for name in names:
             conv = _conv_of(named[name])
             assert conv is not None
-            picture = max(conv.in_channels, conv.out_channels) <= _PICTURE
+            picture = max(conv.in_channels, conv.out_channels) <= _MAX_IMAGE_CHANNELS
             edges[name] = EdgeConv.of(conv, torch.float32 if picture else into)
             if not picture:
                 break
@@ -209,7 +209,7 @@ def _floats(tensors: Any) -> list[Tensor]:
 def _put(network: nn.Module, name: str, layer: nn.Module) -> None:
     parent, _, own = name.rpartition(".")
     if isinstance(tail := network.get_submodule(name), OptimizedTail):
-        tail.use(layer)
+        tail.replace_last(layer)
     else:
         setattr(network.get_submodule(parent), own, layer)
 

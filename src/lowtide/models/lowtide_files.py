@@ -49,7 +49,7 @@ _KNOWN = {
 }
 
 
-def metadata(path: Path) -> dict[str, str]:
+def read_metadata(path: Path) -> dict[str, str]:
     """Read the metadata of a safetensors file; raises ModelError for a damaged one."""
     from safetensors import SafetensorError, safe_open
 
@@ -63,7 +63,7 @@ def metadata(path: Path) -> dict[str, str]:
         ) from error
 
 
-def tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file, on the CPU.
 
     Raises ModelError for dtypes PyTorch does not have.
@@ -96,14 +96,14 @@ def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -
         tiling=_KNOWN[entries[ARCHITECTURE]].tiling,
         tags=config.tags,
         parameters=parameters,
-        weight_bytes=4 * (parameters + config.constants),
+        weight_bytes=4 * (parameters + config.buffer_elements),
         sha256=digest,
         license=None,
         path=str(path),
     )
 
 
-def network_of(config: Config) -> nn.Module:
+def build_network(config: Config) -> nn.Module:
     """Build an untrained network of this configuration, in fp32 on the CPU."""
     (known,) = (one for one in _KNOWN.values() if one.config is type(config))
     module, name = known.network
@@ -123,10 +123,10 @@ def load_network(path: Path, entries: dict[str, str]) -> nn.Module:
     """
     from lowtide.models.build_limits import BuildLimits
 
-    config, state = _config(path, entries), tensors(path)
+    config, state = _config(path, entries), read_tensors(path)
     try:
         with BuildLimits(state.values()):
-            module = network_of(config)
+            module = build_network(config)
         module.load_state_dict(state)
     except RuntimeError as error:
         raise ModelError(f"the tensors in {path} do not fit its metadata: {error}") from error

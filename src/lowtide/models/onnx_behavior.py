@@ -16,17 +16,17 @@ from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import SizeRule
 from lowtide.models.metadata_limits import metadata_error, parse_json, size_rule
 from lowtide.models.onnx_metadata import OnnxMetadata
-from lowtide.models.onnx_runtime import CannotRunError, as_failure, runtime_errors
+from lowtide.models.onnx_runtime import CannotRunError, convert_error, runtime_errors
 
 # Sides of the images that probe the scale of a file without metadata, and of one for files with it.
 _SIDES, _LITTLE = (64, 128), (16,)
 # Multiples that sides may need, probed at about _TRIED pixels; the minimum is one of them too.
 _GRIDS = (1, 2, 4, 8, 16, 32, 64)
-_TRIED = 48
+_PROBE_SIDE = 48
 # White levels of input and output, the usual ones first, and the grays that distinguish them: a
 # model returns gray for gray, within `_NEAR` to be certain, and of two candidates the second is
 # taken only if it is `_TIMES_NEARER` times nearer.
-_WHITES = ((1, 1), (1, 255), (255, 255), (255, 1))
+_WHITE_LEVELS = ((1, 1), (1, 255), (255, 255), (255, 1))
 _GRAYS = (0.25, 0.75)
 _NEAR, _TIMES_NEARER = 0.05, 4
 # Error above which white levels other than 1 are considered: smaller where the graph has 255 among
@@ -52,21 +52,21 @@ class ProbedModel:
 class ProbeRun:
     """Callable that runs a session on a constant image.
 
-    Returns what the graph makes of (1, C, H, W). ``tell`` is called with a description of each
+    Returns what the graph makes of (1, C, H, W). ``progress`` is called with a description of each
     image. Raises `CannotRunError` and `MemoryError`.
     """
 
-    def __init__(self, session: Any, facts: OnnxMetadata, tell: Callable[[str], None]) -> None:
-        self._session, self._ends, self._tell = session, facts.ends, tell
+    def __init__(self, session: Any, facts: OnnxMetadata, progress: Callable[[str], None]) -> None:
+        self._session, self._signature, self._progress = session, facts.signature, progress
 
     def __call__(self, height: int, width: int, value: float = 0.5) -> np.ndarray:
-        ends = self._ends
-        self._tell(f"running an image of {width}×{height}")
-        image = np.full((1, ends.channels, height, width), value, ends.given)
+        ends = self._signature
+        self._progress(f"running an image of {width}×{height}")
+        image = np.full((1, ends.channels, height, width), value, ends.input_dtype)
         try:
-            (found,) = self._session.run([ends.result], {ends.image: image})
+            (found,) = self._session.run([ends.output_name], {ends.input_name: image})
         except (*runtime_errors(), RuntimeError) as error:
-            raise as_failure(error, f"at {width}×{height}: ") from error
+            raise convert_error(error, f"at {width}×{height}: ") from error
         return np.asarray(found)
 
 
@@ -87,14 +87,18 @@ def probe_behavior(path: Path, facts: OnnxMetadata, run: ProbeRun) -> ProbedMode
         else size_rule(metadata_error(path), parse_json(path, "lowtide.size", entry))
     )
     size, made = _first_run(run, rule)
-    scale = _scale(path, (1, facts.ends.channels, *size), made)
+    scale = _scale(path, (1, facts.signature.channels, *size), made)
     if said not in (None, scale):
         raise ModelError(f"{path} upscales by {scale}, but its metadata says {str(said)[:20]}")
     if rule is None:
-        rule = _found_rule(path, run, scale)
+        rule = _probe_size_rule(path, run, scale)
     if "checked" not in facts.entries:  # `lowtide export onnx` writes it, with values in 0..1
-        given, white = _white(path, run, size, names_it=facts.names_white)
-        facts = replace(facts, ends=replace(facts.ends, white_given=given, white_made=white))
+        given, white = _probe_white_levels(
+            path, run, size, has_white_constant=facts.has_white_constant
+        )
+        facts = replace(
+            facts, signature=replace(facts.signature, input_white=given, output_white=white)
+        )
     rows, columns = rule.padding(1, 1)
     run(1 + rows, 1 + columns)  # the first image that OnnxSession runs
     return ProbedModel(facts, scale, made[1], rule)
@@ -135,7 +139,7 @@ def _scale(path: Path, given: tuple[int, ...], made: tuple[int, ...]) -> int:
     return scale
 
 
-def _found_rule(path: Path, run: ProbeRun, scale: int) -> SizeRule:
+def _probe_size_rule(path: Path, run: ProbeRun, scale: int) -> SizeRule:
     """Probe the size rule of a file without metadata: its multiple, then its minimum."""
 
     def runs(height: int, width: int) -> bool:
@@ -148,7 +152,7 @@ def _found_rule(path: Path, run: ProbeRun, scale: int) -> SizeRule:
 
     def sides(grid: int) -> tuple[int, int]:
         """Return two odd multiples of ``grid``, which no coarser grid contains."""
-        times = _TRIED // grid | 1
+        times = _PROBE_SIDE // grid | 1
         return grid * times, grid * (times + 2)
 
     grid = next((grid for grid in _GRIDS if runs(*sides(grid))), None)
@@ -162,7 +166,9 @@ def _found_rule(path: Path, run: ProbeRun, scale: int) -> SizeRule:
     return SizeRule(0 if least == grid else least, grid)
 
 
-def _white(path: Path, run: ProbeRun, size: tuple[int, int], *, names_it: bool) -> tuple[int, int]:
+def _probe_white_levels(
+    path: Path, run: ProbeRun, size: tuple[int, int], *, has_white_constant: bool
+) -> tuple[int, int]:
     """Probe the white levels of input and output by the grays made of grays.
 
     A super-resolution network maps gray to nearly the same gray, far more exactly in its own value
@@ -170,16 +176,17 @@ def _white(path: Path, run: ProbeRun, size: tuple[int, int], *, names_it: bool) 
     either.
     """
     made = {
-        given: [_middle(run(*size, gray * given)) for gray in _GRAYS] for given in dict(_WHITES)
+        given: [_central_mean(run(*size, gray * given)) for gray in _GRAYS]
+        for given in dict(_WHITE_LEVELS)
     }
     errors = {
         (given, white): max(
             abs(value / white - gray) for value, gray in zip(made[given], _GRAYS, strict=True)
         )
-        for given, white in _WHITES
+        for given, white in _WHITE_LEVELS
     }
     usual, best = errors[1, 1], min(errors, key=lambda pair: errors[pair])
-    off = _OFF if names_it else _OFF_UNSAID
+    off = _OFF if has_white_constant else _OFF_UNSAID
     if errors[best] <= _NEAR and usual > max(off, _TIMES_NEARER * errors[best]):
         return best
     if usual > _FURTHEST:
@@ -192,7 +199,7 @@ def _white(path: Path, run: ProbeRun, size: tuple[int, int], *, names_it: bool) 
     return 1, 1
 
 
-def _middle(image: np.ndarray) -> float:
+def _central_mean(image: np.ndarray) -> float:
     """Return the mean of an image without its borders, which padding may have changed."""
     height, width = (side // 4 for side in image.shape[2:])
     return float(image[..., height:-height, width:-width].astype(np.float64).mean())

@@ -12,31 +12,31 @@ from lowtide.core.errors import ModelError
 from lowtide.models.metadata_limits import MOST_CHARACTERS, metadata_error
 from lowtide.models.model_files import DOWNLOAD_AGAIN
 
-_FREE = (
+_DYNAMIC_SIZE_HINT = (
     "export it for any height and width, as `lowtide export onnx` does,"
     " or with dynamic_shapes of torch.onnx.export"
 )
 _CHANNELS = (1, 3)
-_OWN = "lowtide."
+_PREFIX = "lowtide."
 # Constants that graphs with values of 0..255 multiply by, divide by or clip at.
-_WHITES = (255.0, 1 / 255, 127.5, 1 / 127.5)
+_WHITE_CONSTANTS = (255.0, 1 / 255, 127.5, 1 / 127.5)
 
 
 @dataclass(frozen=True)
 class GraphSignature:
     """Input and output of a graph: names, NumPy dtypes, channels, white levels.
 
-    ``image``, ``given`` and ``white_given`` are those of the input; ``result``, ``made`` and
-    ``white_made`` those of the output.
+    ``input_name``, ``input_dtype`` and ``input_white`` are those of the input; ``output_name``,
+    ``output_dtype`` and ``output_white`` those of the output.
     """
 
-    image: str
-    result: str
-    given: str
-    made: str
+    input_name: str
+    output_name: str
+    input_dtype: str
+    output_dtype: str
     channels: int
-    white_given: int = 1
-    white_made: int = 1
+    input_white: int = 1
+    output_white: int = 1
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class OnnxMetadata:
 
     ``entries`` are the metadata properties that `lowtide export onnx` writes, without ``lowtide.``,
     and ``license`` whoever wrote it. ``weight_bytes`` and ``parameters`` are of all tensors stored;
-    ``low`` is the low precision of the weights, or empty; ``names_white`` is whether 255 or a
-    related value is among the graph's scalar constants.
+    ``low_precision`` is the low precision of the weights, or empty; ``has_white_constant`` is
+    whether 255 or a related value is among the graph's scalar constants.
     """
 
-    ends: GraphSignature
+    signature: GraphSignature
     entries: dict[str, str]
     opset: int
     parameters: int
     weight_bytes: int
-    low: str
-    names_white: bool
+    low_precision: str
+    has_white_constant: bool
 
 
 def read_onnx_metadata(path: Path) -> OnnxMetadata:
@@ -86,19 +86,21 @@ def _facts(path: Path, model: Any) -> OnnxMetadata:
     _require_one_file(path, weights)
     low = [one for one in weights if one.data_type in _low_types() and len(one.dims) > 1]
     return OnnxMetadata(
-        ends=_ends(path, model.graph),
+        signature=_parse_signature(path, model.graph),
         entries=_entries(path, model),
         opset=max((one.version for one in model.opset_import if not one.domain), default=0),
         parameters=sum(math.prod(one.dims) for one in weights),
         weight_bytes=sum(one.ByteSize() for one in weights),
-        low=_low_types()[low[0].data_type] if low else "",
-        names_white=_names_white(nodes, weights),
+        low_precision=_low_types()[low[0].data_type] if low else "",
+        has_white_constant=_names_white(nodes, weights),
     )
 
 
 def _entries(path: Path, model: Any) -> dict[str, str]:
     said = {one.key: one.value for one in model.metadata_props}
-    own = {key.removeprefix(_OWN): value for key, value in said.items() if key.startswith(_OWN)}
+    own = {
+        key.removeprefix(_PREFIX): value for key, value in said.items() if key.startswith(_PREFIX)
+    }
     kept = {"license": said["license"], **own} if "license" in said else own
     for key, value in kept.items():
         if len(key) + len(value) > MOST_CHARACTERS:
@@ -150,7 +152,9 @@ def _names_white(nodes: list[Any], weights: list[Any]) -> bool:
     single = [one for one in weights if math.prod(one.dims) == 1 and one.data_type in (1, 10, 11)]
     numbers = [float(to_array(one).reshape(-1)[0]) for one in single]
     numbers += [attribute.f for node in nodes for attribute in node.attribute]
-    return any(math.isclose(one, white, rel_tol=1e-3) for one in numbers for white in _WHITES)
+    return any(
+        math.isclose(one, white, rel_tol=1e-3) for one in numbers for white in _WHITE_CONSTANTS
+    )
 
 
 def _require_names(nodes: list[Any]) -> None:
@@ -175,7 +179,7 @@ def _require_one_file(path: Path, weights: list[Any]) -> None:
             )
 
 
-def _ends(path: Path, graph: Any) -> GraphSignature:
+def _parse_signature(path: Path, graph: Any) -> GraphSignature:
     stored = {one.name for one in graph.initializer}
     images, results = [one for one in graph.input if one.name not in stored], list(graph.output)
     if (len(images), len(results)) != (1, 1):
@@ -192,11 +196,11 @@ def _ends(path: Path, graph: Any) -> GraphSignature:
         )
     _require_sizes(path, sides)
     return GraphSignature(
-        image=images[0].name,
-        result=results[0].name,
+        input_name=images[0].name,
+        output_name=results[0].name,
         channels=sides[1] or 0,
-        given=_type(path, "takes", image.elem_type),
-        made=_type(path, "returns", result.elem_type),
+        input_dtype=_type(path, "takes", image.elem_type),
+        output_dtype=_type(path, "returns", result.elem_type),
     )
 
 
@@ -222,16 +226,16 @@ def _require_sizes(path: Path, sides: list[int | None]) -> None:
         raise ModelError(
             f"{path} takes images of {width or 'any'}×{height or 'any'} pixels and no others,"
             " so that no image can be run in tiles",
-            hint=_FREE,
+            hint=_DYNAMIC_SIZE_HINT,
         )
 
 
-def _type(path: Path, does: str, kind: Any) -> str:
+def _type(path: Path, verb: str, kind: Any) -> str:
     from onnx import TensorProto
 
     types = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}
     if kind not in types:
         names = {number: name.lower() for name, number in TensorProto.DataType.items()}
         name = names.get(kind, f"type {kind}") if kind else "no tensors"
-        raise ModelError(f"{path} {does} {name}; Lowtide runs models in float32 and float16")
+        raise ModelError(f"{path} {verb} {name}; Lowtide runs models in float32 and float16")
     return types[kind]

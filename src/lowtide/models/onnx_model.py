@@ -21,12 +21,12 @@ from lowtide.models.onnx_session import OnnxNetwork, OnnxSession
 class OnnxModel(Model):
     """ONNX file as a `Model`, with CPU tensors in and out and the file's dtypes.
 
-    `__call__` releases the memory it took. Where another provider runs the file, ``plain`` is the
-    same network on the CPU, for comparison.
+    `__call__` releases the memory it took. Where another provider runs the file, ``cpu_network`` is
+    the same network on the CPU, for comparison.
     """
 
     module: OnnxNetwork
-    plain: OnnxNetwork | None = None
+    cpu_network: OnnxNetwork | None = None
 
     def __init__(self, module: OnnxNetwork, descriptor: ModelDescriptor) -> None:
         super().__init__(module, descriptor)
@@ -51,7 +51,7 @@ class OnnxModel(Model):
         try:
             return super().__call__(image)
         finally:
-            self.module.session.let_go()
+            self.module.session.release_memory()
 
     def to(
         self,
@@ -73,7 +73,7 @@ class OnnxModel(Model):
             self._check_dtype(dtype)
         return self
 
-    def lower(self, dtype: torch.dtype) -> Self:
+    def to_low_precision(self, dtype: torch.dtype) -> Self:
         """Raise `UsageError`: an ONNX file keeps the dtypes it was written in."""
         self._check_dtype(dtype)
         return self
@@ -86,7 +86,7 @@ class OnnxModel(Model):
             hint="export the model again: lowtide export onnx MODEL --precision fp16",
         )
 
-    def use(self, provider: Provider) -> Self:
+    def use_provider(self, provider: Provider) -> Self:
         """Run by ``provider`` from now on.
 
         Raises `UsageError` where ONNX Runtime has none of that name, and `ModelError` where it
@@ -95,18 +95,18 @@ class OnnxModel(Model):
         if provider.name == self.module.session.provider.name:
             return self
         provider.require()
-        if provider.engines is not None:
-            provider.engines.mkdir(parents=True, exist_ok=True)
+        if provider.engine_cache is not None:
+            provider.engine_cache.mkdir(parents=True, exist_ok=True)
         plain = self.module
         try:
-            session = plain.session.by(provider)
+            session = plain.session.with_provider(provider)
         except CannotRunError as error:
             raise ModelError(
                 f"{plain.session.path} cannot be run by {provider.name}: {error.message}",
                 hint="--provider cpu",
             ) from error
-        self.module = OnnxNetwork(session, plain.scale, plain.out_channels, plain.low)
-        self.plain = plain
+        self.module = OnnxNetwork(session, plain.scale, plain.out_channels, plain.low_precision)
+        self.cpu_network = plain
         return self
 
     def another_session(self) -> object:
@@ -130,30 +130,35 @@ def load(path: Path, name: str, digest: str) -> OnnxModel:
     load_runtime()
     found = probe_onnx(path)
     try:
-        session = OnnxSession(path, found.facts.ends)
+        session = OnnxSession(path, found.facts.signature)
         rows, columns = found.size.padding(1, 1)
-        session.begin((1 + rows, 1 + columns))
+        session.warm_up((1 + rows, 1 + columns))
     except CannotRunError as error:
         raise cannot_run(path, error) from error
-    network = OnnxNetwork(session, found.scale, found.channels, found.facts.low)
+    network = OnnxNetwork(session, found.scale, found.channels, found.facts.low_precision)
     return OnnxModel(network, _described(path, name, digest, found))
 
 
 def _described(path: Path, name: str, digest: str, found: ProbedModel) -> ModelDescriptor:
     facts = found.facts
-    white = facts.ends.white_given, facts.ends.white_made
+    white = facts.signature.input_white, facts.signature.output_white
     return ModelDescriptor(
         name=name,
         architecture=facts.entries.get("architecture", "ONNX"),
         purpose="SR" if found.scale > 1 else "Restoration",
         scale=found.scale,
-        in_channels=facts.ends.channels,
+        in_channels=facts.signature.channels,
         out_channels=found.channels,
         size=found.size,
         supports_half=False,
         supports_bfloat16=False,
         tiling="supported",
-        tags=("ONNX", f"opset {facts.opset}", *([facts.low] if facts.low else []), *_values(white)),
+        tags=(
+            "ONNX",
+            f"opset {facts.opset}",
+            *([facts.low_precision] if facts.low_precision else []),
+            *_values(white),
+        ),
         parameters=facts.parameters,
         weight_bytes=facts.weight_bytes,
         sha256=digest,

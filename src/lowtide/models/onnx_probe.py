@@ -26,9 +26,9 @@ from lowtide.models.onnx_runtime import CannotRunError, open_session
 
 # Timeout of reading the file, and of each small image: a model that needs longer would need hours
 # for a photograph.
-_SECONDS = 20
+_TIMEOUT_SECONDS = 20
 # Memory limit: bytes for the runtime and activations, plus several copies of the file's tensors.
-_BYTES, _TIMES = 4 << 30, 8
+_BYTES, _BYTES_FACTOR = 4 << 30, 8
 _CHILD = "from lowtide.models.onnx_probe import probe_main; probe_main()"
 
 
@@ -40,7 +40,7 @@ def probe_onnx(path: Path) -> ProbedModel:
     """
     # -P: import nothing from the current folder.
     words = [sys.executable, "-P", "-c", _CHILD, str(path), str(_threads())]
-    said: queue.Queue[bytes] = queue.Queue()
+    lines: queue.Queue[bytes] = queue.Queue()
     errors: list[bytes] = []
     with subprocess.Popen(
         words,
@@ -51,13 +51,13 @@ def probe_onnx(path: Path) -> ProbedModel:
     ) as child:
         listeners = [
             threading.Thread(target=_listen, args=pair, daemon=True)
-            for pair in ((child.stdout, said.put), (child.stderr, errors.append))
+            for pair in ((child.stdout, lines.put), (child.stderr, errors.append))
         ]
         for one in listeners:
             one.start()
         try:
-            line, step = _last(path, said)
-            status = child.wait(_SECONDS)
+            line, step = _last(path, lines)
+            status = child.wait(_TIMEOUT_SECONDS)
         finally:
             child.kill()
             for one in listeners:
@@ -65,19 +65,19 @@ def probe_onnx(path: Path) -> ProbedModel:
         if "error" in line:
             raise ModelError(line["error"], hint=line["hint"])
         if "found" not in line:
-            raise _died(path, step, status, b"".join(errors))
-    return _probed(line["found"])
+            raise _crash_error(path, step, status, b"".join(errors))
+    return _parse_result(line["found"])
 
 
-def _last(path: Path, said: queue.Queue[bytes]) -> tuple[dict[str, Any], str]:
+def _last(path: Path, lines: queue.Queue[bytes]) -> tuple[dict[str, Any], str]:
     """Return the subprocess's last line, empty if it ended without one, and last step."""
     step = "reading it"
     while True:
         try:
-            line = json.loads(said.get(timeout=_SECONDS) or "{}")
+            line = json.loads(lines.get(timeout=_TIMEOUT_SECONDS) or "{}")
         except queue.Empty:
             raise ModelError(
-                f"{path} was rejected: {step} takes more than {_SECONDS} s",
+                f"{path} was rejected: {step} takes more than {_TIMEOUT_SECONDS} s",
                 hint="the file may be damaged or hostile; or close other programs and try again",
             ) from None
         if "step" not in line:
@@ -92,7 +92,7 @@ def _listen(pipe: IO[bytes], put: Callable[[bytes], None]) -> None:
     put(b"")
 
 
-def _died(path: Path, step: str, status: int, errors: bytes) -> ModelError:
+def _crash_error(path: Path, step: str, status: int, errors: bytes) -> ModelError:
     names = {one.value: one.name for one in signal.Signals}
     lines = errors.decode(errors="replace").strip().splitlines() or [f"status {status}"]
     how = (
@@ -104,10 +104,10 @@ def _died(path: Path, step: str, status: int, errors: bytes) -> ModelError:
     )
 
 
-def _probed(found: dict[str, Any]) -> ProbedModel:
+def _parse_result(found: dict[str, Any]) -> ProbedModel:
     facts = found.pop("facts")
-    ends, size = GraphSignature(**facts.pop("ends")), SizeRule(**found.pop("size"))
-    return ProbedModel(facts=OnnxMetadata(ends=ends, **facts), size=size, **found)
+    ends, size = GraphSignature(**facts.pop("signature")), SizeRule(**found.pop("size"))
+    return ProbedModel(facts=OnnxMetadata(signature=ends, **facts), size=size, **found)
 
 
 def _threads() -> int:
@@ -128,18 +128,18 @@ def probe_main() -> None:
         _limit(path)
         facts = read_onnx_metadata(path)
         session = open_session(path, int(sys.argv[2]))
-        found = probe_behavior(path, facts, ProbeRun(session, facts, lambda step: _say(step=step)))
-        _say(found=dataclasses.asdict(found))
+        found = probe_behavior(path, facts, ProbeRun(session, facts, lambda step: _send(step=step)))
+        _send(found=dataclasses.asdict(found))
     except CannotRunError as error:
         refused = cannot_run(path, error)
-        _say(error=refused.message, hint=refused.hint)
+        _send(error=refused.message, hint=refused.hint)
     except ModelError as error:
-        _say(error=error.message, hint=error.hint)
+        _send(error=error.message, hint=error.hint)
     except MemoryError as error:
-        _say(error=f"{path} was rejected: it needs too much memory ({error})", hint=None)
+        _send(error=f"{path} was rejected: it needs too much memory ({error})", hint=None)
 
 
-def _say(**line: Any) -> None:
+def _send(**line: Any) -> None:
     print(json.dumps(line), flush=True)  # noqa: T201  (read by the parent process)
 
 
@@ -148,6 +148,6 @@ def _limit(path: Path) -> None:
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = (_BYTES + _TIMES * path.stat().st_size, soft, hard)
+        wanted = (_BYTES + _BYTES_FACTOR * path.stat().st_size, soft, hard)
         most = min(one for one in wanted if one != resource.RLIM_INFINITY)
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))

@@ -24,31 +24,31 @@ _CHAINS: dict[ProviderName, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Provider:
-    """Execution provider; ``engines`` is a folder for TensorRT's engine cache.
+    """Execution provider; ``engine_cache`` is a folder for TensorRT's engine cache.
 
     TensorRT takes minutes to build an engine.
     """
 
     name: ProviderName = "cpu"
-    engines: Path | None = None
+    engine_cache: Path | None = None
 
     @property
-    def first(self) -> str:
+    def preferred(self) -> str:
         """ONNX Runtime's name of the preferred provider."""
         return _CHAINS[self.name][0]
 
     @property
-    def chain(self) -> list[tuple[str, dict[str, Any]]]:
+    def providers(self) -> list[tuple[str, dict[str, Any]]]:
         """ONNX Runtime's provider names with their options, for InferenceSession.
 
         Source: onnxruntime.ai, "TensorRT Execution Provider".
         """
         kept = (
             {}
-            if self.engines is None
+            if self.engine_cache is None
             else {
                 "trt_engine_cache_enable": True,
-                "trt_engine_cache_path": str(self.engines),
+                "trt_engine_cache_path": str(self.engine_cache),
             }
         )
         return [(one, kept if one == _TENSORRT else {}) for one in _CHAINS[self.name]]
@@ -57,10 +57,10 @@ class Provider:
         """Raise `UsageError` unless this machine's ONNX Runtime was built with it."""
         runtime = importlib.import_module("onnxruntime")
         known = runtime.get_available_providers()
-        if self.first not in known:
+        if self.preferred not in known:
             raise UsageError(
-                f"ONNX Runtime {runtime.__version__} on this machine has no {self.first}; it has"
-                f" {', '.join(known)}",
+                f"ONNX Runtime {runtime.__version__} on this machine has no {self.preferred}; it"
+                f" has {', '.join(known)}",
                 hint="pip install onnxruntime-gpu tensorrt on a machine with an NVIDIA GPU, or"
                 " omit --provider",
             )

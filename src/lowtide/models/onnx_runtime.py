@@ -29,8 +29,8 @@ _NOISE = re.compile(
     r"|Exception during initialization: |Load model from .*? failed: ?|/\S+:\d+ .*?\) (?=[A-Z\[])"
 )
 # Log level "fatal": errors are raised as well.
-SILENT = 4
-_LACKS = "Failed to allocate memory", "bad_alloc"
+LOG_FATAL = 4
+_OUT_OF_MEMORY = "Failed to allocate memory", "bad_alloc"
 
 
 class CannotRunError(LowtideError):
@@ -67,12 +67,12 @@ def short_reason(error: Exception) -> str:
 
 
 def open_session(
-    path: Path | str, threads: int, *, patterns: bool = False, provider: Provider = CPU
+    path: Path | str, threads: int, *, memory_patterns: bool = False, provider: Provider = CPU
 ) -> Any:
     """Open an `onnxruntime.InferenceSession` with ``threads`` threads on the CPU.
 
     Args:
-        patterns: Whether to record memory patterns, which are kept for every input size.
+        memory_patterns: Whether to record memory patterns, which are kept for every input size.
 
     Raises `CannotRunError` where the runtime refuses the file or cannot set the provider up, and
     `MemoryError`.
@@ -80,25 +80,25 @@ def open_session(
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = SILENT
+    options.log_severity_level = LOG_FATAL
     options.intra_op_num_threads = threads
-    options.enable_mem_pattern = patterns
+    options.enable_mem_pattern = memory_patterns
     # Spinning threads would count as processor time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=provider.chain)
+        session = onnxruntime.InferenceSession(str(path), options, providers=provider.providers)
     except runtime_errors() as error:
-        raise as_failure(error) from error
-    if provider.first not in session.get_providers():
+        raise convert_error(error) from error
+    if provider.preferred not in session.get_providers():
         # The runtime falls back to other providers, and only logs it.
         raise CannotRunError(
-            f"{provider.first} could not be set up: one of its libraries is missing"
+            f"{provider.preferred} could not be set up: one of its libraries is missing"
         )
     return session
 
 
-def as_failure(error: Exception, where: str = "") -> Exception:
+def convert_error(error: Exception, where: str = "") -> Exception:
     """Convert a runtime error to a one-line `CannotRunError`, or to MemoryError."""
-    if any(words in str(error) for words in _LACKS):
+    if any(words in str(error) for words in _OUT_OF_MEMORY):
         return MemoryError(f"ONNX Runtime: {short_reason(error)}")
     return CannotRunError(where + short_reason(error))

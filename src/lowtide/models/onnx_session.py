@@ -15,9 +15,9 @@ from lowtide.core.heap import trim_heap
 from lowtide.models.onnx_metadata import GraphSignature
 from lowtide.models.onnx_providers import CPU, Provider
 from lowtide.models.onnx_runtime import (
-    SILENT,
+    LOG_FATAL,
     CannotRunError,
-    as_failure,
+    convert_error,
     open_session,
     runtime_errors,
 )
@@ -27,23 +27,23 @@ class OnnxSession:
     """ONNX Runtime session of a file, with PyTorch's number of threads.
 
     Results are written straight into PyTorch's memory. Activations come from the runtime's arena,
-    which is kept for the next call of the same size and released before one of another (`let_go`):
-    the C heap would keep several times the live bytes, since it cannot reuse the runtime's aligned
-    blocks. Thread-safe.
+    which is kept for the next call of the same size and released before one of another
+    (`release_memory`): the C heap would keep several times the live bytes, since it cannot reuse
+    the runtime's aligned blocks. Thread-safe.
     """
 
-    def __init__(self, path: Path, ends: GraphSignature, provider: Provider = CPU) -> None:
-        self.path, self.provider, self._ends = path, provider, ends
+    def __init__(self, path: Path, signature: GraphSignature, provider: Provider = CPU) -> None:
+        self.path, self.provider, self._signature = path, provider, signature
         # (height, width) of the smallest image: releasing the arena takes a run.
-        self.least: tuple[int, int] | None = None
+        self.smallest_size: tuple[int, int] | None = None
         self._lock, self._size = threading.Lock(), (0, 0)
         self._threads = torch.get_num_threads()
         self._session = open_session(path, self._threads, provider=provider)
 
-    def by(self, provider: Provider) -> OnnxSession:
+    def with_provider(self, provider: Provider) -> OnnxSession:
         """Open the same file with another provider. Raises `CannotRunError`."""
-        session = OnnxSession(self.path, self._ends, provider)
-        session.least = self.least
+        session = OnnxSession(self.path, self._signature, provider)
+        session.smallest_size = self.smallest_size
         return session
 
     def run(self, image: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -54,15 +54,15 @@ class OnnxSession:
         self._prepare((image.shape[2], image.shape[3]))
         return self._run(image, shape)
 
-    def begin(self, least: tuple[int, int]) -> None:
+    def warm_up(self, smallest_size: tuple[int, int]) -> None:
         """Warm up with the smallest image that the graph takes, (height, width).
 
         The runtime never releases what its first run allocates. Raises as `run`.
         """
-        self.least = least
-        self._run(torch.zeros(1, self._ends.channels, *least), None)
+        self.smallest_size = smallest_size
+        self._run(torch.zeros(1, self._signature.channels, *smallest_size), None)
 
-    def let_go(self) -> None:
+    def release_memory(self) -> None:
         """Release the arena that is kept between calls."""
         with self._lock:
             self._shrink()
@@ -79,37 +79,44 @@ class OnnxSession:
 
     def _shrink(self) -> None:
         """Release the arena by a minimal run, since the runtime does so only after a run."""
-        if self.least is not None and self._size != (0, 0):
-            self._run(torch.zeros(1, self._ends.channels, *self.least), None, shrink=True)
+        if self.smallest_size is not None and self._size != (0, 0):
+            self._run(
+                torch.zeros(1, self._signature.channels, *self.smallest_size), None, shrink=True
+            )
             trim_heap()
 
     def _run(self, image: Tensor, shape: tuple[int, ...] | None, *, shrink: bool = False) -> Tensor:
         import onnxruntime
 
-        options, ends = onnxruntime.RunOptions(), self._ends
-        options.log_severity_level = SILENT
+        options, ends = onnxruntime.RunOptions(), self._signature
+        options.log_severity_level = LOG_FATAL
         if shrink:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        image = image if ends.white_given == 1 else image * ends.white_given
-        given = image.to(getattr(torch, ends.given)).contiguous()
+        image = image if ends.input_white == 1 else image * ends.input_white
+        given = image.to(getattr(torch, ends.input_dtype)).contiguous()
         binding = self._session.io_binding()
         binding.bind_input(
-            ends.image, "cpu", 0, np.dtype(ends.given), tuple(given.shape), given.data_ptr()
+            ends.input_name,
+            "cpu",
+            0,
+            np.dtype(ends.input_dtype),
+            tuple(given.shape),
+            given.data_ptr(),
         )
-        result = torch.empty(shape or 0, dtype=getattr(torch, ends.made))
+        result = torch.empty(shape or 0, dtype=getattr(torch, ends.output_dtype))
         if shape is None:
-            binding.bind_output(ends.result, "cpu")
+            binding.bind_output(ends.output_name, "cpu")
         else:
             binding.bind_output(
-                ends.result, "cpu", 0, np.dtype(ends.made), shape, result.data_ptr()
+                ends.output_name, "cpu", 0, np.dtype(ends.output_dtype), shape, result.data_ptr()
             )
         try:
             self._session.run_with_iobinding(binding, options)
         except (*runtime_errors(), RuntimeError) as error:
             self._size = -1, -1  # release the arena before the next call
-            raise as_failure(error, _size_of(image)) from error
+            raise convert_error(error, _size_of(image)) from error
         result = result.float()
-        return result if ends.white_made == 1 else result.div_(ends.white_made)
+        return result if ends.output_white == 1 else result.div_(ends.output_white)
 
 
 def _size_of(image: Tensor) -> str:
@@ -119,15 +126,17 @@ def _size_of(image: Tensor) -> str:
 class OnnxNetwork(nn.Module):
     """ONNX session as an nn.Module, for fp32 CPU images one after another.
 
-    Maps (B, C, H, W) in 0..1 to (B, C', H * scale, W * scale). ``low`` is the low precision of its
-    weights, or empty. Copies share the session. Raises `ModelError` where the runtime fails, and
-    `MemoryError`.
+    Maps (B, C, H, W) in 0..1 to (B, C', H * scale, W * scale). ``low_precision`` is the low
+    precision of its weights, or empty. Copies share the session. Raises `ModelError` where the
+    runtime fails, and `MemoryError`.
     """
 
-    def __init__(self, session: OnnxSession, scale: int, out_channels: int, low: str = "") -> None:
+    def __init__(
+        self, session: OnnxSession, scale: int, out_channels: int, low_precision: str = ""
+    ) -> None:
         super().__init__()
         self.session, self.scale, self.out_channels = session, scale, out_channels
-        self.low = low
+        self.low_precision = low_precision
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxNetwork:
         # The session is shared: it is thread-safe, and weights are held once.

@@ -25,17 +25,17 @@ FP8_CAPABILITY = (8, 9)
 class _Scheme:
     """Quantization scheme: torchao's class, granularity, weight dtype, size multiples.
 
-    ``given`` is the dtype of the weights before, ``steps`` what both sides have to be multiples of,
-    on the CPU and on a GPU.
+    ``weight_dtype`` is the dtype of the weights before, ``multiples`` what both sides have to be
+    multiples of, on the CPU and on a GPU.
     """
 
-    scheme: str
+    config_class: str
     by_row: bool
-    given: torch.dtype
-    steps: tuple[int, int]
+    weight_dtype: torch.dtype
+    multiples: tuple[int, int]
 
 
-_WAYS: dict[EightBits, _Scheme] = {
+_SCHEMES: dict[EightBits, _Scheme] = {
     "int8": _Scheme("Int8DynamicActivationInt8WeightConfig", False, torch.float32, (1, 8)),
     "fp8": _Scheme("Float8DynamicActivationFloat8WeightConfig", True, torch.bfloat16, (16, 16)),
 }
@@ -51,7 +51,7 @@ def quantize_linear(network: nn.Module, device: str, kind: EightBits = "int8") -
     unquantized, and so do those whose channels are not multiples of 8 on a GPU, or of 16 in
     ``fp8``. Raises `UsageError` where torchao is missing or no layer is left.
     """
-    way = _WAYS[kind]
+    way = _SCHEMES[kind]
     layers = [
         part.plain if isinstance(part, OptimizedLinear) else part
         for part in network.modules()
@@ -64,19 +64,19 @@ def quantize_linear(network: nn.Module, device: str, kind: EightBits = "int8") -
             hint="--precision fp32",
         )
     apply, scheme = torchao_scheme(kind)
-    _as_written(network)
+    _undo_optimized_linear(network)
     apply(network, scheme(), filter_fn=lambda part, _: part in chosen)
     return len(chosen)
 
 
 def _fits(layer: nn.Linear, device: str, way: _Scheme) -> bool:
-    step = way.steps[device != "cpu"]
+    step = way.multiples[device != "cpu"]
     sides = layer.in_features, layer.out_features
     large = min(sides) >= _LEAST and not any(side % step for side in sides)
-    return large and layer.weight.dtype == way.given
+    return large and layer.weight.dtype == way.weight_dtype
 
 
-def _as_written(network: nn.Module) -> None:
+def _undo_optimized_linear(network: nn.Module) -> None:
     """Undo `OptimizedLinear`, which supports plain weights only."""
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
@@ -91,7 +91,7 @@ def torchao_scheme(
 
     Raises `UsageError` without torchao.
     """
-    way = _WAYS[kind]
+    way = _SCHEMES[kind]
     try:
         # torchao's own use of PyTorch warns during the import.
         with silence_warnings("torch.utils._pytree"):
@@ -100,5 +100,5 @@ def torchao_scheme(
         raise UsageError(
             f"--precision {kind} needs torchao", hint="pip install 'lowtide[int8]'"
         ) from error
-    make = getattr(parts, way.scheme)
+    make = getattr(parts, way.config_class)
     return parts.quantize_, lambda: make(granularity=parts.PerRow()) if way.by_row else make()

@@ -25,10 +25,10 @@ class SelfEnsemble(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return the mean; see the class."""
-        total = self._mirrored(image) + self._mirrored(image.mT).mT
+        total = self._sum_flips(image) + self._sum_flips(image.mT).mT
         return total / (2 * len(_MIRRORS))
 
-    def _mirrored(self, image: Tensor) -> Tensor:
+    def _sum_flips(self, image: Tensor) -> Tensor:
         """Sum over the four flips, without a transpose."""
         total = self.body(image)
         for dims in _MIRRORS[1:]:

@@ -90,7 +90,7 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     from spandrel import MAIN_REGISTRY
 
     stored = path.suffix.lower() == ".safetensors"
-    state = lowtide_files.tensors(path) if stored else checkpoints.read_state_dict(path)
+    state = lowtide_files.read_tensors(path) if stored else checkpoints.read_state_dict(path)
 
     registered = MAIN_REGISTRY.architectures("detection")
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
-from lowtide.core.trace_cache import TRACING
+from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget
 from lowtide.memory.cache import cache_folder
 from lowtide.streaming.batch_independence import require_independent_images
 from lowtide.streaming.capture.autocast_state import AutocastState
-from lowtide.streaming.certificate import order_of, tf32_is_allowed
+from lowtide.streaming.certificate import memory_format_of, tf32_is_allowed
 from lowtide.streaming.engine.arena import hold_arena
 from lowtide.streaming.engine.executor import allocate_result, collect_rows
 from lowtide.streaming.engine.graph_replay import HINT, GraphReplays
@@ -29,7 +29,7 @@ from lowtide.streaming.pages.placement import PagePlacement, Placement
 from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
 
 # Image sizes whose programs are kept.
-_KEPT = 4
+_MAX_PROGRAMS = 4
 
 
 class Streamed(nn.Module):
@@ -67,7 +67,7 @@ class Streamed(nn.Module):
     """
 
     # Attributes that a call may change: no change of a module that contains this one.
-    _passing = frozenset({"_known", "_replays", "_lock", "_scratch", "_wishes"})
+    _ignored_attributes = frozenset({"_known", "_replays", "_lock", "_scratch", "_wishes"})
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class Streamed(nn.Module):
             )
         self.module = module
         self._scratch = ScratchSpace(scratch)
-        self._wishes = StreamSettings(
+        self._settings = StreamSettings(
             budget, "memory" if recorded else pages, self._scratch, recorded, certified
         )
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        self._replays = GraphReplays() if self._wishes.recorded else None
-        self._known: OrderedDict[object, PreparedStream] = OrderedDict()
+    def _reset(self) -> None:
+        self._replays = GraphReplays() if self._settings.recorded else None
+        self._prepared: OrderedDict[object, PreparedStream] = OrderedDict()
         self._lock = threading.RLock()
 
     def forward(self, image: Tensor) -> Any:
@@ -109,12 +109,12 @@ class Streamed(nn.Module):
 
     def _run(self, image: Tensor) -> Any:
         _check(image)
-        self._refuse_gradients(image)
+        self._reject_gradients(image)
         image = image.detach()
         with self._lock:
             known = self.prepare(image)
-            pack = self._packing(known, image)
-            results = [self._one(known, single) for single in image.split(1)]
+            pack = self._repack_for(known, image)
+            results = [self._run_single(known, single) for single in image.split(1)]
         return pack(results[0] if len(results) == 1 else torch.cat(results))
 
     def rows(self, image: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -123,7 +123,7 @@ class Streamed(nn.Module):
         Yields ``(first row, (1, C, rows, W))``. For results that are never held as a whole.
         """
         _check(image)
-        self._refuse_gradients(image)
+        self._reject_gradients(image)
         if len(image) > 1:
             raise UsageError(f"rows() takes one image, not a batch of {len(image)}")
         yield from _rows(self.prepare(image), image.detach())
@@ -145,36 +145,40 @@ class Streamed(nn.Module):
             *image.shape[1:],
             image.dtype,
             image.device,
-            order_of(image),
+            memory_format_of(image),
             tf32_is_allowed(),
-            AutocastState.now(image.device.type),
+            AutocastState.current(image.device.type),
             torch.get_default_dtype(),
         )
         with self._lock:
-            makeup = ModuleFingerprint(self.module, addresses=self._wishes.recorded)
-            for other in [one for one, known in self._known.items() if not known.is_of(makeup)]:
-                del self._known[other]
-            if key not in self._known:
-                with TRACING:
-                    self._known[key] = prepare_stream(self.module, image.detach()[:1], self._wishes)
-                while len(self._known) > _KEPT:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(key)
-            self._known[key].sweep.constants()
-            return self._known[key]
+            fingerprint = ModuleFingerprint(self.module, addresses=self._settings.recorded)
+            for other in [
+                one for one, known in self._prepared.items() if not known.matches(fingerprint)
+            ]:
+                del self._prepared[other]
+            if key not in self._prepared:
+                with TRACE_LOCK:
+                    self._prepared[key] = prepare_stream(
+                        self.module, image.detach()[:1], self._settings
+                    )
+                while len(self._prepared) > _MAX_PROGRAMS:
+                    self._prepared.popitem(last=False)
+            self._prepared.move_to_end(key)
+            self._prepared[key].executor.refresh_constants()
+            return self._prepared[key]
 
-    def _packing(self, known: PreparedStream, images: Tensor) -> Any:
+    def _repack_for(self, known: PreparedStream, images: Tensor) -> Any:
         """Return what turns a tensor into the module's output container, for this batch."""
         if len(images) == 1:
-            return known.program.graph.pack
-        if len(images) not in known.batches:
-            with TRACING:
-                known.batches[len(images)] = require_independent_images(
+            return known.program.graph.repack
+        if len(images) not in known.batch_repack:
+            with TRACE_LOCK:
+                known.batch_repack[len(images)] = require_independent_images(
                     self.module, images, cache_folder()
                 )
-        return known.batches[len(images)]
+        return known.batch_repack[len(images)]
 
-    def _refuse_gradients(self, image: Tensor) -> None:
+    def _reject_gradients(self, image: Tensor) -> None:
         if not torch.is_grad_enabled():
             return
         names = (name for name, one in self.module.named_parameters() if one.requires_grad)
@@ -186,11 +190,11 @@ class Streamed(nn.Module):
                 " itself, after lowtide.unfit(module) if it is fitted",
             )
 
-    def _one(self, known: PreparedStream, image: Tensor) -> Tensor:
+    def _run_single(self, known: PreparedStream, image: Tensor) -> Tensor:
         if self._replays is None:
-            return _by_bands(known, image)
-        run = functools.partial(_by_bands, known)
-        return self._replays(run, image, known.sweep.constants())
+            return _run_in_bands(known, image)
+        run = functools.partial(_run_in_bands, known)
+        return self._replays(run, image, known.executor.refresh_constants())
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has its own weights; the programs hold those of this module.
@@ -199,26 +203,26 @@ class Streamed(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._forget()
+        self._reset()
 
     def _replicate_for_data_parallel(self) -> Streamed:
         replica = super()._replicate_for_data_parallel()
-        replica._forget()
+        replica._reset()
         return replica
 
 
-def _by_bands(known: PreparedStream, image: Tensor) -> Tensor:
+def _run_in_bands(known: PreparedStream, image: Tensor) -> Tensor:
     program, device = known.program, image.device
     if device.type == "cpu":
         return collect_rows(program, _rows(known, image))
-    aside = hold_arena(known.sweep.piece, device, program.bytes_of(program.output))
+    aside = hold_arena(known.executor.arena_bytes, device, program.bytes_of(program.output))
     result = allocate_result(program, device)
     del aside  # free it before the run is captured: what is captured must not include it
     return collect_rows(program, _rows(known, image), result)
 
 
 def _rows(known: PreparedStream, image: Tensor) -> Iterator[tuple[int, Tensor]]:
-    yield from known.sweep.run(MemoryPage.of(image, 2))
+    yield from known.executor.run(MemoryPage.from_tensor(image, 2))
 
 
 def stream(

@@ -21,7 +21,7 @@ from lowtide.memory.cache import write_cached
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.graph import Graph, Node
 from lowtide.streaming.capture.output_container import Repack, unpack_output
-from lowtide.streaming.certificate import module_key, share_apart, small_image, tf32
+from lowtide.streaming.certificate import module_key, relative_error, small_image, tf32
 from lowtide.streaming.rules.rule import op_name
 from lowtide.streaming.tolerance import tolerance
 
@@ -36,7 +36,7 @@ _TRIED = (
 )
 _HINT = "pass one image at a time, or call the module itself"
 # Operators on floating-point values that propagate NaN to all that depends on it.
-_CARRYING = frozenset(
+_NAN_PROPAGATING = frozenset(
     {
         "adaptive_avg_pool2d",
         "add",
@@ -138,7 +138,7 @@ def require_independent_images(module: nn.Module, images: Tensor, folder: Path |
     )
     whole = capture(module, images)
     if path is not None and path.is_file():
-        return whole.pack
+        return whole.repack
     wanted = _names(whole)
     tried = dict.fromkeys(
         tuple(min(side, least + side % least) for side in sides) for least in _SIDES
@@ -151,11 +151,11 @@ def require_independent_images(module: nn.Module, images: Tensor, folder: Path |
             continue  # too small for it, for example for a reflection padding
         if _names(graph) == wanted:
             with tf32(False), torch.inference_mode():
-                _DependenceTracer(graph, batch).require_apart(small)
-                _require_alike(module, small, graph)
+                _DependenceTracer(graph, batch).require_independent(small)
+                _require_equal_results(module, small, graph)
             if path is not None:
                 write_cached(path, json.dumps({"images": batch}))
-            return whole.pack
+            return whole.repack
     raise ModelError(
         f"for a batch of {batch} images this model runs other operators than for smaller images,"
         " so the images cannot be shown to be independent of each other",
@@ -167,15 +167,15 @@ def _names(graph: Graph) -> list[str]:
     return [op_name(node.target) for node in graph.nodes if node.kind == "call"]
 
 
-def _require_alike(module: nn.Module, images: Tensor, graph: Graph) -> None:
+def _require_equal_results(module: nn.Module, images: Tensor, graph: Graph) -> None:
     """Raise `ModelError` unless a batch has the results of its images.
 
     This finds what depends on the batch size itself.
     """
     whole, _ = unpack_output(module(images.clone()))
     single = torch.cat([unpack_output(module(image.clone()))[0] for image in images.split(1)])
-    apart = share_apart(single, whole)
-    if apart > tolerance(node.like.dtype for node in graph.nodes):
+    apart = relative_error(single, whole)
+    if apart > tolerance(node.meta.dtype for node in graph.nodes):
         raise ModelError(
             f"this model's results for a batch of {len(images)} images differ from those for single"
             f" images by {apart:.1e} of their range",
@@ -198,62 +198,62 @@ class _DependenceTracer:
         ]
         self._values = dict(graph.tensors)
         # For each set and result, the elements that the images of the set can change.
-        self._touched: list[dict[int, Tensor]] = [{} for _ in self._sets]
-        self._mixing: Node | None = None
+        self._dependent: list[dict[int, Tensor]] = [{} for _ in self._sets]
+        self._mixing_node: Node | None = None
 
-    def require_apart(self, images: Tensor) -> None:
+    def require_independent(self, images: Tensor) -> None:
         """Raise `ModelError` where an image of the result depends on another input image."""
         (given,) = self._graph.inputs
         self._values[given] = images
-        for one, touched in zip(self._sets, self._touched, strict=True):
+        for one, touched in zip(self._sets, self._dependent, strict=True):
             mask = torch.zeros_like(images, dtype=torch.bool)
             mask[torch.tensor(one)] = True
             touched[given] = mask
         for node, done in _last_uses(self._graph):
             if node.kind == "call":
-                self._follow(node)
+                self._propagate(node)
             for index in done:
                 self._values.pop(index, None)
-                for touched in self._touched:
+                for touched in self._dependent:
                     touched.pop(index, None)
-        self._judge(len(images))
+        self._check_output(len(images))
 
-    def _judge(self, batch: int) -> None:
+    def _check_output(self, batch: int) -> None:
         output = self._graph.nodes[self._graph.output]
-        if output.like.shape[0] != batch:
+        if output.meta.shape[0] != batch:
             raise ModelError(
-                f"this model returns {output.like.shape[0]} results for {batch} images", hint=_HINT
+                f"this model returns {output.meta.shape[0]} results for {batch} images", hint=_HINT
             )
         if not self._values[output.index].isfinite().all():
             raise ModelError(f"this model returns NaN or infinity for {batch} random images")
-        for one, touched in zip(self._sets, self._touched, strict=True):
+        for one, touched in zip(self._sets, self._dependent, strict=True):
             mask = touched.get(output.index)
             if mask is not None and mask[~torch.tensor(one)].any():
-                where = f": {self._mixing.title} does" if self._mixing else ""
+                where = f": {self._mixing_node.title} does" if self._mixing_node else ""
                 raise ModelError(
                     f"this model mixes the images of a batch{where}, so they cannot be"
                     " streamed one after another",
                     hint=_HINT,
                 )
 
-    def _follow(self, node: Node) -> None:
+    def _propagate(self, node: Node) -> None:
         value = self._values[node.index] = node.call(self._values.__getitem__)
-        for touched in self._touched:
+        for touched in self._dependent:
             if any(one in touched for one in node.refs):
-                mask = self._changed(node, value, touched)
+                mask = self._dependent_mask(node, value, touched)
                 if mask.any():
                     touched[node.index] = mask
-        if self._mixing is None:
-            masks = [touched.get(node.index) for touched in self._touched]
+        if self._mixing_node is None:
+            masks = [touched.get(node.index) for touched in self._dependent]
             for one, other in zip(masks[::2], masks[1::2], strict=True):
                 if one is not None and other is not None and (one & other).any():
-                    self._mixing = node
+                    self._mixing_node = node
 
-    def _changed(self, node: Node, value: Tensor, touched: dict[int, Tensor]) -> Tensor:
+    def _dependent_mask(self, node: Node, value: Tensor, touched: dict[int, Tensor]) -> Tensor:
         """Return a mask of the elements of a result that the touched elements can change."""
         masks = {one: touched[one] for one in node.refs if one in touched}
         given = {one: self._values[one] for one in node.refs}
-        carried = op_name(node.target) in _CARRYING and all(
+        carried = op_name(node.target) in _NAN_PROPAGATING and all(
             tensor.is_floating_point() for tensor in (value, *(given[one] for one in masks))
         )
         changed = torch.zeros_like(value, dtype=torch.bool)
@@ -261,7 +261,7 @@ class _DependenceTracer:
         for around, draws in ((None, ("none",)),) if carried else _TRIED:
             before, among = given, value
             if around is not None:
-                moving = {one for touched in self._touched for one in touched}
+                moving = {one for touched in self._dependent for one in touched}
                 before = given | {
                     one: _other(given[one], around) for one in node.refs if one in moving
                 }

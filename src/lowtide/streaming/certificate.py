@@ -20,9 +20,9 @@ from lowtide.streaming.capture.output_container import unpack_output
 from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.module_fingerprint import EVERY_MODULES
+from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import memory_pages
+from lowtide.streaming.pages.placement import memory_page_factory
 from lowtide.streaming.planner.cut_points import CutPoints
 from lowtide.streaming.rules.rule import op_name
 from lowtide.streaming.tolerance import tolerance
@@ -32,10 +32,10 @@ from lowtide.streaming.tolerance import tolerance
 _REST, _LEAST = 64, (64, 128)
 # Models that upscale by more are compared on a smaller image: their results would have more than
 # 256 rows, and an autoencoder's decoder, which upscales by 8, would run at its real size.
-_ENLARGED = 4
+_MAX_SCALE = 4
 # Allowed error of bands as a multiple of the model's own 16-bit error, where that error is large.
-_TIMES = 2
-_IN_FP32 = (
+_ERROR_FACTOR = 2
+_FP32_HINT = (
     "run it in fp32: module.float(); an autoencoder of diffusers by .to(torch.float32), and its"
     " pipeline converts what it decodes if vae.config.force_upcast is set"
 )
@@ -60,7 +60,7 @@ class Certificate:
 
     def holds(self, allowed: float) -> bool:
         """Return whether the error is within ``allowed``, the tolerance for rounding."""
-        return self.error <= (allowed if self.own_error is None else _TIMES * self.own_error)
+        return self.error <= (allowed if self.own_error is None else _ERROR_FACTOR * self.own_error)
 
 
 def certify(
@@ -80,12 +80,12 @@ def certify(
         ModelError: The two differ by more than rounding, or the model runs other operators at
             another size.
     """
-    wanted = operators(program)
-    allowed = tolerance(node.like.dtype for node in program.graph.nodes)
+    wanted = graph_digest(program)
+    allowed = tolerance(node.meta.dtype for node in program.graph.nodes)
     scale = program.rows[program.output].size / image.shape[2]
-    shares = [int(least * min(1, _ENLARGED / scale)) for least in _LEAST]
+    shares = [int(least * min(1, _MAX_SCALE / scale)) for least in _LEAST]
     for height, width in ([_small(side, least) for side in image.shape[2:]] for least in shares):
-        found = _remembered(module, image, height, width, wanted, folder, allowed)
+        found = _certify_cached(module, image, height, width, wanted, folder, allowed)
         if not found.holds(allowed):
             raise ModelError(
                 f"bands of this model differ from the whole result by {found.error:.1e} of its"
@@ -100,27 +100,27 @@ def certify(
     )
 
 
-def _remembered(
+def _certify_cached(
     module: nn.Module,
     image: Tensor,
     height: int,
     width: int,
-    wanted: str,
+    expected_operators: str,
     folder: Path | None,
     allowed: float,
 ) -> Certificate:
-    key = module_key(module, image, height, width, wanted)
+    key = module_key(module, image, height, width, expected_operators)
     path = None if folder is None else folder / f"certificate-{key}.json"
-    found = _known(path)
+    found = _read_cached(path)
     if found is None:
         with tf32(False):
-            found = _measured(module, image, height, width, allowed)
+            found = _measure(module, image, height, width, allowed)
         if path is not None:
             write_cached(path, json.dumps(asdict(found)))
     return found
 
 
-def operators(program: StreamProgram) -> str:
+def graph_digest(program: StreamProgram) -> str:
     """Return a digest of a program's operators, independent of the image size."""
     names = (
         f"{type(step).__name__} {op_name(program.graph.nodes[index].target)}"
@@ -159,7 +159,7 @@ def tf32_is_allowed() -> tuple[bool, bool]:
     return bool(products.allow_tf32), bool(allowed)
 
 
-def _measured(
+def _measure(
     module: nn.Module, image: Tensor, height: int, width: int, allowed: float
 ) -> Certificate:
     small = small_image(image, height, width)
@@ -170,30 +170,32 @@ def _measured(
         raise ModelError(
             f"this model returns NaN or infinity for random input in {image.dtype}, so its bands"
             " cannot be compared",
-            hint=None if image.dtype == torch.float32 else _IN_FP32,
+            hint=None if image.dtype == torch.float32 else _FP32_HINT,
         )
     results = []
     cutter = CutPoints(program)
     for parts, bands in _TRIED:
         segments = cut_segments(program, cutter.cuts(parts))
-        pages = memory_pages(program, small.device)
-        sweep = BandExecutor(program, segments, [bands] * len(segments), pages)
+        pages = memory_page_factory(program, small.device)
+        executor = BandExecutor(program, segments, [bands] * len(segments), pages)
         dim = program.rows[program.output].dim
-        results.append(torch.cat([rows for _, rows in sweep.run(MemoryPage.of(small, 2))], dim))
-    error = max(share_apart(result, whole) for result in results)
-    types = {image.dtype, *(node.like.dtype for node in program.graph.nodes)}
+        results.append(
+            torch.cat([rows for _, rows in executor.run(MemoryPage.from_tensor(small, 2))], dim)
+        )
+    error = max(relative_error(result, whole) for result in results)
+    types = {image.dtype, *(node.meta.dtype for node in program.graph.nodes)}
     if error <= allowed or not types & {torch.bfloat16, torch.float16}:
-        return Certificate(error, operators(program))
+        return Certificate(error, graph_digest(program))
     exact = _in_fp32(module, small)
-    error = max(share_apart(result, exact) for result in results)
-    return Certificate(error, operators(program), share_apart(whole, exact))
+    error = max(relative_error(result, exact) for result in results)
+    return Certificate(error, graph_digest(program), relative_error(whole, exact))
 
 
 def small_image(like: Tensor, height: int, width: int) -> Tensor:
     """Return random values in 0..1 of another size, otherwise like ``like``."""
     generator = torch.Generator().manual_seed(0)
     small = torch.rand(*like.shape[:2], height, width, generator=generator)
-    return small.to(like.device, like.dtype).contiguous(memory_format=order_of(like))
+    return small.to(like.device, like.dtype).contiguous(memory_format=memory_format_of(like))
 
 
 def _in_fp32(module: nn.Module, image: Tensor) -> Tensor:
@@ -206,14 +208,14 @@ def _in_fp32(module: nn.Module, image: Tensor) -> Tensor:
         return unpack_output(torch.func.functional_call(module, weights, (image.float(),)))[0]
 
 
-def order_of(image: Tensor) -> torch.memory_format:
+def memory_format_of(image: Tensor) -> torch.memory_format:
     """Return the memory format of an image, which decides the copies a model makes."""
     if image.is_contiguous() or not image.is_contiguous(memory_format=torch.channels_last):
         return torch.contiguous_format
     return torch.channels_last
 
 
-def share_apart(result: Tensor, whole: Tensor) -> float:
+def relative_error(result: Tensor, whole: Tensor) -> float:
     """Return the largest difference, relative to the largest value of ``whole``."""
     if result.shape != whole.shape:
         return float("inf")
@@ -222,7 +224,7 @@ def share_apart(result: Tensor, whole: Tensor) -> float:
     return apart / max(whole.abs().max().item(), 1e-30) if apart >= 0 else float("inf")
 
 
-def _known(path: Path | None) -> Certificate | None:
+def _read_cached(path: Path | None) -> Certificate | None:
     if path is None or not path.is_file():
         return None
     try:
@@ -231,7 +233,9 @@ def _known(path: Path | None) -> Certificate | None:
         return None  # damaged or of another version: compare again and replace it
 
 
-def module_key(module: nn.Module, image: Tensor, height: int, width: int, wanted: str = "") -> str:
+def module_key(
+    module: nn.Module, image: Tensor, height: int, width: int, expected_operators: str = ""
+) -> str:
     """Return the cache key of facts about a module: weights, sizes, versions."""
     digest = hashlib.sha256()
     # Operators are part of the key: class name and weights do not determine what a module computes.
@@ -240,12 +244,12 @@ def module_key(module: nn.Module, image: Tensor, height: int, width: int, wanted
         repr(module),
         str(image.dtype),
         image.device.type,
-        str(order_of(image)),
+        str(memory_format_of(image)),
         (*image.shape[:2], height, width),
         str(torch.__version__),
         package_digest(),
-        wanted,
-        AutocastState.now(image.device.type),
+        expected_operators,
+        AutocastState.current(image.device.type),
         torch.get_default_dtype(),
         *_settings(module),
     )
@@ -260,5 +264,7 @@ def _settings(module: nn.Module) -> Iterator[str]:
     """Yield submodule attributes that are numbers, strings or containers of these."""
     for name, part in module.named_modules():
         for key, value in vars(part).items():
-            if key not in EVERY_MODULES and isinstance(value, (bool, int, float, str, tuple, list)):
+            if key not in MODULE_ATTRIBUTES and isinstance(
+                value, (bool, int, float, str, tuple, list)
+            ):
                 yield f"{name}.{key}={value!r}"

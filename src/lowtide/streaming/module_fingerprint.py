@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 # Attributes of every module: its tables of tensors, submodules and hooks.
-EVERY_MODULES = frozenset(vars(nn.Module()))
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _PLAIN = (
     int,
     float,
@@ -36,7 +36,7 @@ _LONG = 1000
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 # An attribute of a module: id of its owner, and its name.
-Place = tuple[int, str]
+AttributeKey = tuple[int, str]
 
 
 class ModuleFingerprint:
@@ -56,14 +56,14 @@ class ModuleFingerprint:
             if id(one) not in self._facts:
                 self._facts[id(one)] = self._of(one)
 
-    def same(self, other: ModuleFingerprint, but: Set[Place] = frozenset()) -> bool:
-        """Return whether both describe the same state, ignoring the attributes in ``but``."""
+    def matches(self, other: ModuleFingerprint, ignored: Set[AttributeKey] = frozenset()) -> bool:
+        """Return whether both describe the same state, ignoring the attributes in ``ignored``."""
         if self._facts == other._facts:
             return True
-        if not but or self._facts.keys() != other._facts.keys():
+        if not ignored or self._facts.keys() != other._facts.keys():
             return False
         return all(
-            own == theirs or _without(where, own, but) == _without(where, theirs, but)
+            own == theirs or _without(where, own, ignored) == _without(where, theirs, ignored)
             for (where, own), theirs in zip(self._facts.items(), other._facts.values(), strict=True)
         )
 
@@ -83,7 +83,9 @@ class ModuleFingerprint:
             if part is not None:
                 self._waiting.append(part)
         own = vars(module)
-        for name in own.keys() - EVERY_MODULES - getattr(kind, "_passing", frozenset()):
+        for name in (
+            own.keys() - MODULE_ATTRIBUTES - getattr(kind, "_ignored_attributes", frozenset())
+        ):
             facts[name] = self._fact(own[name])
         return facts
 
@@ -130,5 +132,5 @@ class ModuleFingerprint:
         return (*facts, value.data_ptr()) if self._addresses else facts
 
 
-def _without(where: int, facts: dict[str, Any], but: Set[Place]) -> dict[str, Any]:
-    return {name: fact for name, fact in facts.items() if (where, name) not in but}
+def _without(where: int, facts: dict[str, Any], ignored: Set[AttributeKey]) -> dict[str, Any]:
+    return {name: fact for name, fact in facts.items() if (where, name) not in ignored}

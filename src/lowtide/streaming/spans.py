@@ -26,11 +26,11 @@ def union(spans: Iterable[Span]) -> Spans:
     return found
 
 
-def without(spans: Spans, gone: Spans) -> Spans:
-    """Return the rows of ``spans`` that are not in ``gone``."""
+def difference(spans: Spans, removed: Spans) -> Spans:
+    """Return the rows of ``spans`` that are not in ``removed``."""
     found: Spans = []
     for first, last in spans:
-        for low, high in gone:
+        for low, high in removed:
             if high <= first or low >= last:
                 continue
             if low > first:
@@ -43,12 +43,12 @@ def without(spans: Spans, gone: Spans) -> Spans:
     return found
 
 
-def common(left: Spans, right: Spans) -> Spans:
+def intersection(left: Spans, right: Spans) -> Spans:
     """Return the intersection of two sets of rows."""
     return [(max(a, c), min(b, d)) for a, b in left for c, d in right if max(a, c) < min(b, d)]
 
 
-def outward(spans: Iterable[Span], grain: int, size: int) -> Spans:
+def align_outward(spans: Iterable[Span], grain: int, size: int) -> Spans:
     """Widen spans to multiples of ``grain``, clipped to ``size`` rows."""
     return union(
         (first // grain * grain, min(size, -(-last // grain) * grain)) for first, last in spans

@@ -15,7 +15,8 @@ from torch import distributed as dist
 class ProcessGroup:
     """Rank and world size of this process, with the reductions that a training needs.
 
-    ``count`` is the world size, ``rank`` the global rank and ``local`` the rank on this host.
+    ``world_size`` is the world size, ``rank`` the global rank and ``local_rank`` the rank on this
+    host.
 
     Gradients are all-reduced once per step, after all micro-batches, not in each backward pass as
     in DistributedDataParallel: the cost does not depend on the number of micro-batches, and a step
@@ -23,12 +24,12 @@ class ProcessGroup:
     order.
     """
 
-    count: int = 1
+    world_size: int = 1
     rank: int = 0
-    local: int = 0
+    local_rank: int = 0
 
     @classmethod
-    def here(cls) -> ProcessGroup:
+    def from_environment(cls) -> ProcessGroup:
         """Read the group from the variables of ``torchrun`` or ``accelerate launch``.
 
         Without them it is a single process.
@@ -37,36 +38,36 @@ class ProcessGroup:
         return cls(*(int(os.environ.get(name, usual)) for name, usual in names))
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         """Whether this is the only process."""
-        return self.count == 1
+        return self.world_size == 1
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is rank 0, the one process that writes, logs and validates."""
         return self.rank == 0
 
-    def add_up(self, tensors: Iterable[Tensor]) -> None:
+    def all_reduce(self, tensors: Iterable[Tensor]) -> None:
         """All-reduce each tensor in place to the sum over the processes."""
-        if not self.alone:
+        if not self.is_single:
             for work in [dist.all_reduce(one, async_op=True) for one in tensors]:
                 assert work is not None
                 work.wait()
 
-    def mean(self, numbers: dict[str, float], device: torch.device) -> dict[str, float]:
+    def mean(self, values: dict[str, float], device: torch.device) -> dict[str, float]:
         """Return the mean of each value over the processes.
 
         All processes must have the same names. A mean is not finite if one value is not.
         """
-        if self.alone or not numbers:
-            return numbers
-        told = torch.tensor(list(numbers.values()), dtype=torch.float64, device=device)
-        self.add_up([told])
-        return dict(zip(numbers, (told / self.count).tolist(), strict=True))
+        if self.is_single or not values:
+            return values
+        stacked = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+        self.all_reduce([stacked])
+        return dict(zip(values, (stacked / self.world_size).tolist(), strict=True))
 
     def any(self, flag: bool, device: torch.device) -> bool:
         """Return whether ``flag`` is set in at least one process."""
         return self.mean({"flag": float(flag)}, device)["flag"] > 0
 
 
-ALONE = ProcessGroup()
+SINGLE_PROCESS = ProcessGroup()

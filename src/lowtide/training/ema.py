@@ -18,7 +18,7 @@ class MovingAverage:
         self.module = copy.deepcopy(network).requires_grad_(False).eval()
 
     @torch.no_grad()
-    def follow(self, network: nn.Module, decay: float) -> None:
+    def update(self, network: nn.Module, decay: float) -> None:
         """Update the average in place: ``decay * average + (1 - decay) * network``."""
         for mean, weight in zip(self.module.parameters(), network.parameters(), strict=True):
             mean.lerp_(weight.detach(), 1 - decay)

@@ -12,14 +12,14 @@ def lr_factor(scheduler: Scheduler, step: int, total: int, warmup: int) -> float
 
     Steps count from 0. A linear warmup over ``warmup`` steps multiplies the scheduler's factor.
     """
-    rising = min(1.0, (step + 1) / (warmup + 1))
+    warmup_factor = min(1.0, (step + 1) / (warmup + 1))
     if scheduler.type == "cosine":
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, step / total)))
-        return rising * (scheduler.eta_min + (1 - scheduler.eta_min) * cosine)
+        return warmup_factor * (scheduler.eta_min + (1 - scheduler.eta_min) * cosine)
     if scheduler.type == "multistep":
         passed = sum(step >= milestone for milestone in scheduler.milestones)
-        return rising * scheduler.gamma**passed
-    return rising
+        return warmup_factor * scheduler.gamma**passed
+    return warmup_factor
 
 
 def loss_weight(entry: LossEntry, step: int) -> float:

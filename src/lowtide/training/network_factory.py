@@ -24,15 +24,15 @@ from lowtide.models.paragonsr2.tiers import ParagonTier
 from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
 
 _TIERS: tuple[Tier, ...] = ("realtime", "stream", "photo", "pro")
-_VARIANT, _CONV, _MUNET = "paragonsr2_", "paragonconv", "munet"
-GENERATORS = (_CONV, *(_VARIANT + name for name in (*VARIANTS, *_TIERS)))
+_VARIANT_PREFIX, _CONV, _MUNET = "paragonsr2_", "paragonconv", "munet"
+GENERATORS = (_CONV, *(_VARIANT_PREFIX + name for name in (*VARIANTS, *_TIERS)))
 
 
-def make_generator(given: Mapping[str, Any], scale: int, seed: int) -> nn.Module:
+def make_generator(config: Mapping[str, Any], scale: int, seed: int) -> nn.Module:
     """Build the generator of ``network_g`` with weights initialized from ``seed``.
 
     Args:
-        given: The entries of ``network_g``: ``type`` and the options of that type.
+        config: The entries of ``network_g``: ``type`` and the options of that type.
         scale: Upscaling factor.
         seed: Seed of ``torch.manual_seed``.
 
@@ -40,40 +40,40 @@ def make_generator(given: Mapping[str, Any], scale: int, seed: int) -> nn.Module
         UsageError: For an unknown type, with the nearest name, and for options that the type does
             not have.
     """
-    options = dict(given)
+    options = dict(config)
     kind = str(options.pop("type", "")).lower()
     if kind not in GENERATORS:
-        raise _unknown("network_g.type", kind, GENERATORS)
+        raise _unknown_type("network_g.type", kind, GENERATORS)
     torch.manual_seed(seed)
     try:
-        return _generator(kind, scale, options)
+        return _build_generator(kind, scale, options)
     except (TypeError, ModelError) as error:
-        raise UsageError(f"network_g ({kind}): {_first(error)}") from error
+        raise UsageError(f"network_g ({kind}): {_first_line(error)}") from error
 
 
-def _generator(kind: str, scale: int, options: dict[str, Any]) -> nn.Module:
+def _build_generator(kind: str, scale: int, options: dict[str, Any]) -> nn.Module:
     if kind == _CONV:
-        return lowtide_files.network_of(ParagonConvConfig(scale, **options))
-    name: Any = kind.removeprefix(_VARIANT)
+        return lowtide_files.build_network(ParagonConvConfig(scale, **options))
+    name: Any = kind.removeprefix(_VARIANT_PREFIX)
     if name in VARIANTS:
-        return lowtide_files.network_of(VariantConfig.of(name, scale, **options))
+        return lowtide_files.build_network(VariantConfig.of(name, scale, **options))
     return ParagonTier(replace(TierConfig.of(name, scale), **options))
 
 
-def make_discriminator(given: Mapping[str, Any], seed: int) -> nn.Module:
+def make_discriminator(config: Mapping[str, Any], seed: int) -> nn.Module:
     """Build the discriminator of ``network_d``; raises as `make_generator`.
 
     The seed is ``seed + 1``, so that its weights are not those drawn for the generator.
     """
-    options = dict(given)
+    options = dict(config)
     kind = str(options.pop("type", "")).lower()
     if kind != _MUNET:
-        raise _unknown("network_d.type", kind, (_MUNET,))
+        raise _unknown_type("network_d.type", kind, (_MUNET,))
     torch.manual_seed(seed + 1)
     try:
         return MUNet(MUNetConfig.from_dict(options))
     except (TypeError, ModelError) as error:
-        raise UsageError(f"network_d ({kind}): {_first(error)}") from error
+        raise UsageError(f"network_d ({kind}): {_first_line(error)}") from error
 
 
 def load_pretrained(network: nn.Module, path: Path, *, strict: bool) -> list[str]:
@@ -88,24 +88,24 @@ def load_pretrained(network: nn.Module, path: Path, *, strict: bool) -> list[str
     from lowtide.models.loader import load
 
     try:
-        given = load(path).module.state_dict()
+        source = load(path).module.state_dict()
     except ModelError as error:
         raise UsageError(f"path.pretrain_network_g: {error.message}") from error
-    own = network.state_dict()
-    fitting = {
+    target = network.state_dict()
+    matched = {
         name: weight
-        for name, weight in given.items()
-        if name in own and own[name].shape == weight.shape
+        for name, weight in source.items()
+        if name in target and target[name].shape == weight.shape
     }
-    left = [name for name in own if name not in fitting]
-    if (strict and (left or len(fitting) < len(given))) or not fitting:
+    unmatched = [name for name in target if name not in matched]
+    if (strict and (unmatched or len(matched) < len(source))) or not matched:
         raise UsageError(
-            f"path.pretrain_network_g: {path} has weights of another network: {len(fitting)} of"
-            f" {len(own)} tensors match",
+            f"path.pretrain_network_g: {path} has weights of another network: {len(matched)} of"
+            f" {len(target)} tensors match",
             hint="use the same network_g, or strict_load_g: false to load those that match",
         )
-    network.load_state_dict({**own, **fitting})
-    return left
+    network.load_state_dict({**target, **matched})
+    return unmatched
 
 
 def keep_in_fp32(network: nn.Module) -> None:
@@ -115,17 +115,17 @@ def keep_in_fp32(network: nn.Module) -> None:
     """
     for module in network.modules():
         if isinstance(module, (CubicUpsample, MagicKernelUpsample)):
-            module.forward = partial(_in_fp32, type(module), module)
+            module.forward = partial(_forward_in_fp32, type(module), module)
 
 
-def _in_fp32(kind: type[nn.Module], module: nn.Module, x: Tensor) -> Tensor:
+def _forward_in_fp32(kind: type[nn.Module], module: nn.Module, x: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         return kind.forward(module, x.float())
 
 
-def _unknown(place: str, kind: str, known: tuple[str, ...]) -> UsageError:
+def _unknown_type(place: str, kind: str, known: tuple[str, ...]) -> UsageError:
     return UsageError(f"{place}: {kind!r} is not known", hint=hint_for_name(kind, known))
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return getattr(error, "message", None) or str(error).splitlines()[0]

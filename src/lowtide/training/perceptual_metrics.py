@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import AlexNet_Weights, VGG16_Weights, alexnet, vgg16
 
-from lowtide.core.atomic_file import writing
+from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import UsageError
 from lowtide.training.pretrained import read_tensors, select_features
 
@@ -62,12 +62,12 @@ class PerceptualMetric(nn.Module):
         self.net: Net = net or ("alex" if kind == "lpips" else "vgg")
         if kind == "dists" and self.net != "vgg":
             raise UsageError("DISTS supports only VGG16", hint="remove net")
-        with _at_hand(self.net, Path(weights)):
-            self._network = _made(kind, self.net)
+        with _local_backbone_weights(self.net, Path(weights)):
+            self._network = _build_metric(kind, self.net)
         self._network.requires_grad_(False).eval()
 
     @property
-    def least_side(self) -> int:
+    def min_side(self) -> int:
         """Smallest height and width in pixels that the backbone takes."""
         return _NETWORKS[self.net][3]
 
@@ -75,19 +75,19 @@ class PerceptualMetric(nn.Module):
         """Return the distance of each image pair, (B,), 0 or above up to rounding.
 
         ``prediction`` and ``target`` are (B, 3, H, W) in 0..1. Raises UsageError for images with
-        a side below `least_side`.
+        a side below `min_side`.
         """
-        if min(prediction.shape[2:]) < self.least_side:
+        if min(prediction.shape[2:]) < self.min_side:
             raise UsageError(
                 f"{self.kind} by {_NETWORKS[self.net][2]} needs sides of at least"
-                f" {self.least_side} pixels, not an image of"
+                f" {self.min_side} pixels, not an image of"
                 f" {prediction.shape[3]}×{prediction.shape[2]}"
             )
         more = {"normalize": True} if self.kind == "lpips" else {}
         return self._network(prediction, target, **more).reshape(-1)
 
 
-def _made(kind: Kind, net: Net) -> nn.Module:
+def _build_metric(kind: Kind, net: Net) -> nn.Module:
     """Build torchmetrics' network, which loads its backbone through torchvision."""
     if kind == "dists":
         from torchmetrics.functional.image.dists import DISTSNetwork
@@ -99,28 +99,30 @@ def _made(kind: Kind, net: Net) -> nn.Module:
 
 
 @contextmanager
-def _at_hand(net: Net, path: Path) -> Iterator[None]:
+def _local_backbone_weights(net: Net, path: Path) -> Iterator[None]:
     """Serve the weights from a temporary torch hub folder instead of a download."""
     make, published, name, _ = _NETWORKS[net]
     file = Path(published.url).name
     hint = f"pass torchvision's {name} weights, {file}, or the same as .safetensors"
     with torch.device("meta"):
-        needed = make(weights=None).state_dict()
+        expected = make(weights=None).state_dict()
     features = {
         key.removeprefix("features."): tensor
-        for key, tensor in needed.items()
+        for key, tensor in expected.items()
         if key.startswith("features.")
     }
-    found = select_features(read_tensors(path, f"{name} weights", hint), features, path, name, hint)
+    loaded = select_features(
+        read_tensors(path, f"{name} weights", hint), features, path, name, hint
+    )
     # The classifier is never used: one expanded zero stands for each of its tensors.
-    whole = {key: torch.zeros(1).expand(tensor.shape) for key, tensor in needed.items()}
-    whole |= {f"features.{key}": tensor for key, tensor in found.items()}
+    state = {key: torch.zeros(1).expand(tensor.shape) for key, tensor in expected.items()}
+    state |= {f"features.{key}": tensor for key, tensor in loaded.items()}
     before = torch.hub.get_dir()
     with tempfile.TemporaryDirectory(prefix="lowtide-") as folder:
         target = Path(folder) / "checkpoints" / file
         target.parent.mkdir()
-        with writing(target) as part:
-            torch.save(whole, part)
+        with atomic_output(target) as part:
+            torch.save(state, part)
         torch.hub.set_dir(folder)
         try:
             yield

@@ -42,23 +42,27 @@ def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
 
 
 def select_features(
-    found: Mapping[str, Tensor], needed: Mapping[str, Tensor], path: Path, network: str, hint: str
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    path: Path,
+    network: str,
+    hint: str,
 ) -> dict[str, Tensor]:
-    """Return the tensors of ``found`` that ``network``'s features need, in fp32.
+    """Return the tensors of ``tensors`` that ``network``'s features need, in fp32.
 
-    Names in ``found`` may have the prefix ``features.``. Raises UsageError naming tensors that
-    are missing or have another shape than in ``needed``.
+    Names in ``tensors`` may have the prefix ``features.``. Raises UsageError naming tensors that
+    are missing or have another shape than in ``expected``.
     """
-    named = {name.removeprefix("features."): tensor for name, tensor in found.items()}
-    wrong = [f"no {name}" for name in needed if name not in named]
-    wrong += [
-        f"{name} of shape {tuple(named[name].shape)} instead of {tuple(tensor.shape)}"
-        for name, tensor in needed.items()
-        if name in named and named[name].shape != tensor.shape
+    by_name = {name.removeprefix("features."): tensor for name, tensor in tensors.items()}
+    mismatches = [f"no {name}" for name in expected if name not in by_name]
+    mismatches += [
+        f"{name} of shape {tuple(by_name[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in by_name and by_name[name].shape != tensor.shape
     ]
-    if wrong:
-        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+    if mismatches:
+        more = f" and {len(mismatches) - 4} more" if len(mismatches) > 4 else ""
         raise UsageError(
-            f"{path} does not match {network}: it has {', '.join(wrong[:4])}{more}", hint=hint
+            f"{path} does not match {network}: it has {', '.join(mismatches[:4])}{more}", hint=hint
         )
-    return {name: named[name].float() for name in needed}
+    return {name: by_name[name].float() for name in expected}

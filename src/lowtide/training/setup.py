@@ -19,9 +19,9 @@ from lowtide.training.train_step import GanLoss
 
 GAN = "ganloss"
 # Supported `DistributedType` values of accelerate.
-_KINDS = "NO", "MULTI_CPU", "MULTI_GPU"
+_SUPPORTED_DISTRIBUTED_TYPES = "NO", "MULTI_CPU", "MULTI_GPU"
 # Timeout of collectives: the other processes wait in one while rank 0 validates.
-_PATIENCE = timedelta(hours=12)
+_COLLECTIVE_TIMEOUT = timedelta(hours=12)
 
 
 def make_accelerator(config: TrainConfig, device: str) -> Any:
@@ -42,16 +42,16 @@ def make_accelerator(config: TrainConfig, device: str) -> Any:
     mixed = "no" if config.precision == "fp32" else config.precision
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()  # of a training before this one, in the same process
-    group = InitProcessGroupKwargs(timeout=_PATIENCE)
-    engine = Accelerator(mixed_precision=mixed, cpu=device == "cpu", kwargs_handlers=[group])
-    kind = engine.distributed_type.value
-    if kind not in _KINDS:
+    group = InitProcessGroupKwargs(timeout=_COLLECTIVE_TIMEOUT)
+    accelerator = Accelerator(mixed_precision=mixed, cpu=device == "cpu", kwargs_handlers=[group])
+    kind = accelerator.distributed_type.value
+    if kind not in _SUPPORTED_DISTRIBUTED_TYPES:
         raise UsageError(
             f"this training was launched for {kind}, which shards the networks; each process"
             " needs a whole copy of them",
             hint="torchrun --nproc-per-node 2 -m lowtide train sr CONFIG",
         )
-    return engine
+    return accelerator
 
 
 def make_gan_loss(config: TrainConfig) -> GanLoss | None:
@@ -60,14 +60,14 @@ def make_gan_loss(config: TrainConfig) -> GanLoss | None:
     Raises UsageError if only one of ``network_d`` and ``ganloss`` is there, and for unknown or
     invalid options.
     """
-    found = [entry for entry in config.train.losses if entry.type.lower() == GAN]
-    if bool(found) != (config.network_d is not None):
+    entries = [entry for entry in config.train.losses if entry.type.lower() == GAN]
+    if bool(entries) != (config.network_d is not None):
         raise UsageError("network_d and a loss of type ganloss require each other")
-    if not found:
+    if not entries:
         return None
-    options = dict(found[0].options)
+    options = dict(entries[0].options)
     kind, penalty = options.pop("gan_type", "vanilla"), options.pop("r1_weight", 0.0)
-    if len(found) > 1 or options:
+    if len(entries) > 1 or options:
         raise UsageError(
             f"ganloss: {', '.join(options) or 'a second entry'} is not known",
             hint="gan_type: vanilla, lsgan, hinge or r3gan; r1_weight",
@@ -77,7 +77,7 @@ def make_gan_loss(config: TrainConfig) -> GanLoss | None:
             f"ganloss: r1_weight must be a finite number of at least 0, not {penalty!r}"
         )
     discriminator_loss(kind, torch.zeros(1), torch.zeros(1))  # raises for an unknown kind
-    return GanLoss(found[0], kind, float(penalty))
+    return GanLoss(entries[0], kind, float(penalty))
 
 
 def make_losses(config: TrainConfig) -> list[tuple[LossEntry, nn.Module]]:
@@ -90,7 +90,7 @@ def make_losses(config: TrainConfig) -> list[tuple[LossEntry, nn.Module]]:
 
 
 def make_optimizer(
-    optim: Optim, weights: Iterable[nn.Parameter], *, foreach: bool | None = None
+    optim: Optim, parameters: Iterable[nn.Parameter], *, foreach: bool | None = None
 ) -> torch.optim.Optimizer:
     """Build Adam or AdamW.
 
@@ -98,7 +98,7 @@ def make_optimizer(
     """
     kind = torch.optim.AdamW if optim.type == "adamw" else torch.optim.Adam
     return kind(
-        weights, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, foreach=foreach
+        parameters, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, foreach=foreach
     )
 
 
@@ -114,7 +114,7 @@ def prepare_networks(
         if network is not None:
             network.to(memory_format=order).train()
     gan = make_gan_loss(config)
-    if discriminator is not None and gan is not None and gan.penalty:
+    if discriminator is not None and gan is not None and gan.penalty_weight:
         _make_twice_differentiable(discriminator)
 
 

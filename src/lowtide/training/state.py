@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from lowtide.core.atomic_file import part_path, sync, write_error, writing
+from lowtide.core.atomic_file import atomic_output, part_path, sync, write_error
 from lowtide.core.errors import InputError, OutputError
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.training.data.file_facts import FileFacts
 
-_KEPT = 2
+_KEEP_LAST = 2
 _SUFFIX = ".state"
 
 
@@ -52,13 +52,13 @@ def save_state(folder: Path, state: TrainState) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob(part_path(Path(f"*{_SUFFIX}")).name):
             unfinished.unlink()
-        with writing(path) as part:
+        with atomic_output(path) as part:
             torch.save(vars(state), part)
         sync(folder)  # or after a power cut a removed state may be back and this one lost
-        found = _found(folder)
-        here = found.index(path) + 1
+        found = _list_states(folder)
+        position = found.index(path) + 1
         # States of later steps are damaged, or this run would have resumed from them.
-        for other in (*found[: max(here - _KEPT, 0)], *found[here:]):
+        for other in (*found[: max(position - _KEEP_LAST, 0)], *found[position:]):
             other.unlink()
     except OSError as error:
         raise write_error(path, error) from error
@@ -67,16 +67,16 @@ def save_state(folder: Path, state: TrainState) -> Path:
     return path
 
 
-def last_state(folder: Path) -> tuple[TrainState | None, dict[Path, str]]:
+def load_latest_state(folder: Path) -> tuple[TrainState | None, dict[Path, str]]:
     """Return the newest intact state in ``folder`` and the damaged newer ones.
 
     Damaged files are mapped to the reason. The state is None if the folder has none. Raises
     `InputError` if all are damaged.
     """
     damaged: dict[Path, str] = {}
-    for path in reversed(_found(folder)):
+    for path in reversed(_list_states(folder)):
         try:
-            return _read(path), damaged
+            return _load_verified(path), damaged
         except PermissionError as error:
             raise InputError(f"{path} cannot be read: {error}") from error
         except Exception as error:
@@ -93,7 +93,7 @@ def last_state(folder: Path) -> tuple[TrainState | None, dict[Path, str]]:
     return None, damaged
 
 
-def _read(path: Path) -> TrainState:
+def _load_verified(path: Path) -> TrainState:
     """Load a state after checking its CRCs, which `torch.load` does not check."""
     with zipfile.ZipFile(path) as archive:
         changed = archive.testzip()
@@ -102,7 +102,7 @@ def _read(path: Path) -> TrainState:
     return TrainState(**torch.load(path, map_location="cpu", weights_only=True))
 
 
-def _found(folder: Path) -> list[Path]:
+def _list_states(folder: Path) -> list[Path]:
     """Return the state files in ``folder``, oldest first."""
     states = [path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit() and path.is_file()]
     return sorted(states, key=lambda path: int(path.stem))

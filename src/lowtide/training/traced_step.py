@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lowtide.memory.tracing.steps import Observer, optimizer_state, prime_optimizer
+from lowtide.memory.tracing.steps import Observer, init_optimizer_state, optimizer_state
 from lowtide.training.ema import MovingAverage
 from lowtide.training.losses.perceptual import PerceptualLoss
 from lowtide.training.network_factory import keep_in_fp32
@@ -19,7 +19,7 @@ from lowtide.training.train_config import Optim, TrainConfig
 from lowtide.training.train_step import TrainedNetwork, TrainStep
 
 # Micro-batches that are traced: from the second on, the gradients of the first exist already.
-_PARTS = 2
+_TRACED_MICRO_BATCHES = 2
 
 
 class TrainedNetworks(nn.Module):
@@ -47,13 +47,14 @@ class TracedTrainStep:
     Traced with `TrainedNetworks`. No tensor value is read, so that fake tensors suffice.
 
     ``inputs`` are (low, high) of a whole batch, (B, 3, H, W) and (B, 3, H * scale, W * scale),
-    run in ``parts`` micro-batches. ``foreach`` selects optimizers that update all weights at once,
-    as on a GPU. ``autocast`` is the dtype of the networks' forward passes, None for no autocast.
+    run in ``micro_batches`` micro-batches. ``foreach`` selects optimizers that update all weights
+    at once, as on a GPU. ``autocast`` is the dtype of the networks' forward passes, None for no
+    autocast.
     """
 
     inputs: tuple[Tensor, Tensor]
     config: TrainConfig
-    parts: int = 1
+    micro_batches: int = 1
     foreach: bool = False
     autocast: torch.dtype | None = None
     keywords: Mapping[str, Any] = field(default_factory=dict)
@@ -62,44 +63,44 @@ class TracedTrainStep:
         """Return a function that runs one step; the optimizer state is allocated already."""
         gan, train = make_gan_loss(self.config), self.config.train
         average = MovingAverage(model.generator)
-        sides = [self._side(model.generator, train.optim_g)]
+        networks = [self._trained_network(model.generator, train.optim_g)]
         if model.discriminator is not None:
-            sides.append(self._side(model.discriminator, train.optim_d))
+            networks.append(self._trained_network(model.discriminator, train.optim_d))
         losses = list(zip(model.entries, model.losses, strict=True))
-        state = [tensor for side in sides for tensor in optimizer_state(side.optimizer)]
-        kept = [*state, *average.module.parameters(), *average.module.buffers()]
+        state = [tensor for side in networks for tensor in optimizer_state(side.optimizer)]
+        persistent = [*state, *average.module.parameters(), *average.module.buffers()]
 
         def run(observer: Observer) -> None:
-            observer.label(kept, "optimizer")
+            observer.label(persistent, "optimizer")
             observer.mark("forward")
             stepper = TrainStep(
-                sides[0],
+                networks[0],
                 losses,
-                _marking(observer),
-                sides[1] if len(sides) > 1 else None,
+                _marked_backward(observer),
+                networks[1] if len(networks) > 1 else None,
                 gan,
                 train.checkpointing,
-                min(self.parts, _PARTS),
-                read=False,
+                min(self.micro_batches, _TRACED_MICRO_BATCHES),
+                read_values=False,
             )
             low, high = self.inputs
-            followed = _PARTS * -(-len(low) // self.parts)
+            followed = _TRACED_MICRO_BATCHES * -(-len(low) // self.micro_batches)
             # The last step: by then every loss has started.
             stepper(low[:followed], high[:followed], train.total_iter - 1)
             observer.mark("optimizer")
-            for side in sides:
+            for side in networks:
                 observer.label(_gradients(side.network), "gradients")
                 side.optimizer.step()
                 side.optimizer.zero_grad()
-            average.follow(model.generator, train.ema_decay)
+            average.update(model.generator, train.ema_decay)
 
         return run
 
-    def _side(self, network: nn.Module, optim: Optim) -> TrainedNetwork:
+    def _trained_network(self, network: nn.Module, optim: Optim) -> TrainedNetwork:
         keep_in_fp32(network)
         weights = list(network.parameters())
         optimizer = make_optimizer(optim, weights, foreach=self.foreach)
-        prime_optimizer(optimizer, weights)
+        init_optimizer_state(optimizer, weights)
 
         def call(image: Tensor) -> Tensor:
             cast = self.autocast
@@ -110,7 +111,7 @@ class TracedTrainStep:
         return TrainedNetwork(network, optimizer, call)
 
 
-def _marking(observer: Observer) -> Callable[[Tensor], None]:
+def _marked_backward(observer: Observer) -> Callable[[Tensor], None]:
     """Return a backward function that marks its phase; a forward phase follows it."""
 
     def backward(loss: Tensor) -> None:

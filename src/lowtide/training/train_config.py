@@ -15,17 +15,17 @@ from lowtide.core.errors import UsageError
 from lowtide.core.suggest import closest_name
 
 # Errors named in one message, and characters of each name.
-_NAMED, _LONGEST = 8, 60
+_MAX_ERRORS, _MAX_NAME_LENGTH = 8, 60
 # Device names that Windows reserves, with any suffix.
-_PORTS = {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
-_DEVICES = {"con", "prn", "aux", "nul"} | _PORTS
+_PORT_NAMES = {f"{port}{number}" for port in ("com", "lpt") for number in range(10)}
+_RESERVED_NAMES = {"con", "prn", "aux", "nul"} | _PORT_NAMES
 
 Scale = Literal[1, 2, 3, 4, 8]
 TrainPrecision = Literal["fp32", "bf16", "fp16"]
 Folders = Annotated[list[Path], Field(min_length=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 # Keys of a log row other than scores: metrics with these names would overwrite them.
-_LOG_WORDS = ("step", "best")
+_RESERVED_LOG_KEYS = ("step", "best")
 
 
 class _ConfigSection(BaseModel):
@@ -35,7 +35,7 @@ class _ConfigSection(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_folder(cls, values: Any) -> Any:
+    def _wrap_single_folder(cls, values: Any) -> Any:
         """Accept a single folder instead of a list of one."""
         if isinstance(values, dict):
             values = {
@@ -144,12 +144,12 @@ class Train(_ConfigSection):
 
     @field_validator("losses")
     @classmethod
-    def _once_each(cls, losses: list[LossEntry]) -> list[LossEntry]:
+    def _reject_duplicate_losses(cls, losses: list[LossEntry]) -> list[LossEntry]:
         """Reject duplicate types: losses are keyed by type, so that one would be lost."""
         types = [entry.type.lower() for entry in losses]
-        twice = [name for name in dict.fromkeys(types) if types.count(name) > 1]
-        if twice:
-            raise ValueError(f"{twice[0]} is listed {types.count(twice[0])} times")
+        duplicates = [name for name in dict.fromkeys(types) if types.count(name) > 1]
+        if duplicates:
+            raise ValueError(f"{duplicates[0]} is listed {types.count(duplicates[0])} times")
         return losses
 
 
@@ -163,17 +163,17 @@ class Metric(_ConfigSection):
     net: Literal["alex", "vgg"] | None = None
 
     @property
-    def learned(self) -> bool:
+    def is_learned(self) -> bool:
         """Whether the metric is a network with ``weights``; then lower is better."""
         return self.type in ("lpips", "dists")
 
     @model_validator(mode="after")
-    def _suits(self) -> Metric:
-        if not self.learned and (self.weights or self.net):
+    def _validate_options(self) -> Metric:
+        if not self.is_learned and (self.weights or self.net):
             raise ValueError(f"{self.type} takes neither weights nor net")
-        if self.learned and self.weights is None:
+        if self.is_learned and self.weights is None:
             raise ValueError(f"{self.type} needs weights, a file with its network's weights")
-        if self.learned and "test_y_channel" in self.model_fields_set and self.test_y_channel:
+        if self.is_learned and "test_y_channel" in self.model_fields_set and self.test_y_channel:
             raise ValueError(f"{self.type} is computed in RGB: remove test_y_channel")
         if self.type == "dists" and self.net == "alex":
             raise ValueError("dists uses VGG16: remove net")
@@ -190,11 +190,11 @@ class Val(_ConfigSection):
 
     @field_validator("metrics")
     @classmethod
-    def _named_apart(cls, metrics: dict[str, Metric]) -> dict[str, Metric]:
+    def _reject_reserved_names(cls, metrics: dict[str, Metric]) -> dict[str, Metric]:
         """Reject metric names that would overwrite other keys of a log row."""
-        taken = [name for name in metrics if name in _LOG_WORDS]
-        if taken:
-            raise ValueError(f"{taken[0]} is reserved in the log: choose another name")
+        reserved = [name for name in metrics if name in _RESERVED_LOG_KEYS]
+        if reserved:
+            raise ValueError(f"{reserved[0]} is reserved in the log: choose another name")
         return metrics
 
 
@@ -234,11 +234,11 @@ class TrainConfig(_ConfigSection):
 
     @field_validator("name")
     @classmethod
-    def _one_folder_name(cls, name: str) -> str:
+    def _validate_name(cls, name: str) -> str:
         """Reject names that leave the folder, are hidden, or are reserved on some systems."""
         if name.startswith(".") or name.endswith("."):
             raise ValueError(f"{name!r} must not begin or end with a dot")
-        if name.partition(".")[0].lower() in _DEVICES:
+        if name.partition(".")[0].lower() in _RESERVED_NAMES:
             raise ValueError(f"{name!r} is a reserved device name on Windows")
         return name
 
@@ -254,31 +254,33 @@ def read_config(path: Path | str) -> TrainConfig:
     return parse_config(read_yaml(Path(path)), str(path))
 
 
-def parse_config(given: dict[str, Any], where: str = "the configuration") -> TrainConfig:
+def parse_config(values: dict[str, Any], source: str = "the configuration") -> TrainConfig:
     """Validate a training configuration from plain values; raises as `read_config`."""
     try:
-        return TrainConfig.model_validate(given)
+        return TrainConfig.model_validate(values)
     except ValidationError as error:
         faults = error.errors()
-        told = [_told(one["loc"], one["type"], one["msg"]) for one in faults[:_NAMED]]
-        more = f"; and {len(faults) - _NAMED:,} more" if len(faults) > _NAMED else ""
-        raise UsageError(f"{where}: {'; '.join(told)}{more}") from error
+        messages = [
+            _format_error(one["loc"], one["type"], one["msg"]) for one in faults[:_MAX_ERRORS]
+        ]
+        more = f"; and {len(faults) - _MAX_ERRORS:,} more" if len(faults) > _MAX_ERRORS else ""
+        raise UsageError(f"{source}: {'; '.join(messages)}{more}") from error
 
 
-def _told(place: Sequence[int | str], kind: str, message: str) -> str:
-    dotted = ".".join(str(part)[:_LONGEST] for part in place)
+def _format_error(location: Sequence[int | str], kind: str, message: str) -> str:
+    dotted = ".".join(str(part)[:_MAX_NAME_LENGTH] for part in location)
     if kind == "missing":
         return f"{dotted} is missing"
     if kind != "extra_forbidden":
         return f"{dotted}: {message[0].lower()}{message[1:]}"
-    meant = closest_name(str(place[-1])[:_LONGEST], _known(place[:-1]))
-    return f"{dotted} is not known{f' (did you mean {meant}?)' if meant else ''}"
+    suggestion = closest_name(str(location[-1])[:_MAX_NAME_LENGTH], _entry_names(location[:-1]))
+    return f"{dotted} is not known{f' (did you mean {suggestion}?)' if suggestion else ''}"
 
 
-def _known(place: Sequence[int | str]) -> list[str]:
-    """Return the entry names of the section at ``place``."""
+def _entry_names(location: Sequence[int | str]) -> list[str]:
+    """Return the entry names of the section at ``location``."""
     part: Any = TrainConfig
-    for name in place:
+    for name in location:
         field = getattr(part, "model_fields", {}).get(name)
         if field is None:
             return []

@@ -26,7 +26,7 @@ from lowtide.training.setup import (
     make_optimizer,
     prepare_networks,
 )
-from lowtide.training.state import TrainState, last_state, save_state
+from lowtide.training.state import TrainState, load_latest_state, save_state
 from lowtide.training.train_config import TrainConfig
 from lowtide.training.train_log import TrainLog
 from lowtide.training.train_step import TrainedNetwork, TrainStep
@@ -55,7 +55,7 @@ class Validator(Protocol):
         """
         ...
 
-    def keep_best(self, network: nn.Module) -> None:
+    def save_best(self, network: nn.Module) -> None:
         """Save the weights of ``network`` as the best so far."""
         ...
 
@@ -72,7 +72,7 @@ class Trainer:
         generator: The network to train.
         batches: Source of the batches; with several processes, of this one's share.
         discriminator: Needed if the configuration has ``network_d``.
-        parts: Micro-batches per step in each process.
+        micro_batches: Micro-batches per step in each process.
         device: ``cpu`` for training on the CPU; otherwise accelerate chooses the device.
         files: Facts of the image files of ``batches``, compared when a run resumes.
 
@@ -87,52 +87,55 @@ class Trainer:
         batches: Batches,
         *,
         discriminator: nn.Module | None = None,
-        parts: int = 1,
+        micro_batches: int = 1,
         device: str = "cpu",
         files: Mapping[str, FileFacts] | None = None,
     ) -> None:
         self.config, self.folder, self._batches = config, folder, batches
-        self._engine, self._processes = make_accelerator(config, device), ProcessGroup.here()
+        self._accelerator, self._process_group = (
+            make_accelerator(config, device),
+            ProcessGroup.from_environment(),
+        )
         prepare_networks(config, generator, discriminator)
-        self._average = MovingAverage(generator)
-        self._average.module.to(self._engine.device)
-        sides = [self._side(generator, config.train.optim_g)]
+        self._ema = MovingAverage(generator)
+        self._ema.module.to(self._accelerator.device)
+        networks = [self._prepare_network(generator, config.train.optim_g)]
         if discriminator is not None:
-            sides.append(self._side(discriminator, config.train.optim_d))
-        losses = [(entry, loss.to(self._engine.device)) for entry, loss in make_losses(config)]
-        self._sides = sides
-        self._stepper = TrainStep(
-            sides[0],
+            networks.append(self._prepare_network(discriminator, config.train.optim_d))
+        losses = [(entry, loss.to(self._accelerator.device)) for entry, loss in make_losses(config)]
+        self._networks = networks
+        self._train_step = TrainStep(
+            networks[0],
             losses,
-            self._engine.backward,
-            sides[1] if len(sides) > 1 else None,
+            self._accelerator.backward,
+            networks[1] if len(networks) > 1 else None,
             make_gan_loss(config),
             config.train.checkpointing,
-            parts,
-            processes=self._processes,
+            micro_batches,
+            process_group=self._process_group,
         )
         self._files = dict(files or {})
         self._state = TrainState(0, {}, files=self._files)
-        self._kept_step = 0
+        self._saved_step = 0
         self.warnings: list[str] = []
 
-    def _side(self, network: nn.Module, optim: Any) -> TrainedNetwork:
+    def _prepare_network(self, network: nn.Module, optim: Any) -> TrainedNetwork:
         keep_in_fp32(network)
         optimizer = make_optimizer(optim, network.parameters())
         # evaluation_mode avoids the DistributedDataParallel wrapper: `TrainStep` sums gradients.
-        wrapped = self._engine.prepare_model(network, evaluation_mode=True)
-        optimizer = self._engine.prepare_optimizer(optimizer)
+        wrapped = self._accelerator.prepare_model(network, evaluation_mode=True)
+        optimizer = self._accelerator.prepare_optimizer(optimizer)
         call = torch.compile(wrapped) if self.config.train.compile else wrapped
-        scaled = self._engine.scaler is not None
-        return TrainedNetwork(self._engine.unwrap_model(wrapped), optimizer, call, scaled)
+        scaled = self._accelerator.scaler is not None
+        return TrainedNetwork(self._accelerator.unwrap_model(wrapped), optimizer, call, scaled)
 
     @property
-    def average(self) -> nn.Module:
+    def ema_network(self) -> nn.Module:
         """The network with EMA weights, which is the result of a training."""
-        return self._average.module
+        return self._ema.module
 
     @property
-    def done(self) -> int:
+    def completed_steps(self) -> int:
         """Number of finished steps."""
         return self._state.step
 
@@ -146,46 +149,48 @@ class Trainer:
             UsageError: If the state is of another configuration or of other images.
             InputError: If all states are damaged.
         """
-        state, damaged = last_state(self.folder / "training_states")
+        state, damaged = load_latest_state(self.folder / "training_states")
         if state is None:
             return 0
         self.warnings += [
             f"{path} is damaged ({reason}): the state of step {state.step} was loaded instead"
             for path, reason in damaged.items()
         ]
-        if _essence(state.config) != _essence(self._told()):
+        if _fixed_entries(state.config) != _fixed_entries(self._config_record()):
             raise UsageError(
                 f"{self.folder} contains a training with another configuration"
                 " or another number of processes",
                 hint="choose another name, or remove the folder to start over",
             )
         if state.files:
-            self._compare(state.files, accept_changed_data)
-        for name, part in self._parts().items():
+            self._check_files(state.files, accept_changed_data)
+        for name, part in self._stateful_parts().items():
             part.load_state_dict(state.parts[name])
         state.files = self._files
-        self._state, self._kept_step = state, state.step
+        self._state, self._saved_step = state, state.step
         return state.step
 
-    def _compare(self, before: Mapping[str, FileFacts], accepted: bool) -> None:
+    def _check_files(self, before: Mapping[str, FileFacts], accepted: bool) -> None:
         """Compare the training images with those of the saved state."""
-        other, again = changed_files(before, self._files), rewritten_files(before, self._files)
+        other, rewritten = changed_files(before, self._files), rewritten_files(before, self._files)
         if other and not accepted:
             raise UsageError(
                 f"{self.folder} contains a training on other images: {other}",
                 hint="restore them, or pass --accept-changed-data to go on with the current ones",
             )
-        told = ", ".join(words for words in (other, again) if words)
-        if told:
-            self.warnings.append(f"the training continues with other images than before: {told}")
+        differences = ", ".join(words for words in (other, rewritten) if words)
+        if differences:
+            self.warnings.append(
+                f"the training continues with other images than before: {differences}"
+            )
 
-    def _parts(self) -> dict[str, Any]:
+    def _stateful_parts(self) -> dict[str, Any]:
         names = ("generator", "discriminator")
-        found: dict[str, Any] = {"average": self._average.module}
-        for name, side in zip(names, self._sides, strict=False):
+        found: dict[str, Any] = {"average": self._ema.module}
+        for name, side in zip(names, self._networks, strict=False):
             found[name], found[f"{name} optimizer"] = side.network, side.optimizer
-        if self._engine.scaler is not None:
-            found["scaler"] = self._engine.scaler
+        if self._accelerator.scaler is not None:
+            found["scaler"] = self._accelerator.scaler
         return found
 
     def run(
@@ -210,118 +215,124 @@ class Trainer:
             NotFiniteError: As `TrainStep`, as are other errors of a step.
         """
         config, logger = self.config, self.config.logger
-        writes = self._processes.first
-        log = TrainLog(self.folder, self.done, tensorboard=logger.use_tb_logger) if writes else None
-        started, first = time.perf_counter(), self.done
+        writes = self._process_group.is_main
+        log = (
+            TrainLog(self.folder, self.completed_steps, tensorboard=logger.use_tb_logger)
+            if writes
+            else None
+        )
+        started, first = time.perf_counter(), self.completed_steps
         total = config.train.total_iter
         try:
             # Empty if the state is as far or further, as when total_iter was lowered.
             steps = range(first, total)
             for _, (low, high) in zip(steps, self._batches.prefetch(first), strict=False):
-                losses = self._step(low, high)
-                done = self.done
+                losses = self._run_step(low, high)
+                done = self.completed_steps
                 if on_step is not None:
                     on_step(StepEvent(done, total, losses, time.perf_counter() - started))
                 if log is not None:
-                    self._tell(log, validate)
+                    self._log_and_save(log, validate)
                 if done < total:
-                    self._stop_here(cancel)
+                    self._stop_if_cancelled(cancel)
         except OutputError as error:
-            raise self._with_what_is_done(error) from error
+            raise self._with_progress(error) from error
         finally:
             if log is not None:
                 log.close()
 
-    def _with_what_is_done(self, error: OutputError) -> OutputError:
-        kept = f"the state of step {self._kept_step:,}" if self._kept_step else "no state yet"
+    def _with_progress(self, error: OutputError) -> OutputError:
+        saved = f"the state of step {self._saved_step:,}" if self._saved_step else "no state yet"
         return OutputError(
-            f"{error.message}; step {self.done:,} of {self.config.train.total_iter:,} is done, and"
-            f" {kept} is saved in {self.folder}",
+            f"{error.message}; step {self.completed_steps:,} of {self.config.train.total_iter:,} is"
+            f" done, and {saved} is saved in {self.folder}",
             hint=f"{error.hint or 'fix the cause'}; the same command resumes from there",
         )
 
-    def _tell(self, log: TrainLog, validate: Validator | None) -> None:
+    def _log_and_save(self, log: TrainLog, validate: Validator | None) -> None:
         """Write the log rows, scores and states that are due after this step."""
-        config, logger, done = self.config, self.config.logger, self.done
+        config, logger, done = self.config, self.config.logger, self.completed_steps
         last = done == config.train.total_iter
         if done % logger.print_freq == 0 or last:
-            log.add(done, self._lap())
+            log.add(done, self._log_row())
         if validate is not None and (done % config.val.val_freq == 0 or last):
-            log.add(done, self._validated(validate))
+            log.add(done, self._validate(validate))
         if done % logger.save_checkpoint_freq == 0 or last:
-            self._keep()
+            self._save_state()
 
-    def _step(self, low: torch.Tensor, high: torch.Tensor) -> dict[str, float]:
-        config, step = self.config.train, self.done
-        share = lr_factor(config.scheduler, step, config.total_iter, config.warmup_iter)
-        for side, optim in zip(self._sides, (config.optim_g, config.optim_d), strict=False):
+    def _run_step(self, low: torch.Tensor, high: torch.Tensor) -> dict[str, float]:
+        config, step = self.config.train, self.completed_steps
+        lr_scale = lr_factor(config.scheduler, step, config.total_iter, config.warmup_iter)
+        for side, optim in zip(self._networks, (config.optim_g, config.optim_d), strict=False):
             for group in side.optimizer.param_groups:
-                group["lr"] = optim.lr * share
+                group["lr"] = optim.lr * lr_scale
             side.optimizer.zero_grad()
-        low, high = (one.to(self._engine.device) for one in (low, high))
+        low, high = (one.to(self._accelerator.device) for one in (low, high))
         if self.config.channels_last:
             low = low.contiguous(memory_format=torch.channels_last)
-        losses = self._stepper(low, high, step)
-        for side in self._sides:
+        losses = self._train_step(low, high, step)
+        for side in self._networks:
             if config.grad_clip is not None:
-                self._engine.clip_grad_norm_(side.network.parameters(), config.grad_clip)
+                self._accelerator.clip_grad_norm_(side.network.parameters(), config.grad_clip)
             side.optimizer.step()
         decay = ema_decay(config.ema_decay, config.ema_warmup, step)
-        self._average.follow(self._sides[0].network, decay)
+        self._ema.update(self._networks[0].network, decay)
         state = self._state
         state.step, state.counted = step + 1, state.counted + 1
         for name, loss in losses.items():
             state.sums[name] = state.sums.get(name, 0.0) + loss
         return losses
 
-    def _lap(self) -> dict[str, Any]:
+    def _log_row(self) -> dict[str, Any]:
         """Return the mean losses since the last log row, and reset the sums."""
         state = self._state
         means = {name: total / state.counted for name, total in state.sums.items()}
         state.sums, state.counted = {}, 0
-        return {**means, "lr": self._sides[0].optimizer.param_groups[0]["lr"]}
+        return {**means, "lr": self._networks[0].optimizer.param_groups[0]["lr"]}
 
-    def _validated(self, validate: Validator) -> dict[str, Any]:
-        scores = validate(self.average, self.done)
-        name, first = next(iter(scores.items()))
-        by = self._scored_by(name)
-        best = self._state.best if self._state.scored_by in ({}, by) else None
-        self._state.scored_by = by
-        lower = self.config.val.metrics[name].learned
-        if best is None or (first < best if lower else first > best):
-            self._state.best = first
-            validate.keep_best(self.average)
-        return {**scores, "best": self._state.best == first}
+    def _validate(self, validate: Validator) -> dict[str, Any]:
+        scores = validate(self.ema_network, self.completed_steps)
+        name, score = next(iter(scores.items()))
+        conditions = self._score_conditions(name)
+        best = self._state.best if self._state.scored_by in ({}, conditions) else None
+        self._state.scored_by = conditions
+        lower = self.config.val.metrics[name].is_learned
+        if best is None or (score < best if lower else score > best):
+            self._state.best = score
+            validate.save_best(self.ema_network)
+        return {**scores, "best": self._state.best == score}
 
-    def _scored_by(self, name: str) -> dict[str, Any]:
+    def _score_conditions(self, name: str) -> dict[str, Any]:
         """Return metric and validation images: scores compare only if these match."""
         config = self.config.model_dump(mode="json")
         return {"metric": config["val"]["metrics"][name], "pictures": config["datasets"]["val"]}
 
-    def _keep(self) -> None:
-        self._state.parts = {name: part.state_dict() for name, part in self._parts().items()}
-        self._state.config = self._told()
+    def _save_state(self) -> None:
+        self._state.parts = {
+            name: part.state_dict() for name, part in self._stateful_parts().items()
+        }
+        self._state.config = self._config_record()
         save_state(self.folder / "training_states", self._state)
-        self._state.parts, self._kept_step = {}, self.done
+        self._state.parts, self._saved_step = {}, self.completed_steps
 
-    def _told(self) -> dict[str, Any]:
+    def _config_record(self) -> dict[str, Any]:
         """Return the configuration as plain values, with the number of processes."""
-        return {**self.config.model_dump(mode="json"), "processes": self._processes.count}
+        return {**self.config.model_dump(mode="json"), "processes": self._process_group.world_size}
 
-    def _stop_here(self, cancel: Cancel) -> None:
+    def _stop_if_cancelled(self, cancel: Cancel) -> None:
         """Stop all processes after the same step if one is cancelled."""
         error: Cancelled | None = None
         try:
             check_cancel(cancel)
         except Cancelled as found:
             error = found
-        if self._processes.any(error is not None, self._engine.device):
-            if self._processes.first:
-                self._keep()
+        if self._process_group.any(error is not None, self._accelerator.device):
+            if self._process_group.is_main:
+                self._save_state()
             raise error or Cancelled("another process of this training was cancelled")
 
 
-def _essence(config: dict[str, Any]) -> dict[str, Any]:
+def _fixed_entries(config: dict[str, Any]) -> dict[str, Any]:
     """Return the entries that must not change on resume.
 
     These are all but the number of steps, the log and validation.

@@ -14,12 +14,12 @@ import yaml
 
 from lowtide.core.errors import UsageError
 
-_MOST_BYTES = 256 << 10
-_MOST_VALUES = 20_000
-_MOST_LEVELS = 50
-_LONGEST_NUMBER = 64
-_LARGEST_INTEGER = 2**63 - 1
-_LONGEST_REASON = 300
+_MAX_BYTES = 256 << 10
+_MAX_VALUES = 20_000
+_MAX_DEPTH = 50
+_MAX_NUMBER_LENGTH = 64
+_MAX_INTEGER = 2**63 - 1
+_MAX_REASON_LENGTH = 300
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -35,134 +35,136 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
             raise UsageError(
-                f"{path} is larger than {_MOST_BYTES >> 10} KiB, the limit for a configuration"
+                f"{path} is larger than {_MAX_BYTES >> 10} KiB, the limit for a configuration"
             )
         text = data.decode("utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     try:
         node = _Composer(text).get_single_node()
-        found = _ValueBuilder().of(node, 1) if node is not None else None
+        found = _ValueBuilder().build(node, 1) if node is not None else None
     except yaml.YAMLError as error:
-        raise UsageError(f"{path}{_reason(error)}") from error
+        raise UsageError(f"{path}{_describe_error(error)}") from error
     # PyYAML itself raises these for characters and versions out of range.
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"{path} is not valid YAML: {str(error)[:_LONGEST_REASON]}") from error
+        raise UsageError(f"{path} is not valid YAML: {str(error)[:_MAX_REASON_LENGTH]}") from error
     if not isinstance(found, dict):
         raise UsageError(f"{path} has no entries", hint="`lowtide train sr --example` prints one")
     return found
 
 
-class _Refused(yaml.YAMLError):
+class _NotAllowed(yaml.YAMLError):
     """Error for YAML that is valid but not allowed in a configuration, with its line."""
 
-    def __init__(self, node: yaml.Node, why: str) -> None:
-        super().__init__(why)
-        self.line, self.why = node.start_mark.line + 1, why
+    def __init__(self, node: yaml.Node, reason: str) -> None:
+        super().__init__(reason)
+        self.line, self.reason = node.start_mark.line + 1, reason
 
 
-def _reason(error: yaml.YAMLError) -> str:
-    if isinstance(error, _Refused):
-        return f", line {error.line}: {error.why}"
-    return f" is not valid YAML: {' '.join(str(error).split())[:_LONGEST_REASON]}"
+def _describe_error(error: yaml.YAMLError) -> str:
+    if isinstance(error, _NotAllowed):
+        return f", line {error.line}: {error.reason}"
+    return f" is not valid YAML: {' '.join(str(error).split())[:_MAX_REASON_LENGTH]}"
 
 
 class _Composer(yaml.SafeLoader):
     """YAML composer with a nesting limit, since each level also recurses in Python."""
 
-    _level = 0
+    _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose one node with its children; refuses nodes nested too deep."""
-        if self._level == _MOST_LEVELS:
+        if self._depth == _MAX_DEPTH:
             assert parent is not None
-            raise _Refused(parent, f"more than {_MOST_LEVELS} levels")
-        self._level += 1
+            raise _NotAllowed(parent, f"more than {_MAX_DEPTH} levels")
+        self._depth += 1
         try:
             return super().compose_node(parent, index)
         finally:
-            self._level -= 1
+            self._depth -= 1
 
 
 class _ValueBuilder:
     """Converter of YAML nodes to Python values, with aliases expanded and counted."""
 
     def __init__(self) -> None:
-        self._numbers, self._count = yaml.SafeLoader(""), 0
+        self._scalar_loader, self._count = yaml.SafeLoader(""), 0
 
-    def of(self, node: yaml.Node, level: int) -> Any:
-        """Return the Python value of ``node`` at nesting depth ``level``."""
+    def build(self, node: yaml.Node, depth: int) -> Any:
+        """Return the Python value of ``node`` at nesting depth ``depth``."""
         self._count += 1
-        if self._count > _MOST_VALUES:
-            raise _Refused(node, f"more than {_MOST_VALUES:,} values, aliases expanded")
-        if level > _MOST_LEVELS:
-            raise _Refused(node, f"more than {_MOST_LEVELS} levels; does an alias contain itself?")
+        if self._count > _MAX_VALUES:
+            raise _NotAllowed(node, f"more than {_MAX_VALUES:,} values, aliases expanded")
+        if depth > _MAX_DEPTH:
+            raise _NotAllowed(node, f"more than {_MAX_DEPTH} levels; does an alias contain itself?")
         kind = node.tag.removeprefix(_TAG)
         if isinstance(node, yaml.MappingNode) and kind == "map":
-            return self._mapping(node, level)
+            return self._mapping(node, depth)
         if isinstance(node, yaml.SequenceNode) and kind == "seq":
-            return [self.of(one, level + 1) for one in node.value]
+            return [self.build(one, depth + 1) for one in node.value]
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, kind)
-        raise _Refused(node, f"the tag {_short(node.tag)} is not supported")
+        raise _NotAllowed(node, f"the tag {_shorten(node.tag)} is not supported")
 
-    def _mapping(self, node: yaml.MappingNode, level: int) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Any]:
         entries: dict[str, Any] = {}
         merged: yaml.Node | None = None
         for key, value in node.value:
             if key.tag == f"{_TAG}merge" and merged is None:
                 merged = value
                 continue
-            name = _name(key)
+            name = _key_name(key)
             if name in entries:
-                raise _Refused(key, f"{_short(name)} is a duplicate key")
-            entries[name] = self.of(value, level + 1)
+                raise _NotAllowed(key, f"{_shorten(name)} is a duplicate key")
+            entries[name] = self.build(value, depth + 1)
         if merged is None:
             return entries
         sources = merged.value if isinstance(merged, yaml.SequenceNode) else [merged]
         for source in sources:
-            inherited = self.of(source, level + 1)
+            inherited = self.build(source, depth + 1)
             if not isinstance(inherited, dict):
-                raise _Refused(source, "<< takes a mapping, or a list of mappings")
+                raise _NotAllowed(source, "<< takes a mapping, or a list of mappings")
             entries = {**inherited, **entries}
         return entries
 
     def _scalar(self, node: yaml.ScalarNode, kind: str) -> Any:
         if kind == "str":
             if "\0" in node.value or any("\ud800" <= letter <= "\udfff" for letter in node.value):
-                raise _Refused(node, "a character that is not allowed in text")
+                raise _NotAllowed(node, "a character that is not allowed in text")
             return node.value
         if kind == "null":
             return None
         make = {
-            "int": self._numbers.construct_yaml_int,
-            "float": self._numbers.construct_yaml_float,
-            "bool": self._numbers.construct_yaml_bool,
+            "int": self._scalar_loader.construct_yaml_int,
+            "float": self._scalar_loader.construct_yaml_float,
+            "bool": self._scalar_loader.construct_yaml_bool,
         }.get(kind)
         if make is None:
-            raise _Refused(node, f"{_short(node.value)} is a {kind[:40]}: quote it if it is text")
-        if len(node.value) > _LONGEST_NUMBER:
-            raise _Refused(node, f"a number with {len(node.value):,} digits")
+            raise _NotAllowed(
+                node, f"{_shorten(node.value)} is a {kind[:40]}: quote it if it is text"
+            )
+        if len(node.value) > _MAX_NUMBER_LENGTH:
+            raise _NotAllowed(node, f"a number with {len(node.value):,} digits")
         try:
             value = make(node)
         except (ValueError, LookupError) as error:
-            raise _Refused(node, f"{_short(node.value)} is not a valid {kind}") from error
-        if kind == "int" and abs(value) > _LARGEST_INTEGER:
-            raise _Refused(node, f"{_short(node.value)} is an integer of more than 64 bits")
+            raise _NotAllowed(node, f"{_shorten(node.value)} is not a valid {kind}") from error
+        if kind == "int" and abs(value) > _MAX_INTEGER:
+            raise _NotAllowed(node, f"{_shorten(node.value)} is an integer of more than 64 bits")
         if kind == "float" and not math.isfinite(value):
-            raise _Refused(node, f"{_short(node.value)} is not a finite number")
+            raise _NotAllowed(node, f"{_shorten(node.value)} is not a finite number")
         return value
 
 
-def _name(key: yaml.Node) -> str:
+def _key_name(key: yaml.Node) -> str:
     if not isinstance(key, yaml.ScalarNode) or key.tag != f"{_TAG}str":
-        shown = _short(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-        raise _Refused(key, f"{shown} is not a valid key: keys are text, quoted if needed")
+        shown = _shorten(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+        raise _NotAllowed(key, f"{shown} is not a valid key: keys are text, quoted if needed")
     return key.value
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}…")

@@ -16,7 +16,7 @@ def row(name: str, value: int, upper: int | None = None) -> LedgerRow:
 
 
 def test_the_table_of_two_ledgers():
-    predicted = [row("weights", 2 * MIB), row("scratch", MIB, 2 * MIB), row("weights", MIB)]
+    predicted = [row("weights", 2 * MIB), row("workspace", MIB, 2 * MIB), row("weights", MIB)]
     assert compare_ledgers(
         predicted, [row("weights", 3 * MIB), row("context", 3 * MIB)]
     ).splitlines() == [

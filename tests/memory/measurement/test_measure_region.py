@@ -12,12 +12,12 @@ from torch import nn
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.measurement.ledger_diff import compare_ledgers
 from lowtide.memory.measurement.region import RegionUsage, measure
 from lowtide.memory.meter import HostMeter
 from lowtide.memory.prediction.estimate import estimate
-from lowtide.memory.prediction.result import TITLES
+from lowtide.memory.prediction.result import KIND_TITLES
 from lowtide.memory.process_memory import RESIDENT_PEAK
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 from support.region_blocks import block, values
@@ -26,7 +26,7 @@ from support.region_blocks import block, values
 RESIDENT = pytest.param("resident", marks=pytest.mark.own_process)
 CPU_WAYS = ("events", "storages", RESIDENT)
 PRECISE = ("events", "storages")
-SEEN_BY_EVENTS = {*TITLES.values(), "scratch"}
+SEEN_BY_EVENTS = {*KIND_TITLES.values(), "workspace"}
 
 
 @pytest.mark.parametrize("how", CPU_WAYS)
@@ -38,7 +38,7 @@ def test_peak_and_what_is_left(how):
         third = block(36)
     tolerance = 0 if how in PRECISE else MIB
     assert region.peak_bytes == pytest.approx(88 * MIB, abs=tolerance)
-    assert region.held_bytes == pytest.approx(second.nbytes + third.nbytes, abs=tolerance)
+    assert region.retained_bytes == pytest.approx(second.nbytes + third.nbytes, abs=tolerance)
     assert sum(values(region.ledger).values()) == region.usage.total_bytes == region.peak_bytes
     assert (region.device, region.how) == ("cpu", how)
 
@@ -50,7 +50,7 @@ def test_what_was_there_before_counts_for_nothing(how):
         after = block(1)
         del before
         last = block(2)
-    assert region.peak_bytes == region.held_bytes == after.nbytes + last.nbytes
+    assert region.peak_bytes == region.retained_bytes == after.nbytes + last.nbytes
 
 
 def test_events_see_scratch_that_storages_do_not():
@@ -76,7 +76,7 @@ def test_a_block_from_before_with_the_address_of_an_old_one():
     with measure("cpu") as region:
         del new
         kept = torch.UntypedStorage(300)
-    assert region.peak_bytes == region.held_bytes == kept.nbytes()
+    assert region.peak_bytes == region.retained_bytes == kept.nbytes()
 
 
 @pytest.mark.parametrize("how", PRECISE)
@@ -91,24 +91,24 @@ def test_nested_regions_each_count_their_own(how):
         third = block(4)
         with measure("cpu", how) as last:
             block(1)
-    assert (inner.peak_bytes, inner.held_bytes) == (second.nbytes, second.nbytes)
-    assert (innermost.peak_bytes, innermost.held_bytes) == (0, 0)
-    assert (last.peak_bytes, last.held_bytes) == (MIB, 0)
+    assert (inner.peak_bytes, inner.retained_bytes) == (second.nbytes, second.nbytes)
+    assert (innermost.peak_bytes, innermost.retained_bytes) == (0, 0)
+    assert (last.peak_bytes, last.retained_bytes) == (MIB, 0)
     assert outer.peak_bytes == 7 * MIB
-    assert outer.held_bytes == second.nbytes + third.nbytes
+    assert outer.retained_bytes == second.nbytes + third.nbytes
 
 
 @pytest.mark.own_process
 def test_what_resets_the_kernels_mark_inside_a_region_does_not_hide_its_peak():
     """No sample is taken here, so that the mark alone knows of the peak."""
-    outer, inner = RESIDENT_PEAK.reading(), RESIDENT_PEAK.reading()
-    if not outer.restart():
+    outer, inner = RESIDENT_PEAK.reader(), RESIDENT_PEAK.reader()
+    if not outer.reset():
         pytest.skip("this system does not let the mark be reset")
     base = outer.peaks()[0]
     # Pages of its own, whatever the C heap kept of earlier tests.
     with mmap.mmap(-1, 64 * MIB) as spike:
         np.frombuffer(spike, np.uint8)[:] = 1
-    inner.restart()
+    inner.reset()
     with measure("cpu", "resident"):
         pass
     meter = HostMeter()
@@ -165,7 +165,7 @@ def test_events_add_labeled_tensors_of_before_to_the_ledger():
     assert values(region.ledger) == {
         "weights": weights.nbytes,
         "inputs": batch.nbytes,
-        "live activations and scratch": result.nbytes,
+        "live activations and workspace": result.nbytes,
     }
     assert region.peak_bytes == result.nbytes
     assert region.usage.total_bytes == 6 * MIB
@@ -176,7 +176,7 @@ def test_an_estimate_beside_its_measurement(step, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.SiLU(), nn.Conv2d(32, 8, 3))
     plan = step((torch.rand(1, 8, 96, 96),))
-    expected = estimate(model, plan, operators=WorkspaceStore(tmp_path))
+    expected = estimate(model, plan, operators=WorkspaceCache(tmp_path))
     run = plan.prepare(model)
     for _ in range(2):  # the second training step has the optimizer's state
         with measure("cpu") as region:

@@ -45,15 +45,15 @@ def test_the_rows_of_a_simulated_cuda_device(monkeypatch):
             device.use(130, 600)
         device.use(120, 600)
     assert [phase.peak_bytes for phase in outer.phases] == [300 * MIB, 300 * MIB]
-    assert (outer.peak_bytes, outer.held_bytes) == (300 * MIB, 20 * MIB)
+    assert (outer.peak_bytes, outer.retained_bytes) == (300 * MIB, 20 * MIB)
     assert values(outer.ledger) == {
-        "held before": 100 * MIB,
-        "live activations and scratch": 300 * MIB,
+        "allocated before": 100 * MIB,
+        "live activations and workspace": 300 * MIB,
         "allocator": 900 * MIB,
         "context": 300 * MIB,
     }
     # The inner region starts with 400 MiB, which go before they are exceeded.
-    assert (inner.peak_bytes, inner.held_bytes) == (0, 0)
+    assert (inner.peak_bytes, inner.retained_bytes) == (0, 0)
     assert inner.usage.total_bytes == 1600 * MIB
 
 
@@ -76,9 +76,9 @@ class TestCuda:
             del first
         rows = values(region.ledger)
         assert region.peak_bytes == 192 * MIB
-        assert region.held_bytes == second.nbytes
-        assert rows["held before"] == before.nbytes + empty
-        assert rows["live activations and scratch"] == region.peak_bytes
+        assert region.retained_bytes == second.nbytes
+        assert rows["allocated before"] == before.nbytes + empty
+        assert rows["live activations and workspace"] == region.peak_bytes
         assert rows["context"] > 50 * MIB
         reserved = torch.cuda.max_memory_reserved("cuda:0")
         assert region.usage.total_bytes - rows["context"] == reserved

@@ -122,7 +122,7 @@ def test_lowtides_own_probes_run_inside_a_region():
     with measure("cpu") as region:
         assert live_peak_bytes(lambda: block(2)) == 2 * MIB
         kept = block(1)
-    assert (region.peak_bytes, region.held_bytes) == (2 * MIB, kept.nbytes)
+    assert (region.peak_bytes, region.retained_bytes) == (2 * MIB, kept.nbytes)
 
 
 def test_the_profilers_greetings_are_not_printed_and_all_else_is(capfd):

@@ -10,7 +10,7 @@ import pytest
 
 from lowtide.core.errors import LowtideError, OutOfMemoryError, UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.measurement.subprocess_run import measure_fresh
+from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 LINUX = sys.platform.startswith("linux")
 
@@ -98,9 +98,9 @@ def targets(tmp_path, monkeypatch):
 
 def test_a_peak_is_that_of_the_largest_alone(targets):
     """By default the C heap keeps some of what is freed, and a sampler misses short peaks."""
-    usage = measure_fresh(targets("in_turn"), 24, 31, 17)
+    usage = measure_in_subprocess(targets("in_turn"), 24, 31, 17)
     assert usage.peak_bytes == pytest.approx(31 * MIB, abs=MIB)
-    assert usage.held_bytes < MIB
+    assert usage.retained_bytes < MIB
     assert usage.result == {"sizes": [24, 31, 17], "argv": 1}
     assert usage.exit_status == 0
     assert usage.seconds >= 0 <= usage.cpu_seconds
@@ -111,39 +111,39 @@ def test_a_peak_is_that_of_the_largest_alone(targets):
 
 
 def test_what_is_kept(targets):
-    usage = measure_fresh(targets("Keeper.keep"), 20)
-    assert usage.held_bytes == pytest.approx(20 * MIB, abs=MIB)
+    usage = measure_in_subprocess(targets("Keeper.keep"), 20)
+    assert usage.retained_bytes == pytest.approx(20 * MIB, abs=MIB)
     assert usage.result is None
 
 
 def test_what_is_paid_only_once_can_be_left_out(targets):
-    assert measure_fresh(targets("grow_once")).peak_bytes > 39 * MIB
-    warm = measure_fresh(targets("grow_once"), warmups=2)
+    assert measure_in_subprocess(targets("grow_once")).peak_bytes > 39 * MIB
+    warm = measure_in_subprocess(targets("grow_once"), warmups=2)
     assert warm.peak_bytes < 2 * MIB
     assert warm.result == 3
 
 
 def test_imports_come_before_the_baseline(targets):
-    assert measure_fresh(targets("imported")).result is False
-    assert measure_fresh(targets("imported"), imports=["colorsys"]).result is True
+    assert measure_in_subprocess(targets("imported")).result is False
+    assert measure_in_subprocess(targets("imported"), imports=["colorsys"]).result is True
 
 
 @pytest.mark.skipif(not LINUX, reason="glibc's setting")
 def test_the_allocator_is_named_and_can_be_set(targets):
-    usage = measure_fresh(targets("environment"), env={"EXTRA": "1"})
+    usage = measure_in_subprocess(targets("environment"), env={"EXTRA": "1"})
     assert usage.result == {"MALLOC_MMAP_THRESHOLD_": "65536", "EXTRA": "1"}
     if usage.allocator.startswith("glibc"):
         assert usage.allocator.endswith("MALLOC_MMAP_THRESHOLD_=65536")
-    other = measure_fresh(targets("environment"), env={"MALLOC_MMAP_THRESHOLD_": "131072"})
+    other = measure_in_subprocess(targets("environment"), env={"MALLOC_MMAP_THRESHOLD_": "131072"})
     assert other.result["MALLOC_MMAP_THRESHOLD_"] == "131072"
     assert other.allocator != usage.allocator or not usage.allocator.startswith("glibc")
-    unset = measure_fresh(targets("environment"), env={"MALLOC_MMAP_THRESHOLD_": None})
+    unset = measure_in_subprocess(targets("environment"), env={"MALLOC_MMAP_THRESHOLD_": None})
     assert unset.result["MALLOC_MMAP_THRESHOLD_"] is None
 
 
 @pytest.mark.skipif(not LINUX, reason="glibc's setting")
 def test_a_run_that_tunes_its_heap_is_found_out():
-    usage = measure_fresh("lowtide.core.heap:tune_heap")
+    usage = measure_in_subprocess("lowtide.core.heap:tune_heap")
     assert ("tuned by the run" in usage.allocator) == usage.result
 
 
@@ -157,16 +157,16 @@ def test_a_script_with_words(tmp_path):
         "    print(helper.word, *sys.argv[1:])\n"
         "    sys.exit('no')\n"
     )
-    usage = measure_fresh(script, "a b", 3, Path("c"))
+    usage = measure_in_subprocess(script, "a b", 3, Path("c"))
     assert usage.peak_bytes == pytest.approx(30 * MIB, abs=MIB)
     assert usage.stdout == "helped a b 3 c\n"
     assert (usage.exit_status, usage.stderr) == (1, "no\n")
 
 
 def test_the_runs_own_exit_status_is_no_error(targets):
-    usage = measure_fresh(targets("leave"), 3)
+    usage = measure_in_subprocess(targets("leave"), 3)
     assert (usage.exit_status, usage.stdout) == (3, "leaving\n")
-    assert measure_fresh(targets("leave"), None).exit_status == 0
+    assert measure_in_subprocess(targets("leave"), None).exit_status == 0
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_the_runs_own_exit_status_is_no_error(targets):
 )
 def test_ends_that_are_errors(targets, call, kind, words):
     with pytest.raises(kind) as error:
-        measure_fresh(targets(call[0]), *call[1:])
+        measure_in_subprocess(targets(call[0]), *call[1:])
     assert type(error.value) is kind
     assert all(word in str(error.value) for word in words)
 
@@ -192,7 +192,7 @@ def test_ends_that_are_errors(targets, call, kind, words):
 )
 def test_a_child_killed_by_a_signal(targets, name, kind):
     with pytest.raises(kind, match=rf"killed by {name}(.|\n)*last words") as error:
-        measure_fresh(targets("die"), name)
+        measure_in_subprocess(targets("die"), name)
     assert type(error.value) is kind
 
 
@@ -205,14 +205,14 @@ def test_a_real_lack_of_memory(tmp_path):
         "    bytearray(256 << 20)\n"
     )
     with pytest.raises(OutOfMemoryError, match="MemoryError"):
-        measure_fresh(script)
+        measure_in_subprocess(script)
 
 
 def test_a_child_that_takes_too_long_is_ended(targets, tmp_path):
     file = tmp_path / "process"
     start = time.monotonic()
     with pytest.raises(LowtideError, match="did not end within 1 s"):
-        measure_fresh(targets("sleep"), str(file), timeout=1.0)
+        measure_in_subprocess(targets("sleep"), str(file), timeout=1.0)
     assert time.monotonic() - start < 30
     if LINUX and file.exists():
         assert not Path(f"/proc/{file.read_text()}").exists()
@@ -220,13 +220,13 @@ def test_a_child_that_takes_too_long_is_ended(targets, tmp_path):
 
 def test_what_cannot_be_run(tmp_path, targets):
     with pytest.raises(UsageError, match="not an existing script"):
-        measure_fresh(tmp_path / "missing.py")
+        measure_in_subprocess(tmp_path / "missing.py")
     with pytest.raises(UsageError, match="JSON"):
-        measure_fresh(targets("in_turn"), object())
+        measure_in_subprocess(targets("in_turn"), object())
     script = tmp_path / "script.py"
     script.write_text("pass\n")
     with pytest.raises(UsageError, match="runs once"):
-        measure_fresh(script, warmups=1)
+        measure_in_subprocess(script, warmups=1)
 
 
 def test_the_child_needs_no_torch():
@@ -249,5 +249,5 @@ def test_resident_memory_is_that_of_the_memory_events(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     for side in (128, 256, 384):
-        usage = measure_fresh("lowtide_convolutions:run", side, warmups=1)
+        usage = measure_in_subprocess("lowtide_convolutions:run", side, warmups=1)
         assert usage.peak_bytes == pytest.approx(usage.result, abs=2 * MIB)

@@ -143,7 +143,7 @@ def turns_by(lane, model, in_flight):
     ]
     source = HostWeightSource(PinnedMemory())
     for layout in layouts:
-        source.take(
+        source.add(
             layout,
             lambda memory, layout=layout: [
                 view.copy_(place.tensor.detach())

@@ -12,8 +12,8 @@ from lowtide.memory.prediction.calibration import (
     Residual,
     ResidualStore,
     RunBounds,
-    bounds_of_runs,
     calibrate,
+    run_bounds,
     shipped_calibration,
 )
 
@@ -118,8 +118,8 @@ def test_kinds_of_runs_are_kept_apart(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(heap, "_tuned", False)
     for run in runs(60):
         ResidualStore("cpu", "streamed").add(run)
-    assert bounds_of_runs("streamed", "cpu").usual == calibrate(runs(60))
-    assert bounds_of_runs("tiled", "cpu").usual is None
+    assert run_bounds("streamed", "cpu").current_heap == calibrate(runs(60))
+    assert run_bounds("tiled", "cpu").current_heap is None
 
 
 def test_what_the_heap_keeps_has_a_share_of_its_own() -> None:
@@ -139,21 +139,21 @@ def test_runs_of_this_machine_only_widen_what_ships_for_tiles(tmp_path, monkeypa
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     monkeypatch.setattr(heap, "_tuned", False)  # another test may have run the command line
-    shipped = bounds_of_runs("tiled", "cpu").usual
+    shipped = run_bounds("tiled", "cpu").current_heap
     assert shipped is not None
     assert shipped.families
     store = ResidualStore("cpu", "tiled")
     for run in runs(60, fixed=0, spread=0.001):
         store.add(run)
-    assert bounds_of_runs("tiled", "cpu").usual == shipped
+    assert run_bounds("tiled", "cpu").current_heap == shipped
     for run in runs(60, fixed=0, spread=0.9):
         store.add(run)
-    assert bounds_of_runs("tiled", "cpu").usual == store.calibration()
+    assert run_bounds("tiled", "cpu").current_heap == store.calibration()
 
 
 def test_an_unsettled_heap_has_only_its_own_runs(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
     monkeypatch.setattr(heap, "_tuned", False)
-    assert bounds_of_runs("tiled", "cpu").usual is None
-    assert bounds_of_runs("tiled", "cuda:0") == RunBounds()
+    assert run_bounds("tiled", "cpu").current_heap is None
+    assert run_bounds("tiled", "cuda:0") == RunBounds()

@@ -6,7 +6,7 @@ from torch import nn
 
 import lowtide
 from lowtide.core.units import MIB
-from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction.calibration import NO_MARGIN
 from lowtide.memory.prediction.cuda import predict_cuda
@@ -36,14 +36,14 @@ class Counted:
 
 
 def test_a_convolution_is_measured_once_for_each_height(tmp_path):
-    store, taken = WorkspaceStore(tmp_path), Counted()
-    scratch = CudaWorkspace(CPU, store, taken=taken)
+    store, taken = WorkspaceCache(tmp_path), Counted()
+    scratch = CudaWorkspace(CPU, store, measure_allocated=taken)
     for _ in range(2):
         for rows in 64, 97:
-            assert scratch.of(convolution(rows), rows * MADE) == _room(rows)
+            assert scratch.conv_workspace(convolution(rows), rows * MADE) == _room(rows)
     store.save()
-    again = CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken)
-    assert again.of(convolution(97), 97 * MADE) == _room(97)
+    again = CudaWorkspace(CPU, WorkspaceCache(tmp_path), measure_allocated=taken)
+    assert again.conv_workspace(convolution(97), 97 * MADE) == _room(97)
     assert taken.rows == [64, 64, 97, 97]
 
 
@@ -51,7 +51,9 @@ def test_of_a_wide_one_two_heights_are_run(tmp_path):
     taken = Counted()
     for width in 20_000, 200_000:
         wide = convolution(500, channels_last=True, width=width)
-        CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken).of(wide, 500 * width * 24 * 4)
+        CudaWorkspace(CPU, WorkspaceCache(tmp_path), measure_allocated=taken).conv_workspace(
+            wide, 500 * width * 24 * 4
+        )
         low, high = taken.rows[-4], taken.rows[-1]
         assert low == max(3, high / 2)
         assert 64 * MIB < high * width * (16 + 24) * 4 <= 128 * MIB
@@ -61,18 +63,18 @@ def test_what_a_large_one_takes_grows_by_the_row(tmp_path):
     def taken(run):
         return 5_000 + 1_000 * run().shape[2]
 
-    scratch, width = CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken), 20_000
+    scratch, width = CudaWorkspace(CPU, WorkspaceCache(tmp_path), measure_allocated=taken), 20_000
     for rows in 100, 501:
         wide = convolution(rows, channels_last=True, width=width)
-        assert scratch.of(wide, rows * width * 24 * 4) == 5_000 + 1_000 * rows
+        assert scratch.conv_workspace(wide, rows * width * 24 * 4) == 5_000 + 1_000 * rows
 
 
 def test_settings_that_choose_the_kernel_are_told_apart(tmp_path):
-    store, taken = WorkspaceStore(tmp_path), Counted()
+    store, taken = WorkspaceCache(tmp_path), Counted()
     for allowed in (False, True):
         with tf32(allowed):
             for _ in range(2):
-                CudaWorkspace(CPU, store, taken=taken).of(convolution(), 0)
+                CudaWorkspace(CPU, store, measure_allocated=taken).conv_workspace(convolution(), 0)
     assert len(taken.rows) == 4
 
 
@@ -82,7 +84,9 @@ def test_a_high_kernel_gets_as_many_rows_as_it_looks_at(tmp_path):
     settings = [1, 1], [0, 0], [4, 1], False, [0, 0], 1
     args = tuple(describe_argument(arg) for arg in (image, kernel, None, *settings))
     call = torch.ops.aten.convolution.default, args, {}
-    CudaWorkspace(CPU, WorkspaceStore(tmp_path), taken=taken).of(call, 168 * 200_000 * 4)
+    CudaWorkspace(CPU, WorkspaceCache(tmp_path), measure_allocated=taken).conv_workspace(
+        call, 168 * 200_000 * 4
+    )
     assert taken.rows == [1, 1]
 
 
@@ -99,7 +103,7 @@ def test_what_was_measured_takes_the_place_of_what_a_profile_supposes():
 
     def scratch(bytes_of):
         priced = predict_cuda(trace, profile, NO_MARGIN, bytes_of)
-        return next(row for row in priced.rows if row.name == "scratch")
+        return next(row for row in priced.rows if row.name == "workspace")
 
     supposed, nothing = scratch(None), scratch(lambda call, made: 0)
     assert nothing.value == nothing.upper < supposed.value
@@ -130,4 +134,4 @@ def test_a_card_takes_what_was_measured(precise, tmp_path, monkeypatch):
         small(image)
         seen = torch.cuda.max_memory_allocated() - before
     # What is told is what is reserved, which is rounded up.
-    assert seen <= plan.layout.bytes <= 1.2 * seen + 20 * MIB
+    assert seen <= plan.layout.peak_bytes <= 1.2 * seen + 20 * MIB

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.prediction.estimate import Estimate, estimate
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 
@@ -48,7 +48,7 @@ class Branching(nn.Module):
 
 
 def say(model: nn.Module, step, device: str = "cpu", **more) -> Estimate:
-    return estimate(model, step, device=device, operators=WorkspaceStore(), **more)
+    return estimate(model, step, device=device, operators=WorkspaceCache(), **more)
 
 
 IMAGE = (torch.empty(1, 3, 128, 128, device="meta"),)
@@ -61,7 +61,7 @@ def test_the_ledger_adds_up_and_says_where_it_comes_from() -> None:
     assert told.upper_bytes >= told.predicted_bytes >= told.live_bytes
     origins = {row.name: row.origin for row in told.ledger}
     assert origins["weights"] == origins["live activations"] == "traced"
-    assert origins["scratch"] == "probed"
+    assert origins["workspace"] == "probed"
     assert told.phase in ("forward", "backward")
     again = Estimate.model_validate_json(told.model_dump_json())
     assert again.model_dump() == told.model_dump()
@@ -92,7 +92,7 @@ def test_products_keep_a_workspace_in_each_thread_that_makes_them() -> None:
     layers, size = nn.Linear(64, 64), 32 * MIB
     for step, count in ((InferenceStep(tokens), 1), (TrainingStep(tokens), 2)):
         rows = {row.name: row for row in say(layers, step, "h200").ledger}
-        assert count * size <= rows["scratch"].value < count * size + MIB
+        assert count * size <= rows["workspace"].value < count * size + MIB
 
 
 def test_attention_is_that_of_the_device() -> None:

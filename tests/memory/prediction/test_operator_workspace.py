@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction.cpu_workspace import (
     CpuWorkspace,
-    _asked,
-    measure,
+    _allocated_bytes,
+    measure_operator,
     peak_with_workspace,
 )
 from lowtide.memory.prediction.estimate import trace_step
@@ -41,8 +41,8 @@ def test_the_peak_is_what_the_profiler_sees(training: bool, layout: torch.memory
     model = Net().to(memory_format=layout)
     inputs = (torch.rand(1, 3, 96, 104).contiguous(memory_format=layout),)
     step = TrainingStep(inputs, optimizer="sgd") if training else InferenceStep(inputs)
-    scratch = CpuWorkspace(WorkspaceStore())
-    told = peak_with_workspace(trace_step(model, step), scratch.inside)
+    scratch = CpuWorkspace(WorkspaceCache())
+    told = peak_with_workspace(trace_step(model, step), scratch.operator_peak)
     run = step.prepare(model)
     run(NullObserver())
     held = sum(tensor.nbytes for tensor in [*model_tensors(model), *input_tensors(step)])
@@ -52,14 +52,14 @@ def test_the_peak_is_what_the_profiler_sees(training: bool, layout: torch.memory
 
 
 def test_an_operator_is_measured_once_for_a_signature(tmp_path) -> None:
-    store = WorkspaceStore(tmp_path)
+    store = WorkspaceCache(tmp_path)
     scratch = CpuWorkspace(store)
-    first = scratch.inside(convolution())
-    assert scratch.inside(convolution()) == first
+    first = scratch.operator_peak(convolution())
+    assert scratch.operator_peak(convolution()) == first
     assert scratch.measured == 1
     store.save()
-    again = CpuWorkspace(WorkspaceStore(tmp_path))
-    assert again.inside(convolution()) == first
+    again = CpuWorkspace(WorkspaceCache(tmp_path))
+    assert again.operator_peak(convolution()) == first
     assert again.measured == 0
 
 
@@ -68,19 +68,19 @@ def test_an_operator_is_measured_once_for_a_signature(tmp_path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scaled_from_a_few_rows_is_as_measured(stride, channels_last, dtype) -> None:
     call = convolution(1000, stride=stride, channels_last=channels_last, dtype=dtype)
-    scratch = CpuWorkspace(WorkspaceStore())
-    told = scratch._scaled(call)
+    scratch = CpuWorkspace(WorkspaceCache())
+    told = scratch._extrapolated(call)
     if dtype == torch.float32:
-        assert told == pytest.approx(measure(call), rel=0.03)
+        assert told == pytest.approx(measure_operator(call), rel=0.03)
     else:
         # Pages touched in low precision are counted with the noise of a whole process.
-        assert 0.4 * measure(call) <= told <= 1.03 * _asked(call)
+        assert 0.4 * measure_operator(call) <= told <= 1.03 * _allocated_bytes(call)
 
 
 def test_nothing_over_the_limit_is_run_and_that_is_said() -> None:
-    scratch = CpuWorkspace(WorkspaceStore(), limit_bytes=1000)
+    scratch = CpuWorkspace(WorkspaceCache(), limit_bytes=1000)
     call = convolution()
-    assert scratch.inside(call) == largest_workspace_ratio(call) * operand_bytes(call)
+    assert scratch.operator_peak(call) == largest_workspace_ratio(call) * operand_bytes(call)
     assert [name for name, _ in scratch.assumed.values()] == ["convolution.default"]
     assert scratch.measured == 0
 
@@ -120,12 +120,12 @@ def test_operators_that_cannot_reach_the_peak_are_not_measured() -> None:
 
 
 def test_damaged_stores_are_measured_again(tmp_path) -> None:
-    store = WorkspaceStore(tmp_path)
+    store = WorkspaceCache(tmp_path)
     store.put("key", 5)
     store.save()
     path = next(tmp_path.iterdir())
     path.write_text("{")
-    assert WorkspaceStore(tmp_path).get("key") is None
+    assert WorkspaceCache(tmp_path).get("key") is None
     store.put("other", 6)
     store.save()
-    assert WorkspaceStore(tmp_path).get("other") == 6
+    assert WorkspaceCache(tmp_path).get("other") == 6

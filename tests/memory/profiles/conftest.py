@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from lowtide.memory.profiles import profile_of
+from lowtide.memory.profiles import local_profile
 
 
 @pytest.fixture
 def card():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine")
-    return profile_of("cuda:0")
+    return local_profile("cuda:0")

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from lowtide.attention.sdpa_rules import promotes_three_dimensions
 from lowtide.core.units import MIB
 from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.memory.profiles.attention import attention_as_on
+from lowtide.memory.profiles.attention import simulate_attention
 from lowtide.memory.profiles.attention_scratch import (
     AttentionShape,
     efficient_backward_bytes,
@@ -62,7 +62,7 @@ def test_math_multiplies_gradient_and_softmax_on_a_card():
             for scratch in (False, True)
         )
         assert full - bare == near(4 * SCORES)
-        with FakeTensorMode(), Live() as live, attention_as_on(HOPPER):
+        with FakeTensorMode(), Live() as live, simulate_attention(HOPPER):
             query, key, value = qkv(SHAPE, FP32, grad=True)
             for _ in range(3):
                 value = F.scaled_dot_product_attention(query, key, value)
@@ -126,7 +126,7 @@ def test_masks_are_expanded_without_copies_unless_misaligned():
 
 
 def test_a_mask_of_truth_values_becomes_numbers():
-    with FakeTensorMode(), Live() as live, attention_as_on(AMPERE):
+    with FakeTensorMode(), Live() as live, simulate_attention(AMPERE):
         query, key, value = qkv(SHAPE, BF16)
         mask = torch.empty(4096, 4096, dtype=torch.bool)
         base = live.now
@@ -137,7 +137,7 @@ def test_a_mask_of_truth_values_becomes_numbers():
 def test_a_learned_bias_keeps_the_fused_kernel_on_cards_and_loses_it_on_the_cpu():
     paths = {}
     for profile in (AMPERE, HOST):
-        with FakeTensorMode(), Live() as live, attention_as_on(profile):
+        with FakeTensorMode(), Live() as live, simulate_attention(profile):
             bias = torch.zeros(8, 256, 256, dtype=FP32, requires_grad=True)
             F.scaled_dot_product_attention(*qkv(grad=True), bias[None]).sum().backward()
             assert bias.grad.shape == bias.shape
@@ -147,7 +147,7 @@ def test_a_learned_bias_keeps_the_fused_kernel_on_cards_and_loses_it_on_the_cpu(
 
 
 def test_three_dimensions_are_what_this_release_makes_of_them():
-    with FakeTensorMode(), attention_as_on(AMPERE) as log:
+    with FakeTensorMode(), simulate_attention(AMPERE) as log:
         query, key, value = qkv((8, 256, 64), BF16, grad=True)
         for mask in (None, torch.empty(256, 256, dtype=BF16), torch.empty(8, 256, 256, dtype=BF16)):
             out = F.scaled_dot_product_attention(query, key, value, mask)
@@ -162,13 +162,13 @@ def test_three_dimensions_are_what_this_release_makes_of_them():
 def test_the_question_about_three_dimensions_is_not_answered_by_a_fake_tensor():
     outside = promotes_three_dimensions()
     promotes_three_dimensions.cache_clear()
-    with FakeTensorMode(), Live() as live, attention_as_on(AMPERE):
+    with FakeTensorMode(), Live() as live, simulate_attention(AMPERE):
         assert promotes_three_dimensions() == outside
     assert live.ops == []
 
 
 def test_grouped_heads_take_flash():
-    with FakeTensorMode(), attention_as_on(AMPERE) as log:
+    with FakeTensorMode(), simulate_attention(AMPERE) as log:
         query = torch.empty(1, 8, 256, 64, dtype=BF16, requires_grad=True)
         key = torch.empty(1, 2, 256, 64, dtype=BF16, requires_grad=True)
         out = F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
@@ -178,7 +178,7 @@ def test_grouped_heads_take_flash():
 
 
 def test_autocast_decides_before_the_kernel_is_chosen():
-    with FakeTensorMode(), attention_as_on(AMPERE) as log:
+    with FakeTensorMode(), simulate_attention(AMPERE) as log:
         with torch.autocast("cpu", dtype=BF16):
             assert F.scaled_dot_product_attention(*qkv()).dtype == BF16
         assert F.scaled_dot_product_attention(*qkv()).dtype == FP32
@@ -195,7 +195,7 @@ def test_autocast_decides_before_the_kernel_is_chosen():
     ids=lambda f: f.__name__,
 )
 def test_however_it_is_called(attend):
-    with FakeTensorMode(), Live() as live, attention_as_on(AMPERE) as log:
+    with FakeTensorMode(), Live() as live, simulate_attention(AMPERE) as log:
         attend(*qkv(dtype=BF16))
     assert dict(log.paths) == {"flash": 1}
     assert any("_scaled_dot_product_flash_attention.default" in op for op in live.ops)
@@ -203,7 +203,7 @@ def test_however_it_is_called(attend):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_multi_head_attention_is_covered(training):
-    with FakeTensorMode(), attention_as_on(AMPERE) as log:
+    with FakeTensorMode(), simulate_attention(AMPERE) as log:
         layer = nn.MultiheadAttention(64, 4, batch_first=True, dtype=BF16).train(training)
         tokens = torch.empty(2, 256, 64, dtype=BF16)
         with torch.set_grad_enabled(training):
@@ -226,7 +226,7 @@ def test_multi_head_attention_is_covered(training):
     ids=["Tensor.backward", "reentrant", "autograd.backward", "autograd.grad"],
 )
 def test_checkpointing_runs_attention_again_in_the_backward_pass(differentiate, reentrant):
-    with FakeTensorMode(), attention_as_on(AMPERE) as log:
+    with FakeTensorMode(), simulate_attention(AMPERE) as log:
         tensors = qkv(dtype=BF16, grad=True)
         attend = lambda *qkv: F.scaled_dot_product_attention(*qkv)  # noqa: E731
         out = checkpoint(attend, *tensors, use_reentrant=reentrant)
@@ -237,10 +237,10 @@ def test_checkpointing_runs_attention_again_in_the_backward_pass(differentiate, 
 def test_outside_everything_is_as_before_and_real_tensors_are_refused():
     query, key, value = (torch.rand(1, 2, 8, 16) for _ in range(3))
     before = F.scaled_dot_product_attention(query, key, value)
-    with attention_as_on(AMPERE), pytest.raises(TypeError, match="fake tensors"):
+    with simulate_attention(AMPERE), pytest.raises(TypeError, match="fake tensors"):
         F.scaled_dot_product_attention(query, key, value)
     assert torch.equal(F.scaled_dot_product_attention(query, key, value), before)
-    with attention_as_on(HOST):
+    with simulate_attention(HOST):
         assert torch.equal(F.scaled_dot_product_attention(query, key, value), before)
 
 

@@ -7,10 +7,15 @@ import torch
 import torch.nn.functional as F
 from packaging.version import Version
 
-from lowtide.attention.sdpa_rules import installed_versions, prefers_cudnn, refusal, sdpa_kernel_for
+from lowtide.attention.sdpa_rules import (
+    installed_versions,
+    kernel_unsupported_reason,
+    prefers_cudnn,
+    sdpa_kernel_for,
+)
 from lowtide.attention.spec import AttentionCall
 from lowtide.core.units import GIB
-from lowtide.memory.profiles.local_device import DriverFacts, profile_from_facts
+from lowtide.memory.profiles.local_device import DriverFacts, profile_from_driver
 from support.gpu_attention import (
     ADA,
     AMPERE,
@@ -89,7 +94,7 @@ def test_the_kernel_is(expected, profile, options):
     assert path(profile, **options) == expected
 
 
-TURING = profile_from_facts(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
+TURING = profile_from_driver(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
 
 
 @pytest.mark.parametrize(
@@ -137,14 +142,28 @@ def test_cudnn_comes_first_on_data_center_cards_by_version():
 
 
 def test_a_refusal_says_why():
-    assert refusal("flash", AMPERE, call()) is None
-    assert refusal("flash", AMPERE, call(has_mask=True)) == "there is a mask"
-    assert refusal("flash", AMPERE, call(enabled=frozenset())) == "it is disabled"
-    assert refusal("cudnn", HOPPER, call(head_dim=20)) == "a head dimension is not a multiple of 8"
-    assert refusal("cudnn", HOPPER, call(dropout=0.1)) == "the dropout is not a multiple of 1/16"
-    assert refusal("cudnn", HOPPER, call(batch=65536)) == "there are over 65535 batches or heads"
-    assert refusal("cudnn", AMPERE, call(head_dim=136)) == "a head dimension is too large"
-    assert refusal("cudnn", HOPPER, call(key_tokens=1)) == "there is only one token"
+    assert kernel_unsupported_reason("flash", AMPERE, call()) is None
+    assert kernel_unsupported_reason("flash", AMPERE, call(has_mask=True)) == "there is a mask"
+    assert kernel_unsupported_reason("flash", AMPERE, call(enabled=frozenset())) == "it is disabled"
+    assert (
+        kernel_unsupported_reason("cudnn", HOPPER, call(head_dim=20))
+        == "a head dimension is not a multiple of 8"
+    )
+    assert (
+        kernel_unsupported_reason("cudnn", HOPPER, call(dropout=0.1))
+        == "the dropout is not a multiple of 1/16"
+    )
+    assert (
+        kernel_unsupported_reason("cudnn", HOPPER, call(batch=65536))
+        == "there are over 65535 batches or heads"
+    )
+    assert (
+        kernel_unsupported_reason("cudnn", AMPERE, call(head_dim=136))
+        == "a head dimension is too large"
+    )
+    assert (
+        kernel_unsupported_reason("cudnn", HOPPER, call(key_tokens=1)) == "there is only one token"
+    )
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16, torch.float64])

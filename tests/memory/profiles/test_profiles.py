@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from lowtide.core.errors import UsageError
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.meter import total_host_bytes
-from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names, profile_of
-from lowtide.memory.profiles.local_device import DriverFacts, architecture_of, profile_from_facts
+from lowtide.memory.profiles import DeviceProfile, load_profile, local_profile, profile_names
+from lowtide.memory.profiles.local_device import DriverFacts, architecture_of, profile_from_driver
 from lowtide.memory.profiles.profile import FIGURES
 from support.gpu_attention import ADA, HOPPER, HOST
 
@@ -112,7 +112,7 @@ def test_convolution_scratch_is_a_multiple_with_a_cap():
 
 
 def test_the_host_is_measured():
-    host = profile_of("cpu")
+    host = local_profile("cpu")
     assert host.total_bytes == total_host_bytes()
     assert host.provenance["total_bytes"].kind == "known"
     assert host.context_bytes == 0 and not host.expandable_segments
@@ -121,18 +121,18 @@ def test_the_host_is_measured():
 
 def test_a_known_card_keeps_its_figures_and_takes_the_drivers_memory():
     facts = DriverFacts("NVIDIA GeForce RTX 3070", (8, 6), 8 * GIB, 46)
-    card = profile_from_facts(facts)
+    card = profile_from_driver(facts)
     assert card.name == "rtx3070-8gb" and card.total_bytes == 8 * GIB
     assert card.provenance["total_bytes"].kind == "known"
     assert card.flops == load_profile("rtx3070").flops
     # A card of that name with other memory is another card.
-    other = profile_from_facts(replace(facts, total_bytes=16 * GIB))
+    other = profile_from_driver(replace(facts, total_bytes=16 * GIB))
     assert other.name == "nvidia-geforce-rtx-3070" and other.flops == card.flops
 
 
 def test_an_unknown_card_takes_scaled_priors_of_the_nearest():
     facts = DriverFacts("NVIDIA H100 PCIe", (9, 0), 79 * GIB, 114, 2_000_000_000_000)
-    card = profile_from_facts(facts)
+    card = profile_from_driver(facts)
     assert card.architecture == "hopper" and card.workspaces == HOPPER.workspaces
     assert card.flops["bf16"] == pytest.approx(HOPPER.flops["bf16"] * 114 / 132)
     assert card.bandwidth_bytes_per_s == 2_000_000_000_000
@@ -141,7 +141,7 @@ def test_an_unknown_card_takes_scaled_priors_of_the_nearest():
 
 
 def test_a_card_before_ampere_has_no_bf16():
-    card = profile_from_facts(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
+    card = profile_from_driver(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
     assert card.architecture == "turing" and card.supports == ("fp32", "fp16")
     assert set(card.flops) == {"fp32", "fp16"}
     assert card.provenance["bandwidth_bytes_per_s"].kind == "prior"
@@ -154,7 +154,7 @@ def test_a_card_before_ampere_has_no_bf16():
 )
 def test_devices_that_are_not_there(device, complaint):
     with pytest.raises(UsageError, match=complaint):
-        profile_of(device)
+        local_profile(device)
 
 
 @pytest.mark.gpu

@@ -131,7 +131,7 @@ def ratio():
             with device:
                 for side, batch in inputs:
                     trunk(torch.empty(batch, 3, side, side))
-        return device.peak_reserved / device.peak_live
+        return device.peak_reserved / device.peak_live_bytes
 
     return of
 

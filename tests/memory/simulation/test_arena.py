@@ -25,7 +25,7 @@ from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import memory_pages
+from lowtide.streaming.pages.placement import memory_page_factory
 from lowtide.streaming.planner.dry_run import dry_run, trace_run
 from lowtide.streaming.planner.layout_search import LayoutSearch
 
@@ -79,9 +79,9 @@ def test_a_ledger_tells_the_piece_that_it_holds_with():
     trace = trace_step(nn.Sequential(*layers), InferenceStep((torch.rand(1, 8, 512, 512),)))
     profile = load_profile("rtx3060-12gb")
     usual, one = (
-        predict_cuda(trace, profile, NO_MARGIN, in_one=way) for way in (None, "inference")
+        predict_cuda(trace, profile, NO_MARGIN, arena_phase=way) for way in (None, "inference")
     )
-    assert usual.piece == 0 < one.piece
+    assert usual.arena_bytes == 0 < one.arena_bytes
     assert sum(row.value for row in one.rows) < sum(row.value for row in usual.rows)
 
 
@@ -90,11 +90,11 @@ def test_workspaces_that_stay_are_none_of_a_piece():
     model, image = nn.Sequential(*layers).eval().requires_grad_(False), torch.rand(1 << 14, 192)
     profile = load_profile("rtx3060-12gb")
     trace = trace_step(model, InferenceStep((image,)))
-    priced = predict_cuda(trace, profile, NO_MARGIN, in_one="inference")
-    held = [*trace.held.items(), (-1, profile.workspaces.blas_bytes[0])]
+    priced = predict_cuda(trace, profile, NO_MARGIN, arena_phase="inference")
+    held = [*trace.initial.items(), (-1, profile.workspaces.blas_bytes[0])]
     events = [(event.storage, event.size) for event in trace.events]
-    assert priced.piece == best_arena_bytes(held, events) > 0
-    reserved = replay_with_arena(held, events, priced.piece).peak_reserved
+    assert priced.arena_bytes == best_arena_bytes(held, events) > 0
+    reserved = replay_with_arena(held, events, priced.arena_bytes).peak_reserved
     rows = {row.name: row.value for row in priced.rows}
     assert sum(rows.values()) - rows["context"] - rows["margin"] == reserved
 
@@ -102,7 +102,7 @@ def test_workspaces_that_stay_are_none_of_a_piece():
 def test_a_program_knows_whether_it_multiplies():
     layers = nn.Sequential(nn.Conv2d(3, 8, 1), nn.SiLU()), nn.Sequential(nn.Linear(20, 30))
     found = [
-        lower_to_rows(capture(net.eval(), torch.rand(1, 3, 24, 20))).multiplies for net in layers
+        lower_to_rows(capture(net.eval(), torch.rand(1, 3, 24, 20))).has_matmul for net in layers
     ]
     assert found == [False, True]
 
@@ -116,9 +116,9 @@ def test_a_run_says_whether_it_multiplies(monkeypatch):
     image = torch.rand(1, 3, 24, 20)
     for net in nn.Conv2d(3, 8, 1), nn.Sequential(nn.Conv2d(3, 8, 1), nn.Linear(20, 30)):
         program = lower_to_rows(capture(net.eval(), image))
-        pages = memory_pages(program, image.device)
-        sweep = BandExecutor(program, cut_segments(program), (2,), pages, piece=MIB)
-        collect_rows(program, sweep.run(MemoryPage.of(image, 2)))
+        pages = memory_page_factory(program, image.device)
+        sweep = BandExecutor(program, cut_segments(program), (2,), pages, arena_bytes=MIB)
+        collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2)))
     assert offered == [(MIB, False), (MIB, True)]
 
 
@@ -151,7 +151,7 @@ def test_what_is_taken_before_a_run_is_none_of_its_piece():
             model(image)
         del result
         profile = load_profile("rtx3060-12gb")
-        found.append(predict_cuda(tracer.trace, profile, NO_MARGIN, in_one="bands"))
+        found.append(predict_cuda(tracer.trace, profile, NO_MARGIN, arena_phase="bands"))
     assert found[0].piece == found[1].piece > 0
     apart = [sum(row.value for row in priced.rows) for priced in found]
     assert apart[1] - apart[0] == 50 * MIB
@@ -163,12 +163,12 @@ def test_the_result_is_taken_before_all_bands(tmp_path, monkeypatch):
     model, image = nn.Conv2d(3, 5, 3, padding=1).eval(), torch.rand(1, 3, 64, 48)
     program = lower_to_rows(capture(model, image))
     layout = next(LayoutSearch(program).drafts((MIB,), ("memory",)))
-    trace = trace_run(program, layout, held=True)
+    trace = trace_run(program, layout, whole_image=True)
     start = next(op for op, name in trace.marks if name == "bands")
     early = [event.size for event in trace.events if event.op < start]
     assert early == [5 * 64 * 48 * 4]
     # The image is the caller's.
-    assert not any(event.storage in trace.held for event in trace.events)
+    assert not any(event.storage in trace.initial for event in trace.events)
 
 
 def test_a_recording_has_none(tmp_path, monkeypatch):
@@ -179,15 +179,15 @@ def test_a_recording_has_none(tmp_path, monkeypatch):
     profile = load_profile("rtx3060-12gb")
     for layout in LayoutSearch(program).drafts((16 * MIB,), ("memory", "host")):
         usual, own = (
-            dry_run(program, layout, held=True, profile=profile, in_one=way)
+            dry_run(program, layout, whole_image=True, profile=profile, use_arena=way)
             for way in (True, False)
         )
-        assert own.piece == 0 and usual.bytes <= own.bytes
+        assert own.arena_bytes == 0 and usual.peak_bytes <= own.peak_bytes
 
 
 def test_what_the_allocator_keeps_is_not_taken_again(monkeypatch):
     cpu, taken = torch.device("cpu"), []
-    monkeypatch.setattr(arena, "_kept", lambda _: 10 * MIB)
+    monkeypatch.setattr(arena, "_cached_bytes", lambda _: 10 * MIB)
     for size in (0, 9 * MIB, 12 * MIB, 20 * MIB):
         with Tracer() as tracer:
             arena.reserve_arena(size, cpu)
@@ -203,7 +203,7 @@ def test_a_result_is_not_cut_out_of_the_piece_that_a_run_left(monkeypatch):
         blocks = [{"size": size * MIB, "state": "inactive"} for size in free]
         blocks.append({"size": 99 * MIB, "state": "active_allocated"})
         segment = {"device": device, "segment_pool_id": pool, "blocks": blocks}
-        monkeypatch.setattr(arena, "_kept", lambda _: sum(free) * MIB)
+        monkeypatch.setattr(arena, "_cached_bytes", lambda _: sum(free) * MIB)
         monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [segment])
 
     for free, facts, aside in (
@@ -224,7 +224,7 @@ def test_a_result_is_not_cut_out_of_the_piece_that_a_run_left(monkeypatch):
 @pytest.mark.parametrize("products", [False, True])
 def test_the_workspace_of_products_comes_before_the_piece(products):
     with Tracer() as tracer:
-        arena.reserve_arena(MIB, torch.device("cpu"), products=products)
+        arena.reserve_arena(MIB, torch.device("cpu"), has_matmul=products)
     names = [op.name for op in tracer.trace.ops]
     assert ("mm.default" in names[:-1]) == products
     taken = [event for event in tracer.trace.events if event.size > 0]
@@ -253,11 +253,15 @@ def test_a_run_takes_the_piece_before_all_else():
     peaks = {}
     for size in 0, 3 * MIB:
         sweep = BandExecutor(
-            program, cut_segments(program), (4,), memory_pages(program, image.device), piece=size
+            program,
+            cut_segments(program),
+            (4,),
+            memory_page_factory(program, image.device),
+            arena_bytes=size,
         )
         tracer = Tracer()
         with tracer, torch.inference_mode():
-            found = collect_rows(program, sweep.run(MemoryPage.of(image, 2)))
+            found = collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2)))
         assert torch.allclose(found, model(image), atol=1e-6)
         assert tracer.trace.events[0].size == size or not size
         peaks[size] = tracer.trace.peak_bytes
@@ -273,7 +277,7 @@ def test_a_card_reserves_what_is_told(dtype, tmp_path, monkeypatch):
     model = nn.Sequential(*layers).eval().to("cuda", dtype)
     image = torch.rand(1, 3, 1024, 768, device="cuda", dtype=dtype)
     small = lowtide.stream(model, budget="160MiB")
-    told = small.prepare(image).layout.bytes
+    told = small.prepare(image).layout.peak_bytes
     small(image)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

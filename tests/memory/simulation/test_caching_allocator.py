@@ -165,7 +165,7 @@ def test_blocks_over_the_split_limit_are_given_back_one_by_one():
     ],
 )
 def test_rounding_to_divisions_of_powers_of_two(size, divisions, rounded):
-    assert CachingAllocator(roundup_power2_divisions=divisions).rounded(size) == rounded
+    assert CachingAllocator(roundup_power2_divisions=divisions).round_size(size) == rounded
 
 
 @pytest.mark.parametrize(

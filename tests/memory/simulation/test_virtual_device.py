@@ -32,16 +32,16 @@ def test_storages_count_once_and_until_they_go():
         first = torch.empty(1000)
         view = first.view(10, 100)[2:].t()
         first.add_(1)
-        assert (device.live, device.allocations) == (4000, 1)
+        assert (device.live_bytes, device.allocations) == (4000, 1)
         second = first + 1
-        assert (device.live, device.allocations) == (8000, 2)
+        assert (device.live_bytes, device.allocations) == (8000, 2)
         del first
-        assert device.live == 8000  # the view holds it
+        assert device.live_bytes == 8000  # the view holds it
         del view
-        assert device.live == 4000
+        assert device.live_bytes == 4000
         assert device.allocator.allocated == 4096
         del second
-        assert (device.live, device.peak_live) == (0, 8000)
+        assert (device.live_bytes, device.peak_live_bytes) == (0, 8000)
         assert device.peak_reserved == 2 * MIB
 
 
@@ -53,15 +53,15 @@ def test_what_was_there_before_is_not_charged():
         F.dropout(before, training=False)
         shared = torch.from_numpy(memory)
         torch.as_tensor(memory).add_(shared)
-        assert device.live == device.allocations == 0
+        assert device.live_bytes == device.allocations == 0
         made = torch.tensor([1.0, 2.0])
-        assert device.live == 8
+        assert device.live_bytes == 8
         made.resize_(100)
-        assert device.live == 400
+        assert device.live_bytes == 400
         halves = torch.empty(100).split(50)
-        assert device.live == 800
+        assert device.live_bytes == 800
         del made, halves
-    assert device.live == 0
+    assert device.live_bytes == 0
 
 
 def test_addresses_used_again_are_not_mistaken():
@@ -70,7 +70,7 @@ def test_addresses_used_again_are_not_mistaken():
         for _ in range(50):
             torch.empty(1)
             torch.from_numpy(np.zeros(100, np.float32)).mul_(2)
-        assert device.live == 0
+        assert device.live_bytes == 0
         assert device.allocations == 50
 
 
@@ -78,9 +78,9 @@ def test_what_outlives_the_visit_is_released_later():
     with VirtualDevice() as device:
         kept = torch.empty(1000)
     other = torch.empty(1000)
-    assert device.live == 4000
+    assert device.live_bytes == 4000
     del kept, other
-    assert (device.live, device.allocator.allocated) == (0, 0)
+    assert (device.live_bytes, device.allocator.allocated) == (0, 0)
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
@@ -94,7 +94,7 @@ def test_runs_give_the_same_numbers_and_ask_for_the_same(mode):
     # Two convolutions and the shuffle; the activation works in place.
     maps = [2 * channels * 400 * 4 for channels in (8, 12, 12)]
     assert device.allocations == 3
-    assert device.peak_live >= maps[1] + maps[2]
+    assert device.peak_live_bytes >= maps[1] + maps[2]
 
 
 def test_the_parts_of_composite_operators_are_seen_in_inference_mode():
@@ -108,7 +108,7 @@ def test_the_parts_of_composite_operators_are_seen_in_inference_mode():
             torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
         ):
             F.scaled_dot_product_attention(query, query, query, mask)
-        peaks.append(device.peak_live)
+        peaks.append(device.peak_live_bytes)
     assert peaks[0] == peaks[1] > 2 * 64 * 64 * 4  # the scores are among them
 
 
@@ -140,7 +140,7 @@ def test_training_is_followed_through_backward_and_optimizer():
     weights = sum(p.nbytes for p in net.parameters())
     assert seen[1] == seen[3] == seen[5] >= 2 * weights  # a steady state, the moments included
     gc.collect()
-    assert device.live == 0
+    assert device.live_bytes == 0
     with VirtualDevice() as frugal:
         assert losses(small_net(), recompute=True) == alone
     assert frugal.allocations > device.allocations
@@ -172,7 +172,7 @@ def test_the_numbered_allocation_fails_and_leaves_nothing(number):
         free_exception(failure, "cpu")
         for parameter in net.parameters():
             parameter.grad = None
-        assert device.live == 0
+        assert device.live_bytes == 0
         run()  # the fault does not come again
 
 
@@ -184,7 +184,7 @@ def test_several_allocations_may_fail():
                 held.append(torch.empty(256))
             except SimulatedOutOfMemory:
                 failed.append(number)
-        assert (failed, len(held), device.live, device.allocations) == ([1, 2], 2, 2048, 4)
+        assert (failed, len(held), device.live_bytes, device.allocations) == ([1, 2], 2, 2048, 4)
 
 
 def tensors_alive():
@@ -198,14 +198,14 @@ def test_what_is_refused_is_neither_charged_nor_kept():
         before = {id(tensor) for tensor in tensors_alive()}
         with pytest.raises(SimulatedOutOfMemory, match=r"of 2\.00 MiB reserved") as caught:
             held.repeat(3)
-        assert (device.live, device.allocator.allocated) == (MIB, MIB)
+        assert (device.live_bytes, device.allocator.allocated) == (MIB, MIB)
         assert [t.shape for t in tensors_alive() if id(t) not in before] == []
         assert caught.value.requested == 3 * MIB
         with pytest.raises(SimulatedOutOfMemory) as caught:
             torch.empty(10, dtype=torch.uint8).resize_(2 * MIB)
-        assert device.live == MIB + 10  # an argument, as large as it was
+        assert device.live_bytes == MIB + 10  # an argument, as large as it was
         free_exception(caught.value, "cpu")
-        assert device.live == MIB
+        assert device.live_bytes == MIB
 
 
 def test_results_of_several_tensors_are_refused_together():
@@ -213,7 +213,7 @@ def test_results_of_several_tensors_are_refused_together():
         x = torch.rand(100)
         with pytest.raises(SimulatedOutOfMemory):
             torch.sort(x)  # its values are the second storage, its indices the third
-        assert device.live == 400
+        assert device.live_bytes == 400
 
 
 def test_capacity_counts_what_the_allocator_reserves():
@@ -225,7 +225,7 @@ def test_capacity_counts_what_the_allocator_reserves():
         small = torch.empty(12 * MIB, dtype=torch.uint8)
         with pytest.raises(SimulatedOutOfMemory):
             torch.empty(9 * MIB, dtype=torch.uint8)
-        assert device.live == 52 * MIB
+        assert device.live_bytes == 52 * MIB
         del small
         parts.append(torch.empty(9 * MIB, dtype=torch.uint8))
     assert device.peak_reserved == 60 * MIB
@@ -239,7 +239,7 @@ def test_devices_do_not_nest_but_can_be_entered_again():
             with pytest.raises(UsageError, match="already active"):
                 inner.__enter__()
     with device:
-        assert device.live == device.allocations == 0
+        assert device.live_bytes == device.allocations == 0
         torch.empty(10)
         assert device.allocations == 1
     assert kept.numel() == 1000
@@ -256,8 +256,8 @@ def test_other_threads_are_not_followed_but_may_let_go():
         worker = threading.Thread(target=held.clear)
         worker.start()
         worker.join()
-        assert device.live == 0
-        assert device.peak_live == 2000
+        assert device.live_bytes == 0
+        assert device.peak_live_bytes == 2000
 
 
 def test_expandable_segments():

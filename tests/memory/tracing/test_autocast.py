@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.memory.prediction.estimate import trace_step, traced_estimate
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.tracing.autocast import autocast_as_on
+from lowtide.memory.tracing.autocast import simulate_autocast
 from lowtide.memory.tracing.steps import TrainingStep
 from lowtide.memory.tracing.tracer import Tracer, record_trace
 
@@ -94,7 +94,7 @@ def test_the_types_are_those_of_cuda(name: str, given: torch.dtype) -> None:
                 with cuda_autocast(torch.bfloat16):
                     found.append(CALLS[name](x, weight).dtype)
             else:
-                with autocast_as_on(CARD), torch.autocast("cpu", torch.bfloat16):
+                with simulate_autocast(CARD), torch.autocast("cpu", torch.bfloat16):
                     found.append(CALLS[name](x, weight).dtype)
     assert found[1] == found[0]
 
@@ -105,15 +105,15 @@ def test_the_cpu_and_no_autocast_stay_as_they_are(call: str) -> None:
         x, weight = torch.empty(2, 8, 8, 8, dtype=torch.bfloat16), torch.empty(8)
         with torch.autocast("cpu", torch.bfloat16):
             plain = CALLS[call](x, weight).dtype
-            with autocast_as_on(CPU):
+            with simulate_autocast(CPU):
                 assert CALLS[call](x, weight).dtype == plain
-        with autocast_as_on(CARD):
+        with simulate_autocast(CARD):
             assert CALLS[call](x, weight.bfloat16()).dtype == torch.bfloat16
 
 
 def test_a_sum_takes_no_copy_of_what_it_reads() -> None:
     def run(tracer: Tracer) -> None:
-        with autocast_as_on(CARD), torch.autocast("cpu", torch.bfloat16):
+        with simulate_autocast(CARD), torch.autocast("cpu", torch.bfloat16):
             x.sum((2, 3))
 
     with FakeTensorMode():
@@ -152,7 +152,7 @@ def test_a_step_keeps_what_cuda_would(how: Any, more: int) -> None:
     )
     plain = trace_step(Norms(), step).peak_bytes
     once = trace_step(Norms(), step, profile=CARD).peak_bytes
-    with autocast_as_on(CARD):
+    with simulate_autocast(CARD):
         twice = trace_step(Norms(), step, profile=CARD).peak_bytes
     # Twins in fp32 where bf16 would do, more bytes for each element, in every block that is held.
     assert once - plain >= more * 2 * 16 * 32 * 32

@@ -54,7 +54,7 @@ class Odd(nn.Module):
 def traced(model: nn.Module, step: Step) -> tuple:
     trace = trace_step(model, step)
     # Autocast lets its copies of weights go in the order of their addresses.
-    return sorted(trace.events), trace.ops, trace.held, trace.kinds, trace.marks
+    return sorted(trace.events), trace.ops, trace.initial, trace.kinds, trace.marks
 
 
 @pytest.mark.parametrize("size", [(2, 7, 5), (1, 1, 9), (3, 4, 1)])

@@ -85,8 +85,8 @@ def test_fake_bytes_are_the_real_ones(name: str) -> None:
     fake = trace_step(model, STEPS[name])
     real = real_trace(model, STEPS[name])
     assert fake.peak_bytes == real.peak_bytes
-    assert fake.at_peak() == real.at_peak()
-    assert list(fake.live())[-1] == list(real.live())[-1]
+    assert fake.live_at_peak() == real.live_at_peak()
+    assert list(fake.live_bytes())[-1] == list(real.live_bytes())[-1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -144,7 +144,7 @@ def test_a_model_on_meta_needs_no_bytes() -> None:
     with torch.device("meta"):
         model, inputs = Net(32), torch.empty(1, 3, 64, 64)
     trace = trace_step(model, TrainingStep((inputs,)))
-    assert trace.at_peak()["weights"] == sum(p.nbytes for p in model_tensors(model))
+    assert trace.live_at_peak()["weights"] == sum(p.nbytes for p in model_tensors(model))
 
 
 def test_tied_weights_count_once() -> None:
@@ -158,7 +158,7 @@ def test_tied_weights_count_once() -> None:
             return self.two(self.one(x))
 
     model, step = Tied(), InferenceStep((torch.rand(2, 64),))
-    assert trace_step(model, step).at_peak()["weights"] == 64 * 64 * 4
+    assert trace_step(model, step).live_at_peak()["weights"] == 64 * 64 * 4
     assert trace_step(model, step).peak_bytes == real_trace(model, step).peak_bytes
 
 
@@ -194,7 +194,7 @@ def test_storages_are_counted_once_and_followed_to_their_end() -> None:
 
     trace = record_trace(work)
     assert trace.peak_bytes == 4000 + 3200
-    assert list(trace.live())[-1] == 0
+    assert list(trace.live_bytes())[-1] == 0
 
 
 @pytest.mark.parametrize(

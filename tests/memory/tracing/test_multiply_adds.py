@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.profiles.attention import attention_as_on
+from lowtide.memory.profiles.attention import simulate_attention
 from lowtide.memory.tracing.fake import FakeTwins
 from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import NullObserver, TrainingStep
@@ -48,7 +48,7 @@ class Mixed(nn.Module):
 def counted(model: nn.Module, step: TrainingStep, device: str) -> int:
     faker = FakeTwins()
     twin, fake = faker.model(model), faker.step(step)
-    with faker.running(), attention_as_on(load_profile(device)):
+    with faker.fake_mode(), simulate_attention(load_profile(device)):
         run = fake.prepare(twin)
         with FlopCounterMode(display=False) as counter:
             run(NullObserver())

@@ -6,7 +6,7 @@ from torch import nn
 
 import lowtide
 from lowtide.jobs.plan_train import plan_training
-from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_with_workspace
 from lowtide.memory.prediction.estimate import trace_step
@@ -47,8 +47,8 @@ def test_the_peak_is_what_the_profiler_sees(layer, training) -> None:
     make, shape = LAYERS[layer]
     model, inputs = Last(make()), (torch.rand(shape),)
     step = TrainingStep(inputs, optimizer="sgd") if training else InferenceStep(inputs)
-    scratch = CpuWorkspace(WorkspaceStore())
-    told = peak_with_workspace(trace_step(model, step), scratch.inside)
+    scratch = CpuWorkspace(WorkspaceCache())
+    told = peak_with_workspace(trace_step(model, step), scratch.operator_peak)
     run = step.prepare(model)
     run(NullObserver())
     held = sum(tensor.nbytes for tensor in [*model_tensors(model), *input_tensors(step)])
@@ -102,7 +102,7 @@ def test_an_operator_that_ends_its_process_is_taken_at_its_bound(tmp_path) -> No
     # Twice: the second time nothing is run.
     for _ in range(2):
         found = lowtide.estimate(Unchecked(), step)
-        (row,) = (row for row in found.ledger if row.name == "scratch")
+        (row,) = (row for row in found.ledger if row.name == "workspace")
         assert row.origin == "prior"
         assert row.value >= 3 * (10 * 2 * 8) * 4
         assert any("SIG" in note and "mkldnn_rnn_layer_backward" in note for note in found.notes), (

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError, ModelError, UsageError
-from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.steps import TrainingStep
 from lowtide.memory.training.fit_search import FitOption, FitReport, fit_to_budget
-from lowtide.memory.training.options import StepSettings, step_with
+from lowtide.memory.training.options import StepSettings, apply_settings
 
 CARD = load_profile("rtx3060-12gb")
 TOP = CARD.total_bytes
@@ -79,7 +79,7 @@ def plain(batch: int, size: tuple[int, int]) -> TrainingStep:
 
 
 def by_name(ladder: FitReport) -> dict[str, FitOption]:
-    return {rung.name: rung for rung in ladder.rungs}
+    return {rung.name: rung for rung in ladder.options}
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def peak(step: TrainingStep, model: nn.Module | None = None) -> int:
 
 
 def test_all_rungs_are_there_in_order(ladder: FitReport) -> None:
-    assert [rung.name for rung in ladder.rungs] == [
+    assert [rung.name for rung in ladder.options] == [
         "as requested",
         "fused optimizer",
         "validation one by one",
@@ -114,7 +114,7 @@ def test_all_rungs_are_there_in_order(ladder: FitReport) -> None:
         "fewer diffusion steps",
     ]
     assert ladder.chosen == 0
-    assert [rung.status for rung in ladder.rungs[:3]] == ["requested", "not needed", "not needed"]
+    assert [rung.status for rung in ladder.options[:3]] == ["requested", "not needed", "not needed"]
 
 
 def test_figures_are_those_of_the_steps_they_name(ladder: FitReport) -> None:
@@ -142,13 +142,13 @@ def test_figures_are_those_of_the_steps_they_name(ladder: FitReport) -> None:
 
 
 def test_what_is_freed_is_a_difference_of_traces(ladder: FitReport) -> None:
-    first = ladder.asked.predicted_bytes
+    first = ladder.requested.predicted_bytes
     before = first
-    for rung in ladder.rungs[1:]:
+    for rung in ladder.options[1:]:
         assert rung.predicted_bytes is not None
         assert rung.freed_bytes == before - rung.predicted_bytes
-        assert rung.freed_in_all_bytes == first - rung.predicted_bytes
-        if rung.status != "frees nothing":
+        assert rung.freed_total_bytes == first - rung.predicted_bytes
+        if rung.status != "no gain":
             before = rung.predicted_bytes
     step = asked(4, (64, 64))
     alone = {
@@ -161,7 +161,7 @@ def test_what_is_freed_is_a_difference_of_traces(ladder: FitReport) -> None:
 
 
 def test_validation_is_the_peak_and_its_rung_lowers_it(ladder: FitReport) -> None:
-    assert ladder.asked.phase == "validation"
+    assert ladder.requested.phase == "validation"
     rung = by_name(ladder)["validation one by one"]
     assert (rung.freed_alone_bytes or 0) > 0
     assert rung.phase != "validation"
@@ -184,8 +184,8 @@ def test_work_is_counted_and_not_assumed(ladder: FitReport) -> None:
 
 
 def test_fewer_diffusion_steps_free_nothing_and_say_why(ladder: FitReport) -> None:
-    rung = ladder.rungs[-1]
-    assert (rung.freed_bytes, rung.freed_alone_bytes, rung.status) == (0, 0, "frees nothing")
+    rung = ladder.options[-1]
+    assert (rung.freed_bytes, rung.freed_alone_bytes, rung.status) == (0, 0, "no gain")
     assert "none of its tensors has the steps" in rung.reason
 
 
@@ -203,7 +203,7 @@ def test_the_first_rung_that_fits_is_chosen(ladder: FitReport) -> None:
     assert found.choice is not None
     assert found.choice.name == "selective checkpointing"
     assert found.require() == found.choice
-    assert [rung.status for rung in found.rungs] == ["requested", *["taken"] * 5]
+    assert [rung.status for rung in found.options] == ["requested", *["applied"] * 5]
     # A byte less, and the next one is needed.
     less = fit_to_budget(
         Net(),
@@ -234,7 +234,7 @@ def test_nothing_fits() -> None:
     with pytest.raises(BudgetError, match=r"no option fits in 1\.00 MiB on rtx3060-12gb") as error:
         run(True)
     loose = run(False)
-    uppers = [rung.upper_bytes for rung in loose.rungs if rung.upper_bytes is not None]
+    uppers = [rung.upper_bytes for rung in loose.options if rung.upper_bytes is not None]
     assert error.value.smallest == loose.smallest.upper_bytes == min(uppers)
     assert loose.smallest.name in error.value.message
     assert loose.choice is None
@@ -244,7 +244,7 @@ def test_nothing_fits() -> None:
 def test_checkpointing_frees_nothing_where_the_optimizer_is_the_peak() -> None:
     step = TrainingStep((torch.empty(4, 512, device="meta"),), optimizer="adamw-foreach")
     rungs = by_name(fit_to_budget(Heavy(), step, budget_bytes=TOP, device=CARD))
-    assert rungs["full checkpointing"].status == "frees nothing"
+    assert rungs["full checkpointing"].status == "no gain"
     assert rungs["full checkpointing"].phase in ("backward", "optimizer")
     assert (rungs["full checkpointing"].freed_alone_bytes or 0) <= 0
 
@@ -319,15 +319,15 @@ def test_batches_are_divisors_and_keep_the_effective_batch() -> None:
         strict=False,
         full=False,
     )
-    batches = [rung.settings for rung in found.rungs if rung.name.startswith("batch")]
+    batches = [rung.settings for rung in found.options if rung.name.startswith("batch")]
     assert [(at.batch, at.accumulate) for at in batches] == [(3, 2), (1, 6)]
 
 
 def test_a_third_micro_batch_takes_no_more_than_the_second() -> None:
     step = dataclasses.replace(plain(1, (32, 32)), accumulate=5)
-    settings = StepSettings.of(step, None, None)
+    settings = StepSettings.from_step(step, None, None)
     assert settings.accumulate == 5
-    shorter = step_with(step, settings, settings, None)
+    shorter = apply_settings(step, settings, settings, None)
     assert shorter.accumulate == 2
     assert peak(shorter) == peak(step)
 
@@ -339,7 +339,7 @@ def test_on_the_cpu_a_change_that_costs_nothing_stays(tmp_path: Path) -> None:
         step,
         budget_bytes=1 << 30,
         device="cpu",
-        operators=WorkspaceStore(tmp_path),
+        operators=WorkspaceCache(tmp_path),
     )
     assert ladder.device == "cpu"
     rungs = by_name(ladder)
@@ -352,13 +352,13 @@ def test_on_the_cpu_a_change_that_costs_nothing_stays(tmp_path: Path) -> None:
 
 def test_it_is_data(ladder: FitReport) -> None:
     again = FitReport.model_validate_json(ladder.model_dump_json())
-    assert again.rungs == ladder.rungs
-    assert again.asked.model_dump() == ladder.asked.model_dump()
-    assert again.asked.trace is None
-    assert ladder.asked.trace is not None
+    assert again.options == ladder.options
+    assert again.requested.model_dump() == ladder.requested.model_dump()
+    assert again.requested.trace is None
+    assert ladder.requested.trace is not None
     assert str(again) == str(ladder)
     text = str(ladder)
-    for rung in ladder.rungs:
+    for rung in ladder.options:
         assert rung.name in text
     assert text.splitlines()[-1].startswith("fits in 11.8 GiB")
 

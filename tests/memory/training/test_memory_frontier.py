@@ -30,8 +30,8 @@ def test_an_exact_plan_is_not_beaten_by_a_bounded_one() -> None:
 def test_the_choice_is_marked_and_always_listed() -> None:
     given = plans((100, 1.0, "exact"), (50, 1.01, "exact"), (20, 9.0, "exact"))
     plan = choose_plan(given, Budget(200 * MIB, 200 * MIB, 0))
-    assert [point.chosen for point in plan.front].count(True) == 1
-    chosen = next(point for point in plan.front if point.chosen)
+    assert [point.chosen for point in plan.pareto_front].count(True) == 1
+    chosen = next(point for point in plan.pareto_front if point.chosen)
     assert chosen.upper_bytes == plan.upper_bytes
 
 

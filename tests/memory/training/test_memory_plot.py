@@ -47,7 +47,7 @@ def test_every_point_is_there_when_there_is_room(told: Estimate) -> None:
     curve = memory_curve(told.trace)
     assert len(curve.ops) == len(told.trace.events) + 1
     assert max(curve.totals) == told.trace.peak_bytes
-    assert curve.totals[0] == told.trace.held_bytes
+    assert curve.totals[0] == told.trace.initial_bytes
 
 
 @pytest.mark.parametrize("points", [1, 2, 7, 50, 4000])
@@ -59,7 +59,7 @@ def test_fewer_points_keep_the_peak(told: Estimate, points: int) -> None:
     assert max(curve.totals) == told.trace.peak_bytes
     at = curve.totals.index(told.trace.peak_bytes)
     assert curve.ops[at] == told.trace.peak_op()
-    assert {kind: sizes[at] for kind, sizes in curve.kinds.items()} == told.trace.at_peak()
+    assert {kind: sizes[at] for kind, sizes in curve.kinds.items()} == told.trace.live_at_peak()
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".PNG"])

@@ -192,9 +192,9 @@ def test_what_is_long_or_odd_is_looked_at_too():
     module = nn.Conv2d(3, 3, 1)
     module.odd, module.many = float("nan"), list(range(5000))
     before = ModuleFingerprint(module)
-    assert before.same(ModuleFingerprint(module))
+    assert before.matches(ModuleFingerprint(module))
     module.many.append(1)
-    assert not before.same(ModuleFingerprint(module))
+    assert not before.matches(ModuleFingerprint(module))
 
 
 def test_a_module_that_holds_its_own_streamed_run_is_not_changed_by_it():
@@ -229,7 +229,7 @@ def test_gradients_are_refused_before_anything_is_computed():
         module.requires_grad_(False)
         with pytest.raises(UsageError, match="no backward pass, and the input"):
             small(image.clone().requires_grad_())
-        assert not small._known
+        assert not small._prepared
         assert not small(image).requires_grad
 
 

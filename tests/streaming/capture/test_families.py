@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowtide.streaming.pages.placement import page_maker
+from lowtide.streaming.pages.placement import page_factory
 from support.band_runs import by_bands, check_parity, convolved_orders, program_of
 from support.stream_families import AUTOENCODERS, FAMILIES, Part, rolled
 
@@ -41,7 +41,7 @@ def test_convolutions_get_bands_that_lie_in_memory_as_whole_maps_do(name, pages)
         module = Part(make(), call)
     image = torch.rand(1, channels, 64, 40)
     program = program_of(module, image)
-    make_page = page_maker(program, pages, image.device)
+    make_page = page_factory(program, pages, image.device)
     with torch.no_grad():
         whole = convolved_orders(lambda: module.eval()(image))
     streamed = convolved_orders(lambda: by_bands(program, image, 5, 6, make_page))

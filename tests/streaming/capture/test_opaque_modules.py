@@ -73,11 +73,11 @@ def test_bands_are_bands():
 
 def test_reach_is_found():
     block = probe_halo("it", InNumpy(blurred), torch.zeros(1, 2, 70, 30))
-    assert (block.halo, block.grain, block.times, block.apart) == (3, 1, 1, 1)
+    assert (block.halo, block.grain, block.upscale, block.downscale) == (3, 1, 1, 1)
     block = probe_halo("it", InNumpy(windows_sharpened), torch.zeros(1, 2, 70, 30))
     assert (block.grain, block.channels) == (8, 2)
     block = probe_halo("it", InNumpy(halved), torch.zeros(1, 2, 70, 30))
-    assert (block.times, block.apart) == (1, 2)
+    assert (block.upscale, block.downscale) == (1, 2)
 
 
 def test_a_model_that_is_one_block():

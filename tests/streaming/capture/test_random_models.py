@@ -11,7 +11,7 @@ from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import page_maker
+from lowtide.streaming.pages.placement import page_factory
 from lowtide.streaming.planner.cut_points import CutPoints
 from lowtide.streaming.planner.dry_run import dry_run
 from lowtide.streaming.planner.select import select_layout
@@ -28,12 +28,12 @@ def drawn_layout(program, draw):
     again, pages = draw.choice((0, 16, 128)), draw.choice(("memory", "disk"))
     if draw.random() < 0.1:
         limit = int(2 ** draw.uniform(16, 23))
-        told = lambda layout: dry_run(program, layout, held=True).bytes  # noqa: E731
+        told = lambda layout: dry_run(program, layout, whole_image=True).peak_bytes  # noqa: E731
         try:
-            layout = select_layout(program, limit, told, (pages,), mixed=True)
+            layout = select_layout(program, limit, told, (pages,), partial_spill=True)
         except BudgetError as error:
-            layout = select_layout(program, error.smallest, told, (pages,), mixed=True)
-        return layout.segments, layout.bands, pages, layout.held
+            layout = select_layout(program, error.smallest, told, (pages,), partial_spill=True)
+        return layout.segments, layout.bands, pages, layout.resident
     segments = cut_segments(program, CutPoints(program).cuts(draw.randint(1, 12)), again)
     held = {index for part in segments for index in part.pages if draw.random() < 0.3}
     return segments, [draw.randint(1, 12) for _ in segments], pages, held
@@ -48,8 +48,10 @@ def check_draws(name, number, size, layouts):
     program = lower_to_rows(capture(module, image))
     for _ in range(layouts):
         segments, bands, pages, held = drawn_layout(program, draw)
-        sweep = BandExecutor(program, segments, bands, page_maker(program, pages, CPU, held=held))
-        found = torch.cat([rows for _, rows in sweep.run(MemoryPage.of(image, 2))], 2)
+        sweep = BandExecutor(
+            program, segments, bands, page_factory(program, pages, CPU, resident=held)
+        )
+        found = torch.cat([rows for _, rows in sweep.run(MemoryPage.from_tensor(image, 2))], 2)
         apart = (found - whole).abs().max() / whole.abs().max()
         assert apart <= BOUND, (name, size, bands, pages, apart)
 
@@ -66,12 +68,12 @@ def test_the_least_budget_that_an_error_names_is_enough(name):
     program = lower_to_rows(capture(module, torch.randn(1, channels, 24, 20)))
 
     def told(layout):
-        return dry_run(program, layout, held=True).bytes
+        return dry_run(program, layout, whole_image=True).peak_bytes
 
     with pytest.raises(BudgetError) as error:
         select_layout(program, 1024, told)
     least = error.value.smallest
-    assert select_layout(program, least, told).bytes <= least
+    assert select_layout(program, least, told).peak_bytes <= least
 
 
 @pytest.mark.slow

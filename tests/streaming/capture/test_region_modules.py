@@ -77,8 +77,8 @@ def test_the_steps_are_row_operators_with_the_module_inside():
     step = program.steps[block]
     assert isinstance(step, RowOp)
     assert step.rows.grain == 24
-    assert step.needed((24, 48)) == ([(20, 52)],)
-    assert not program.unruled
+    assert step.input_spans((24, 48)) == ([(20, 52)],)
+    assert not program.unsupported
 
 
 def test_what_it_takes_is_foretold():
@@ -86,7 +86,7 @@ def test_what_it_takes_is_foretold():
     image = torch.rand(1, 3, 384, 512)
     whole = live_peak_bytes(lambda: module(image))
     small = lowtide.stream(module, budget=whole // 2)
-    told = small.prepare(image).layout.bytes
+    told = small.prepare(image).layout.peak_bytes
     small(image)
     taken = live_peak_bytes(lambda: small(image))
     assert taken < 0.6 * whole
@@ -109,5 +109,7 @@ def test_what_modules_of_a_kind_take_is_measured_once(monkeypatch):
     blocks = [node.target for node in program.graph.nodes if isinstance(node.target, RegionModule)]
     assert len(blocks) == 6
     assert len(measured) == 2
-    halo, blended = ({one.work_bytes(8, 61, 33) for one in blocks[at : at + 3]} for at in (0, 3))
+    halo, blended = (
+        {one.workspace_bytes(8, 61, 33) for one in blocks[at : at + 3]} for at in (0, 3)
+    )
     assert len(halo) == len(blended) == 1 and halo != blended

@@ -47,15 +47,17 @@ def test_a_row_is_held_as_long_as_a_later_band_takes_it():
     (part,) = cut_segments(program)
     plan = list(schedule_bands(program, part, 6))
     for index in part.steps:
-        made = [row for band in plan for span in band.makes.get(index, []) for row in range(*span)]
+        made = [
+            row for band in plan for span in band.computed.get(index, []) for row in range(*span)
+        ]
         assert len(made) == len(set(made)), "a row was made twice"
     # The last rows are rolled to the top: made for the first band, they wait for their own place.
     first = part.steps[0]
-    assert (34, 37) in plan[0].makes[first]
-    assert [(34, 37) in band.holds.get(first, []) for band in plan] == [True] * 5 + [False]
+    assert (34, 37) in plan[0].computed[first]
+    assert [(34, 37) in band.held.get(first, []) for band in plan] == [True] * 5 + [False]
     (given,) = program.graph.inputs
     for band, *others in (plan[at:] for at in range(6)):
-        assert band.leaves.get(given, []) == union(
+        assert band.later_reads.get(given, []) == union(
             span for later in others for span in later.reads.get(given, [])
         )
 

@@ -17,7 +17,7 @@ def overwritten(program, bands=3):
     (part,) = cut_segments(program)
     band = next(schedule_bands(program, part, bands))
     nodes = program.graph.nodes
-    return {op_name(nodes[index].target): nodes[one].name for index, one in band.over.items()}
+    return {op_name(nodes[index].target): nodes[one].name for index, one in band.in_place.items()}
 
 
 def chain(x):
@@ -33,12 +33,12 @@ def test_a_chain_of_pointwise_operators_stays_in_one_place():
         if op_name(program.graph.nodes[index].target) in ("gelu", "mul", "silu", "add"):
             (one,) = step.inputs
             given = torch.rand(1, 8, 5, 21, dtype=torch.float64)
-            made = step.over[one]((0, 5), [given], [])
+            made = step.in_place_runs[one]((0, 5), [given], [])
             storages.add(made.data_ptr() == given.data_ptr())
             # A part of something larger is left alone.
             wide = torch.rand(1, 8, 9, 21, dtype=torch.float64)
             before = wide.clone()
-            step.over[one]((0, 5), [wide.narrow(2, 0, 5)], [])
+            step.in_place_runs[one]((0, 5), [wide.narrow(2, 0, 5)], [])
             assert torch.equal(wide, before)
     assert storages == {True}
     check_parity(module, image)

@@ -82,7 +82,7 @@ def test_another_size_or_other_rounding_is_recorded_anew_and_the_former_goes(aga
         for _ in range(3):
             assert torch.equal(calls(torch.sin, image), image.sin())
     assert again.recorded == 2
-    former = weakref.ref(calls._kept)
+    former = weakref.ref(calls._recording)
     before = torch.backends.cuda.matmul.allow_tf32
     try:
         torch.backends.cuda.matmul.allow_tf32 = not before

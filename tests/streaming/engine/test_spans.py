@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.streaming.spans import common, count, outward, union, without
+from lowtide.streaming.spans import align_outward, count, difference, intersection, union
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=6)
 
@@ -25,14 +25,14 @@ def test_they_are_sets(left, right):
     a, b = union(left), union(right)
     assert tidy(a)
     assert rows(a) == rows(left)
-    assert rows(without(a, b)) == rows(a) - rows(b)
-    assert rows(common(a, b)) == rows(a) & rows(b)
+    assert rows(difference(a, b)) == rows(a) - rows(b)
+    assert rows(intersection(a, b)) == rows(a) & rows(b)
     assert count(a) == len(rows(a))
 
 
 @given(SPANS, st.integers(1, 9))
 def test_outward_ends_at_the_grain_or_the_end(spans, grain):
-    found = outward(union(spans), grain, 43)
+    found = align_outward(union(spans), grain, 43)
     assert tidy(found)
     assert rows(union(spans)) <= rows(found)
     assert all(first % grain == 0 and (last % grain == 0 or last == 43) for first, last in found)

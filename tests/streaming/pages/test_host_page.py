@@ -15,7 +15,7 @@ from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.host_page import HostPage
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import memory_pages, page_maker, placements
+from lowtide.streaming.pages.placement import allowed_placements, memory_page_factory, page_factory
 from lowtide.streaming.pages.transfer import (
     CompletedCopy,
     CudaHostTransfer,
@@ -45,34 +45,36 @@ class Late(SyncHostTransfer):
     def __init__(self):
         self.begun = self.fetched_late = 0
 
-    def out(self, run, room, at):
+    def store(self, source, buffer, at):
         late = self
 
         class Leaving(CompletedCopy):
-            def there(self):
-                if room.written is self:
-                    room.written = None
-                    SyncHostTransfer.out(late, self.run, room, at)
+            def wait(self):
+                if buffer.write_event is self:
+                    buffer.write_event = None
+                    SyncHostTransfer.store(late, self.data, buffer, at)
 
-        if room.written is not None:
-            room.written.there()
-        room.written = Leaving(run)
-        return room.written
+        if buffer.write_event is not None:
+            buffer.write_event.there()
+        buffer.write_event = Leaving(source)
+        return buffer.write_event
 
-    def back(self, room, places, run, after=None):
+    def fetch(self, buffer, byte_ranges, destination, after=None):
         late, found = self, []
         self.begun += 1
-        run.fill_(255)  # so that nobody finds what was there
+        destination.fill_(255)  # so that nobody finds what was there
 
         class Coming(CompletedCopy):
-            def here(self):
+            def result(self):
                 if not found:
-                    if room.written is not None:
-                        room.written.there()
-                    found.append(SyncHostTransfer.back(late, room, places, self.run).here())
+                    if buffer.write_event is not None:
+                        buffer.write_event.there()
+                    found.append(
+                        SyncHostTransfer.fetch(late, buffer, byte_ranges, self.data).result()
+                    )
                 return found[0]
 
-        return Coming(run)
+        return Coming(destination)
 
 
 @pytest.mark.parametrize("bands", [1, 2, 5, 9])
@@ -80,7 +82,7 @@ class Late(SyncHostTransfer):
 def test_pages_on_the_host_give_the_same_rows(bands, carrier):
     image = torch.rand(1, 3, 61, 40)
     program = program_of(net(), image)
-    make_page = page_maker(program, "host", CPU, carrier=carrier())
+    make_page = page_factory(program, "host", CPU, transfer=carrier())
     found = by_bands(program, image, bands, 4, make_page)
     assert torch.equal(found, by_bands(program, image, bands, 4))
 
@@ -99,7 +101,7 @@ def test_all_bands_were_fetched_ahead(monkeypatch):
     image, carrier = torch.rand(1, 3, 61, 40), Late()
     program = program_of(net(), image)
     pages = 3  # one before each norm
-    by_bands(program, image, 6, 1, page_maker(program, "host", CPU, carrier=carrier))
+    by_bands(program, image, 6, 1, page_factory(program, "host", CPU, transfer=carrier))
     assert sum(fetched) == 0
     assert len(fetched) >= 6 * pages
     assert carrier.begun == 6 * pages
@@ -111,7 +113,7 @@ def test_no_page_keeps_rows_on_the_card_between_segments(monkeypatch):
     class Watched(HostPage):
         def __init__(self, *args):
             # A segment begins: what the one before read is not here any longer.
-            kept.extend(len(page._ahead) for page in open_pages)
+            kept.extend(len(page._prefetched) for page in open_pages)
             super().__init__(*args)
             open_pages.append(self)
 
@@ -131,7 +133,7 @@ def test_no_page_keeps_rows_on_the_card_between_segments(monkeypatch):
     monkeypatch.setattr("lowtide.streaming.pages.placement.HostPage", Watched)
     image = torch.rand(1, 3, 61, 40)
     program = program_of(Skips().eval(), image)
-    by_bands(program, image, 6, 1, page_maker(program, "host", CPU, carrier=SyncHostTransfer()))
+    by_bands(program, image, 6, 1, page_factory(program, "host", CPU, transfer=SyncHostTransfer()))
     assert len(kept) >= 2 and not any(kept)
 
 
@@ -140,7 +142,7 @@ def test_rows_in_any_order_of_memory_come_back_in_it():
     page = HostPage(rows.shape, rows.dtype, 2, SyncHostTransfer())
     page.write(0, rows[:, :, :7])
     page.write(7, rows[:, :, 7:])
-    page.expect([(0, 4), (6, 12)])
+    page.prefetch([(0, 4), (6, 12)])
     for spans in ([(1, 3)], [(0, 2), (7, 9)], [(6, 12)], [(3, 6)]):
         found = page.read(spans)
         wanted = torch.cat([rows[:, :, first:last] for first, last in spans], 2)
@@ -155,14 +157,14 @@ class Noted(CudaHostTransfer):
         self.streams = streams
         super().__init__(CPU)
 
-    def out(self, run, room, at):
-        self.streams.access(run, writes=True)
-        self.streams.follow(run)
-        return super().out(run, room, at)
+    def store(self, source, buffer, at):
+        self.streams.access(source, writes=True)
+        self.streams.follow(source)
+        return super().store(source, buffer, at)
 
-    def back(self, room, places, run, after=None):
-        self.streams.follow(run)
-        return NotedComing(super().back(room, places, run, after), self.streams)
+    def fetch(self, buffer, byte_ranges, destination, after=None):
+        self.streams.follow(destination)
+        return NotedComing(super().fetch(buffer, byte_ranges, destination, after), self.streams)
 
 
 class NotedComing:
@@ -170,15 +172,15 @@ class NotedComing:
         self._coming, self._streams = coming, streams
 
     @property
-    def done(self):
+    def reads_done(self):
         return self._coming.done
 
-    def here(self):
+    def result(self):
         run = self._coming.here()
         self._streams.access(run, writes=False)
         return run
 
-    def over(self):
+    def end_reads(self):
         self._coming.over()
 
 
@@ -188,7 +190,7 @@ def test_no_copy_is_in_the_way_of_another_or_of_the_computation(monkeypatch):
     expected = by_bands(program, image, 5, 4)
     streams = Streams(monkeypatch, frees=True)
     carrier = Noted(streams)
-    found = by_bands(program, image, 5, 4, page_maker(program, "host", CPU, carrier=carrier))
+    found = by_bands(program, image, 5, 4, page_factory(program, "host", CPU, transfer=carrier))
     assert torch.equal(found, expected)
     assert len(streams.log) > 60
     assert streams.freed > 20
@@ -211,26 +213,26 @@ def test_a_missing_wait_is_a_race(monkeypatch, missing):
     streams = Streams(monkeypatch, frees=True)
     carrier = Noted(streams)
     if missing in ("out waits", "back waits"):
-        stream = carrier._out if missing == "out waits" else carrier._back
+        stream = carrier._store_stream if missing == "out waits" else carrier._fetch_stream
         monkeypatch.setattr(stream, "wait_event", lambda event: None)
     if missing == "here waits":
-        monkeypatch.setattr(_AsyncCopy, "here", lambda self: self.run)
+        monkeypatch.setattr(_AsyncCopy, "result", lambda self: self.run)
     if missing == "over waits":
-        monkeypatch.setattr(_AsyncCopy, "over", lambda self: setattr(self, "done", nothing))
+        monkeypatch.setattr(_AsyncCopy, "end_reads", lambda self: setattr(self, "done", nothing))
     nothing = Event({}, streams)
-    carrier.room(64)  # so that rooms are kept, and not unlocked
+    carrier.allocate(64)  # so that rooms are kept, and not unlocked
     rooms, former, memory = [], None, torch.empty(64, dtype=torch.uint8)
     for number in range(2):
-        room, run = carrier.room(64), torch.full((64,), number, dtype=torch.uint8)
-        leaving = carrier.out(run, room, 0)
+        room, run = carrier.allocate(64), torch.full((64,), number, dtype=torch.uint8)
+        leaving = carrier.store(run, room, 0)
         if missing != "there waits":
-            leaving.there()
+            leaving.wait()
         del run, leaving
         rooms.append(room)
     for room in rooms:
-        former = carrier.back(room, [(0, 64)], memory, former)
-        former.here()
-        former.over()
+        former = carrier.fetch(room, [(0, 64)], memory, former)
+        former.result()
+        former.end_reads()
         carrier.release(room)
     del former, memory
     assert streams.freed == 3
@@ -249,7 +251,7 @@ def locked(monkeypatch, image):
     program, carrier, found = program_of(net(), image), CudaHostTransfer(CPU), []
     for _ in range(3):
         before = len(taken)
-        by_bands(program, image, 5, 4, page_maker(program, "host", CPU, carrier=carrier))
+        by_bands(program, image, 5, 4, page_factory(program, "host", CPU, transfer=carrier))
         found.append(taken[before:])
     return found
 
@@ -279,8 +281,8 @@ def test_a_card_does_not_wait_for_plans_again(monkeypatch):
     program = program_of(net(), image)
     program.graph.on_cpu = False  # as it would be found of a card's model
     segments = cut_segments(program, CutPoints(program).cuts(3))
-    sweep = BandExecutor(program, segments, [5] * len(segments), memory_pages(program, CPU))
-    results = [collect_rows(program, sweep.run(MemoryPage.of(image, 2))) for _ in range(2)]
+    sweep = BandExecutor(program, segments, [5] * len(segments), memory_page_factory(program, CPU))
+    results = [collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2))) for _ in range(2)]
     assert len(planned) == len(segments) > 1
     assert torch.equal(*results)
 
@@ -294,20 +296,20 @@ def test_a_card_waits_for_copies_and_python_for_nothing(monkeypatch):
         # All but the last copy are done before anything else is computed.
         assert streams.computing.clock.get("copies 1", 0) >= 2 * (first // 8)
     monkeypatch.setattr(torch, "empty", lambda *a, **k: made.append(a) or torch.zeros(*a, **k))
-    page.expect([(0, 7)])
+    page.prefetch([(0, 7)])
     assert made == []  # as much for both: the second may need more
-    page.expect([(6, 15)])
+    page.prefetch([(6, 15)])
     assert made == [(9 * 32,), (9 * 32,)]
     for first in range(0, 48, 8):
         page.read([(first, first + 7)])
         read = streams.computing.begin()["computing"]
-        assert carrier._back.clock["computing"] < read
-        page.expect([(first + 14, first + 23)])
+        assert carrier._fetch_stream.clock["computing"] < read
+        page.prefetch([(first + 14, first + 23)])
         # Into the memory of what was just read.
-        assert carrier._back.clock["computing"] >= read
+        assert carrier._fetch_stream.clock["computing"] >= read
     assert len(made) == 2
-    page.expect([])
-    assert not page._ahead
+    page.prefetch([])
+    assert not page._prefetched
     assert streams.host == {}
 
 
@@ -317,11 +319,11 @@ def test_rows_that_are_held_stay_when_others_come_to_their_memory(format):
     page = HostPage(rows.shape, rows.dtype, 2, SyncHostTransfer())
     page.write(0, rows)
     held = []
-    page.expect([(0, 8)])
-    page.expect([(8, 16)])
+    page.prefetch([(0, 8)])
+    page.prefetch([(8, 16)])
     for first in range(0, 16, 8):
         held.append(page.read([(first, first + 8)]))
-        page.expect([(first + 8, first + 16)])
+        page.prefetch([(first + 8, first + 16)])
     assert torch.equal(torch.cat(held, 2), rows[:, :, :16])
     page.close()
 
@@ -330,12 +332,12 @@ def test_what_a_card_takes_is_told_without_one():
     image = torch.rand(1, 3, 256, 192)
     program = lower_to_rows(program_of(net(), image).graph)
     drafts = list(LayoutSearch(program).drafts((MIB,), ("memory", "host", "disk")))
-    by_place = {one.pages: one for one in drafts}
+    by_place = {one.placement: one for one in drafts}
     assert set(by_place) == {"memory", "host", "disk"}
     assert by_place["memory"].overhead_seconds < by_place["host"].overhead_seconds
     assert by_place["host"].overhead_seconds < by_place["disk"].overhead_seconds
     lives = {
-        place: trace_run(program, layout, held=True).peak_bytes
+        place: trace_run(program, layout, whole_image=True).peak_bytes
         for place, layout in by_place.items()
     }
     assert lives["host"] < lives["memory"] - by_place["memory"].pages_bytes / 2
@@ -343,12 +345,12 @@ def test_what_a_card_takes_is_told_without_one():
     assert lives["disk"] <= lives["host"]
     profile = load_profile("rtx3060-12gb")
     told = {
-        place: dry_run(program, layout, held=True, profile=profile).bytes
+        place: dry_run(program, layout, whole_image=True, profile=profile).peak_bytes
         for place, layout in by_place.items()
     }
     assert told["host"] < told["memory"]
-    assert placements(torch.device("cuda"), "auto") == ("memory", "host", "disk")
-    assert placements(CPU, "auto") == ("memory", "disk")
+    assert allowed_placements(torch.device("cuda"), "auto") == ("memory", "host", "disk")
+    assert allowed_placements(CPU, "auto") == ("memory", "disk")
 
 
 def test_the_host_of_a_cpu_is_itself():
@@ -379,7 +381,7 @@ def test_a_card_reserves_what_is_told_of_pages_on_its_host(dtype, tmp_path, monk
         lowtide.stream(model, budget="8MiB", pages="host").prepare(image)
     assert error.value.smallest is not None
     small = lowtide.stream(model, budget=int(1.2 * error.value.smallest), pages="host")
-    told = small.prepare(image).layout.bytes
+    told = small.prepare(image).layout.peak_bytes
     with torch.inference_mode():
         small(image)
         torch.cuda.empty_cache()

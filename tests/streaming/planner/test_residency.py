@@ -13,7 +13,7 @@ from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages import disk_page
 from lowtide.streaming.pages.disk_page import DiskPage
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import page_maker
+from lowtide.streaming.pages.placement import page_factory
 from lowtide.streaming.planner.cut_points import CutPoints
 from lowtide.streaming.planner.layout_search import LayoutSearch
 from lowtide.streaming.planner.residency import (
@@ -49,8 +49,8 @@ def test_pages_occupy_memory_from_where_they_are_made_until_they_were_read(seed)
     count = 9
     pages = list(drawn(random.Random(seed), count).values())
     occupied = PageOccupancy(count, pages)
-    assert [occupied.at(place) for place in range(count)] == by_definition(pages, count)
-    assert occupied.most == max(by_definition(pages, count))
+    assert [occupied.bytes_at(place) for place in range(count)] == by_definition(pages, count)
+    assert occupied.peak_bytes == max(by_definition(pages, count))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -58,7 +58,7 @@ def test_pages_occupy_memory_from_where_they_are_made_until_they_were_read(seed)
 def test_what_is_held_fits(seed, share):
     count = 9
     pages = drawn(random.Random(seed), count)
-    limit = int(share * PageOccupancy(count, pages.values()).most)
+    limit = int(share * PageOccupancy(count, pages.values()).peak_bytes)
     found = select_resident(pages, count, limit)
     assert max(by_definition([pages[one] for one in found], count)) <= limit
     if share == 1.0:
@@ -101,27 +101,29 @@ def test_shares_are_drafted_between_all_in_memory_and_none():
         for one in LayoutSearch(program).drafts((1 << 14,), ("memory", "disk"), (0.5, 1.0))
         if one.bands == next(iter(LayoutSearch(program).drafts((1 << 14,)))).bands
     ]
-    inside = next(one for one in drafts if one.pages == "memory")
-    outside = next(one for one in drafts if one.pages == "disk" and not one.held)
-    assert inside.away_bytes == 0
-    assert outside.away_bytes == outside.pages_bytes == inside.pages_bytes
+    inside = next(one for one in drafts if one.placement == "memory")
+    outside = next(one for one in drafts if one.placement == "disk" and not one.resident)
+    assert inside.spilled_peak_bytes == 0
+    assert outside.spilled_peak_bytes == outside.pages_bytes == inside.pages_bytes
     for one in drafts:
-        if one.held:
-            assert outside.bytes <= one.bytes <= inside.bytes
-            assert one.written_bytes < outside.written_bytes
+        if one.resident:
+            assert outside.peak_bytes <= one.peak_bytes <= inside.peak_bytes
+            assert one.spilled_bytes < outside.spilled_bytes
             assert one.overhead_seconds < outside.overhead_seconds
-    assert any(one.held for one in drafts)
+    assert any(one.resident for one in drafts)
 
 
 def test_files_take_what_is_said_of_them(monkeypatch):
     for module in (scratch, disk_page):
-        monkeypatch.setattr(module, "BLOCK", 256)  # of which a page has many, and none in part
+        monkeypatch.setattr(
+            module, "BLOCK_BYTES", 256
+        )  # of which a page has many, and none in part
     written, most = {}, 0
 
     class Watched(DiskPage):
-        def _put(self, at, run):
+        def _write_bytes(self, at, run):
             nonlocal most
-            super()._put(at, run)
+            super()._write_bytes(at, run)
             written[self] = written.get(self, 0) + run.numel()
             most = max(most, sum(written.values()))
 
@@ -136,12 +138,14 @@ def test_files_take_what_is_said_of_them(monkeypatch):
     program = program_of(module, image)
     for layout in LayoutSearch(program).drafts((1 << 14,), ("disk",), (0.5,)):
         most, space = 0, scratch.ScratchSpace()
-        pages = page_maker(program, "disk", image.device, space, held=layout.held, on_disk=Watched)
+        pages = page_factory(
+            program, "disk", image.device, space, resident=layout.resident, disk_page_class=Watched
+        )
         sweep = BandExecutor(program, layout.segments, layout.bands, pages)
         with torch.no_grad():
-            found = collect_rows(program, sweep.run(MemoryPage.of(image, 2)))
+            found = collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2)))
             torch.testing.assert_close(found, module(image), rtol=0, atol=5e-6)
-        assert most == layout.file_bytes
+        assert most == layout.disk_peak_bytes
         assert os.fstat(space.blocks()._file._file.fileno()).st_size == most
-        assert layout.file_bytes < layout.written_bytes or not layout.written_bytes
+        assert layout.disk_peak_bytes < layout.spilled_bytes or not layout.spilled_bytes
         assert not written

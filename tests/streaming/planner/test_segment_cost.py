@@ -32,12 +32,12 @@ def test_a_heap_keeps_small_blocks_only(monkeypatch, tmp_path, below):
     """What lives at the peak in blocks that are not given back when they are freed, weights and
     image left out; of operators without scratch, which differs by processor."""
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setattr("lowtide.streaming.planner.dry_run.REUSED_BELOW", below)
+    monkeypatch.setattr("lowtide.streaming.planner.dry_run.MMAP_THRESHOLD_BYTES", below)
     net = nn.Sequential(nn.Upsample(scale_factor=4), nn.AvgPool2d(4))
     program = program_of(net, torch.rand(1, 3, 64, 96))
     layout = next(iter(LayoutSearch(program).drafts((1 << 40,), ("memory",))))
     assert layout.bands == (1,)
-    rows = {row.name: row.value for row in dry_run(program, layout, held=True).rows}
+    rows = {row.name: row.value for row in dry_run(program, layout, whole_image=True).rows}
     picture, maps = 4 * 3 * 64 * 96, 4 * 3 * 256 * 384
     assert rows["live activations"] == maps + picture
     assert rows["allocator"] == {0: 0, 150_000: picture, 1 << 40: maps + picture}[below]
@@ -52,9 +52,9 @@ def test_what_was_only_assumed_is_not_remembered(monkeypatch, tmp_path):
     free = "lowtide.memory.prediction.cpu_workspace.available_host_bytes"
     with monkeypatch.context() as scarce:
         scarce.setattr(free, lambda: 0)
-        assumed = dry_run(program, layout, held=True)
-    measured = dry_run(program, layout, held=True)
-    assert measured.bytes < assumed.bytes
+        assumed = dry_run(program, layout, whole_image=True)
+    measured = dry_run(program, layout, whole_image=True)
+    assert measured.peak_bytes < assumed.peak_bytes
     with monkeypatch.context() as scarce:
         scarce.setattr(free, lambda: 0)
-        assert dry_run(program, layout, held=True) == measured
+        assert dry_run(program, layout, whole_image=True) == measured

@@ -8,7 +8,7 @@ from torch import nn
 
 from lowtide.core.errors import BudgetError
 from lowtide.streaming.planner import layout_search
-from lowtide.streaming.planner.cost_model import CARD
+from lowtide.streaming.planner.cost_model import GPU
 from lowtide.streaming.planner.layout_search import LayoutSearch
 from lowtide.streaming.planner.select import select_layout
 from support.band_runs import program_of
@@ -17,7 +17,7 @@ from support.band_runs import program_of
 @pytest.fixture
 def program(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setattr(layout_search, "cost_model_for", lambda _: CARD)
+    monkeypatch.setattr(layout_search, "cost_model_for", lambda _: GPU)
     torch.manual_seed(0)
     norms = [
         nn.Sequential(nn.Conv2d(24, 24, 3, 1, 1), nn.GroupNorm(4, 24), nn.SiLU()) for _ in range(3)
@@ -45,31 +45,31 @@ def test_high_bands_that_take_too_much_do_not_speak_for_low_ones(program, place)
     limit = int(1.3 * told_of(best))
     chosen = select_layout(program, limit, tell, ("memory",))
     assert chosen.bands == best.bands
-    assert chosen.bytes == told_of(best) <= limit
+    assert chosen.peak_bytes == told_of(best) <= limit
     assert len(asked) <= 2, asked
 
 
 def test_what_is_told_of_one_place_speaks_for_others(program):
     """To tell what a deep window transformer takes is seconds of work."""
     places = "memory", "host", "disk"
-    least = min(one.bytes for one in LayoutSearch(program).drafts((), ("host",)))
+    least = min(one.peak_bytes for one in LayoutSearch(program).drafts((), ("host",)))
     limit, asked = int(0.9 * least), list[tuple[int, ...]]()
 
     def tell(draft):
         asked.append(draft.bands)
         return draft.bytes * (155 if draft.pages == "host" else 150) // 100
 
-    chosen = select_layout(program, limit, tell, places, mixed=True)
-    assert chosen.bytes <= limit
+    chosen = select_layout(program, limit, tell, places, partial_spill=True)
+    assert chosen.peak_bytes <= limit
     assert len(asked) == len(set(asked)), asked
 
 
 def test_a_budget_that_is_just_too_small_is_refused_before_all_layouts_are_told(program):
-    caps = *CARD.caps, *CARD.small_caps
+    caps = *GPU.caps, *GPU.low_memory_caps
     found = list(LayoutSearch(program).drafts(caps, ("memory",)))
-    least = min(one.bytes for one in found)
+    least = min(one.peak_bytes for one in found)
     limit = int(1.25 * least)
-    near = [one for one in found if one.bytes <= 1.4 * limit]
+    near = [one for one in found if one.peak_bytes <= 1.4 * limit]
     asked = list[object]()
 
     def tell(draft):

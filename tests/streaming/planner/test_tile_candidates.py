@@ -125,8 +125,8 @@ def test_wide_images_get_low_tiles(width):
     def buffers(plan):
         return sum(row.upper for row in plan.ledger if row.name in ("input rows", "output rows"))
 
-    picture = ImageTask(ImageInfo(width, 2000, 3), (2000, width), row_bytes=40 * MIB)
-    free = ImageTask(picture.info, picture.padded)
+    picture = ImageTask(ImageInfo(width, 2000, 3), (2000, width), row_buffer_bytes=40 * MIB)
+    free = ImageTask(picture.info, picture.padded_size)
     lowest = min(map(buffers, plans(picture=free, strategy="tiled")))
     kept = plans(picture=picture, strategy="tiled")
     assert kept
@@ -135,9 +135,9 @@ def test_wide_images_get_low_tiles(width):
 
 def test_small_tiles_are_for_small_budgets():
     size = dict(info=PHOTO, padded=(2000, 3000))
-    ample = plans(picture=ImageTask(**size, easy_bytes=400 * MIB), strategy="tiled")
+    ample = plans(picture=ImageTask(**size, ample_bytes=400 * MIB), strategy="tiled")
     assert min(plan.run_pixels for plan in ample) >= 240 * 240
-    scarce = plans(picture=ImageTask(**size, easy_bytes=20 * MIB), strategy="tiled")
+    scarce = plans(picture=ImageTask(**size, ample_bytes=20 * MIB), strategy="tiled")
     assert min(plan.run_pixels for plan in scarce) == 64 * 64
     # Where small ones are faster, they stay.
     slower = [
@@ -150,14 +150,16 @@ def test_small_tiles_are_for_small_budgets():
         for side in (64, 128, 256)
     ]
     measured = costs(4).model_copy(update={"points": tuple(slower)})
-    picture = ImageTask(**size, easy_bytes=400 * MIB)
+    picture = ImageTask(**size, ample_bytes=400 * MIB)
     cached = tile_candidates(measured, SHAPE, picture, Overrides(strategy="tiled"))
     assert min(plan.run_pixels for plan in cached) == 64 * 64
 
 
 def test_the_ledger_prices_formats_scratch_and_alpha():
     base = plans(strategy="whole")[0]
-    picture = ImageTask(PHOTO, (2000, 3000), codecs=((20 * MIB, 50 * MIB),), scratch_bytes=7 * MIB)
+    picture = ImageTask(
+        PHOTO, (2000, 3000), codec_bytes=((20 * MIB, 50 * MIB),), scratch_bytes=7 * MIB
+    )
     priced = plans(picture=picture, strategy="whole")[0]
     assert priced.upper_bytes == base.upper_bytes + 50 * MIB
     assert priced.predicted_bytes == base.predicted_bytes + 20 * MIB
@@ -214,7 +216,7 @@ def test_a_budget_below_the_smallest_plan_names_it():
 def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
     def bytes_with(calibration):
         size = (PHOTO.height, PHOTO.width)
-        picture = ImageTask(PHOTO, size, tiled=RunBounds(usual=calibration))
+        picture = ImageTask(PHOTO, size, tiled_bounds=RunBounds(current_heap=calibration))
         plan = plans(picture=picture, strategy="whole")[0]
         return plan.predicted_bytes, plan.upper_bytes
 
@@ -229,40 +231,42 @@ def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
     assert bytes_with(calibration(5.0, families=True))[1] == pytest.approx(6 * expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("heap", ["keeps", None])
+@pytest.mark.parametrize("heap", ["cache", None])
 def test_what_a_heap_keeps_is_told_by_the_blocks_of_the_run(monkeypatch, heap):
     monkeypatch.setattr("lowtide.streaming.planner.ledger_rows.heap_mode", lambda: heap)
-    blocks = tuple(ReusedBlocks(at_peak=0, most=100 * side) for side in range(len(BLOCK_SIZES)))
+    blocks = tuple(
+        ReusedBlocks(at_run_peak=0, max_live=100 * side) for side in range(len(BLOCK_SIZES))
+    )
     points = tuple(
-        TracedPoint(pixels=side * side, peak_bytes=side * side * 600, reused=blocks)
+        TracedPoint(pixels=side * side, peak_bytes=side * side * 600, reused_blocks=blocks)
         for side in (64, 128)
     )
-    measured = costs(4).model_copy(update={"traced": points})
+    measured = costs(4).model_copy(update={"traced_points": points})
     (kept,) = (one for one in activation_row(measured, 64 * 64) if one.name == "allocator")
-    told = blocks[-1].kept if heap else measured.slack_bytes(64 * 64)
+    told = blocks[-1].retained_bytes if heap else measured.slack_bytes(64 * 64)
     assert kept.value == told
 
 
 def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():
     kept = Calibration(share=1.5, fixed_bytes=0, count=50, coverage=0.99, families=True)
     thrifty = kept.model_copy(update={"share": 0.05})
-    bounds = RunBounds(usual=kept, thrifty=thrifty, can_give_back=True)
-    picture = ImageTask(PHOTO, (PHOTO.height, PHOTO.width), tiled=bounds)
+    bounds = RunBounds(current_heap=kept, trimming_heap=thrifty, can_trim=True)
+    picture = ImageTask(PHOTO, (PHOTO.height, PHOTO.width), tiled_bounds=bounds)
     both = plans(picture=picture)
     by_heap = {
         heap: {(p.tile_width, p.tile_height): p for p in both if p.heap == heap}
-        for heap in ("keeps", "gives back")
+        for heap in ("cache", "trim")
     }
-    assert by_heap["keeps"].keys() == by_heap["gives back"].keys()
-    for size, plan in by_heap["keeps"].items():
-        other = by_heap["gives back"][size]
+    assert by_heap["cache"].keys() == by_heap["trim"].keys()
+    for size, plan in by_heap["cache"].items():
+        other = by_heap["trim"][size]
         assert other.upper_bytes < plan.upper_bytes
         assert other.seconds > plan.seconds
         assert not any(row.value for row in other.ledger if row.name == "allocator")
     plenty = choose_plan(both, Budget(64 * GIB, 64 * GIB, 64 * GIB))
-    assert plenty.heap == "keeps"
+    assert plenty.heap == "cache"
     least = min(plan.upper_bytes for plan in both)
     scarce = choose_plan(both, Budget(least, 64 * GIB, 64 * GIB))
-    assert scarce.heap == "gives back"
+    assert scarce.heap == "trim"
     assert scarce.title.endswith("freed memory returned at once")
-    assert {plan.heap for plan in plans()} == {"as it is"}
+    assert {plan.heap for plan in plans()} == {"unchanged"}

@@ -11,7 +11,7 @@ from support.toy_models import Centered, Strided, conv_net
 def reach(module, *, scale=2, channels=3, align=1):
     return measure_receptive_field(
         module, channels=channels, scale=scale, align=align, minimum=0
-    ).pixels
+    ).radius
 
 
 @pytest.mark.parametrize("layers", [1, 3, 9])

@@ -39,22 +39,22 @@ def test_points_are_what_runs_hold() -> None:
 
 def test_points_tell_what_lives_in_small_blocks() -> None:
     small, *_, large = trace_points(network(conv_net().eval()), align=1, minimum=0)
-    alive = small.reused[-1]
-    assert 0 < alive.at_peak <= alive.most <= small.peak_bytes
-    counts = [one.most for one in large.reused]
+    alive = small.reused_blocks[-1]
+    assert 0 < alive.at_run_peak <= alive.max_live <= small.peak_bytes
+    counts = [one.max_live for one in large.reused_blocks]
     assert counts == sorted(counts)
     assert counts[0] < large.peak_bytes
 
 
 def test_no_operator_beyond_the_limit_is_run(monkeypatch) -> None:
     run, limit = [], 4 << 20
-    measure = cpu_workspace._asked
+    measure = cpu_workspace._allocated_bytes
 
     def asked(call):
         run.append(operand_bytes(call))
         return measure(call)
 
-    monkeypatch.setattr(cpu_workspace, "_asked", asked)
+    monkeypatch.setattr(cpu_workspace, "_allocated_bytes", asked)
     net = NetworkSpec(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))), 1, 3, 3)
     points = trace_points(net, align=1, minimum=0, limit_bytes=limit)
     assert run
@@ -81,7 +81,7 @@ def test_a_network_of_ever_more_operators_is_not_followed_to_the_end(monkeypatch
     few = trace_points(parts, align=1, minimum=0)
     assert [round(point.pixels**0.5) for point in few] == [64, 128, 256, 512]
     # What lies beyond goes on as it was: the image, the result and a part.
-    costs = toy_costs(None).model_copy(update={"traced": few})
+    costs = toy_costs(None).model_copy(update={"traced_points": few})
     assert costs.activation_bytes(2048**2) == pytest.approx(2 * 12 * 2048**2, rel=0.01)
 
 
@@ -122,7 +122,7 @@ def test_where_nothing_can_be_traced_the_grain_is_the_grid() -> None:
 
 
 def test_pixels_that_a_network_pads_are_priced() -> None:
-    costs = toy_costs(None).model_copy(update={"grain": 64})
+    costs = toy_costs(None).model_copy(update={"padding_multiple": 64})
     picture = ImageTask(ImageInfo(500, 300, 3), (300, 500))
     plans = tile_candidates(costs, ModelGeometry(1, 3, 3, align=64), picture, Overrides())
     whole = next(plan for plan in plans if plan.strategy == "whole")

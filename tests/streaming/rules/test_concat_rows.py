@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from lowtide.streaming.pages import page
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.rules.in_place import WRITE_ANYWHERE
+from lowtide.streaming.rules.in_place import STRIDED_OUT_OPS
 from lowtide.streaming.rules.rule import op_name
 from support.band_runs import by_bands, check_parity, program_of
 from support.stream_models import Between
@@ -36,12 +36,12 @@ def writers(program):
     return {
         op_name(program.graph.nodes[index].target): step
         for index, step in program.steps.items()
-        if getattr(step, "into", None) is not None
+        if getattr(step, "out_run", None) is not None
     }
 
 
 def test_every_operator_that_may_be_told_is_tried():
-    assert FUNCTIONS.keys() == WRITE_ANYWHERE
+    assert FUNCTIONS.keys() == STRIDED_OUT_OPS
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -50,11 +50,11 @@ def test_an_operator_writes_where_it_is_told_and_nowhere_else(name, dtype):
     module = Between(FUNCTIONS[name]).to(dtype)
     program = program_of(module, torch.rand(1, 3, 33, 21, dtype=dtype))
     step = writers(program)[name]
-    shapes = [program.graph.nodes[one].like.shape for one in step.inputs]
+    shapes = [program.graph.nodes[one].meta.shape for one in step.inputs]
     pieces = [torch.randn(shape, dtype=dtype)[:, :, :7] for shape in shapes]
     expected = step.run((0, 7), pieces, [])
     room = torch.full((1, 8, 12, 21), 7.0, dtype=dtype)
-    step.into((0, 7), pieces, [], room.narrow(2, 3, 7))
+    step.out_run((0, 7), pieces, [], room.narrow(2, 3, 7))
     torch.testing.assert_close(room[:, :, 3:10], expected, rtol=1e-6, atol=1e-6)
     assert (room[:, :, :3] == 7).all()
     assert (room[:, :, 10:] == 7).all()
@@ -79,9 +79,9 @@ def test_between_convolutions_nothing_is_put_together_by_a_copy():
 def test_rows_behind_others_lie_with_them(form):
     page = MemoryPage(2, torch.device("cpu"))
     first = torch.rand(1, 4, 5, 3).contiguous(memory_format=form)
-    page.put(2, first)
-    assert page.extended((8, 9)) is None
-    room = page.extended((7, 10))
+    page.write_without_copy(2, first)
+    assert page.extend((8, 9)) is None
+    room = page.extend((7, 10))
     assert room is not None
     room.fill_(5.0)
     found = page.read([(2, 10)])
@@ -91,6 +91,6 @@ def test_rows_behind_others_lie_with_them(form):
 
 def test_nothing_is_put_behind_several_pieces():
     page = MemoryPage(2, torch.device("cpu"))
-    page.put(0, torch.rand(1, 1, 2, 3))
-    page.put(4, torch.rand(1, 1, 2, 3))
-    assert page.extended((6, 8)) is None
+    page.write_without_copy(0, torch.rand(1, 1, 2, 3))
+    page.write_without_copy(4, torch.rand(1, 1, 2, 3))
+    assert page.extend((6, 8)) is None

@@ -54,7 +54,7 @@ def names(program):
     ids=str,
 )
 def test_it_gives_what_the_model_gives(monkeypatch, more, size):
-    monkeypatch.setattr(linear_ops, "_TOKENS_AT_ONCE", 50)
+    monkeypatch.setattr(linear_ops, "_MLP_BLOCK_TOKENS", 50)
     torch.manual_seed(1)
     image = torch.randn(1, 3, *size)
     module = Mixer(**more)

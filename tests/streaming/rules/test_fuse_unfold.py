@@ -88,13 +88,13 @@ def test_the_same_bits_as_of_columns():
         for index, step in program.steps.items()
         if index < len(program.graph.nodes)
         and op_name(program.graph.nodes[index].target) == "clone"
-        and len(program.graph.nodes[index].like.shape) == 4
+        and len(program.graph.nodes[index].meta.shape) == 4
     )
     x = module.first(image)
     columns = F.unfold(x, 6, 1, 1, SIDE).view(1, 2, 3, 6, 6, -1)
     expected = columns.permute(1, 0, 5, 3, 4, 2).reshape(2, -1, 36, 3)
     assert torch.equal(cut.run((0, cut.rows.size), [x], []), expected)
     first, last = 7, 21  # the second and third rows of windows
-    (span,) = cut.needed((first, last))[0]
+    (span,) = cut.input_spans((first, last))[0]
     found = cut.run((first, last), [x[:, :, slice(*span)]], [])
     assert torch.equal(found, expected[:, first:last])

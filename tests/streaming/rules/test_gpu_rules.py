@@ -17,9 +17,9 @@ from lowtide.streaming.engine.halo_recompute import recomputed_results
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage, concat_by_copy
-from lowtide.streaming.pages.placement import page_maker
+from lowtide.streaming.pages.placement import page_factory
 from lowtide.streaming.planner.dry_run import dry_run
-from lowtide.streaming.planner.layout_search import SHARES, LayoutSearch
+from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, LayoutSearch
 from lowtide.streaming.planner.segment_cost import estimate_segment
 from lowtide.streaming.rules import fuse_mlp, fuse_qkv_proj
 from support.random_models import BOUND, drawn_size, made
@@ -31,7 +31,7 @@ def _as_on_a_card(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.setattr(Graph, "on_cpu", property(lambda _: False))
     for module in (fuse_mlp, fuse_qkv_proj):
-        monkeypatch.setattr(module, "is_on_cpu", lambda *_: False)
+        monkeypatch.setattr(module, "has_fp32_cpu_weights", lambda *_: False)
     monkeypatch.setattr(window_attention, "_is_on_cpu", lambda _: False)
 
 
@@ -43,24 +43,26 @@ def test_bands_give_what_the_model_gives(name):
     with torch.inference_mode():
         whole = module(image.clone())
     program = lower_to_rows(capture(module, image))
-    drafts = list(LayoutSearch(program).drafts((1 << 16, 1 << 20), ("memory", "disk"), SHARES))
+    drafts = list(
+        LayoutSearch(program).drafts((1 << 16, 1 << 20), ("memory", "disk"), RESIDENT_SHARES)
+    )
     profile = load_profile("rtx3060-12gb")
     for layout in random.Random(name).sample(drafts, 2):
-        told = dry_run(program, layout, held=True, profile=profile)
+        told = dry_run(program, layout, whole_image=True, profile=profile)
         live = sum(row.value for row in told.rows if row.name == "live activations")
-        assert told.bytes >= live
-        pages = page_maker(program, layout.pages, image.device, held=layout.held)
+        assert told.peak_bytes >= live
+        pages = page_factory(program, layout.placement, image.device, resident=layout.resident)
         sweep = BandExecutor(program, layout.segments, layout.bands, pages)
         tracer = Tracer()
         tracer.label(program.graph.tensors.values(), "weights")
         tracer.label([image], "inputs")
         with tracer:
             result = allocate_result(program, image.device)
-            found = collect_rows(program, sweep.run(MemoryPage.of(image, 2)), result)
+            found = collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2)), result)
         assert (found - whole).abs().max() <= BOUND * whole.abs().max()
         # What is told of a run is what lives in it, but for masks that are looked at once: one is
         # as large as the image here.
-        seen = tracer.trace.peak_bytes - sum(tracer.trace.held.values())
+        seen = tracer.trace.peak_bytes - sum(tracer.trace.initial.values())
         assert seen == pytest.approx(live, rel=0.02, abs=image.nbytes)
 
 
@@ -96,7 +98,7 @@ def test_a_convolution_of_few_channels_to_many_is_light():
         ]
         assert (convolutions[0] in recomputed_results(program, part, 2)) == light
         (first, *_) = schedule_bands(program, part, 2)
-        assert bool(first.holds.get(convolutions[0])) != light
+        assert bool(first.held.get(convolutions[0])) != light
 
 
 @pytest.mark.parametrize("dim", [1, 2])
@@ -113,22 +115,22 @@ def test_rows_that_light_convolutions_make_twice(bands):
     program = lower_to_rows(capture(model, image))
     (part,) = cut_segments(program, ())
     plan = list(schedule_bands(program, part, bands))
-    sweep = BandExecutor(program, [part], (bands,), page_maker(program, "memory", image.device))
+    sweep = BandExecutor(program, [part], (bands,), page_factory(program, "memory", image.device))
     shares = list[float]()
     with torch.inference_mode():
-        found = collect_rows(program, sweep.run(MemoryPage.of(image, 2), shares.append))
+        found = collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2), shares.append))
         assert (found - model(image)).abs().max() <= 1e-5
     # What is made again is no progress.
     assert sum(shares) == pytest.approx(1)
     twice = recomputed_results(program, part, bands)
     assert bool(twice) == (291 // bands >= 8)
-    held = {index for band in plan for index in band.holds}
+    held = {index for band in plan for index in band.held}
     assert not held & twice
     if bands > 1:
         assert held
     for band in plan:
-        assert all(0 < rows <= 16 for rows in band.again.values())
-        assert set(band.again) <= twice
+        assert all(0 < rows <= 16 for rows in band.recomputed_rows.values())
+        assert set(band.recomputed_rows) <= twice
 
 
 def test_rows_that_are_made_twice_have_their_price():
@@ -138,7 +140,7 @@ def test_rows_that_are_made_twice_have_their_price():
     again = sum(
         rows * sum(map(program.row_bytes, (index, *program.steps[index].inputs)))
         for band in schedule_bands(program, part, 5)
-        for index, rows in band.again.items()
+        for index, rows in band.recomputed_rows.items()
         if program.steps[index].overlap
     )
     _, _, copied = estimate_segment(program, part, 5)
@@ -153,4 +155,4 @@ def test_nothing_is_made_twice_on_a_processor(monkeypatch):
     program = lower_to_rows(capture(light_chain(), torch.rand(1, 3, 291, 21)))
     (part,) = cut_segments(program, ())
     assert not recomputed_results(program, part, 3)
-    assert not any(band.again for band in schedule_bands(program, part, 3))
+    assert not any(band.recomputed_rows for band in schedule_bands(program, part, 3))

@@ -13,7 +13,7 @@ from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import memory_pages
+from lowtide.streaming.pages.placement import memory_page_factory
 from lowtide.streaming.planner.cut_points import CutPoints
 from lowtide.streaming.rules.row_op import RowOp
 
@@ -55,10 +55,10 @@ def run_in(bands, model, image):
     program = lower_to_rows(capture(model, image))
     segments = cut_segments(program, CutPoints(program).cuts(1))
     assert len(segments) == 1
-    sweep = BandExecutor(program, segments, [bands], memory_pages(program, image.device))
+    sweep = BandExecutor(program, segments, [bands], memory_page_factory(program, image.device))
     copied = Copied()
     with copied:
-        found = collect_rows(program, sweep.run(MemoryPage.of(image, 2)))
+        found = collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2)))
     with torch.inference_mode():
         whole = model(image)
     return (found - whole).abs().max().item(), copied

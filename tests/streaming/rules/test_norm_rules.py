@@ -12,11 +12,11 @@ from lowtide.streaming.rules.norm import Moments
 @pytest.mark.parametrize("means", [(0, 0, 0, 0, 0), (0, 1, 3, 1000, -20000), (50, 0, 0, 0, 7)])
 @pytest.mark.parametrize("count", [1, 7, 1031, 64 * 500, 300_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("moments", [Moments.of, Moments.on_card])
+@pytest.mark.parametrize("moments", [Moments.from_groups, Moments.from_groups_on_gpu])
 def test_moments_are_those_of_double_precision_wherever_the_mean_lies(
     means, count, dtype, moments, monkeypatch
 ):
-    monkeypatch.setattr(norm, "_WIDENED", 2 * count)
+    monkeypatch.setattr(norm, "_CAST_CHUNK", 2 * count)
     generator = torch.Generator().manual_seed(count)
     numbers = torch.randn(len(means), count, generator=generator, dtype=torch.float64)
     groups = (numbers + torch.tensor(means)[:, None]).to(dtype)
@@ -33,7 +33,7 @@ def test_moments_are_those_of_double_precision_wherever_the_mean_lies(
 def test_moments_of_bands_on_a_card_are_those_of_double_precision(count, dtype):
     bands = torch.randn(5, 8, count, device="cuda", dtype=torch.float64)
     bands = (bands + torch.arange(8, device="cuda")[:, None] / 2).to(dtype)
-    found, *rest = (Moments.on_card(band) for band in bands)
+    found, *rest = (Moments.from_groups_on_gpu(band) for band in bands)
     for other in rest:
         found = found.merged(other)
     exact = bands.double().transpose(0, 1).flatten(1)
@@ -45,13 +45,13 @@ def test_moments_of_bands_on_a_card_are_those_of_double_precision(count, dtype):
 
 def test_groups_of_equal_numbers_do_not_vary():
     groups = torch.tensor([0.0, 3.3, -1e4])[:, None].expand(3, 5000).clone()
-    assert (Moments.of(groups).variance() <= 1e-12).all()
+    assert (Moments.from_groups(groups).variance() <= 1e-12).all()
 
 
 def test_numbers_that_are_none_stay_in_their_group():
     groups = torch.ones(3, 2000)
     groups[1, 7] = torch.nan
-    found = Moments.of(groups)
+    found = Moments.from_groups(groups)
     assert found.variance().isfinite().tolist() == [True, False, True]
 
 

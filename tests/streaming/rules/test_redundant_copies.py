@@ -40,7 +40,7 @@ def test_only_the_copy_before_another_is_left_out():
     idle = redundant_copies(graph)
     # Tokens as channels are looked at as windows, and copied. Windows and heads cannot be looked
     # at without a copy, and the last is what a convolution reads.
-    assert [graph.nodes[index].like.shape for index in idle] == [(1, 8, 128)]
+    assert [graph.nodes[index].meta.shape for index in idle] == [(1, 8, 128)]
 
 
 @pytest.mark.parametrize("between", [nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)])

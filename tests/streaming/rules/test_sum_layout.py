@@ -107,8 +107,8 @@ def test_norms_get_tokens_and_convolutions_what_they_get_in_a_whole_run():
 
     for index, step in laid.items():
         object.__setattr__(step, "run", watched(step.run))
-        over = {one: watched(run) for one, run in step.over.items()}
-        object.__setattr__(step, "over", over)
+        over = {one: watched(run) for one, run in step.in_place_runs.items()}
+        object.__setattr__(step, "in_place_runs", over)
         program.steps[index] = step
     streamed = convolved_orders(lambda: by_bands(program, image, 4))
     assert streamed.keys() == whole.keys()

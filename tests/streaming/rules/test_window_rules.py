@@ -70,20 +70,20 @@ def test_masks_are_kept_as_their_few_patterns():
     image = torch.rand(1, 3, 24, 20)
     program = program_of(Windows(), image)
     (step,) = (
-        step for step in program.steps.values() if isinstance(step, RowOp) and step.patterned
+        step for step in program.steps.values() if isinstance(step, RowOp) and step.pattern_dims
     )
-    constants, ((index, dim),) = Constants(program), step.patterned.items()
+    constants, ((index, dim),) = Constants(program), step.pattern_dims.items()
     assert step.rows.grain == 5
-    dense = constants.whole(index)
+    dense = constants.full_tensor(index)
     # The right edge, the lower one, and the corner.
     seen = set()
     for span in ((0, 5), (5, 15), (20, 30), (25, 30)):
         rebuilt = torch.zeros_like(dense.narrow(dim, 0, span[1] - span[0]))
-        for pattern in constants.patterns(index, dim, span, 5):
-            for place in pattern.places:
-                if pattern.added is not None:
-                    rebuilt.select(dim, place).copy_(pattern.added)
-                    seen.add(id(pattern.added))
+        for pattern in constants.mask_patterns(index, dim, span, 5):
+            for place in pattern.windows:
+                if pattern.mask is not None:
+                    rebuilt.select(dim, place).copy_(pattern.mask)
+                    seen.add(id(pattern.mask))
         assert torch.equal(rebuilt, dense.narrow(dim, span[0], span[1] - span[0]))
     assert len(seen) == 3
 
@@ -103,7 +103,7 @@ def test_a_card_gives_what_the_model_gives(tmp_path, monkeypatch):
 def test_foretold_runs_keep_no_scores():
     program = program_of(Windows(), torch.rand(1, 3, 64, 64))
     layout = next(LayoutSearch(program).drafts((1 << 20,), ("memory",)))
-    names = {op.name for op in trace_run(program, layout, held=True).ops}
+    names = {op.name for op in trace_run(program, layout, whole_image=True).ops}
     assert any("attention" in name for name in names), names
     assert not any("softmax" in name for name in names), names
 
@@ -113,15 +113,15 @@ def test_equal_windows_of_all_bands_are_one_pattern():
     model = Windows().eval()
     program = program_of(model, torch.rand(1, 3, 32, 24))
     (step,) = (
-        step for step in program.steps.values() if isinstance(step, RowOp) and step.patterned
+        step for step in program.steps.values() if isinstance(step, RowOp) and step.pattern_dims
     )
-    ((mask, dim),) = step.patterned.items()
+    ((mask, dim),) = step.pattern_dims.items()
     constants = Constants(program)
     windows = 24 // SIDE
 
     def of(row):
         span = row * windows, (row + 1) * windows
-        return constants.patterns(mask, dim, span, step.rows.grain)
+        return constants.mask_patterns(mask, dim, span, step.rows.grain)
 
     first, second, last = of(0), of(1), of(32 // SIDE - 1)
     assert all(one is other for one, other in zip(first, second, strict=True))
@@ -130,4 +130,4 @@ def test_equal_windows_of_all_bands_are_one_pattern():
     device = torch.device("cpu")
     for one in first:
         assert one.indices(device) is one.indices(device)
-        assert one.indices(device).tolist() == list(one.places)
+        assert one.indices(device).tolist() == list(one.windows)

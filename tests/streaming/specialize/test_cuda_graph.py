@@ -94,7 +94,7 @@ def test_a_recorded_plan_counts_the_graph_and_its_making():
     plan = make_plan(picture(120, 160, 3, "uint8"), 4, tile=64)
     one, many = with_cuda_graph(plan, 1), with_cuda_graph(plan, 40)
     # What the allocator keeps for it is in the graph's pool as well.
-    held = "live activations and scratch", "allocator"
+    held = "live activations and workspace", "allocator"
     graph = sum(row.value for row in plan.ledger if row.name in held)
     assert one.predicted_bytes == plan.predicted_bytes + graph
     assert one.upper_bytes > plan.upper_bytes + graph

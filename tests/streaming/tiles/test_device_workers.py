@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowtide.core.errors import Cancelled, NotFiniteError
-from lowtide.streaming.planner.multi_device import on_several_devices
+from lowtide.streaming.planner.multi_device import with_devices
 from lowtide.streaming.tiles.device_workers import DeviceWorker, DeviceWorkers
 from support.toy_models import conv_net, make_plan, network, pictures, run_array
 
@@ -21,7 +21,7 @@ def array():
 
 
 def plan_of(array, lanes=3, **wishes):
-    return on_several_devices(make_plan(array, 4, tile=40, **wishes), lanes)
+    return with_devices(make_plan(array, 4, tile=40, **wishes), lanes)
 
 
 def running():
@@ -31,7 +31,7 @@ def running():
 @pytest.mark.parametrize("wishes", [{}, {"batch": 2}, {"hann_blend": True}], ids=str)
 def test_the_same_bytes_whoever_ran_what(array, wishes):
     plan = plan_of(array, **wishes)
-    assert plan.lanes == 3
+    assert plan.device_count == 3
     others = [network(conv_net()) for _ in range(2)]
     alone, _ = run_array(network(conv_net()), array, plan)
     result, outcome = run_array(network(conv_net()), array, plan, others=others)
@@ -143,12 +143,12 @@ def test_a_plan_for_lanes_counts_what_each_has(array):
     one, two = plan_of(array, lanes=1), plan_of(array, lanes=2)
     at = {row.name: row.upper for row in one.ledger}
     for row in two.ledger:
-        again = row.name in ("live activations and scratch", "allocator", "margin")
+        again = row.name in ("live activations and workspace", "allocator", "margin")
         assert row.upper == at[row.name] * (2 if again else 1)
-    assert (one.lanes, two.lanes) == (1, 2)
+    assert (one.device_count, two.device_count) == (1, 2)
     assert two.seconds == pytest.approx(one.seconds / 2)
     # Six tiles in a row are run four and two at a time.
     assert plan_of(array, lanes=4).seconds == pytest.approx(one.seconds / 3)
     assert "2 devices" in two.title
     whole = make_plan(array, 4, strategy="whole")
-    assert on_several_devices(whole, 4) is whole
+    assert with_devices(whole, 4) is whole

@@ -79,7 +79,7 @@ def test_low_precision_is_measured_against_fp32():
         def forward(self, images):
             return body(images.bfloat16()).float()
 
-    low = network(Low(), precision="bf16", exact_forward=lambda: exact)
+    low = network(Low(), precision="bf16", make_fp32_forward=lambda: exact)
     plan = make_plan(array, 4, tile=64)
     stated = precision_error(low, ArraySource(array), plan, 64 * 64)
     assert stated.against == "fp32"
@@ -102,7 +102,7 @@ def test_low_precision_is_measured_on_parts_that_fit(align, minimum, square):
             seen.append(images.shape[2] * images.shape[3])
             return images.repeat_interleave(2, 2).repeat_interleave(2, 3)
 
-    low = network(Watched(), precision="bf16", exact_forward=Watched)
+    low = network(Watched(), precision="bf16", make_fp32_forward=Watched)
     plan = make_plan(array, 4).model_copy(
         update={"align": align, "minimum": minimum, "square": square}
     )

@@ -40,7 +40,7 @@ def test_geometry_of_every_length(tile, overlap, align):
         assert (steps > 0).all()
         assert (axis.tile - steps >= overlap).all()
         assert axis.context >= min(overlap // 2, length)
-        settled = [axis.settled(index) for index in range(len(axis.starts))]
+        settled = [axis.final_end(index) for index in range(len(axis.starts))]
         assert settled == sorted(settled)
         assert settled[-1] == length
 
@@ -57,7 +57,7 @@ def test_the_tightest_tile_needs_no_more_tiles_and_a_smaller_one_would(tile, ove
         smaller = (tight - 1) // grain * grain
         if smaller >= min_tile(overlap, align):
             assert len(split_axis(length, smaller, overlap, align=align).starts) > count
-        assert smallest_equal_tile(length, tile, overlap, align, least=tile) == min(tile, length)
+        assert smallest_equal_tile(length, tile, overlap, align, minimum=tile) == min(tile, length)
 
 
 def test_a_tile_off_the_grid_is_refused():

@@ -35,7 +35,7 @@ def merge(height, width, scale, tile, overlap, blend, *, order=None):
             left = columns.starts[column]
             part = whole[:, top * scale : (top + rows.tile) * scale]
             merger.add(row, column, part[:, :, left * scale : (left + columns.tile) * scale])
-        merger.finish(row)
+        merger.finish_row(row)
     return sink.commit(), whole.permute(1, 2, 0).numpy()
 
 

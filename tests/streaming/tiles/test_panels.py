@@ -14,7 +14,7 @@ from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.planner.band_candidates import BandCandidates
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.tiles.panels import MOVED_ROWS, RowFile, panel_columns
+from lowtide.streaming.tiles.panels import COPY_ROWS, RowFile, panel_columns
 from lowtide.streaming.tiles.runner import execute_plan
 from support.plan_runs import assert_same, run_plan
 from support.toy_models import ArraySink, ArraySource, Strided, conv_net, costs, network, pictures
@@ -109,15 +109,15 @@ def test_a_file_that_ends_early_is_named_as_such():
 def test_pages_of_all_panels_share_a_file(tmp_path, monkeypatch):
     net, array = network(conv_net()), picture(40, 60, 3)
     plan, programs = in_panels(net, array, 20)
-    program = programs.of(plan.padded_height, plan.tile_width)
+    program = programs.program(plan.padded_height, plan.tile_width)
     cuts = (list(program.steps)[len(program.steps) // 2],)
     bands = (3,) * len(cut_segments(program, cuts))
-    how = plan.banded.model_copy(update={"cuts": cuts, "bands": bands, "pages": "disk"})
+    how = plan.band_plan.model_copy(update={"cuts": cuts, "bands": bands, "pages": "disk"})
     made, create = [], scratch.ScratchBlocks.__init__
     monkeypatch.setattr(
         scratch.ScratchBlocks, "__init__", lambda self, at: (made.append(at), create(self, at))[1]
     )
-    assert_same(net, array, plan.model_copy(update={"banded": how}), programs, scratch=tmp_path)
+    assert_same(net, array, plan.model_copy(update={"band_plan": how}), programs, scratch=tmp_path)
     assert made == [tmp_path]
     assert len(panel_columns(plan).starts) > 1
 
@@ -165,9 +165,9 @@ def test_panels_take_what_their_width_takes_and_disk_for_the_rest():
     size = 3000, 9000
     pricing = priced(net, size)
     (panel,) = {plan.tile_width for plan in pricing.candidates() if plan.tiles > 1}
-    told = pricing.told(next(plan for plan in pricing.candidates() if plan.tiles > 1))
+    told = pricing.with_dry_run(next(plan for plan in pricing.candidates() if plan.tiles > 1))
     narrow = priced(net, (3000, panel)).candidates()
-    assert told.banded.bands in {plan.banded.bands for plan in narrow}
+    assert told.band_plan.bands in {plan.band_plan.bands for plan in narrow}
     disk = told.bytes_at("disk")
     assert 3 * 3000 * 9000 * 5 < disk < 1.02 * 3 * 3000 * 9000 * 5
     assert "panels" in told.title
@@ -178,11 +178,11 @@ def test_several_ways_are_told_apart():
     net = network(conv_net(features=16))
     pricing = priced(net, (512, 9000))
     for plan in pricing.candidates():
-        again = replace(pricing).told(plan)
-        assert (again.tile_width, again.tiles, again.banded) == (
+        again = replace(pricing).with_dry_run(plan)
+        assert (again.tile_width, again.tiles, again.band_plan) == (
             plan.tile_width,
             plan.tiles,
-            plan.banded,
+            plan.band_plan,
         )
 
 
@@ -192,14 +192,14 @@ def test_files_are_priced_beyond_what_bands_take_between():
 
     def formats(codecs, device="cpu"):
         pricing = priced(net, (40, 90), panel=20)
-        picture = replace(pricing.picture, codecs=codecs)
+        picture = replace(pricing.image_task, codec_bytes=codecs)
         known = pricing.costs.model_copy(update={"device": device})
-        plan = replace(pricing, picture=picture, costs=known).candidates()[0]
+        plan = replace(pricing, image_task=picture, costs=known).candidates()[0]
         (found,) = [line for line in plan.ledger if line.name == "file formats"]
         bands = [line for line in plan.ledger if line.name in ("bands and pages", "allocator")]
         return found, sum(line.value for line in bands), sum(line.upper for line in bands)
 
-    moved = 90 * 3 * (1 + net.scale) * 2 * MOVED_ROWS
+    moved = 90 * 3 * (1 + net.scale) * 2 * COPY_ROWS
     small, large = ((1000, 2000), (500, 900)), ((10**9, 2 * 10**9), (500, 900))
     assert (formats(small)[0].value, formats(small)[0].upper) == (0, 0)
     found, expected, most = formats(large)

@@ -132,14 +132,14 @@ def test_a_released_error_holds_no_tensor():
 
 @pytest.mark.parametrize(
     ("allowed", "message"),
-    [((), "cannot be divided"), (("again",), "cannot be divided"), (("smaller batch",), "divided")],
+    [((), "cannot be divided"), (("retry",), "cannot be divided"), (("smaller batch",), "divided")],
 )
 def test_only_what_the_plan_allows_is_tried(allowed, message):
     plan = make_plan(ARRAY, 4, tile=64).model_copy(update={"recovery": allowed})
     module = Limited(40 * 40)
     with pytest.raises(OutOfMemoryError, match=message):
         run_array(network(module), ARRAY, plan)
-    assert module.failures == (2 if "again" in allowed else 1)
+    assert module.failures == (2 if "retry" in allowed else 1)
 
 
 def test_batches_are_divided_into_tiles_where_halving_is_not_allowed():

@@ -11,7 +11,7 @@ import torch
 
 import lowtide
 from lowtide.jobs import prepare
-from lowtide.memory.cache import CostStore
+from lowtide.memory.cache import CostCache
 from lowtide.memory.simulation.virtual_device import VirtualDevice
 from lowtide.streaming.tiles.merge import StripMerger
 from support.toy_models import costs, make_plan, network, run_array
@@ -139,7 +139,7 @@ def test_a_device_with_less_than_lives_at_once(model, photo):
     runs = Runs(model, photo[:320, :400], strategy="whole")
     result, outcome = runs.disturbed(capacity=runs.device.peak_reserved)
     assert (outcome.events, result.tobytes()) == ([], runs.result.tobytes())
-    result, outcome = runs.disturbed(capacity=runs.device.peak_live - 1)
+    result, outcome = runs.disturbed(capacity=runs.device.peak_live_bytes - 1)
     assert outcome.events == ["out of memory: tiles of 400×320 are divided from here on"]
     assert np.abs(result.astype(int) - runs.result).max() <= 1
 
@@ -195,7 +195,7 @@ def job(tmp_path, monkeypatch, read):
         return model
 
     sha256 = lowtide.load("lowtide-x2").descriptor.sha256
-    store = CostStore()
+    store = CostCache()
     known = costs(REACH).model_copy(update={"sha256": sha256})
     store.put(store.key(sha256, "cpu", "fp32"), known)
     monkeypatch.setattr(prepare, "load", load)

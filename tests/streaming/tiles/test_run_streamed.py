@@ -82,11 +82,13 @@ def banded(net, array, bands=5, align=1, pages="memory", cut=False):
     """A streamed plan with so many bands in each segment, and the programs it belongs to."""
     priced = pricing(net, array, align)
     plan = priced.candidates()[0]
-    program = priced.programs.of(plan.padded_height, plan.padded_width)
+    program = priced.programs.program(plan.padded_height, plan.padded_width)
     cuts = (list(program.steps)[len(program.steps) // 2],) if cut else ()
     number = len(cut_segments(program, cuts))
-    how = plan.banded.model_copy(update={"cuts": cuts, "bands": (bands,) * number, "pages": pages})
-    return plan.model_copy(update={"banded": how}), priced.programs
+    how = plan.band_plan.model_copy(
+        update={"cuts": cuts, "bands": (bands,) * number, "pages": pages}
+    )
+    return plan.model_copy(update={"band_plan": how}), priced.programs
 
 
 @pytest.mark.parametrize("sample", ["uint8", "uint16", "float32"])
@@ -104,7 +106,7 @@ def test_every_kind_of_image_equals_the_whole(sample, bands, channels):
 def test_neither_bands_nor_pages_change_the_result(tmp_path, bands, pages):
     net, array = network(Twice().eval(), scale=1), picture(43, 29, 4)
     plan, programs = banded(net, array, bands, pages=pages, cut=True)
-    assert len(plan.banded.bands) > 1
+    assert len(plan.band_plan.bands) > 1
     assert_same(net, array, plan, programs, scratch=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -112,12 +114,12 @@ def test_neither_bands_nor_pages_change_the_result(tmp_path, bands, pages):
 def test_some_pages_stay_in_memory(tmp_path):
     net, array = network(Kept().eval(), scale=1), picture(203, 150, 3)
     priced = pricing(net, array)
-    plans = [plan for plan in priced.candidates() if plan.banded.held]
+    plans = [plan for plan in priced.candidates() if plan.band_plan.resident]
     assert plans
     for plan in plans[:3]:
-        told = priced.told(plan)
-        assert told.banded == plan.banded
-        assert 0 < plan.banded.away_bytes < plan.banded.pages_bytes
+        told = priced.with_dry_run(plan)
+        assert told.band_plan == plan.band_plan
+        assert 0 < plan.band_plan.spilled_peak_bytes < plan.band_plan.intermediate_peak_bytes
         assert " of them on disk" in plan.title
         assert Plan.model_validate_json(told.model_dump_json()) == told
         assert_same(net, array, told, priced.programs, scratch=tmp_path)
@@ -148,13 +150,13 @@ def test_rows_of_the_file_are_let_go_as_soon_as_they_were_used(monkeypatch):
     net, array = network(conv_net()), picture(640, 20, 4)
     plan, programs = banded(net, array, 40)
     most = []
-    keep = SourceRows.keep
+    keep = SourceRows.retain
 
     def watched(self, reader, spans):
         keep(self, reader, spans)
         most.append(self.held_bytes)
 
-    monkeypatch.setattr(SourceRows, "keep", watched)
+    monkeypatch.setattr(SourceRows, "retain", watched)
     run_plan(net, array, plan, programs)
     # A band of 16 rows, 16 read at once, and the reach of the network.
     assert max(most) <= 64 * 20 * 4
@@ -178,7 +180,7 @@ def test_result_rows_are_let_go_before_the_next_band_is_computed(monkeypatch, ch
         ArraySink(),
         plan,
         programs=programs,
-        make_room=lambda count: alive.append(sum(rows() is not None for rows in written)),
+        before_step=lambda count: alive.append(sum(rows() is not None for rows in written)),
     )
     assert len(written) == 7 * plan.images_per_tile
     assert not any(alive)
@@ -205,7 +207,7 @@ def test_room_is_asked_for_before_each_operator():
     plan, programs = banded(net, array, 10)
     asked = []
     execute_plan(
-        net, ArraySource(array), ArraySink(), plan, programs=programs, make_room=asked.append
+        net, ArraySource(array), ArraySink(), plan, programs=programs, before_step=asked.append
     )
     assert min(asked) > 0
     rows = 5 + 2 * 2  # of a band, and those that the convolution takes around it
@@ -255,19 +257,19 @@ def test_a_plan_for_another_network_is_refused():
 def test_candidates_trade_memory_for_time():
     net, array = network(conv_net(features=32)), picture(4096, 600, 3)
     priced = pricing(net, array)
-    plans = sorted(priced.candidates(small=True), key=lambda plan: plan.predicted_bytes)
+    plans = sorted(priced.candidates(low_memory=True), key=lambda plan: plan.predicted_bytes)
     assert len(plans) > 2
     assert all(plan.accuracy == "exact" and plan.strategy == "streamed" for plan in plans)
     assert plans[0].seconds > plans[-1].seconds
-    assert max(plans[0].banded.bands) > max(plans[-1].banded.bands)
+    assert max(plans[0].band_plan.bands) > max(plans[-1].band_plan.bands)
 
 
 def test_an_easy_budget_leaves_out_small_bands_but_not_where_memory_is_scarce():
     net, array = network(conv_net(features=32)), picture(4096, 600, 3)
     priced = pricing(net, array)
-    small = {plan.title for plan in priced.candidates(small=True)}
-    easy = replace(priced, picture=replace(priced.picture, easy_bytes=GIB))
-    assert {plan.title for plan in easy.candidates(small=True)} == small
+    small = {plan.title for plan in priced.candidates(low_memory=True)}
+    easy = replace(priced, image_task=replace(priced.image_task, ample_bytes=GIB))
+    assert {plan.title for plan in easy.candidates(low_memory=True)} == small
     assert len(easy.candidates()) < len(priced.candidates())
 
 
@@ -278,15 +280,15 @@ def test_what_is_told_of_a_candidate_counts_every_image_of_a_tile():
         array = picture(1024, 600, bands)
         priced = pricing(net, array)
         plan = priced.candidates()[0]
-        exact = priced.told(plan)
-        assert exact.banded == plan.banded
+        exact = priced.with_dry_run(plan)
+        assert exact.band_plan == plan.band_plan
         told[bands] = next(row.value for row in exact.ledger if row.name == "live activations")
     assert told[4] == 2 * told[3]
 
 
 def test_a_network_that_is_no_module_is_refused():
     with pytest.raises(ModelError, match="no graph"):
-        ProgramCache(network(lambda x: x, scale=1)).of(8, 8)
+        ProgramCache(network(lambda x: x, scale=1)).program(8, 8)
 
 
 def test_a_network_that_draws_is_refused_each_time_with_its_reason():
@@ -298,14 +300,14 @@ def test_a_network_that_draws_is_refused_each_time_with_its_reason():
     programs = ProgramCache(network(Noisy().eval(), scale=1), lambda: captures.append(None))
     for _ in range(2):
         with pytest.raises(ModelError, match="random"):
-            programs.of(16, 16)
+            programs.program(16, 16)
     assert len(captures) == 1
 
 
 def test_a_result_of_another_size_is_refused():
     programs = ProgramCache(network(conv_net(scale=2), scale=3))
     with pytest.raises(ModelError, match="1×3×32×32"):
-        programs.of(16, 16)
+        programs.program(16, 16)
 
 
 def test_each_order_in_memory_has_a_certificate_of_its_own(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import torch
 
 from lowtide.core.errors import Cancelled, NotFiniteError
 from lowtide.core.signal import ImageInfo
-from lowtide.jobs.planning import _in_flight
+from lowtide.jobs.planning import _with_most_in_flight
 from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
@@ -39,10 +39,10 @@ class Logged(SyncTileTransfer):
 
     def there(self, images):
         self.log.append("there")
-        return super().there(images.clone())
+        return super().to_device(images.clone())
 
     def back(self, result):
-        landing = super().back(result)
+        landing = super().to_host(result)
         if not result.dim():
             return landing
         self.log.append("back")
@@ -150,10 +150,10 @@ def test_what_is_not_finite_is_computed_again(flights, array):
             return conv_net()(x) * torch.inf
 
     exact = conv_net()
-    low = network(Half(), precision="fp16", exact_forward=lambda: exact)
+    low = network(Half(), precision="fp16", make_fp32_forward=lambda: exact)
     result, outcome = run_array(low, array, plan_of(array))
     alone, _ = run_array(network(conv_net()), array, plan_of(array))
-    assert np.array_equal(result, alone) and outcome.redone == 24
+    assert np.array_equal(result, alone) and outcome.fp32_reruns == 24
     with pytest.raises(NotFiniteError):
         run_array(network(Half()), array, plan_of(array))
 
@@ -186,7 +186,9 @@ class Watched(torch.nn.Module):
 
 @pytest.fixture
 def streams(monkeypatch):
-    monkeypatch.setattr(tile_transfer, "_locked", lambda like: torch.empty_like(like, device="cpu"))
+    monkeypatch.setattr(
+        tile_transfer, "_empty_pinned", lambda like: torch.empty_like(like, device="cpu")
+    )
     return Streams(monkeypatch)
 
 
@@ -210,10 +212,10 @@ def test_a_missing_wait_is_a_race(monkeypatch, streams, missing):
     if missing == "there":
         monkeypatch.setattr(streams.computing, "wait_event", lambda event: None)
     if missing == "back":
-        monkeypatch.setattr(beside._from, "wait_event", lambda event: None)
+        monkeypatch.setattr(beside._download_stream, "wait_event", lambda event: None)
     watched = Watched(streams)
     for _ in range(2):
-        landing = beside.back(watched(beside.there(torch.rand(1, 3, 8, 8))))
+        landing = beside.to_host(watched(beside.to_device(torch.rand(1, 3, 8, 8))))
     assert bool(streams.races) == (missing != "nothing")
     copied = streams.log[-1].clock["copies 2"]
     assert streams.host.get("copies 2", 0) < copied
@@ -256,7 +258,7 @@ def test_more_streams_than_memory_are_fewer(array):
     needs = [one.upper_bytes, *(with_prefetch(one, most).upper_bytes for most in (2, 3))]
     ample = 1 << 40
     for most, limit in enumerate(needs, 1):
-        assert _in_flight(one, 4, Budget(limit, ample, ample), None).in_flight == most
-        assert _in_flight(one, most, Budget(ample, ample, ample), None).in_flight == most
+        assert _with_most_in_flight(one, 4, Budget(limit, ample, ample), None).in_flight == most
+        assert _with_most_in_flight(one, most, Budget(ample, ample, ample), None).in_flight == most
     # A plan that is smaller than the last one, which memory ran out on.
-    assert _in_flight(one, 4, Budget(ample, ample, ample), needs[2]).in_flight == 2
+    assert _with_most_in_flight(one, 4, Budget(ample, ample, ample), needs[2]).in_flight == 2

@@ -154,12 +154,12 @@ def test_non_finite_low_precision_is_redone_in_fp32():
         Overflowing(torch.float16),
         scale=1,
         precision="fp16",
-        exact_forward=lambda: Overflowing(torch.float32),
+        make_fp32_forward=lambda: Overflowing(torch.float32),
     )
     array = picture(40, 40, 3, "uint8")
     result, outcome = run_array(net, array, make_plan(array, 0, scale=1, tile=32))
     np.testing.assert_array_equal(result, array)
-    assert outcome.redone > 0
+    assert outcome.fp32_reruns > 0
 
 
 def test_non_finite_fp32_is_an_error():

@@ -10,7 +10,7 @@ from torch import Tensor
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
 # Limit of a CUDA grid along its second and third axis, and so of batches × heads per launch.
-MOST_HEADS_ON_CUDA = 65_535
+MAX_HEADS_ON_CUDA = 65_535
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,23 @@ class Missing:
 class Backend(ABC):
     """One implementation of attention on (B, heads, L, D), D the head dim.
 
-    ``verified`` are the kinds of device on which this project compared its results with the
+    ``verified_on`` are the kinds of device on which this project compared its results with the
     reference; elsewhere it is *unverified* and only chosen by name.
     """
 
     name: str
     about: str
-    verified: frozenset[str] = frozenset()
+    verified_on: frozenset[str] = frozenset()
 
     @abstractmethod
-    def missing(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
         """Return what the backend needs to run on ``device``, None if it can run."""
 
     @abstractmethod
-    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Return the first part of ``call`` that is not supported, None if all is."""
 
-    def slower(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def not_preferred_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Return why the backend is only chosen by name, None if it is chosen by default."""
         return
 
@@ -54,7 +54,7 @@ class Backend(ABC):
     ) -> Tensor:
         """Compute attention: (B, heads, query tokens, value's head dim), in query's dtype."""
 
-    def run_described(
+    def run_with_call(
         self,
         call: AttentionCall,
         query: Tensor,
@@ -66,9 +66,9 @@ class Backend(ABC):
         """`run` with the call's description, for backends that would describe it again."""
         return self.run(query, key, value, mask, spec)
 
-    def most_heads(self, device: AttentionDevice, call: AttentionCall) -> int | None:
+    def max_heads(self, device: AttentionDevice, call: AttentionCall) -> int | None:
         """Return the most batches × heads per launch, None for no limit."""
-        return MOST_HEADS_ON_CUDA if device.kind == "cuda" else None
+        return MAX_HEADS_ON_CUDA if device.kind == "cuda" else None
 
 
 def scale_of(query: Tensor, spec: AttentionSpec) -> float:

@@ -19,7 +19,7 @@ from lowtide.attention.backends.backend import Backend, scale_of
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
 # Scores per block: 4 MiB in fp32, which fit a CPU's last-level cache.
-SCORES = 1 << 20
+SCORES_PER_BLOCK = 1 << 20
 _KEYS = 1024
 
 
@@ -28,16 +28,16 @@ class Chunked(Backend):
 
     name = "chunked"
     about = "blocks of scores with an online softmax; also for trained biases"
-    verified = frozenset({"cpu"})
+    verified_on = frozenset({"cpu"})
 
-    def __init__(self, scores: int = SCORES) -> None:
+    def __init__(self, scores: int = SCORES_PER_BLOCK) -> None:
         self._scores = scores
 
-    def missing(self, device: AttentionDevice) -> None:
+    def missing_requirement(self, device: AttentionDevice) -> None:
         """Return None: plain PyTorch runs on any device."""
         return
 
-    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Refuse dropout and shared key heads."""
         if call.dropout:
             return "there is dropout"
@@ -77,11 +77,11 @@ class ChunkSize:
     keys: int
 
     @staticmethod
-    def of(batch: int, heads: int, queries: int, keys: int, scores: int) -> ChunkSize:
-        """Fit as many keys, then queries, then batches as ``scores`` allows, at least one."""
+    def of(batch: int, heads: int, queries: int, keys: int, max_scores: int) -> ChunkSize:
+        """Fit as many keys, then queries, then batches as ``max_scores`` allows, at least one."""
         wide = max(1, min(keys, _KEYS))
-        high = max(1, min(queries, scores // max(1, heads * wide)))
-        return ChunkSize(max(1, min(batch, scores // max(1, heads * wide * high))), high, wide)
+        high = max(1, min(queries, max_scores // max(1, heads * wide)))
+        return ChunkSize(max(1, min(batch, max_scores // max(1, heads * wide * high))), high, wide)
 
 
 class _Chunked(torch.autograd.Function):
@@ -123,27 +123,27 @@ class _Chunked(torch.autograd.Function):
             parts = [tensor[batch] for tensor in found[:3]]
             parts += [_of_batch(tensor, batch) for tensor in found[3:]]
             for rows in _spans(query.shape[2], block.queries):
-                given = gradient[batch, :, rows].to(exact)
+                grad_output = gradient[batch, :, rows].to(exact)
                 piece = query[batch, :, rows].to(exact) * scale
-                share = (given * result[batch, :, rows].to(exact)).sum(-1, keepdim=True)
+                share = (grad_output * result[batch, :, rows].to(exact)).sum(-1, keepdim=True)
                 logs = sums[batch, :, rows, None]
-                for columns in _columns(key.shape[2], block.keys, rows, causal):
+                for columns in _key_blocks(key.shape[2], block.keys, rows, causal):
                     keys = key[batch, :, columns].to(exact)
                     weights = _scores(piece, keys, part, rows, columns, causal)
                     weights.sub_(logs.masked_fill(logs == -torch.inf, 0)).exp_()
-                    parts[2][:, :, columns] += weights.mT @ given
+                    parts[2][:, :, columns] += weights.mT @ grad_output
                     seen = value[batch, :, columns].to(exact)
-                    change = (given @ seen.mT).sub_(share).mul_(weights)
-                    parts[0][:, :, rows] += change @ keys * scale
-                    parts[1][:, :, columns] += change.mT @ piece
-                    for of_mask in parts[3:]:
-                        _add_reduced(of_mask, change, rows, columns)
+                    grad_scores = (grad_output @ seen.mT).sub_(share).mul_(weights)
+                    parts[0][:, :, rows] += grad_scores @ keys * scale
+                    parts[1][:, :, columns] += grad_scores.mT @ piece
+                    for grad_mask in parts[3:]:
+                        _add_reduced(grad_mask, grad_scores, rows, columns)
         of_inputs = [g.to(t.dtype) for g, t in zip(found, wanted, strict=True)]
         return *of_inputs[:3], (of_inputs[3:] or [None])[0], None, None, None
 
 
 def _attend(
-    piece: Tensor,
+    scaled_query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
@@ -151,22 +151,22 @@ def _attend(
     causal: bool,
     block: ChunkSize,
 ) -> tuple[Tensor, Tensor]:
-    """Return (result, log-sum-exp) of the scaled queries ``piece``."""
-    most = piece.new_full(piece.shape[:3], -torch.inf)
-    total = torch.zeros_like(most)
-    gathered = piece.new_zeros(*piece.shape[:3], value.shape[-1])
-    for columns in _columns(key.shape[2], block.keys, rows, causal):
-        keys, values = (t[:, :, columns].to(piece.dtype) for t in (key, value))
-        scores = _scores(piece, keys, mask, rows, columns, causal)
-        new = torch.maximum(most, scores.amax(-1))
-        anchor = new.masked_fill(new == -torch.inf, 0)  # rows that have seen no key yet
-        weights = scores.sub_(anchor[..., None]).exp_()
-        shrink = (most - anchor).exp_()
-        total.mul_(shrink).add_(weights.sum(-1))
-        gathered.mul_(shrink[..., None]).add_(weights @ values)
-        most = new
+    """Return (result, log-sum-exp) of the scaled queries ``scaled_query``."""
+    row_max = scaled_query.new_full(scaled_query.shape[:3], -torch.inf)
+    total = torch.zeros_like(row_max)
+    weighted_values = scaled_query.new_zeros(*scaled_query.shape[:3], value.shape[-1])
+    for columns in _key_blocks(key.shape[2], block.keys, rows, causal):
+        keys, values = (t[:, :, columns].to(scaled_query.dtype) for t in (key, value))
+        scores = _scores(scaled_query, keys, mask, rows, columns, causal)
+        new = torch.maximum(row_max, scores.amax(-1))
+        finite_max = new.masked_fill(new == -torch.inf, 0)  # rows that have seen no key yet
+        weights = scores.sub_(finite_max[..., None]).exp_()
+        rescale = (row_max - finite_max).exp_()
+        total.mul_(rescale).add_(weights.sum(-1))
+        weighted_values.mul_(rescale[..., None]).add_(weights @ values)
+        row_max = new
     divisor = total.masked_fill(total == 0, 1)
-    return gathered.div_(divisor[..., None]), most + divisor.log()
+    return weighted_values.div_(divisor[..., None]), row_max + divisor.log()
 
 
 def _of_batch(mask: Any, batch: slice) -> Any:
@@ -179,16 +179,21 @@ def _spans(length: int, step: int) -> Iterator[slice]:
         yield slice(start, min(start + step, length))
 
 
-def _columns(length: int, step: int, rows: slice, causal: bool) -> Iterator[slice]:
+def _key_blocks(length: int, step: int, rows: slice, causal: bool) -> Iterator[slice]:
     """Yield blocks of the keys that any of these queries may see."""
     yield from _spans(min(length, rows.stop) if causal else length, step)
 
 
 def _scores(
-    piece: Tensor, keys: Tensor, mask: Tensor | None, rows: slice, columns: slice, causal: bool
+    scaled_query: Tensor,
+    keys: Tensor,
+    mask: Tensor | None,
+    rows: slice,
+    columns: slice,
+    causal: bool,
 ) -> Tensor:
-    """Compute the masked scores of one block of the scaled queries ``piece``."""
-    scores = piece @ keys.mT
+    """Compute the masked scores of one block of the scaled queries ``scaled_query``."""
+    scores = scaled_query @ keys.mT
     if mask is not None:
         part = _part(mask, rows, columns)
         if mask.dtype == torch.bool:
@@ -210,8 +215,8 @@ def _part(mask: Tensor, rows: slice, columns: slice) -> Tensor:
     return mask[..., columns] if mask.shape[-1] > 1 else mask
 
 
-def _add_reduced(of_mask: Tensor, change: Tensor, rows: slice, columns: slice) -> None:
+def _add_reduced(grad_mask: Tensor, grad_scores: Tensor, rows: slice, columns: slice) -> None:
     """Accumulate a block's gradient into that of the mask broadcast over it."""
-    part = _part(of_mask, rows, columns)
-    shared = [dim for dim in range(4) if part.shape[dim] == 1 and change.shape[dim] != 1]
-    part += change.sum(shared, keepdim=True) if shared else change
+    part = _part(grad_mask, rows, columns)
+    shared = [dim for dim in range(4) if part.shape[dim] == 1 and grad_scores.shape[dim] != 1]
+    part += grad_scores.sum(shared, keepdim=True) if shared else grad_scores

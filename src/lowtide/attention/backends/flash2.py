@@ -19,7 +19,7 @@ class Flash2(Backend):
     name = "flash2"
     about = "the package flash-attn: fp16 and bf16, no mask"
 
-    def missing(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
         """Require the package and an NVIDIA GPU of compute capability 8.0 or more."""
         if importlib.util.find_spec("flash_attn") is None:
             return Missing(f"not installed; needs {_NEEDS}", "pip install lowtide[flash]")
@@ -27,7 +27,7 @@ class Flash2(Backend):
             return Missing("needs an NVIDIA GPU of compute capability 8.0 or more")
         return None
 
-    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Refuse masks, head dims over 256 and dtypes other than fp16 and bf16.
 
         Causal attention with unequal numbers of tokens as well, since the package aligns them by

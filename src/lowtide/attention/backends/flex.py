@@ -25,7 +25,7 @@ class Flex(Backend):
     name = "flex"
     about = "PyTorch's FlexAttention, compiled by Triton"
 
-    def missing(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
         """Require Triton and a GPU; compiled CPU kernels are slower than sdpa-flash."""
         if device.kind != "cuda":
             return Missing("needs a CUDA device: compiled for the CPU it is slower than sdpa-flash")
@@ -33,7 +33,7 @@ class Flex(Backend):
             return Missing("Triton is not installed", "pip install triton")
         return None
 
-    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Refuse dropout, head dims below 16 and fp64."""
         rules = (
             ("there is dropout", call.dropout > 0),
@@ -51,7 +51,7 @@ class Flex(Backend):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
         """Compute attention, with mask and causality fused as a ``score_mod``."""
-        change = None if mask is None and not spec.causal else _score_change(query, key, mask, spec)
+        change = None if mask is None and not spec.causal else _score_mod(query, key, mask, spec)
         return _compiled()(
             query, key, value, score_mod=change, scale=spec.scale, enable_gqa=spec.grouped
         )
@@ -64,7 +64,7 @@ def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _score_change(
+def _score_mod(
     query: Tensor, key: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> Callable[..., Tensor]:
     """Return the ``score_mod`` that applies mask and causality to one score."""

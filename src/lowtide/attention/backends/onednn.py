@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.attention.backends.backend import Backend, Missing, scale_of
-from lowtide.attention.backends.chunked import SCORES
+from lowtide.attention.backends.chunked import SCORES_PER_BLOCK
 from lowtide.attention.exp2_softmax import LOG2_E, exp2_softmax_matmul
 from lowtide.attention.linear_ops import has_onednn, onednn_linear
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
@@ -30,20 +30,20 @@ class OneDnn(Backend):
 
     name = "onednn"
     about = "whole rows of scores by oneDNN's products; for AMD CPUs with AVX-512"
-    verified = frozenset({"cpu"})
+    verified_on = frozenset({"cpu"})
 
-    def missing(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
         """Require an x86 CPU and a build of PyTorch with oneDNN."""
         if device.kind != "cpu":
             return Missing("needs the CPU")
         return None if has_onednn else Missing("PyTorch is built without oneDNN for x86")
 
-    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Refuse all but fp32 inference, optionally with an additive mask."""
         rules = (
             ("the dtype is not fp32", call.dtype != torch.float32),
             ("gradients are recorded", call.needs_grad or call.mask_needs_grad),
-            ("the mask is boolean, not additive", call.mask_is_truth),
+            ("the mask is boolean, not additive", call.mask_is_boolean),
             ("attention is causal", call.is_causal),
             ("there is dropout", call.dropout > 0),
             ("several query heads share a key head", call.is_grouped),
@@ -52,7 +52,7 @@ class OneDnn(Backend):
         )
         return next((reason for reason, refused in rules if refused), None)
 
-    def slower(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def not_preferred_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Prefer PyTorch's kernel except on AMD CPUs with AVX-512 and many scores."""
         if not (is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"):
             return "PyTorch's own kernel is as fast on this CPU"
@@ -61,14 +61,14 @@ class OneDnn(Backend):
         return "for so few tokens PyTorch's own kernel is as fast" if few else None
 
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
-        """Add up `copied_bytes` and `part_bytes`."""
-        return self.copied_bytes(call) + self.part_bytes(call)
+        """Add up `copied_bytes` and `block_bytes`."""
+        return self.copied_bytes(call) + self.block_bytes(call)
 
     def copied_bytes(self, call: AttentionCall) -> int:
         """Count the contiguous copies of one head's keys and values, in bytes."""
         return 4 * call.key_tokens * (call.head_dim + call.value_dim)
 
-    def part_bytes(self, call: AttentionCall) -> int:
+    def block_bytes(self, call: AttentionCall) -> int:
         """Count one block of queries, its scores, their mask and the result, in bytes."""
         rows = min(call.query_tokens, _rows(call.key_tokens))
         scores = call.key_tokens * (2 if call.has_mask else 1)
@@ -84,33 +84,33 @@ class OneDnn(Backend):
         batch, heads, queries, width = query.shape
         result = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
         rows = min(queries, _rows(key.shape[2]))
-        room, scale = query.new_empty(rows, width), scale_of(query, spec) * LOG2_E
+        query_buffer, scale = query.new_empty(rows, width), scale_of(query, spec) * LOG2_E
         added = None if mask is None else mask.expand(-1, heads, queries, key.shape[2])
         # A mask shared by all images, as for windows, is scaled once.
-        apart = added is not None and len(added) > 1
+        per_image_mask = added is not None and len(added) > 1
         # Fake tensors: one head stands for all.
         alike = isinstance(query, FakeTensor)
 
         def of_image(head: int, part: slice, shared: Tensor | None, image: int) -> None:
             seen, given = key[image, head].contiguous(), value[image, head].contiguous().t()
-            plus = _in_units(added, image, head, part) if apart else shared
+            plus = _scaled_mask(added, image, head, part) if per_image_mask else shared
             some = query[image, head, part]
-            asked = torch.mul(some, scale, out=room[: len(some)])
+            asked = torch.mul(some, scale, out=query_buffer[: len(some)])
             scores = partial(onednn_linear, asked, seen, plus=plus)
             weigh, found = partial(onednn_linear, weight=given), result[image, head, part]
-            exp2_softmax_matmul(scores, weigh, found, zeros_for_blind=plus is not None)
+            exp2_softmax_matmul(scores, weigh, found, zero_fully_masked=plus is not None)
 
         def of_head(head: int) -> None:
             for first in range(0, queries, rows):
                 part = slice(first, first + rows)
-                shared = None if apart else _in_units(added, 0, head, part)
-                repeat_call(batch, partial(of_image, head, part, shared), alike=alike)
+                shared = None if per_image_mask else _scaled_mask(added, 0, head, part)
+                repeat_call(batch, partial(of_image, head, part, shared), identical=alike)
 
-        repeat_call(heads, of_head, alike=alike)
+        repeat_call(heads, of_head, identical=alike)
         return result
 
 
-def _in_units(added: Tensor | None, image: int, head: int, part: slice) -> Tensor | None:
+def _scaled_mask(added: Tensor | None, image: int, head: int, part: slice) -> Tensor | None:
     """Scale some queries' mask by log2 e, as contiguous fp32."""
     if added is None:
         return None
@@ -119,4 +119,4 @@ def _in_units(added: Tensor | None, image: int, head: int, part: slice) -> Tenso
 
 def _rows(keys: int) -> int:
     """Return the number of queries per block of scores."""
-    return max(1, SCORES // max(1, keys))
+    return max(1, SCORES_PER_BLOCK // max(1, keys))

@@ -17,13 +17,13 @@ class Reference(Backend):
 
     name = "reference"
     about = "the formula, in fp32 or fp64"
-    verified = frozenset({"cpu", "cuda"})
+    verified_on = frozenset({"cpu", "cuda"})
 
-    def missing(self, device: AttentionDevice) -> None:
+    def missing_requirement(self, device: AttentionDevice) -> None:
         """Return None: it runs on any device."""
         return
 
-    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Refuse dropout, whose result depends on the generator."""
         return "there is dropout" if call.dropout else None
 
@@ -31,7 +31,7 @@ class Reference(Backend):
         """Count scores, masked copy and softmax, and the fp32 copies of the inputs."""
         size = max(4, call.dtype.itemsize)
         rows = call.batch * call.heads * (call.query_tokens + 2 * call.key_tokens)
-        return size * (3 * call.scores + rows * call.head_dim)
+        return size * (3 * call.score_count + rows * call.head_dim)
 
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
@@ -48,8 +48,8 @@ class Reference(Backend):
             scores = scores + mask
         if spec.causal:
             scores = scores.masked_fill(~causal_mask(scores), -torch.inf)
-        blind = (scores == -torch.inf).all(-1, keepdim=True)
-        weights = scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+        fully_masked = (scores == -torch.inf).all(-1, keepdim=True)
+        weights = scores.masked_fill(fully_masked, 0).softmax(-1).masked_fill(fully_masked, 0)
         return (weights @ v).to(query.dtype)
 
 

@@ -27,7 +27,7 @@ class Sage(Backend):
     name = "sage"
     about = "the package sageattention: 8-bit scores, inference only"
 
-    def missing(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
         """Require the package and a supported NVIDIA compute capability."""
         if importlib.util.find_spec("sageattention") is None:
             return Missing(
@@ -40,7 +40,7 @@ class Sage(Backend):
             return Missing(f"needs an NVIDIA GPU of compute capability {names}")
         return None
 
-    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Refuse gradients (which would silently be zero), masks and dropout."""
         widths = (64, 96, 128) if _version() < 2 else tuple(range(1, 129))
         rules = (

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lowtide.attention.backends.backend import Backend, Missing
-from lowtide.attention.sdpa_rules import AttentionPath, refusal, sdpa_kernel_for
+from lowtide.attention.sdpa_rules import AttentionPath, kernel_unsupported_reason, sdpa_kernel_for
 from lowtide.attention.spec import (
     AttentionCall,
     AttentionDevice,
@@ -44,31 +44,33 @@ class Sdpa(Backend):
 
     # PyTorch's releases test them on both kinds of device; each is still compared with the
     # reference before its first use.
-    verified = frozenset({"cpu", "cuda"})
+    verified_on = frozenset({"cpu", "cuda"})
 
     def __init__(self, path: AttentionPath) -> None:
         self.name, self.about = f"sdpa-{path}", _ABOUT[path]
         self._path: AttentionPath = path
 
-    def missing(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
         """Require a CUDA device for all kernels but flash and math."""
         on_cpu = self._path in ("flash", "math")
         return Missing("needs a CUDA device") if device.kind == "cpu" and not on_cpu else None
 
-    def refusal(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Refuse what PyTorch's kernel refuses, and calls known to give wrong results."""
-        return known_bad(self._path, device, call) or refusal(self._on(device), device, call)
+        return known_bad(self._path, device, call) or kernel_unsupported_reason(
+            self._on(device), device, call
+        )
 
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
         """Count the log-sum-exp of each query; for math the scores, softmax and mask."""
         if self._path == "math":
             size = max(4, call.dtype.itemsize)
-            return (2 * size + 1) * call.scores
+            return (2 * size + 1) * call.score_count
         return 4 * call.batch * call.heads * call.query_tokens
 
-    def most_heads(self, device: AttentionDevice, call: AttentionCall) -> int | None:
+    def max_heads(self, device: AttentionDevice, call: AttentionCall) -> int | None:
         """Return the launch limit, or less where a backward pass needs 32-bit indices."""
-        most = super().most_heads(device, call)
+        most = super().max_heads(device, call)
         if most is None or not call.needs_grad:
             return most
         row = -(-call.query_tokens // 128) * 128 * max(call.head_dim, 32)
@@ -79,9 +81,9 @@ class Sdpa(Backend):
     ) -> Tensor:
         """Compute attention of a call that is not described yet."""
         call = describe_call((query, key, value), mask, spec)
-        return self.run_described(call, query, key, value, mask, spec)
+        return self.run_with_call(call, query, key, value, mask, spec)
 
-    def run_described(
+    def run_with_call(
         self,
         call: AttentionCall,
         query: Tensor,
@@ -103,7 +105,7 @@ class Sdpa(Backend):
             if fitting is not mask:
                 mask, call = fitting, describe_call((query, key, value), fitting, spec)
         device = LocalDevice.of(query.device)
-        mine = _taken(device, call) == self._on(device)
+        mine = _selected_kernel(device, call) == self._on(device)
         with nullcontext() if mine else sdpa_kernel(_KERNELS[self._path]):
             return F.scaled_dot_product_attention(
                 query,
@@ -123,7 +125,7 @@ class Sdpa(Backend):
 
 
 @lru_cache(maxsize=4096)
-def _taken(device: LocalDevice, call: AttentionCall) -> AttentionPath:
+def _selected_kernel(device: LocalDevice, call: AttentionCall) -> AttentionPath:
     """Cached `sdpa_kernel_for`.
 
     The windows of one image need the same answer hundreds of times.

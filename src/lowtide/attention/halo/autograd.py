@@ -14,9 +14,9 @@ from lowtide.attention.backends import Missing
 from lowtide.attention.halo.block_sizes import (
     KernelTile,
     KernelTiles,
+    choose_tiles,
     shared_memory,
     tile_count,
-    tiles_for,
 )
 from lowtide.attention.halo.launch import Launch, constants, strides
 from lowtide.attention.spatial.window_grid import Windows
@@ -28,7 +28,7 @@ _WIDEST_HEAD = 128
 _MOST = 65_535
 
 
-def missing(device: AttentionDevice) -> Missing | None:
+def missing_requirement(device: AttentionDevice) -> Missing | None:
     """Return what the kernels need to run on ``device``, None if they can run."""
     if importlib.util.find_spec("triton") is None:
         return Missing("Triton is not installed", "pip install triton (on Windows: triton-windows)")
@@ -54,7 +54,7 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def refusal(
+def unsupported_reason(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     windows: Windows,
@@ -111,12 +111,12 @@ def halo_attention(
         deterministic.
 
     Raises:
-        UsageError: for what `refusal` names.
+        UsageError: for what `unsupported_reason` names.
     """
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     learned = table is not None and torch.is_grad_enabled() and table.requires_grad
     shape = tuple(query.shape)
-    reason = refusal(
+    reason = unsupported_reason(
         shape, query.dtype, windows, learned_bias=learned, needs_grad=learns or learned
     )
     if reason is not None:
@@ -124,7 +124,7 @@ def halo_attention(
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     if tiles is None:
         limit = shared_memory(LocalDevice.of(query.device).capability)
-        tiles = tiles_for(windows, query.shape[-1], query.dtype, limit)
+        tiles = choose_tiles(windows, query.shape[-1], query.dtype, limit)
     return _Halo.apply(query, key, value, table, windows, tiles)
 
 
@@ -148,9 +148,9 @@ class _Halo(torch.autograd.Function):
         bias = None if table is None else table.detach().contiguous()
         launch = Launch(query, windows, bias)
         apart = strides(query, key, value, result)
-        tiled = launch.described(tiles.forward, key, value)
+        tiled = launch.descriptors(tiles.forward, key, value)
         keys, values = tiled or (key, value)
-        for grid, place, fixed in launch.by_windows(tiles.forward, tiled is not None):
+        for grid, place, fixed in launch.query_launches(tiles.forward, tiled is not None):
             kernels.forward[grid](
                 query,
                 keys,
@@ -174,14 +174,14 @@ class _Halo(torch.autograd.Function):
         windows, tiles = ctx.settings
         gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
         launch = Launch(query, windows, bias)
-        of_query, of_key, of_value = (
+        grad_query, grad_key, grad_value = (
             torch.empty_like(tensor, memory_format=torch.contiguous_format)
             for tensor in (query, key, value)
         )
         apart = strides(query, key, value, result, gradient)
-        tiled = launch.described(tiles.query, key, value)
+        tiled = launch.descriptors(tiles.query, key, value)
         keys, values = tiled or (key, value)
-        for grid, place, fixed in launch.by_windows(tiles.query, tiled is not None):
+        for grid, place, fixed in launch.query_launches(tiles.query, tiled is not None):
             kernels.backward_query[grid](
                 query,
                 keys,
@@ -190,15 +190,15 @@ class _Halo(torch.autograd.Function):
                 sums,
                 launch.table,
                 gradient,
-                of_query,
+                grad_query,
                 *launch.sizes,
                 *place,
                 *apart,
                 **fixed,
             )
-        tiled = launch.described(tiles.key, query, gradient, square=True)
+        tiled = launch.descriptors(tiles.key, query, gradient, square=True)
         queries, given = tiled or (query, gradient)
-        for grid, place, fixed in launch.by_keys(tiles.key, tiled is not None):
+        for grid, place, fixed in launch.key_launches(tiles.key, tiled is not None):
             kernels.backward_key[grid](
                 queries,
                 key,
@@ -206,17 +206,17 @@ class _Halo(torch.autograd.Function):
                 sums,
                 launch.table,
                 given,
-                of_key,
-                of_value,
+                grad_key,
+                grad_value,
                 *launch.sizes,
                 *place,
                 *apart,
                 **fixed,
             )
-        of_table = None
+        grad_table = None
         if ctx.needs_input_grad[3]:
-            of_table = _table_gradient(launch, tiles.bias, query, key, value, sums, gradient)
-        return of_query, of_key, of_value, of_table, None, None
+            grad_table = _table_gradient(launch, tiles.bias, query, key, value, sums, gradient)
+        return grad_query, grad_key, grad_value, grad_table, None, None
 
 
 def _table_gradient(
@@ -229,7 +229,7 @@ def _table_gradient(
     gradient: Tensor,
 ) -> Tensor:
     """Sum the scores' gradients over all windows, then over pairs of equal distance."""
-    step, size, table = launch.windows.step, launch.windows.size, launch.table
+    step, size, table = launch.windows.stride, launch.windows.size, launch.table
     queries, keys = tile_count(step**2, tile.queries), tile_count(size**2, tile.keys)
     found = query.new_empty(
         launch.heads, queries * tile.queries, keys * tile.keys, dtype=torch.float32
@@ -245,7 +245,7 @@ def _table_gradient(
         found,
         *launch.sizes,
         launch.batch,
-        *launch.windows_count,
+        *launch.window_counts,
         *strides(query, key, value, gradient),
         **fixed,
     )
@@ -259,7 +259,7 @@ def _by_distance(found: Tensor, windows: Windows) -> Tensor:
     ``found`` is (heads, queries down, queries right, keys down, keys right); the result is (heads,
     2·farthest + 1, 2·farthest + 1).
     """
-    side, first = 2 * windows.farthest + 1, windows.farthest - windows.margin
+    side, first = 2 * windows.max_distance + 1, windows.max_distance - windows.halo
     heads, down, right, tall, wide = found.shape
     rows = found.new_zeros(heads, right, side, wide)
     for at in range(down):

@@ -71,16 +71,19 @@ class KernelTiles:
     bias: KernelTile
 
 
-def tiles_for(
-    windows: Windows, head_dim: int, dtype: torch.dtype, limit: int = min(SHARED_MEMORY.values())
+def choose_tiles(
+    windows: Windows,
+    head_dim: int,
+    dtype: torch.dtype,
+    max_bytes: int = min(SHARED_MEMORY.values()),
 ) -> KernelTiles:
-    """Choose tiles whose kernels fit ``limit`` bytes of shared memory.
+    """Choose tiles whose kernels fit ``max_bytes`` bytes of shared memory.
 
     For 16-bit dtypes on GPUs with at least Hopper's shared memory they are the fastest of some
     sixty that were measured on a Hopper GPU, with head dims 32 and 64.
     """
     row = padded_dim(head_dim) * dtype.itemsize
-    if dtype.itemsize == 2 and limit >= SHARED_MEMORY[9, 0]:
+    if dtype.itemsize == 2 and max_bytes >= SHARED_MEMORY[9, 0]:
         narrow = head_dim <= 64
         plain = KernelTile(64, 64, stages=3 if narrow else 2)
         tiled = replace(plain, tiled=True)
@@ -89,7 +92,7 @@ def tiles_for(
     def most(sizes: tuple[int, ...]) -> int:
         # Estimate: eight tiles of rows and two of fp32 scores. Compiled for every kind of GPU, this
         # is never too low.
-        fits = (size for size in sizes if 8 * size * (row + size) <= limit)
+        fits = (size for size in sizes if 8 * size * (row + size) <= max_bytes)
         return next(fits, min(sizes))
 
     keys = most((64, 32, 16))
@@ -146,8 +149,8 @@ def unmasked_windows(
     count = windows.count(length, phase)
     if windows.boundary == "shift":
         return (0, count) if length >= windows.size else (0, 0)
-    first = tile_count(phase + windows.margin, windows.step)
-    last = (length - windows.size + phase + windows.margin) // windows.step + 1
+    first = tile_count(phase + windows.halo, windows.stride)
+    last = (length - windows.size + phase + windows.halo) // windows.stride + 1
     return (first, min(last, count)) if last > first else (0, 0)
 
 
@@ -156,7 +159,7 @@ def key_tiles(windows: Windows, length: int, phase: int, tile: KernelTile) -> in
 
     The first tile begins where a window might, before the image.
     """
-    return tile_count(length + (phase + windows.margin) % tile.side, tile.side)
+    return tile_count(length + (phase + windows.halo) % tile.side, tile.side)
 
 
 @lru_cache(maxsize=256)
@@ -166,7 +169,7 @@ def unmasked_keys(windows: Windows, length: int, phase: int, tile: KernelTile) -
     Every window that sees such a tile sees all of it, and all of that window's queries are in the
     image. (0, 0) if there are none.
     """
-    step, margin, side = windows.step, windows.margin, tile.side
+    step, margin, side = windows.stride, windows.halo, tile.side
     fits = not any((step % side, 2 * margin % side, *(step % cut for cut in tile.rectangle)))
     if windows.boundary == "shift" or not fits:
         return 0, 0

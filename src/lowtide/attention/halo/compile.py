@@ -9,8 +9,8 @@ import torch
 from lowtide.attention.halo.block_sizes import (
     SHARED_MEMORY,
     KernelTile,
+    choose_tiles,
     descriptor_block,
-    tiles_for,
 )
 from lowtide.attention.halo.launch import constants
 from lowtide.attention.spatial.window_grid import Windows
@@ -24,8 +24,8 @@ KERNELS = {
     "backward_bias": "bias",
 }
 # Pointers to fp32, independent of the tensors' dtype.
-_EXACT = {"sums", "to_bias", "table"}
-_POINTERS = {"q", "k", "v", "out", "given", "to_q", "to_k", "to_v"} | _EXACT
+_FP32_POINTERS = {"sums", "to_bias", "table"}
+_POINTERS = {"q", "k", "v", "out", "given", "to_q", "to_k", "to_v"} | _FP32_POINTERS
 
 
 def compile_halo_kernel(
@@ -53,7 +53,7 @@ def compile_halo_kernel(
     from lowtide.attention.halo import kernels
 
     kernel = getattr(kernels, name)
-    tiles = tiles_for(windows, head_dim, TYPES[dtype], SHARED_MEMORY[capability])
+    tiles = choose_tiles(windows, head_dim, TYPES[dtype], SHARED_MEMORY[capability])
     cut = tile or getattr(tiles, KERNELS[name])
     square = name == "backward_key"
     known = constants(windows, cut, head_dim, TYPES[dtype], square=square)
@@ -85,5 +85,5 @@ def compile_halo_kernel(
 
 def _type(argument: str, dtype: str) -> str:
     if argument in _POINTERS:
-        return "*fp32" if argument in _EXACT else f"*{dtype}"
+        return "*fp32" if argument in _FP32_POINTERS else f"*{dtype}"
     return "fp32" if argument == "scale" else "i32"

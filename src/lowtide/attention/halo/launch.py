@@ -21,7 +21,7 @@ from lowtide.attention.spatial.window_grid import Windows
 
 _BOUNDARIES = {"mask": 0, "shift": 1, "zero": 2, "reflect": 3}
 # (grid, arguments for the position in the grid, compile-time constants).
-Call = tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]
+KernelLaunch = tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]
 
 
 class Launch:
@@ -31,27 +31,27 @@ class Launch:
         self.batch, self.height, self.width, self.heads, self.dim = query.shape
         self.windows, self.dtype = windows, query.dtype
         self.axes = tuple(zip((self.height, self.width), windows.phase, strict=True))
-        self.windows_count = tuple(windows.count(length, phase) for length, phase in self.axes)
+        self.window_counts = tuple(windows.count(length, phase) for length, phase in self.axes)
         self.sizes = self.height, self.width, self.heads, *windows.phase, self.dim**-0.5
         # Without a bias, any valid pointer: the kernel does not read it.
         self.table = query if table is None else table
         self.bias_constants = dict(HAS_BIAS=table is not None)
 
-    def by_windows(self, tile: KernelTile, tiled: bool) -> Iterator[Call]:
+    def query_launches(self, tile: KernelTile, tiled: bool) -> Iterator[KernelLaunch]:
         """Yield launches with one program per tile of a window's queries."""
         inner = [unmasked_windows(self.windows, length, phase, tile) for length, phase in self.axes]
-        programs = tile_count(self.windows.step**2, tile.queries)
-        for inside, count in _parts(self.windows_count, inner):
+        programs = tile_count(self.windows.stride**2, tile.queries)
+        for inside, count in _inner_and_border(self.window_counts, inner):
             grid = count * programs, self.batch * self.heads
             fixed = self.constants(tile, INSIDE=inside, TILED=tiled)
-            yield grid, (*self.windows_count, *inner[0], *inner[1]), fixed
+            yield grid, (*self.window_counts, *inner[0], *inner[1]), fixed
 
-    def by_keys(self, tile: KernelTile, tiled: bool) -> Iterator[Call]:
+    def key_launches(self, tile: KernelTile, tiled: bool) -> Iterator[KernelLaunch]:
         """Yield launches with one program per square of keys."""
         tiles = [key_tiles(self.windows, length, phase, tile) for length, phase in self.axes]
         inner = [unmasked_keys(self.windows, length, phase, tile) for length, phase in self.axes]
-        for inside, count in _parts(tiles, inner):
-            place = *self.windows_count, *tiles, *inner[0], *inner[1]
+        for inside, count in _inner_and_border(tiles, inner):
+            place = *self.window_counts, *tiles, *inner[0], *inner[1]
             fixed = self.constants(tile, square=True, INSIDE=inside, TILED=tiled)
             yield (count, self.batch * self.heads), place, fixed
 
@@ -60,7 +60,7 @@ class Launch:
         fixed = constants(self.windows, tile, self.dim, self.dtype, square=square)
         return {**fixed, **self.bias_constants, **more}
 
-    def described(
+    def descriptors(
         self, tile: KernelTile, *tensors: Tensor, square: bool = False
     ) -> list[Any] | None:
         """Return tensor descriptors for loads of whole tiles, None where not possible."""
@@ -84,7 +84,9 @@ def _aligned(tensor: Tensor) -> bool:
     return tensor.data_ptr() % 16 == 0 and not any(step % 16 for step in steps)
 
 
-def _parts(whole: Sequence[int], inner: Sequence[tuple[int, int]]) -> Iterator[tuple[bool, int]]:
+def _inner_and_border(
+    whole: Sequence[int], inner: Sequence[tuple[int, int]]
+) -> Iterator[tuple[bool, int]]:
     """Yield (whether inside, count) for the places inside a rectangle and outside it.
 
     Empty parts are left out.
@@ -107,13 +109,13 @@ def constants(
     if square:
         cut = dict(SIDE=tile.side, ROWS=tile.rectangle[0], COLUMNS=tile.rectangle[1])
     return dict(
-        STEP=windows.step,
-        MARGIN=windows.margin,
+        STEP=windows.stride,
+        MARGIN=windows.halo,
         SIZE=windows.size,
         BOUNDARY=_BOUNDARIES[windows.boundary],
         HEAD=head_dim,
         WIDE=padded_dim(head_dim),
-        FARTHEST=windows.farthest,
+        FARTHEST=windows.max_distance,
         PRECISION=_precision(dtype),
         num_warps=tile.warps,
         num_stages=tile.stages,

@@ -26,26 +26,26 @@ def dense_attention(
     size = windows, *query.shape[1:3], query.device, query.dtype
     down, right = cached_in_trace(("axes", *size), lambda: _axes(windows, query))
     if windows.boundary == "zero":
-        key, value = (_beyond_is_zero(t, down, right) for t in (key, value))
+        key, value = (_gather_zero_padded(t, down, right) for t in (key, value))
     else:
-        key, value = (_taken(tensor, down.key, right.key) for tensor in (key, value))
-    query = _taken(query, down.query, right.query)
+        key, value = (_gather_windows(tensor, down.key, right.key) for tensor in (key, value))
+    query = _gather_windows(query, down.query, right.query)
     batch, tall, wide = query.shape[:3]
     turned = cached_in_trace(
-        ("turns", *size, position.alike), lambda: _turns(position, down, right, query.dtype)
+        ("turns", *size, position.rotation_key), lambda: _turns(position, down, right, query.dtype)
     )
     query, key = (position.rotate(*one) for one in zip((query, key), turned, strict=True))
-    bias = _bias(position, down, right, windows.farthest, query.dtype)
+    bias = _bias(position, down, right, windows.max_distance, query.dtype)
     query, key, value = (tensor.flatten(3, 4).flatten(0, 2) for tensor in (query, key, value))
     if windows.boundary in ("mask", "shift"):
-        unseen = cached_in_trace(("unseen", *size), lambda: _unseen(down, right, query.dtype))
-        query, key = _see_only(query, key, unseen)
+        unseen = cached_in_trace(("unseen", *size), lambda: _outside_mask(down, right, query.dtype))
+        query, key = _mask_by_channel(query, key, unseen)
     if bias is not None and len(bias) > 1:
         bias = bias.repeat(batch, 1, 1, 1)
     scale = value.shape[-1] ** -0.5
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     found = F.scaled_dot_product_attention(query, key, value, bias, scale=scale).transpose(1, 2)
-    side = windows.computed
+    side = windows.query_size
     found = found.reshape(batch, tall, wide, side, side, *found.shape[2:])
     found = found.transpose(2, 3).flatten(3, 4).flatten(1, 2)
     return blend_along(blend_along(found, 1, down.sources), 2, right.sources)
@@ -55,16 +55,16 @@ def dense_attention(
 class _Axis:
     """Window indices along one axis as tensors: w windows of q queries and k keys.
 
-    ``query`` and ``key`` are pixels within the image, (w, q) and (w, k). ``query_at`` and
-    ``key_at`` are their positions relative to the window's first key, (1 or w, ...). ``inside`` is
-    True where a key is a pixel of the image. ``sources`` are pairs (index, weight), each as long as
-    the axis: the weight of one of the w · q results at each pixel.
+    ``query`` and ``key`` are pixels within the image, (w, q) and (w, k). ``query_offset`` and
+    ``key_offset`` are their positions relative to the window's first key, (1 or w, ...). ``inside``
+    is True where a key is a pixel of the image. ``sources`` are pairs (index, weight), each as long
+    as the axis: the weight of one of the w · q results at each pixel.
     """
 
     query: Tensor
     key: Tensor
-    query_at: Tensor
-    key_at: Tensor
+    query_offset: Tensor
+    key_offset: Tensor
     inside: Tensor
     sources: list[tuple[Tensor, Tensor | None]]
 
@@ -72,16 +72,16 @@ class _Axis:
     def of(windows: Windows, length: int, phase: int, device: torch.device) -> _Axis:
         """Compute the windows of an axis of ``length`` pixels, which may be symbolic."""
         count = windows.count(length, phase)
-        start = torch.arange(count, device=device)[:, None] * windows.step - phase
-        queries = torch.arange(windows.computed, device=device)[None]
+        start = torch.arange(count, device=device)[:, None] * windows.stride - phase
+        queries = torch.arange(windows.query_size, device=device)[None]
         keys = torch.arange(windows.size, device=device)[None]
-        first_key = start - windows.margin
+        first_key = start - windows.halo
         if windows.boundary == "shift":
             first_key = first_key.clamp_max(length - windows.size).clamp_min(0)
             start = first_key if windows.form == "blended" else start
             query_at = start + queries - first_key
         else:
-            query_at = queries + windows.margin
+            query_at = queries + windows.halo
         key = first_key + keys
         inside = (key >= 0) & (key < length)
         key = _mirrored(key, length) if windows.boundary == "reflect" else key
@@ -112,8 +112,8 @@ def _turns(
     Positions are relative to the window, so that all windows that are not shifted share them.
     """
     return (
-        position.turns(down.query_at[:, None], right.query_at[None], dtype),
-        position.turns(down.key_at[:, None], right.key_at[None], dtype),
+        position.rotary_factors(down.query_offset[:, None], right.query_offset[None], dtype),
+        position.rotary_factors(down.key_offset[:, None], right.key_offset[None], dtype),
     )
 
 
@@ -130,7 +130,7 @@ def _sources(
     pixel = torch.arange(length, device=start.device)
     if windows.form == "halo":  # blocks touch, so results are contiguous
         return [(pixel + phase, None)]
-    usual = (pixel + phase) // windows.step
+    usual = (pixel + phase) // windows.stride
     # Windows shifted inside cover pixels of one more window on each side.
     turns = (1, 0, -1, -2) if windows.boundary == "shift" else (0, -1)
     found = []
@@ -151,38 +151,40 @@ def _sources(
     return [(index, share / total) for index, share in found]
 
 
-def _taken(tensor: Tensor, down: Tensor, right: Tensor) -> Tensor:
+def _gather_windows(tensor: Tensor, down: Tensor, right: Tensor) -> Tensor:
     """Gather windows: (B, windows down, windows right, rows, columns, heads, D)."""
     tensor = tensor.index_select(1, down.flatten()).unflatten(1, down.shape)
     tensor = tensor.index_select(3, right.flatten()).unflatten(3, right.shape)
     return tensor.transpose(2, 3)
 
 
-def _beyond_is_zero(tensor: Tensor, down: _Axis, right: _Axis) -> Tensor:
-    taken = _taken(tensor, down.key, right.key)
+def _gather_zero_padded(tensor: Tensor, down: _Axis, right: _Axis) -> Tensor:
+    taken = _gather_windows(tensor, down.key, right.key)
     inside = down.inside[:, None, :, None] & right.inside[None, :, None, :]
     return torch.where(inside[..., None, None], taken, torch.zeros_like(taken))
 
 
 def _bias(
-    position: Position, down: _Axis, right: _Axis, farthest: int, dtype: torch.dtype
+    position: Position, down: _Axis, right: _Axis, max_distance: int, dtype: torch.dtype
 ) -> Tensor | None:
     """Return the position bias, (1 or N, heads, queries, keys) for N windows."""
-    distances = (axis.key_at[:, None, :] - axis.query_at[:, :, None] for axis in (down, right))
+    distances = (
+        axis.key_offset[:, None, :] - axis.query_offset[:, :, None] for axis in (down, right)
+    )
     # Pixels beyond the image, whose results are dropped, may be farther than the table covers.
-    rows, columns = (distance.clamp(-farthest, farthest) for distance in distances)
+    rows, columns = (distance.clamp(-max_distance, max_distance) for distance in distances)
     return position.bias(rows, columns, dtype)
 
 
-def _unseen(down: _Axis, right: _Axis, dtype: torch.dtype) -> Tensor:
+def _outside_mask(down: _Axis, right: _Axis, dtype: torch.dtype) -> Tensor:
     """Return (N, keys): a large negative value for keys beyond the image, 0 otherwise."""
     inside = down.inside[:, None, :, None] & right.inside[None, :, None, :]
     least = -1e30 if torch.finfo(dtype).max > 1e30 else -3e4
     return torch.where(inside.flatten(2, 3).flatten(0, 1), 0.0, least).to(dtype)
 
 
-def _see_only(query: Tensor, key: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
-    """Append a channel to query and key, (N, L, heads, D), that masks by `_unseen`.
+def _mask_by_channel(query: Tensor, key: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
+    """Append a channel to query and key, (N, L, heads, D), that masks by `_outside_mask`.
 
     A mask tensor would be as large as all scores.
     """

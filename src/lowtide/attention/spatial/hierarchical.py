@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lowtide.attention.backends import get
 from lowtide.attention.dispatch import Policy
-from lowtide.attention.functional import describe, resolved
+from lowtide.attention.functional import describe, resolve_cached
 from lowtide.attention.spatial.image_layout import channels_first, check_image, gather_rows
 from lowtide.attention.spatial.local_window import LocalWindowAttention
 from lowtide.attention.spatial.position_factory import PositionKind
@@ -113,10 +113,10 @@ class HierarchicalAttention(LocalWindowAttention):
             return 0, height
         return super().rows_needed(first, last, height, width)
 
-    def row_grain(self, height: int, width: int) -> int:
+    def row_multiple(self, height: int, width: int) -> int:
         """Return the number of result rows that are computed together."""
         windows = self.stage(height, width) == "windows"
-        return super().row_grain(height, width) if windows else 1
+        return super().row_multiple(height, width) if windows else 1
 
     def forward_rows(self, image: Tensor, first: int, last: int, height: int) -> Tensor:
         """Return rows ``first`` to ``last`` of the result for an image of ``height`` rows.
@@ -134,7 +134,7 @@ class HierarchicalAttention(LocalWindowAttention):
         """Return rows of the result of attention over the whole image."""
         query, key, value = self._project(image)
         down, right = (torch.arange(size, device=image.device) for size in image.shape[2:])
-        turns = self.position.turns(down, right, key.dtype)
+        turns = self.position.rotary_factors(down, right, key.dtype)
         key = self.position.rotate(key, turns)
         turns = None if turns is None else turns[first:last]
         query = self.position.rotate(query[:, first:last], turns)
@@ -145,7 +145,7 @@ class HierarchicalAttention(LocalWindowAttention):
             found = torch.cat(
                 [
                     self._attend(part, key, value, None)
-                    for part in query.split(self._queries_at_once(query, key, value), 2)
+                    for part in query.split(self._queries_per_chunk(query, key, value), 2)
                 ],
                 2,
             )
@@ -155,7 +155,7 @@ class HierarchicalAttention(LocalWindowAttention):
             return channels_first(found, image)
         return gather_rows(image, last - first, [(0, found)])
 
-    def _queries_at_once(self, query: Tensor, key: Tensor, value: Tensor) -> int:
+    def _queries_per_chunk(self, query: Tensor, key: Tensor, value: Tensor) -> int:
         """Return the number of queries per chunk.
 
         Fewer than all in the second stage, if the backend would hold the scores of all.
@@ -165,7 +165,10 @@ class HierarchicalAttention(LocalWindowAttention):
             return tokens
         device = LocalDevice.of(query.device)
         call = describe(query, key, value, None, AttentionSpec())
-        taken = resolved(call, device, self.backend, self.policy)
-        if get(taken.backend).workspace_bytes(device, call) < call.scores * call.dtype.itemsize:
+        taken = resolve_cached(call, device, self.backend, self.policy)
+        if (
+            get(taken.backend).workspace_bytes(device, call)
+            < call.score_count * call.dtype.itemsize
+        ):
             return tokens
         return max(1, self.chunk // (2 if 2 * tokens > self.chunked_tokens else 1))

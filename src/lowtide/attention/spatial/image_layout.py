@@ -63,7 +63,9 @@ def rows_as_pixels(image: Tensor, weight: Tensor) -> Tensor:
     A single channels-first image is copied for oneDNN, first contiguous and then transposed: that
     costs less than oneDNN's products gain. PyTorch's own products take it without a copy.
     """
-    if torch.compiler.is_exporting() or not (_is_apart(image) and uses_onednn(image, weight)):
+    if torch.compiler.is_exporting() or not (
+        _is_channels_first(image) and uses_onednn(image, weight)
+    ):
         return channels_last(image)
     return image[0].contiguous().flatten(1).T.contiguous().view(1, *image.shape[2:], -1)
 
@@ -73,14 +75,14 @@ def linear_pixels(pixels: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     if torch.compiler.is_exporting() or len(pixels) > 1:
         return F.linear(pixels, weight, bias)
     image = pixels.permute(0, 3, 1, 2)
-    if _is_apart(image):
+    if _is_channels_first(image):
         given = image[0].flatten(1).T
         found = given @ weight.T if bias is None else torch.addmm(bias, given, weight.T)
         return found.view(*pixels.shape[:3], -1)
     return linear(pixels, weight, bias)
 
 
-def _is_apart(image: Tensor) -> bool:
+def _is_channels_first(image: Tensor) -> bool:
     """Return whether it is a single channels-first image with contiguous rows."""
     return len(image) == 1 and image.stride(1) != 1 and image.stride(3) == 1
 
@@ -96,16 +98,16 @@ def row_spans(height: int, width: int, pixels: int = 1 << 15) -> list[tuple[int,
     return [(first, min(first + step, height)) for first in range(0, height, step)]
 
 
-def gather_rows(like: Tensor, rows: int, pieces: Iterable[tuple[int, Tensor]]) -> Tensor:
+def gather_rows(like: Tensor, rows: int, bands: Iterable[tuple[int, Tensor]]) -> Tensor:
     """Assemble bands (first row, (B, rows, W, C)) into (B, C, rows, W).
 
     Without gradients each band is written directly to its place, so that only one is held in
     addition to the result. The result has the memory format of ``like``.
     """
     if torch.is_grad_enabled():
-        return channels_first(torch.cat([piece for _, piece in pieces], 1), like)
+        return channels_first(torch.cat([piece for _, piece in bands], 1), like)
     result: Tensor | None = None
-    for first, piece in pieces:
+    for first, piece in bands:
         if result is None:
             batch, _, width, channels = piece.shape
             result = torch.empty(
@@ -123,21 +125,21 @@ def gather_rows(like: Tensor, rows: int, pieces: Iterable[tuple[int, Tensor]]) -
     return result
 
 
-def is_plain(image: Tensor) -> bool:
+def supports_gather_linear(image: Tensor) -> bool:
     """Return whether `gather_linear` can write a result like this image."""
     mixed = torch.is_autocast_enabled(image.device.type)
     last = memory_format(image) == torch.channels_last
     return len(image) == 1 and not (last or mixed or torch.is_grad_enabled())
 
 
-def gather_linear(layer: nn.Linear, rows: int, pieces: Iterable[tuple[int, Tensor]]) -> Tensor:
+def gather_linear(layer: nn.Linear, rows: int, bands: Iterable[tuple[int, Tensor]]) -> Tensor:
     """Apply ``layer`` to bands (first row, (1, rows, W, C)), as (1, C, rows, W).
 
     Each product is written directly to its place in the result. Bands may extend beyond the result;
     they are computed as a whole, so that a row rounds equally whichever rows are requested.
     """
     result: Tensor | None = None
-    for at, piece in pieces:
+    for at, piece in bands:
         count, width = piece.shape[1:3]
         if result is None:
             result = piece.new_empty(1, layer.out_features, rows, width)

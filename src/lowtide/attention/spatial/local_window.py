@@ -18,9 +18,9 @@ from lowtide.attention.spatial.image_layout import (
     default_heads,
     gather_linear,
     gather_rows,
-    is_plain,
     linear_pixels,
     rows_as_pixels,
+    supports_gather_linear,
 )
 from lowtide.attention.spatial.position_factory import PositionKind, make_position
 from lowtide.attention.spatial.row_region import RowRegionModule
@@ -97,7 +97,7 @@ class LocalWindowAttention(RowRegionModule):
         self.windows = Windows(window, shared, form, boundary, phase)
         self.qkv = nn.Linear(channels, 3 * channels, bias=bias)
         self.out = nn.Linear(channels, channels, bias=bias)
-        self.position = make_position(position, self.heads, head_dim, self.windows.farthest)
+        self.position = make_position(position, self.heads, head_dim, self.windows.max_distance)
         self.backend = backend
         self.policy: Policy | None = policy
 
@@ -115,7 +115,7 @@ class LocalWindowAttention(RowRegionModule):
 
         In an image of ``height`` × ``width``.
         """
-        return self._local(height, width).needed(first, last)
+        return self._local(height, width).rows_needed(first, last)
 
     def forward_rows(self, image: Tensor, first: int, last: int, height: int) -> Tensor:
         """Return rows ``first`` to ``last`` of the result for an image of ``height`` rows.
@@ -124,7 +124,7 @@ class LocalWindowAttention(RowRegionModule):
         """
         check_image(image, self.channels)
         local = self._local(height, image.shape[3])
-        low, high = local.needed(first, last)
+        low, high = local.rows_needed(first, last)
         if image.shape[2] != high - low:
             raise UsageError(
                 f"rows {first} to {last} depend on rows {low} to {high}: {high - low} rows,"
@@ -138,15 +138,15 @@ class LocalWindowAttention(RowRegionModule):
                 yield row - first, found
                 del found
 
-        return self._back(image, last - first, pieces())
+        return self._project_out(image, last - first, pieces())
 
-    def row_grain(self, height: int, width: int) -> int:
+    def row_multiple(self, height: int, width: int) -> int:
         """Return the number of result rows computed together: those of one window."""
-        return self.windows.step if self.windows.phase[0] == 0 else 1
+        return self.windows.stride if self.windows.phase[0] == 0 else 1
 
     def explain(self, image: Tensor) -> str:
         """Explain which kernel computes ``image``, and why not the other one."""
-        reason = self._triton_refusal(image)
+        reason = self._triton_unsupported_reason(image)
         if self.kernel == "triton":
             return f"triton: {'requested' if reason is None else 'not supported: ' + reason}"
         if self._prefers_triton(image):
@@ -172,10 +172,10 @@ class LocalWindowAttention(RowRegionModule):
 
     def _project(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pixels = rows_as_pixels(image, self.qkv.weight)
-        query, key, value = (self.projected(pixels, part) for part in get_args(Part))
+        query, key, value = (self.project(pixels, part) for part in get_args(Part))
         return query, key, value
 
-    def projected(self, pixels: Tensor, part: Part) -> Tensor:
+    def project(self, pixels: Tensor, part: Part) -> Tensor:
         """Project `rows_as_pixels` to queries, keys or values: (B, H, W, heads, D).
 
         Each part has its own memory, so that it can be freed on its own.
@@ -186,12 +186,14 @@ class LocalWindowAttention(RowRegionModule):
         found = linear_pixels(pixels, self.qkv.weight[rows], bias)
         return found.unflatten(-1, (self.heads, -1))
 
-    def _back(self, image: Tensor, rows: int, pieces: Iterator[tuple[int, Tensor]]) -> Tensor:
+    def _project_out(
+        self, image: Tensor, rows: int, pieces: Iterator[tuple[int, Tensor]]
+    ) -> Tensor:
         """Apply the output projection to pieces, and crop them to ``rows`` rows.
 
         Pieces of halo windows are whole rows of windows, which may extend beyond ``rows``.
         """
-        if self.windows.form == "halo" and is_plain(image):
+        if self.windows.form == "halo" and supports_gather_linear(image):
             return gather_linear(self.out, rows, pieces)
 
         def products() -> Iterator[tuple[int, Tensor]]:
@@ -209,19 +211,19 @@ class LocalWindowAttention(RowRegionModule):
         from lowtide.attention.halo.autograd import is_preferred
 
         device = LocalDevice.of(image.device)
-        return is_preferred(device, image.dtype) and self._triton_refusal(image) is None
+        return is_preferred(device, image.dtype) and self._triton_unsupported_reason(image) is None
 
-    def _triton_refusal(self, image: Tensor) -> str | None:
-        from lowtide.attention.halo.autograd import missing, refusal
+    def _triton_unsupported_reason(self, image: Tensor) -> str | None:
+        from lowtide.attention.halo.autograd import missing_requirement, unsupported_reason
 
-        if (absent := missing(LocalDevice.of(image.device))) is not None:
+        if (absent := missing_requirement(LocalDevice.of(image.device))) is not None:
             return f"{absent.reason}{f' ({absent.fix})' if absent.fix else ''}"
         if self.windows.boundary == "reflect" and self.position.rotates:
             return "a reflected key is rotated by the position where it is seen, not by its own"
-        table = self.position.whole_table()
+        table = self.position.full_table()
         learning = [image, *self.parameters()] if torch.is_grad_enabled() else []
         shape = len(image), *image.shape[2:], self.heads, self.channels // self.heads
-        return refusal(
+        return unsupported_reason(
             shape,
             image.dtype,
             self.windows,
@@ -233,13 +235,13 @@ class LocalWindowAttention(RowRegionModule):
         """Attend over the whole image in one launch; holds its query, key and value."""
         from lowtide.attention.halo.autograd import halo_attention
 
-        if (reason := self._triton_refusal(image)) is not None:
+        if (reason := self._triton_unsupported_reason(image)) is not None:
             raise UsageError(f"the triton kernel does not support this call: {reason}")
         query, key, value = self._project(image)
         rows, columns = (torch.arange(side, device=image.device) for side in image.shape[2:])
-        turns = self.position.turns(rows, columns, query.dtype)
+        turns = self.position.rotary_factors(rows, columns, query.dtype)
         query, key = (self.position.rotate(tensor, turns) for tensor in (query, key))
-        found = halo_attention(query, key, value, self.windows, self.position.whole_table())
+        found = halo_attention(query, key, value, self.windows, self.position.full_table())
         return channels_first(self.out(found.flatten(3)), image)
 
     def _exported(self, image: Tensor) -> Tensor:
@@ -270,4 +272,4 @@ class _ImageRows:
         pixels = self._pixels.narrow(1, start - self._first, end - start)
         if part == "query":
             self._pixels = self._image  # free the permuted copy before attention
-        return self._module.projected(pixels, part)
+        return self._module.project(pixels, part)

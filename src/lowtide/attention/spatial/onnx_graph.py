@@ -27,14 +27,14 @@ def write_graph(
     *,
     opset: int,
     shapes: dict[int, Any],
-    tell: Callable[[str], None] = lambda step: None,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> None:
     """Export ``module`` to ``path`` with input ``image`` and output ``result``.
 
-    ``shapes`` are the dynamic dimensions of the input, by `torch.export.Dim`. ``tell`` is called
-    with a message at each step.
+    ``shapes`` are the dynamic dimensions of the input, by `torch.export.Dim`. ``progress`` is
+    called with a message at each step.
     """
-    tell("tracing the model; a deep one takes minutes")
+    progress("tracing the model; a deep one takes minutes")
     # The exporter and its optimizer log internals that do not concern the user.
     with silence_warnings("onnxscript"), silence_warnings("torch.onnx"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -51,7 +51,7 @@ def write_graph(
             optimize=False,
         )
         assert program is not None  # only the legacy exporter returns None
-        tell(f"simplifying a graph of {program.model.graph.num_nodes():,} operators")
+        progress(f"simplifying a graph of {program.model.graph.num_nodes():,} operators")
         simplify(program.model)
         program.save(path, external_data=False)
 

@@ -21,17 +21,17 @@ class RotaryAngles:
     """Rotary factors of a row of windows, separable along rows and columns.
 
     Complex numbers per pair of a head's channels: ``down`` (rows, pairs) and ``right`` (columns,
-    pairs), whose product is the rotation; both take little memory. ``whole`` is the product as
+    pairs), whose product is the rotation; both take little memory. ``product`` is the product as
     `Position.rotate` takes it, cached where that is used.
     """
 
     down: Tensor
     right: Tensor
-    whole: Tensor | None = None
+    product: Tensor | None = None
 
-    def part(self, row: int, rows: int, column: int, columns: int) -> RotaryAngles:
+    def narrow(self, row: int, rows: int, column: int, columns: int) -> RotaryAngles:
         """Slice to some rows and columns."""
-        whole = self.whole
+        whole = self.product
         if whole is not None:
             whole = whole.narrow(0, row, rows).narrow(1, column, columns)
         down, right = self.down.narrow(0, row, rows), self.right.narrow(0, column, columns)
@@ -42,11 +42,11 @@ class Position(nn.Module):
     """Base class of relative position encodings: no position at all.
 
     ``rotates`` says whether query and key are rotated by their positions; encodings with equal
-    ``alike`` rotate equally. Subclasses override what they need.
+    ``rotation_key`` rotate equally. Subclasses override what they need.
     """
 
     rotates = False
-    alike: Hashable = None
+    rotation_key: Hashable = None
 
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Return the bias of the scores, (N, heads, queries, keys) in ``dtype``, or None.
@@ -56,15 +56,15 @@ class Position(nn.Module):
         """
         return None
 
-    def bias_between(self, down: Shape, right: Shape, like: Tensor) -> Tensor | None:
+    def window_bias(self, down: Shape, right: Shape, like: Tensor) -> Tensor | None:
         """Return `bias` of one window, (1, heads, queries, keys), pixels column by column."""
         return None
 
-    def whole_table(self) -> Tensor | None:
+    def full_table(self) -> Tensor | None:
         """Return all biases, (heads, distance down, distance right), or None."""
         return None
 
-    def turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor | None:
+    def rotary_factors(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Return the rotary factors of pixels for `rotate`, or None.
 
         Positions are (..., rows) and (..., columns), whose leading dimensions are broadcast; the
@@ -72,15 +72,18 @@ class Position(nn.Module):
         """
         return None
 
-    def rotate(self, tensor: Tensor, turns: Tensor | None) -> Tensor:
+    def rotate(self, tensor: Tensor, factors: Tensor | None) -> Tensor:
         """Rotate query or key, (..., rows, columns, heads, D), by pixel positions."""
         return tensor
 
-    def strip_turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> RotaryAngles | None:
-        """Return the rotary factors of a row of windows for `by_head`; see `turns`."""
+    def separable_factors(
+        self, rows: Tensor, columns: Tensor, dtype: torch.dtype
+    ) -> RotaryAngles | None:
+        """Return the rotary factors of a row of windows for `rotate_heads_first`; see
+        `rotary_factors`."""
         return None
 
-    def by_head(self, tensor: Tensor, turns: RotaryAngles | None) -> Tensor:
+    def rotate_heads_first(self, tensor: Tensor, factors: RotaryAngles | None) -> Tensor:
         """Rotate (B, rows, columns, heads, D) and permute to (B, heads, columns, rows, D)."""
         return to_heads_first(tensor)
 
@@ -98,30 +101,30 @@ def heads_first_view(tensor: Tensor) -> Tensor:
 class TableBias(Position):
     """Learned bias for each head and relative distance, as in Swin (arXiv 2103.14030)."""
 
-    def __init__(self, heads: int, farthest: int) -> None:
+    def __init__(self, heads: int, max_distance: int) -> None:
         super().__init__()
-        side = 2 * farthest + 1
+        side = 2 * max_distance + 1
         self.table = nn.Parameter(torch.zeros(heads, side, side))
         nn.init.trunc_normal_(self.table, std=0.02)
-        self._farthest = farthest
+        self._max_distance = max_distance
 
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
         """Gather the table's entries for all distances."""
-        down, right = down + self._farthest, right + self._farthest
+        down, right = down + self._max_distance, right + self._max_distance
         spread = self.table[:, down[:, None, :, None, :, None], right[None, :, None, :, None, :]]
         return _of_windows(spread).to(dtype)
 
-    def whole_table(self) -> Tensor:
+    def full_table(self) -> Tensor:
         """Return the table."""
         return self.table
 
-    def bias_between(self, down: Shape, right: Shape, like: Tensor) -> Tensor:
+    def window_bias(self, down: Shape, right: Shape, like: Tensor) -> Tensor:
         """Return the bias of one window by slices, without an index."""
         table = self.table.to(like.dtype).mT
         # (heads, query rows, distance right, key rows)
-        by_row = _by_query(table, 2, down, self._farthest)
+        by_row = _by_query(table, 2, down, self._max_distance)
         # Dimensions: both axes' queries, then both axes' keys.
-        return _by_query(by_row, 2, right, self._farthest).flatten(3, 4).flatten(1, 2)[None]
+        return _by_query(by_row, 2, right, self._max_distance).flatten(3, 4).flatten(1, 2)[None]
 
 
 def _by_query(table: Tensor, dim: int, shape: Shape, farthest: int) -> Tensor:
@@ -138,31 +141,31 @@ class DecomposedBias(Position):
     terms depend on the query too; these do not).
     """
 
-    def __init__(self, heads: int, farthest: int) -> None:
+    def __init__(self, heads: int, max_distance: int) -> None:
         super().__init__()
-        self.down = nn.Parameter(torch.zeros(heads, 2 * farthest + 1))
-        self.right = nn.Parameter(torch.zeros(heads, 2 * farthest + 1))
+        self.down = nn.Parameter(torch.zeros(heads, 2 * max_distance + 1))
+        self.right = nn.Parameter(torch.zeros(heads, 2 * max_distance + 1))
         for table in (self.down, self.right):
             nn.init.trunc_normal_(table, std=0.02)
-        self._farthest = farthest
+        self._max_distance = max_distance
 
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
         """Gather the sums of both tables' entries for all distances."""
-        rows = self.down[:, down + self._farthest].to(dtype)
-        columns = self.right[:, right + self._farthest].to(dtype)
+        rows = self.down[:, down + self._max_distance].to(dtype)
+        columns = self.right[:, right + self._max_distance].to(dtype)
         spread = rows[:, :, None, :, None, :, None] + columns[:, None, :, None, :, None, :]
         return _of_windows(spread)
 
-    def bias_between(self, down: Shape, right: Shape, like: Tensor) -> Tensor:
+    def window_bias(self, down: Shape, right: Shape, like: Tensor) -> Tensor:
         """Return the bias of one window by slices, without an index."""
         rows, columns = (
-            _by_query(table.to(like.dtype), 1, shape, self._farthest)
+            _by_query(table.to(like.dtype), 1, shape, self._max_distance)
             for table, shape in ((self.down, down), (self.right, right))
         )
         spread = columns[:, :, None, :, None] + rows[:, None, :, None, :]
         return spread.flatten(3, 4).flatten(1, 2)[None]
 
-    def whole_table(self) -> Tensor:
+    def full_table(self) -> Tensor:
         """Return the sums for all pairs of distances."""
         return self.down[:, :, None] + self.right[:, None, :]
 

@@ -11,10 +11,10 @@ from lowtide.core.errors import UsageError
 PositionKind = Literal["none", "table", "decomposed", "rope"]
 
 
-def make_position(kind: PositionKind, heads: int, head_dim: int, farthest: int) -> Position:
+def make_position(kind: PositionKind, heads: int, head_dim: int, max_distance: int) -> Position:
     """Create a relative position encoding by name.
 
-    ``farthest`` is the greatest distance in pixels along an axis, for the biases.
+    ``max_distance`` is the greatest distance in pixels along an axis, for the biases.
 
     Raises:
         UsageError: the name is unknown.
@@ -24,7 +24,7 @@ def make_position(kind: PositionKind, heads: int, head_dim: int, farthest: int) 
     if kind == "rope":
         return Rope2d(head_dim)
     if kind == "table":
-        return TableBias(heads, farthest)
+        return TableBias(heads, max_distance)
     if kind == "decomposed":
-        return DecomposedBias(heads, farthest)
+        return DecomposedBias(heads, max_distance)
     raise UsageError(f"position {kind!r} is not known", hint="none, table, decomposed or rope")

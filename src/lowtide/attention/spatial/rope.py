@@ -32,11 +32,11 @@ class Rope2d(Position):
                 f"rotary position needs a head dimension that is a multiple of 4, not {head_dim}",
                 hint="another number of heads, or position='decomposed'",
             )
-        self.alike = head_dim, period
+        self.rotation_key = head_dim, period
         pairs = head_dim // 4
-        self._speeds = [period ** -(pair / pairs) for pair in range(pairs)]
+        self._frequencies = [period ** -(pair / pairs) for pair in range(pairs)]
 
-    def turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+    def rotary_factors(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
         """Return cosine and sine per pair of channels: (..., rows, columns, 1, D / 2, 2)."""
         down = self._angles(rows)[..., :, None, :]
         right = self._angles(columns)[..., None, :, :]
@@ -45,17 +45,17 @@ class Rope2d(Position):
         both = torch.broadcast_tensors(down.to(exact), right.to(exact))
         return torch.cat(both, -2).unsqueeze(-3)
 
-    def rotate(self, tensor: Tensor, turns: Tensor | None) -> Tensor:
+    def rotate(self, tensor: Tensor, factors: Tensor | None) -> Tensor:
         """Rotate in at least fp32; returns the tensor's own dtype."""
-        assert turns is not None
-        pairs = tensor.to(turns.dtype).unflatten(-1, (-1, 2))
+        assert factors is not None
+        pairs = tensor.to(factors.dtype).unflatten(-1, (-1, 2))
         if torch.compiler.is_exporting():
-            return self._turned(pairs, turns).flatten(-2).to(tensor.dtype)
+            return self._rotate_real(pairs, factors).flatten(-2).to(tensor.dtype)
         # Complex multiplication is one pass over memory.
-        turned = torch.view_as_complex(pairs) * torch.view_as_complex(turns)
+        turned = torch.view_as_complex(pairs) * torch.view_as_complex(factors)
         return torch.view_as_real(turned).flatten(-2).to(tensor.dtype)
 
-    def strip_turns(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> RotaryAngles:
+    def separable_factors(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> RotaryAngles:
         """Return the factors along each axis; channels of the other axis have factor 1.
 
         A factor of 1 changes no value.
@@ -68,24 +68,24 @@ class Rope2d(Position):
         return RotaryAngles(
             torch.cat([down, torch.ones_like(down)], -1),
             torch.cat([torch.ones_like(right), right], -1),
-            self.turns(rows, columns, dtype) if at_once else None,
+            self.rotary_factors(rows, columns, dtype) if at_once else None,
         )
 
-    def by_head(self, tensor: Tensor, turns: RotaryAngles | None) -> Tensor:
+    def rotate_heads_first(self, tensor: Tensor, factors: RotaryAngles | None) -> Tensor:
         """Rotate and permute to (B, heads, columns, rows, D).
 
         Without gradients in two passes over memory, and no copy.
         """
-        assert turns is not None
-        if turns.whole is not None:
-            return to_heads_first(self.rotate(tensor, turns.whole))
+        assert factors is not None
+        if factors.product is not None:
+            return to_heads_first(self.rotate(tensor, factors.product))
         ordered = heads_first_view(tensor)
         result = tensor.new_empty(ordered.shape)
         pairs, whole = (
             torch.view_as_complex(one.unflatten(-1, (-1, 2))) for one in (ordered, result)
         )
-        torch.mul(pairs, turns.down, out=whole)
-        whole.mul_(turns.right[:, None])
+        torch.mul(pairs, factors.down, out=whole)
+        whole.mul_(factors.right[:, None])
         return result
 
     def _angles(self, positions: Tensor) -> Tensor:
@@ -93,11 +93,11 @@ class Rope2d(Position):
 
         In fp64: in fp32 an angle at pixel 8192 is off by 5e-4.
         """
-        speeds = torch.tensor(self._speeds, dtype=torch.float64, device=positions.device)
+        speeds = torch.tensor(self._frequencies, dtype=torch.float64, device=positions.device)
         return positions[..., None].double() * speeds
 
     @staticmethod
-    def _turned(pairs: Tensor, turns: Tensor) -> Tensor:
+    def _rotate_real(pairs: Tensor, factors: Tensor) -> Tensor:
         """Rotate with real numbers, for runtimes without complex ones."""
-        (first, second), (cosine, sine) = pairs.unbind(-1), turns.unbind(-1)
+        (first, second), (cosine, sine) = pairs.unbind(-1), factors.unbind(-1)
         return torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1)

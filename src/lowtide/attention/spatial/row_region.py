@@ -26,7 +26,7 @@ class RowRegionModule(nn.Module):
         """
         raise NotImplementedError
 
-    def row_grain(self, height: int, width: int) -> int:
+    def row_multiple(self, height: int, width: int) -> int:
         """Return the number of result rows computed together, counted from the first.
 
         Bands that end between multiples of it compute some rows twice.

@@ -54,13 +54,13 @@ class RowWindowAttention:
         self._rows = windows_along(windows, height, down)
         self._columns = columns = windows_along(windows, width, right)
         self._pad = max(0, -columns[0].first_key), max(0, _end(columns[-1]) - width)
-        self._runs = window_runs(columns, max(1, _QUERIES // windows.computed**2))
+        self._runs = window_runs(columns, max(1, _QUERIES // windows.query_size**2))
         self._biases: dict[Shape, dict[Shape, Tensor | None]] = {}
-        self._turns: RotaryAngles | None = None
+        self._angles: RotaryAngles | None = None
 
-    def needed(self, first: int, last: int) -> tuple[int, int]:
+    def rows_needed(self, first: int, last: int) -> tuple[int, int]:
         """Return the image rows that rows ``first`` to ``last`` of the result need."""
-        spans = [self._span(self._rows[place]) for place in self._places(first, last)]
+        spans = [self._input_rows(self._rows[place]) for place in self._window_rows(first, last)]
         return min(low for low, _ in spans), max(high for _, high in spans)
 
     def run(
@@ -73,21 +73,21 @@ class RowWindowAttention:
         """
         last = self._height if last is None else last
         if self._windows.form == "halo":
-            for place in self._places(first, last):
-                yield self._rows[place].first_query, self._strip(load, self._rows[place])
+            for place in self._window_rows(first, last):
+                yield self._rows[place].first_query, self._attend_row(load, self._rows[place])
             return
         pending: list[tuple[int, Tensor]] = []
         done = first
-        for place in self._places(first, last):
-            pending.append((place, self._strip(load, self._rows[place])))
+        for place in self._window_rows(first, last):
+            pending.append((place, self._attend_row(load, self._rows[place])))
             following = self._rows[place + 1 :]
             ready = min(last, following[0].first_query if following else last)
             if ready > done:
-                yield from self._merged(pending, done, ready)
+                yield from self._blend_rows(pending, done, ready)
                 done = ready
             pending = [one for one in pending if _last_query(self._rows[one[0]]) > done]
 
-    def _places(self, first: int, last: int) -> list[int]:
+    def _window_rows(self, first: int, last: int) -> list[int]:
         """Return the indices of the rows of windows that compute any of these rows."""
         return [
             place
@@ -95,7 +95,7 @@ class RowWindowAttention:
             if one.first_query < last and _last_query(one) > first
         ]
 
-    def _span(self, row: Window) -> tuple[int, int]:
+    def _input_rows(self, row: Window) -> tuple[int, int]:
         """Return the image rows that a row of windows reads."""
         seen = [row.first_query, _last_query(row) - 1]
         if self._windows.boundary == "reflect":
@@ -104,21 +104,21 @@ class RowWindowAttention:
             seen += [max(row.first_key, 0), min(_end(row), self._height) - 1]
         return min(seen), max(seen) + 1
 
-    def _strip(self, load: Load, row: Window) -> Tensor:
+    def _attend_row(self, load: Load, row: Window) -> Tensor:
         """Compute a row of windows: (B, W, queries, heads, D)."""
         # Permute each before the next one is loaded, so that fewer are held at once.
-        key = self._bordered(load, "key", row)
-        turns = self._turns_of(row, key)
-        key = self._position.by_head(key, turns)
-        value = to_heads_first(self._bordered(load, "value", row))
+        key = self._load_padded(load, "key", row)
+        turns = self._row_angles(row, key)
+        key = self._position.rotate_heads_first(key, turns)
+        value = to_heads_first(self._load_padded(load, "value", row))
         if turns is not None:  # queries lie within the keys
             above = row.first_query - row.first_key
-            turns = turns.part(above, row.queries, self._pad[0], self._width)
+            turns = turns.narrow(above, row.queries, self._pad[0], self._width)
         query = load("query", row.first_query, _last_query(row))
-        query = self._position.by_head(query, turns)
+        query = self._position.rotate_heads_first(query, turns)
         if torch.is_grad_enabled():
             parts = [self._run(query, key, value, row, run) for run in self._runs]
-            return self._gathered(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
+            return self._blend_runs(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
         if len(self._runs) == 1 and self._windows.form == "halo":
             return self._run(query, key, value, row, self._runs[0])
         # Memory is row by row, as the image's, so that later operators need no copy.
@@ -126,29 +126,29 @@ class RowWindowAttention:
         batch, heads, width, rows, dim = query.shape
         strip = make(batch, rows, width, heads, dim).transpose(1, 2)
         for place, run in enumerate(self._runs):
-            self._add(strip, self._run(query, key, value, row, run), place)
+            self._accumulate(strip, self._run(query, key, value, row, run), place)
         return strip
 
-    def _turns_of(self, row: Window, key: Tensor) -> RotaryAngles | None:
+    def _row_angles(self, row: Window, key: Tensor) -> RotaryAngles | None:
         """Return the rotary factors of a row's keys, cached for all rows of windows.
 
         Only distances count, so that positions start at 0 at the first row of keys.
         """
-        if self._turns is None and self._position.rotates:
+        if self._angles is None and self._position.rotates:
             most = max(one.keys for one in self._rows)
             columns = torch.arange(-self._pad[0], key.shape[2] - self._pad[0], device=key.device)
             rows = torch.arange(most, device=key.device)
-            self._turns = self._position.strip_turns(rows, columns, key.dtype)
-        return None if self._turns is None else self._turns.part(0, row.keys, 0, key.shape[2])
+            self._angles = self._position.separable_factors(rows, columns, key.dtype)
+        return None if self._angles is None else self._angles.narrow(0, row.keys, 0, key.shape[2])
 
-    def _bordered(self, load: Load, part: Part, row: Window) -> Tensor:
+    def _load_padded(self, load: Load, part: Part, row: Window) -> Tensor:
         """Load keys or values of a row of windows, padded by the boundary mode."""
         above, below = max(0, -row.first_key), max(0, _end(row) - self._height)
         if self._windows.boundary != "reflect":
             tensor = load(part, row.first_key + above, _end(row) - below)
             pad = *self._pad, above, below
             return F.pad(tensor, (0, 0, 0, 0, *pad)) if any(pad) else tensor
-        low, high = self._span(row)
+        low, high = self._input_rows(row)
         tensor = load(part, low, high)
         for dim, first, count, start, length in (
             (1, row.first_key, row.keys, low, self._height),
@@ -168,9 +168,10 @@ class RowWindowAttention:
         Returns (B, count · columns of queries, rows of queries, heads, D).
         """
         one = run.window
-        query = _cut(query, one.first_query, one.queries, run)
+        query = _extract_windows(query, one.first_query, one.queries, run)
         key, value = (
-            _cut(tensor, one.first_key + self._pad[0], one.keys, run) for tensor in (key, value)
+            _extract_windows(tensor, one.first_key + self._pad[0], one.keys, run)
+            for tensor in (key, value)
         )
         found = self._attend(query, key, value, self._bias(row, one, query))
         found = found.transpose(1, 2)
@@ -183,10 +184,10 @@ class RowWindowAttention:
             self._biases = {across: {}}  # drop biases of earlier rows' shapes
         known = self._biases[across]
         if along_it not in known:
-            known[along_it] = self._position.bias_between(across, along_it, like)
+            known[along_it] = self._position.window_bias(across, along_it, like)
         return known[along_it]
 
-    def _add(self, strip: Tensor, found: Tensor, place: int) -> None:
+    def _accumulate(self, strip: Tensor, found: Tensor, place: int) -> None:
         """Accumulate a run's results into their columns, in place."""
         run = self._runs[place]
         first, columns = run.window.first_query, run.window.queries
@@ -198,9 +199,9 @@ class RowWindowAttention:
         # Every other window has no columns in common, so that they are added at once.
         for turn in range(min(2, run.count)):
             some = found[:, turn::2]
-            start = first + turn * run.apart
-            reach = (some.shape[1] - 1) * 2 * run.apart + columns
-            where = strip.narrow(1, start, reach).unfold(1, columns, 2 * run.apart)
+            start = first + turn * run.stride
+            reach = (some.shape[1] - 1) * 2 * run.stride + columns
+            where = strip.narrow(1, start, reach).unfold(1, columns, 2 * run.stride)
             where.movedim(-1, 2).addcmul_(some, shares[turn::2])
 
     # Only for blended windows, and so computed lazily.
@@ -226,11 +227,11 @@ class RowWindowAttention:
         """Blending indices and weights, only needed for gradients."""
         return blend_sources(self._columns, self._shares, self._width)
 
-    def _gathered(self, strip: Tensor) -> Tensor:
-        """Do what `_add` does for all runs, differentiably."""
+    def _blend_runs(self, strip: Tensor) -> Tensor:
+        """Do what `_accumulate` does for all runs, differentiably."""
         return strip if self._windows.form == "halo" else blend_along(strip, 1, self._sources)
 
-    def _merged(
+    def _blend_rows(
         self, pending: list[tuple[int, Tensor]], first: int, last: int
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield result rows ``first`` to ``last``, blended from pending rows of windows.
@@ -256,15 +257,15 @@ class RowWindowAttention:
             yield low, total
 
 
-def _cut(tensor: Tensor, first: int, width: int, run: WindowRun) -> Tensor:
+def _extract_windows(tensor: Tensor, first: int, width: int, run: WindowRun) -> Tensor:
     """Cut windows from (B, heads, W, rows, D) as (B · count, heads, L, D).
 
     A view without a copy for a single image.
     """
     if run.count == 1:
         return tensor.narrow(2, first, width).flatten(2, 3)
-    reach = (run.count - 1) * run.apart + width
-    pieces = tensor.narrow(2, first, reach).unfold(2, width, run.apart).movedim((2, -1), (1, 3))
+    reach = (run.count - 1) * run.stride + width
+    pieces = tensor.narrow(2, first, reach).unfold(2, width, run.stride).movedim((2, -1), (1, 3))
     return pieces.flatten(3, 4).flatten(0, 1)
 
 

@@ -50,36 +50,36 @@ class Windows:
                 f"halo windows overlap equally on both sides: {self.shared} px is odd",
                 hint=f"shared={self.shared - 1} or {self.shared + 1}",
             )
-        if not all(0 <= phase < self.step for phase in self.phase):
-            raise UsageError(f"phase {self.phase} is not within a stride of {self.step} px")
+        if not all(0 <= phase < self.stride for phase in self.phase):
+            raise UsageError(f"phase {self.phase} is not within a stride of {self.stride} px")
 
     @property
-    def step(self) -> int:
+    def stride(self) -> int:
         """Stride between windows in pixels; in the halo form what a window computes."""
         return self.size - self.shared
 
     @property
-    def margin(self) -> int:
+    def halo(self) -> int:
         """Halo of a window: pixels it sees beyond what it computes, on each side."""
         return self.shared // 2 if self.form == "halo" else 0
 
     @property
-    def computed(self) -> int:
+    def query_size(self) -> int:
         """Pixels along an axis for which a window computes a result."""
-        return self.step if self.form == "halo" else self.size
+        return self.stride if self.form == "halo" else self.size
 
     @property
-    def farthest(self) -> int:
+    def max_distance(self) -> int:
         """Greatest distance along an axis from a query to a key, in pixels."""
         inside = self.form == "blended" or self.boundary == "shift"
-        return self.size - 1 if inside else self.step - 1 + self.margin
+        return self.size - 1 if inside else self.stride - 1 + self.halo
 
     def count(self, length: int, phase: int) -> int:
         """Return the number of windows along an axis; ``length`` may be symbolic."""
         if self.form == "halo":
-            return (length + phase + self.step - 1) // self.step
+            return (length + phase + self.stride - 1) // self.stride
         # An axis that ends within the first window's overlap still has that window.
-        return max((length + phase - self.shared + self.step - 1) // self.step, 1)
+        return max((length + phase - self.shared + self.stride - 1) // self.stride, 1)
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ def windows_along(windows: Windows, length: int, phase: int) -> list[Window]:
     """Return all windows of an axis of ``length`` pixels, in order."""
     found = []
     for place in range(windows.count(length, phase)):
-        start = place * windows.step - phase
-        first, last = start, start + windows.computed
-        key, end = start - windows.margin, start + windows.step + windows.margin
+        start = place * windows.stride - phase
+        first, last = start, start + windows.query_size
+        key, end = start - windows.halo, start + windows.stride + windows.halo
         if windows.form == "blended":
             end = last
         if windows.boundary == "shift":
@@ -116,7 +116,7 @@ def windows_along(windows: Windows, length: int, phase: int) -> list[Window]:
         elif windows.boundary == "mask":
             key, end = max(key, 0), min(end, length)
         first, last = max(first, 0), min(last, length)
-        whole = (key, end - key) if windows.boundary == "shift" else (start, windows.computed)
+        whole = (key, end - key) if windows.boundary == "shift" else (start, windows.query_size)
         found.append(Window(first, last - first, key, end - key, *whole))
     return found
 
@@ -125,23 +125,23 @@ def windows_along(windows: Windows, length: int, phase: int) -> list[Window]:
 class WindowRun:
     """Consecutive windows of equal shape: the first, their number and their stride.
 
-    ``apart`` is the stride in pixels.
+    ``stride`` is the stride in pixels.
     """
 
     window: Window
     count: int = 1
-    apart: int = 1
+    stride: int = 1
 
 
-def window_runs(found: list[Window], most: int) -> list[WindowRun]:
-    """Group consecutive windows of equal shape, at most ``most``, to run at once."""
+def window_runs(windows: list[Window], max_count: int) -> list[WindowRun]:
+    """Group consecutive windows of equal shape, at most ``max_count``, to run at once."""
     gathered: list[WindowRun] = []
-    for before, one in zip([None, *found], found, strict=False):
+    for before, one in zip([None, *windows], windows, strict=False):
         last = gathered[-1] if gathered else None
         if before is not None and last is not None and _shape(before) == _shape(one):
             apart = one.first_query - before.first_query
-            fits = last.count == 1 or apart == last.apart
-            if apart > 0 and fits and last.count < most:
+            fits = last.count == 1 or apart == last.stride
+            if apart > 0 and fits and last.count < max_count:
                 gathered[-1] = WindowRun(last.window, last.count + 1, apart)
                 continue
         gathered.append(WindowRun(one))

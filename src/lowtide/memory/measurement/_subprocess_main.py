@@ -38,9 +38,9 @@ def main(spec: dict[str, Any], report: str) -> None:
             )
     else:
         status, text = 1, json.dumps(found)
-    draft = Path(report).with_suffix(".part")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(report)
+    temporary = Path(report).with_suffix(".part")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(report)
     sys.exit(status)
 
 
@@ -53,10 +53,10 @@ def _run(spec: dict[str, Any]) -> dict[str, Any]:
         traceback.print_exc()
         return {"kind": "usage", "problem": f"could not be imported: {error}"}
     try:
-        return {"usage": _measured(call, spec["warmups"])}
+        return {"usage": _measure(call, spec["warmups"])}
     except Exception as error:  # noqa: BLE001 - every error goes into the report for the parent
         traceback.print_exc()
-        kind = "memory" if _is_for_memory(error) else "error"
+        kind = "memory" if _is_memory_error(error) else "error"
         return {"kind": kind, "problem": f"{type(error).__name__}: {error}"}
 
 
@@ -77,7 +77,7 @@ def _callable(target: str, args: list[Any]) -> Callable[[], Any]:
     return run_script
 
 
-def _measured(call: Callable[[], Any], warmups: int) -> dict[str, Any]:
+def _measure(call: Callable[[], Any], warmups: int) -> dict[str, Any]:
     for _ in range(warmups):
         call()
     trim_heap(collect=True)
@@ -97,9 +97,9 @@ def _measured(call: Callable[[], Any], warmups: int) -> dict[str, Any]:
     if heap_is_tuned() and not tuned:
         allocator += ", tuned by the run to keep freed memory"
     return {
-        "peak_bytes": usage.spike_bytes,
+        "peak_bytes": usage.corrected_peak_bytes,
         "high_water_bytes": usage.high_water_bytes,
-        "held_bytes": meter.now_bytes,
+        "retained_bytes": meter.current_bytes,
         "seconds": wall,
         "cpu_seconds": cpu,
         "allocator": allocator,
@@ -116,7 +116,7 @@ def _status(leaving: SystemExit) -> int:
     return 1
 
 
-def _is_for_memory(error: Exception) -> bool:
+def _is_memory_error(error: Exception) -> bool:
     # Only a run that has imported PyTorch can fail with its errors.
     if "torch" not in sys.modules:
         return isinstance(error, MemoryError)

@@ -16,13 +16,13 @@ from lowtide.core.heap import trim_heap
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.measurement import profiler_events
 from lowtide.memory.meter import HostMeter, Usage, cuda_context_bytes, cuda_peaks
-from lowtide.memory.tracing.trace import KINDS, TITLES, Kind
+from lowtide.memory.tracing.trace import KIND_TITLES, KINDS, Kind
 from lowtide.memory.tracing.tracer import Tracer
 
-How = Literal["events", "storages", "resident", "allocator"]
+BackendName = Literal["events", "storages", "resident", "allocator"]
 
 # The first one is the default.
-WAYS: dict[str, tuple[How, ...]] = {
+BACKENDS: dict[str, tuple[BackendName, ...]] = {
     "cpu": ("events", "storages", "resident"),
     "cuda": ("allocator",),
 }
@@ -31,7 +31,8 @@ WAYS: dict[str, tuple[How, ...]] = {
 class MeterBackend(Protocol):
     """Protocol of a measurement backend.
 
-    Bytes count from `begin` on, except those of `rows`, which may include what existed before.
+    Bytes count from `begin` on, except those of `ledger_rows`, which may include what existed
+    before.
     """
 
     source: str
@@ -50,11 +51,11 @@ class MeterBackend(Protocol):
         """Stop to measure and return the peak bytes of the last lap."""
         ...
 
-    def held(self) -> int:
+    def retained_bytes(self) -> int:
         """Return the bytes allocated since `begin` and still alive at `end`."""
         ...
 
-    def rows(self, peak: int) -> tuple[LedgerRow, ...]:
+    def ledger_rows(self, peak: int) -> tuple[LedgerRow, ...]:
         """Return the ledger at ``peak``, the highest of all laps; valid after `end`."""
         ...
 
@@ -65,16 +66,16 @@ class EventsBackend:
     source = "memory events of PyTorch's CPU allocator"
 
     def __init__(self) -> None:
-        self._before: dict[int, tuple[Kind, int]] = {}
+        self._existing: dict[int, tuple[Kind, int]] = {}
 
     def begin(self) -> None:
         """Open the profiler's session, or join it."""
-        self._blocks = profiler_events.follow_events()
+        self._blocks = profiler_events.start_events()
 
     def lap(self) -> int:
         """Return the peak bytes of tensors and workspace since the last lap."""
         profiler_events.update_events(self._blocks)
-        return self._blocks.restart()
+        return self._blocks.reset_peak()
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
         """Record the tensors that existed before `begin`.
@@ -86,23 +87,23 @@ class EventsBackend:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
             if tensor.is_cpu and address not in self._blocks:
-                self._before[address] = kind, storage.nbytes()
+                self._existing[address] = kind, storage.nbytes()
 
     def end(self) -> int:
         """Leave the session and return the peak bytes of the last lap."""
         profiler_events.stop_events(self._blocks)
         return self._blocks.peak
 
-    def held(self) -> int:
+    def retained_bytes(self) -> int:
         """Return the bytes of blocks allocated inside and not released."""
         return self._blocks.live
 
-    def rows(self, peak: int) -> tuple[LedgerRow, ...]:
+    def ledger_rows(self, peak: int) -> tuple[LedgerRow, ...]:
         """Return a row per kind of earlier labeled tensors, and one for all new blocks."""
         kinds = dict.fromkeys(KINDS, 0)
-        for kind, size in self._before.values():
+        for kind, size in self._existing.values():
             kinds[kind] += size
-        return (*_rows(kinds), _row("live activations and scratch", peak))
+        return (*_rows(kinds), _row("live activations and workspace", peak))
 
 
 class StoragesBackend:
@@ -115,7 +116,7 @@ class StoragesBackend:
 
     def __init__(self) -> None:
         self.tracer = Tracer()
-        self._counted = self._live = 0
+        self._events_seen = self._live = 0
 
     def begin(self) -> None:
         """Enter the dispatch mode."""
@@ -124,10 +125,10 @@ class StoragesBackend:
     def lap(self) -> int:
         """Return the peak bytes of storages made since `begin`."""
         peak = self._live
-        for event in self.tracer.trace.events[self._counted :]:
+        for event in self.tracer.trace.events[self._events_seen :]:
             self._live += event.size
             peak = max(peak, self._live)
-        self._counted = len(self.tracer.trace.events)
+        self._events_seen = len(self.tracer.trace.events)
         return peak
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
@@ -139,19 +140,19 @@ class StoragesBackend:
         self.tracer.__exit__(None, None, None)
         return self.lap()
 
-    def held(self) -> int:
+    def retained_bytes(self) -> int:
         """Return the bytes of storages made inside and not freed."""
-        made: dict[int, int] = {}
+        live: dict[int, int] = {}
         for event in self.tracer.trace.events:
             if event.size > 0:
-                made[event.storage] = event.size
+                live[event.storage] = event.size
             else:
-                made.pop(event.storage, None)
-        return sum(made.values())
+                live.pop(event.storage, None)
+        return sum(live.values())
 
-    def rows(self, peak: int) -> tuple[LedgerRow, ...]:
+    def ledger_rows(self, peak: int) -> tuple[LedgerRow, ...]:
         """Return a row per kind, earlier labeled storages included."""
-        return _rows(self.tracer.trace.at_peak())
+        return _rows(self.tracer.trace.live_at_peak())
 
 
 class ResidentBackend:
@@ -176,8 +177,8 @@ class ResidentBackend:
         The kernel's high-water mark adds what the samples miss.
         """
         usage = self._meter.lap()
-        self._highest = usage if self._highest is None else self._highest.with_more(usage)
-        return usage.spike_bytes
+        self._highest = usage if self._highest is None else self._highest.merged(usage)
+        return usage.corrected_peak_bytes
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
         """Do nothing: pages do not say which tensors they hold."""
@@ -187,14 +188,14 @@ class ResidentBackend:
         peak = self.lap()
         self._meter.stop()
         trim_heap()
-        self._held = self._meter.now_bytes
+        self._retained = self._meter.current_bytes
         return peak
 
-    def held(self) -> int:
+    def retained_bytes(self) -> int:
         """Return the growth in bytes since `begin`, after the C heap is trimmed."""
-        return self._held
+        return self._retained
 
-    def rows(self, peak: int) -> tuple[LedgerRow, ...]:
+    def ledger_rows(self, peak: int) -> tuple[LedgerRow, ...]:
         """Return one row.
 
         Its upper value is the kernel's high-water mark, mapped files included, if there is one.
@@ -215,16 +216,16 @@ class AllocatorBackend:
 
     def begin(self) -> None:
         """Reset the allocator's peaks."""
-        self._reading = cuda_peaks(self._device).reading()
-        self._reading.restart()
+        self._peak_reader = cuda_peaks(self._device).reader()
+        self._peak_reader.reset()
         self._before = torch.cuda.memory_allocated(self._device)
 
     def lap(self) -> int:
         """Return the peak allocated bytes, all threads and streams included."""
-        allocated, reserved = self._reading.peaks()
+        allocated, reserved = self._peak_reader.peaks()
         self._allocated = max(self._allocated, allocated)
         self._reserved = max(self._reserved, reserved)
-        self._reading.restart()
+        self._peak_reader.reset()
         return max(0, allocated - self._before)
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
@@ -237,26 +238,26 @@ class AllocatorBackend:
         self._context = cuda_context_bytes(self._device)
         return peak
 
-    def held(self) -> int:
+    def retained_bytes(self) -> int:
         """Return the growth of allocated bytes since `begin`."""
         return max(0, self._after - self._before)
 
-    def rows(self, peak: int) -> tuple[LedgerRow, ...]:
+    def ledger_rows(self, peak: int) -> tuple[LedgerRow, ...]:
         """Return the rows of a CUDA device.
 
         They are what was allocated before, what came since, what is reserved beyond both, and the
         context.
         """
         return (
-            _row("held before", self._allocated - peak),
-            _row("live activations and scratch", peak),
+            _row("allocated before", self._allocated - peak),
+            _row("live activations and workspace", peak),
             _row("allocator", max(0, self._reserved - self._allocated)),
             _row("context", self._context),
         )
 
 
-def meter_backend(device: str, how: How) -> MeterBackend:
-    """Create the backend ``how`` for a device; `WAYS` lists those of each device."""
+def meter_backend(device: str, how: BackendName) -> MeterBackend:
+    """Create the backend ``how`` for a device; `BACKENDS` lists those of each device."""
     if how == "events":
         return EventsBackend()
     if how == "storages":
@@ -271,7 +272,7 @@ def meter_backend(device: str, how: How) -> MeterBackend:
 
 
 def _rows(kinds: Mapping[Kind, int]) -> tuple[LedgerRow, ...]:
-    return tuple(_row(TITLES[kind], kinds[kind]) for kind in KINDS if kinds[kind])
+    return tuple(_row(KIND_TITLES[kind], kinds[kind]) for kind in KINDS if kinds[kind])
 
 
 def _row(name: str, value: int, upper: int | None = None) -> LedgerRow:

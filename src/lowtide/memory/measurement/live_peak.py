@@ -15,7 +15,7 @@ def live_peak_bytes(call: Callable[[], Any]) -> int:
     from PyTorch's CPU allocator, operators' own workspace included. The result of ``call`` is
     dropped inside.
     """
-    blocks = profiler_events.follow_events()
+    blocks = profiler_events.start_events()
     try:
         call()
     finally:

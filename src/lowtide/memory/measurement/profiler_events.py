@@ -30,7 +30,7 @@ _ACTIVITIES = {ProfilerActivity.CPU}
 # An empty set would record every operator. This scope belongs to an interpreter that is not in use:
 # memory events still come, at half the time.
 _NO_OPERATORS = {RecordScope.STATIC_RUNTIME_OP}
-_HOST = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 
 # (address, bytes), the bytes negative for a release. A tuple, because there are thousands.
@@ -38,11 +38,11 @@ Allocation = tuple[int, int]
 
 
 class AllocatedBlocks:
-    """Blocks of PyTorch's CPU allocator made since `follow_events`, in bytes.
+    """Blocks of PyTorch's CPU allocator made since `start_events`, in bytes.
 
-    ``live`` are the bytes alive, ``peak`` their maximum since `restart`, and ``events`` the number
-    of allocations and releases, all as of the last `update_events` or `stop_events`. Earlier blocks
-    do not count, nor do their releases.
+    ``live`` are the bytes alive, ``peak`` their maximum since `reset_peak`, and ``events`` the
+    number of allocations and releases, all as of the last `update_events` or `stop_events`. Earlier
+    blocks do not count, nor do their releases.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class AllocatedBlocks:
         self.problem: str | None = None
         self._alive: dict[int, int] = {}
 
-    def restart(self) -> int:
+    def reset_peak(self) -> int:
         """Reset the peak to the live bytes and return the old peak."""
         peak, self.peak = self.peak, self.live
         return peak
@@ -75,18 +75,18 @@ class AllocatedBlocks:
         self.events += len(allocations)
 
 
-def follow_events() -> AllocatedBlocks:
+def start_events() -> AllocatedBlocks:
     """Start to count this thread's CPU allocations, until `stop_events`.
 
     Raises:
         UsageError: Another profiler is active, or another thread is being followed.
     """
-    return _session.follow()
+    return _session.start()
 
 
 def update_events(blocks: AllocatedBlocks) -> None:
     """Bring the counts of ``blocks`` up to date."""
-    _session.settle(blocks)
+    _session.update(blocks)
 
 
 def stop_events(blocks: AllocatedBlocks) -> None:
@@ -95,7 +95,7 @@ def stop_events(blocks: AllocatedBlocks) -> None:
     Raises:
         LowtideError: Events were lost, for instance to another profiler.
     """
-    _session.leave(blocks)
+    _session.stop(blocks)
 
 
 class _Session:
@@ -106,52 +106,52 @@ class _Session:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._followers: list[AllocatedBlocks] = []
+        self._readers: list[AllocatedBlocks] = []
         self._running = False
-        self._place = 0, -1
+        self._owner = 0, -1
 
-    def follow(self) -> AllocatedBlocks:
+    def start(self) -> AllocatedBlocks:
         blocks = AllocatedBlocks()
         with self._lock:
-            if self._followers:
-                self._cut()
+            if self._readers:
+                self._flush()
             else:
-                self._clear_up()
+                self._stop_stale()
             self._begin()
-            self._followers.append(blocks)
+            self._readers.append(blocks)
         return blocks
 
-    def settle(self, blocks: AllocatedBlocks) -> None:
+    def update(self, blocks: AllocatedBlocks) -> None:
         with self._lock:
             _check(blocks)
-            self._cut()
+            self._flush()
             self._begin()
 
-    def leave(self, blocks: AllocatedBlocks) -> None:
+    def stop(self, blocks: AllocatedBlocks) -> None:
         with self._lock:
             _check(blocks)
             try:
-                self._cut()
+                self._flush()
             except LowtideError as error:
                 blocks.problem = error.message
                 raise
             finally:
-                if blocks in self._followers:
-                    self._followers.remove(blocks)
-            if self._followers:
+                if blocks in self._readers:
+                    self._readers.remove(blocks)
+            if self._readers:
                 self._begin()
 
     def _begin(self) -> None:
         try:
             _start()
         except BaseException:
-            self._give_up("the profiler could not be restarted")
+            self._invalidate("the profiler could not be restarted")
             raise
-        self._running, self._place = True, _here()
+        self._running, self._owner = True, _current_owner()
 
-    def _cut(self) -> None:
+    def _flush(self) -> None:
         """Stop the profiler and add its events to the counts of all readers."""
-        if self._place != _here():
+        if self._owner != _current_owner():
             raise UsageError(
                 "regions that are open at once must begin and end in one thread, and all inside"
                 " or all outside a backward pass",
@@ -162,27 +162,27 @@ class _Session:
         try:
             allocations = _stop()
         except BaseException:
-            self._give_up(problem)
+            self._invalidate(problem)
             raise
         if allocations is None:
-            self._give_up(problem)
+            self._invalidate(problem)
             raise LowtideError(problem, hint=_HINT)
-        for blocks in self._followers:
+        for blocks in self._readers:
             blocks.add(allocations)
 
-    def _clear_up(self) -> None:
+    def _stop_stale(self) -> None:
         """Stop a profiler run that its last reader left from another thread."""
-        if self._running and self._place == _here():
+        if self._running and self._owner == _current_owner():
             _stop()
         self._running = False
 
-    def _give_up(self, problem: str) -> None:
-        for blocks in self._followers:
+    def _invalidate(self, problem: str) -> None:
+        for blocks in self._readers:
             blocks.problem = problem
-        self._followers.clear()
+        self._readers.clear()
 
 
-def _here() -> tuple[int, int]:
+def _current_owner() -> tuple[int, int]:
     """Return the thread and the backward pass.
 
     The profiler's state belongs to a thread, and a backward pass restores it when it ends.
@@ -231,7 +231,7 @@ def _stop() -> list[Allocation] | None:
     with silence_stderr():
         torch.UntypedStorage(1)
         result = _disable_profiler()
-    fields = _on_host(result.experimental_event_tree())
+    fields = _cpu_allocations(result.experimental_event_tree())
     # `_start` and `_stop` each make and free a storage of one byte.
     if len(fields) < 4:
         return None
@@ -241,13 +241,13 @@ def _stop() -> list[Allocation] | None:
     return found[2:-2] if total == sum(size for _, size in found[1:]) else None
 
 
-def _on_host(events: list[Any]) -> list[_ExtraFields_Allocation]:
+def _cpu_allocations(events: list[Any]) -> list[_ExtraFields_Allocation]:
     found: list[_ExtraFields_Allocation] = []
     for event in events:
         fields = event.extra_fields
         if type(fields) is _ExtraFields_Allocation:
-            if fields.device == _HOST:
+            if fields.device == _CPU:
                 found.append(fields)
         elif event.children:
-            found += _on_host(event.children)
+            found += _cpu_allocations(event.children)
     return found

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.measurement.backends import WAYS, How, StoragesBackend, meter_backend
+from lowtide.memory.measurement.backends import (
+    BACKENDS,
+    BackendName,
+    StoragesBackend,
+    meter_backend,
+)
 from lowtide.memory.tracing.trace import Kind, Trace
 
 P = ParamSpec("P")
@@ -34,18 +39,18 @@ class PhasePeak(BaseModel):
 class RegionUsage(BaseModel):
     """Measured memory of a region, in bytes.
 
-    ``peak_bytes`` is the peak above the region's start, ``held_bytes`` what was allocated inside
-    and still alive at its end. ``ledger`` has all that the backend sees, which for some of them
-    includes what existed before.
+    ``peak_bytes`` is the peak above the region's start, ``retained_bytes`` what was allocated
+    inside and still alive at its end. ``ledger`` has all that the backend sees, which for some of
+    them includes what existed before.
     """
 
     model_config = ConfigDict(frozen=True)
 
     device: str
-    how: How
+    how: BackendName
     source: str
     peak_bytes: int
-    held_bytes: int
+    retained_bytes: int
     ledger: tuple[LedgerRow, ...]
     phases: tuple[PhasePeak, ...] = ()
 
@@ -58,11 +63,11 @@ class RegionUsage(BaseModel):
 class Region:
     """Measured region of code, made by `measure`; its figures exist once it ends."""
 
-    def __init__(self, device: str, how: How) -> None:
+    def __init__(self, device: str, how: BackendName) -> None:
         self.device = device
-        self.how: How = how
-        self._way = meter_backend(device, how)
-        self._tracer = self._way.tracer if isinstance(self._way, StoragesBackend) else None
+        self.how: BackendName = how
+        self._backend = meter_backend(device, how)
+        self._tracer = self._backend.tracer if isinstance(self._backend, StoragesBackend) else None
         self._open = False
         self._phase, self._phases = "", list[PhasePeak]()
         self._usage: RegionUsage | None = None
@@ -87,9 +92,9 @@ class Region:
         return self.usage.peak_bytes
 
     @property
-    def held_bytes(self) -> int:
+    def retained_bytes(self) -> int:
         """Bytes allocated inside and still alive at the end."""
-        return self.usage.held_bytes
+        return self.usage.retained_bytes
 
     @property
     def ledger(self) -> tuple[LedgerRow, ...]:
@@ -118,18 +123,18 @@ class Region:
         ``"resident"`` and ``"allocator"`` cannot distinguish tensors and ignore labels, so that one
         step runs under each of them.
         """
-        self._must_be_open()
-        self._way.label(tensors, kind)
+        self._check_open()
+        self._backend.label(tensors, kind)
 
     def mark(self, phase: str) -> None:
         """Start a named phase, which gets its own peak."""
-        self._must_be_open()
-        self._end_phase(self._way.lap())
+        self._check_open()
+        self._end_phase(self._backend.lap())
         self._phase = phase
         if self._tracer is not None:
             self._tracer.mark(phase)
 
-    def _must_be_open(self) -> None:
+    def _check_open(self) -> None:
         if not self._open:
             raise UsageError("the measured region is not open", hint="call this inside it")
 
@@ -138,21 +143,21 @@ class Region:
             self._phases.append(PhasePeak(name=self._phase, peak_bytes=peak))
 
     def _begin(self) -> None:
-        self._way.begin()
+        self._backend.begin()
         self._open = True
 
     def _end(self) -> None:
         self._open = False
-        self._end_phase(self._way.end())
+        self._end_phase(self._backend.end())
         peak = max((phase.peak_bytes for phase in self._phases), default=0)
         marked = any(phase.name for phase in self._phases)
         self._usage = RegionUsage(
             device=self.device,
             how=self.how,
-            source=self._way.source,
+            source=self._backend.source,
             peak_bytes=peak,
-            held_bytes=self._way.held(),
-            ledger=self._way.rows(peak),
+            retained_bytes=self._backend.retained_bytes(),
+            ledger=self._backend.ledger_rows(peak),
             phases=tuple(self._phases) if marked else (),
         )
 
@@ -160,9 +165,9 @@ class Region:
 class Measure:
     """Reusable context manager and decorator that measures memory; made by `measure`."""
 
-    def __init__(self, device: str, how: How) -> None:
+    def __init__(self, device: str, how: BackendName) -> None:
         self._device = device
-        self._how: How = how
+        self._how: BackendName = how
         self._local = threading.local()
 
     def __enter__(self) -> Region:
@@ -223,7 +228,7 @@ class MeasuredFunction(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
 
-def measure(device: str | torch.device = "cpu", how: How | None = None) -> Measure:
+def measure(device: str | torch.device = "cpu", how: BackendName | None = None) -> Measure:
     """Measure the memory of a region of code, as a context manager or as a decorator.
 
     Regions can be nested and repeated, and run in several threads except for ``"events"``.
@@ -256,12 +261,12 @@ def measure(device: str | torch.device = "cpu", how: How | None = None) -> Measu
             "measure was called with a function", hint='write @measure("cpu") above it'
         )
     name, kind = str(device), str(device).partition(":")[0]
-    if kind not in WAYS:
+    if kind not in BACKENDS:
         raise UsageError(f"cannot measure on {name!r}", hint="devices: cpu, cuda, cuda:N")
-    way = how or WAYS[kind][0]
-    if way not in WAYS[kind]:
+    backend = how or BACKENDS[kind][0]
+    if backend not in BACKENDS[kind]:
         raise UsageError(
-            f"{name!r} has no measurement backend {way!r}",
-            hint="backends: " + ", ".join(WAYS[kind]),
+            f"{name!r} has no measurement backend {backend!r}",
+            hint="backends: " + ", ".join(BACKENDS[kind]),
         )
-    return Measure(name, way)
+    return Measure(name, backend)

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from lowtide.core.atomic_file import writing
+from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import LowtideError, OutOfMemoryError, UsageError
 from lowtide.memory.ledger import LedgerRow
 
@@ -29,7 +29,7 @@ _CHILD = (
 )
 
 
-class FreshUsage(BaseModel):
+class SubprocessUsage(BaseModel):
     """Memory that a run in a fresh process used, in bytes above its imports.
 
     Attributes:
@@ -38,7 +38,7 @@ class FreshUsage(BaseModel):
             kernel's high-water mark between two samples.
         high_water_bytes: That mark, of all resident pages: it also counts mapped files and library
             code that was touched for the first time. None where the kernel keeps none.
-        held_bytes: What was left at the end.
+        retained_bytes: What was left at the end.
         seconds: Wall-clock time.
         cpu_seconds: CPU time.
         allocator: Name of the heap, because the figures depend on it.
@@ -53,7 +53,7 @@ class FreshUsage(BaseModel):
     target: str
     peak_bytes: int
     high_water_bytes: int | None
-    held_bytes: int
+    retained_bytes: int
     seconds: float
     cpu_seconds: float
     allocator: str
@@ -80,14 +80,14 @@ class FreshUsage(BaseModel):
         )
 
 
-def measure_fresh(
+def measure_in_subprocess(
     target: str | os.PathLike[str],
     *args: Any,
     env: Mapping[str, str | None] | None = None,
     timeout: float | None = None,
     imports: Sequence[str] = (),
     warmups: int = 0,
-) -> FreshUsage:
+) -> SubprocessUsage:
     """Run ``target`` in a fresh process and measure the memory that it adds.
 
     The baseline is taken after all imports and warmups. The child has this process's ``sys.path``
@@ -117,7 +117,7 @@ def measure_fresh(
     name = os.fspath(target)
     spec = {
         "target": name,
-        "args": _plain(name, args, warmups),
+        "args": _json_arguments(name, args, warmups),
         "imports": list(imports),
         "warmups": warmups,
         "path": [str(entry) for entry in sys.path],
@@ -128,7 +128,7 @@ def measure_fresh(
         return run.usage(status)
 
 
-def _plain(name: str, args: tuple[Any, ...], warmups: int) -> list[Any]:
+def _json_arguments(name: str, args: tuple[Any, ...], warmups: int) -> list[Any]:
     if ":" not in Path(name).name:
         if not Path(name).is_file():
             raise UsageError(
@@ -148,8 +148,8 @@ def _plain(name: str, args: tuple[Any, ...], warmups: int) -> list[Any]:
 def _environment(extra: Mapping[str, str | None] | None) -> dict[str, str]:
     name, value = _THRESHOLD
     settings = {name: value} if sys.platform.startswith("linux") else {}
-    asked = {**os.environ, **settings, **(extra or {})}
-    return {name: value for name, value in asked.items() if value is not None}
+    merged = {**os.environ, **settings, **(extra or {})}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 class _Run:
@@ -162,12 +162,12 @@ class _Run:
 
     def wait(self, spec: dict[str, Any], env: dict[str, str], timeout: float | None) -> int:
         """Run the child to its end and return its exit status."""
-        with writing(self._spec) as part:
+        with atomic_output(self._spec) as part:
             part.write_text(json.dumps(spec), encoding="utf-8")
-        words = [sys.executable, "-c", _CHILD, str(self._spec), str(self._report)]
+        command = [sys.executable, "-c", _CHILD, str(self._spec), str(self._report)]
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             child = subprocess.Popen(
-                words, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+                command, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
             )
             try:
                 return child.wait(timeout)
@@ -180,10 +180,10 @@ class _Run:
                 child.wait()
                 raise
         raise LowtideError(
-            self._sentence(problem), hint="raise timeout, or reduce the work of the run"
+            self._message(problem), hint="raise timeout, or reduce the work of the run"
         )
 
-    def usage(self, status: int) -> FreshUsage:
+    def usage(self, status: int) -> SubprocessUsage:
         """Return the usage that the child reported.
 
         Raises:
@@ -193,39 +193,37 @@ class _Run:
         if self._report.is_file():
             report = json.loads(self._report.read_text(encoding="utf-8"))
         if "usage" in report:
-            return FreshUsage(
+            return SubprocessUsage(
                 target=self._target,
                 stdout=_tail(self._stdout),
                 stderr=_tail(self._stderr),
                 **report["usage"],
             )
         if report.get("kind") == "usage":
-            raise UsageError(self._sentence(report["problem"]))
+            raise UsageError(self._message(report["problem"]))
         if report.get("kind") == "memory":
             raise OutOfMemoryError(
-                self._sentence(f"ran out of memory: {report['problem']}"),
+                self._message(f"ran out of memory: {report['problem']}"),
                 hint="reduce the work of the run",
             )
         raise self._death(report, status)
 
     def _death(self, report: dict[str, Any], status: int) -> LowtideError:
         if "problem" in report:
-            return LowtideError(self._sentence(f"raised {report['problem']}"))
+            return LowtideError(self._message(f"raised {report['problem']}"))
         if status >= 0:
-            return LowtideError(
-                self._sentence(f"ended with status {status} and reported no memory")
-            )
+            return LowtideError(self._message(f"ended with status {status} and reported no memory"))
         number = -status
         known = {entry.value: entry.name for entry in signal.Signals}
         problem = f"was killed by {known.get(number, f'signal {number}')}"
         if number == getattr(signal, "SIGKILL", None):
             return OutOfMemoryError(
-                self._sentence(f"{problem}, as systems end programs when memory runs out"),
+                self._message(f"{problem}, as systems end programs when memory runs out"),
                 hint="reduce the work of the run, or check the system log",
             )
-        return LowtideError(self._sentence(problem))
+        return LowtideError(self._message(problem))
 
-    def _sentence(self, problem: str) -> str:
+    def _message(self, problem: str) -> str:
         printed = _tail(self._stderr).rstrip()
         return f"{self._target} {problem}" + (f"\n{printed}" if printed else "")
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.memory.offload.buffers import BufferLayout, Lane, WeightBuffer, WeightSource
+from lowtide.memory.offload.buffers import BufferLayout, DeviceLoader, WeightBuffer, WeightSource
 from lowtide.memory.offload.placeholder import WeightPlaceholder
 from lowtide.memory.offload.weight_blocks import set_tensor
 
@@ -32,48 +32,53 @@ class BlockHooks:
         model: nn.Module,
         layouts: Sequence[BufferLayout],
         source: WeightSource,
-        lane: Lane,
+        device_loader: DeviceLoader,
         in_flight: int,
     ) -> None:
-        self._model, self._layouts, self._source, self._lane = model, layouts, source, lane
+        self._model, self._layouts, self._source, self._device_loader = (
+            model,
+            layouts,
+            source,
+            device_loader,
+        )
         largest = max((layout.nbytes for layout in layouts), default=0)
-        self._slots = [lane.slot(largest) for _ in range(in_flight)]
-        for slot in self._slots:
-            slot.tensors = [_weights(layout, slot.buffer) for layout in layouts]
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="lowtide-weights")
-        self._absent: list[list[WeightPlaceholder]] = []
+        self._buffers = [device_loader.allocate(largest) for _ in range(in_flight)]
+        for slot in self._buffers:
+            slot.tensors = [_weight_views(layout, slot.buffer) for layout in layouts]
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="lowtide-weights")
+        self._placeholders: list[list[WeightPlaceholder]] = []
         self._hooks: list[Any] = []
         self._recurrent: list[nn.Module] = []
         self._running: Counter[int] = Counter()
         self._order = _Order(len(layouts))
-        self._turn = self.loads = self.misses = self.loaded_bytes = 0
+        self._clock = self.loads = self.misses = self.loaded_bytes = 0
 
     def open(self) -> None:
         """Replace the modules' weights by placeholders and register the hooks."""
         modules = dict(self._model.named_modules())  # attributes may hide a module by its name
         for index, layout in enumerate(self._layouts):
-            self._absent.append(
+            self._placeholders.append(
                 [
-                    WeightPlaceholder.of(place.name, view, self._lane.device)
+                    WeightPlaceholder.for_tensor(place.name, view, self._device_loader.device)
                     for place, view in zip(
-                        layout.places, self._slots[0].tensors[index], strict=True
+                        layout.places, self._buffers[0].tensors[index], strict=True
                     )
                 ]
             )
-            self._take_out(index)
-            self._keep_in_place(layout)
+            self._remove_weights(index)
+            self._disable_flatten(layout)
             owners = {id(place.owner) for place in layout.places}
             for path in layout.block.modules:
                 # Submodules as well: a model may call them without calling the block.
                 for part in modules[path].modules():
                     if part is modules[path] or id(part) in owners:
-                        self._hook(part, index)
+                        self._register_hooks(part, index)
         # Last, to be called first: no block runs when a pass begins, however the last pass ended.
         self._hooks.append(
             self._model.register_forward_pre_hook(lambda *_: self._running.clear(), prepend=True)
         )
 
-    def _keep_in_place(self, layout: BufferLayout) -> None:
+    def _disable_flatten(self, layout: BufferLayout) -> None:
         """Disable `flatten_parameters` of recurrent layers.
 
         On CUDA it would copy their weights to memory of their own, in cuDNN's order, and what is
@@ -82,15 +87,15 @@ class BlockHooks:
         for place in layout.places:
             if isinstance(place.owner, nn.RNNBase) and place.owner not in self._recurrent:
                 self._recurrent.append(place.owner)
-                place.owner.flatten_parameters = _stay  # pyright: ignore[reportAttributeAccessIssue]
+                place.owner.flatten_parameters = _do_nothing  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _hook(self, part: nn.Module, index: int) -> None:
-        before = functools.partial(self._before, index)
-        after = functools.partial(self._after, index)
+    def _register_hooks(self, part: nn.Module, index: int) -> None:
+        before = functools.partial(self._pre_forward, index)
+        after = functools.partial(self._post_forward, index)
         self._hooks.append(part.register_forward_pre_hook(before, prepend=True))
         self._hooks.append(part.register_forward_hook(after, always_call=True))
 
-    def _before(self, index: int, module: nn.Module, inputs: Any) -> None:
+    def _pre_forward(self, index: int, module: nn.Module, inputs: Any) -> None:
         self._running[index] += 1  # first of all: the post-forward hook is called in any case
         if torch.is_grad_enabled():
             raise UsageError(
@@ -98,33 +103,33 @@ class BlockHooks:
                 hint="run the model under torch.inference_mode()",
             )
         if self._running[index] == 1:
-            self._bring(index)
+            self._load_block(index)
 
-    def _after(self, index: int, module: nn.Module, inputs: Any, output: Any) -> Any:
+    def _post_forward(self, index: int, module: nn.Module, inputs: Any, output: Any) -> Any:
         self._running[index] = max(0, self._running[index] - 1)
-        slot = self._slot_of(index)
+        slot = self._buffer_of(index)
         if self._running[index] or slot is None or not slot.installed:
             return None
         try:
-            kept = _without_views(output, slot.buffer)
+            copied = _copy_views(output, slot.buffer)
         finally:
             # Only now: the copies out of the buffer are issued after the block, and read it too.
-            self._lane.after(slot)
+            self._device_loader.mark_used(slot)
         if slot.buffer._version != slot.version:
-            self._empty(slot)
+            self._evict(slot)
             raise ModelError(
                 f"the block {self._layouts[index].block.name!r} changes its own weights or"
                 " buffers, which streaming would lose",
                 hint="plan_offload(..., resident=[...]) with the names of what changes",
             )
-        return kept
+        return copied
 
-    def _bring(self, index: int) -> None:
+    def _load_block(self, index: int) -> None:
         """Install the block's weights in its modules, and prefetch the next block's."""
-        slot = self._slot_of(index)
+        slot = self._buffer_of(index)
         if slot is None:
             self.misses += 1
-            slot = self._free_slot()
+            slot = self._free_buffer()
             if slot is None:
                 others = [self._layouts[i].block.name for i in +self._running if i != index]
                 raise ModelError(
@@ -137,30 +142,32 @@ class BlockHooks:
         try:
             slot.loading.result()
         except BaseException:
-            self._empty(slot)  # the next pass tries again
+            self._evict(slot)  # the next pass tries again
             raise
-        self._lane.before(slot)
+        self._device_loader.wait_for_copy(slot)
         self._install(slot, index)
-        self._look_ahead(index)
+        self._prefetch_next(index)
 
-    def _look_ahead(self, index: int) -> None:
-        following = self._order.after(index)
-        if self._slot_of(following) is None and (slot := self._free_slot()):
+    def _prefetch_next(self, index: int) -> None:
+        following = self._order.record_and_predict(index)
+        if self._buffer_of(following) is None and (slot := self._free_buffer()):
             self._assign(slot, following)
 
-    def _slot_of(self, index: int) -> WeightBuffer | None:
-        return next((slot for slot in self._slots if slot.block == index), None)
+    def _buffer_of(self, index: int) -> WeightBuffer | None:
+        return next((slot for slot in self._buffers if slot.block == index), None)
 
-    def _free_slot(self) -> WeightBuffer | None:
+    def _free_buffer(self) -> WeightBuffer | None:
         """Return the least recently used buffer whose block is not running, or None."""
-        free = [slot for slot in self._slots if slot.block is None or not self._running[slot.block]]
-        return min(free, key=lambda slot: slot.turn, default=None)
+        free = [
+            slot for slot in self._buffers if slot.block is None or not self._running[slot.block]
+        ]
+        return min(free, key=lambda slot: slot.last_used, default=None)
 
     def _assign(self, slot: WeightBuffer, index: int) -> None:
-        self._empty(slot)
+        self._evict(slot)
         layout = self._layouts[index]
         slot.block = index
-        slot.loading = self._loader.submit(self._lane.load, slot, layout, self._source)
+        slot.loading = self._executor.submit(self._device_loader.load, slot, layout, self._source)
         self._touch(slot)
         self.loads += 1
         self.loaded_bytes += layout.nbytes
@@ -174,40 +181,42 @@ class BlockHooks:
         slot.installed, slot.version = True, slot.buffer._version
 
     def _touch(self, slot: WeightBuffer) -> None:
-        self._turn += 1
-        slot.turn = self._turn
+        self._clock += 1
+        slot.last_used = self._clock
 
-    def _empty(self, slot: WeightBuffer) -> None:
+    def _evict(self, slot: WeightBuffer) -> None:
         if slot.installed and slot.block is not None:
-            self._take_out(slot.block)
+            self._remove_weights(slot.block)
         if slot.loading is not None:
             slot.loading.cancel()
         slot.block, slot.loading, slot.installed = None, None, False
 
-    def _take_out(self, index: int) -> None:
-        for place, absent in zip(self._layouts[index].places, self._absent[index], strict=True):
+    def _remove_weights(self, index: int) -> None:
+        for place, absent in zip(
+            self._layouts[index].places, self._placeholders[index], strict=True
+        ):
             set_tensor(place, absent)
 
     def close(self) -> None:
         """Stop the loading thread, remove the hooks, restore the model's own tensors."""
         for hook in self._hooks:
             hook.remove()
-        self._loader.shutdown(cancel_futures=True)
-        self._lane.close()
+        self._executor.shutdown(cancel_futures=True)
+        self._device_loader.close()
         for module in self._recurrent:
             del module.flatten_parameters
         self._recurrent.clear()
         for layout in self._layouts:
             for place in layout.places:
                 set_tensor(place, place.tensor)
-        self._slots.clear()
+        self._buffers.clear()
 
 
-def _stay() -> None:
+def _do_nothing() -> None:
     """Replaces `flatten_parameters` of a recurrent layer; does nothing."""
 
 
-def _weights(layout: BufferLayout, buffer: torch.Tensor) -> list[torch.Tensor]:
+def _weight_views(layout: BufferLayout, buffer: torch.Tensor) -> list[torch.Tensor]:
     """Return the block's parameters and buffers as views of ``buffer``."""
     return [
         view if place.is_buffer else nn.Parameter(view, requires_grad=False)
@@ -221,22 +230,22 @@ class _Order:
     def __init__(self, count: int) -> None:
         self._count = count
         self._last: tuple[int, int] = (-1, -1)
-        self._followers: dict[tuple[int, int] | int, int] = {}
+        self._successors: dict[tuple[int, int] | int, int] = {}
 
-    def after(self, index: int) -> int:
+    def record_and_predict(self, index: int) -> int:
         """Record that ``index`` runs, and predict the next block.
 
         In the first pass that is the next in the list.
         """
         before, last = self._last
         if index != last:
-            self._followers[before, last] = self._followers[last] = index
+            self._successors[before, last] = self._successors[last] = index
             self._last = (last, index)
         listed = (index + 1) % self._count
-        return self._followers.get(self._last, self._followers.get(index, listed))
+        return self._successors.get(self._last, self._successors.get(index, listed))
 
 
-def _without_views(output: Any, buffer: torch.Tensor) -> Any:
+def _copy_views(output: Any, buffer: torch.Tensor) -> Any:
     """Return ``output`` with tensors that share memory with ``buffer`` copied.
 
     Returns None if there are none. An embedding returned unchanged is an example.

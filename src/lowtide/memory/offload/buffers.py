@@ -32,7 +32,7 @@ class BufferLayout:
         for place in self.places:
             self._offsets.append(self.nbytes)
             self.nbytes += align_bytes(place.tensor.nbytes)
-        self._forms = [
+        self._specs = [
             (t.shape, t.stride(), t.dtype, t.nbytes)
             for t in (place.tensor for place in self.places)
         ]
@@ -45,7 +45,7 @@ class BufferLayout:
         return [
             buffer[offset : offset + nbytes].view(dtype).as_strided(shape, stride)
             for offset, (shape, stride, dtype, nbytes) in zip(
-                self._offsets, self._forms, strict=True
+                self._offsets, self._specs, strict=True
             )
         ]
 
@@ -57,7 +57,7 @@ class WeightSource(Protocol):
         """Fill ``buffer``, uint8 in host memory, with the block."""
         ...
 
-    def memory(self, layout: BufferLayout) -> torch.Tensor | None:
+    def host_tensor(self, layout: BufferLayout) -> torch.Tensor | None:
         """Return the block if it is in host memory already, else None."""
         ...
 
@@ -74,7 +74,7 @@ class FileWeightSource:
             target = view.permute(memory_order(view)) if self._permuted else view
             self._files.read(place.name, target)
 
-    def memory(self, layout: BufferLayout) -> None:
+    def host_tensor(self, layout: BufferLayout) -> None:
         """Return None: files are not in host memory."""
 
 
@@ -85,7 +85,7 @@ class HostWeightSource:
         self._pinned = pinned
         self._blocks: dict[str, torch.Tensor] = {}
 
-    def take(self, layout: BufferLayout, fill: Callable[[torch.Tensor], None]) -> None:
+    def add(self, layout: BufferLayout, fill: Callable[[torch.Tensor], None]) -> None:
         """Allocate memory for a block and let ``fill`` write the block into it."""
         memory = self._pinned.empty(layout.nbytes)
         fill(memory)
@@ -95,7 +95,7 @@ class HostWeightSource:
         """Copy the block into ``buffer``."""
         buffer[: layout.nbytes].copy_(self._blocks[layout.block.name])
 
-    def memory(self, layout: BufferLayout) -> torch.Tensor:
+    def host_tensor(self, layout: BufferLayout) -> torch.Tensor:
         """Return the block without a copy."""
         return self._blocks[layout.block.name]
 
@@ -109,14 +109,14 @@ class WeightBuffer:
 
     buffer: torch.Tensor
     staging: torch.Tensor | None = None
-    copied: torch.cuda.Event | None = None
-    used: torch.cuda.Event | None = None
+    copy_done: torch.cuda.Event | None = None
+    compute_done: torch.cuda.Event | None = None
     tensors: list[list[torch.Tensor]] = field(default_factory=list)
     block: int | None = None
     loading: Future[None] | None = None
     installed: bool = False
     version: int = 0
-    turn: int = 0
+    last_used: int = 0
 
 
 class HostLoader:
@@ -124,7 +124,7 @@ class HostLoader:
 
     device = torch.device("cpu")
 
-    def slot(self, nbytes: int) -> WeightBuffer:
+    def allocate(self, nbytes: int) -> WeightBuffer:
         """Allocate a buffer of exactly ``nbytes``."""
         return WeightBuffer(torch.empty(nbytes, dtype=torch.uint8))
 
@@ -132,10 +132,10 @@ class HostLoader:
         """Read the block straight into the buffer."""
         source.read(layout, slot.buffer)
 
-    def before(self, slot: WeightBuffer) -> None:
+    def wait_for_copy(self, slot: WeightBuffer) -> None:
         """Do nothing: the load is done."""
 
-    def after(self, slot: WeightBuffer) -> None:
+    def mark_used(self, slot: WeightBuffer) -> None:
         """Do nothing: the computation is done."""
 
     def close(self) -> None:
@@ -155,43 +155,43 @@ class CudaLoader:
         self.device, self._pinned, self._staged = device, pinned, staged
         self._stream = torch.cuda.Stream(device)
 
-    def slot(self, nbytes: int) -> WeightBuffer:
+    def allocate(self, nbytes: int) -> WeightBuffer:
         """Allocate a buffer of exactly ``nbytes``, and its staging buffer where needed."""
         buffer = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         staging = self._pinned.empty(nbytes) if self._staged else None
         slot = WeightBuffer(buffer, staging, torch.cuda.Event(), torch.cuda.Event())
         # The allocator may have returned memory that kernels issued earlier still read; that is
         # safe on their own stream, but the first copy runs on another.
-        self.after(slot)
+        self.mark_used(slot)
         return slot
 
     def load(self, slot: WeightBuffer, layout: BufferLayout, source: WeightSource) -> None:
         """Issue the copy; with staging, first wait for the buffer's previous copy."""
-        assert slot.copied is not None and slot.used is not None
-        memory = source.memory(layout)
+        assert slot.copy_done is not None and slot.compute_done is not None
+        memory = source.host_tensor(layout)
         if memory is None:
             assert slot.staging is not None
-            slot.copied.synchronize()
+            slot.copy_done.synchronize()
             source.read(layout, slot.staging)
             memory = slot.staging
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            self._stream.wait_event(slot.used)
+            self._stream.wait_event(slot.compute_done)
             slot.buffer[: layout.nbytes].copy_(memory[: layout.nbytes], non_blocking=True)
-            slot.copied.record(self._stream)
+            slot.copy_done.record(self._stream)
 
-    def before(self, slot: WeightBuffer) -> None:
+    def wait_for_copy(self, slot: WeightBuffer) -> None:
         """Make the current stream wait for the buffer's copy."""
-        assert slot.copied is not None
-        torch.cuda.current_stream(self.device).wait_event(slot.copied)
+        assert slot.copy_done is not None
+        torch.cuda.current_stream(self.device).wait_event(slot.copy_done)
 
-    def after(self, slot: WeightBuffer) -> None:
+    def mark_used(self, slot: WeightBuffer) -> None:
         """Record on the current stream when the buffer may be overwritten."""
-        assert slot.used is not None
-        slot.used.record(torch.cuda.current_stream(self.device))
+        assert slot.compute_done is not None
+        slot.compute_done.record(torch.cuda.current_stream(self.device))
 
     def close(self) -> None:
         """Wait for copies and kernels: the buffers go back to the allocator after this."""
         torch.cuda.synchronize(self.device)
 
 
-Lane = HostLoader | CudaLoader
+DeviceLoader = HostLoader | CudaLoader

@@ -13,11 +13,11 @@ from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.offload.weight_blocks import WeightBlock, find_blocks
 
 # Block sizes to try, as fractions 1/n of all weights; 0 is every module by itself.
-_SHARES = (8, 16, 32, 64, 0)
+_BLOCK_FRACTIONS = (8, 16, 32, 64, 0)
 # The overhead of starting a load, as the bytes that could be loaded in that time. A prior.
 _LOAD_OVERHEAD = MIB
 # Multiples of this, modulo 1, spread blocks evenly over a list of any length.
-_GOLDEN = 0.618033988749895
+_GOLDEN_RATIO = 0.618033988749895
 
 
 class OffloadPlan(BaseModel):
@@ -96,16 +96,16 @@ def plan_offload(
             names the smallest budget that would do.
         UsageError: for a name in ``resident`` that the model does not have.
     """
-    names, room = tuple(resident), budget_bytes - activation_bytes
-    kept = dict(budget_bytes=budget_bytes, activation_bytes=activation_bytes)
+    names, available = tuple(resident), budget_bytes - activation_bytes
+    budgets = dict(budget_bytes=budget_bytes, activation_bytes=activation_bytes)
     everything = find_blocks(model, resident=names)
     total = sum(block.nbytes for block in everything)
-    if total <= room:
-        return OffloadPlan(resident=tuple(everything), streamed=(), in_flight=0, **kept)
+    if total <= available:
+        return OffloadPlan(resident=tuple(everything), streamed=(), in_flight=0, **budgets)
 
     @functools.cache
     def splits(layers: bool) -> list[list[WeightBlock]]:
-        sizes = [total // share if share else 0 for share in _SHARES]
+        sizes = [total // share if share else 0 for share in _BLOCK_FRACTIONS]
         return [
             find_blocks(model, largest_bytes=size, split_layers=layers, resident=names)
             for size in sizes
@@ -113,17 +113,17 @@ def plan_offload(
 
     for in_flight in (2, 1):
         for layers in (False, True):
-            fits = [fit for blocks in splits(layers) if (fit := _fit(blocks, room, in_flight))]
+            fits = [fit for blocks in splits(layers) if (fit := _fit(blocks, available, in_flight))]
             if fits:
-                stay, stream = min(fits, key=_cost)
+                resident_blocks, streamed_blocks = min(fits, key=_cost)
                 return OffloadPlan(
-                    resident=tuple(stay),
-                    streamed=tuple(stream),
-                    in_flight=min(in_flight, len(stream)),
-                    **kept,
+                    resident=tuple(resident_blocks),
+                    streamed=tuple(streamed_blocks),
+                    in_flight=min(in_flight, len(streamed_blocks)),
+                    **budgets,
                 )
-    needs = [_need(blocks) for layers in (False, True) for blocks in splits(layers)]
-    raise _too_small(min(needs), budget_bytes, activation_bytes)
+    needs = [_min_bytes(blocks) for layers in (False, True) for blocks in splits(layers)]
+    raise _budget_error(min(needs), budget_bytes, activation_bytes)
 
 
 _Fit = tuple[list[WeightBlock], list[WeightBlock]]
@@ -133,19 +133,19 @@ def _cost(fit: _Fit) -> int:
     return sum(block.nbytes + _LOAD_OVERHEAD for block in fit[1])
 
 
-def _fit(blocks: Sequence[WeightBlock], room: int, in_flight: int) -> _Fit | None:
-    """Return the (resident, streamed) blocks that fit in ``room`` and load least."""
+def _fit(blocks: Sequence[WeightBlock], available: int, in_flight: int) -> _Fit | None:
+    """Return the (resident, streamed) blocks that fit in ``available`` and load least."""
     best: _Fit | None = None
     free = [block for block in blocks if block.modules]
     for limit in sorted({block.nbytes for block in free}):
         passing = [block for block in free if block.nbytes <= limit]
-        spare = room - min(in_flight, len(passing)) * limit
+        spare = available - min(in_flight, len(passing)) * limit
         spare -= sum(b.nbytes for b in blocks if not b.modules or b.nbytes > limit)
         if spare < 0:
             continue
         # Small blocks stay resident first: they cost as many loads as large ones. The others are
         # spread out, so that a block can be loaded while resident ones are computed.
-        spread = {block.name: index * _GOLDEN % 1 for index, block in enumerate(passing)}
+        spread = {block.name: index * _GOLDEN_RATIO % 1 for index, block in enumerate(passing)}
         passing.sort(key=lambda block: (8 * block.nbytes > limit, spread[block.name]))
         streamed: set[str] = set()
         for block in passing:
@@ -161,19 +161,19 @@ def _fit(blocks: Sequence[WeightBlock], room: int, in_flight: int) -> _Fit | Non
     return best
 
 
-def _need(blocks: Sequence[WeightBlock]) -> tuple[int, int, str]:
+def _min_bytes(blocks: Sequence[WeightBlock]) -> tuple[int, int, str]:
     """Return (least bytes for weights, those of the largest streamed block, its name)."""
     total = sum(block.nbytes for block in blocks)
     options = [(total, 0, "")]
     for largest in blocks:
         if largest.modules:
             smaller = (b for b in blocks if b.modules and b.nbytes <= largest.nbytes)
-            kept = total - sum(block.nbytes for block in smaller)
-            options.append((kept + largest.nbytes, largest.nbytes, largest.name))
+            resident = total - sum(block.nbytes for block in smaller)
+            options.append((resident + largest.nbytes, largest.nbytes, largest.name))
     return min(options)
 
 
-def _too_small(need: tuple[int, int, str], budget: int, activations: int) -> BudgetError:
+def _budget_error(need: tuple[int, int, str], budget: int, activations: int) -> BudgetError:
     weights, largest, name = need
     smallest = weights + activations
     return BudgetError(

@@ -16,7 +16,7 @@ def _getter(name: str) -> Any:
 
 
 # Metadata that may be read from a weight that is not loaded.
-_FORM = {
+_METADATA = {
     torch.Tensor.size,
     torch.Tensor.stride,
     torch.Tensor.dim,
@@ -47,7 +47,7 @@ _FORM = {
     ),
 }
 _DEVICE = _getter("device")
-_ON_DEVICE = {_getter(f"is_{kind}"): kind for kind in ("cuda", "cpu", "meta")}
+_DEVICE_KINDS = {_getter(f"is_{kind}"): kind for kind in ("cuda", "cpu", "meta")}
 
 
 class WeightPlaceholder(nn.Parameter):
@@ -60,27 +60,28 @@ class WeightPlaceholder(nn.Parameter):
     weight_device: torch.device
 
     @classmethod
-    def of(cls, name: str, tensor: torch.Tensor, device: torch.device) -> WeightPlaceholder:
+    def for_tensor(cls, name: str, tensor: torch.Tensor, device: torch.device) -> WeightPlaceholder:
         """Return a placeholder for ``tensor`` that reports ``device`` as its device."""
         form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        absent = torch.Tensor._make_subclass(cls, form, False)
-        absent.weight_name, absent.weight_device = name, device
-        return absent
+        placeholder = torch.Tensor._make_subclass(cls, form, False)
+        placeholder.weight_name, placeholder.weight_device = name, device
+        return placeholder
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        absent = next(x for x in tree_iter((args, kwargs)) if isinstance(x, cls))
+        placeholder = next(x for x in tree_iter((args, kwargs)) if isinstance(x, cls))
         if func == _DEVICE:
-            return absent.weight_device
-        if func in _ON_DEVICE:
-            return absent.weight_device.type == _ON_DEVICE[func]
-        if func in _FORM:
+            return placeholder.weight_device
+        if func in _DEVICE_KINDS:
+            return placeholder.weight_device.type == _DEVICE_KINDS[func]
+        if func in _METADATA:
             return super().__torch_function__(func, types, args, kwargs or {})
         raise ModelError(
-            f"the streamed weight {absent.weight_name} was used while its block was not running",
-            hint=f"keep it in memory: plan_offload(..., resident=[{absent.weight_name!r}])",
+            f"the streamed weight {placeholder.weight_name} was used while its block was not"
+            " running",
+            hint=f"keep it in memory: plan_offload(..., resident=[{placeholder.weight_name!r}])",
         )
 
     def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -17,7 +17,7 @@ from lowtide.memory.offload.weight_files import WeightFiles
 _Named = dict[int, tuple[str, list[TensorSlot]]]
 
 
-def find_in_files(model: nn.Module, files: WeightFiles) -> _Named:
+def match_files(model: nn.Module, files: WeightFiles) -> _Named:
     """Match each meta tensor of the model to its name in ``files``.
 
     Raises:
@@ -91,7 +91,7 @@ def move_resident(
             continue
         seen.add(id(tensor))
         before = tensor.data
-        undo.callback(_bring_back, tensor, before)
+        undo.callback(_restore, tensor, before)
         if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided:
             tensor.data = before.to(device)
             continue
@@ -104,7 +104,7 @@ def move_resident(
         )
 
 
-def _bring_back(tensor: torch.Tensor, before: torch.Tensor) -> None:
+def _restore(tensor: torch.Tensor, before: torch.Tensor) -> None:
     """Restore ``before`` as the data of ``tensor``, keeping the run's changes.
 
     Counters, for example, change in a run.

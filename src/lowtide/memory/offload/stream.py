@@ -23,18 +23,18 @@ from lowtide.memory.offload.block_hooks import BlockHooks
 from lowtide.memory.offload.buffers import (
     BufferLayout,
     CudaLoader,
+    DeviceLoader,
     FileWeightSource,
     HostLoader,
     HostWeightSource,
-    Lane,
 )
 from lowtide.memory.offload.offload_plan import OffloadPlan
-from lowtide.memory.offload.resident import find_in_files, load_resident, move_resident
+from lowtide.memory.offload.resident import load_resident, match_files, move_resident
 from lowtide.memory.offload.weight_blocks import align_bytes, tensor_slots
 from lowtide.memory.offload.weight_files import WeightFiles, write_weights
 from lowtide.memory.pinned import PinnedMemory
 
-Kept = Literal["disk", "host"]
+SourceKind = Literal["disk", "host"]
 
 
 class WeightStream:
@@ -45,23 +45,23 @@ class WeightStream:
     them raises `ModelError`.
     """
 
-    def __init__(self, turns: BlockHooks, undo: ExitStack) -> None:
-        self._turns, self._undo = turns, undo
+    def __init__(self, hooks: BlockHooks, undo: ExitStack) -> None:
+        self._hooks, self._undo = hooks, undo
 
     @property
     def loads(self) -> int:
         """Number of loads begun so far, prefetched or not."""
-        return self._turns.loads
+        return self._hooks.loads
 
     @property
     def misses(self) -> int:
         """Number of loads that were not prefetched: begun only when the block was needed."""
-        return self._turns.misses
+        return self._hooks.misses
 
     @property
     def loaded_bytes(self) -> int:
         """Bytes of all loads so far."""
-        return self._turns.loaded_bytes
+        return self._hooks.loaded_bytes
 
     def close(self) -> None:
         """Stop streaming and restore the model as it was before.
@@ -82,7 +82,7 @@ def stream_weights(
     model: nn.Module,
     plan: OffloadPlan,
     *,
-    source: Kept = "disk",
+    source: SourceKind = "disk",
     scratch_dir: Path | str | None = None,
     device: str | torch.device = "cpu",
 ) -> WeightStream:
@@ -108,7 +108,7 @@ def stream_weights(
         ModelError: for weights that cannot be written.
         OutputError: if there is no room for them.
     """
-    lane_device = _check(source, device)
+    target_device = _checked_device(source, device)
     if any(place.tensor.is_meta for place in tensor_slots(model)):
         raise UsageError("the model has no weights in memory", hint="use stream_from_file")
     layouts = _layouts(model, plan)
@@ -116,17 +116,23 @@ def stream_weights(
         pinned = PinnedMemory()
         undo.callback(pinned.close)
         if source == "disk":
-            files = _scratch(layouts, scratch_dir, undo)
-            kept: FileWeightSource | HostWeightSource = FileWeightSource(files, permuted=True)
+            files = _write_temporary(layouts, scratch_dir, undo)
+            weight_source: FileWeightSource | HostWeightSource = FileWeightSource(
+                files, permuted=True
+            )
         else:
-            kept = HostWeightSource(pinned)
+            weight_source = HostWeightSource(pinned)
         for layout in layouts:
-            if isinstance(kept, HostWeightSource):
-                kept.take(layout, lambda memory, layout=layout: _copy(layout, memory))
-            undo.callback(_refill, layout, kept, [p.tensor.device for p in layout.places])
+            if isinstance(weight_source, HostWeightSource):
+                weight_source.add(
+                    layout, lambda memory, layout=layout: _copy_weights(layout, memory)
+                )
+            undo.callback(
+                _restore_weights, layout, weight_source, [p.tensor.device for p in layout.places]
+            )
             for place in layout.places:
                 place.tensor.data = torch.empty(0, dtype=place.tensor.dtype)
-        return _start(model, plan, layouts, kept, lane_device, pinned, undo)
+        return _start_stream(model, plan, layouts, weight_source, target_device, pinned, undo)
 
 
 def stream_from_file(
@@ -134,7 +140,7 @@ def stream_from_file(
     files: Path | str | Sequence[Path | str],
     plan: OffloadPlan,
     *,
-    source: Kept = "disk",
+    source: SourceKind = "disk",
     device: str | torch.device = "cpu",
 ) -> WeightStream:
     """Stream the weights of a ``model`` on the meta device from safetensors ``files``.
@@ -156,14 +162,14 @@ def stream_from_file(
         ModelError: for files that cannot be read, and for weights that are missing or of another
             shape.
     """
-    lane_device = _check(source, device)
+    target_device = _checked_device(source, device)
     paths = [files] if isinstance(files, str | Path) else list(files)
     with torch.inference_mode(False), torch.no_grad(), ExitStack() as undo:
         pinned = PinnedMemory()
         undo.callback(pinned.close)
         weights = WeightFiles([Path(path) for path in paths])
         undo.callback(weights.close)
-        named = find_in_files(model, weights)
+        named = match_files(model, weights)
         layouts = _layouts(model, plan)
         if not all(place.tensor.is_meta for layout in layouts for place in layout.places):
             raise UsageError(
@@ -171,16 +177,18 @@ def stream_from_file(
                 hint="plan with the model as it is now, on the meta device",
             )
         from_disk = FileWeightSource(weights, permuted=False)
-        kept: FileWeightSource | HostWeightSource = from_disk
+        weight_source: FileWeightSource | HostWeightSource = from_disk
         if source == "host":
-            kept = HostWeightSource(pinned)
+            weight_source = HostWeightSource(pinned)
             for layout in layouts:
-                kept.take(layout, lambda memory, layout=layout: from_disk.read(layout, memory))
-        load_resident(layouts, weights, named, lane_device, undo)
-        return _start(model, plan, layouts, kept, lane_device, pinned, undo)
+                weight_source.add(
+                    layout, lambda memory, layout=layout: from_disk.read(layout, memory)
+                )
+        load_resident(layouts, weights, named, target_device, undo)
+        return _start_stream(model, plan, layouts, weight_source, target_device, pinned, undo)
 
 
-def _check(source: str, device: str | torch.device) -> torch.device:
+def _checked_device(source: str, device: str | torch.device) -> torch.device:
     """Return the device with its index, after checking that ``source`` suits it."""
     found = torch.device(device)
     if source not in ("disk", "host"):
@@ -218,7 +226,7 @@ def _layouts(model: nn.Module, plan: OffloadPlan) -> list[BufferLayout]:
     return layouts
 
 
-def _scratch(
+def _write_temporary(
     layouts: Sequence[BufferLayout], folder: Path | str | None, undo: ExitStack
 ) -> WeightFiles:
     """Write all streamed weights to one temporary file."""
@@ -242,35 +250,37 @@ def _scratch(
     return files
 
 
-def _copy(layout: BufferLayout, memory: torch.Tensor) -> None:
+def _copy_weights(layout: BufferLayout, memory: torch.Tensor) -> None:
     for place, view in zip(layout.places, layout.views(memory), strict=True):
         view.copy_(place.tensor)
 
 
-def _refill(
-    layout: BufferLayout, kept: FileWeightSource | HostWeightSource, devices: Sequence[torch.device]
+def _restore_weights(
+    layout: BufferLayout,
+    source: FileWeightSource | HostWeightSource,
+    devices: Sequence[torch.device],
 ) -> None:
     """Restore the values of the model's own tensors."""
     memory = torch.empty(layout.nbytes, dtype=torch.uint8)
-    kept.read(layout, memory)
+    source.read(layout, memory)
     for place, view, device in zip(layout.places, layout.views(memory), devices, strict=True):
         place.tensor.data = view.to(device, copy=True)
 
 
-def _start(
+def _start_stream(
     model: nn.Module,
     plan: OffloadPlan,
     layouts: Sequence[BufferLayout],
-    kept: FileWeightSource | HostWeightSource,
+    source: FileWeightSource | HostWeightSource,
     device: torch.device,
     pinned: PinnedMemory,
     undo: ExitStack,
 ) -> WeightStream:
     move_resident(model, layouts, device, undo)
-    lane: Lane = HostLoader()
+    loader: DeviceLoader = HostLoader()
     if device.type == "cuda":
-        lane = CudaLoader(device, pinned, staged=isinstance(kept, FileWeightSource))
-    turns = BlockHooks(model, layouts, kept, lane, plan.in_flight)
-    undo.callback(turns.close)
-    turns.open()
-    return WeightStream(turns, undo.pop_all())
+        loader = CudaLoader(device, pinned, staged=isinstance(source, FileWeightSource))
+    hooks = BlockHooks(model, layouts, source, loader, plan.in_flight)
+    undo.callback(hooks.close)
+    hooks.open()
+    return WeightStream(hooks, undo.pop_all())

@@ -16,9 +16,9 @@ from lowtide.core.errors import UsageError
 # Kernels are chosen by alignment too: CUDA's allocator aligns to this, the CPU's to less.
 ALIGNMENT = 512
 # The largest module that is not split, as a fraction 1/n of all weights.
-_LARGEST = 8
+_MAX_BLOCK_FRACTION = 8
 # Smaller neighbors share a block, up to this fraction 1/n of the largest.
-_GROUPED = 4
+_GROUP_FRACTION = 4
 
 _CONTAINERS = (
     nn.Sequential,
@@ -29,7 +29,7 @@ _CONTAINERS = (
     nn.TransformerDecoder,
 )
 # These read the weights of their submodules without calling them.
-_ATOMS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+_UNSPLITTABLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 class WeightBlock(BaseModel):
@@ -112,55 +112,55 @@ def find_blocks(
     """
     finder = _Finder(model, split_layers, tuple(resident))
     total = finder.streamable_bytes
-    limit = total // _LARGEST if largest_bytes is None else largest_bytes
-    blocks = _grouped(finder.split("", model, limit), limit // _GROUPED)
-    held = [
+    limit = total // _MAX_BLOCK_FRACTION if largest_bytes is None else largest_bytes
+    blocks = _group_blocks(finder.split("", model, limit), limit // _GROUP_FRACTION)
+    resident_blocks = [
         WeightBlock(name=place.name, modules=(), tensors=(place.name,), nbytes=nbytes)
-        for place, nbytes in finder.held
+        for place, nbytes in finder.resident
     ]
-    return [*held, *blocks]
+    return [*resident_blocks, *blocks]
 
 
 class _Finder:
     """Separates tensors that may be streamed from those that may not, then splits."""
 
     def __init__(self, model: nn.Module, split_layers: bool, resident: tuple[str, ...]) -> None:
-        self._model, self._deep = model, split_layers
-        self.held: list[tuple[TensorSlot, int]] = []
-        self._direct: dict[int, list[tuple[TensorSlot, int]]] = {}
+        self._model, self._split_layers = model, split_layers
+        self.resident: list[tuple[TensorSlot, int]] = []
+        self._own_tensors: dict[int, list[tuple[TensorSlot, int]]] = {}
         everything = list(tensor_slots(model))
         _check_names(model, everything, resident)
-        storages = Counter(_storage(place.tensor) for place in everything)
+        storages = Counter(_storage_key(place.tensor) for place in everything)
         modules = Counter(id(part) for _, part in model.named_modules(remove_duplicate=False))
         # In a model on the meta device, real tensors are those that no file holds.
         has_meta = any(place.tensor.is_meta for place in everything)
         counted: set[object] = set()
         for place in everything:
-            key = _storage(place.tensor)
+            key = _storage_key(place.tensor)
             if key in counted:
                 continue
             counted.add(key)
             if (
                 storages[key] > 1
                 or modules[id(place.owner)] > 1
-                or not _is_plain(place.tensor)
+                or not _is_dense(place.tensor)
                 or (has_meta and not place.tensor.is_meta)
-                or any(_is_in(place.name, name) for name in resident)
+                or any(_is_inside(place.name, name) for name in resident)
             ):
-                self.held.append((place, _memory(place.tensor)))
+                self.resident.append((place, _storage_bytes(place.tensor)))
             else:
-                self._direct.setdefault(id(place.owner), []).append(
+                self._own_tensors.setdefault(id(place.owner), []).append(
                     (place, align_bytes(place.tensor.nbytes))
                 )
 
     @property
     def streamable_bytes(self) -> int:
         """Bytes that may be streamed: those that no split has held back yet."""
-        return sum(nbytes for found in self._direct.values() for _, nbytes in found)
+        return sum(nbytes for found in self._own_tensors.values() for _, nbytes in found)
 
     def split(self, path: str, module: nn.Module, limit: int) -> list[WeightBlock]:
         """Return the blocks of one module and its submodules."""
-        found = [item for part in module.modules() for item in self._direct.get(id(part), ())]
+        found = [item for part in module.modules() for item in self._own_tensors.get(id(part), ())]
         nbytes = sum(size for _, size in found)
         if not nbytes:
             return []
@@ -168,16 +168,16 @@ class _Finder:
             names = tuple(place.name for place, _ in found)
             return [WeightBlock(name=path, modules=(path,), tensors=names, nbytes=nbytes)]
         # Its own weights are used while its submodules run, each with its block.
-        self.held += self._direct.pop(id(module), [])
+        self.resident += self._own_tensors.pop(id(module), [])
         blocks = []
         for key, child in module.named_children():
             blocks += self.split(f"{path}.{key}" if path else key, child, limit)
         return blocks
 
     def _can_split(self, module: nn.Module) -> bool:
-        if isinstance(module, _ATOMS) or is_parametrized(module) or not [*module.children()]:
+        if isinstance(module, _UNSPLITTABLE) or is_parametrized(module) or not [*module.children()]:
             return False
-        if self._deep or module is self._model:
+        if self._split_layers or module is self._model:
             return True
         return any(isinstance(part, _CONTAINERS) for part in module.modules())
 
@@ -187,7 +187,7 @@ def _is_callable(module: nn.Module) -> bool:
     return getattr(module.forward, "__func__", None) is not nn.Module.forward
 
 
-def _grouped(blocks: Sequence[WeightBlock], limit: int) -> list[WeightBlock]:
+def _group_blocks(blocks: Sequence[WeightBlock], limit: int) -> list[WeightBlock]:
     groups: list[WeightBlock] = []
     for block in blocks:
         if groups and groups[-1].nbytes + block.nbytes <= limit:
@@ -205,18 +205,18 @@ def _grouped(blocks: Sequence[WeightBlock], limit: int) -> list[WeightBlock]:
     return groups
 
 
-def _is_in(name: str, parent: str) -> bool:
+def _is_inside(name: str, parent: str) -> bool:
     return name == parent or name.startswith(parent + ".")
 
 
-def _check_names(model: nn.Module, known: Sequence[TensorSlot], asked: Iterable[str]) -> None:
+def _check_names(model: nn.Module, known: Sequence[TensorSlot], resident: Iterable[str]) -> None:
     names = {place.name for place in known} | {path for path, _ in model.named_modules()}
-    for name in asked:
+    for name in resident:
         if name not in names:
             raise UsageError(f"the model has no module, parameter or buffer {name!r}")
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _is_dense(tensor: torch.Tensor) -> bool:
     """Return whether the tensor is just its bytes: dense, strided, and no subclass."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided:
         return False
@@ -224,7 +224,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return dense and not tensor.is_quantized
 
 
-def _storage(tensor: torch.Tensor) -> object:
+def _storage_key(tensor: torch.Tensor) -> object:
     """Return a key equal for tensors that share memory, on any device.
 
     On meta no tensor has an address, so the storage's identity is used.
@@ -234,5 +234,5 @@ def _storage(tensor: torch.Tensor) -> object:
     return "storage", tensor.untyped_storage()._cdata
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().nbytes() if _is_plain(tensor) else tensor.nbytes
+def _storage_bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes() if _is_dense(tensor) else tensor.nbytes

@@ -20,7 +20,7 @@ from lowtide.core.errors import ModelError
 from lowtide.core.units import MIB
 from lowtide.memory.offload.weight_blocks import memory_order
 
-_TYPES = {
+_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -38,19 +38,19 @@ _TYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # Bytes held at once of a tensor whose dtype or layout differs between file and model.
-_CONVERTED = 4 * MIB
+_CONVERSION_BYTES = 4 * MIB
 
 
 @dataclass(frozen=True)
 class _Entry:
     """One tensor of a file: its dtype, its shape, and the byte where it starts."""
 
-    file: int
+    file_index: int
     dtype: torch.dtype
     shape: tuple[int, ...]
-    start: int
+    offset: int
 
 
 class WeightFiles:
@@ -65,11 +65,11 @@ class WeightFiles:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = [Path(path) for path in paths]
         self._entries: dict[str, _Entry] = {}
-        self._open: list[BinaryIO] = []
+        self._handles: list[BinaryIO] = []
         for number, path in enumerate(self._paths):
             try:
-                self._entries.update(_entries(path, number))
-                self._open.append(path.open("rb", buffering=0))
+                self._entries.update(_read_header(path, number))
+                self._handles.append(path.open("rb", buffering=0))
             except (OSError, SafetensorError, ValueError) as error:
                 self.close()
                 raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
@@ -93,14 +93,14 @@ class WeightFiles:
             ModelError: if the file ends too early.
         """
         entry = self._entries[name]
-        file = self._open[entry.file]
-        file.seek(entry.start)
+        file = self._handles[entry.file_index]
+        file.seek(entry.offset)
         if entry.dtype == target.dtype and target.is_contiguous():
             self._fill(file, target, name)
             return
         rows = target if target.dim() else target.view(1)
         row_bytes = math.prod(rows.shape[1:]) * entry.dtype.itemsize
-        count = max(1, _CONVERTED // max(1, row_bytes))
+        count = max(1, _CONVERSION_BYTES // max(1, row_bytes))
         passing = torch.empty((min(count, len(rows)), *rows.shape[1:]), dtype=entry.dtype)
         for first in range(0, len(rows), count):
             part = passing[: len(rows) - first]
@@ -108,11 +108,11 @@ class WeightFiles:
             rows[first : first + count].copy_(part)
 
     def _fill(self, file: BinaryIO, target: torch.Tensor, name: str) -> None:
-        memory, got = _memory(target), 0
+        memory, got = _byte_view(target), 0
         while got < len(memory):
             count = file.readinto(memory[got:])  # pyright: ignore[reportAttributeAccessIssue]
             if not count:
-                path = self._paths[self._entries[name].file]
+                path = self._paths[self._entries[name].file_index]
                 raise ModelError(
                     f"{path} ends in the middle of {name}: it was changed or truncated"
                 )
@@ -120,24 +120,24 @@ class WeightFiles:
 
     def close(self) -> None:
         """Close the files; nothing can be read afterwards."""
-        while self._open:
-            self._open.pop().close()
+        while self._handles:
+            self._handles.pop().close()
 
 
-def _entries(path: Path, number: int) -> dict[str, _Entry]:
+def _read_header(path: Path, file_index: int) -> dict[str, _Entry]:
     with safe_open(path, framework="pt"):
         pass  # the library checks the header: sizes, overlaps, and that the file is complete
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
-    unknown = {entry["dtype"] for entry in header.values()} - set(_TYPES)
+    unknown = {entry["dtype"] for entry in header.values()} - set(_DTYPES)
     if unknown:
         raise ValueError(f"unsupported dtype {', '.join(sorted(unknown))}")
     return {
         name: _Entry(
-            number,
-            _TYPES[entry["dtype"]],
+            file_index,
+            _DTYPES[entry["dtype"]],
             tuple(entry["shape"]),
             8 + length + entry["data_offsets"][0],
         )
@@ -157,14 +157,14 @@ def write_weights(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> No
     """
     header, end = {}, 0
     for name, tensor in tensors:
-        if tensor.dtype not in _NAMES:
+        if tensor.dtype not in _DTYPE_NAMES:
             raise ModelError(
                 f"{name} is {tensor.dtype}, which safetensors files cannot store",
                 hint="keep it resident",
             )
         shape = [tensor.shape[axis] for axis in memory_order(tensor)]
         header[name] = {
-            "dtype": _NAMES[tensor.dtype],
+            "dtype": _DTYPE_NAMES[tensor.dtype],
             "shape": shape,
             "data_offsets": [end, end + tensor.nbytes],
         }
@@ -174,10 +174,10 @@ def write_weights(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> No
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in tensors:
-            file.write(_memory(tensor.detach().permute(memory_order(tensor)).cpu()))
+            file.write(_byte_view(tensor.detach().permute(memory_order(tensor)).cpu()))
 
 
-def _memory(tensor: torch.Tensor) -> memoryview:
+def _byte_view(tensor: torch.Tensor) -> memoryview:
     """Return a writable view of the bytes of a contiguous CPU tensor."""
     array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)  # pyright: ignore[reportArgumentType]

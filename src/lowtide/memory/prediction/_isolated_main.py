@@ -18,7 +18,7 @@ def main(settings: dict[str, Any]) -> None:
         settings: ``threads`` is passed to `torch.set_num_threads`; ``tuned`` says whether to tune
             the C heap.
     """
-    questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    requests, responses = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries may print to stdout, which carries the answers
     if settings["tuned"]:
         from lowtide.core.heap import tune_heap
@@ -29,17 +29,19 @@ def main(settings: dict[str, Any]) -> None:
     torch.set_num_threads(settings["threads"])
     while True:
         try:
-            words = pickle.load(questions)
+            payload = pickle.load(requests)
         except EOFError:
             return
-        pickle.dump(_answer(*pickle.loads(words)), answers)
-        answers.flush()
+        pickle.dump(_measure_request(*pickle.loads(payload)), responses)
+        responses.flush()
 
 
-def _answer(name: str, overload: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def _measure_request(
+    name: str, overload: str, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> Any:
     import torch
 
-    from lowtide.memory.prediction.cpu_workspace import measure
+    from lowtide.memory.prediction.cpu_workspace import measure_operator
 
     space, _, packet = name.partition("::")
     try:
@@ -48,6 +50,6 @@ def _answer(name: str, overload: str, args: tuple[Any, ...], keywords: dict[str,
     except AttributeError:
         return "not an operator of PyTorch"
     try:
-        return measure((function, args, keywords))
+        return measure_operator((function, args, keywords))
     except Exception as error:  # noqa: BLE001 - any error means that it cannot be measured
         return f"could not be run on zeros ({type(error).__name__})"

@@ -20,22 +20,22 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from lowtide._version import __version__
-from lowtide.core.atomic_file import append, open_own
+from lowtide.core.atomic_file import append, open_for_append
 from lowtide.core.heap import HeapSetting, heap_is_tuned, heap_mode
 from lowtide.core.units import MIB
 from lowtide.memory.cache import cache_folder
 from lowtide.memory.prediction.runtime_objects import RuntimeCosts
 
 # Candidates for the fixed part: the spread of what a process takes in addition to its tensors.
-_FIXED = (0, 2 * MIB, 4 * MIB, 8 * MIB, 12 * MIB, 16 * MIB, 24 * MIB, 32 * MIB)
+_FIXED_CANDIDATES = (0, 2 * MIB, 4 * MIB, 8 * MIB, 12 * MIB, 16 * MIB, 24 * MIB, 32 * MIB)
 _COVERAGE = 0.99
 # Safety factor: predictions are further off for model families that no run covers. On the grid of
 # the benchmarks, with each family left out in turn, twice the width held in 99 % of the rows.
-_UNSEEN = 2.0
+_SAFETY_FACTOR = 2.0
 # Where two bounds are compared: predicted bytes of a run, and those of them that the heap keeps.
-_TYPICAL = 256 * MIB, 96 * MIB
+_TYPICAL_RUN = 256 * MIB, 96 * MIB
 # Fewer runs than this cannot support a 99 % quantile.
-_ENOUGH = 40
+_MIN_RUNS = 40
 
 
 # "tiled" covers whole images too. The kinds differ in which parts of a prediction are exact.
@@ -70,14 +70,14 @@ class Calibration(BaseModel):
     families: bool = False
     kept_share: float | None = None
 
-    def upper(self, predicted: int, kept: int = 0) -> int:
+    def upper(self, predicted: int, heap_kept: int = 0) -> int:
         """Return the upper bound in bytes of a run predicted to take ``predicted`` bytes.
 
-        ``kept`` are those of the predicted bytes that the C heap keeps.
+        ``heap_kept`` are those of the predicted bytes that the C heap keeps.
         """
-        apart = 0 if self.kept_share is None else kept
-        rest = math.ceil((predicted - apart) * (1 + self.share)) + self.fixed_bytes
-        return rest + math.ceil(apart * (1 + (self.kept_share or 0)))
+        separate = 0 if self.kept_share is None else heap_kept
+        rest = math.ceil((predicted - separate) * (1 + self.share)) + self.fixed_bytes
+        return rest + math.ceil(separate * (1 + (self.kept_share or 0)))
 
 
 # For predictions that are reported without a margin.
@@ -85,7 +85,9 @@ NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 
 
 def calibrate(
-    residuals: Sequence[Residual], coverage: float = _COVERAGE, parts: Sequence[int] = _FIXED
+    residuals: Sequence[Residual],
+    coverage: float = _COVERAGE,
+    parts: Sequence[int] = _FIXED_CANDIDATES,
 ) -> Calibration:
     """Fit an upper bound that holds in ``coverage`` of the runs, and double its width.
 
@@ -120,7 +122,7 @@ def calibrate(
         if best is None or width < best[0]:
             best = width, bound
     assert best is not None
-    share, fixed = best[1].share * _UNSEEN, int(best[1].fixed_bytes * _UNSEEN)
+    share, fixed = best[1].share * _SAFETY_FACTOR, int(best[1].fixed_bytes * _SAFETY_FACTOR)
     return best[1].model_copy(update={"share": round(share, 4), "fixed_bytes": fixed})
 
 
@@ -136,19 +138,19 @@ def shipped_calibration(kind: str) -> Calibration:
 class RunBounds(BaseModel):
     """Upper bounds of one kind of run, by C heap setting, where they are known.
 
-    ``usual`` comes from runs in a heap that is set as this process's is. ``thrifty`` comes from
-    runs in a heap that returns freed blocks to the system; ``can_give_back`` says that this process
-    can run with such a heap.
+    ``current_heap`` comes from runs in a heap that is set as this process's is. ``trimming_heap``
+    comes from runs in a heap that returns freed blocks to the system; ``can_trim`` says that this
+    process can run with such a heap.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    usual: Calibration | None = None
-    thrifty: Calibration | None = None
-    can_give_back: bool = False
+    current_heap: Calibration | None = None
+    trimming_heap: Calibration | None = None
+    can_trim: bool = False
 
 
-def bounds_of_runs(kind: RunKind, device: str) -> RunBounds:
+def run_bounds(kind: RunKind, device: str) -> RunBounds:
     """Return the upper bounds of one kind of run on one device.
 
     The packaged bounds cover the two settings of the C heap that `heap_mode` names. The bound from
@@ -157,14 +159,16 @@ def bounds_of_runs(kind: RunKind, device: str) -> RunBounds:
     """
     own = ResidualStore(device, kind).calibration()
     if device != "cpu":
-        return RunBounds(usual=own)
+        return RunBounds(current_heap=own)
     heap = heap_mode()
     shipped = None if heap is None else _shipped_run(kind, heap)
-    wider = own is not None and (shipped is None or own.upper(*_TYPICAL) > shipped.upper(*_TYPICAL))
+    wider = own is not None and (
+        shipped is None or own.upper(*_TYPICAL_RUN) > shipped.upper(*_TYPICAL_RUN)
+    )
     return RunBounds(
-        usual=own if wider else shipped,
-        thrifty=_shipped_run(kind, "gives back"),
-        can_give_back=heap_is_tuned(),
+        current_heap=own if wider else shipped,
+        trimming_heap=_shipped_run(kind, "trim"),
+        can_trim=heap_is_tuned(),
     )
 
 
@@ -221,7 +225,7 @@ class ResidualStore:
         """
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = open_own(self._path)
+            descriptor = open_for_append(self._path)
             try:
                 append(descriptor, residual.model_dump_json() + "\n")
             finally:
@@ -241,4 +245,4 @@ class ResidualStore:
     def calibration(self) -> Calibration | None:
         """Calibrate on these runs; None while there are fewer than 40."""
         residuals = self.read()
-        return calibrate(residuals) if len(residuals) >= _ENOUGH else None
+        return calibrate(residuals) if len(residuals) >= _MIN_RUNS else None

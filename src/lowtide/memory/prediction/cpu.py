@@ -17,33 +17,35 @@ from lowtide.memory.tracing.trace import Trace
 
 _PAGE = 4096
 # From this size on an untuned C library gives an allocation its own pages.
-_OWN_PAGES = 64 << 10
+_MMAP_THRESHOLD = 64 << 10
 # Bytes of alignment and header that posix_memalign adds to one allocation.
 _HEADER = 80
 
 
-def predict_cpu(trace: Trace, scratch: CpuWorkspace, calibration: Calibration) -> PredictedMemory:
+def predict_cpu(trace: Trace, workspace: CpuWorkspace, calibration: Calibration) -> PredictedMemory:
     """Predict the peak resident memory of ``trace`` on this machine's CPU."""
-    peak = peak_with_workspace(trace, scratch.inside)
+    peak = peak_with_workspace(trace, workspace.operator_peak)
     op = peak.op if peak.op >= 0 else None
     rows = live_tensor_rows(trace, op)
     live = sum(row.value for row in rows)
     call = None if op is None else trace.ops[op].call
-    assumed = call is not None and signature(call) in scratch.assumed
-    rows.append(_row("scratch", max(0, peak.total - live), "prior" if assumed else "probed"))
-    where = trace.peak_op() if op is None else op
-    rows.append(_row("allocator", _rounding(trace, where), "simulated"))
-    objects = count_runtime_objects(trace, where)
-    rows.append(_row("runtime", shipped_runtime().of(objects), "calibrated"))
+    assumed = call is not None and signature(call) in workspace.assumed
+    rows.append(_row("workspace", max(0, peak.total - live), "prior" if assumed else "probed"))
+    peak_op = trace.peak_op() if op is None else op
+    rows.append(_row("allocator", _rounding(trace, peak_op), "simulated"))
+    objects = count_runtime_objects(trace, peak_op)
+    rows.append(_row("runtime", shipped_runtime().total_bytes(objects), "calibrated"))
     predicted = sum(row.value for row in rows)
     rows.append(margin_row(rows, calibration.upper(predicted)))
-    reasons = sorted({(why, what) for what, why in scratch.assumed.values()})
+    reasons = sorted({(why, what) for what, why in workspace.assumed.values()})
     notes = tuple(
         f"{why}, counted at their upper bound: {', '.join(what for _, what in these)}"
         for why, these in itertools.groupby(reasons, key=lambda reason: reason[0])
     )
-    name = trace.ops[where].name if where < len(trace.ops) else ""
-    return PredictedMemory(tuple(rows), trace.phase(where), name, trace.peak_bytes, notes, objects)
+    name = trace.ops[peak_op].name if peak_op < len(trace.ops) else ""
+    return PredictedMemory(
+        tuple(rows), trace.phase(peak_op), name, trace.peak_bytes, notes, objects
+    )
 
 
 def _row(name: str, value: int, origin: Origin) -> LedgerRow:
@@ -54,6 +56,6 @@ def _rounding(trace: Trace, op: int) -> int:
     """Return the bytes that pages and headers add to the storages alive at the peak."""
     sizes = trace.sizes_during(op)
     return sum(
-        -(-(size + _HEADER) // _PAGE) * _PAGE - size if size >= _OWN_PAGES else _HEADER
+        -(-(size + _HEADER) // _PAGE) * _PAGE - size if size >= _MMAP_THRESHOLD else _HEADER
         for size in sizes
     )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lowtide.core.heap import trim_heap
-from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction.isolated_measurement import (
     NotMeasuredError,
@@ -22,7 +22,7 @@ from lowtide.memory.prediction.isolated_measurement import (
     measure_isolated,
 )
 from lowtide.memory.prediction.op_signature import (
-    WIDEST_LOW_PRECISION,
+    MAX_WORKSPACE_RATIO_LOW_PRECISION,
     Call,
     is_low_precision,
     operand_bytes,
@@ -40,9 +40,9 @@ TOO_LARGE = "too large to be measured here"
 # Convolutions with larger operands are measured on some of their rows and scaled, since their
 # workspace grows linearly with the rows. With fewer bytes libraries choose other algorithms.
 _SCALE_ABOVE, _SCALED_BYTES = 64 << 20, 12 << 20
-_LEAST_ROWS = 128
-_SMALL, _TOUCHES = 1 << 20, 3
-_MOST = 1 << 32
+_MIN_ROWS = 128
+_SMALL_BYTES, _TOUCHES = 1 << 20, 3
+_MAX_OPERAND_BYTES = 1 << 32
 _SCALABLE = frozenset(
     {
         torch.ops.aten.convolution.default,
@@ -64,7 +64,7 @@ class WorkspacePeak(NamedTuple):
     name: str
 
     @property
-    def scratch(self) -> int:
+    def workspace_bytes(self) -> int:
         """Bytes of workspace, on top of the storages alive around the operator."""
         return self.total - self.live
 
@@ -84,64 +84,68 @@ class CpuWorkspace:
         assumed: By signature, the (name, reason) of each operator taken at its bound.
     """
 
-    store: WorkspaceStore
-    limit_bytes: int = field(default_factory=lambda: _limit(available_host_bytes()))
+    store: WorkspaceCache
+    limit_bytes: int = field(default_factory=lambda: _measurable_bytes(available_host_bytes()))
     measured: int = 0
     assumed: dict[str, tuple[str, str]] = field(default_factory=dict)
 
-    def inside(self, call: Call, made: int = 0) -> int:
+    def operator_peak(self, call: Call, result_bytes: int = 0) -> int:
         """Return the peak bytes of one operator while it runs, its results included.
 
-        ``made`` are the bytes of those results, as far as they are known.
+        ``result_bytes`` are the bytes of those results, as far as they are known.
         """
         key = signature(call)
         known = self.store.get(key)
         if isinstance(known, str):
-            return self._bound(call, made, known)
+            return self._bound(call, result_bytes, known)
         if known is None:
             operands = operand_bytes(call)
-            if operands > _SCALE_ABOVE and call[0] in _SCALABLE and row_count(call) > _LEAST_ROWS:
-                known = self._scaled(call)
-            elif operands + made > self.limit_bytes:
-                return self._bound(call, made, TOO_LARGE)
+            if operands > _SCALE_ABOVE and call[0] in _SCALABLE and row_count(call) > _MIN_ROWS:
+                known = self._extrapolated(call)
+            elif operands + result_bytes > self.limit_bytes:
+                return self._bound(call, result_bytes, TOO_LARGE)
             else:
                 try:
-                    known = measure(call) if is_safe_in_process(call) else measure_isolated(call)
+                    known = (
+                        measure_operator(call)
+                        if is_safe_in_process(call)
+                        else measure_isolated(call)
+                    )
                 except NotMeasuredError as error:
-                    if error.lasting:
+                    if error.permanent:
                         self.store.put(key, str(error))
-                    return self._bound(call, made, str(error))
+                    return self._bound(call, result_bytes, str(error))
             self.measured += 1
             self.store.put(key, known)
         return known
 
-    def _bound(self, call: Call, made: int, why: str) -> int:
+    def _bound(self, call: Call, result_bytes: int, why: str) -> int:
         self.assumed[signature(call)] = call[0].__name__, why
-        return workspace_bound(call, made)
+        return workspace_bound(call, result_bytes)
 
-    def _scaled(self, call: Call) -> int:
+    def _extrapolated(self, call: Call) -> int:
         share = _SCALED_BYTES / operand_bytes(call)
-        few = max(_LEAST_ROWS // 4, math.ceil(row_count(call) * share))
+        few = max(_MIN_ROWS // 4, math.ceil(row_count(call) * share))
         (low, low_bytes), (high, high_bytes) = (
-            (rows, _asked(with_rows(call, rows))) for rows in (few, 2 * few)
+            (rows, _allocated_bytes(with_rows(call, rows))) for rows in (few, 2 * few)
         )
         slope = (high_bytes - low_bytes) / (high - low)
-        asked = math.ceil(high_bytes + slope * (row_count(call) - high))
+        allocated = math.ceil(high_bytes + slope * (row_count(call) - high))
         if not is_low_precision(call):
-            return asked
+            return allocated
         # Scale by the share of one measurement: a slope of two would multiply their noise.
-        return math.ceil(asked * measure(with_rows(call, 2 * few)) / high_bytes)
+        return math.ceil(allocated * measure_operator(with_rows(call, 2 * few)) / high_bytes)
 
 
-def _limit(free_bytes: int) -> int:
+def _measurable_bytes(free_bytes: int) -> int:
     """Return the most bytes of operands and results of an operator that is measured.
 
     With its workspace an operator takes several times as much.
     """
-    return min(_MOST, free_bytes // WIDEST_LOW_PRECISION)
+    return min(_MAX_OPERAND_BYTES, free_bytes // MAX_WORKSPACE_RATIO_LOW_PRECISION)
 
 
-def peak_with_workspace(trace: Trace, inside: Callable[[Call, int], int]) -> WorkspacePeak:
+def peak_with_workspace(trace: Trace, operator_peak: Callable[[Call, int], int]) -> WorkspacePeak:
     """Return the peak of a trace with every operator's workspace included.
 
     Operators are visited by their largest possible peak, in descending order. Those that cannot
@@ -149,13 +153,14 @@ def peak_with_workspace(trace: Trace, inside: Callable[[Call, int], int]) -> Wor
 
     Args:
         trace: A trace made with ``keep_calls``.
-        inside: Returns the peak bytes of a call, given the bytes of its results; it may measure,
+        operator_peak: Returns the peak bytes of a call, given the bytes of its results; it may
+        measure,
             so it is called for as few operators as possible.
     """
     best = WorkspacePeak(trace.peak_bytes, trace.peak_bytes, -1, "storages")
     candidates = sorted(
         (
-            (op.before + workspace_bound(op.call, op.made), index, op)
+            (op.bytes_before + workspace_bound(op.call, op.result_bytes), index, op)
             for index, op in enumerate(trace.ops)
             if op.call
         ),
@@ -165,26 +170,26 @@ def peak_with_workspace(trace: Trace, inside: Callable[[Call, int], int]) -> Wor
         if most <= best.total:
             break
         assert op.call is not None
-        total = op.before + inside(op.call, op.made)
+        total = op.bytes_before + operator_peak(op.call, op.result_bytes)
         if total > best.total:
-            best = WorkspacePeak(total, max(op.before, op.after), index, op.name)
+            best = WorkspacePeak(total, max(op.bytes_before, op.bytes_after), index, op.name)
     return best
 
 
-def measure(call: Call) -> int:
+def measure_operator(call: Call) -> int:
     """Run one operator on zeros in this process and return its peak bytes.
 
     Its results are included.
     """
-    asked = _asked(call)
-    if asked < _SMALL or not is_low_precision(call):
-        return asked
+    allocated = _allocated_bytes(call)
+    if allocated < _SMALL_BYTES or not is_low_precision(call):
+        return allocated
     # In low precision oneDNN allocates more than it may use; untouched pages are not resident.
     with _as_traced(call):
-        return min(asked, _touched_bytes(materialize_call(call)) or asked)
+        return min(allocated, _touched_bytes(materialize_call(call)) or allocated)
 
 
-def _asked(call: Call) -> int:
+def _allocated_bytes(call: Call) -> int:
     with _as_traced(call):
         return live_peak_bytes(materialize_call(call))
 
@@ -206,9 +211,9 @@ def materialize_call(call: Call, device: torch.device | None = None) -> Callable
         device: Where the tensors are made; None means the CPU.
     """
     function, args, keywords = call
-    given = [_make(arg, device) for arg in args]
+    positional = [_make(arg, device) for arg in args]
     named = {name: _make(value, device) for name, value in keywords.items()}
-    return lambda: function(*given, **named)
+    return lambda: function(*positional, **named)
 
 
 def _touched_bytes(run: Callable[[], Any]) -> int | None:
@@ -218,11 +223,11 @@ def _touched_bytes(run: Callable[[], Any]) -> int | None:
     the figure too low, so the highest of a few counts is returned.
     """
     run()  # kernels are compiled and kept once, which is no workspace
-    reading, most = RESIDENT_PEAK.reading(), 0
+    reading, most = RESIDENT_PEAK.reader(), 0
     for _ in range(_TOUCHES):
         trim_heap()  # blocks that the heap reuses must be touched again
         before = status_bytes("VmRSS")
-        if not reading.restart() or not before:
+        if not reading.reset() or not before:
             return None
         run()
         most = max(most, reading.peaks()[0] - before)

@@ -21,7 +21,7 @@ from lowtide.memory.simulation.arena_search import Event, best_arena_bytes, repl
 from lowtide.memory.tracing.fake_strides import dense_strides
 from lowtide.memory.tracing.trace import OpRecord, Trace
 
-_PRODUCTS = frozenset(
+_MATMULS = frozenset(
     {
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,
@@ -40,18 +40,18 @@ _CONVOLUTIONS = frozenset(
 # product on (False: the step's thread, True: autograd's, which runs backward passes on CUDA),
 # the workspace of a convolution, and the copy of its image.
 _BLAS = {False: -1, True: -3}
-_SCRATCH, _COPY = -2, -4
+_CONV_WORKSPACE, _IMAGE_COPY = -2, -4
 # Workspace bytes of a convolution, given its call and the bytes of its result.
-Scratch = Callable[[Call, int], int]
+ConvWorkspace = Callable[[Call, int], int]
 
 
 def predict_cuda(
     trace: Trace,
     profile: DeviceProfile,
     calibration: Calibration,
-    scratch: Scratch | None = None,
+    workspace: ConvWorkspace | None = None,
     *,
-    in_one: str | None = None,
+    arena_phase: str | None = None,
 ) -> PredictedMemory:
     """Predict the memory of ``trace`` on a CUDA device: reserved bytes and context.
 
@@ -59,35 +59,36 @@ def predict_cuda(
         trace: A trace made with ``keep_calls``.
         profile: The device, which need not be present.
         calibration: Upper bound of the prediction.
-        scratch: Workspace bytes of a convolution, given its call and the bytes of its result; by
+        workspace: Workspace bytes of a convolution, given its call and the bytes of its result; by
             default the profile's prior.
-        in_one: Name of a phase before which one large block is allocated and freed, an arena that
+        arena_phase: Name of a phase before which one large block is allocated and freed, an arena
+        that
             leaves the allocator fewer gaps than many segments. Its size is returned as
             `PredictedMemory.piece`; 0 where it saves too little. The workspaces that matrix
             products keep are allocated before the block.
     """
-    held = [(storage, size) for storage, size in trace.held.items() if size]
-    first = next((start for start, name in trace.marks if name == in_one), 0)
+    existing = [(storage, size) for storage, size in trace.initial.items() if size]
+    first = next((start for start, name in trace.marks if name == arena_phase), 0)
     early = (event for event in trace.events if event.op < first and event.size)
-    held += [(event.storage, event.size) for event in early]
+    existing += [(event.storage, event.size) for event in early]
     runs = [
-        (held, list(_events(trace, blas, scratch or _supposed(profile, upper), first)))
+        (existing, list(_events(trace, blas, workspace or _prior_workspace(profile, upper), first)))
         for upper, blas in enumerate(profile.workspaces.blas_bytes)
     ]
-    piece = 0
-    if in_one is not None:
-        prepared = [_products_first(*run) for run in runs]
-        piece = best_arena_bytes(*prepared[0])
-        runs = prepared if piece else runs
-    expected, upper = (replay_with_arena(*run, piece) for run in runs)
-    where = trace.peak_op()
+    arena_bytes = 0
+    if arena_phase is not None:
+        prepared = [_blas_workspace_first(*run) for run in runs]
+        arena_bytes = best_arena_bytes(*prepared[0])
+        runs = prepared if arena_bytes else runs
+    expected, upper = (replay_with_arena(*run, arena_bytes) for run in runs)
+    peak_op = trace.peak_op()
     rows = live_tensor_rows(trace, None)
     live = sum(row.value for row in rows)
-    threads = len(_multiplying(trace))
+    threads = len(_first_matmuls(trace))
     blas = [threads * size for size in profile.workspaces.blas_bytes]
-    beside, most = (max(run.peak_allocated - live, 0) for run in (expected, upper))
-    origin: Origin = "prior" if scratch is None else "probed"
-    rows.append(_row("scratch", max(beside, blas[0]), max(most, blas[1]), origin))
+    extra, most = (max(run.peak_allocated - live, 0) for run in (expected, upper))
+    origin: Origin = "prior" if workspace is None else "probed"
+    rows.append(_row("workspace", max(extra, blas[0]), max(most, blas[1]), origin))
     known = sum(row.value for row in rows), sum(row.upper for row in rows)
     rows.append(
         _row(
@@ -100,30 +101,32 @@ def predict_cuda(
     rows.append(_row("context", profile.context_bytes, profile.context_upper_bytes, "prior"))
     predicted = sum(row.value for row in rows)
     rows.append(margin_row(rows, max(calibration.upper(predicted), sum(r.upper for r in rows))))
-    name = trace.ops[where].name if where < len(trace.ops) else ""
-    return PredictedMemory(tuple(rows), trace.phase(where), name, trace.peak_bytes, piece=piece)
+    name = trace.ops[peak_op].name if peak_op < len(trace.ops) else ""
+    return PredictedMemory(
+        tuple(rows), trace.phase(peak_op), name, trace.peak_bytes, arena_bytes=arena_bytes
+    )
 
 
 def _row(name: str, value: int, upper: int, origin: Origin) -> LedgerRow:
     return LedgerRow(name=name, place="device", value=value, upper=max(value, upper), origin=origin)
 
 
-def _supposed(profile: DeviceProfile, upper: int) -> Scratch:
-    def scratch(call: Call, made: int) -> int:
+def _prior_workspace(profile: DeviceProfile, upper: int) -> ConvWorkspace:
+    def workspace(call: Call, made: int) -> int:
         channels_last = _is_channels_last(call[1][0])
         known = profile.workspaces.conv_bytes(made, channels_last=channels_last)[upper]
-        return known + _copy_of_image(call)
+        return known + _image_copy_bytes(call)
 
-    return scratch
+    return workspace
 
 
-def _events(trace: Trace, blas_bytes: int, scratch: Scratch, start: int) -> Iterator[Event]:
+def _events(trace: Trace, blas_bytes: int, workspace: ConvWorkspace, start: int) -> Iterator[Event]:
     """Yield allocations and releases from operator ``start`` on, workspaces included.
 
     Workspaces of matrix products stay. A convolution takes its workspace once its result exists,
     except for the copy of an image in an unsupported memory format, made before the result.
     """
-    done, copies, first = start, dict[int, int](), _multiplying(trace)
+    done, copies, first = start, dict[int, int](), _first_matmuls(trace)
     for event in (*(event for event in trace.events if event.op >= start), None):
         until = len(trace.ops) if event is None else event.op
         for index, op in enumerate(trace.ops[done:until], done):
@@ -131,36 +134,38 @@ def _events(trace: Trace, blas_bytes: int, scratch: Scratch, start: int) -> Iter
                 yield _BLAS[backward], blas_bytes
             copied = copies.pop(index, 0)
             if op.call and op.call[0] in _CONVOLUTIONS:
-                rest = scratch(op.call, op.made) - copied
-                yield from ((_SCRATCH, rest), (_SCRATCH, -rest)) if rest else ()
+                rest = workspace(op.call, op.result_bytes) - copied
+                yield from ((_CONV_WORKSPACE, rest), (_CONV_WORKSPACE, -rest)) if rest else ()
             if copied:
-                yield _COPY, -copied
+                yield _IMAGE_COPY, -copied
         done = max(done, until)
         if event is None or not event.size:
             continue
         if event.size > 0 and until not in copies and until < len(trace.ops):
-            copies[until] = _copied(trace.ops[until], scratch)
+            copies[until] = _copied_before_result(trace.ops[until], workspace)
             if copies[until]:
-                yield _COPY, copies[until]
+                yield _IMAGE_COPY, copies[until]
         yield event.storage, event.size
 
 
-def _products_first(held: list[Event], events: list[Event]) -> tuple[list[Event], list[Event]]:
+def _blas_workspace_first(
+    existing: list[Event], events: list[Event]
+) -> tuple[list[Event], list[Event]]:
     """Return held storages with the lasting workspaces added, and the other events."""
     staying = set(_BLAS.values())
     first = [event for event in events if event[0] in staying]
-    return [*held, *first], [event for event in events if event[0] not in staying]
+    return [*existing, *first], [event for event in events if event[0] not in staying]
 
 
-def _copied(op: OpRecord, scratch: Scratch) -> int:
+def _copied_before_result(op: OpRecord, workspace: ConvWorkspace) -> int:
     """Return the part of a convolution's workspace that copies its image beforehand."""
     if op.call is None or op.call[0] is not torch.ops.aten.convolution.default:
         return 0
-    size = _copy_of_image(op.call)
-    return min(size, scratch(op.call, op.made)) if size else 0
+    size = _image_copy_bytes(op.call)
+    return min(size, workspace(op.call, op.result_bytes)) if size else 0
 
 
-def _copy_of_image(call: Call) -> int:
+def _image_copy_bytes(call: Call) -> int:
     """Return the bytes of a convolution's image if PyTorch copies it, otherwise 0.
 
     It copies an image with gaps, or with strides that are neither contiguous nor channels-last. The
@@ -170,8 +175,8 @@ def _copy_of_image(call: Call) -> int:
     channels_last = _suggests_channels_last(image) or _suggests_channels_last(weight)
     order = (1, 3, 2, 0) if channels_last else range(len(image.shape))[::-1]
     dense = dense_strides(image.shape, order)
-    lies = zip(image.shape, image.stride, dense, strict=True)
-    fits = all(side == 1 or stride == wanted for side, stride, wanted in lies)
+    strides = zip(image.shape, image.stride, dense, strict=True)
+    fits = all(side == 1 or stride == expected for side, stride, expected in strides)
     return 0 if fits else math.prod(image.shape) * image.dtype.itemsize
 
 
@@ -180,11 +185,11 @@ def _suggests_channels_last(facts: Any) -> bool:
     if len(facts.shape) != 4:
         return False
     least = 0
-    for place in (1, 3, 2, 0):
-        stride = facts.stride[place]
-        if not facts.shape[place] or stride < least or (place == 0 and least == facts.stride[1]):
+    for dim in (1, 3, 2, 0):
+        stride = facts.stride[dim]
+        if not facts.shape[dim] or stride < least or (dim == 0 and least == facts.stride[1]):
             return False
-        least = stride * facts.shape[place]
+        least = stride * facts.shape[dim]
     return True
 
 
@@ -192,10 +197,10 @@ def _is_channels_last(facts: Any) -> bool:
     return len(facts.stride) == 4 and facts.stride[1] == 1 and facts.shape[1] > 1
 
 
-def _multiplying(trace: Trace) -> dict[int, bool]:
+def _first_matmuls(trace: Trace) -> dict[int, bool]:
     """Map each thread's first matrix product to whether it is autograd's thread."""
     first: dict[bool, int] = {}
     for index, op in enumerate(trace.ops):
-        if op.call is not None and op.call[0] in _PRODUCTS:
+        if op.call is not None and op.call[0] in _MATMULS:
             first.setdefault(trace.phase(index) == "backward", index)
     return {index: backward for backward, index in first.items()}

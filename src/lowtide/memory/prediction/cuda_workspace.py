@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from lowtide.core.units import MIB
-from lowtide.memory.cache import WorkspaceStore, cache_folder
+from lowtide.memory.cache import WorkspaceCache, cache_folder
 from lowtide.memory.prediction.cpu_workspace import materialize_call
 from lowtide.memory.prediction.op_signature import (
     Call,
     operand_bytes,
+    receptive_rows,
     row_count,
-    rows_seen,
     signature,
     with_rows,
 )
@@ -29,9 +29,9 @@ from lowtide.memory.prediction.op_signature import (
 # Largest operands and result of a measured convolution: measuring must not take the memory that the
 # plan is to save. Libraries have kernels with other workspaces for small images, even for single
 # heights of them, but not for larger ones.
-_AT_ONCE = 128 * MIB
+_MAX_MEASURED_BYTES = 128 * MIB
 # Repeats, of which the least counts: another thread may allocate meanwhile.
-_TIMES = 2
+_REPEATS = 2
 
 
 class CudaWorkspace:
@@ -40,55 +40,58 @@ class CudaWorkspace:
     Args:
         device: The GPU.
         store: Cache of what was measured; by default in the package's cache folder.
-        taken: Runs a closure and returns the bytes that it allocates in addition to its result; by
+        measure_allocated: Runs a closure and returns the bytes that it allocates in addition to its
+        result; by
             default read from PyTorch's CUDA allocator.
     """
 
     def __init__(
         self,
         device: torch.device,
-        store: WorkspaceStore | None = None,
+        store: WorkspaceCache | None = None,
         *,
-        taken: Callable[[Callable[[], Tensor]], int] | None = None,
+        measure_allocated: Callable[[Callable[[], Tensor]], int] | None = None,
     ) -> None:
         self._device = device
-        self.store = store or WorkspaceStore(cache_folder(), device=str(device))
-        self._taken = taken or self._by_the_allocator
+        self.store = store or WorkspaceCache(cache_folder(), device=str(device))
+        self._measure_allocated = measure_allocated or self._cuda_allocated
 
-    def of(self, call: Call, made: int) -> int:
-        """Return the workspace bytes of a convolution with a result of ``made`` bytes.
+    def conv_workspace(self, call: Call, result_bytes: int) -> int:
+        """Return the workspace bytes of a convolution with a result of ``result_bytes`` bytes.
 
         A large convolution is not run: its workspace is extrapolated linearly in the rows, from
         measurements at two heights, on top of the constant part of its weights.
         """
-        rows, least = row_count(call), rows_seen(call)
-        most = max(least, _AT_ONCE * rows // max(1, operand_bytes(call) + made))
+        rows, least = row_count(call), receptive_rows(call)
+        most = max(least, _MAX_MEASURED_BYTES * rows // max(1, operand_bytes(call) + result_bytes))
         if rows <= most:
             return self._measured(call)
         # Powers of two, so that bands of all heights share their measurements.
         high = max(least, 1 << most.bit_length() - 1)
         low = max(least, high // 2)
-        fewer, taken = (self._measured(with_rows(call, some)) for some in (low, high))
+        low_bytes, high_bytes = (self._measured(with_rows(call, some)) for some in (low, high))
         if low == high:
-            return math.ceil(taken * rows / high)
-        return max(0, math.ceil(taken + (taken - fewer) * (rows - high) / (high - low)))
+            return math.ceil(high_bytes * rows / high)
+        return max(
+            0, math.ceil(high_bytes + (high_bytes - low_bytes) * (rows - high) / (high - low))
+        )
 
-    def _measured(self, few: Call) -> int:
-        key = f"card {signature(few)} {convolution_settings()}"
+    def _measured(self, call: Call) -> int:
+        key = f"card {signature(call)} {convolution_settings()}"
         known = self.store.get(key)
         if known is None:
-            run = materialize_call(few, self._device)
+            run = materialize_call(call, self._device)
             with torch.inference_mode():
                 run()  # what a library keeps from its first call on is no workspace
-                known = min(self._taken(run) for _ in range(_TIMES))
+                known = min(self._measure_allocated(run) for _ in range(_REPEATS))
             self.store.put(key, known)
         return known
 
-    def _by_the_allocator(self, run: Callable[[], Tensor]) -> int:
+    def _cuda_allocated(self, run: Callable[[], Tensor]) -> int:
         # The cumulative total, since resetting the peak would disturb whoever else reads it.
-        before = _handed_out(self._device)
+        before = _total_allocated_bytes(self._device)
         result = run()
-        return max(0, _handed_out(self._device) - before - result.nbytes)
+        return max(0, _total_allocated_bytes(self._device) - before - result.nbytes)
 
 
 def convolution_settings() -> str:
@@ -98,5 +101,5 @@ def convolution_settings() -> str:
     return f"{cudnn.version()} {''.join(str(int(setting)) for setting in settings)}"
 
 
-def _handed_out(device: torch.device) -> int:
+def _total_allocated_bytes(device: torch.device) -> int:
     return torch.cuda.memory_stats(device)["allocated_bytes.all.allocated"]

@@ -14,7 +14,7 @@ from torch import nn
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.units import format_bytes
-from lowtide.memory.cache import WorkspaceStore, cache_folder
+from lowtide.memory.cache import WorkspaceCache, cache_folder
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.prediction.calibration import Calibration, shipped_calibration
 from lowtide.memory.prediction.cpu import predict_cpu
@@ -23,8 +23,8 @@ from lowtide.memory.prediction.cuda import predict_cuda
 from lowtide.memory.prediction.extrapolation import extrapolate_peak
 from lowtide.memory.prediction.runtime_objects import RuntimeObjects
 from lowtide.memory.profiles import DeviceProfile, load_profile
-from lowtide.memory.profiles.attention import attention_as_on
-from lowtide.memory.tracing.autocast import autocast_as_on
+from lowtide.memory.profiles.attention import simulate_attention
+from lowtide.memory.tracing.autocast import simulate_autocast
 from lowtide.memory.tracing.fake import FakeTwins, model_tensors
 from lowtide.memory.tracing.fake_calls import CachedFakeCalls
 from lowtide.memory.tracing.steps import Step, Traceable, input_tensors
@@ -90,7 +90,7 @@ def estimate(
     *,
     device: str | DeviceProfile = "cpu",
     dtype: torch.dtype | None = None,
-    operators: WorkspaceStore | None = None,
+    operators: WorkspaceCache | None = None,
     calibration: Calibration | None = None,
 ) -> Estimate:
     """Estimate the peak memory of one step of a model on a device, without running it.
@@ -121,16 +121,16 @@ def estimate(
     except LowtideError:
         raise  # one of our own errors: the fallback would fail in the same way
     except Exception as error:  # noqa: BLE001 - any error of a trace leads to the fallback
-        priced = extrapolate_peak(model, step, error, dtype)
+        predicted = extrapolate_peak(model, step, error, dtype)
     return Estimate(
         device=profile.name,
         method="probed",
-        live_bytes=priced.live_bytes,
-        ledger=priced.rows,
-        phase=priced.phase,
-        operator=priced.operator,
+        live_bytes=predicted.live_bytes,
+        ledger=predicted.rows,
+        phase=predicted.phase,
+        operator=predicted.operator,
         seconds=time.perf_counter() - started,
-        notes=priced.notes,
+        notes=predicted.notes,
     )
 
 
@@ -140,7 +140,7 @@ def traced_estimate(
     profile: DeviceProfile,
     *,
     dtype: torch.dtype | None = None,
-    operators: WorkspaceStore | None = None,
+    operators: WorkspaceCache | None = None,
     calibration: Calibration | None = None,
 ) -> Estimate:
     """Estimate the peak memory of a step by tracing only, without the fallback.
@@ -152,21 +152,21 @@ def traced_estimate(
     bound = calibration or shipped_calibration(profile.kind)
     trace = trace_step(model, step, profile=profile, dtype=dtype)
     if profile.kind == "cpu":
-        store = operators or WorkspaceStore(cache_folder())
-        priced = predict_cpu(trace, CpuWorkspace(store), bound)
+        store = operators or WorkspaceCache(cache_folder())
+        predicted = predict_cpu(trace, CpuWorkspace(store), bound)
         store.save()
     else:
-        priced = predict_cuda(trace, profile, bound)
+        predicted = predict_cuda(trace, profile, bound)
     result = Estimate(
         device=profile.name,
         method="traced",
         live_bytes=trace.peak_bytes,
-        ledger=priced.rows,
-        phase=priced.phase,
-        operator=priced.operator,
+        ledger=predicted.rows,
+        phase=predicted.phase,
+        operator=predicted.operator,
         seconds=time.perf_counter() - started,
-        notes=priced.notes,
-        objects=priced.objects,
+        notes=predicted.notes,
+        objects=predicted.objects,
     )
     result._trace = trace
     return result
@@ -188,7 +188,7 @@ def trace_step(
     twin, fake_step = faker.model(model), faker.step(step)
     tracer = Tracer(keep_calls=True, call=faker.calls)
     profile = profile or load_profile("cpu")
-    with faker.running(), autocast_as_on(profile), attention_as_on(profile):
+    with faker.fake_mode(), simulate_autocast(profile), simulate_attention(profile):
         tracer.label(model_tensors(twin), "weights")
         tracer.label(input_tensors(fake_step), "inputs")
         with CachedFakeCalls(faker.calls):

@@ -27,8 +27,8 @@ from lowtide.memory.tracing.steps import (
 # Shares of each side. Real runs at a quarter and at half of it take a sixteenth and a quarter of
 # the memory.
 _SHARES = (0.125, 0.25, 0.5)
-_AFFORDABLE = 1 << 29
-_UPPER = 1.3
+_MAX_RUN_BYTES = 1 << 29
+_UPPER_FACTOR = 1.3
 
 
 def extrapolate_peak(
@@ -49,12 +49,12 @@ def extrapolate_peak(
             on the ``meta`` device.
     """
     model = copy.deepcopy(model) if dtype is None else copy.deepcopy(model).to(dtype)
-    held = sum(tensor.untyped_storage().nbytes() for tensor in model_tensors(model))
+    weight_bytes = sum(tensor.untyped_storage().nbytes() for tensor in model_tensors(model))
     points: list[tuple[int, int]] = []
     for share in _SHARES:
         small = _smaller(step, share, dtype)
         size = sum(tensor.numel() for tensor in input_tensors(small))
-        if points and (size <= points[-1][0] or points[-1][1] > _AFFORDABLE):
+        if points and (size <= points[-1][0] or points[-1][1] > _MAX_RUN_BYTES):
             continue
         points.append((size, _real_peak(model, small, reason)))
     if len(points) < 2:
@@ -63,12 +63,14 @@ def extrapolate_peak(
     size = sum(tensor.numel() for tensor in input_tensors(step))
     activations = int(fixed + linear * size + square * size**2)
     rows = (
-        LedgerRow(name="weights", place="device", value=held, upper=held, origin="known"),
         LedgerRow(
-            name="live activations and scratch",
+            name="weights", place="device", value=weight_bytes, upper=weight_bytes, origin="known"
+        ),
+        LedgerRow(
+            name="live activations and workspace",
             place="device",
             value=activations,
-            upper=int(activations * _UPPER),
+            upper=int(activations * _UPPER_FACTOR),
             origin="probed",
         ),
     )
@@ -76,7 +78,7 @@ def extrapolate_peak(
         f"could not be traced ({_first_line(reason)}); extrapolated from {len(points)} real runs"
         " on smaller inputs"
     )
-    return PredictedMemory(rows, "", "", held + activations, (note,))
+    return PredictedMemory(rows, "", "", weight_bytes + activations, (note,))
 
 
 def _real_peak(model: nn.Module, step: Step, reason: Exception) -> int:
@@ -89,10 +91,10 @@ def _real_peak(model: nn.Module, step: Step, reason: Exception) -> int:
         raise _failure(reason, f"a real run on smaller inputs failed too: {error}") from error
 
 
-def _failure(reason: Exception, more: str) -> ModelError:
+def _failure(reason: Exception, detail: str) -> ModelError:
     return ModelError(
         f"the model's memory could not be estimated: tracing failed ({_first_line(reason)}),"
-        f" and {more}",
+        f" and {detail}",
         hint="check that the model accepts these inputs: run it once with real ones",
     )
 

@@ -22,7 +22,7 @@ import torch
 from lowtide.core.heap import heap_is_tuned
 from lowtide.memory.prediction.op_signature import Call, all_tensors
 
-_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 _CHILD = (
     "import pickle, sys; settings = pickle.load(sys.stdin.buffer);"
     " sys.path[:] = settings['path'];"
@@ -30,7 +30,7 @@ _CHILD = (
 )
 _NAMESPACES = frozenset({"aten", "prims", "mkldnn"})
 # In addition to `torch.Tag.core`: they copy integer elements, or read only their shape.
-_COPY = frozenset(
+_COPY_OPERATORS = frozenset(
     {
         "copy_",
         "stack",
@@ -47,12 +47,12 @@ _COPY = frozenset(
 class NotMeasuredError(Exception):
     """Raised when an operator cannot be measured; the message says why.
 
-    ``lasting`` says that another attempt would fail in the same way.
+    ``permanent`` says that another attempt would fail in the same way.
     """
 
-    def __init__(self, why: str, *, lasting: bool = True) -> None:
-        super().__init__(why)
-        self.lasting = lasting
+    def __init__(self, reason: str, *, permanent: bool = True) -> None:
+        super().__init__(reason)
+        self.permanent = permanent
 
 
 def is_safe_in_process(call: Call) -> bool:
@@ -67,7 +67,7 @@ def is_safe_in_process(call: Call) -> bool:
         return True
     values = {facts.dtype for facts in all_tensors(call)} - {torch.bool}
     return all(kind.is_floating_point or kind.is_complex for kind in values) or (
-        function.overloadpacket.__name__ in _COPY
+        function.overloadpacket.__name__ in _COPY_OPERATORS
     )
 
 
@@ -81,16 +81,16 @@ def measure_isolated(call: Call) -> int:
         NotMeasuredError: The child ended, took more than 30 s, or could not run the operator.
     """
     with _LOCK:
-        if call[0] in _ended:
-            raise _ended[call[0]]
+        if call[0] in _crashed:
+            raise _crashed[call[0]]
         try:
-            return (_running() or _started()).ask(call)
-        except _DeathError as error:
-            _ended[call[0]] = error
+            return (_running_child() or _start_child()).measure(call)
+        except _CrashError as error:
+            _crashed[call[0]] = error
             raise
 
 
-class _DeathError(NotMeasuredError):
+class _CrashError(NotMeasuredError):
     """Raised when the child ended during a measurement; says how."""
 
 
@@ -98,7 +98,7 @@ class _Child:
     """Child process that measures one operator per request."""
 
     def __init__(self) -> None:
-        self.asked_by = os.getpid()
+        self.owner_pid = os.getpid()
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CHILD],
             stdin=subprocess.PIPE,
@@ -112,29 +112,29 @@ class _Child:
         }
         self._send(settings)
 
-    def ask(self, call: Call) -> int:
+    def measure(self, call: Call) -> int:
         """Return the peak bytes of one operator; raises as `measure_isolated` does."""
         function, args, keywords = call
         try:
-            words = pickle.dumps((function.name(), function._overloadname, args, keywords))
+            payload = pickle.dumps((function.name(), function._overloadname, args, keywords))
         except Exception as error:
             raise NotMeasuredError("with arguments that cannot be pickled") from error
-        late = threading.Timer(_SECONDS, self.process.kill)
-        late.start()
+        timer = threading.Timer(_TIMEOUT_SECONDS, self.process.kill)
+        timer.start()
         try:
-            self._send(words)
+            self._send(payload)
             answer: Any = pickle.load(self._pipe(self.process.stdout))
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise self._death(late.finished.is_set()) from error
+            raise self._crash_error(timer.finished.is_set()) from error
         finally:
-            late.cancel()
+            timer.cancel()
         if isinstance(answer, str):
             raise NotMeasuredError(answer)
         return answer
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the child, unless a parent that this process was forked from started it."""
-        if self.asked_by != os.getpid():
+        if self.owner_pid != os.getpid():
             return
         self.process.kill()
         with contextlib.suppress(BrokenPipeError):
@@ -150,33 +150,33 @@ class _Child:
         assert pipe is not None
         return pipe
 
-    def _death(self, late: bool) -> _DeathError:
+    def _crash_error(self, timed_out: bool) -> _CrashError:
         status = self.process.wait()
-        if late:
-            return _DeathError(f"not measured within {_SECONDS:.0f} s")
+        if timed_out:
+            return _CrashError(f"not measured within {_TIMEOUT_SECONDS:.0f} s")
         names = {-entry.value: entry.name for entry in signal.Signals}
         name = names.get(status, f"status {status}")
         # SIGKILL may come from the system's out-of-memory killer, so it may not last.
-        return _DeathError(f"crashed a child process with {name}", lasting=name != "SIGKILL")
+        return _CrashError(f"crashed a child process with {name}", permanent=name != "SIGKILL")
 
 
 _LOCK = threading.Lock()
 _children: list[_Child] = []
-_ended: dict[Any, _DeathError] = {}
+_crashed: dict[Any, _CrashError] = {}
 
 
-def _running() -> _Child | None:
-    here = (one for one in _children if one.asked_by == os.getpid())
-    return next((one for one in here if one.process.poll() is None), None)
+def _running_child() -> _Child | None:
+    own = (one for one in _children if one.owner_pid == os.getpid())
+    return next((one for one in own if one.process.poll() is None), None)
 
 
-def _started() -> _Child:
-    _end()
+def _start_child() -> _Child:
+    _close_children()
     _children[:] = [_Child()]
     return _children[0]
 
 
 @atexit.register
-def _end() -> None:
+def _close_children() -> None:
     while _children:
-        _children.pop().end()
+        _children.pop().close()

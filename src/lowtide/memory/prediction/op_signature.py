@@ -15,18 +15,18 @@ from lowtide.memory.tracing.trace import TensorFacts
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 # The most workspace an operator needs, as a multiple of its operands and results (a prior).
-_WIDEST, WIDEST_LOW_PRECISION = 3, 6
+_MAX_WORKSPACE_RATIO, MAX_WORKSPACE_RATIO_LOW_PRECISION = 3, 6
 
 
-def workspace_bound(call: Call, made: int) -> int:
+def workspace_bound(call: Call, result_bytes: int) -> int:
     """Return an upper bound of an operator's bytes while it runs, results included.
 
-    ``made`` are the bytes of those results.
+    ``result_bytes`` are the bytes of those results.
     """
     return (
-        made
+        result_bytes
         if needs_no_workspace(call)
-        else made + largest_workspace_ratio(call) * (operand_bytes(call) + made)
+        else result_bytes + largest_workspace_ratio(call) * (operand_bytes(call) + result_bytes)
     )
 
 
@@ -44,7 +44,7 @@ def largest_workspace_ratio(call: Call) -> int:
 
     The tensors are its operands and results; the figure is a prior.
     """
-    return WIDEST_LOW_PRECISION if is_low_precision(call) else _WIDEST
+    return MAX_WORKSPACE_RATIO_LOW_PRECISION if is_low_precision(call) else _MAX_WORKSPACE_RATIO
 
 
 def is_low_precision(call: Call) -> bool:
@@ -60,8 +60,8 @@ def operand_bytes(call: Call) -> int:
 def signature(call: Call) -> str:
     """Return a hash of an operator with its sizes, strides, types and settings."""
     function, args, keywords = call
-    words = f"{function}|{args}|{sorted(keywords.items(), key=lambda item: item[0])}"
-    return hashlib.sha256(words.encode()).hexdigest()[:24]
+    text = f"{function}|{args}|{sorted(keywords.items(), key=lambda item: item[0])}"
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def all_tensors(call: Call) -> list[TensorFacts]:
@@ -89,7 +89,7 @@ class _Convolution(NamedTuple):
     settings: tuple[Any, ...]
 
     @property
-    def rows_seen(self) -> int:
+    def receptive_rows(self) -> int:
         """Height of the receptive field of one row of the result, in image rows."""
         return self.settings[2][0] * (self.kernel.shape[2] - 1) + 1
 
@@ -99,8 +99,8 @@ class _Convolution(NamedTuple):
             value if isinstance(value, bool) else value[0] for value in self.settings[:5]
         )
         if transposed:
-            return (rows - 1) * stride - 2 * padding + self.rows_seen + extra
-        return (rows + 2 * padding - self.rows_seen) // stride + 1
+            return (rows - 1) * stride - 2 * padding + self.receptive_rows + extra
+        return (rows + 2 * padding - self.receptive_rows) // stride + 1
 
 
 def _convolution(call: Call) -> _Convolution:
@@ -115,23 +115,23 @@ def row_count(call: Call) -> int:
     return _convolution(call).image.shape[2]
 
 
-def rows_seen(call: Call) -> int:
+def receptive_rows(call: Call) -> int:
     """Return the height of a convolution's receptive field, in rows of its image."""
-    return _convolution(call).rows_seen
+    return _convolution(call).receptive_rows
 
 
 def with_rows(call: Call, rows: int) -> Call:
     """Return the same convolution (or its backward) on an image of ``rows`` rows."""
     function, args, keywords = call
     convolution = _convolution(call)
-    image = _cut(convolution.image, rows)
+    image = _crop_rows(convolution.image, rows)
     if convolution.forward:
         return function, (image, *args[1:]), keywords
-    gradient = _cut(args[0], convolution.result_rows(rows))
+    gradient = _crop_rows(args[0], convolution.result_rows(rows))
     return function, (gradient, image, *args[2:]), keywords
 
 
-def _cut(facts: TensorFacts, rows: int) -> TensorFacts:
+def _crop_rows(facts: TensorFacts, rows: int) -> TensorFacts:
     """Return an image's first rows as a dense tensor with dims in the same order."""
     shape = (*facts.shape[:2], rows, *facts.shape[3:])
     order = sorted(range(len(shape)), key=lambda dim: (facts.stride[dim], -dim))

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.prediction.runtime_objects import RuntimeObjects
-from lowtide.memory.tracing.trace import KINDS, TITLES, Trace
+from lowtide.memory.tracing.trace import KIND_TITLES, KINDS, Trace
 
 
 @dataclass(frozen=True)
 class PredictedMemory:
     """Ledger of a predicted run, with the phase and the operator of its peak.
 
-    ``live_bytes`` is the peak of live tensors. ``piece`` is the size of an arena: a large
+    ``live_bytes`` is the peak of live tensors. ``arena_bytes`` is the size of an arena: a large
     block of memory that is allocated and freed before the run, which leaves the allocator fewer
     gaps; 0 if none.
     """
@@ -24,7 +24,7 @@ class PredictedMemory:
     live_bytes: int
     notes: tuple[str, ...] = ()
     objects: RuntimeObjects | None = None
-    piece: int = 0
+    arena_bytes: int = 0
 
 
 def live_tensor_rows(trace: Trace, op: int | None) -> list[LedgerRow]:
@@ -32,10 +32,10 @@ def live_tensor_rows(trace: Trace, op: int | None) -> list[LedgerRow]:
 
     They are those while operator ``op`` runs; None means at the peak of live bytes.
     """
-    kinds = trace.at_peak() if op is None else trace.during(op)
+    kinds = trace.live_at_peak() if op is None else trace.live_during(op)
     return [
         LedgerRow(
-            name=TITLES[kind],
+            name=KIND_TITLES[kind],
             place="device",
             value=kinds[kind],
             upper=kinds[kind],

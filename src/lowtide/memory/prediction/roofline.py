@@ -16,7 +16,7 @@ from lowtide.memory.profiles import DeviceProfile, Precision
 from lowtide.memory.tracing.macs_count import multiply_adds_of
 from lowtide.memory.tracing.trace import OpRecord, TensorFacts, Trace
 
-_OF_FLOPS, _OF_BANDWIDTH = 0.5, 0.7
+_FLOPS_EFFICIENCY, _BANDWIDTH_EFFICIENCY = 0.5, 0.7
 _LAUNCH_SECONDS = 5e-6
 _NAMES: dict[torch.dtype, Precision] = {
     torch.float32: "fp32",
@@ -30,19 +30,19 @@ def roofline_seconds(trace: Trace, profile: DeviceProfile) -> float:
 
     Only operators with a recorded call count, so ``trace`` must be made with ``keep_calls``.
     """
-    return sum(op.times * _seconds(op, profile) for op in trace.ops if op.call is not None)
+    return sum(op.repeats * _seconds(op, profile) for op in trace.ops if op.call is not None)
 
 
 def _seconds(op: OpRecord, profile: DeviceProfile) -> float:
     assert op.call is not None
-    traffic = operand_bytes(op.call) + max(0, op.after - op.before)
-    moving = traffic / (profile.bandwidth_bytes_per_s * _OF_BANDWIDTH)
+    traffic = operand_bytes(op.call) + max(0, op.bytes_after - op.bytes_before)
+    moving = traffic / (profile.bandwidth_bytes_per_s * _BANDWIDTH_EFFICIENCY)
     work = 2 * multiply_adds_of(op.call)
     if not work:
         return _LAUNCH_SECONDS + moving
     precision = _NAMES.get(_first(op.call).dtype, "fp32")
     rate = profile.flops.get(precision) or profile.flops["fp32"]
-    return _LAUNCH_SECONDS + max(moving, work / (rate * _OF_FLOPS))
+    return _LAUNCH_SECONDS + max(moving, work / (rate * _FLOPS_EFFICIENCY))
 
 
 def _first(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> TensorFacts:

@@ -18,8 +18,8 @@ from lowtide.memory.tracing.trace import TensorFacts, Trace
 
 _CONVOLUTION, _BACKWARD = "convolution", "convolution_backward"
 # In fp32 the BLAS library runs these and compiles nothing; `ONEDNN_LINEAR` runs in oneDNN.
-_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
-_LOW = (torch.bfloat16, torch.float16)
+_MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class RuntimeObjects(BaseModel):
@@ -54,7 +54,7 @@ class RuntimeCosts(BaseModel):
     product_bytes: int
     storage_bytes: int
 
-    def of(self, objects: RuntimeObjects) -> int:
+    def total_bytes(self, objects: RuntimeObjects) -> int:
         """Return the total bytes of ``objects``."""
         return (
             objects.convolutions * self.convolution_bytes
@@ -77,20 +77,20 @@ def count_runtime_objects(trace: Trace, op: int) -> RuntimeObjects:
         "low_convolutions": set(),
         "products": set(),
     }
-    for made in trace.ops if repeats else trace.ops[: op + 1]:
-        if made.call is None:
+    for record in trace.ops if repeats else trace.ops[: op + 1]:
+        if record.call is None:
             continue
         function, tensors = (
-            made.call[0],
-            tuple(arg for arg in made.call[1] if isinstance(arg, TensorFacts)),
+            record.call[0],
+            tuple(arg for arg in record.call[1] if isinstance(arg, TensorFacts)),
         )
-        if (kind := _kind(function, tensors)) is not None:
-            found[kind].add((function, _asked(made.call, tensors)))
+        if (kind := _counted_as(function, tensors)) is not None:
+            found[kind].add((function, _kernel_key(record.call, tensors)))
     counts = {kind: len(different) for kind, different in found.items()}
     return RuntimeObjects(**counts, storages=len(trace.sizes_during(op)))
 
 
-def _asked(call: tuple[Any, ...], tensors: tuple[TensorFacts, ...]) -> tuple[Any, ...]:
+def _kernel_key(call: tuple[Any, ...], tensors: tuple[TensorFacts, ...]) -> tuple[Any, ...]:
     """Return the key for which oneDNN compiles one kernel.
 
     That of a linear layer depends on its token count, not on their layout, and on the operation
@@ -99,17 +99,17 @@ def _asked(call: tuple[Any, ...], tensors: tuple[TensorFacts, ...]) -> tuple[Any
     function, arguments = call[:2]
     if function is not ONEDNN_LINEAR:
         return tensors
-    (x, weight), then = tensors[:2], arguments[3]
-    return math.prod(x.shape[:-1]), *weight.shape, then
+    (x, weight), fused = tensors[:2], arguments[3]
+    return math.prod(x.shape[:-1]), *weight.shape, fused
 
 
-def _kind(function: Any, tensors: tuple[TensorFacts, ...]) -> str | None:
+def _counted_as(function: Any, tensors: tuple[TensorFacts, ...]) -> str | None:
     """Return the `RuntimeObjects` field that an operator adds to, or None."""
     name = function.overloadpacket.__name__
-    low = any(facts.dtype in _LOW for facts in tensors)
+    low = any(facts.dtype in _LOW_PRECISION for facts in tensors)
     if name in (_CONVOLUTION, _BACKWARD):
         if low:
             return "low_convolutions"
         return "convolutions" if name == _CONVOLUTION else "backward_convolutions"
-    by_onednn = function is ONEDNN_LINEAR or (low and name in _PRODUCTS)
+    by_onednn = function is ONEDNN_LINEAR or (low and name in _MATMULS)
     return "products" if by_onednn else None

@@ -4,7 +4,7 @@ Planning for a device therefore does not need the device. Importing this package
 PyTorch; `lowtide.memory.profiles.attention` does.
 """
 
-from lowtide.memory.profiles.local_device import profile_for, profile_of
+from lowtide.memory.profiles.local_device import find_profile, local_profile
 from lowtide.memory.profiles.profile import DeviceProfile, Precision, Provenance, Workspaces
 from lowtide.memory.profiles.shipped import load_profile, profile_names
 
@@ -13,8 +13,8 @@ __all__ = [
     "Precision",
     "Provenance",
     "Workspaces",
+    "find_profile",
     "load_profile",
-    "profile_for",
+    "local_profile",
     "profile_names",
-    "profile_of",
 ]

@@ -22,10 +22,10 @@ from torch.overrides import TorchFunctionMode
 
 from lowtide.attention.sdpa_rules import AttentionPath, promotes_three_dimensions, sdpa_kernel_for
 from lowtide.attention.spec import AttentionCall, AttentionSpec, describe_call
-from lowtide.memory.profiles.attention_kernels import run_as
+from lowtide.memory.profiles.attention_kernels import run_fake_attention
 from lowtide.memory.profiles.profile import DeviceProfile
 
-__all__ = ["AttentionCall", "AttentionLog", "AttentionPath", "attention_as_on", "attention_path"]
+__all__ = ["AttentionCall", "AttentionLog", "AttentionPath", "attention_path", "simulate_attention"]
 
 
 def attention_path(
@@ -74,13 +74,13 @@ def attention_path(
 
 @dataclass
 class AttentionLog:
-    """Count of attention calls per kernel inside `attention_as_on`; empty on the CPU."""
+    """Count of attention calls per kernel inside `simulate_attention`; empty on the CPU."""
 
     paths: Counter[AttentionPath] = field(default_factory=Counter)
 
 
 @contextmanager
-def attention_as_on(profile: DeviceProfile, *, scratch: bool = True) -> Iterator[AttentionLog]:
+def simulate_attention(profile: DeviceProfile, *, workspace: bool = True) -> Iterator[AttentionLog]:
     """Context in which attention on fake tensors allocates as on ``profile``'s device.
 
     Results, saved tensors, padded copies and gradients are those of the kernel that the device
@@ -91,7 +91,7 @@ def attention_as_on(profile: DeviceProfile, *, scratch: bool = True) -> Iterator
 
     Args:
         profile: The device.
-        scratch: Whether the kernel's own workspace is allocated too, while it runs; pass False
+        workspace: Whether the kernel's own workspace is allocated too, while it runs; pass False
             where workspace is counted elsewhere.
 
     Raises:
@@ -101,7 +101,7 @@ def attention_as_on(profile: DeviceProfile, *, scratch: bool = True) -> Iterator
     if profile.kind == "cpu":
         yield log
         return
-    with _Replaced(profile, scratch, log):
+    with _SimulatedAttention(profile, workspace, log):
         yield log
 
 
@@ -116,34 +116,36 @@ _ATTENTION = frozenset(
 
 # Python functions that run attention inside. A mode does not see calls made while it handles a
 # call, and these reach it as one call: `backward` runs attention where it is checkpointed.
-_CARRIERS: tuple[Any, ...] = (
+_ATTENTION_WRAPPERS: tuple[Any, ...] = (
     F.multi_head_attention_forward,
     Tensor.backward,
     torch.autograd.backward,
     torch.autograd.grad,
 )
-_UNCHECKED: dict[str, Any] = {
+_NO_OVERRIDES: dict[str, Any] = {
     "has_torch_function": lambda tensors: False,
     "has_torch_function_unary": lambda tensor: False,
 }
 
 
-class _Replaced(TorchFunctionMode):
+class _SimulatedAttention(TorchFunctionMode):
     """Function mode that redirects attention calls to the kernels of another device."""
 
-    def __init__(self, profile: DeviceProfile, scratch: bool, log: AttentionLog) -> None:
+    def __init__(self, profile: DeviceProfile, workspace: bool, log: AttentionLog) -> None:
         super().__init__()
-        self._profile, self._scratch, self._log = profile, scratch, log
-        self._carriers = {carrier: _with_globals(carrier, _UNCHECKED) for carrier in _CARRIERS}
+        self._profile, self._workspace, self._log = profile, workspace, log
+        self._wrappers = {
+            carrier: _with_globals(carrier, _NO_OVERRIDES) for carrier in _ATTENTION_WRAPPERS
+        }
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in _ATTENTION:
             return self._attend(*args, **(kwargs or {}))
-        if func in self._carriers:
+        if func in self._wrappers:
             with self:
-                return self._carriers[func](*args, **(kwargs or {}))
+                return self._wrappers[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _attend(
@@ -170,24 +172,24 @@ class _Replaced(TorchFunctionMode):
                 scale,
                 enable_gqa,
             ).squeeze(0)
-        with _autocast_applied(query, key, value, attn_mask) as (query, key, value, attn_mask):
+        with _autocast_inputs(query, key, value, attn_mask) as (query, key, value, attn_mask):
             spec = AttentionSpec(scale, is_causal, dropout_p, enable_gqa)
             call = describe_call((query, key, value), attn_mask, spec)
             path = sdpa_kernel_for(self._profile, call)
             self._log.paths[path] += 1
-            return run_as(
+            return run_fake_attention(
                 path,
                 call,
                 (query, key, value),
                 attn_mask,
                 scale,
                 enable_gqa,
-                self._profile.multiprocessors if self._scratch else None,
+                self._profile.multiprocessors if self._workspace else None,
             )
 
 
 @contextmanager
-def _autocast_applied(*tensors: Tensor | None) -> Iterator[list[Any]]:
+def _autocast_inputs(*tensors: Tensor | None) -> Iterator[list[Any]]:
     """Context with the tensors cast as autocast would pass them to attention.
 
     Attention inside runs without autocast.

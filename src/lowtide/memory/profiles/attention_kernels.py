@@ -18,13 +18,13 @@ from lowtide.memory.profiles import attention_scratch as scratch
 _aten = torch.ops.aten
 
 
-def run_as(
+def run_fake_attention(
     path: AttentionPath,
     call: AttentionCall,
     tensors: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
     scale: float | None,
-    grouped: bool,
+    enable_gqa: bool,
     multiprocessors: int | None,
 ) -> Tensor:
     """Run attention on fake tensors, allocating as the kernel ``path`` does.
@@ -35,7 +35,7 @@ def run_as(
         tensors: Query, key and value, fake or on the meta device.
         mask: Attention mask or None.
         scale: Scale of the scores; None for the default.
-        grouped: Whether query heads share key heads (grouped-query attention).
+        enable_gqa: Whether query heads share key heads (grouped-query attention).
         multiprocessors: Number of the GPU's multiprocessors; None leaves the workspace out.
 
     Returns:
@@ -48,17 +48,19 @@ def run_as(
     if mask is not None and mask.dtype == torch.bool:
         mask = _as_bias(mask, call.dtype)
     if path == "math":
-        return _math(call, tensors, mask, scale, grouped, multiprocessors is not None)
+        return _math(call, tensors, mask, scale, enable_gqa, multiprocessors is not None)
     if path == "flash":
         return _flash(call, tensors, scale, multiprocessors)
     shape = _shape(call)
     if path == "efficient":
         bias = None if mask is None else _aligned(mask, tensors[0], tensors[1])
-        hold = _hold(tensors[0], shape, multiprocessors, scratch.efficient_forward_bytes)
+        buffer = _allocate_workspace(
+            tensors[0], shape, multiprocessors, scratch.efficient_forward_bytes
+        )
         out = _aten._scaled_dot_product_efficient_attention(
             *tensors, bias, call.needs_grad, call.dropout, call.is_causal, scale=scale
         )[0]
-        del hold
+        del buffer
         backward = scratch.efficient_backward_bytes(shape)
     else:
         out = _aten._scaled_dot_product_cudnn_attention(
@@ -66,7 +68,7 @@ def run_as(
         )[0]
         backward = scratch.cudnn_backward_bytes(shape)
     if multiprocessors is not None:
-        _scratch_in_backward(out, backward, copies=[True] if path == "efficient" else [])
+        _workspace_in_backward(out, backward, copies=[True] if path == "efficient" else [])
     return out
 
 
@@ -84,7 +86,7 @@ def _flash(
     if padding:
         tensors = tuple(F.pad(tensor, (0, padding)) for tensor in tensors)
     shape = _shape(call)
-    hold = _hold(
+    buffer = _allocate_workspace(
         tensors[0],
         shape,
         multiprocessors,
@@ -97,11 +99,11 @@ def _flash(
         False,
         scale=1 / math.sqrt(call.head_dim) if scale is None else scale,
     )[0]
-    del hold
+    del buffer
     if multiprocessors is not None:
         # The backward pass copies the result and its gradient if they are not contiguous by tokens.
         kept = not out.transpose(1, 2).is_contiguous()
-        _scratch_in_backward(out, scratch.flash_backward_bytes(shape), copies=[True, kept])
+        _workspace_in_backward(out, scratch.flash_backward_bytes(shape), copies=[True, kept])
     return out[..., : call.head_dim] if padding else out
 
 
@@ -110,29 +112,29 @@ def _math(
     tensors: tuple[Tensor, ...],
     mask: Tensor | None,
     scale: float | None,
-    grouped: bool,
-    with_scratch: bool,
+    enable_gqa: bool,
+    with_workspace: bool,
 ) -> Tensor:
-    hold = None
-    if with_scratch:
+    buffer = None
+    if with_workspace:
         # The softmax looks for fully masked rows, with a flag per score.
         query, key = tensors[:2]
-        hold = query.new_empty((*query.shape[:-1], key.shape[-2]), dtype=torch.bool)
+        buffer = query.new_empty((*query.shape[:-1], key.shape[-2]), dtype=torch.bool)
     out = _aten._scaled_dot_product_attention_math(
-        *tensors, mask, call.dropout, call.is_causal, None, scale=scale, enable_gqa=grouped
+        *tensors, mask, call.dropout, call.is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
-    del hold
-    if with_scratch and (softmax := _softmax_of(out, *tensors, mask)) is not None:
+    del buffer
+    if with_workspace and (softmax := _softmax_of(out, *tensors, mask)) is not None:
         # Its backward pass first multiplies the gradient by the result, into a new tensor:
         # softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu.
-        _hold_during(softmax, lambda gradient: gradient.numel() * gradient.element_size())
+        _workspace_during(softmax, lambda gradient: gradient.numel() * gradient.element_size())
     return out
 
 
-def _softmax_of(out: Tensor, *given: Tensor | None) -> Node | None:
+def _softmax_of(out: Tensor, *inputs: Tensor | None) -> Node | None:
     """Return the backward node of the softmax that made ``out``, if there is one."""
     # The inputs may come from attention as well.
-    seen = {tensor.grad_fn for tensor in given if tensor is not None}
+    seen = {tensor.grad_fn for tensor in inputs if tensor is not None}
     ahead = [out.grad_fn]
     while ahead:
         node = ahead.pop()
@@ -176,7 +178,7 @@ def _shape(call: AttentionCall) -> scratch.AttentionShape:
     )
 
 
-def _hold(
+def _allocate_workspace(
     like: Tensor,
     shape: scratch.AttentionShape,
     multiprocessors: int | None,
@@ -186,7 +188,7 @@ def _hold(
     return like.new_empty(size, dtype=torch.uint8) if size else None
 
 
-def _scratch_in_backward(out: Tensor, size: int, *, copies: list[bool]) -> None:
+def _workspace_in_backward(out: Tensor, size: int, *, copies: list[bool]) -> None:
     """Hold workspace while the gradients of ``out`` are computed.
 
     ``copies`` says for the gradient, and for the result itself, whether the kernel wants it
@@ -202,10 +204,10 @@ def _scratch_in_backward(out: Tensor, size: int, *, copies: list[bool]) -> None:
         moved = bool(copies) and not gradient.transpose(1, 2).is_contiguous()
         return size + (moved + result_copies) * copied
 
-    _hold_during(node, price)
+    _workspace_during(node, price)
 
 
-def _hold_during(node: Node, price: Callable[[Tensor], int]) -> None:
+def _workspace_during(node: Node, price: Callable[[Tensor], int]) -> None:
     """Hold workspace while ``node`` runs.
 
     ``price`` returns its bytes for the incoming gradient.

@@ -48,8 +48,8 @@ def flash_forward_bytes(shape: AttentionShape, multiprocessors: int) -> int:
     if shape.has_dropout:
         return 0
     per_block = 256 if shape.head_dim <= 64 else 128 if shape.head_dim <= 128 else 64
-    row_blocks = shape.batch * shape.heads * _ceil(shape.query_tokens, 64)
-    splits = _splits(row_blocks, 2 * multiprocessors, _ceil(shape.key_tokens, per_block))
+    row_blocks = shape.batch * shape.heads * _ceil_div(shape.query_tokens, 64)
+    splits = _splits(row_blocks, 2 * multiprocessors, _ceil_div(shape.key_tokens, per_block))
     return splits * shape.rows * (_flash_dim(shape) + 1) * 4 if splits > 1 else 0
 
 
@@ -58,7 +58,7 @@ def flash_backward_bytes(shape: AttentionShape) -> int:
 
     They hold the query's gradient in fp32, a sum per row, and expanded gradients for grouped heads.
     """
-    rows = shape.batch * shape.heads * _up(shape.query_tokens, 128)
+    rows = shape.batch * shape.heads * _round_up(shape.query_tokens, 128)
     expanded = 0
     if shape.is_grouped:
         expanded = 2 * shape.batch * shape.heads * shape.key_tokens * shape.head_dim
@@ -84,10 +84,14 @@ def efficient_backward_bytes(shape: AttentionShape) -> int:
     rows_per_block = 64 if widest <= 64 else 128
     keys_per_block = 128 if half and 64 < widest <= 128 else 64
     matrices = shape.batch * shape.heads
-    per_matrix = _up(shape.query_tokens, rows_per_block) * _up(shape.head_dim, keys_per_block)
+    per_matrix = _round_up(shape.query_tokens, rows_per_block) * _round_up(
+        shape.head_dim, keys_per_block
+    )
     if half and widest > rows_per_block:
-        splits = min(_ceil(shape.key_tokens, keys_per_block), 200 // matrices)
-        width = _up(shape.head_dim, rows_per_block) + _up(shape.value_dim, rows_per_block)
+        splits = min(_ceil_div(shape.key_tokens, keys_per_block), 200 // matrices)
+        width = _round_up(shape.head_dim, rows_per_block) + _round_up(
+            shape.value_dim, rows_per_block
+        )
         per_matrix += max(1, splits) * keys_per_block * width
     product = 0 if half else shape.rows * shape.value_dim * 4
     return shape.rows * 4 + max(product, matrices * per_matrix * 4)
@@ -102,8 +106,8 @@ def cudnn_backward_bytes(shape: AttentionShape) -> int:
 
 
 def _flash_dim(shape: AttentionShape) -> int:
-    padded = _up(shape.head_dim, 8)
-    return _up(padded, 32 if padded <= 128 else 64)
+    padded = _round_up(shape.head_dim, 8)
+    return _round_up(padded, 32 if padded <= 128 else 64)
 
 
 def _splits(row_blocks: int, slots: int, key_blocks: int) -> int:
@@ -115,16 +119,16 @@ def _splits(row_blocks: int, slots: int, key_blocks: int) -> int:
         return 1
     uses: dict[int, float] = {}
     for splits in range(1, min(128, slots, key_blocks) + 1):
-        if splits == 1 or _ceil(key_blocks, splits) != _ceil(key_blocks, splits - 1):
+        if splits == 1 or _ceil_div(key_blocks, splits) != _ceil_div(key_blocks, splits - 1):
             waves = row_blocks * splits / slots
-            uses[splits] = waves / _ceil(row_blocks * splits, slots)
+            uses[splits] = waves / _ceil_div(row_blocks * splits, slots)
     best = max(uses.values())
     return next(splits for splits, use in uses.items() if use >= 0.85 * best)
 
 
-def _ceil(count: int, size: int) -> int:
+def _ceil_div(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def _up(count: int, multiple: int) -> int:
-    return _ceil(count, multiple) * multiple
+def _round_up(count: int, multiple: int) -> int:
+    return _ceil_div(count, multiple) * multiple

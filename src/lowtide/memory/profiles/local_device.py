@@ -23,7 +23,7 @@ _ARCHITECTURES = {
     12: "blackwell",
 }
 # Windows reports up to 5 % more than Linux; GPUs of one name differ by a third or more.
-_SAME_SIZE = 0.08
+_SIZE_TOLERANCE = 0.08
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DriverFacts:
     bandwidth_bytes_per_s: int | None = None
 
 
-def profile_of(device: str) -> DeviceProfile:
+def local_profile(device: str) -> DeviceProfile:
     """Return the profile of a device of this machine.
 
     ``device`` is ``"cpu"``, ``"cuda"`` or ``"cuda:0"``. A GPU that has a packaged profile keeps its
@@ -53,37 +53,39 @@ def profile_of(device: str) -> DeviceProfile:
     """
     if device == "cpu":
         return _host()
-    return profile_from_facts(_read_cuda(device))
+    return profile_from_driver(_read_cuda(device))
 
 
-def profile_for(device: str) -> DeviceProfile:
+def find_profile(device: str) -> DeviceProfile:
     """Return the profile of a device of this machine, or the packaged one of a name.
 
-    See `profile_of` and `load_profile`.
+    See `local_profile` and `load_profile`.
 
     Raises:
         UsageError: It is neither a present device nor a profile's name.
     """
-    here = device == "cpu" or device.partition(":")[0] == "cuda"
-    return profile_of(device) if here else load_profile(device)
+    is_local = device == "cpu" or device.partition(":")[0] == "cuda"
+    return local_profile(device) if is_local else load_profile(device)
 
 
-def profile_from_facts(facts: DriverFacts) -> DeviceProfile:
+def profile_from_driver(facts: DriverFacts) -> DeviceProfile:
     """Return the profile of a GPU from the properties that its driver reports."""
     for name in profile_names():
         known = load_profile(name)
         if facts.title in known.device_names and _same_size(known, facts):
             return _with_facts(known, facts, {}, known.provenance)
-    return _scaled(_donor(facts), facts)
+    return _scaled_profile(_nearest_profile(facts), facts)
 
 
-def _scaled(donor: DeviceProfile, facts: DriverFacts) -> DeviceProfile:
+def _scaled_profile(nearest: DeviceProfile, facts: DriverFacts) -> DeviceProfile:
     """Scale the nearest packaged profile to a GPU that has none."""
-    share = facts.multiprocessors / donor.multiprocessors
-    supports: list[Precision] = [p for p in donor.supports if facts.capability >= _NEEDS[p]]
-    scaled = Provenance(kind="prior", source=f"as {donor.title}, by number of multiprocessors")
+    share = facts.multiprocessors / nearest.multiprocessors
+    supports: list[Precision] = [
+        p for p in nearest.supports if facts.capability >= _MIN_CAPABILITIES[p]
+    ]
+    scaled = Provenance(kind="prior", source=f"as {nearest.title}, by number of multiprocessors")
     driver = Provenance(kind="known", source="memory clock and bus width of the driver")
-    bandwidth = facts.bandwidth_bytes_per_s or int(donor.bandwidth_bytes_per_s * share)
+    bandwidth = facts.bandwidth_bytes_per_s or int(nearest.bandwidth_bytes_per_s * share)
     changes = {
         "name": re.sub(r"[^a-z0-9]+", "-", facts.title.lower()).strip("-"),
         "title": facts.title,
@@ -92,18 +94,18 @@ def _scaled(donor: DeviceProfile, facts: DriverFacts) -> DeviceProfile:
         "architecture": architecture_of(facts.capability),
         "compute_capability": ".".join(map(str, facts.capability)),
         "supports": supports,
-        "flops": {p: int(donor.flops[p] * share) for p in supports},
+        "flops": {p: int(nearest.flops[p] * share) for p in supports},
         "bandwidth_bytes_per_s": bandwidth,
     }
     provenance = {
-        **{figure: _as_prior(p, donor) for figure, p in donor.provenance.items()},
+        **{figure: _as_prior(p, nearest) for figure, p in nearest.provenance.items()},
         "flops": scaled,
         "bandwidth_bytes_per_s": driver if facts.bandwidth_bytes_per_s else scaled,
     }
-    return _with_facts(donor, facts, changes, provenance)
+    return _with_facts(nearest, facts, changes, provenance)
 
 
-_NEEDS: dict[Precision, tuple[int, int]] = {
+_MIN_CAPABILITIES: dict[Precision, tuple[int, int]] = {
     "fp32": (0, 0),
     "fp16": (0, 0),
     "tf32": (8, 0),
@@ -124,10 +126,10 @@ def architecture_of(capability: tuple[int, int]) -> str:
 
 
 def _same_size(known: DeviceProfile, facts: DriverFacts) -> bool:
-    return abs(facts.total_bytes - known.total_bytes) <= _SAME_SIZE * known.total_bytes
+    return abs(facts.total_bytes - known.total_bytes) <= _SIZE_TOLERANCE * known.total_bytes
 
 
-def _donor(facts: DriverFacts) -> DeviceProfile:
+def _nearest_profile(facts: DriverFacts) -> DeviceProfile:
     """Return the packaged GPU profile nearest in compute capability, then in size."""
 
     def distance(profile: DeviceProfile) -> tuple[int, int]:
@@ -135,12 +137,12 @@ def _donor(facts: DriverFacts) -> DeviceProfile:
         apart = abs(10 * (major - its_major) + minor - its_minor)
         return apart, abs(profile.multiprocessors - facts.multiprocessors)
 
-    cards = [load_profile(name) for name in profile_names()]
-    return min((card for card in cards if card.kind == "cuda"), key=distance)
+    profiles = [load_profile(name) for name in profile_names()]
+    return min((card for card in profiles if card.kind == "cuda"), key=distance)
 
 
-def _as_prior(provenance: Provenance, donor: DeviceProfile) -> Provenance:
-    return Provenance(kind="prior", source=f"as {donor.title}: {provenance.source}")
+def _as_prior(provenance: Provenance, nearest: DeviceProfile) -> Provenance:
+    return Provenance(kind="prior", source=f"as {nearest.title}: {provenance.source}")
 
 
 def _with_facts(
@@ -165,7 +167,7 @@ def _with_facts(
 def _host() -> DeviceProfile:
     common = load_profile("cpu")
     cores = os.cpu_count() or 1
-    here = Provenance(kind="known", source="read from the operating system")
+    system = Provenance(kind="known", source="read from the operating system")
     scaled = Provenance(kind="prior", source=f"{common.title}, by the number of cores")
     return DeviceProfile.model_validate(
         {
@@ -179,8 +181,8 @@ def _host() -> DeviceProfile:
             },
             "provenance": {
                 **common.provenance,
-                "multiprocessors": here,
-                "total_bytes": here,
+                "multiprocessors": system,
+                "total_bytes": system,
                 "flops": scaled,
             },
         }

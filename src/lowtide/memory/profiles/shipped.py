@@ -26,9 +26,9 @@ def load_profile(name: str) -> DeviceProfile:
         UsageError: The name is unknown; the message lists the names.
     """
     spelled = _spellings()
-    if found := spelled.get(_plain(name)):
+    if found := spelled.get(_normalized(name)):
         return _catalog()[found]
-    meant = closest_name(_plain(name), spelled)
+    meant = closest_name(_normalized(name), spelled)
     hint = f"did you mean {spelled[meant]}?" if meant else "use one of these names"
     names = ", ".join(profile_names())
     raise UsageError(f"no device profile {name!r}; available: {names}", hint=hint)
@@ -49,11 +49,11 @@ def _catalog() -> dict[str, DeviceProfile]:
 @cache
 def _spellings() -> dict[str, str]:
     return {
-        _plain(spelling): profile.name
+        _normalized(spelling): profile.name
         for profile in _catalog().values()
         for spelling in (profile.name, profile.title, *profile.aliases)
     }
 
 
-def _plain(text: str) -> str:
+def _normalized(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())

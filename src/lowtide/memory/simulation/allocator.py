@@ -20,8 +20,8 @@ import torch
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.simulation.block_pool import (
-    ENDLESS,
     MIN_BLOCK,
+    UNLIMITED,
     BlockPool,
     MemoryBlock,
     SimulatedDevice,
@@ -30,10 +30,10 @@ from lowtide.memory.simulation.block_pool import (
     unmap_block,
 )
 
-_SMALL = MIB  # the largest request that shares a small segment
+_SMALL_SIZE = MIB  # the largest request that shares a small segment
 _SMALL_SEGMENT = 2 * MIB
-_OWN_SEGMENT = 10 * MIB  # from here on a request gets its own segment, in steps of
-_SEGMENT_STEP = 2 * MIB
+_MIN_LARGE_SEGMENT = 10 * MIB  # from here on a request gets its own segment, in steps of
+_LARGE_SEGMENT_STEP = 2 * MIB
 
 
 class SimulatedOutOfMemory(torch.OutOfMemoryError):
@@ -90,12 +90,15 @@ class CachingAllocator:
         self.expandable_segments = expandable_segments
         self.allocated = self.active = self.peak_allocated = 0
         self._device = SimulatedDevice(capacity)
-        self._max_split = ENDLESS if max_split_size is None else max_split_size
-        self._rounding, self._large_segment = max_non_split_rounding, large_segment_size
+        self._max_split = UNLIMITED if max_split_size is None else max_split_size
+        self._max_non_split_rounding, self._large_segment = (
+            max_non_split_rounding,
+            large_segment_size,
+        )
         self._divisions = roundup_power2_divisions
         self._pools: dict[tuple[int, bool], BlockPool] = {}
         self._used: dict[int, MemoryBlock] = {}
-        self._leaving: dict[int, MemoryBlock] = {}
+        self._pending_frees: dict[int, MemoryBlock] = {}
         self._handles = itertools.count()
 
     @property
@@ -122,13 +125,13 @@ class CachingAllocator:
         """
         if size < 1:
             raise ValueError(f"{size} bytes cannot be allocated")
-        rounded = self.rounded(size)
+        rounded = self.round_size(size)
         pool = self._pool(stream, rounded)
-        block = self._cached(pool, rounded) or self._obtained(pool, rounded)
+        block = self._take_free_block(pool, rounded) or self._allocate_block(pool, rounded)
         if block is None:
-            raise self.exhausted(size)
-        if self._leaves_a_rest(block, rounded):
-            pool.put(pool.cut(block, rounded))
+            raise self.out_of_memory_error(size)
+        if self._should_split(block, rounded):
+            pool.insert(pool.split(block, rounded))
         block.in_use = True
         handle = next(self._handles)
         self._used[handle] = block
@@ -144,7 +147,7 @@ class CachingAllocator:
 
     def request_free(self, handle: int) -> None:
         """Free a block that another stream still uses: active, but not allocated."""
-        block = self._leaving[handle] = self._used.pop(handle)
+        block = self._pending_frees[handle] = self._used.pop(handle)
         self.allocated -= block.size
 
     def complete_free(self, handle: int) -> None:
@@ -152,16 +155,16 @@ class CachingAllocator:
 
         Does nothing if the block was already released to make room.
         """
-        block = self._leaving.pop(handle, None)
+        block = self._pending_frees.pop(handle, None)
         if block is not None:
             self.active -= block.size
             block.in_use = False
             block.pool.merge(block)
-            block.pool.put(block)
+            block.pool.insert(block)
 
     def empty_cache(self) -> None:
         """Release all unused segments, or pages of expandable ones, to the device."""
-        for handle in list(self._leaving):
+        for handle in list(self._pending_frees):
             self.complete_free(handle)
         for pool in self._pools.values():
             for _, _, block in list(pool.free):
@@ -170,18 +173,18 @@ class CachingAllocator:
                 elif block.prev is None and block.next is None:
                     release_segment(self._device, block)
 
-    def exhausted(self, size: int, why: str = "") -> SimulatedOutOfMemory:
+    def out_of_memory_error(self, size: int, detail: str = "") -> SimulatedOutOfMemory:
         """Return (not raise) the out-of-memory error for a request of ``size`` bytes."""
         of = "" if self.capacity is None else f" of {format_bytes(self.capacity)}"
         return SimulatedOutOfMemory(
             f"the simulated device is out of memory: {format_bytes(size)} requested,"
-            f" {format_bytes(self.reserved)}{of} reserved{why}",
+            f" {format_bytes(self.reserved)}{of} reserved{detail}",
             requested=size,
             reserved=self.reserved,
             capacity=self.capacity,
         )
 
-    def rounded(self, size: int) -> int:
+    def round_size(self, size: int) -> int:
         """Return the block bytes that a request of ``size`` bytes takes."""
         divisions = self._divisions
         if divisions > 1 and size > MIN_BLOCK * divisions:
@@ -192,68 +195,73 @@ class CachingAllocator:
         return -(-size // MIN_BLOCK) * MIN_BLOCK
 
     def _pool(self, stream: int, size: int) -> BlockPool:
-        key = stream, size <= _SMALL
+        key = stream, size <= _SMALL_SIZE
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = BlockPool(small=key[1])
         return pool
 
-    def _cached(self, pool: BlockPool, size: int) -> MemoryBlock | None:
+    def _take_free_block(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """Remove and return the smallest cached block that fits, or None."""
-        free, index = pool.free, pool.first_of(size)
+        free, index = pool.free, pool.lower_bound(size)
         if index == len(free):
             return None
         if self.expandable_segments:
             # A block that can grow is ranked by its largest possible size, and is kept for others.
-            while index + 1 < len(free) and free[index + 1][2].room < free[index][2].room:
+            while (
+                index + 1 < len(free)
+                and free[index + 1][2].growable_size < free[index][2].growable_size
+            ):
                 index += 1
         block = free[index][2]
         if size < self._max_split <= block.size:
             return None
-        if size >= self._max_split and block.size >= size + self._rounding:
+        if size >= self._max_split and block.size >= size + self._max_non_split_rounding:
             return None
         del free[index]
         return block
 
-    def _leaves_a_rest(self, block: MemoryBlock, size: int) -> bool:
+    def _should_split(self, block: MemoryBlock, size: int) -> bool:
         if block.pool.small or self.expandable_segments:
             return block.size - size >= MIN_BLOCK
-        return size < self._max_split and block.size - size > _SMALL
+        return size < self._max_split and block.size - size > _SMALL_SIZE
 
-    def _obtained(self, pool: BlockPool, size: int) -> MemoryBlock | None:
+    def _allocate_block(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """Reserve memory, releasing cached blocks if needed; None if that fails."""
-        block = self._new(pool, size)
+        block = self._allocate_segment(pool, size)
         if block is None and self._release_oversize(pool, size):
-            block = self._new(pool, size)
+            block = self._allocate_segment(pool, size)
         if block is None:
             self.empty_cache()
-            block = self._new(pool, size)
+            block = self._allocate_segment(pool, size)
         return block
 
-    def _new(self, pool: BlockPool, size: int) -> MemoryBlock | None:
+    def _allocate_segment(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """Reserve a new segment, or pages of an expandable one, if the capacity allows."""
-        if size <= _SMALL:
-            wanted = _SMALL_SEGMENT
-        elif size < _OWN_SEGMENT:
-            wanted = self._large_segment
+        if size <= _SMALL_SIZE:
+            segment_size = _SMALL_SEGMENT
+        elif size < _MIN_LARGE_SEGMENT:
+            segment_size = self._large_segment
         else:
-            wanted = -(-size // _SEGMENT_STEP) * _SEGMENT_STEP
+            segment_size = -(-size // _LARGE_SEGMENT_STEP) * _LARGE_SEGMENT_STEP
         device = self._device
-        if not device.fits(wanted):
+        if not device.fits(segment_size):
             return None
         if self.expandable_segments:
             return map_segment(
                 device, pool, size, _SMALL_SEGMENT if pool.small else self._large_segment
             )
-        device.reserve(wanted)
-        return MemoryBlock(pool, device.addresses(wanted, _SEGMENT_STEP), wanted)
+        device.reserve(segment_size)
+        return MemoryBlock(
+            pool, device.reserve_addresses(segment_size, _LARGE_SEGMENT_STEP), segment_size
+        )
 
     def _release_oversize(self, pool: BlockPool, size: int) -> bool:
         """Release oversize blocks until they cover a request; False if too few."""
         target = max(size, self._max_split)
-        if self._max_split == ENDLESS or self.expandable_segments:
+        if self._max_split == UNLIMITED or self.expandable_segments:
             return False
-        index = pool.first_of(target)
+        index = pool.lower_bound(target)
         if index < len(pool.free):
             release_segment(self._device, pool.free[index][2])
             return True

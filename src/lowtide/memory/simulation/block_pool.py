@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 # Alignment of device addresses, and smallest block.
 MIN_BLOCK = 512
 # Addresses without memory mapped to them are free, and there are more than can be used.
-ENDLESS = 1 << 50
+UNLIMITED = 1 << 50
 
 
 class SimulatedDevice:
@@ -33,7 +33,7 @@ class SimulatedDevice:
         self.reserved += size
         self.peak = max(self.peak, self.reserved)
 
-    def addresses(self, size: int, step: int) -> int:
+    def reserve_addresses(self, size: int, step: int) -> int:
         """Return the start of an unused address range, a multiple of ``step``."""
         start = -(-self._next // step) * step
         self._next = start + size
@@ -75,7 +75,7 @@ class MemoryBlock:
             after.prev = self
 
     @property
-    def room(self) -> int:
+    def growable_size(self) -> int:
         """Size of the block including an unmapped block after it, into which it can grow."""
         after = self.next
         return self.size + (after.size if after is not None and not after.mapped else 0)
@@ -94,21 +94,21 @@ class BlockPool:
         self.free: list[tuple[int, int, MemoryBlock]] = []
         self.unmapped: list[tuple[int, MemoryBlock]] = []
 
-    def put(self, block: MemoryBlock) -> None:
+    def insert(self, block: MemoryBlock) -> None:
         """Add an unused block to the pool."""
         if block.mapped:
             insort(self.free, (block.size, block.address, block))
         else:
             insort(self.unmapped, (block.address, block))
 
-    def drop(self, block: MemoryBlock) -> None:
+    def remove(self, block: MemoryBlock) -> None:
         """Remove a block from the pool, before it changes or is released."""
         if block.mapped:
             del self.free[bisect_left(self.free, (block.size, block.address))]
         else:
             del self.unmapped[bisect_left(self.unmapped, (block.address,))]
 
-    def first_of(self, size: int) -> int:
+    def lower_bound(self, size: int) -> int:
         """Return the index in ``free`` of the smallest block of at least ``size`` bytes."""
         return bisect_left(self.free, (size,))
 
@@ -119,15 +119,15 @@ class BlockPool:
         """
         before, after = block.prev, block.next
         if before is not None and not before.in_use and before.mapped == block.mapped:
-            self.drop(before)
+            self.remove(before)
             block.address, block.size = before.address, block.size + before.size
             block.link(before.prev, after)
         if after is not None and not after.in_use and after.mapped == block.mapped:
-            self.drop(after)
+            self.remove(after)
             block.size += after.size
             block.link(block.prev, after.next)
 
-    def cut(self, block: MemoryBlock, size: int) -> MemoryBlock:
+    def split(self, block: MemoryBlock, size: int) -> MemoryBlock:
         """Shorten ``block`` to ``size`` bytes; returns the rest, not in the pool yet."""
         rest = MemoryBlock(self, block.address + size, block.size - size, block.segment)
         rest.mapped = block.mapped
@@ -138,7 +138,7 @@ class BlockPool:
 
 def release_segment(device: SimulatedDevice, block: MemoryBlock) -> None:
     """Release a segment that is one free block to the device."""
-    block.pool.drop(block)
+    block.pool.remove(block)
     device.reserved -= block.size
 
 
@@ -157,7 +157,7 @@ def map_segment(
         if after is None or not _map(device, after, min(size - block.size, after.size), page):
             return None
         block = after  # it was merged with the block before it
-    pool.drop(block)
+    pool.remove(block)
     return block
 
 
@@ -171,18 +171,18 @@ def _unused_addresses(
     for _, block in pool.unmapped:
         before = block.prev
         start = before if before is not None and not before.in_use else block
-        room, part = 0, start
-        while part is not None and not part.in_use and room < size:
-            room, part = room + part.size, part.next
-        if room >= size:
+        available, part = 0, start
+        while part is not None and not part.in_use and available < size:
+            available, part = available + part.size, part.next
+        if available >= size:
             return start
     # PyTorch reserves an eighth more addresses than the device has, to move pages to the end.
-    reach = ENDLESS if device.capacity is None else device.capacity * 9 // 8
+    reach = UNLIMITED if device.capacity is None else device.capacity * 9 // 8
     length = -(-max(reach, size) // page) * page
-    segment = ExpandableSegment(device.addresses(length, page), page)
+    segment = ExpandableSegment(device.reserve_addresses(length, page), page)
     block = MemoryBlock(pool, segment.base, length, segment)
     block.mapped = False
-    pool.put(block)
+    pool.insert(block)
     return block
 
 
@@ -191,12 +191,12 @@ def _map(device: SimulatedDevice, block: MemoryBlock, size: int, page: int) -> b
     pool, mapped = block.pool, -(-size // page) * page
     if not device.fits(mapped):
         return False
-    pool.drop(block)
+    pool.remove(block)
     if mapped < block.size:
-        pool.put(pool.cut(block, mapped))
+        pool.insert(pool.split(block, mapped))
     block.mapped = True
     pool.merge(block)
-    pool.put(block)
+    pool.insert(block)
     device.reserve(mapped)
     return True
 
@@ -208,14 +208,14 @@ def unmap_block(device: SimulatedDevice, block: MemoryBlock, segment: Expandable
     end = segment.base + (block.address + block.size - segment.base) // page * page
     if start >= end:
         return
-    pool.drop(block)
+    pool.remove(block)
     if start > block.address:
-        front, block = block, pool.cut(block, start - block.address)
-        pool.put(front)
+        front, block = block, pool.split(block, start - block.address)
+        pool.insert(front)
     if end < block.address + block.size:
-        pool.put(pool.cut(block, end - block.address))
+        pool.insert(pool.split(block, end - block.address))
     block.mapped = False
     pool.merge(block)
     device.reserved -= end - start
     if block.prev is not None or block.next is not None:
-        pool.put(block)  # otherwise the segment is unused, and is released as a whole
+        pool.insert(block)  # otherwise the segment is unused, and is released as a whole

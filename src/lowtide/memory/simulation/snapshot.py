@@ -8,8 +8,8 @@ from typing import Any
 
 from lowtide.memory.simulation.allocator import CachingAllocator
 
-_TAKEN = frozenset({"segment_alloc", "segment_map"})
-_GIVEN_BACK = frozenset({"segment_free", "segment_unmap"})
+_SEGMENT_ALLOCS = frozenset({"segment_alloc", "segment_map"})
+_SEGMENT_FREES = frozenset({"segment_free", "segment_unmap"})
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class _Replay:
         action = entry["action"]
         if action == "alloc":
             self._allocate(entry)
-        elif action in _TAKEN:
+        elif action in _SEGMENT_ALLOCS:
             self.reserved += entry["size"]
             self.peak = max(self.peak, self.reserved)
-        elif action in _GIVEN_BACK:
+        elif action in _SEGMENT_FREES:
             self.reserved -= entry["size"]
-            if self.allocator.capacity is None and self._last not in _GIVEN_BACK:
+            if self.allocator.capacity is None and self._last not in _SEGMENT_FREES:
                 self.allocator.empty_cache()
         elif action in ("free_requested", "free_completed"):
             self._free(entry["addr"], completed=action == "free_completed")
@@ -86,8 +86,8 @@ class _Replay:
     def _allocate(self, entry: Mapping[str, Any]) -> None:
         # Blocks of a CUDA graph's private pool serve no other requests, like those of another
         # stream.
-        lane = entry.get("stream", 0), tuple(entry.get("pool_id", (0, 0)))
-        stream = self._streams.setdefault(lane, len(self._streams))
+        stream_key = entry.get("stream", 0), tuple(entry.get("pool_id", (0, 0)))
+        stream = self._streams.setdefault(stream_key, len(self._streams))
         self._handles[entry["addr"]] = self.allocator.allocate(entry["size"], stream)
         self.allocations += 1
 

@@ -18,7 +18,7 @@ from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOf
 Role = Literal["composite", "makes", "takes over", "writes", "views", "no tensors"]
 
 # `torch.tensor` ends with it, and so does `torch.from_numpy`, whose storage is numpy's.
-_TAKES_OVER = torch.ops.aten.lift_fresh.default
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _roles: dict[Any, Role] = {}
 
 
@@ -40,7 +40,7 @@ class VirtualDevice:
     inside another: that raises `UsageError`.
     """
 
-    _entered: VirtualDevice | None = None
+    _active: VirtualDevice | None = None
 
     def __init__(
         self,
@@ -56,39 +56,39 @@ class VirtualDevice:
         self._mode = _ChargeMode(self._ledger)
 
     def __enter__(self) -> VirtualDevice:
-        if VirtualDevice._entered is not None:
+        if VirtualDevice._active is not None:
             raise UsageError("a virtual device is already active", hint="exit that one first")
         self._ledger = _Ledger(self._fresh(), self._fail_at)
         self._mode = _ChargeMode(self._ledger)
         self._mode.__enter__()
-        VirtualDevice._entered = self
+        VirtualDevice._active = self
         return self
 
     def __exit__(self, *error: Any) -> None:
-        VirtualDevice._entered = None
+        VirtualDevice._active = None
         self._mode.__exit__(*error)
 
     @property
     def allocator(self) -> CachingAllocator:
         """The device's allocator, up to date."""
-        self._ledger.settle()
+        self._ledger.process_frees()
         return self._ledger.allocator
 
     @property
     def allocations(self) -> int:
         """Number of storages requested, refused ones included."""
-        return self._ledger.asked
+        return self._ledger.requests
 
     @property
-    def live(self) -> int:
+    def live_bytes(self) -> int:
         """Bytes of the storages alive now that were made while the device was entered."""
-        self._ledger.settle()
-        return self._ledger.live
+        self._ledger.process_frees()
+        return self._ledger.live_bytes
 
     @property
-    def peak_live(self) -> int:
+    def peak_live_bytes(self) -> int:
         """Peak of the bytes alive at once."""
-        return self._ledger.peak_live
+        return self._ledger.peak_live_bytes
 
     @property
     def peak_reserved(self) -> int:
@@ -109,41 +109,41 @@ class _Charge(weakref.ref[Any]):
 class _Ledger:
     """Charged storages, by address.
 
-    Addresses are reused, so `settle` comes before any lookup.
+    Addresses are reused, so `process_frees` comes before any lookup.
     """
 
     def __init__(self, allocator: CachingAllocator, fail_at: frozenset[int]) -> None:
         self.allocator = allocator
-        self.asked = self.live = self.peak_live = 0
+        self.requests = self.live_bytes = self.peak_live_bytes = 0
         self._fail_at = fail_at
         self._charges: dict[int, _Charge] = {}
         # Storages are freed at any moment, in any thread, even within a call of the allocator. They
         # are queued here and settled before the next one is charged, which gives the same result.
-        self._gone: deque[_Charge] = deque()
+        self._freed: deque[_Charge] = deque()
 
-    def settle(self) -> None:
+    def process_frees(self) -> None:
         """Free what was released since the last call."""
-        gone = self._gone
-        while gone:
-            charge = gone.popleft()
+        freed = self._freed
+        while freed:
+            charge = freed.popleft()
             self.allocator.free(charge.handle)
-            self.live -= charge.size
+            self.live_bytes -= charge.size
             if self._charges.get(charge.key) is charge:
                 del self._charges[charge.key]
 
-    def charge(self, result: Any, others: Iterable[Any]) -> SimulatedOutOfMemory | None:
+    def charge(self, result: Any, arguments: Iterable[Any]) -> SimulatedOutOfMemory | None:
         """Charge the new storages of an operator's result; returns the error if one fails.
 
-        ``others`` are the operator's arguments: their storages in the result are not new.
+        ``arguments`` are the operator's arguments: their storages in the result are not new.
         """
-        self.settle()
+        self.process_frees()
         for tensor in (result,) if isinstance(result, Tensor) else _tensors(result):
             # Sparse tensors have no storage of their own, and their components are not followed.
             if not tensor.is_cpu or not torch._C._has_storage(tensor):
                 continue
             storage = tensor.untyped_storage()
             key = storage._cdata
-            if key not in self._charges and not _is_among(key, others):
+            if key not in self._charges and not _is_among(key, arguments):
                 error = self._add(storage, key)
                 if error is not None:
                     return error
@@ -151,7 +151,7 @@ class _Ledger:
 
     def recharge(self, result: Any) -> SimulatedOutOfMemory | None:
         """Charge again storages that an operator enlarged in place."""
-        self.settle()
+        self.process_frees()
         for tensor in _tensors(result):
             if not torch._C._has_storage(tensor):
                 continue
@@ -162,26 +162,28 @@ class _Ledger:
                 if error is not None:
                     return error
                 # Both exist while the smaller one is copied into the larger.
-                self._gone.append(old)
-                self.settle()
+                self._freed.append(old)
+                self.process_frees()
         return None
 
     def _add(self, storage: Any, key: int) -> SimulatedOutOfMemory | None:
         size = storage.nbytes()
         if size == 0:
             return None
-        number, self.asked = self.asked, self.asked + 1
+        number, self.requests = self.requests, self.requests + 1
         if number in self._fail_at:
-            return self.allocator.exhausted(size, f" (allocation {number} is listed in fail_at)")
+            return self.allocator.out_of_memory_error(
+                size, f" (allocation {number} is listed in fail_at)"
+            )
         try:
             handle = self.allocator.allocate(size)
         except SimulatedOutOfMemory as error:
             # Its traceback would hold the storage through this frame.
             return error.with_traceback(None)
-        charge = self._charges[key] = _Charge(storage, self._gone.append)
+        charge = self._charges[key] = _Charge(storage, self._freed.append)
         charge.key, charge.handle, charge.size = key, handle, size
-        self.live += size
-        self.peak_live = max(self.peak_live, self.live)
+        self.live_bytes += size
+        self.peak_live_bytes = max(self.peak_live_bytes, self.live_bytes)
         return None
 
 
@@ -223,7 +225,7 @@ def _role(func: Any) -> Role:
     role: Role = "makes"
     returned = [value.alias_info for value in func._schema.returns]
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    if func is _TAKES_OVER:
+    if func is _LIFT_FRESH:
         role = "takes over"
     elif func.namespace == "prim":
         role = "no tensors"

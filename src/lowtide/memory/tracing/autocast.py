@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_map_only
 
 from lowtide.memory.profiles import DeviceProfile
 
-_LOW = (torch.bfloat16, torch.float16)
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
 # Python functions that call one of these operators are in the list under their own names.
-_IN_FP32 = frozenset(
+_FP32_FUNCTIONS = frozenset(
     {
         "acos",
         "asin",
@@ -84,10 +84,12 @@ _IN_FP32 = frozenset(
     }
 )
 # These get fp32 as the result's type instead, which needs no fp32 copy of their input.
-_GIVE_FP32 = frozenset({"softmax", "log_softmax", "softmin", "cumprod", "cumsum", "prod", "sum"})
+_FP32_RESULT_FUNCTIONS = frozenset(
+    {"softmax", "log_softmax", "softmin", "cumprod", "cumsum", "prod", "sum"}
+)
 # In the lists of some devices or releases only.
-_IN_FP32_IF_LISTED = {"rms_norm": "aten::rms_norm"}
-_OPERATORS = {
+_FP32_FUNCTIONS_IF_REGISTERED = {"rms_norm": "aten::rms_norm"}
+_DUNDER_NAMES = {
     "__pow__": "pow",
     "__rpow__": "pow",
     "__ipow__": "pow",
@@ -95,7 +97,7 @@ _OPERATORS = {
     "__rdiv__": "reciprocal",
 }
 # In fp32 on the CPU only: on CUDA they run in the type of their input.
-_AS_THEY_COME = frozenset(
+_INPUT_DTYPE_FUNCTIONS = frozenset(
     {
         "pad",
         "reflection_pad1d",
@@ -116,7 +118,7 @@ _AS_THEY_COME = frozenset(
 
 
 @contextmanager
-def autocast_as_on(profile: DeviceProfile) -> Iterator[None]:
+def simulate_autocast(profile: DeviceProfile) -> Iterator[None]:
     """Context in which CPU autocast on fake tensors follows ``profile``'s device.
 
     Put it around a whole trace, backward pass included: checkpointing runs operators again
@@ -126,11 +128,11 @@ def autocast_as_on(profile: DeviceProfile) -> Iterator[None]:
     if profile.kind == "cpu":
         yield
         return
-    with _AsOnCuda():
+    with _CudaAutocast():
         yield
 
 
-class _AsOnCuda(TorchFunctionMode):
+class _CudaAutocast(TorchFunctionMode):
     """Function mode that runs the operators of CUDA's fp32 list in fp32.
 
     Those of the CPU's own list run in the type of their input.
@@ -143,30 +145,30 @@ class _AsOnCuda(TorchFunctionMode):
         if not torch.is_autocast_enabled("cpu"):
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        name = _OPERATORS.get(name, name)
-        if name in _IN_FP32 or _is_listed(name):
-            args, kwargs = tree_map_only(Tensor, _widened, (args, kwargs))
-        elif name in _GIVE_FP32:
-            kwargs = _giving_fp32(args, kwargs)
-        elif name not in _AS_THEY_COME:
+        name = _DUNDER_NAMES.get(name, name)
+        if name in _FP32_FUNCTIONS or _is_registered(name):
+            args, kwargs = tree_map_only(Tensor, _to_fp32, (args, kwargs))
+        elif name in _FP32_RESULT_FUNCTIONS:
+            kwargs = _with_fp32_dtype(args, kwargs)
+        elif name not in _INPUT_DTYPE_FUNCTIONS:
             return func(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
             return func(*args, **kwargs)
 
 
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _LOW else tensor
+def _to_fp32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _LOW_PRECISION else tensor
 
 
-def _giving_fp32(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _with_fp32_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Set the result type to fp32 in the keywords, unless the caller sets one."""
     tensor = next((arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)), None)
-    told = kwargs.get("dtype") is not None or any(isinstance(arg, torch.dtype) for arg in args)
-    if tensor is None or tensor.dtype not in _LOW or told:
+    has_dtype = kwargs.get("dtype") is not None or any(isinstance(arg, torch.dtype) for arg in args)
+    if tensor is None or tensor.dtype not in _LOW_PRECISION or has_dtype:
         return kwargs
     return {**kwargs, "dtype": torch.float32}
 
 
-def _is_listed(name: str) -> bool:
-    full = _IN_FP32_IF_LISTED.get(name)
+def _is_registered(name: str) -> bool:
+    full = _FP32_FUNCTIONS_IF_REGISTERED.get(name)
     return full is not None and torch._C._dispatch_has_kernel_for_dispatch_key(full, "AutocastCUDA")

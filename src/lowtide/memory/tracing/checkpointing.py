@@ -18,20 +18,20 @@ Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 # Operators whose recomputation costs most time per byte of kept result.
-_KEPT_BY_SELECTIVE = [
+_SELECTIVE_SAVED_OPERATORS = [
     torch.ops.aten.convolution.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
 ]
-_SHORTEST_CHAIN = 4
+_MIN_CHAIN_LENGTH = 4
 
 Call = Callable[..., Any]
 
 
 @contextmanager
-def checkpointed(model: nn.Module, how: Checkpointing) -> Iterator[nn.Module]:
+def checkpointed(model: nn.Module, mode: Checkpointing) -> Iterator[nn.Module]:
     """Context in which the blocks of ``model`` recompute; gradients stay the same.
 
     ``full`` keeps only the input of each block (Chen et al., arXiv:1604.06174); ``selective``
@@ -42,17 +42,17 @@ def checkpointed(model: nn.Module, how: Checkpointing) -> Iterator[nn.Module]:
     Raises:
         UsageError: The model has neither blocks nor a chain of layers.
     """
-    if how not in CHECKPOINTING:
+    if mode not in CHECKPOINTING:
         raise UsageError(
-            f"gradient checkpointing {how!r} is not known",
+            f"gradient checkpointing {mode!r} is not known",
             hint=f"one of {', '.join(CHECKPOINTING)}",
         )
-    if how == "none":
+    if mode == "none":
         yield model
         return
     changed: list[nn.Module] = []
     try:
-        for module, forward in _recomputing(model, _recompute(how)):
+        for module, forward in _checkpointed_forwards(model, _checkpoint_wrapper(mode)):
             module.forward = forward
             changed.append(module)
         yield model
@@ -78,7 +78,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     return blocks
 
 
-def _recomputing(
+def _checkpointed_forwards(
     model: nn.Module, recompute: Callable[[Call], Call]
 ) -> Iterator[tuple[nn.Module, Call]]:
     """Yield (module, its checkpointed forward) for every module that changes."""
@@ -88,7 +88,7 @@ def _recomputing(
         return
     chains = [module for module in model.modules() if isinstance(module, nn.Sequential)]
     longest = max(chains, key=len, default=nn.Sequential())
-    if len(longest) < _SHORTEST_CHAIN:
+    if len(longest) < _MIN_CHAIN_LENGTH:
         raise UsageError(
             f"{type(model).__name__} has no repeated blocks and no chain of layers to checkpoint",
             hint="checkpoint inside the model, or train without checkpointing",
@@ -96,28 +96,28 @@ def _recomputing(
     layers, step = list(longest), math.ceil(math.sqrt(len(longest)))
     starts = range(0, len(layers), step)
     parts = [recompute(nn.Sequential(*layers[at : at + step])) for at in starts]
-    yield longest, functools.partial(_in_turn, parts)
+    yield longest, functools.partial(_run_sequentially, parts)
 
 
-def _in_turn(parts: list[Call], value: Any) -> Any:
+def _run_sequentially(parts: list[Call], value: Any) -> Any:
     for part in parts:
         value = part(value)
     return value
 
 
-def _recompute(how: Checkpointing) -> Callable[[Call], Call]:
+def _checkpoint_wrapper(mode: Checkpointing) -> Callable[[Call], Call]:
     extra: dict[str, Any] = {}
-    if how == "selective":
+    if mode == "selective":
         extra["context_fn"] = functools.partial(
-            create_selective_checkpoint_contexts, _KEPT_BY_SELECTIVE
+            create_selective_checkpoint_contexts, _SELECTIVE_SAVED_OPERATORS
         )
 
     def recompute(forward: Call) -> Call:
-        def again(*args: Any, **kwargs: Any) -> Any:
+        def checkpointed_forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             return checkpoint(forward, *args, use_reentrant=False, **extra, **kwargs)
 
-        return again
+        return checkpointed_forward
 
     return recompute

@@ -41,7 +41,7 @@ class FakeTwins:
         self._storages: dict[tuple[int, torch.dtype], Tensor] = {}
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def fake_mode(self) -> Iterator[None]:
         """Context in which new tensors are fake.
 
         Real tensors that operators meet inside (constants) are converted.

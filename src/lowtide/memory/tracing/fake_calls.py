@@ -19,7 +19,7 @@ from lowtide.memory.tracing.fake_fixes import fix_fake_result
 from lowtide.memory.tracing.tracer import DEVICE_QUERY, Call
 
 _CPU = torch.device("cpu")
-_PLAIN = (
+_KEY_TYPES = (
     int,
     float,
     bool,
@@ -32,7 +32,7 @@ _PLAIN = (
 )
 
 
-class _Fresh(NamedTuple):
+class _NewResult(NamedTuple):
     """Layout of a result with its own storage."""
 
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class _Fresh(NamedTuple):
     dtype: torch.dtype
 
 
-class _View(NamedTuple):
+class _ViewResult(NamedTuple):
     """Layout of a result that is a view of the first argument's storage."""
 
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class FakeCallCache:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._known: dict[Hashable, Any] = {}
+        self._entries: dict[Hashable, Any] = {}
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of ``func(*args, **kwargs)``.
@@ -78,18 +78,18 @@ class FakeCallCache:
             return args[0].fake_device
         args, kwargs = _on_cpu(args, kwargs)
         # Fake scalars have tracked values (an optimizer counts its steps in one).
-        if _is_idle(func) and isinstance(args[0], FakeTensor) and args[0].dim() > 0:
+        if _only_writes_values(func) and isinstance(args[0], FakeTensor) and args[0].dim() > 0:
             return args[0]
         key = None if func._schema.is_mutable else _key(func, args, kwargs)
-        known = None if key is None else self._known.get(key)
+        known = None if key is None else self._entries.get(key)
         if known is not None and known is not _Unknown:
-            return self._made(known, args)
+            return self._rebuild(known, args)
         result = fix_fake_result(func, args, func(*args, **kwargs))
         if key is not None and known is None:
-            self._known[key] = self._description(args, result)
+            self._entries[key] = self._describe_or_unknown(args, result)
         return result
 
-    def _description(self, args: Sequence[Any], result: Any) -> Any:
+    def _describe_or_unknown(self, args: Sequence[Any], result: Any) -> Any:
         try:
             return self._describe(args, result)
         except _Unknown:
@@ -105,38 +105,38 @@ class FakeCallCache:
             return _SELF
         shape, stride, dtype = tuple(result.shape), result.stride(), result.dtype
         if isinstance(first, FakeTensor) and _storage(result) == _storage(first):
-            return _View(shape, stride, dtype, int(result.storage_offset()))
-        facts = _Fresh(shape, stride, dtype)
-        again = self._made(facts, args)
-        if again.untyped_storage().nbytes() != result.untyped_storage().nbytes():
+            return _ViewResult(shape, stride, dtype, int(result.storage_offset()))
+        facts = _NewResult(shape, stride, dtype)
+        rebuilt = self._rebuild(facts, args)
+        if rebuilt.untyped_storage().nbytes() != result.untyped_storage().nbytes():
             raise _Unknown  # a view of another argument, or of a larger storage
         if any(_storage(result) == _storage(arg) for arg in args if isinstance(arg, FakeTensor)):
             raise _Unknown
         return facts
 
-    def _made(self, known: Any, args: Sequence[Any]) -> Any:
+    def _rebuild(self, known: Any, args: Sequence[Any]) -> Any:
         if known is _SELF:
             return args[0]
         if isinstance(known, list):
-            return known[0](self._made(part, args) for part in known[1:])
-        if isinstance(known, _View):
+            return known[0](self._rebuild(part, args) for part in known[1:])
+        if isinstance(known, _ViewResult):
             if not torch.is_inference_mode_enabled() or args[0].is_inference():
                 return self._view(known, args[0].untyped_storage())
             with torch.inference_mode(False):  # a view of a weight must stay an ordinary tensor
                 return self._view(known, args[0].untyped_storage())
-        with _UNSEEN():
+        with _DisableDispatch():
             bare = torch.empty_strided(known.shape, known.stride, dtype=known.dtype, device="meta")
         return FakeTensor(self._mode, bare, _CPU)
 
-    def _view(self, known: _View, storage: Any) -> FakeTensor:
-        with _UNSEEN():
+    def _view(self, known: _ViewResult, storage: Any) -> FakeTensor:
+        with _DisableDispatch():
             bare = torch.empty((0,), dtype=known.dtype, device="meta")
             bare.set_(storage, known.offset, known.shape, known.stride)
         return FakeTensor(self._mode, bare, _CPU)
 
 
 # Bypasses all dispatch modes: they must not see the fake tensors made inside.
-_UNSEEN = torch._C._DisableTorchDispatch
+_DisableDispatch = torch._C._DisableTorchDispatch
 
 
 class CachedFakeCalls(TorchDispatchMode):
@@ -170,27 +170,27 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable |
     parts: list[Hashable] = [func, torch.is_grad_enabled()]
     try:
         for value in args:
-            _add(parts, value)
+            _add_key_parts(parts, value)
         for name, value in kwargs.items():
             parts.append(name)
-            _add(parts, value)
+            _add_key_parts(parts, value)
     except _Unknown:
         return None
     return tuple(parts)
 
 
-def _add(parts: list[Hashable], value: Any) -> None:
+def _add_key_parts(parts: list[Hashable], value: Any) -> None:
     if isinstance(value, FakeTensor):
         # A 0-d tensor has lower priority in type promotion.
         if not _is_plain(value) or value.dim() == 0:
             raise _Unknown
         parts += (value.shape, value.stride(), value.storage_offset(), value.dtype)
-    elif type(value) in _PLAIN:
+    elif type(value) in _KEY_TYPES:
         parts += (type(value), value)  # 1, 1.0 and True are the same key
     elif isinstance(value, list | tuple):
         parts.append(len(value))
         for part in value:
-            _add(parts, part)
+            _add_key_parts(parts, part)
     else:
         raise _Unknown
 
@@ -212,7 +212,7 @@ _REWRITES = frozenset({torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.ate
 
 
 @functools.cache
-def _is_idle(func: Any) -> bool:
+def _only_writes_values(func: Any) -> bool:
     """Return whether an operator only rewrites the values of its first argument.
 
     A fake argument does not change then.

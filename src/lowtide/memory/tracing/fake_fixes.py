@@ -79,7 +79,7 @@ def _repair_statistics(args: tuple[Any, ...], result: Any) -> Any:
 
 def _repair_gradients(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """Give gradients the types of their tensors, also where these are mixed."""
-    image, weight = (args[place] for place in _NORM_GRADIENTS[func])
+    image, weight = (args[index] for index in _NORM_GRADIENTS[func])
     owners = image, image if weight is None else weight, image if weight is None else weight
     return tuple(
         part.to(owner.dtype) if hasattr(part, "fake_mode") and part.dtype != owner.dtype else part

@@ -68,11 +68,11 @@ def pointwise_strides(operands: Sequence[Any], result: Tensor) -> list[int] | No
         if len({tensor.stride() for tensor in tensors}) == 1:
             first = tensors[0]
             return list(first.stride()) if _is_dense(first) else None
-    order = _order(result.shape, [_aligned(tensor, result) for tensor in tensors])
+    order = _order(result.shape, [_broadcast_strides(tensor, result) for tensor in tensors])
     return dense_strides(result.shape, order)
 
 
-def _aligned(tensor: Tensor, result: Tensor) -> list[int]:
+def _broadcast_strides(tensor: Tensor, result: Tensor) -> list[int]:
     """Return an operand's strides along the result's dims, 0 where it is broadcast."""
     missing = result.dim() - tensor.dim()
     own = [
@@ -86,12 +86,12 @@ def _order(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
     """Sort dims from the fastest to the slowest, by insertion sort as TensorIterator."""
     order = list(range(len(shape) - 1, -1, -1))
     for last in range(1, len(order)):
-        place = last
+        position = last
         for other in range(last - 1, -1, -1):
-            verdict = _compare(order[other], order[place], shape, strides)
+            verdict = _compare(order[other], order[position], shape, strides)
             if verdict > 0:
-                order[other], order[place] = order[place], order[other]
-                place = other
+                order[other], order[position] = order[position], order[other]
+                position = other
             elif verdict < 0:
                 break
     return order

@@ -22,7 +22,7 @@ def multiply_adds(trace: Trace, phases: Collection[str] | None = None) -> int:
     definitions, whatever the kernels do.
     """
     return sum(
-        op.times * multiply_adds_of(op.call)
+        op.repeats * multiply_adds_of(op.call)
         for number, op in enumerate(trace.ops)
         if op.call is not None and (phases is None or trace.phase(number) in phases)
     )
@@ -33,11 +33,11 @@ def multiply_adds_of(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> int:
 
     0 for all but matrix products, convolutions and attention.
     """
-    count = _COUNTS.get(call[0])
+    count = _MAC_COUNTERS.get(call[0])
     return 0 if count is None else count(call[1])
 
 
-def _product(left: Any, right: Any) -> int:
+def _matmul(left: Any, right: Any) -> int:
     """Count those of (..., rows, inner) times (..., inner, columns)."""
     return math.prod(left.shape) * right.shape[-1]
 
@@ -50,9 +50,9 @@ def _convolution(args: tuple[Any, ...]) -> int:
     sides = zip(
         image.shape[2:],
         kernel.shape[2:],
-        _each(stride, image),
-        _each(padding, image),
-        _each(dilation, image),
+        _per_dim(stride, image),
+        _per_dim(padding, image),
+        _per_dim(dilation, image),
         strict=True,
     )
     pixels = math.prod(
@@ -62,16 +62,16 @@ def _convolution(args: tuple[Any, ...]) -> int:
     return image.shape[0] * pixels * math.prod(kernel.shape)
 
 
-def _each(setting: Any, image: Any) -> tuple[int, ...]:
+def _per_dim(setting: Any, image: Any) -> tuple[int, ...]:
     """Expand a setting to one value per spatial dim."""
     return setting if len(setting) > 1 else setting * (len(image.shape) - 2)
 
 
 def _convolution_backward(args: tuple[Any, ...]) -> int:
     gradient, image, kernel = args[:3]
-    transposed, wanted = args[7], args[10]
+    transposed, output_mask = args[7], args[10]
     pixels = math.prod((image if transposed else gradient).shape[2:])
-    return (wanted[0] + wanted[1]) * image.shape[0] * pixels * math.prod(kernel.shape)
+    return (output_mask[0] + output_mask[1]) * image.shape[0] * pixels * math.prod(kernel.shape)
 
 
 def _attention(query: Any, key: Any, value: Any) -> int:
@@ -87,20 +87,20 @@ def _attention_backward(query: Any, key: Any, value: Any) -> int:
 
 
 _ATTENTION = "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"
-_COUNTS: dict[Any, Callable[[tuple[Any, ...]], int]] = {
-    _aten.mm.default: lambda args: _product(args[0], args[1]),
-    _aten.bmm.default: lambda args: _product(args[0], args[1]),
-    _aten.addmm.default: lambda args: _product(args[1], args[2]),
-    _aten.baddbmm.default: lambda args: _product(args[1], args[2]),
+_MAC_COUNTERS: dict[Any, Callable[[tuple[Any, ...]], int]] = {
+    _aten.mm.default: lambda args: _matmul(args[0], args[1]),
+    _aten.bmm.default: lambda args: _matmul(args[0], args[1]),
+    _aten.addmm.default: lambda args: _matmul(args[1], args[2]),
+    _aten.baddbmm.default: lambda args: _matmul(args[1], args[2]),
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
 }
 if ONEDNN_LINEAR is not None:
-    _COUNTS[ONEDNN_LINEAR] = lambda args: math.prod(args[0].shape) * args[1].shape[0]
+    _MAC_COUNTERS[ONEDNN_LINEAR] = lambda args: math.prod(args[0].shape) * args[1].shape[0]
 # Not every release has all of these operators.
 for _name in _ATTENTION:
     if hasattr(_aten, f"_scaled_dot_product_{_name}"):
         _forward = getattr(_aten, f"_scaled_dot_product_{_name}").default
         _backward = getattr(_aten, f"_scaled_dot_product_{_name}_backward").default
-        _COUNTS[_forward] = lambda args: _attention(*args[:3])
-        _COUNTS[_backward] = lambda args: _attention_backward(*args[1:4])
+        _MAC_COUNTERS[_forward] = lambda args: _attention(*args[:3])
+        _MAC_COUNTERS[_backward] = lambda args: _attention_backward(*args[1:4])

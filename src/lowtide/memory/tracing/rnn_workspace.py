@@ -19,7 +19,7 @@ RNN_LAYER: Any = getattr(getattr(torch.ops.aten, "mkldnn_rnn_layer", None), "def
 
 # Enough bytes for a linear fit: parts of the workspace are whole pages, which a few steps of small
 # layers do not fill.
-_TELLING_BYTES = 4 << 20
+_MIN_FIT_BYTES = 4 << 20
 _STEP_BYTES = 32  # approximate bytes per element of a step's states and gates
 
 
@@ -44,14 +44,16 @@ def _workspace_bytes(
     """Return the workspace bytes, extrapolated linearly from a few steps."""
     image, *rest = shapes
     steps, hidden = image[0], rest[-1]
-    few = math.ceil(_TELLING_BYTES / (_STEP_BYTES * math.prod(hidden)))
+    few = math.ceil(_MIN_FIT_BYTES / (_STEP_BYTES * math.prod(hidden)))
     if steps <= 2 * few:
-        return _made(steps, shapes, dtype, reverse, settings)
-    low, high = (_made(some, shapes, dtype, reverse, settings) for some in (few, 2 * few))
+        return _real_workspace_bytes(steps, shapes, dtype, reverse, settings)
+    low, high = (
+        _real_workspace_bytes(some, shapes, dtype, reverse, settings) for some in (few, 2 * few)
+    )
     return high + math.ceil((high - low) / few * (steps - 2 * few))
 
 
-def _made(
+def _real_workspace_bytes(
     steps: int,
     shapes: tuple[tuple[int, ...], ...],
     dtype: torch.dtype,
@@ -62,6 +64,6 @@ def _made(
     image, *rest = shapes
     # Bypass all dispatch modes: no trace may see this real run.
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.enable_grad():
-        given = [torch.zeros(shape, dtype=dtype) for shape in ((steps, *image[1:]), *rest)]
-        made: list[Tensor] = RNN_LAYER(*given, reverse, (), *settings, True)
-    return made[3].untyped_storage().nbytes()
+        inputs = [torch.zeros(shape, dtype=dtype) for shape in ((steps, *image[1:]), *rest)]
+        results: list[Tensor] = RNN_LAYER(*inputs, reverse, (), *settings, True)
+    return results[3].untyped_storage().nbytes()

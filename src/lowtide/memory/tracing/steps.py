@@ -112,7 +112,7 @@ class TrainingStep:
         if not weights:
             raise UsageError("this model has no weights to train: none requires gradients")
         optimizer = make_optimizer(self.optimizer, weights)
-        prime_optimizer(optimizer, weights)
+        init_optimizer_state(optimizer, weights)
         average = [weight.detach().clone() for weight in weights] if self.ema else []
 
         def run(observer: Observer) -> None:
@@ -221,7 +221,7 @@ def make_optimizer(name: Optimizer, weights: Iterable[Tensor]) -> torch.optim.Op
     raise UsageError(f"optimizer {name!r} is not known", hint=f"one of {', '.join(OPTIMIZERS)}")
 
 
-def prime_optimizer(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> None:
+def init_optimizer_state(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> None:
     """Create the optimizer's state by a step that changes no weight."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:

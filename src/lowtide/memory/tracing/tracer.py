@@ -21,7 +21,7 @@ DEVICE_QUERY = torch.ops.prim.device.default
 Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def _plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_directly(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
@@ -41,12 +41,12 @@ class Tracer(TorchDispatchMode):
         super().__init__()
         self.trace = Trace()
         self._keep_calls = keep_calls
-        self._call = call or _plain
-        self._live = 0
+        self._call = call or _call_directly
+        self._live_bytes = 0
         self._entered, self._ended = 0, False
         # Own ids, because addresses are reused as soon as a storage is freed.
-        self._known: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
-        self._number = itertools.count()
+        self._storages: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
+        self._next_id = itertools.count()
 
     def __enter__(self) -> Self:
         self._entered += 1
@@ -65,11 +65,11 @@ class Tracer(TorchDispatchMode):
         """
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            known = self._known.get(storage._cdata)
-            number = self._follow(storage) if known is None else known[0]
+            known = self._storages.get(storage._cdata)
+            number = self._track(storage) if known is None else known[0]
             if known is None:
-                self.trace.held[number] = storage.nbytes()
-                self._live += storage.nbytes()
+                self.trace.initial[number] = storage.nbytes()
+                self._live_bytes += storage.nbytes()
             self.trace.kinds[number] = kind
 
     def mark(self, phase: str) -> None:
@@ -86,10 +86,10 @@ class Tracer(TorchDispatchMode):
             # Inference mode dispatches these undecomposed; only their parts take memory.
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
-        before = self._live
+        before = self._live_bytes
         # Describe arguments before the call, which may change them in place.
         call = None
-        if self._keep_calls and _may_need_scratch(func):
+        if self._keep_calls and _may_need_workspace(func):
             call = (
                 func,
                 tuple(map(describe_argument, args)),
@@ -97,33 +97,35 @@ class Tracer(TorchDispatchMode):
             )
         result = self._call(func, args, kwargs)
         self._add(result)
-        if self._live != before or call is not None:
-            self.trace.ops.append(OpRecord(func.__name__, before, self._live, call, repeat_count()))
+        if self._live_bytes != before or call is not None:
+            self.trace.ops.append(
+                OpRecord(func.__name__, before, self._live_bytes, call, repeat_count())
+            )
         return result
 
     def _add(self, result: Any) -> None:
         if isinstance(result, Tensor):
             storage = result.untyped_storage()
-            if storage._cdata not in self._known:
+            if storage._cdata not in self._storages:
                 size = storage.nbytes()
-                number = self._follow(storage)
-                self._live += size
+                number = self._track(storage)
+                self._live_bytes += size
                 self.trace.events.append(StorageEvent(len(self.trace.ops), number, size))
         elif isinstance(result, list | tuple):
             for part in result:
                 self._add(part)
 
-    def _follow(self, storage: Any) -> int:
-        key, size, number = storage._cdata, storage.nbytes(), next(self._number)
+    def _track(self, storage: Any) -> int:
+        key, size, number = storage._cdata, storage.nbytes(), next(self._next_id)
 
-        def gone(_: object) -> None:
+        def on_free(_: object) -> None:
             if self._ended:
                 return
-            del self._known[key]
-            self._live -= size
+            del self._storages[key]
+            self._live_bytes -= size
             self.trace.events.append(StorageEvent(len(self.trace.ops), number, -size))
 
-        self._known[key] = number, size, weakref.ref(storage, gone)
+        self._storages[key] = number, size, weakref.ref(storage, on_free)
         return number
 
 
@@ -147,7 +149,7 @@ def _is_composite(func: Any) -> bool:
 
 
 @functools.cache
-def _may_need_scratch(func: Any) -> bool:
+def _may_need_workspace(func: Any) -> bool:
     """Return whether an operator could need workspace.
 
     Views and queries of a tensor's properties need none; elementwise operators do only when they

@@ -14,24 +14,24 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import LowtideError, ModelError, UsageError
-from lowtide.memory.cache import WorkspaceStore
+from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.prediction.calibration import Calibration
 from lowtide.memory.prediction.estimate import Estimate, traced_estimate
 from lowtide.memory.profiles import DeviceProfile, load_profile
 from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import TrainingStep, tensors_of
-from lowtide.memory.training.fit_report import STEPS, FitOption, FitReport, Status
+from lowtide.memory.training.fit_report import KEPT_STATUSES, FitOption, FitReport, Status
 from lowtide.memory.training.options import (
     MakeStep,
     OptionChange,
     StepSettings,
+    apply_settings,
     option_changes,
-    step_with,
 )
 
 __all__ = ["FitOption", "FitReport", "MakeStep", "StepSettings", "fit_to_budget"]
 
-_LOW = (torch.bfloat16, torch.float16)
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class _Figures(NamedTuple):
@@ -53,7 +53,7 @@ def fit_to_budget(
     dtype: torch.dtype | None = None,
     strict: bool = True,
     full: bool = True,
-    operators: WorkspaceStore | None = None,
+    operators: WorkspaceCache | None = None,
     calibration: Calibration | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> FitReport:
@@ -86,42 +86,44 @@ def fit_to_budget(
     if budget_bytes <= 0:
         raise UsageError(f"the budget must be above 0, not {budget_bytes} bytes")
     profile = load_profile(device) if isinstance(device, str) else device
-    asked = StepSettings.of(step, batch, size)
+    requested = StepSettings.from_step(step, batch, size)
     if make_step is not None:
-        _check_factory(make_step, step, asked)
-    tell = progress or (lambda name: None)
-    tell("as requested")
-    climber = _OptionSearch(
-        model, step, asked, profile, make_step, dtype, operators, calibration, budget_bytes
+        _check_factory(make_step, step, requested)
+    report_progress = progress or (lambda name: None)
+    report_progress("as requested")
+    search = _OptionSearch(
+        model, step, requested, profile, make_step, dtype, operators, calibration, budget_bytes
     )
-    rungs = climber.climb(
+    options = search.run(
         list(
             option_changes(
-                asked,
+                requested,
                 step,
                 model,
                 profile,
-                low_precision=_is_low(model, dtype),
+                low_precision=_is_low_precision(model, dtype),
                 resizable=make_step is not None,
                 multiple=multiple,
                 sizes=sizes,
             )
         ),
         full,
-        tell,
+        report_progress,
     )
-    fitting = (at for at, rung in enumerate(rungs) if rung.fits and rung.status in STEPS)
-    ladder = FitReport(
+    fitting = (
+        at for at, option in enumerate(options) if option.fits and option.status in KEPT_STATUSES
+    )
+    report = FitReport(
         device=profile.name,
         budget_bytes=budget_bytes,
-        asked=climber.first.estimate,
-        rungs=tuple(rungs),
+        requested=search.baseline.estimate,
+        options=tuple(options),
         chosen=next(fitting, None),
         seconds=time.perf_counter() - started,
     )
     if strict:
-        ladder.require()
-    return ladder
+        report.require()
+    return report
 
 
 class _OptionSearch:
@@ -131,20 +133,20 @@ class _OptionSearch:
         self,
         model: nn.Module,
         step: TrainingStep,
-        asked: StepSettings,
+        requested: StepSettings,
         profile: DeviceProfile,
         make_step: MakeStep | None,
         dtype: torch.dtype | None,
-        operators: WorkspaceStore | None,
+        operators: WorkspaceCache | None,
         calibration: Calibration | None,
         budget_bytes: int,
     ) -> None:
-        self._model, self._step, self._asked, self._profile = model, step, asked, profile
+        self._model, self._step, self._requested, self._profile = model, step, requested, profile
         self._make_step, self._dtype, self._operators = make_step, dtype, operators
         self._calibration, self._budget = calibration, budget_bytes
-        self._known: dict[StepSettings, _Figures] = {}
+        self._cache: dict[StepSettings, _Figures] = {}
         try:
-            self.first = self._figures(asked)
+            self.baseline = self._trace_settings(requested)
         except LowtideError:
             raise
         except Exception as error:
@@ -153,53 +155,57 @@ class _OptionSearch:
                 hint="check that the model accepts these inputs; run it once with real ones",
             ) from error
 
-    def climb(
+    def run(
         self, changes: list[OptionChange], full: bool, progress: Callable[[str], None]
     ) -> list[FitOption]:
         """Return the options tried, the step as requested first."""
-        now, at = self.first, self._asked
-        rungs = [self._rung("as requested", "requested", at, now, now)]
+        current, current_settings = self.baseline, self._requested
+        options = [self._option("as requested", "requested", current_settings, current, current)]
         for change in changes:
-            if _fitted(rungs) and (change.between or not full):
+            if _any_fits(options) and (change.intermediate or not full):
                 continue
             progress(change.name)
-            settings = at.model_copy(update=change.values)
+            settings = current_settings.model_copy(update=change.values)
             try:
-                figures = None if change.refusal else self._figures(settings)
-                single = self._alone(change) if full and not change.refusal else None
+                figures = None if change.unavailable_reason else self._trace_settings(settings)
+                freed_alone = (
+                    self._freed_alone(change) if full and not change.unavailable_reason else None
+                )
             except Exception as error:  # noqa: BLE001 - whatever the model cannot do is reported
-                change, figures, single = _refused(change, error), None, None
+                change, figures, freed_alone = _not_applicable(change, error), None, None
             if figures is None:
-                rungs.append(
+                options.append(
                     FitOption(
                         name=change.name,
                         status="not applicable",
-                        settings=at,
+                        settings=current_settings,
                         accuracy=change.accuracy,
-                        reason=change.refusal or "",
+                        reason=change.unavailable_reason or "",
                     )
                 )
                 continue
-            status = self._status(change, rungs, now, figures)
-            rung = self._rung(change.name, status, settings, figures, now, change, single)
-            rungs.append(rung)
-            if status != "frees nothing":
-                now, at = figures, settings
-        return rungs
+            status = self._status(change, options, current, figures)
+            option = self._option(
+                change.name, status, settings, figures, current, change, freed_alone
+            )
+            options.append(option)
+            if status != "no gain":
+                current, current_settings = figures, settings
+        return options
 
     def _status(
         self, change: OptionChange, before: list[FitOption], now: _Figures, figures: _Figures
     ) -> Status:
         gain = now.estimate.upper_bytes - figures.estimate.upper_bytes
         if gain < 0 or (gain == 0 and not change.free):
-            return "frees nothing"
-        return "not needed" if _fitted(before) else "taken"
+            return "no gain"
+        return "not needed" if _any_fits(before) else "applied"
 
-    def _alone(self, change: OptionChange) -> int:
-        figures = self._figures(self._asked.model_copy(update=change.values))
-        return self.first.estimate.predicted_bytes - figures.estimate.predicted_bytes
+    def _freed_alone(self, change: OptionChange) -> int:
+        figures = self._trace_settings(self._requested.model_copy(update=change.values))
+        return self.baseline.estimate.predicted_bytes - figures.estimate.predicted_bytes
 
-    def _rung(
+    def _option(
         self,
         name: str,
         status: Status,
@@ -207,9 +213,9 @@ class _OptionSearch:
         figures: _Figures,
         before: _Figures,
         change: OptionChange | None = None,
-        alone: int | None = None,
+        freed_alone: int | None = None,
     ) -> FitOption:
-        estimate, first = figures.estimate, self.first
+        estimate, baseline = figures.estimate, self.baseline
         predicted = estimate.predicted_bytes
         return FitOption(
             name=name,
@@ -220,16 +226,16 @@ class _OptionSearch:
             predicted_bytes=predicted,
             upper_bytes=estimate.upper_bytes,
             freed_bytes=before.estimate.predicted_bytes - predicted,
-            freed_in_all_bytes=first.estimate.predicted_bytes - predicted,
-            freed_alone_bytes=alone,
+            freed_total_bytes=baseline.estimate.predicted_bytes - predicted,
+            freed_alone_bytes=freed_alone,
             fits=estimate.upper_bytes <= self._budget,
-            host_bytes=self._average_bytes() if settings.ema == "host" else 0,
-            work=figures.work / first.work if first.work else None,
+            host_bytes=self._ema_bytes() if settings.ema == "host" else 0,
+            work=figures.work / baseline.work if baseline.work else None,
             phase=estimate.phase,
             operator=estimate.operator,
         )
 
-    def _average_bytes(self) -> int:
+    def _ema_bytes(self) -> int:
         """Return bytes of an EMA of the weights: the trainable ones, in their dtype."""
         return sum(
             weight.numel() * (self._dtype or weight.dtype).itemsize
@@ -237,9 +243,9 @@ class _OptionSearch:
             if weight.requires_grad
         )
 
-    def _figures(self, settings: StepSettings) -> _Figures:
-        if settings not in self._known:
-            step = step_with(self._step, self._asked, settings, self._make_step)
+    def _trace_settings(self, settings: StepSettings) -> _Figures:
+        if settings not in self._cache:
+            step = apply_settings(self._step, self._requested, settings, self._make_step)
             estimate = traced_estimate(
                 self._model,
                 step,
@@ -251,42 +257,42 @@ class _OptionSearch:
             assert estimate.trace is not None
             work = multiply_adds(estimate.trace, ("forward", "backward"))
             passes = settings.accumulate / step.accumulate
-            if self._known:
+            if self._cache:
                 # Traces are large; only that of the requested step is used later.
                 estimate._trace = None
-            self._known[settings] = _Figures(estimate, work * passes)
-        return self._known[settings]
+            self._cache[settings] = _Figures(estimate, work * passes)
+        return self._cache[settings]
 
 
-def _fitted(rungs: list[FitOption]) -> bool:
-    return any(rung.fits and rung.status in STEPS for rung in rungs)
+def _any_fits(options: list[FitOption]) -> bool:
+    return any(option.fits and option.status in KEPT_STATUSES for option in options)
 
 
-def _refused(change: OptionChange, error: Exception) -> OptionChange:
+def _not_applicable(change: OptionChange, error: Exception) -> OptionChange:
     message = error.message if isinstance(error, LowtideError) else _first_line(error)
-    return OptionChange(change.name, {}, change.accuracy, refusal=message)
+    return OptionChange(change.name, {}, change.accuracy, unavailable_reason=message)
 
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0][:120]
 
 
-def _is_low(model: nn.Module, dtype: torch.dtype | None) -> bool:
-    return (dtype or next((w.dtype for w in model.parameters()), torch.float32)) in _LOW
+def _is_low_precision(model: nn.Module, dtype: torch.dtype | None) -> bool:
+    return (dtype or next((w.dtype for w in model.parameters()), torch.float32)) in _LOW_PRECISION
 
 
-def _check_factory(make_step: MakeStep, step: TrainingStep, asked: StepSettings) -> None:
+def _check_factory(make_step: MakeStep, step: TrainingStep, requested: StepSettings) -> None:
     """Check that ``make_step`` reproduces ``step``: other figures would not compare."""
-    if asked.batch is None or asked.size is None:
+    if requested.batch is None or requested.size is None:
         raise UsageError("could not infer batch= and size= from the step's inputs: pass them")
-    made = make_step(asked.batch, asked.size)
+    made = make_step(requested.batch, requested.size)
     shapes = [
         [tuple(tensor.shape) for tensor in tensors_of([list(s.inputs), dict(s.keywords)])]
         for s in (step, made)
     ]
     if shapes[0] != shapes[1]:
         raise UsageError(
-            f"make_step({asked.batch}, {asked.size}) returns inputs of shapes {shapes[1]}, but"
-            f" those of the step are {shapes[0]}",
+            f"make_step({requested.batch}, {requested.size}) returns inputs of shapes {shapes[1]},"
+            f" but those of the step are {shapes[0]}",
             hint="pass the batch= and size= that the step was made with",
         )

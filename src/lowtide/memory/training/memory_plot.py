@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.atomic_file import writing
+from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.prediction.estimate import Estimate
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SUFFIXES = (".png", ".svg")
-_POINTS = 4000
+_MAX_POINTS = 4000
 # Okabe and Ito's colorblind-safe palette, darkest at the bottom.
 _COLORS: dict[str, str] = {
     "context": "#bdbdbd",
@@ -37,9 +37,9 @@ _TITLES: dict[str, str] = {
     "inputs": "inputs",
     "activations": "activations",
 }
-_BUDGET, _INK = "#d55e00", "#333333"
+_BUDGET_COLOR, _LINE_COLOR = "#d55e00", "#333333"
 # Shares of the figure's width: a letter of a name, and the least room for a vertical name.
-_LETTER, _NARROWEST = 0.0105, 0.018
+_CHARACTER_WIDTH, _MIN_LABEL_WIDTH = 0.0105, 0.018
 # Letters of a title's line that fit above the plot.
 _TITLE_WIDTH = 90
 
@@ -60,14 +60,14 @@ class MemoryCurve:
         return [sum(at) for at in zip(*self.kinds.values(), strict=True)]
 
 
-def memory_curve(trace: Trace, points: int = _POINTS) -> MemoryCurve:
+def memory_curve(trace: Trace, points: int = _MAX_POINTS) -> MemoryCurve:
     """Downsample the memory of ``trace`` to at most ``points`` points, peak included.
 
     Events are divided into equal buckets; of each, the highest point is kept.
     """
     bucket = -(-(len(trace.events) + 1) // points)
     best: list[tuple[int, int, dict[Kind, int]]] = []
-    for number, (op, now) in enumerate(trace.by_kind()):
+    for number, (op, now) in enumerate(trace.live_by_kind()):
         total = sum(now.values())
         if number % bucket == 0:
             best.append((total, op, dict(now)))
@@ -80,7 +80,7 @@ def memory_curve(trace: Trace, points: int = _POINTS) -> MemoryCurve:
 
 
 def plot_memory(
-    what: Estimate | Trace,
+    source: Estimate | Trace,
     path: str | Path,
     *,
     budget_bytes: int | None = None,
@@ -105,25 +105,25 @@ def plot_memory(
     """
     path = Path(path)
     figure = new_figure(path)
-    trace = what.trace if isinstance(what, Estimate) else what
+    trace = source.trace if isinstance(source, Estimate) else source
     if trace is None:
         raise UsageError("this estimate was not traced: it has no memory over time to plot")
     axes = figure.add_subplot()
-    estimate = what if isinstance(what, Estimate) else None
-    context = _context(estimate)
+    estimate = source if isinstance(source, Estimate) else None
+    context = _context_bytes(estimate)
     curve = memory_curve(trace)
-    _areas(axes, curve, context)
+    _draw_areas(axes, curve, context)
     if context:
-        _reserved(axes, trace, context)
-    lines = _lines(estimate, budget_bytes)
+        _draw_reserved(axes, trace, context)
+    lines = _reference_lines(estimate, budget_bytes)
     top = max([max(curve.totals) + context, *(size for _, size, _ in lines)]) / MIB * 1.16
     axes.set_ylim(0, top)
     axes.set_xlim(0, max(len(trace.ops), 1))
-    _phases(axes, trace)
-    _peak(axes, trace, curve, context)
+    _draw_phases(axes, trace)
+    _draw_peak(axes, trace, curve, context)
     for name, size, style in lines:
-        _line(axes, name, size, style)
-    _frame(axes, title or (f"Memory on {estimate.device}" if estimate else "Memory"))
+        _draw_line(axes, name, size, style)
+    _format_axes(axes, title or (f"Memory on {estimate.device}" if estimate else "Memory"))
     save_figure(figure, path)
     return path
 
@@ -153,16 +153,16 @@ def save_figure(figure: Any, path: Path) -> None:
     Raises:
         OutputError: if that fails.
     """
-    with writing(path) as part:
+    with atomic_output(path) as part:
         figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
 
 
-def _context(estimate: Estimate | None) -> int:
+def _context_bytes(estimate: Estimate | None) -> int:
     rows = estimate.ledger if estimate else ()
     return sum(row.value for row in rows if row.name == "context")
 
 
-def _areas(axes: Axes, curve: MemoryCurve, context: int) -> None:
+def _draw_areas(axes: Axes, curve: MemoryCurve, context: int) -> None:
     """Draw stacked areas of the kinds present; each point holds until the next."""
     bands: list[tuple[str, list[float]]] = [("context", [context / MIB] * len(curve.ops))]
     bands += [(kind, [size / MIB for size in sizes]) for kind, sizes in curve.kinds.items()]
@@ -182,15 +182,15 @@ def _areas(axes: Axes, curve: MemoryCurve, context: int) -> None:
         below = above
 
 
-def _reserved(axes: Axes, trace: Trace, context: int) -> None:
+def _draw_reserved(axes: Axes, trace: Trace, context: int) -> None:
     """Draw the bytes that the caching allocator reserves as a line.
 
     They do not shrink as tensors are freed.
     """
     allocator, handles = CachingAllocator(), {}
     ops, sizes = [0], [0.0]
-    held = (StorageEvent(0, storage, size) for storage, size in trace.held.items())
-    for op, storage, size in itertools.chain(held, trace.events):
+    initial = (StorageEvent(0, storage, size) for storage, size in trace.initial.items())
+    for op, storage, size in itertools.chain(initial, trace.events):
         if size > 0:
             handles[storage] = allocator.allocate(size)
         elif storage in handles:
@@ -205,37 +205,39 @@ def _reserved(axes: Axes, trace: Trace, context: int) -> None:
         [*ops, len(trace.ops)],
         [*sizes, sizes[-1]],
         where="post",
-        color=_INK,
+        color=_LINE_COLOR,
         linewidth=1.2,
         label="reserved by the allocator",
     )
 
 
-def _lines(estimate: Estimate | None, budget: int | None) -> list[tuple[str, int, dict[str, Any]]]:
+def _reference_lines(
+    estimate: Estimate | None, budget: int | None
+) -> list[tuple[str, int, dict[str, Any]]]:
     lines: list[tuple[str, int, dict[str, Any]]] = []
     if estimate is not None:
-        thin: dict[str, Any] = {"color": _INK, "linewidth": 1}
+        thin: dict[str, Any] = {"color": _LINE_COLOR, "linewidth": 1}
         lines.append(("expected peak", estimate.predicted_bytes, {**thin, "linestyle": "--"}))
         lines.append(("upper bound", estimate.upper_bytes, {**thin, "linestyle": ":"}))
     if budget is not None:
-        lines.append(("budget", budget, {"color": _BUDGET, "linewidth": 2}))
+        lines.append(("budget", budget, {"color": _BUDGET_COLOR, "linewidth": 2}))
     return lines
 
 
-def _line(axes: Axes, name: str, size: int, style: dict[str, Any]) -> None:
+def _draw_line(axes: Axes, name: str, size: int, style: dict[str, Any]) -> None:
     axes.axhline(size / MIB, label=f"{name} {format_bytes(size)}", **style)
 
 
-def _phases(axes: Axes, trace: Trace) -> None:
+def _draw_phases(axes: Axes, trace: Trace) -> None:
     """Draw a thin line where each phase begins, and its name where there is room."""
     starts = [*trace.marks, (len(trace.ops), "")]
     for (start, name), (end, _) in itertools.pairwise(starts):
         if start:
             axes.axvline(start, color="white", linewidth=1.2)
-            axes.axvline(start, color=_INK, linewidth=0.5)
+            axes.axvline(start, color=_LINE_COLOR, linewidth=0.5)
         share = (end - start) / max(len(trace.ops), 1)
-        if share >= _NARROWEST:
-            turned = share < _LETTER * (len(name) + 2)
+        if share >= _MIN_LABEL_WIDTH:
+            turned = share < _CHARACTER_WIDTH * (len(name) + 2)
             axes.text(
                 (start + end) / 2,
                 0.985,
@@ -244,14 +246,14 @@ def _phases(axes: Axes, trace: Trace) -> None:
                 ha="center",
                 va="top",
                 fontsize=9,
-                color=_INK,
+                color=_LINE_COLOR,
                 rotation=90 if turned else 0,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
                 zorder=5,
             )
 
 
-def _peak(axes: Axes, trace: Trace, curve: MemoryCurve, context: int) -> None:
+def _draw_peak(axes: Axes, trace: Trace, curve: MemoryCurve, context: int) -> None:
     totals = curve.totals
     size = max(totals)
     op = curve.ops[totals.index(size)]
@@ -260,14 +262,14 @@ def _peak(axes: Axes, trace: Trace, curve: MemoryCurve, context: int) -> None:
         [op],
         [(size + context) / MIB],
         "o",
-        color=_INK,
+        color=_LINE_COLOR,
         markersize=5,
         linestyle="none",
         label=f"peak of tensors {format_bytes(size)},\nat {name}",
     )
 
 
-def _frame(axes: Axes, title: str) -> None:
+def _format_axes(axes: Axes, title: str) -> None:
     axes.set_title(textwrap.fill(title, _TITLE_WIDTH), loc="left", fontsize=11)
     axes.set_xlabel("operator")
     axes.set_ylabel("MiB")

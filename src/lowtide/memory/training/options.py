@@ -18,9 +18,9 @@ from lowtide.memory.tracing.steps import Optimizer, TrainingStep, tensors_of
 Accuracy = Literal["exact", "changes results"]
 MakeStep = Callable[[int, tuple[int, int]], TrainingStep]
 
-DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_SHARES = (0.75, 0.5, 0.25)
-_STEPS = (
+AUTOCAST_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SIZE_FACTORS = (0.75, 0.5, 0.25)
+_DIFFUSION_STEPS_NOTE = (
     "a training step draws one noise level for each image: none of its tensors has the steps"
     " as a dimension"
 )
@@ -46,7 +46,7 @@ class StepSettings(BaseModel):
     validation: int | None
 
     @classmethod
-    def of(
+    def from_step(
         cls, step: TrainingStep, batch: int | None, size: tuple[int, int] | None
     ) -> StepSettings:
         """Return the settings of ``step``; batch and size default to its first tensor's."""
@@ -55,7 +55,7 @@ class StepSettings(BaseModel):
             batch = shapes[0][0]
         if size is None and shapes and len(shapes[0]) == 4:
             size = shapes[0][2], shapes[0][3]
-        names = {dtype: name for name, dtype in DTYPES.items()}
+        names = {dtype: name for name, dtype in AUTOCAST_DTYPES.items()}
         return cls.model_validate(
             dict(
                 batch=batch,
@@ -65,7 +65,7 @@ class StepSettings(BaseModel):
                 autocast=names.get(step.autocast) if step.autocast else None,
                 checkpointing=step.checkpointing,
                 ema="device" if step.ema else "no",
-                validation=_images(step.validation) if step.validation else None,
+                validation=_image_count(step.validation) if step.validation else None,
             )
         )
 
@@ -85,16 +85,16 @@ class OptionChange:
     """One option: the fields of `StepSettings` it sets, or why it does not apply.
 
     ``free`` ones cost neither time nor accuracy, and stay even where another part of the step is
-    the peak for now. Those ``between`` two others are skipped once the step fits.
+    the peak for now. Those ``intermediate`` two others are skipped once the step fits.
     """
 
     name: str
     values: dict[str, Any]
     accuracy: Accuracy = "exact"
     free: bool = False
-    between: bool = False
+    intermediate: bool = False
     note: str = ""
-    refusal: str | None = None
+    unavailable_reason: str | None = None
 
 
 def size_text(size: tuple[int, int]) -> str:
@@ -102,26 +102,26 @@ def size_text(size: tuple[int, int]) -> str:
     return f"{size[1]}×{size[0]}"
 
 
-def step_with(
-    step: TrainingStep, asked: StepSettings, settings: StepSettings, make_step: MakeStep | None
+def apply_settings(
+    step: TrainingStep, requested: StepSettings, settings: StepSettings, make_step: MakeStep | None
 ) -> TrainingStep:
-    """Return ``step``, whose settings are ``asked``, changed to ``settings``.
+    """Return ``step``, whose settings are ``requested``, changed to ``settings``.
 
     An EMA on the host takes no device memory, and a third micro-batch finds the memory as the
     second did, so that no more than two are run.
     """
-    if (settings.batch, settings.size) != (asked.batch, asked.size):
+    if (settings.batch, settings.size) != (requested.batch, requested.size):
         assert make_step is not None and settings.batch is not None and settings.size is not None
         made = make_step(settings.batch, settings.size)
         step = dataclasses.replace(step, inputs=made.inputs, keywords=made.keywords, loss=made.loss)
     validation = step.validation
-    if validation is not None and settings.validation != asked.validation:
+    if validation is not None and settings.validation != requested.validation:
         validation = tuple(_first_images(value, settings.validation or 1) for value in validation)
     return dataclasses.replace(
         step,
         optimizer=settings.optimizer,
         checkpointing=settings.checkpointing,
-        autocast=DTYPES[settings.autocast] if settings.autocast else None,
+        autocast=AUTOCAST_DTYPES[settings.autocast] if settings.autocast else None,
         accumulate=min(settings.accumulate, 2),
         ema=settings.ema == "device",
         validation=validation,
@@ -129,7 +129,7 @@ def step_with(
 
 
 def option_changes(
-    asked: StepSettings,
+    requested: StepSettings,
     step: TrainingStep,
     model: nn.Module,
     profile: DeviceProfile,
@@ -144,52 +144,58 @@ def option_changes(
     Exact ones come first, except that autocast, which also saves time, comes before checkpointing
     and smaller batches; smaller images come last.
     """
-    yield _fused(asked)
-    yield _validation(asked, step)
-    yield _average(asked, profile)
-    yield _autocast(asked, profile, low_precision)
+    yield _fused_optimizer_change(requested)
+    yield _validation_change(requested, step)
+    yield _ema_change(requested, profile)
+    yield _autocast_change(requested, profile, low_precision)
     normalizes = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
-    yield from _checkpointing(asked, normalizes)
-    yield from _batches(asked, resizable, normalizes)
-    yield from _sizes(asked, resizable, multiple, sizes)
-    yield OptionChange("fewer diffusion steps", {}, note=_STEPS)
+    yield from _checkpointing_changes(requested, normalizes)
+    yield from _batch_changes(requested, resizable, normalizes)
+    yield from _size_changes(requested, resizable, multiple, sizes)
+    yield OptionChange("fewer diffusion steps", {}, note=_DIFFUSION_STEPS_NOTE)
 
 
-def _fused(asked: StepSettings) -> OptionChange:
+def _fused_optimizer_change(requested: StepSettings) -> OptionChange:
     refusal = None
-    if asked.optimizer != "adamw-foreach":
-        refusal = f"{asked.optimizer} does not copy all gradients at once"
-    return OptionChange("fused optimizer", {"optimizer": "adamw-fused"}, free=True, refusal=refusal)
+    if requested.optimizer != "adamw-foreach":
+        refusal = f"{requested.optimizer} does not copy all gradients at once"
+    return OptionChange(
+        "fused optimizer", {"optimizer": "adamw-fused"}, free=True, unavailable_reason=refusal
+    )
 
 
-def _validation(asked: StepSettings, step: TrainingStep) -> OptionChange:
+def _validation_change(requested: StepSettings, step: TrainingStep) -> OptionChange:
     refusal = None
-    if asked.validation is None:
+    if requested.validation is None:
         refusal = "there is no validation pass"
-    elif asked.validation == 1:
+    elif requested.validation == 1:
         refusal = "validation takes one image at a time already"
     elif tensors_of(dict(step.keywords)):
         refusal = "its keyword tensors are those of the training batch"
-    return OptionChange("validation one by one", {"validation": 1}, free=True, refusal=refusal)
+    return OptionChange(
+        "validation one by one", {"validation": 1}, free=True, unavailable_reason=refusal
+    )
 
 
-def _average(asked: StepSettings, profile: DeviceProfile) -> OptionChange:
+def _ema_change(requested: StepSettings, profile: DeviceProfile) -> OptionChange:
     refusal = None
-    if asked.ema != "device":
+    if requested.ema != "device":
         refusal = "no EMA of the weights is kept on the device"
     elif profile.kind == "cpu":
         refusal = "on the CPU the host is the device"
     note = "weights are copied to the host after each step"
-    return OptionChange("EMA on the host", {"ema": "host"}, note=note, refusal=refusal)
+    return OptionChange("EMA on the host", {"ema": "host"}, note=note, unavailable_reason=refusal)
 
 
-def _autocast(asked: StepSettings, profile: DeviceProfile, low_precision: bool) -> OptionChange:
-    name = next((name for name in DTYPES if name in profile.supports), None)
+def _autocast_change(
+    requested: StepSettings, profile: DeviceProfile, low_precision: bool
+) -> OptionChange:
+    name = next((name for name in AUTOCAST_DTYPES if name in profile.supports), None)
     refusal = None
     if low_precision:
         refusal = "the weights are in low precision already"
-    elif asked.autocast is not None:
-        refusal = f"{asked.autocast} autocast is requested already"
+    elif requested.autocast is not None:
+        refusal = f"{requested.autocast} autocast is requested already"
     elif name is None:
         refusal = f"{profile.title} does not support low precision"
     note = "needs a loss scale" if name == "fp16" else ""
@@ -198,34 +204,36 @@ def _autocast(asked: StepSettings, profile: DeviceProfile, low_precision: bool) 
         {"autocast": name},
         "changes results",
         note=note,
-        refusal=refusal,
+        unavailable_reason=refusal,
     )
 
 
-def _checkpointing(asked: StepSettings, normalizes: bool) -> Iterator[OptionChange]:
+def _checkpointing_changes(requested: StepSettings, normalizes: bool) -> Iterator[OptionChange]:
     order: tuple[Checkpointing, ...] = ("none", "selective", "full")
     note = "running statistics of batch norms are updated twice" if normalizes else ""
     for how in order[1:]:
         refusal = None
-        if order.index(asked.checkpointing) >= order.index(how):
-            refusal = f"{asked.checkpointing} checkpointing is requested already"
+        if order.index(requested.checkpointing) >= order.index(how):
+            refusal = f"{requested.checkpointing} checkpointing is requested already"
         yield OptionChange(
-            f"{how} checkpointing", {"checkpointing": how}, note=note, refusal=refusal
+            f"{how} checkpointing", {"checkpointing": how}, note=note, unavailable_reason=refusal
         )
 
 
-def _batches(asked: StepSettings, resizable: bool, normalizes: bool) -> Iterator[OptionChange]:
-    batch = asked.batch
+def _batch_changes(
+    requested: StepSettings, resizable: bool, normalizes: bool
+) -> Iterator[OptionChange]:
+    batch = requested.batch
     if batch is None or batch == 1 or not resizable:
         refusal = "the batch is 1 already" if batch == 1 else _NO_FACTORY
-        yield OptionChange("smaller batch, accumulated", {}, refusal=refusal)
+        yield OptionChange("smaller batch, accumulated", {}, unavailable_reason=refusal)
         return
     accuracy: Accuracy = "changes results" if normalizes else "exact"
     note = "batch norms see fewer images at once" if normalizes else ""
-    total = batch * asked.accumulate
-    asked_batch = batch
+    total = batch * requested.accumulate
+    requested_batch = batch
     while batch > 1:
-        first = batch == asked_batch
+        first = batch == requested_batch
         # The effective batch stays the same, so only divisors are possible.
         batch = max(part for part in range(1, batch // 2 + 1) if batch % part == 0)
         count = total // batch
@@ -233,7 +241,7 @@ def _batches(asked: StepSettings, resizable: bool, normalizes: bool) -> Iterator
             f"batch {batch}, accumulate {count}",
             {"batch": batch, "accumulate": count},
             accuracy,
-            between=not first and batch > 1,
+            intermediate=not first and batch > 1,
             note=note,
         )
 
@@ -241,16 +249,18 @@ def _batches(asked: StepSettings, resizable: bool, normalizes: bool) -> Iterator
 _NO_FACTORY = "make_step is not given, so the inputs cannot be changed"
 
 
-def _sizes(
-    asked: StepSettings, resizable: bool, multiple: int, sizes: Sequence[tuple[int, int]] | None
+def _size_changes(
+    requested: StepSettings, resizable: bool, multiple: int, sizes: Sequence[tuple[int, int]] | None
 ) -> Iterator[OptionChange]:
-    if asked.size is None or not resizable:
-        yield OptionChange("smaller images", {}, refusal=_NO_FACTORY)
+    if requested.size is None or not resizable:
+        yield OptionChange("smaller images", {}, unavailable_reason=_NO_FACTORY)
         return
-    smaller = _smaller_sizes(asked.size, multiple) if sizes is None else sizes
+    smaller = _smaller_sizes(requested.size, multiple) if sizes is None else sizes
     if not smaller:
         yield OptionChange(
-            "smaller images", {}, refusal=f"{size_text(asked.size)} is the smallest size"
+            "smaller images",
+            {},
+            unavailable_reason=f"{size_text(requested.size)} is the smallest size",
         )
     for size in smaller:
         yield OptionChange(
@@ -263,14 +273,14 @@ def _sizes(
 
 def _smaller_sizes(size: tuple[int, int], multiple: int) -> list[tuple[int, int]]:
     found = []
-    for share in _SHARES:
+    for share in _SIZE_FACTORS:
         height, width = (int(side * share) // multiple * multiple for side in size)
         if min(height, width) > 0 and (height, width) not in found:
             found.append((height, width))
     return found
 
 
-def _images(inputs: tuple[Any, ...]) -> int:
+def _image_count(inputs: tuple[Any, ...]) -> int:
     tensors = tensors_of(list(inputs))
     if not tensors or tensors[0].dim() == 0:
         raise UsageError("the first tensor of validation= has no images in its first dimension")

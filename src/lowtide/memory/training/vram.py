@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from lowtide.attention.sdpa_rules import AttentionPath, refusal
+from lowtide.attention.sdpa_rules import AttentionPath, kernel_unsupported_reason
 from lowtide.attention.spec import AttentionCall, AttentionSpec, describe_call
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.memory.prediction.estimate import Estimate, traced_estimate
@@ -88,7 +88,7 @@ def estimate_vram_usage(
             device.
         ModelError: for a model that cannot be traced.
     """
-    _check(backend, batch_size, image_size)
+    _validate(backend, batch_size, image_size)
     profile = load_profile(device) if isinstance(device, str) else device
     if profile.kind == "cpu":
         raise UsageError(
@@ -101,13 +101,13 @@ def estimate_vram_usage(
         loss=loss,
         autocast=None if dtype == torch.float32 else dtype,
     )
-    plain, taken = _trace(module, step, profile, "default", "none")
-    chosen, found = plain, taken
+    baseline, baseline_calls = _trace(module, step, profile, "default", "none")
+    chosen, calls = baseline, baseline_calls
     if backend != "default" or gradient_checkpointing:
         how = "full" if gradient_checkpointing else "none"
-        chosen, found = _trace(module, step, profile, backend, how)
-    notes = [*_notes(backend, found, taken, profile), *chosen.notes]
-    saved = 1 - chosen.predicted_bytes / plain.predicted_bytes
+        chosen, calls = _trace(module, step, profile, backend, how)
+    notes = [*_notes(backend, calls, baseline_calls, profile), *chosen.notes]
+    saved = 1 - chosen.predicted_bytes / baseline.predicted_bytes
     return {
         "total_estimated_gb": chosen.predicted_bytes / GB,
         "total_upper_gb": chosen.upper_bytes / GB,
@@ -119,10 +119,10 @@ def estimate_vram_usage(
 
 @dataclasses.dataclass
 class _Seen:
-    """Attention calls of a forward pass by kernel, and why ``wanted`` refused some."""
+    """Attention calls of a forward pass by kernel, and why ``requested`` refused some."""
 
     profile: DeviceProfile
-    wanted: AttentionPath | None
+    requested: AttentionPath | None
     kernels: Counter[str] = dataclasses.field(default_factory=Counter)
     reasons: Counter[str] = dataclasses.field(default_factory=Counter)
 
@@ -143,8 +143,10 @@ class _Watch(TorchFunctionMode):
         if path is not None and torch._C._current_graph_task_id() == -1:
             seen = self._seen
             seen.kernels[path] += 1
-            if seen.wanted not in (None, path):
-                why = refusal(seen.wanted, seen.profile, _call(path, args, kwargs))
+            if seen.requested not in (None, path):
+                why = kernel_unsupported_reason(
+                    seen.requested, seen.profile, _attention_call(path, args, kwargs)
+                )
                 seen.reasons[why or "it is not tried on this GPU"] += 1
         return func(*args, **kwargs)
 
@@ -162,7 +164,9 @@ _PATHS: dict[Any, AttentionPath] = {
 _DROPOUT: dict[AttentionPath, int] = {"flash": 3, "efficient": 5, "cudnn": 5, "math": 4}
 
 
-def _call(path: AttentionPath, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionCall:
+def _attention_call(
+    path: AttentionPath, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AttentionCall:
     """Return the attention call that the selection saw before it took ``path``."""
     query, key, value, mask = args[:4]
     dropout, causal = args[_DROPOUT[path] : _DROPOUT[path] + 2]
@@ -170,7 +174,7 @@ def _call(path: AttentionPath, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return describe_call((query, key, value), mask if isinstance(mask, Tensor) else None, spec)
 
 
-def _check(backend: str, batch: int, size: tuple[int, int]) -> None:
+def _validate(backend: str, batch: int, size: tuple[int, int]) -> None:
     if backend == "sage":
         raise UsageError(
             "SageAttention has no backward pass, so it cannot be used for training",
@@ -184,28 +188,28 @@ def _check(backend: str, batch: int, size: tuple[int, int]) -> None:
         raise UsageError(f"{batch} images of size {size} are not a valid batch")
 
 
-def _notes(backend: str, found: _Seen, default: _Seen, profile: DeviceProfile) -> list[str]:
+def _notes(backend: str, calls: _Seen, default: _Seen, profile: DeviceProfile) -> list[str]:
     """Return notes on the figures; raises `UsageError` if the backend takes no call."""
-    total = sum(found.kernels.values())
+    total = sum(calls.kernels.values())
     units = "a GB is 10^9 bytes"
     if not total:
         return [
             units,
             "the model never calls scaled_dot_product_attention: the backend makes no difference",
         ]
-    of_default = ", ".join(f"{name} {count}" for name, count in sorted(default.kernels.items()))
-    notes = [units, f"attention calls by PyTorch's own choice on {profile.name}: {of_default}"]
-    taken = found.kernels[backend]
+    default_counts = ", ".join(f"{name} {count}" for name, count in sorted(default.kernels.items()))
+    notes = [units, f"attention calls by PyTorch's own choice on {profile.name}: {default_counts}"]
+    taken = calls.kernels[backend]
     if backend == "default" or taken == total:
         return notes
-    reason = found.reasons.most_common(1)[0][0]
+    reason = calls.reasons.most_common(1)[0][0]
     if not taken:
         raise UsageError(
             f"{backend} attention supports none of this model's {total} attention calls on"
             f" {profile.name}: {reason}",
             hint="backend='default' uses PyTorch's own choice",
         )
-    others = ", ".join(sorted(name for name in found.kernels if name != backend))
+    others = ", ".join(sorted(name for name in calls.kernels if name != backend))
     return [
         *notes,
         f"{backend} does not support {total - taken} of {total} calls, which use {others}:"
@@ -216,8 +220,8 @@ def _notes(backend: str, found: _Seen, default: _Seen, profile: DeviceProfile) -
 def _trace(
     model: nn.Module, step: TrainingStep, profile: DeviceProfile, backend: str, how: Checkpointing
 ) -> tuple[Estimate, _Seen]:
-    wanted: Any = None if backend == "default" else backend
-    seen = _Seen(profile, wanted)
+    requested: Any = None if backend == "default" else backend
+    seen = _Seen(profile, requested)
     step = dataclasses.replace(step, checkpointing=how)
     with contextlib.ExitStack() as stack:
         stack.enter_context(sdpa_kernel(_KERNELS[backend]))

@@ -50,10 +50,10 @@ class ZipCheckpoint:
             io.BytesIO(self._archive.read(f"{self._top}/data.pkl")), ObjectFactory()
         )
 
-    def values(self, storage: StorageRef) -> Tensor:
+    def read_storage(self, storage: StorageRef) -> Tensor:
         """Return all bytes of a storage's record, uint8 in this machine's byte order."""
         record = self._archive.getinfo(f"{self._top}/data/{storage.key}")
-        if record.file_size != storage.count * storage.dtype.itemsize:
+        if record.file_size != storage.numel * storage.dtype.itemsize:
             raise DamagedError(f"record {storage.key} does not have the size that its tensors need")
         with self._archive.open(record) as file:
             found = _filled(file, record.file_size)
@@ -80,24 +80,24 @@ class LegacyCheckpoint:
             raise DamagedError("it does not start like a file of torch.save")
         self._next()  # sys_info of the machine that wrote it
         self.content, keys = self._next(), self._next()
-        self._starts = {str(key): self._skipped(str(key)) for key in keys}
+        self._starts = {str(key): self._skip_storage(str(key)) for key in keys}
 
-    def values(self, storage: StorageRef) -> Tensor:
+    def read_storage(self, storage: StorageRef) -> Tensor:
         """Return all bytes of a storage, as uint8."""
         whole = self._maker.storages[storage.key]
         self._file.seek(self._starts[storage.key])
-        return _filled(self._file, whole.count * whole.dtype.itemsize)
+        return _filled(self._file, whole.numel * whole.dtype.itemsize)
 
     def _next(self) -> Any:
         return read_pickle(self._file, self._maker)
 
-    def _skipped(self, key: str) -> int:
+    def _skip_storage(self, key: str) -> int:
         """Return the offset of a storage's values and seek to their end."""
         storage, count = self._maker.storages[key], self._file.read(8)
-        if len(count) < 8 or struct.unpack("<q", count)[0] != storage.count:
+        if len(count) < 8 or struct.unpack("<q", count)[0] != storage.numel:
             raise DamagedError(f"storage {key} does not have the size that its tensors need")
         start = self._file.tell()
-        self._file.seek(start + storage.count * storage.dtype.itemsize)
+        self._file.seek(start + storage.numel * storage.dtype.itemsize)
         if self._file.tell() > self._file.size:
             raise DamagedError(f"storage {key} is truncated")
         return start

@@ -83,13 +83,13 @@ class ForbiddenNameError(ValueError):
 class StorageRef:
     """Reference to a typed storage of the file by key, or to a view of it.
 
-    ``count`` and ``first``, the offset of a view, are in elements.
+    ``numel`` and ``offset``, the offset of a view, are in elements.
     """
 
     key: str
     dtype: torch.dtype
-    count: int
-    first: int = 0
+    numel: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class TensorRef:
             raise DamagedError("a tensor has a size, stride or offset that is no valid count")
         last = sum((side - 1) * step for side, step in zip(self.size, self.stride, strict=True))
         end = 0 if 0 in self.size else self.offset + last + 1
-        if end > self.storage.first + self.storage.count:
+        if end > self.storage.offset + self.storage.numel:
             raise DamagedError("a tensor extends beyond its storage")
 
 
@@ -132,7 +132,7 @@ class ObjectFactory:
         self.storages: dict[str, StorageRef] = {}
         self._copied = 0
 
-    def named(self, module: Any, name: Any) -> OpaqueObject:
+    def resolve_name(self, module: Any, name: Any) -> OpaqueObject:
         """Resolve a global name; raises `ForbiddenNameError` unless it is allowed."""
         module = _RENAMED.get(module, module)
         listed = any(
@@ -142,36 +142,36 @@ class ObjectFactory:
             raise ForbiddenNameError(f"{module}.{name}")
         return OpaqueObject(f"{module}.{name}")
 
-    def made(self, asked: Any, given: Any) -> Any:
+    def build(self, function: Any, arguments: Any) -> Any:
         """Build the object of a call of a name; raises `DamagedError`."""
-        if type(asked) is not OpaqueObject or type(given) is not tuple:
+        if type(function) is not OpaqueObject or type(arguments) is not tuple:
             raise DamagedError("it calls an object that is not a name")
-        module, _, name = asked.name.rpartition(".")
+        module, _, name = function.name.rpartition(".")
         if name in _DICTIONARIES.get(module, "").split():
-            return self._dictionary(given)
+            return self._dictionary(arguments)
         if name not in _TENSORS.get(module, "").split():
-            return asked  # a harmless object
-        if len(given) > _MOST_ARGUMENTS:
-            raise DamagedError(f"{asked.name} has {len(given)} arguments")
+            return function  # a harmless object
+        if len(arguments) > _MOST_ARGUMENTS:
+            raise DamagedError(f"{function.name} has {len(arguments)} arguments")
         if name == "_rebuild_from_type_v2":  # (function, type, arguments, state)
-            if given[0] == asked:
+            if arguments[0] == function:
                 raise DamagedError("a tensor is rebuilt by a function that makes none")
-            return self.made(given[0], given[2])
-        return _tensor(*given) if name.startswith("_rebuild_tensor") else given[0]
+            return self.build(arguments[0], arguments[2])
+        return _tensor(*arguments) if name.startswith("_rebuild_tensor") else arguments[0]
 
-    def storage(self, asked: Any) -> StorageRef:
+    def resolve_storage(self, persistent_id: Any) -> StorageRef:
         """Resolve a persistent ID of torch.save to a storage; raises `DamagedError`."""
-        if type(asked) is not tuple or not 5 <= len(asked) <= 6:
+        if type(persistent_id) is not tuple or not 5 <= len(persistent_id) <= 6:
             raise DamagedError("it refers to a storage in an unknown way")
-        what, kind, key, _, count, *views = asked
+        what, kind, key, _, count, *views = persistent_id
         dtype = _STORAGES.get(kind.name.rpartition(".")[2])
         if what not in ("storage", b"storage") or dtype is None or type(key) not in (str, int):
             raise DamagedError("it refers to a storage of an unknown kind")
         if type(count) is not int or count < 0:
             raise DamagedError("it refers to a storage without a valid size")
         found = self.storages.setdefault(str(key), StorageRef(str(key), dtype, count))
-        if (found.dtype, found.count) != (dtype, count):
-            if found.count or count:
+        if (found.dtype, found.numel) != (dtype, count):
+            if found.numel or count:
                 raise DamagedError("it refers to one storage with two dtypes or sizes")
             found = StorageRef(str(key), dtype, 0)
         return _view(found, views[0]) if views and views[0] is not None else found
@@ -203,7 +203,7 @@ def _view(whole: StorageRef, view: Any) -> StorageRef:
     _, first, count = view
     if type(first) is not int or type(count) is not int or first < 0 or count < 0:
         raise DamagedError("a view of a storage has no valid size")
-    if first + count > whole.count:
+    if first + count > whole.numel:
         raise DamagedError("a view extends beyond its storage")
     return StorageRef(whole.key, whole.dtype, count, first)
 
@@ -219,7 +219,7 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Te
         raise DamagedError("a tensor has no valid size")
     if rest[2:] and rest[2]:
         raise DamagedError("a tensor is a conjugate or a negative of what is stored")
-    return TensorRef(storage, storage.first + offset, size, stride)
+    return TensorRef(storage, storage.offset + offset, size, stride)
 
 
 def _is_torch_value(module: str, name: str) -> bool:

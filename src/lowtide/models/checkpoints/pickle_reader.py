@@ -73,7 +73,7 @@ class _Machine:
             _INSTRUCTIONS[instruction.name](self, value)
         raise DamagedError("its pickle has no STOP instruction")
 
-    def marked(self) -> list[Any]:
+    def pop_to_mark(self) -> list[Any]:
         start = self.marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
@@ -82,13 +82,13 @@ class _Machine:
     def push(self, value: Any) -> None:
         self.stack.append(value)
 
-    def last(self, count: int) -> None:
+    def make_tuple(self, count: int) -> None:
         items = tuple(self.stack[-count:])
         if len(items) < count:
             raise DamagedError("a tuple lacks items")
         self.stack[-count:] = [items]
 
-    def keep(self, index: int) -> None:
+    def memoize(self, index: int) -> None:
         self.memo[index] = self.stack[-1]
 
     def extend(self, items: list[Any]) -> None:
@@ -98,7 +98,7 @@ class _Machine:
         elif type(target) is not OpaqueObject:
             raise DamagedError("it appends to an object that is not a list")
 
-    def put(self, items: list[Any]) -> None:
+    def set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is dict:
             for key, value in zip(items[::2], items[1::2], strict=True):
@@ -106,11 +106,11 @@ class _Machine:
         elif type(target) is not OpaqueObject:
             raise DamagedError("it sets items of an object that is not a dictionary")
 
-    def make(self, names_too: bool = False) -> None:
-        if names_too:
+    def reduce(self, has_kwargs: bool = False) -> None:
+        if has_kwargs:
             self.stack.pop()
         given = self.stack.pop()
-        self.push(self.maker.made(self.stack.pop(), given))
+        self.push(self.maker.build(self.stack.pop(), given))
 
 
 _LITERALS = (
@@ -142,29 +142,33 @@ _INSTRUCTIONS: dict[str, Callable[[_Machine, Any], Any]] = {
     "EMPTY_SET": lambda machine, _: machine.push(OpaqueObject("builtins.set")),
     "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
     "POP": lambda machine, _: machine.stack.pop(),
-    "POP_MARK": lambda machine, _: machine.marked(),
-    "TUPLE": lambda machine, _: machine.push(tuple(machine.marked())),
-    "TUPLE1": lambda machine, _: machine.last(1),
-    "TUPLE2": lambda machine, _: machine.last(2),
-    "TUPLE3": lambda machine, _: machine.last(3),
+    "POP_MARK": lambda machine, _: machine.pop_to_mark(),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_to_mark())),
+    "TUPLE1": lambda machine, _: machine.make_tuple(1),
+    "TUPLE2": lambda machine, _: machine.make_tuple(2),
+    "TUPLE3": lambda machine, _: machine.make_tuple(3),
     "APPEND": lambda machine, _: machine.extend([machine.stack.pop()]),
-    "APPENDS": lambda machine, _: machine.extend(machine.marked()),
-    "ADDITEMS": lambda machine, _: machine.extend(machine.marked()),
-    "FROZENSET": lambda machine, _: machine.push((machine.marked(), OpaqueObject("frozenset"))[1]),
-    "SETITEM": lambda machine, _: machine.put([machine.stack.pop(-2), machine.stack.pop()]),
-    "SETITEMS": lambda machine, _: machine.put(machine.marked()),
+    "APPENDS": lambda machine, _: machine.extend(machine.pop_to_mark()),
+    "ADDITEMS": lambda machine, _: machine.extend(machine.pop_to_mark()),
+    "FROZENSET": lambda machine, _: machine.push(
+        (machine.pop_to_mark(), OpaqueObject("frozenset"))[1]
+    ),
+    "SETITEM": lambda machine, _: machine.set_items([machine.stack.pop(-2), machine.stack.pop()]),
+    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_to_mark()),
     "BINGET": lambda machine, index: machine.push(machine.memo[index]),
     "LONG_BINGET": lambda machine, index: machine.push(machine.memo[index]),
-    "BINPUT": _Machine.keep,
-    "LONG_BINPUT": _Machine.keep,
-    "MEMOIZE": lambda machine, _: machine.keep(len(machine.memo)),
-    "GLOBAL": lambda machine, value: machine.push(machine.maker.named(*value.split(" ", 1))),
+    "BINPUT": _Machine.memoize,
+    "LONG_BINPUT": _Machine.memoize,
+    "MEMOIZE": lambda machine, _: machine.memoize(len(machine.memo)),
+    "GLOBAL": lambda machine, value: machine.push(machine.maker.resolve_name(*value.split(" ", 1))),
     "STACK_GLOBAL": lambda machine, _: machine.push(
-        machine.maker.named(machine.stack.pop(-2), machine.stack.pop())
+        machine.maker.resolve_name(machine.stack.pop(-2), machine.stack.pop())
     ),
-    "REDUCE": lambda machine, _: machine.make(),
-    "NEWOBJ": lambda machine, _: machine.make(),
-    "NEWOBJ_EX": lambda machine, _: machine.make(names_too=True),
+    "REDUCE": lambda machine, _: machine.reduce(),
+    "NEWOBJ": lambda machine, _: machine.reduce(),
+    "NEWOBJ_EX": lambda machine, _: machine.reduce(has_kwargs=True),
     "BUILD": lambda machine, _: machine.stack.pop(),  # drop attributes: weights have none
-    "BINPERSID": lambda machine, _: machine.push(machine.maker.storage(machine.stack.pop())),
+    "BINPERSID": lambda machine, _: machine.push(
+        machine.maker.resolve_storage(machine.stack.pop())
+    ),
 }

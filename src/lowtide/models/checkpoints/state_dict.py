@@ -38,7 +38,7 @@ _WRAPPERS = (
 )
 _DEEPEST = 8
 # Tensors may share or repeat storages, up to _TIMES the size of the file plus _ANYHOW bytes.
-_TIMES, _ANYHOW = 4, 1 << 20
+_BYTES_FACTOR, _BASE_BYTES = 4, 1 << 20
 # Everything that damaged archives were seen to raise in zipfile.
 _DAMAGE = (
     DamagedError,
@@ -67,7 +67,7 @@ def read_state_dict(path: Path) -> dict[str, Any]:
             if not head.startswith((ZIP, PICKLE)):
                 raise DamagedError("it does not start like a file of torch.save")
             found = (ZipCheckpoint if head == ZIP else LegacyCheckpoint)(file, size)
-            table = _table(path, found.content)
+            table = _find_state_dict(path, found.content)
             _require_bounded(table.values(), size)
             return _tensors(table, found)
     except ForbiddenNameError as error:
@@ -86,7 +86,7 @@ def read_state_dict(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _table(path: Path, content: Any) -> dict[str, Any]:
+def _find_state_dict(path: Path, content: Any) -> dict[str, Any]:
     """Return the innermost dictionary within the wrappers of training programs."""
     for _ in range(_DEEPEST):
         if not isinstance(content, dict):
@@ -108,7 +108,7 @@ def _table(path: Path, content: Any) -> dict[str, Any]:
 def _require_bounded(values: Iterable[Any], size: int) -> None:
     places = [value for value in values if isinstance(value, TensorRef)]
     total = sum(math.prod(one.size) * one.storage.dtype.itemsize for one in places)
-    if total > _TIMES * size + _ANYHOW:
+    if total > _BYTES_FACTOR * size + _BASE_BYTES:
         raise DamagedError(f"its tensors have {total} bytes, but the file has only {size}")
 
 
@@ -125,7 +125,7 @@ def _tensors(table: dict[str, Any], file: ZipCheckpoint | LegacyCheckpoint) -> d
             found[name] = torch.empty(place.size, dtype=storage.dtype)
             continue
         if storage.key not in stored:
-            stored[storage.key] = file.values(storage)
+            stored[storage.key] = file.read_storage(storage)
         values = stored[storage.key].view(storage.dtype)
         found[name] = values.as_strided(place.size, place.stride, place.offset)
     return found

@@ -8,7 +8,7 @@ from lowtide.models.export.onnx_check import (
     checked_sizes,
     compare_fp32,
     compare_int8,
-    processor_seconds,
+    cpu_seconds,
 )
 from lowtide.models.export.onnx_int8 import quantize_onnx
 from lowtide.models.export.write_onnx import OPSETS, ExportPrecision, write_metadata, write_onnx
@@ -24,7 +24,7 @@ __all__ = [
     "checked_sizes",
     "compare_fp32",
     "compare_int8",
-    "processor_seconds",
+    "cpu_seconds",
     "quantize_onnx",
     "require_packages",
     "write_metadata",

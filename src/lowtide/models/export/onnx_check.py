@@ -30,9 +30,9 @@ from lowtide.models.onnx_runtime import (
 # order causes a hundredth of it.
 LARGEST_DIFFERENCE = 1e-4
 # Minimum PSNR of int8: a lower one is visible.
-LEAST_DB = 40.0
+MIN_PSNR_DB = 40.0
 # Factor by which a runtime may be further from fp32 than PyTorch is at the same low precision.
-_ALLOWANCE = 2
+_MAX_ERROR_RATIO = 2
 # Height and width: odd, smaller and larger than windows, in both directions, and more pixels than
 # models with a special case for small images call small.
 _SIZES = ((33, 50), (19, 61), (64, 80), (129, 131))
@@ -46,26 +46,26 @@ class SizeCheck:
     ``difference`` is the largest between the file's result and that of the model in fp32, on a
     scale of 0..1; ``bound`` is its limit.
 
-    In fp16 and bf16 ``own_difference`` is that of PyTorch at the same precision, and ``psnr_db``
-    the PSNR of the file against fp32, infinity where it is equal; both are None in fp32. In int8,
-    which PyTorch does not have, the difference has no limit (``bound`` is None) but ``psnr_db``
-    must be at least ``least_db``.
+    In fp16 and bf16 ``pytorch_difference`` is that of PyTorch at the same precision, and
+    ``psnr_db`` the PSNR of the file against fp32, infinity where it is equal; both are None in
+    fp32. In int8, which PyTorch does not have, the difference has no limit (``bound`` is None) but
+    ``psnr_db`` must be at least ``min_psnr_db``.
     """
 
     height: int
     width: int
     difference: float
     bound: float | None
-    own_difference: float | None = None
+    pytorch_difference: float | None = None
     psnr_db: float | None = None
-    least_db: float | None = None
+    min_psnr_db: float | None = None
 
     @property
-    def good(self) -> bool:
+    def passed(self) -> bool:
         """Whether the difference is within the bound, or the PSNR high enough; NaN fails."""
         if self.bound is not None:
             return self.difference <= self.bound
-        return (self.psnr_db or 0.0) >= (self.least_db or 0.0)
+        return (self.psnr_db or 0.0) >= (self.min_psnr_db or 0.0)
 
 
 class OnnxRunner:
@@ -77,7 +77,7 @@ class OnnxRunner:
 
     def __init__(self, path: Path | str) -> None:
         require_packages("onnxruntime")
-        self._session = open_session(path, torch.get_num_threads(), patterns=True)
+        self._session = open_session(path, torch.get_num_threads(), memory_patterns=True)
 
     def __call__(self, image: Tensor) -> Tensor:
         """Run the file on an fp32 image (1, C, H, W)."""
@@ -116,7 +116,7 @@ def compare_fp32(
         return SizeCheck(*size, difference, rounding)
     own_difference = max_error(own.numpy(), expected.numpy())
     # A model that overflows at this precision must not raise the bound to infinity.
-    allowed = _ALLOWANCE * own_difference if math.isfinite(own_difference) else 0.0
+    allowed = _MAX_ERROR_RATIO * own_difference if math.isfinite(own_difference) else 0.0
     bound = max(rounding, allowed)
     decibels = psnr(found.numpy(), expected.numpy())
     return SizeCheck(*size, difference, bound, own_difference, decibels)
@@ -131,23 +131,23 @@ def _scale(expected: Tensor) -> float:
     return max(1.0, largest) if math.isfinite(largest) else 1.0
 
 
-def compare_int8(run: OnnxRunner, model: Model, picture: Tensor) -> SizeCheck:
-    """Compare an int8 file with ``model`` in fp32 on ``picture``.
+def compare_int8(run: OnnxRunner, model: Model, image: Tensor) -> SizeCheck:
+    """Compare an int8 file with ``model`` in fp32 on ``image``.
 
-    ``picture`` is fp32 (1, C, H, W) in 0..1 and should not be one of the calibration images. Raises
+    ``image`` is fp32 (1, C, H, W) in 0..1 and should not be one of the calibration images. Raises
     as `compare_fp32`.
     """
     with torch.inference_mode():
-        expected = model.module(picture)
-    found = _result(run, picture, expected)
-    height, width = picture.shape[2:]
+        expected = model.module(image)
+    found = _result(run, image, expected)
+    height, width = image.shape[2:]
     return SizeCheck(
         height,
         width,
         max_error(found.numpy(), expected.numpy()),
         None,
         psnr_db=psnr(found.numpy(), expected.numpy()),
-        least_db=LEAST_DB,
+        min_psnr_db=MIN_PSNR_DB,
     )
 
 
@@ -163,7 +163,7 @@ def _result(run: OnnxRunner, image: Tensor, expected: Tensor) -> Tensor:
     return found
 
 
-def processor_seconds(
+def cpu_seconds(
     run: OnnxRunner, model: Model, network: nn.Module, size: tuple[int, int]
 ) -> tuple[float, float]:
     """Measure CPU seconds per image of ``size`` by ONNX Runtime and by PyTorch.

@@ -17,13 +17,13 @@ from lowtide.models.onnx_runtime import require_packages
 _LAYERS = "Conv", "Gemm", "MatMul"
 
 
-def quantize_onnx(path: Path | str, pictures: Sequence[Tensor]) -> int:
+def quantize_onnx(path: Path | str, calibration_images: Sequence[Tensor]) -> int:
     """Quantize the fp32 file of `write_onnx` to int8, in place.
 
     Static, by ONNX Runtime's quantizer: weights symmetric and per output channel, activations by
-    their range on the calibration images ``pictures``, fp32 (1, C, H, W) in 0..1, of which there
-    should be some from several photographs. The first and the last layer stay in fp32, since a
-    picture's own values pass through them. Accuracy: approximate;
+    their range on the calibration images ``calibration_images``, fp32 (1, C, H, W) in 0..1, of
+    which there should be some from several photographs. The first and the last layer stay in fp32,
+    since a picture's own values pass through them. Accuracy: approximate;
     `lowtide.models.export.compare_int8` measures the loss.
 
     Returns:
@@ -45,7 +45,7 @@ def quantize_onnx(path: Path | str, pictures: Sequence[Tensor]) -> int:
         quantize_static(
             str(path),
             str(path),
-            _reader(pictures),
+            _reader(calibration_images),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(_LAYERS),
             nodes_to_quantize=layers,
@@ -65,14 +65,14 @@ def _layers(path: Path | str) -> list[str]:
     return [node.name for node in graph.node if node.op_type in _LAYERS and node.input[1] in stored]
 
 
-def _reader(pictures: Sequence[Tensor]) -> Any:
+def _reader(images: Sequence[Tensor]) -> Any:
     from onnxruntime.quantization import CalibrationDataReader
 
     class Pictures(CalibrationDataReader):
         """Calibration images one after another, then None."""
 
         def __init__(self) -> None:
-            self._left = iter(pictures)
+            self._left = iter(images)
 
         def get_next(self) -> Any:
             picture = next(self._left, None)

@@ -97,7 +97,7 @@ def write_onnx(
             path,
             opset=opset,
             shapes={2: free, 3: free},
-            tell=progress or (lambda step: None),
+            progress=progress or (lambda step: None),
         )
     except torch.onnx.errors.OnnxExporterError as error:
         raise ModelError(

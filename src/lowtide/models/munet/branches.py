@@ -12,7 +12,7 @@ _LUMA = (0.299, 0.587, 0.114)
 # Window and hop of the short-time Fourier transform, in pixels.
 _SPECTRUM, _HOP = 16, 8
 # Added to squared magnitudes, so that the logarithm's gradients are at most 1/2 over its root.
-_FLOOR = 1e-4
+_LOG_EPS = 1e-4
 
 
 def luma(image: Tensor) -> Tensor:
@@ -21,18 +21,21 @@ def luma(image: Tensor) -> Tensor:
     return (image.float() * weights).sum(1, keepdim=True)
 
 
-def conv(given: int, made: int, kernel: int, *, bias: bool = False) -> nn.Module:
+def conv(in_channels: int, out_channels: int, kernel: int, *, bias: bool = False) -> nn.Module:
     """Build a "same" convolution with spectral norm 1 (arXiv 1802.05957)."""
-    made_of = nn.Conv2d(given, made, kernel, padding=kernel // 2, bias=bias)
+    made_of = nn.Conv2d(in_channels, out_channels, kernel, padding=kernel // 2, bias=bias)
     nn.init.kaiming_normal_(made_of.weight, a=0.2)
     return spectral_norm(made_of)
 
 
-def convs(given: int, made: int, slope: float) -> nn.Sequential:
+def convs(in_channels: int, out_channels: int, slope: float) -> nn.Sequential:
     """Build two 3×3 convolutions with spectral norm, each followed by a leaky ReLU."""
-    between = max(made // 2, 1) if given < made else made
+    between = max(out_channels // 2, 1) if in_channels < out_channels else out_channels
     return nn.Sequential(
-        conv(given, between, 3), nn.LeakyReLU(slope), conv(between, made, 3), nn.LeakyReLU(slope)
+        conv(in_channels, between, 3),
+        nn.LeakyReLU(slope),
+        conv(between, out_channels, 3),
+        nn.LeakyReLU(slope),
     )
 
 
@@ -79,7 +82,7 @@ class SpectrumBranch(nn.Module):
         gray = F.pad(luma(image), (around,) * 4, mode="replicate")
         windows = gray[:, 0].unfold(1, _SPECTRUM, _HOP).unfold(2, _SPECTRUM, _HOP)
         spectrum = torch.fft.rfft2(windows * self.fade, norm="ortho")
-        strength = torch.log(spectrum.real.square() + spectrum.imag.square() + _FLOOR) / 2
+        strength = torch.log(spectrum.real.square() + spectrum.imag.square() + _LOG_EPS) / 2
         found = self.read(strength.flatten(3).permute(0, 3, 1, 2).to(image.dtype))
         return self.refine(F.interpolate(found, (height, width), mode="nearest"))
 
@@ -108,7 +111,7 @@ class BranchFusion(nn.Module):
             conv(features, branches, 1, bias=True),
         )
 
-    def forward(self, found: list[Tensor]) -> Tensor:
+    def forward(self, features: list[Tensor]) -> Tensor:
         """Map a list of (B, features, H, W) to one such map."""
-        weights = self.weigh(torch.cat(found, 1)).softmax(1).unsqueeze(2)
-        return (torch.stack(found, 1) * weights).sum(1)
+        weights = self.weigh(torch.cat(features, 1)).softmax(1).unsqueeze(2)
+        return (torch.stack(features, 1) * weights).sum(1)

@@ -23,29 +23,33 @@ from lowtide.models.paragonsr2.magic_kernel import MagicKernelUpsample
 
 BRANCHES = "spatial", "edges", "spectra", "patches"
 # Initial scale of the attention branch.
-_FIRST_SHARE = 0.1
+_INITIAL_SCALE = 0.1
 
 
 class Downsample(nn.Sequential):
     """Spectrally normed 4×4 convolution with stride 2, which halves the size."""
 
-    def __init__(self, given: int, made: int, slope: float) -> None:
-        halve = nn.Conv2d(given, made, 4, 2, 1, bias=False)
+    def __init__(self, in_channels: int, out_channels: int, slope: float) -> None:
+        halve = nn.Conv2d(in_channels, out_channels, 4, 2, 1, bias=False)
         super().__init__(spectral_norm(halve), nn.LeakyReLU(slope))
 
 
 class MagicUpsample(nn.Module):
     """Upsampling by 2 with the Magic Kernel, concatenated with a skip connection."""
 
-    def __init__(self, given: int, beside: int, made: int, slope: float) -> None:
+    def __init__(
+        self, in_channels: int, skip_channels: int, out_channels: int, slope: float
+    ) -> None:
         super().__init__()
-        self.enlarge = MagicKernelUpsample(given, 2, 0.0)
-        self.soften = nn.Sequential(conv(given, made, 3), nn.LeakyReLU(slope))
-        self.merge = nn.Sequential(conv(made + beside, made, 3), nn.LeakyReLU(slope))
+        self.enlarge = MagicKernelUpsample(in_channels, 2, 0.0)
+        self.soften = nn.Sequential(conv(in_channels, out_channels, 3), nn.LeakyReLU(slope))
+        self.merge = nn.Sequential(
+            conv(out_channels + skip_channels, out_channels, 3), nn.LeakyReLU(slope)
+        )
 
-    def forward(self, x: Tensor, beside: Tensor) -> Tensor:
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         """Map (B, given, h, w) and the skip (B, beside, 2h, 2w) to (B, made, 2h, 2w)."""
-        return self.merge(torch.cat([self.soften(self.enlarge(x)), beside], 1))
+        return self.merge(torch.cat([self.soften(self.enlarge(x)), skip], 1))
 
 
 class Bottleneck(nn.Module):
@@ -65,7 +69,7 @@ class Bottleneck(nn.Module):
             for layer in (attention.qkv, attention.out):
                 spectral_norm(layer)
             self.attention = attention
-            self.share = nn.Parameter(torch.full((1, channels, 1, 1), _FIRST_SHARE))
+            self.share = nn.Parameter(torch.full((1, channels, 1, 1), _INITIAL_SCALE))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
@@ -101,7 +105,7 @@ class MUNet(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return logits for each pixel; see the class."""
-        return self.judge(self.branches(image), image)
+        return self.fuse(self.branches(image), image)
 
     def branches(self, image: Tensor) -> dict[str, Tensor]:
         """Return features (B, features, H', W') of all `BRANCHES`, at the padded size."""
@@ -124,7 +128,7 @@ class MUNet(nn.Module):
         found = x, self.edges(filled), self.spectra(filled), self.patches(smallest, size)
         return dict(zip(BRANCHES, found, strict=True))
 
-    def judge(self, found: dict[str, Tensor], image: Tensor) -> Tensor:
+    def fuse(self, features: dict[str, Tensor], image: Tensor) -> Tensor:
         """Fuse the features of `branches` to logits of the size of ``image``."""
-        logits = self.conv_out(self.fusion([found[name] for name in BRANCHES]))
+        logits = self.conv_out(self.fusion([features[name] for name in BRANCHES]))
         return logits[:, :, : image.shape[2], : image.shape[3]]

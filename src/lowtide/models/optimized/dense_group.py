@@ -18,7 +18,7 @@ from lowtide.models.optimized.token_linear import (
 )
 
 # The residual scale of a group's output, as in the model.
-_SHARE = 0.2
+_RESIDUAL_SCALE = 0.2
 
 
 class OptimizedDenseGroup(OptimizedModule):
@@ -34,7 +34,7 @@ class OptimizedDenseGroup(OptimizedModule):
     overwrites = False
 
     @staticmethod
-    def takes(part: Any) -> bool:
+    def supports(part: Any) -> bool:
         """Return whether all blocks of ``part`` run in chunks of windows."""
         return all(isinstance(block, OptimizedSwinBlock) for block, _ in _steps(part))
 
@@ -53,7 +53,9 @@ class OptimizedDenseGroup(OptimizedModule):
             for places, _, found in block.parts(seen[:, :known], xsize, end=_end(block, adjust)):
                 scatter_rows(seen[:, known : known + found.shape[-1]], places, plain.lrelu(found))
         for places, given, found in last.parts(seen, xsize, end=_end(last, narrow)):
-            scatter_rows(result[0], places, torch.add(given[:, :channels], found, alpha=_SHARE))
+            scatter_rows(
+                result[0], places, torch.add(given[:, :channels], found, alpha=_RESIDUAL_SCALE)
+            )
         return result
 
 
@@ -70,7 +72,7 @@ def _end(block: OptimizedSwinBlock, layer: Any) -> End:
     """
     mlp = block.plain.mlp
     if not _are_linear(mlp, layer):
-        return lambda normed, seen: _of_tokens(layer, linear_add(mlp, normed, seen))
+        return lambda normed, seen: _apply_to_tokens(layer, linear_add(mlp, normed, seen))
     second, weight, bias = mlp.fc2.plain, layer.plain.weight.flatten(1), layer.plain.bias
     both = (weight.double() @ second.weight.double()).to(weight)
     if second.bias is not None:
@@ -98,7 +100,7 @@ def _are_linear(mlp: Any, layer: Any) -> bool:
     return all(weight.dtype == torch.float32 for weight in weights)
 
 
-def _of_tokens(layer: Any, tokens: Tensor) -> Tensor:
+def _apply_to_tokens(layer: Any, tokens: Tensor) -> Tensor:
     """Apply a 1×1 convolution to tokens (L, C)."""
     image = tokens[None, :, None].movedim(-1, -3)
     return layer(image).movedim(-3, -1).reshape(len(tokens), -1)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from lowtide.models.optimized.optimized_module import OptimizedModule, is_recorded
 
 # CPU kernels compute 8 or 16 output channels at once, however few are needed.
-_FEW, _LEAST_GIVEN = 4, 16
+_MAX_OUT_CHANNELS, _LEAST_GIVEN = 4, 16
 # Below this the overhead exceeds the gain.
 _LEAST_PIXELS = 1 << 14
 # Bytes of products held at once, so that some are still in a cache when they are summed.
-_HELD_BYTES = 8 << 20
+_PRODUCT_BYTES = 8 << 20
 
 
 class OptimizedNarrowConv(OptimizedModule):
@@ -30,7 +30,7 @@ class OptimizedNarrowConv(OptimizedModule):
         if not keeps_size(part) or part.groups > 1:
             return False
         odd = all(side % 2 for side in part.kernel_size) and part.kernel_size != (1, 1)
-        return odd and part.out_channels <= _FEW and part.in_channels >= _LEAST_GIVEN
+        return odd and part.out_channels <= _MAX_OUT_CHANNELS and part.in_channels >= _LEAST_GIVEN
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C', H, W)."""
@@ -62,7 +62,7 @@ def narrow_conv2d(conv: nn.Module, x: Tensor) -> Tensor:
     result = x.new_zeros(images, few, height, width)
     if bias is not None:
         result += bias.view(-1, 1, 1)
-    rows = max(1, _HELD_BYTES // (len(taps) * width * x.element_size()))
+    rows = max(1, _PRODUCT_BYTES // (len(taps) * width * x.element_size()))
     for image, found in zip(x, result, strict=True):
         for top in range(0, height, rows):
             strip = image[:, top : top + rows].flatten(1)

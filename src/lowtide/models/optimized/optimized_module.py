@@ -35,7 +35,7 @@ class OptimizedModule(nn.Module):
         self.__dict__["plain"] = plain
 
     @staticmethod
-    def takes(part: Any) -> bool:
+    def supports(part: Any) -> bool:
         """Return whether the submodules of ``part`` are of the kinds this class needs."""
         return True
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lowtide.attention.window_attention import attend_windows
 from lowtide.models.optimized.optimized_module import OptimizedModule
-from lowtide.models.optimized.swin_blocks import gathered_bias, merge_windows
+from lowtide.models.optimized.swin_blocks import gather_bias, merge_windows
 
 
 class OptimizedRectangleAttention(OptimizedModule):
@@ -34,7 +34,7 @@ class OptimizedRectangleAttention(OptimizedModule):
         window = plain.H_sp, plain.W_sp
         places = window[0] * window[1]
         query, key, value = (self._windows(part, H, W, window) for part in qkv.unbind(0))
-        bias = gathered_bias(plain.pos(rpe_biases), rpi, places)
+        bias = gather_bias(plain.pos(rpe_biases), rpi, places)
         found = attend_windows(query, key, value, bias, (), plain.scale)
         return merge_windows(found, H, W, window).view(qkv.shape[1], H, W, -1)
 

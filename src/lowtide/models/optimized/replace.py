@@ -41,7 +41,7 @@ _ROWS = 8
 _DROPPED = re.compile(r"DropPath\(.*?\)")
 _HOME = "spandrel.architectures."
 # Models whose ``upsample`` of convolutions and pixel shuffles is followed by ``conv_last`` alone.
-_TAILED = {f"{name} {name}" for name in ("SwinIR", "DRCT", "HAT", "DAT", "RGT", "ATD", "GRL")}
+_TAIL_MODELS = {f"{name} {name}" for name in ("SwinIR", "DRCT", "HAT", "DAT", "RGT", "ATD", "GRL")}
 
 
 def replace_modules(network: nn.Module) -> Counter[str]:
@@ -70,26 +70,26 @@ def replace_modules(network: nn.Module) -> Counter[str]:
             if (title := _name(child)) not in _KINDS:
                 continue
             kind, example = _KINDS[title]
-            if not kind.takes(child):
+            if not kind.supports(child):
                 continue
             fast, form = kind(child), (title, _form(child))
             if form not in agreed:
-                agreed[form] = _agrees(child, fast, example)
+                agreed[form] = _gives_same_output(child, fast, example)
             if agreed[form]:
                 setattr(parent, name, fast)
                 found[title] += 1
-        _let_overwrite(parent)
+        _allow_overwriting(parent)
     for part in network.modules():
         # A replaced block still runs its original for batches of several images.
         part = part.plain if isinstance(part, OptimizedSwinBlock) else part
-        if callable(getattr(part, "calculate_mask", None)) and _knows_few_forms(part):
-            _mask_in_few_forms(part)
+        if callable(getattr(part, "calculate_mask", None)) and _supports_shift_masks(part):
+            _use_shift_masks(part)
     if any(isinstance(part, OptimizedPatchUnembed) for part in network.modules()):
         first: Any = getattr(network, "conv_first", None)
         if OptimizedFirstConv.fits(first):
             network.conv_first = OptimizedFirstConv(first)
             found["first"] += 1
-    if _name(network) in _TAILED and _in_strips(network):
+    if _name(network) in _TAIL_MODELS and _replace_tail(network):
         found["tail"] += 1
     # After the tail, which holds its own convolutions.
     for parent in list(network.modules()):
@@ -100,7 +100,7 @@ def replace_modules(network: nn.Module) -> Counter[str]:
     return found
 
 
-def _let_overwrite(group: Any) -> None:
+def _allow_overwriting(group: Any) -> None:
     """Set ``overwrites`` on blocks of a group, or groups of a model, in a row.
 
     Set on all that alone need their input: all but the first, whose input is added to the result.
@@ -116,7 +116,7 @@ def _let_overwrite(group: Any) -> None:
 
 
 @torch.inference_mode()
-def _in_strips(network: Any) -> bool:
+def _replace_tail(network: Any) -> bool:
     """Replace ``upsample`` and ``conv_last`` by an `OptimizedTail` if it verifies."""
     before: Any = getattr(network, "upsample", None)
     last: Any = getattr(network, "conv_last", None)
@@ -143,7 +143,7 @@ def _form(part: nn.Module) -> str:
 
 
 @torch.inference_mode()
-def _agrees(
+def _gives_same_output(
     plain: nn.Module, fast: OptimizedModule, example: Callable[[Any], dict[str, Any]]
 ) -> bool:
     given = example(plain)
@@ -230,7 +230,7 @@ _KINDS: dict[str, tuple[type[OptimizedModule], Callable[[Any], dict[str, Any]]]]
 }
 
 
-def _knows_few_forms(part: nn.Module) -> bool:
+def _supports_shift_masks(part: nn.Module) -> bool:
     """Return whether all window attention in ``part`` takes a `ShiftMask`."""
     inside = [one for one in part.modules() if one is not part]
     fast = any(isinstance(one, OptimizedWindowAttention) for one in inside)
@@ -241,7 +241,7 @@ def _knows_few_forms(part: nn.Module) -> bool:
 _mask = functools.lru_cache(maxsize=8)(ShiftMask)
 
 
-def _mask_in_few_forms(part: Any) -> None:
+def _use_shift_masks(part: Any) -> None:
     """Let ``part`` make `ShiftMask`s in place of mask tensors, if they are equal."""
     plain, window, shift = part.calculate_mask, part.window_size, part.shift_size
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lowtide.attention.window_attention import MaskPattern
 
 # Added by Swin-like models to scores of pixels that were not neighbors before the shift.
-_APART = -100.0
+_MASKED_SCORE = -100.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ShiftMask:
         return self
 
     @cached_property
-    def places(self) -> dict[tuple[bool, bool], tuple[int, ...]]:
+    def windows_by_edges(self) -> dict[tuple[bool, bool], tuple[int, ...]]:
         """Indices of windows, keyed by (at the lower edge, at the right edge)."""
         rows, columns = self.height // self.window, self.width // self.window
         found: dict[tuple[bool, bool], list[int]] = {}
@@ -56,26 +56,26 @@ class ShiftMask:
         return [
             MaskPattern(
                 tuple(image * each + place for image in images for place in places),
-                self.added(edges, like) if any(edges) else None,
+                self.edge_mask(edges, like) if any(edges) else None,
             )
-            for edges, places in self.places.items()
+            for edges, places in self.windows_by_edges.items()
         ]
 
-    def added(self, edges: tuple[bool, bool], like: Tensor) -> Tensor:
+    def edge_mask(self, edges: tuple[bool, bool], like: Tensor) -> Tensor:
         """Return the mask (1, 1, L, L) of windows at these edges."""
         along = torch.arange(self.window, device=like.device) >= self.window - self.shift
         down, across = along * edges[0], along * edges[1]
         region = (2 * down[:, None] + across[None]).flatten()
         apart = region[:, None] != region[None]
-        return like.new_zeros(apart.shape).masked_fill_(apart, _APART)[None, None]
+        return like.new_zeros(apart.shape).masked_fill_(apart, _MASKED_SCORE)[None, None]
 
     def dense(self, like: Tensor) -> Tensor:
         """Return the dense mask (N, L, L) that models build."""
         count = self.height // self.window * (self.width // self.window)
         found = like.new_zeros(count, self.window**2, self.window**2)
-        for edges, places in self.places.items():
+        for edges, places in self.windows_by_edges.items():
             if any(edges):
-                found[list(places)] = self.added(edges, like)[0]
+                found[list(places)] = self.edge_mask(edges, like)[0]
         return found
 
 
@@ -83,11 +83,12 @@ class ShiftMask:
 class WindowOrder:
     """Order of an image's pixels that groups windows with the same mask.
 
-    Windows are shifted as those of ``mask``; ``there`` holds the pixels' indices in that order.
+    Windows are shifted as those of ``mask``; ``pixel_indices`` holds the pixels' indices in that
+    order.
     """
 
     mask: ShiftMask
-    there: Tensor
+    pixel_indices: Tensor
 
     @classmethod
     @torch.inference_mode(False)
@@ -101,14 +102,16 @@ class WindowOrder:
         pixels = pixels.roll((-shift, -shift), (0, 1))
         rows = pixels.view(mask.height // window, window, mask.width // window, window)
         windows = rows.transpose(1, 2).reshape(-1, window * window)
-        places = [place for group in mask.places.values() for place in group]
+        places = [place for group in mask.windows_by_edges.values() for place in group]
         return cls(mask, windows[places].flatten().to(device))
 
     def patterns(self, like: Tensor) -> list[MaskPattern]:
         """Return the masks (1, 1, L, L) and the windows of one image that each covers."""
         found, first = [], 0
-        for edges, group in self.mask.places.items():
+        for edges, group in self.mask.windows_by_edges.items():
             places = range(first, first + len(group))
-            found.append(MaskPattern(places, self.mask.added(edges, like) if any(edges) else None))
+            found.append(
+                MaskPattern(places, self.mask.edge_mask(edges, like) if any(edges) else None)
+            )
             first = places.stop
         return found

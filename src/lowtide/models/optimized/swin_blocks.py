@@ -21,7 +21,7 @@ from lowtide.models.optimized.token_linear import linear_add
 
 # Workspace of a chunk of windows in a block: in values for each channel, and at most in bytes, with
 # more on a GPU, which needs many windows in flight.
-_HELD, _PART_BYTES, _CARD_PART_BYTES = 8, 32 << 20, 256 << 20
+_WORKSPACE_CHANNELS, _CHUNK_BYTES, _GPU_CHUNK_BYTES = 8, 32 << 20, 256 << 20
 
 # The end of a block: of normalized pixels and the pixels themselves.
 End = Callable[[Tensor, Tensor], Tensor]
@@ -49,7 +49,7 @@ class OptimizedWindowAttention(OptimizedModule):
         """Return the relative position bias of all scores, (1, heads, L, L)."""
         plain = self.plain
         index = plain.relative_position_index if rpi is None else rpi
-        return gathered_bias(plain.relative_position_bias_table, index, len(index))
+        return gather_bias(plain.relative_position_bias_table, index, len(index))
 
     def attend(
         self,
@@ -78,7 +78,7 @@ class OptimizedSwinBlock(OptimizedModule):
     overwrites = False
 
     @staticmethod
-    def takes(part: Any) -> bool:
+    def supports(part: Any) -> bool:
         """Return whether the attention of ``part`` is an `OptimizedWindowAttention`."""
         return isinstance(part.attn, OptimizedWindowAttention)
 
@@ -113,29 +113,31 @@ class OptimizedSwinBlock(OptimizedModule):
         order = window_order(*x_size, plain.window_size, plain.shift_size, pixels.device)
         bias = plain.attn.bias()
         end = end or functools.partial(linear_add, plain.mlp)
-        return self._parts(pixels, order.there, bias, order.patterns(bias), end, overwritten)
+        return self._iter_chunks(
+            pixels, order.pixel_indices, bias, order.patterns(bias), end, overwritten
+        )
 
-    def _parts(
+    def _iter_chunks(
         self,
         pixels: Tensor,
-        there: Tensor,
+        pixel_order: Tensor,
         bias: Tensor,
         patterns: Sequence[MaskPattern],
         end: End,
         overwritten: bool,
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Run `parts` in the order ``there``; ``overwritten`` pixels may change."""
+        """Run `parts` in the order ``pixel_order``; ``overwritten`` pixels may change."""
         plain = self.plain
         places = plain.window_size**2
         heads = PaddedHeads(plain.attn.plain, pixels)
         total = len(pixels) // places
         some = windows_per_chunk(pixels, total)
         # The last chunk may overlap the one before it.
-        rest = there[(total - some) * places :]
+        rest = pixel_order[(total - some) * places :]
         last = pixels.index_select(0, rest) if overwritten else None
         for first in range(0, total, some):
             first = min(first, total - some)
-            chosen = there[first * places : (first + some) * places]
+            chosen = pixel_order[first * places : (first + some) * places]
             kept = last if first == total - some else None
             given = pixels.index_select(0, chosen) if kept is None else kept
             windows = plain.norm1(given).view(some, places, -1)
@@ -153,14 +155,14 @@ def windows_per_chunk(x: Tensor, total: int) -> int:
     """
     if torch.compiler.is_compiling():
         return total  # each chunk would be compiled separately
-    limit = _PART_BYTES if x.device.type == "cpu" else _CARD_PART_BYTES
-    window = _HELD * (x.numel() // total) * x.element_size()
+    limit = _CHUNK_BYTES if x.device.type == "cpu" else _GPU_CHUNK_BYTES
+    window = _WORKSPACE_CHANNELS * (x.numel() // total) * x.element_size()
     most = min(total, max(1, limit // window))
     # The fewest windows run twice, and among those the largest chunk.
     return min(range((most + 1) // 2, most + 1), key=lambda size: (-total % size, -size))
 
 
-def scatter_rows(pixels: Tensor, places: Tensor, rows: Tensor) -> None:
+def scatter_rows(pixels: Tensor, indices: Tensor, rows: Tensor) -> None:
     """Write ``pixels[places] = rows``, 16 bytes at a time on a CPU where aligned.
 
     PyTorch's own index_copy_ copies element by element.
@@ -168,7 +170,7 @@ def scatter_rows(pixels: Tensor, places: Tensor, rows: Tensor) -> None:
     plain = is_recorded() or rows.device.type != "cpu"
     if not plain and _is_wide(pixels) and _is_wide(rows):
         pixels, rows = pixels.view(torch.complex128), rows.view(torch.complex128)
-    pixels.index_copy_(0, places, rows)
+    pixels.index_copy_(0, indices, rows)
 
 
 def _is_wide(rows: Tensor) -> bool:
@@ -201,7 +203,7 @@ class OptimizedOverlapAttention(OptimizedModule):
         side, seen = plain.window_size, plain.overlap_win_size
         heads = PaddedHeads(plain, x)
         query, key, value = heads.split(plain.norm1(x).unflatten(1, x_size)).unbind(3)
-        bias = gathered_bias(plain.relative_position_bias_table, rpi, side * side)
+        bias = gather_bias(plain.relative_position_bias_table, rpi, side * side)
         found = attend_windows(
             partition_windows(query, side, side),
             partition_windows(key, side, seen),
@@ -214,14 +216,14 @@ class OptimizedOverlapAttention(OptimizedModule):
         return linear_add(plain.mlp, plain.norm2(x), x)
 
 
-def gathered_bias(table: Tensor, index: Tensor, places: int) -> Tensor:
+def gather_bias(table: Tensor, index: Tensor, queries: int) -> Tensor:
     """Gather the bias (1, heads, L, L') from a relative position table.
 
     ``table`` is (positions, heads), ``index`` holds its row for each pair of pixels, L is
-    ``places``.
+    ``queries``.
     """
     chosen = table.detach()[index.flatten()]
-    return chosen.view(places, -1, table.shape[1]).permute(2, 0, 1).contiguous()[None]
+    return chosen.view(queries, -1, table.shape[1]).permute(2, 0, 1).contiguous()[None]
 
 
 def partition_windows(image: Tensor, step: int, size: int) -> Tensor:

@@ -46,7 +46,7 @@ class OptimizedTail(OptimizedModule):
                 reach += layer.kernel_size[0] // 2 / scale
             elif isinstance(layer, nn.PixelShuffle):
                 scale *= layer.upscale_factor
-        self._reach, self._scale = math.ceil(reach), scale
+        self._radius, self._scale = math.ceil(reach), scale
 
     @staticmethod
     def fits(before: object, plain: object) -> bool:
@@ -56,7 +56,7 @@ class OptimizedTail(OptimizedModule):
         convolutions = [layer for layer in before if not isinstance(layer, nn.PixelShuffle)]
         return len(convolutions) < len(before) and all(map(keeps_size, (*convolutions, plain)))
 
-    def use(self, plain: nn.Module) -> None:
+    def replace_last(self, plain: nn.Module) -> None:
         """Replace the last convolution by ``plain``, which has other weights."""
         self._parameters, self._buffers = plain._parameters, plain._buffers
         self.__dict__["plain"] = plain
@@ -72,8 +72,8 @@ class OptimizedTail(OptimizedModule):
         """Compute the same as `forward` with ``rows`` rows of ``x`` at a time."""
         height, scale, result = x.shape[2], self._scale, None
         for first in range(0, height, rows):
-            low = max(0, first - self._reach)
-            high = min(height, first + rows + self._reach)
+            low = max(0, first - self._radius)
+            high = min(height, first + rows + self._radius)
             strip = narrow_conv2d(self.plain, self.before(x[:, :, low:high]))
             if result is None:
                 sides = height * scale, strip.shape[3]
@@ -90,4 +90,4 @@ class OptimizedTail(OptimizedModule):
         """
         channels = self.plain.in_channels * self._scale**2
         row = 2 * x.shape[0] * channels * x.shape[3] * x.element_size()
-        return max(4 * self._reach, _STRIP_BYTES // row)
+        return max(4 * self._radius, _STRIP_BYTES // row)

@@ -53,7 +53,7 @@ class ParagonConvConfig:
         return f"{self.features}nf", f"{self.blocks}nb"
 
     @property
-    def reach(self) -> int:
+    def receptive_field(self) -> int:
         """Radius of the receptive field, in input pixels to each side.
 
         One per 3×3 convolution: first, blocks, last. The cubic path has a radius of 2, so it never
@@ -69,6 +69,6 @@ class ParagonConvConfig:
         return self.features * (9 * 3 + 1) + outputs * per_output
 
     @property
-    def constants(self) -> int:
+    def buffer_elements(self) -> int:
         """Number of values of the fixed path: one dense 5×5 kernel from 3 channels."""
         return 3 * self.scale**2 * 3 * 25

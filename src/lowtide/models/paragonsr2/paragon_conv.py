@@ -25,7 +25,7 @@ class CubicUpsample(nn.Module):
     file.
     """
 
-    REACH = 2
+    RADIUS = 2
 
     def __init__(self, scale: int, channels: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class CubicUpsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Upsample ``x``; see the class for shapes."""
-        reach = self.REACH
+        reach = self.RADIUS
         return F.conv2d(F.pad(x, (reach, reach, reach, reach), mode="replicate"), self.kernel)
 
 

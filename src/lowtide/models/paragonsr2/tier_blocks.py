@@ -57,7 +57,7 @@ class _Mixing(nn.Module):
         self.conv1, self.conv2 = nn.Conv2d(channels, wide, 1), nn.Conv2d(wide, channels, 1)
         self.dw = nn.Conv2d(wide, wide, 3, padding=1, groups=wide)
 
-    def mixed(self, x: Tensor) -> Tensor:
+    def mix(self, x: Tensor) -> Tensor:
         """Expand, filter depthwise, apply GELU and project back."""
         return self.conv2(F.gelu(self.dw(self.conv1(x))))
 
@@ -71,7 +71,7 @@ class NanoBlock(_Mixing):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
-        return x + self.scale(self.mixed(x))
+        return x + self.scale(self.mix(x))
 
 
 class StreamBlock(nn.Module):
@@ -113,7 +113,7 @@ class PhotoBlock(_Mixing):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
-        x = x + self.scale(self.mixed(self.norm(x)))
+        x = x + self.scale(self.mix(self.norm(x)))
         return x + self.scale(self.attn(self.attn_norm(x))) if self.attention else x
 
 
@@ -174,7 +174,7 @@ class ProBlock(_Mixing):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
-        x = x + self.scale1(self.mixed(self.norm1(x)))
+        x = x + self.scale1(self.mix(self.norm1(x)))
         x = x + self.scale2(self.channel_attn(x))
         if self.attention:
             x = x + self.scale3(self.window_attn(self.norm3(x)))

@@ -17,10 +17,10 @@ from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
 
 FAMILY = "ParagonSR2"
-_ALWAYS = ("conv_in", "conv_mid", "up.0", "conv_out")
+_REQUIRED_LAYERS = ("conv_in", "conv_mid", "up.0", "conv_out")
 _BLOCK = "body.0.blocks.0."
 # A key of the first block that no later tier in this table has.
-_SIGNS: dict[Tier, str] = {
+_TIER_KEYS: dict[Tier, str] = {
     "stream": "dw1.weight",
     "pro": "token_ca.token_dict",
     "photo": "norm.scale",
@@ -35,8 +35,8 @@ def is_tier_checkpoint(state: Mapping[str, Tensor]) -> bool:
     """Return whether ``state`` is the state_dict of a ParagonSR2 tier."""
     return (
         "detail_gain" in state
-        and all(f"{name}.weight" in state for name in _ALWAYS)
-        and any(_BLOCK + sign in state for sign in _SIGNS.values())
+        and all(f"{name}.weight" in state for name in _REQUIRED_LAYERS)
+        and any(_BLOCK + sign in state for sign in _TIER_KEYS.values())
     )
 
 
@@ -88,7 +88,7 @@ def infer_tier_config(path: Path, state: Mapping[str, Tensor]) -> TierConfig:
 
     Raises ModelError for a scale that is not an integer, or channels other than 1 or 3.
     """
-    tiers: list[Tier] = [tier for tier, sign in _SIGNS.items() if _BLOCK + sign in state]
+    tiers: list[Tier] = [tier for tier, sign in _TIER_KEYS.items() if _BLOCK + sign in state]
     tier = tiers[0]
     features, channels = state["conv_in.weight"].shape[:2]
     scale = math.isqrt(len(state["up.0.weight"]) // features)

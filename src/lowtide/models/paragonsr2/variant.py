@@ -37,9 +37,9 @@ class ParagonVariant(nn.Module):
         self.conv_fuse = nn.Conv2d(width, width, 3, padding=1)
         self.conv_up = nn.Conv2d(width, width * scale**2, 3, padding=1)
         self.conv_out = nn.Conv2d(width, self.CHANNELS, 3, padding=1)
-        self._begin()
+        self._init_weights()
 
-    def _begin(self) -> None:
+    def _init_weights(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, a=SLOPE)

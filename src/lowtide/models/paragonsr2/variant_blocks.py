@@ -20,7 +20,7 @@ from lowtide.models.paragonsr2.variant_config import VariantConfig
 SLOPE = 0.1
 _BRANCH, _REDUCTION = 8, 4
 # Channels of a head, and the divisor of a block's channels that attend.
-_HEAD, _ATTENDING = 16, 4
+_HEAD, _ATTENTION_DIVISOR = 16, 4
 # Detail gains, from the busiest to the plainest image.
 _LEAST_GAIN, _MOST_GAIN = 0.05, 0.2
 
@@ -34,11 +34,11 @@ def initial_residual_scale(depth: int) -> float:
 
 
 class ChannelScale(nn.Module):
-    """Learned factor per channel, initialized to ``first`` (LayerScale)."""
+    """Learned factor per channel, initialized to ``initial`` (LayerScale)."""
 
-    def __init__(self, channels: int, first: float) -> None:
+    def __init__(self, channels: int, initial: float) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.full((1, channels, 1, 1), first))
+        self.gamma = nn.Parameter(torch.full((1, channels, 1, 1), initial))
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale (B, C, H, W) per channel."""
@@ -71,7 +71,7 @@ class ResidualAttention(nn.Module):
     def __init__(self, config: VariantConfig) -> None:
         super().__init__()
         hidden = config.hidden
-        width = -(-hidden // _ATTENDING // _HEAD) * _HEAD
+        width = -(-hidden // _ATTENTION_DIVISOR // _HEAD) * _HEAD
         kind = HierarchicalAttention if config.attention == "hierarchical" else LocalWindowAttention
         self.norm = RMSNorm(hidden)
         self.narrow, self.widen = nn.Conv2d(hidden, width, 1), nn.Conv2d(width, hidden, 1)

@@ -98,15 +98,15 @@ class VariantConfig:
     def tags(self) -> tuple[str, ...]:
         """Variant, size in the usual notation, and attention."""
         size = f"{self.features}nf", f"{self.groups}x{self.blocks}"
-        told = {
+        attention_tags = {
             "none": "no attention",
             "window": f"{self.form} windows",
             "hierarchical": "hierarchical attention",
         }
-        return *dict.fromkeys((self.name, *size)), told[self.attention]
+        return *dict.fromkeys((self.name, *size)), attention_tags[self.attention]
 
     @property
-    def constants(self) -> int:
+    def buffer_elements(self) -> int:
         """Number of values of the fixed path: sharpening filters, and one per phase."""
         if self.scale == 1:
             return 0

@@ -10,27 +10,29 @@ import torch
 
 @dataclass(frozen=True)
 class AutocastState:
-    """Autocast state for one device type, ``kind``: enabled or not, and its dtype."""
+    """Autocast state for one device type, ``device_type``: enabled or not, and its dtype."""
 
-    kind: str
+    device_type: str
     enabled: bool
     dtype: torch.dtype | None
 
     @classmethod
-    def now(cls, kind: str) -> AutocastState:
+    def current(cls, device_type: str) -> AutocastState:
         """Return the autocast state of the current thread."""
-        if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-            return cls(kind, False, None)
-        return cls(kind, True, torch.get_autocast_dtype(kind))
+        if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(
+            device_type
+        ):
+            return cls(device_type, False, None)
+        return cls(device_type, True, torch.get_autocast_dtype(device_type))
 
-    def again(self) -> AbstractContextManager[object]:
+    def restore(self) -> AbstractContextManager[object]:
         """Return a context manager that restores this state."""
         if not self.enabled:
-            return no_autocast(self.kind)
-        return torch.autocast(self.kind, dtype=self.dtype, enabled=self.enabled)
+            return no_autocast(self.device_type)
+        return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.enabled)
 
 
-def no_autocast(kind: str) -> AbstractContextManager[object]:
+def no_autocast(device_type: str) -> AbstractContextManager[object]:
     """Return a context manager in which autocast is off."""
-    known = torch.amp.is_autocast_available(kind)
-    return torch.autocast(kind, enabled=False) if known else nullcontext()
+    known = torch.amp.is_autocast_available(device_type)
+    return torch.autocast(device_type, enabled=False) if known else nullcontext()

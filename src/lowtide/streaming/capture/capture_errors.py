@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torch import fx
 
 # Names of PyTorch's exceptions: some are in libraries that only a capture loads.
-_BY_VALUES = frozenset(
+_DATA_DEPENDENT_ERRORS = frozenset(
     {
         "DataDependentOutputException",
         "DynamicOutputShapeException",
@@ -23,7 +23,7 @@ _WHOLE = "run it whole"
 
 def capture_error_reason(error: Exception) -> tuple[str, str]:
     """Return (reason, hint) for an error of `torch.export`."""
-    if type(error).__name__ in _BY_VALUES or "data-dependent" in str(error):
+    if type(error).__name__ in _DATA_DEPENDENT_ERRORS or "data-dependent" in str(error):
         return (
             "its control flow, or the shape of a tensor in it, depends on the values of the image",
             _WHOLE,

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.core.logging import silence_warnings
-from lowtide.core.trace_cache import TRACING, trace_cache
+from lowtide.core.trace_cache import TRACE_LOCK, trace_cache
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import (
     capture_error_reason,
@@ -22,12 +22,12 @@ from lowtide.streaming.capture.capture_errors import (
 from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta
 from lowtide.streaming.capture.opaque_search import AnyOpaqueModule, OpaqueModules
 from lowtide.streaming.capture.output_container import Repack, unpack_output
-from lowtide.streaming.module_fingerprint import Place
+from lowtide.streaming.module_fingerprint import AttributeKey
 from lowtide.streaming.rules.rule import op_name
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"}
 
-_FILLED = {
+_FACTORY_OPS = {
     "aten.new_zeros.default": torch.ops.aten.zeros.default,
     "aten.new_ones.default": torch.ops.aten.ones.default,
     "aten.new_full.default": torch.ops.aten.full.default,
@@ -53,28 +53,28 @@ def capture(module: nn.Module, image: Tensor) -> Graph:
             "a model in training mode cannot be streamed: its norms depend on all rows at once",
             hint="model.eval()",
         )
-    with TRACING, _as_it_was(module) as written:
+    with TRACE_LOCK, _restore_attributes(module) as written:
         one = _OneTensor(module)
-        graph = _captured(
-            one, image, OpaqueModules(module, len(image), AutocastState.now(image.device.type))
+        graph = _capture_with_opaque(
+            one, image, OpaqueModules(module, len(image), AutocastState.current(image.device.type))
         )
-        graph.written |= written | one.written
+        graph.written_attributes |= written | one.written
     return graph
 
 
-def _captured(module: _OneTensor, image: Tensor, blocks: OpaqueModules) -> Graph:
+def _capture_with_opaque(module: _OneTensor, image: Tensor, opaque: OpaqueModules) -> Graph:
     while True:
         try:
-            with blocks.standing_in():
-                exported = _exported(module, image)
+            with opaque.with_placeholders():
+                exported = _export(module, image)
         except ModelError:
             raise
         except Exception as error:
             reason, hint = capture_error_reason(error)
-            part = blocks.entered(type(module.module).__name__)
+            part = opaque.failed_module(type(module.module).__name__)
             problem = f"{part} cannot be captured: {reason}"
             try:
-                found = blocks.add()
+                found = opaque.add_failed()
             except ModelError as refusal:
                 if not isinstance(error, TypeError):
                     problem = f"{problem}; and {refusal.message}"
@@ -82,7 +82,7 @@ def _captured(module: _OneTensor, image: Tensor, blocks: OpaqueModules) -> Graph
             if not found:
                 raise ModelError(problem, hint=hint) from error
         else:
-            return _graph(module, exported, blocks.found)
+            return _build_graph(module, exported, opaque.modules)
 
 
 class _OneTensor(nn.Module):
@@ -92,7 +92,7 @@ class _OneTensor(nn.Module):
     """
 
     pack: Repack
-    written: set[Place]
+    written: set[AttributeKey]
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class _OneTensor(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return the module's result tensor for an image."""
-        with _as_it_was(self.module) as written:
+        with _restore_attributes(self.module) as written:
             tensor, pack = unpack_output(self.module(image))
         # around `nn.Module.__setattr__`, which the trace would follow
         self.__dict__.update(pack=pack, written=written)
@@ -109,7 +109,7 @@ class _OneTensor(nn.Module):
 
 
 @contextmanager
-def _as_it_was(module: nn.Module) -> Iterator[set[Place]]:
+def _restore_attributes(module: nn.Module) -> Iterator[set[AttributeKey]]:
     """Restore all attributes of a module and its parts on exit; yield those it set.
 
     What is set in a trace has no values.
@@ -118,7 +118,7 @@ def _as_it_was(module: nn.Module) -> Iterator[set[Place]]:
     tables = [table for one in parts for table in (vars(one), one._buffers)]
     owners = [id(one) for one in parts for _ in range(2)]
     before = [dict(table) for table in tables]
-    written = set[Place]()
+    written = set[AttributeKey]()
     try:
         yield written
     finally:
@@ -136,7 +136,7 @@ def _as_it_was(module: nn.Module) -> Iterator[set[Place]]:
 _NOTHING = object()
 
 
-def _exported(module: nn.Module, image: Tensor) -> Any:
+def _export(module: nn.Module, image: Tensor) -> Any:
     kept = {name: tensor.data for name, tensor in _tensors(module)}
     try:
         with torch.no_grad(), trace_cache(), silence_graph_printing(), silence_warnings("torch"):
@@ -157,9 +157,9 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _graph(module: _OneTensor, exported: Any, blocks: Sequence[AnyOpaqueModule]) -> Graph:
+def _build_graph(module: _OneTensor, exported: Any, opaque: Sequence[AnyOpaqueModule]) -> Graph:
     signature = exported.graph_signature
-    _refuse_changes(exported)
+    _reject_buffer_updates(exported)
     sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     own = dict(_tensors(module))
     nodes: list[Node] = []
@@ -170,15 +170,15 @@ def _graph(module: _OneTensor, exported: Any, blocks: Sequence[AnyOpaqueModule])
     output = -1
     for node in exported.graph.nodes:
         if node.op == "output":
-            output = _only_output(signature.user_outputs, places)
+            output = _single_output(signature.user_outputs, places)
             continue
         if str(node.target) in _IGNORED:
             continue
-        if _copies_alike(node):
+        if _is_redundant_clone(node):
             places[node] = places[node.args[0]]
             continue
         if node.target is operator.getitem:
-            place = _item(node, nodes, places)
+            place = _add_getitem(node, nodes, places)
         elif not isinstance(node.meta.get("val"), Tensor):
             continue  # several results: each that is used becomes its own node
         elif node.op == "placeholder":
@@ -191,22 +191,22 @@ def _graph(module: _OneTensor, exported: Any, blocks: Sequence[AnyOpaqueModule])
                 name = signature.inputs_to_lifted_tensor_constants[node.name]
                 tensors[place] = exported.constants[name]
         else:
-            place = _call(nodes, node, places, blocks)
-        places[node] = _same(nodes, _unchanged(nodes, place), known)
+            place = _add_call(nodes, node, places, opaque)
+        places[node] = _deduplicate(nodes, _skip_identity_scale(nodes, place), known)
     return Graph(nodes, inputs, output, tensors, module.pack)
 
 
-def _refuse_changes(exported: Any) -> None:
+def _reject_buffer_updates(exported: Any) -> None:
     """Raise `ModelError` for a model that updates its buffers from its input."""
-    signature, moved = exported.graph_signature, set[fx.Node]()
+    signature, image_dependent = exported.graph_signature, set[fx.Node]()
     for node in exported.graph.nodes:
         given = node.op == "placeholder" and node.name in signature.user_inputs
-        if given or any(one in moved for one in node.all_input_nodes):
-            moved.add(node)
+        if given or any(one in image_dependent for one in node.all_input_nodes):
+            image_dependent.add(node)
         buffer = signature.buffers_to_mutate.get(node.name)
         if op_name(node.target) == "instance_norm" and node.args[3] is not None and node.args[5]:
             buffer = signature.inputs_to_buffers[node.args[3].name]
-        if buffer is not None and node in moved:
+        if buffer is not None and node in image_dependent:
             raise ModelError(
                 f"in training mode this model updates its {buffer.removeprefix('module.')} with"
                 " each image, which a streamed run would not do",
@@ -223,11 +223,11 @@ def _add(nodes: list[Node], node: fx.Node, kind: str, **more: Any) -> int:
             hint="run it whole",
         )
     like = TensorMeta(tuple(value.shape), value.dtype)
-    nodes.append(Node(len(nodes), node.name, kind, like, part=module_path_of(node), **more))
+    nodes.append(Node(len(nodes), node.name, kind, like, module_path=module_path_of(node), **more))
     return len(nodes) - 1
 
 
-def _copies_alike(node: fx.Node) -> bool:
+def _is_redundant_clone(node: fx.Node) -> bool:
     """Whether a node clones a tensor with its strides, and so can be dropped.
 
     Nothing in the graph is changed in place. PyTorch 2.11 exports dropout in eval mode as such a
@@ -241,7 +241,7 @@ def _copies_alike(node: fx.Node) -> bool:
     return given.meta["val"].stride() == node.meta["val"].stride()
 
 
-def _unchanged(nodes: list[Node], place: int) -> int:
+def _skip_identity_scale(nodes: list[Node], place: int) -> int:
     """Return the input of a multiplication or division by 1 in place of its result.
 
     Models divide by scales that are mostly 1; dropping these saves a pass over whole maps.
@@ -253,13 +253,13 @@ def _unchanged(nodes: list[Node], place: int) -> int:
     if isinstance(scale, NodeRef) or not isinstance(given, NodeRef) or scale != 1:
         return place
     before = nodes[given.node]
-    if before.kind != "call" or before.like != node.like:
+    if before.kind != "call" or before.meta != node.meta:
         return place
     nodes.pop()
     return before.index
 
 
-def _same(nodes: list[Node], place: int, known: dict[str, int]) -> int:
+def _deduplicate(nodes: list[Node], place: int, known: dict[str, int]) -> int:
     """Return an earlier node with the same operator and arguments, if there is one.
 
     Common subexpressions are frequent: models build their masks again in every block.
@@ -273,28 +273,28 @@ def _same(nodes: list[Node], place: int, known: dict[str, int]) -> int:
     return first
 
 
-def _call(
-    nodes: list[Node], node: fx.Node, places: dict[fx.Node, int], blocks: Sequence[AnyOpaqueModule]
+def _add_call(
+    nodes: list[Node], node: fx.Node, places: dict[fx.Node, int], opaque: Sequence[AnyOpaqueModule]
 ) -> int:
     target = node.target
-    _refuse_random(node)
+    _reject_random(node)
     # plain containers, since fx's lists and dictionaries are immutable
-    args, kwargs = _plain(node.args, places), _plain(node.kwargs, places)
+    args, kwargs = _to_node_refs(node.args, places), _to_node_refs(node.kwargs, places)
     if str(target) == "aten.type_as.default":
         # Only the dtype of the other tensor counts.
         target, args, kwargs = torch.ops.aten.to.dtype, (args[0], node.meta["val"].dtype), {}
-    if made := _FILLED.get(str(target)):
+    if made := _FACTORY_OPS.get(str(target)):
         # Here not even the dtype of the first argument counts.
         target, args = made, tuple(args[1:])
         kwargs = {"dtype": node.meta["val"].dtype, "device": node.meta["val"].device}
     if target is torch.ops.lowtide.block.default:
-        target, args = blocks[args[1]], args[:1]
+        target, args = opaque[args[1]], args[:1]
     return _add(nodes, node, "call", target=target, args=args, kwargs=kwargs)
 
 
-def _refuse_random(node: fx.Node) -> None:
+def _reject_random(node: fx.Node) -> None:
     tags = getattr(node.target, "tags", ())
-    if torch.Tag.nondeterministic_seeded in tags and not _at_rest(node):
+    if torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(node):
         part = f" of {module_path_of(node)}" if module_path_of(node) else ""
         raise ModelError(
             f"{op_name(node.target)}{part} draws random numbers, and a streamed run would draw"
@@ -302,7 +302,7 @@ def _refuse_random(node: fx.Node) -> None:
         )
 
 
-def _at_rest(node: fx.Node) -> bool:
+def _drops_nothing(node: fx.Node) -> bool:
     """Whether a dropout or attention operator drops nothing here."""
     name = str(node.target)
     if "dropout" in name:
@@ -312,27 +312,27 @@ def _at_rest(node: fx.Node) -> bool:
     return False
 
 
-def _plain(tree: Any, places: dict[fx.Node, int]) -> Any:
+def _to_node_refs(tree: Any, places: dict[fx.Node, int]) -> Any:
     """Return arguments with a `NodeRef` for each node, in plain containers."""
     if isinstance(tree, fx.Node):
         return NodeRef(places[tree])
     if isinstance(tree, dict):
-        return {key: _plain(item, places) for key, item in tree.items()}
+        return {key: _to_node_refs(item, places) for key, item in tree.items()}
     if isinstance(tree, (tuple, list)):
-        plain = [_plain(item, places) for item in tree]
+        plain = [_to_node_refs(item, places) for item in tree]
         return tuple(plain) if isinstance(tree, tuple) else plain
     return tree
 
 
-def _item(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -> int:
+def _add_getitem(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -> int:
     """Return the node of one result of an operator that has several.
 
     Pieces of a split become slices; other operators run once for each result that is used.
     """
     several, which = node.args
     assert isinstance(several, fx.Node) and isinstance(which, int)
-    _refuse_random(several)
-    args, kwargs = _plain(several.args, places), _plain(several.kwargs, places)
+    _reject_random(several)
+    args, kwargs = _to_node_refs(several.args, places), _to_node_refs(several.kwargs, places)
     shapes = [tuple(value.shape) for value in several.meta["val"]]
     name = str(several.target)
     aten = torch.ops.aten
@@ -354,7 +354,7 @@ def _item(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -> int:
     return _add(nodes, node, "call", target=call[0], args=call[1])
 
 
-def _only_output(names: Any, places: dict[fx.Node, int]) -> int:
+def _single_output(names: Any, places: dict[fx.Node, int]) -> int:
     """Return the node of the single result.
 
     Buffers that the model writes are no results.

@@ -26,14 +26,14 @@ class TensorMeta:
     dtype: torch.dtype
 
     @property
-    def count(self) -> int:
+    def numel(self) -> int:
         """Number of elements."""
         return torch.Size(self.shape).numel()
 
     @cached_property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """Size in bytes."""
-        return self.count * self.dtype.itemsize
+        return self.numel * self.dtype.itemsize
 
 
 @dataclass
@@ -44,21 +44,21 @@ class Node:
         index: Its position in `Graph.nodes`.
         name: Name from `torch.export`.
         kind: "input", "tensor" or "call".
-        like: Shape and dtype of its result.
+        meta: Shape and dtype of its result.
         target: Operator of a call.
         args: Arguments, with a `NodeRef` for each result.
         kwargs: Keyword arguments, likewise.
-        part: Path of the module that the operator belongs to.
+        module_path: Path of the module that the operator belongs to.
     """
 
     index: int
     name: str
     kind: str
-    like: TensorMeta
+    meta: TensorMeta
     target: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    part: str = ""
+    module_path: str = ""
 
     @property
     def refs(self) -> list[int]:
@@ -69,7 +69,7 @@ class Node:
     def title(self) -> str:
         """Name for error messages: the operator and the module that it belongs to."""
         operator = getattr(self.target, "__name__", str(self.target)).removesuffix(".default")
-        return f"{operator} ({self.name})" + (f" of {self.part}" if self.part else "")
+        return f"{operator} ({self.name})" + (f" of {self.module_path}" if self.module_path else "")
 
     def call(self, values: Callable[[int], Any]) -> Any:
         """Run the operator, with ``values`` returning the result of each referenced node."""
@@ -87,16 +87,17 @@ class Graph:
         inputs: Nodes of the inputs.
         output: Node of the result.
         tensors: Parameters and buffers of the model by node, not copies.
-        pack: Puts a result tensor into the model's output container.
-        written: Attributes that the model sets while it runs, as (id of the module, name).
+        repack: Puts a result tensor into the model's output container.
+        written_attributes: Attributes that the model sets while it runs, as (id of the module,
+        name).
     """
 
     nodes: list[Node]
     inputs: list[int]
     output: int
     tensors: dict[int, Tensor]
-    pack: Callable[[Tensor], Any]
-    written: set[tuple[int, str]] = field(default_factory=set)
+    repack: Callable[[Tensor], Any]
+    written_attributes: set[tuple[int, str]] = field(default_factory=set)
 
     @cached_property
     def on_cpu(self) -> bool:
@@ -104,7 +105,7 @@ class Graph:
         return all(tensor.device.type == "cpu" for tensor in self.tensors.values())
 
     @cached_property
-    def card(self) -> torch.device | None:
+    def gpu(self) -> torch.device | None:
         """GPU that the model was on when it was captured, or None."""
         devices = (tensor.device for tensor in self.tensors.values())
         return next((device for device in devices if device.type == "cuda"), None)

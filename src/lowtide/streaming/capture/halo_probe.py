@@ -21,10 +21,10 @@ from lowtide.streaming.tolerance import tolerance
 _SIDES, _REST = (64, 128, 256), 64
 _GRAINS = (1, 2, 4, 8, 16, 32, 64)
 # Values that replace a row to see what depends on it; large ones cross thresholds too.
-_ODD = (float("nan"), 3e4, -3e4, 0.5)
+_REPLACEMENTS = (float("nan"), 3e4, -3e4, 0.5)
 
 
-def probe_halo(name: str, module: nn.Module, like: Tensor) -> OpaqueModule:
+def probe_halo(name: str, module: nn.Module, example: Tensor) -> OpaqueModule:
     """Measure the halo, scale and grain of a module that cannot be captured.
 
     Single rows of small random images are replaced by NaN and large values, to see which rows of
@@ -33,29 +33,30 @@ def probe_halo(name: str, module: nn.Module, like: Tensor) -> OpaqueModule:
     Args:
         name: Path of the module, for messages.
         module: Module that takes one image.
-        like: Input in the model, (B, C, H, W): trial images have its channels, dtype, device, and
+        example: Input in the model, (B, C, H, W): trial images have its channels, dtype, device,
+        and
             the remainder of its sides by 64.
 
     Raises:
         ModelError: Rows of the result depend on rows far away, or the module draws random numbers,
             cannot run on small images, or has no fixed scale.
     """
-    trial = _Trial(name, module, like)
-    times, apart = trial.scale()
-    halo = trial.halo(times, apart)
-    for grain in (grain for grain in _GRAINS if grain % apart == 0):
+    trial = _Trial(name, module, example)
+    upscale, downscale = trial.scale()
+    halo = trial.halo(upscale, downscale)
+    for grain in (grain for grain in _GRAINS if grain % downscale == 0):
         block = OpaqueModule(
             name,
             module,
             trial.channels,
-            times,
-            apart,
+            upscale,
+            downscale,
             halo,
             grain,
-            trial.work_bytes,
-            AutocastState.now(like.device.type),
+            trial.workspace_per_element,
+            AutocastState.current(example.device.type),
         )
-        if trial.holds(block):
+        if trial.bands_match(block):
             return block
     raise ModelError(f"{name} computes other rows in bands than on the whole image")
 
@@ -63,20 +64,20 @@ def probe_halo(name: str, module: nn.Module, like: Tensor) -> OpaqueModule:
 class _Trial:
     """Trial runs of one module on small images."""
 
-    def __init__(self, name: str, module: nn.Module, like: Tensor) -> None:
-        self._name, self._module, self._like = name, module, like
+    def __init__(self, name: str, module: nn.Module, example: Tensor) -> None:
+        self._name, self._module, self._example = name, module, example
         image = self._image(_SIDES[0])
         self.channels = self._run(image).shape[1]
-        self.work_bytes = 0.0
-        if like.device.type == "cpu":
-            self.work_bytes = live_peak_bytes(lambda: self._run(image)) / image.numel()
+        self.workspace_per_element = 0.0
+        if example.device.type == "cpu":
+            self.workspace_per_element = live_peak_bytes(lambda: self._run(image)) / image.numel()
 
     def _image(self, height: int) -> Tensor:
         generator = torch.Generator().manual_seed(height)
-        shape = self._like.shape
+        shape = self._example.shape
         sides = height + shape[2] % _REST, _SIDES[0] + shape[3] % _REST
         image = torch.rand(1, shape[1], *sides, generator=generator)
-        return image.to(self._like.device, self._like.dtype)
+        return image.to(self._example.device, self._example.dtype)
 
     @torch.inference_mode()
     def _run(self, image: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ class _Trial:
 
     def scale(self) -> tuple[int, int]:
         """Return (result rows per input row, input rows per result row); one of them is 1."""
-        times, apart = set[int](), set[int]()
+        upscale, downscale = set[int](), set[int]()
         for height in _SIDES[:2]:
             image = self._image(height)
             result = self._run(image)
@@ -102,59 +103,64 @@ class _Trial:
                 raise ModelError(f"the output shape of {self._name} depends on values of the input")
             given, made = image.shape[2:], result.shape[2:]
             if all(side % own == 0 for side, own in zip(made, given, strict=True)):
-                times.update(side // own for side, own in zip(made, given, strict=True))
-                apart.add(1)
+                upscale.update(side // own for side, own in zip(made, given, strict=True))
+                downscale.add(1)
             else:
-                times.add(1)
-                apart.update(-(-own // side) for side, own in zip(made, given, strict=True))
-        if len(times) > 1 or len(apart) > 1:
+                upscale.add(1)
+                downscale.update(-(-own // side) for side, own in zip(made, given, strict=True))
+        if len(upscale) > 1 or len(downscale) > 1:
             raise ModelError(f"{self._name} has no fixed scale between its input and its output")
-        (found,), (divided,) = times, apart
-        if divided > 1 and self._like.shape[2] % divided:
+        (found,), (divided,) = upscale, downscale
+        if divided > 1 and self._example.shape[2] % divided:
             raise ModelError(
                 f"{self._name} makes one row from {divided}, which does not divide the"
-                f" {self._like.shape[2]} rows of its input"
+                f" {self._example.shape[2]} rows of its input"
             )
         return found, divided
 
-    def halo(self, times: int, apart: int) -> int:
+    def halo(self, upscale: int, downscale: int) -> int:
         """Return the most rows between a result row and an input row that it depends on."""
         for height in _SIDES:
             image = self._image(height)
             size, before = image.shape[2], self._run(image)
             farthest = 0
-            for row, odd in itertools.product(_tried(size), _ODD):
+            for row, odd in itertools.product(_rows_to_replace(size), _REPLACEMENTS):
                 changed = image.clone()
                 changed[:, :, row] = odd
                 differs = (self._run(changed) != before).any(dim=3).any(dim=1)[0].nonzero()
                 if len(differs):
-                    low, high = (int(end) * apart // times for end in (differs[0], differs[-1]))
-                    farthest = max(farthest, row - low, high + apart - 1 - row)
+                    low, high = (
+                        int(end) * downscale // upscale for end in (differs[0], differs[-1])
+                    )
+                    farthest = max(farthest, row - low, high + downscale - 1 - row)
                 if farthest >= size // 3:
                     break
             if farthest < size // 3:
                 return farthest
         raise ModelError(f"rows of {self._name} depend on rows far away, or on all of them")
 
-    def holds(self, block: OpaqueModule) -> bool:
+    def bands_match(self, block: OpaqueModule) -> bool:
         """Whether bands equal the whole at both ends and inside, for several heights."""
         image = self._image(_SIDES[1])
         whole = self._run(image)
         types = [image.dtype, *(weight.dtype for weight in self._module.parameters())]
         allowed = tolerance(types) * whole.abs().max().item()
         return all(
-            self._apart(block, image, whole, span) <= allowed for span in _spans(whole.shape[2])
+            self._max_difference(block, image, whole, span) <= allowed
+            for span in _spans(whole.shape[2])
         )
 
-    def _apart(self, block: OpaqueModule, image: Tensor, whole: Tensor, span: Span) -> float:
-        low, high = block.seen(span, image.shape[2])
+    def _max_difference(
+        self, block: OpaqueModule, image: Tensor, whole: Tensor, span: Span
+    ) -> float:
+        low, high = block.receptive_field(span, image.shape[2])
         rows = self._run(image[:, :, low:high])
-        first = span[0] - low * block.times // block.apart
+        first = span[0] - low * block.upscale // block.downscale
         rows, wanted = rows[:, :, first : first + span[1] - span[0]], whole[:, :, slice(*span)]
         return (rows - wanted).abs().max().item() if rows.shape == wanted.shape else float("inf")
 
 
-def _tried(size: int) -> Iterator[int]:
+def _rows_to_replace(size: int) -> Iterator[int]:
     """Yield the rows to replace: both ends, and a stretch in the middle.
 
     Windows may begin anywhere in the stretch.

@@ -15,7 +15,7 @@ from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.halo_probe import probe_halo
 from lowtide.streaming.capture.opaque_module import OpaqueModule
 from lowtide.streaming.capture.region_module import RegionModule
-from lowtide.streaming.module_fingerprint import EVERY_MODULES
+from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES
 
 AnyOpaqueModule = OpaqueModule | RegionModule
 
@@ -30,42 +30,42 @@ def _block(image: Tensor, which: int, shape: Sequence[int]) -> Tensor:
 
 
 class OpaqueModules:
-    """Opaque submodules of a model for a batch of ``images``, by module.
+    """Opaque submodules of a model for a batch of ``batch_size``, by module.
 
     Args:
         module: Model to capture.
-        images: Batch size of the captured input.
+        batch_size: Batch size of the captured input.
         autocast: Autocast state under which the modules run.
     """
 
-    def __init__(self, module: nn.Module, images: int, autocast: AutocastState) -> None:
-        self._images = images
+    def __init__(self, module: nn.Module, batch_size: int, autocast: AutocastState) -> None:
+        self._batch_size = batch_size
         self._names = {inner: name or "the model" for name, inner in module.named_modules()}
         # A trace may call PyTorch's proxy of a module, which shares its attributes.
-        self._real = {id(vars(inner)): inner for inner in self._names}
+        self._originals = {id(vars(inner)): inner for inner in self._names}
         # Modules that declare their rows need no graph. Equal modules share their measurements.
         work: dict[str, dict[tuple[int, int, int], int]] = {}
-        self._found: dict[nn.Module, AnyOpaqueModule] = {
-            inner: RegionModule(name, inner, autocast, work.setdefault(_kind(inner), {}))
+        self._opaque: dict[nn.Module, AnyOpaqueModule] = {
+            inner: RegionModule(name, inner, autocast, work.setdefault(_workspace_key(inner), {}))
             for inner, name in self._names.items()
             if isinstance(inner, RowRegionModule)
         }
-        self._entered: list[tuple[nn.Module, Tensor | None]] = []
+        self._call_stack: list[tuple[nn.Module, Tensor | None]] = []
 
     @property
-    def found(self) -> list[AnyOpaqueModule]:
+    def modules(self) -> list[AnyOpaqueModule]:
         """Opaque modules in the order in which they were found."""
-        return list(self._found.values())
+        return list(self._opaque.values())
 
     @contextmanager
-    def standing_in(self) -> Iterator[None]:
+    def with_placeholders(self) -> Iterator[None]:
         """Replace opaque modules by placeholder operators, and record module calls."""
-        self._entered, self._thread = [], threading.get_ident()
+        self._call_stack, self._thread = [], threading.get_ident()
         hooks = [inner.register_forward_pre_hook(self._enter) for inner in self._names]
         hooks += [inner.register_forward_hook(self._leave) for inner in self._names]
-        own = {module: module.__dict__.get("forward") for module in self._found}
-        for which, (module, block) in enumerate(self._found.items()):
-            module.forward = _stand_in(which, block, module.forward)
+        own = {module: module.__dict__.get("forward") for module in self._opaque}
+        for which, (module, block) in enumerate(self._opaque.items()):
+            module.forward = _placeholder_forward(which, block, module.forward)
         try:
             yield
         finally:
@@ -80,25 +80,25 @@ class OpaqueModules:
         if threading.get_ident() != self._thread:
             return
         image = given[0] if len(given) == 1 else None
-        if not (isinstance(image, Tensor) and image.dim() == 4 and len(image) == self._images):
+        if not (isinstance(image, Tensor) and image.dim() == 4 and len(image) == self._batch_size):
             image = None
-        self._entered.append((self._real.get(id(vars(module)), module), image))
+        self._call_stack.append((self._originals.get(id(vars(module)), module), image))
 
     def _leave(self, *_: object) -> None:
         if threading.get_ident() == self._thread:
-            self._entered.pop()
+            self._call_stack.pop()
 
-    def entered(self, otherwise: str) -> str:
+    def failed_module(self, default: str) -> str:
         """Return path and class of the innermost module in which the last capture failed.
 
-        Returns ``otherwise`` if that is the model itself.
+        Returns ``default`` if that is the model itself.
         """
-        for module, _ in reversed(self._entered):
+        for module, _ in reversed(self._call_stack):
             if (name := self._names.get(module)) and name != "the model":
                 return f"{name} ({type(module).__name__})"
-        return otherwise
+        return default
 
-    def add(self) -> bool:
+    def add_failed(self) -> bool:
         """Make the innermost module in which the last capture failed opaque.
 
         Outer modules are tried if it cannot be. Returns False if no module could be tried.
@@ -107,11 +107,11 @@ class OpaqueModules:
             ModelError: Some could be tried, but none has a small receptive field.
         """
         refusal: ModelError | None = None
-        for module, image in reversed(self._entered):
-            if image is None or module in self._found or module not in self._names:
+        for module, image in reversed(self._call_stack):
+            if image is None or module in self._opaque or module not in self._names:
                 continue
             try:
-                self._found[module] = probe_halo(self._names[module], module, image)
+                self._opaque[module] = probe_halo(self._names[module], module, image)
                 return True
             except ModelError as error:
                 refusal = refusal or error
@@ -120,24 +120,24 @@ class OpaqueModules:
         return False
 
 
-def _kind(module: nn.Module) -> str:
+def _workspace_key(module: nn.Module) -> str:
     """Return a key of modules with equal workspace: everything but weight values."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     facts: list[object] = [(name, one.shape, one.dtype, one.device) for name, one in tensors]
     for inner in module.modules():
-        own = {name: value for name, value in vars(inner).items() if name not in EVERY_MODULES}
+        own = {name: value for name, value in vars(inner).items() if name not in MODULE_ATTRIBUTES}
         facts += [type(inner), own]
     return str(facts)
 
 
-def _stand_in(
-    which: int, block: AnyOpaqueModule, plain: Callable[[Tensor], Tensor]
+def _placeholder_forward(
+    which: int, block: AnyOpaqueModule, original: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], Tensor]:
     thread = threading.get_ident()
 
     def forward(image: Tensor) -> Tensor:
         if threading.get_ident() != thread:
-            return plain(image)
-        return torch.ops.lowtide.block(image, which, block.shape(image.shape))
+            return original(image)
+        return torch.ops.lowtide.block(image, which, block.output_shape(image.shape))
 
     return forward

@@ -32,12 +32,12 @@ def unpack_output(result: Any) -> tuple[Tensor, Repack]:
         )
     ((place, tensor),) = found
     if not place:
-        return tensor, _as_it_is
-    empty = _put(result, place, None)
-    return tensor, lambda other: _put(empty, place, other)
+        return tensor, _identity
+    empty = _with_value(result, place, None)
+    return tensor, lambda other: _with_value(empty, place, other)
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -57,17 +57,17 @@ def _tensors(tree: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
         yield from _tensors(value, (*place, key))
 
 
-def _put(tree: Any, place: tuple[Any, ...], value: Any) -> Any:
+def _with_value(tree: Any, place: tuple[Any, ...], value: Any) -> Any:
     """Return a copy of ``tree`` with another value at ``place``."""
     if not place:
         return value
     key, rest = place[0], place[1:]
     if isinstance(tree, tuple):
-        items = [_put(one, rest, value) if at == key else one for at, one in enumerate(tree)]
+        items = [_with_value(one, rest, value) if at == key else one for at, one in enumerate(tree)]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     made = copy.copy(tree)
     if isinstance(tree, (list, Mapping)):
-        made[key] = _put(tree[key], rest, value)  # pyright: ignore[reportIndexIssue]
+        made[key] = _with_value(tree[key], rest, value)  # pyright: ignore[reportIndexIssue]
     else:
-        object.__setattr__(made, key, _put(getattr(tree, key), rest, value))
+        object.__setattr__(made, key, _with_value(getattr(tree, key), rest, value))
     return made

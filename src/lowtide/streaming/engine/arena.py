@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 # PyTorch's variables for allocator settings, and the settings that keep large blocks unsplit.
-_SETTINGS, _UNCUT = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), ("max_split_size", "backend")
+_ALLOC_CONF_VARIABLES, _UNSPLIT_SETTINGS = (
+    ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    ("max_split_size", "backend"),
+)
 # Share of an arena that is enough if the allocator has cached it already: memory of an earlier
 # run is contiguous except for tensors that were made once and stay.
-_AS_GOOD = 0.8
+_MIN_CACHED_SHARE = 0.8
 
 
 def splits_large_blocks() -> bool:
@@ -22,11 +25,11 @@ def splits_large_blocks() -> bool:
 
     False if PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF sets ``max_split_size`` or ``backend``.
     """
-    given = " ".join(os.environ.get(name, "") for name in _SETTINGS)
-    return not any(setting in given for setting in _UNCUT)
+    alloc_conf = " ".join(os.environ.get(name, "") for name in _ALLOC_CONF_VARIABLES)
+    return not any(setting in alloc_conf for setting in _UNSPLIT_SETTINGS)
 
 
-def reserve_arena(nbytes: int, device: torch.device, *, products: bool = False) -> None:
+def reserve_arena(nbytes: int, device: torch.device, *, has_matmul: bool = False) -> None:
     """Allocate ``nbytes`` in one block and release it to the allocator's cache.
 
     Does nothing if the allocator has cached nearly as much already, or if the device has no such
@@ -35,13 +38,13 @@ def reserve_arena(nbytes: int, device: torch.device, *, products: bool = False) 
     Args:
         nbytes: Size of the block in bytes.
         device: Device of the run.
-        products: Whether the run has matrix products. Their workspace stays allocated, so it is
+        has_matmul: Whether the run has matrix products. Their workspace stays allocated, so it is
             allocated first; otherwise it would split the block.
     """
-    if not nbytes or _kept(device) >= _AS_GOOD * nbytes:
+    if not nbytes or _cached_bytes(device) >= _MIN_CACHED_SHARE * nbytes:
         return
     try:
-        if products:
+        if has_matmul:
             one = torch.zeros(1, 1, device=device)
             torch.mm(one, one)
         torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -49,13 +52,13 @@ def reserve_arena(nbytes: int, device: torch.device, *, products: bool = False) 
         return
 
 
-def hold_arena(nbytes: int, device: torch.device, beside: int) -> Tensor | None:
+def hold_arena(nbytes: int, device: torch.device, next_bytes: int) -> Tensor | None:
     """Return a tensor over the cached arena of an earlier run, so that it stays whole.
 
-    The next allocation, of ``beside`` bytes, then does not split it. Returns None if no cached
+    The next allocation, of ``next_bytes`` bytes, then does not split it. Returns None if no cached
     block has ``nbytes``, or if the cache has room for both.
     """
-    if not nbytes or not nbytes <= _kept(device) < nbytes + beside:
+    if not nbytes or not nbytes <= _cached_bytes(device) < nbytes + next_bytes:
         return None
     if not any(size >= nbytes for size in _free_blocks(device)):
         return None  # `torch.empty` would allocate a further block
@@ -77,7 +80,7 @@ def _free_blocks(device: torch.device) -> list[int]:
     ]
 
 
-def _kept(device: torch.device) -> int:
+def _cached_bytes(device: torch.device) -> int:
     """Return the bytes that the allocator has cached and no tensor uses; 0 on the CPU."""
     if device.type == "cpu":
         return 0

@@ -19,7 +19,7 @@ from lowtide.streaming.engine.last_use import LastUseMap
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment
 from lowtide.streaming.rules.row_op import Reduction, RowAxis, RowOp
-from lowtide.streaming.spans import Span, Spans, count, outward, union, without
+from lowtide.streaming.spans import Span, Spans, align_outward, count, difference, union
 
 
 @dataclass
@@ -27,27 +27,27 @@ class Band:
     """Schedule of one band: rows to compute, to hold and to read, by result.
 
     Attributes:
-        makes: Rows that the band computes.
-        holds: Rows kept for later bands after the last use.
-        uses: The last step of the band that reads the result.
+        computed: Rows that the band computes.
+        held: Rows kept for later bands after the last use.
+        last_uses: The last step of the band that reads the result.
         targets: Rows of reductions and of the output that belong to this band; rows of pages are
             written as soon as they are computed.
         reads: Rows of pages that the band reads.
-        leaves: Rows of pages that later bands read.
-        over: The input whose memory the result may be written into.
-        joined: Results whose new rows are read together with held ones.
-        again: Number of rows that a former band computed too.
+        later_reads: Rows of pages that later bands read.
+        in_place: The input whose memory the result may be written into.
+        appended_to_held: Results whose new rows are read together with held ones.
+        recomputed_rows: Number of rows that a former band computed too.
     """
 
-    makes: dict[int, Spans] = field(default_factory=dict)
-    holds: dict[int, Spans] = field(default_factory=dict)
-    uses: dict[int, int] = field(default_factory=dict)
+    computed: dict[int, Spans] = field(default_factory=dict)
+    held: dict[int, Spans] = field(default_factory=dict)
+    last_uses: dict[int, int] = field(default_factory=dict)
     targets: dict[int, Spans] = field(default_factory=dict)
     reads: dict[int, Spans] = field(default_factory=dict)
-    leaves: dict[int, Spans] = field(default_factory=dict)
-    over: dict[int, int] = field(default_factory=dict)
-    joined: set[int] = field(default_factory=set)
-    again: dict[int, int] = field(default_factory=dict)
+    later_reads: dict[int, Spans] = field(default_factory=dict)
+    in_place: dict[int, int] = field(default_factory=dict)
+    appended_to_held: set[int] = field(default_factory=set)
+    recomputed_rows: dict[int, int] = field(default_factory=dict)
 
 
 def schedule_bands(
@@ -61,16 +61,18 @@ def schedule_bands(
         bands: Number of bands; fewer are made if there are fewer grains of rows.
         first: Yield only this many bands, of which the last do not know what later bands need.
     """
-    numbers = range(min(bands, first or bands))
-    last = _LastTaken(program)
-    plan = _Planner(program, segment, last, recomputed_results(program, segment, bands))
-    for number in numbers:
-        last.note(number, plan.band(number, bands)[1])
-    plan.restart()
-    for number in numbers:
-        band, _ = plan.band(number, bands)
-        plan.hold(number, band)
-        if band.makes or band.targets:
+    band_indices = range(min(bands, first or bands))
+    last_reads = _LastReads(program)
+    scheduler = _BandScheduler(
+        program, segment, last_reads, recomputed_results(program, segment, bands)
+    )
+    for band_index in band_indices:
+        last_reads.record(band_index, scheduler.band(band_index, bands)[1])
+    scheduler.start_second_pass()
+    for band_index in band_indices:
+        band, _ = scheduler.band(band_index, bands)
+        scheduler.set_lifetimes(band_index, band)
+        if band.computed or band.targets:
             yield band
 
 
@@ -90,44 +92,48 @@ def rows_of(program: StreamProgram, segment: Segment) -> Iterator[RowAxis]:
             yield step.rows
 
 
-class _LastTaken:
+class _LastReads:
     """Last band that reads each row, by result."""
 
     def __init__(self, program: StreamProgram) -> None:
         self._rows = program.rows
         self._last: dict[int, LastUseMap] = {}
 
-    def note(self, number: int, wanted: dict[int, Spans]) -> None:
+    def record(self, band_index: int, rows_read: dict[int, Spans]) -> None:
         """Record the rows that a band reads; call for all bands in order."""
-        for index, spans in wanted.items():
+        for index, spans in rows_read.items():
             if index not in self._last:
                 self._last[index] = LastUseMap(self._rows[index].size)
             for span in spans:
-                self._last[index].put(span, number)
+                self._last[index].put(span, band_index)
 
-    def after(self, number: int, index: int, spans: Spans | None = None) -> Spans:
-        """Return which of these rows, or of all, bands after ``number`` read."""
+    def read_after(self, band_index: int, index: int, spans: Spans | None = None) -> Spans:
+        """Return which of these rows, or of all, bands after ``band_index`` read."""
         last = self._last.get(index)
         if last is None:
             return []
         among = [(0, last.size)] if spans is None else spans
-        return [found for span in among for found in last.above(span, number)]
+        return [found for span in among for found in last.above(span, band_index)]
 
 
-class _Planner:
+class _BandScheduler:
     """Scheduler of the bands of one segment, in order."""
 
     def __init__(
-        self, program: StreamProgram, segment: Segment, last: _LastTaken, twice: frozenset[int]
+        self,
+        program: StreamProgram,
+        segment: Segment,
+        last_reads: _LastReads,
+        recomputed: frozenset[int],
     ) -> None:
-        self._program, self._segment, self._last = program, segment, last
-        self._twice = twice
-        self._own = set(segment.steps)
-        self._units = max_bands(program, segment)
+        self._program, self._segment, self._last_reads = program, segment, last_reads
+        self._recomputed = recomputed
+        self._segment_steps = set(segment.steps)
+        self._max_bands = max_bands(program, segment)
         self._reuse = BufferReuse(
             program.steps,
             segment.steps,
-            program.families,
+            program.alias_sets,
             (
                 *segment.pages,
                 *segment.reads,
@@ -135,68 +141,70 @@ class _Planner:
                 program.output,
             ),
         )
-        self._made: dict[int, Spans] = {}
+        self._computed: dict[int, Spans] = {}
         self._held: dict[int, Spans] = {}
 
-    def restart(self) -> None:
+    def start_second_pass(self) -> None:
         """Start a second pass at the first band."""
-        self._made.clear()
+        self._computed.clear()
 
-    def band(self, number: int, bands: int) -> tuple[Band, dict[int, Spans]]:
+    def band(self, band_index: int, bands: int) -> tuple[Band, dict[int, Spans]]:
         """Return the rows that this band computes, and all rows that it reads."""
         band = Band()
         wanted: dict[int, Spans] = defaultdict(list)
-        kept: dict[int, Spans] = defaultdict(list)
+        page_rows: dict[int, Spans] = defaultdict(list)
         for index in self._targets():
-            span = self._cut(index, number, bands)
+            span = self._target_span(index, band_index, bands)
             if span is None:
                 continue
             if index in self._segment.pages:
-                kept[index].append(span)
+                page_rows[index].append(span)
             else:
                 band.targets[index] = [span]
-                for one in self._seen_by(index):
+                for one in self._results_read_by(index):
                     wanted[one].append(span)
         for index in reversed(self._segment.steps):
             step = self._program.steps[index]
-            asked = [*wanted.get(index, ()), *kept.get(index, ())]
-            if not isinstance(step, RowOp) or not asked:
+            requested = [*wanted.get(index, ()), *page_rows.get(index, ())]
+            if not isinstance(step, RowOp) or not requested:
                 continue
             rows = self._program.rows[index]
-            made = self._made.get(index, [])
-            whole = outward(asked, rows.grain, rows.size)
-            new = without(whole, made)
-            if index in self._twice and whole != new:
-                band.again[index] = count(whole) - count(new)
-                new = whole
+            computed = self._computed.get(index, [])
+            aligned = align_outward(requested, rows.grain, rows.size)
+            new = difference(aligned, computed)
+            if index in self._recomputed and aligned != new:
+                band.recomputed_rows[index] = count(aligned) - count(new)
+                new = aligned
             if not new:
                 continue
-            band.makes[index] = new
-            if any(low < new[0][0] < high for low, high in asked):
-                band.joined.add(index)
-            self._made[index] = union([*made, *new])
+            band.computed[index] = new
+            if any(low < new[0][0] < high for low, high in requested):
+                band.appended_to_held.add(index)
+            self._computed[index] = union([*computed, *new])
             for span in new:
-                for one, spans in zip(step.inputs, step.needed(span), strict=True):
+                for one, spans in zip(step.inputs, step.input_spans(span), strict=True):
                     wanted[one].extend(spans)
-        taken = {index: union(spans) for index, spans in wanted.items()}
-        band.reads = {index: spans for index, spans in taken.items() if index not in self._own}
-        return band, taken
-
-    def hold(self, number: int, band: Band) -> None:
-        """Add to a band the rows held for later bands, and the last uses of the others."""
-        there = dict(self._held)
-        for index, spans in band.makes.items():
-            there[index] = union([*there.get(index, []), *spans])
-        after = self._last.after
-        band.holds = self._held = {
-            index: held
-            for index, spans in there.items()
-            if index not in self._twice and (held := after(number, index, spans))
+        rows_read = {index: union(spans) for index, spans in wanted.items()}
+        band.reads = {
+            index: spans for index, spans in rows_read.items() if index not in self._segment_steps
         }
-        band.uses = self._last_uses(band)
-        band.over = self._reuse.of(band.makes, band.uses, band.holds)
-        band.leaves = {
-            index: left for index in self._segment.reads if (left := after(number, index))
+        return band, rows_read
+
+    def set_lifetimes(self, band_index: int, band: Band) -> None:
+        """Add to a band the rows held for later bands, and the last uses of the others."""
+        available = dict(self._held)
+        for index, spans in band.computed.items():
+            available[index] = union([*available.get(index, []), *spans])
+        read_after = self._last_reads.read_after
+        band.held = self._held = {
+            index: held
+            for index, spans in available.items()
+            if index not in self._recomputed and (held := read_after(band_index, index, spans))
+        }
+        band.last_uses = self._last_uses(band)
+        band.in_place = self._reuse.in_place_inputs(band.computed, band.last_uses, band.held)
+        band.later_reads = {
+            index: left for index in self._segment.reads if (left := read_after(band_index, index))
         }
 
     def _targets(self) -> list[int]:
@@ -205,14 +213,14 @@ class _Planner:
             for index in self._segment.steps
             if isinstance(self._program.steps[index], Reduction)
         ]
-        output = [self._program.output] if self._program.output in self._own else []
+        output = [self._program.output] if self._program.output in self._segment_steps else []
         return [*reductions, *(one for one in self._segment.pages if one not in output), *output]
 
-    def _seen_by(self, index: int) -> tuple[int, ...]:
+    def _results_read_by(self, index: int) -> tuple[int, ...]:
         step = self._program.steps[index]
         return step.inputs if isinstance(step, Reduction) else (index,)
 
-    def _cut(self, index: int, number: int, bands: int) -> Span | None:
+    def _target_span(self, index: int, band_index: int, bands: int) -> Span | None:
         """Return a band's rows of a target: nearly equal parts, in whole grains.
 
         Cuts are at multiples of the coarsest grain of the segment if there are enough of these.
@@ -220,19 +228,19 @@ class _Planner:
         step = self._program.steps[index]
         rows = step.rows if isinstance(step, Reduction) else self._program.rows[index]
         grains = -(-rows.size // rows.grain)
-        parts = self._units if bands <= self._units else grains
+        parts = self._max_bands if bands <= self._max_bands else grains
         first, last = (
             min(rows.size, round(grains * round(parts * part / bands) / parts) * rows.grain)
-            for part in (number, number + 1)
+            for part in (band_index, band_index + 1)
         )
         return (first, last) if first < last else None
 
     def _last_uses(self, band: Band) -> dict[int, int]:
         """Return by result the last step of this band that reads its rows."""
-        uses: dict[int, int] = {}
+        last_uses: dict[int, int] = {}
         for index in self._segment.steps:
             step = self._program.steps[index]
-            active = band.makes if isinstance(step, RowOp) else band.targets
+            active = band.computed if isinstance(step, RowOp) else band.targets
             if index in active and isinstance(step, (RowOp, Reduction)):
-                uses.update(dict.fromkeys(step.inputs, index))
-        return uses
+                last_uses.update(dict.fromkeys(step.inputs, index))
+        return last_uses

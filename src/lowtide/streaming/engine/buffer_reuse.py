@@ -14,7 +14,7 @@ from lowtide.streaming.rules.rule import op_name
 from lowtide.streaming.spans import Spans
 
 # Operators whose results never alias an input. All others may return their input or a view of it.
-_OWN = {
+_NON_ALIASING_OPS = {
     "conv2d",
     "upsample_conv2d",
     "conv_transpose2d",
@@ -67,26 +67,26 @@ _OWN = {
 }
 
 
-def buffer_families(graph: Graph, steps: Mapping[int, object]) -> dict[int, int]:
+def find_alias_sets(graph: Graph, steps: Mapping[int, object]) -> dict[int, int]:
     """Return by result the first one of its alias set, which may share its memory.
 
     Args:
         graph: Graph of the steps.
         steps: Steps by the node index of their result.
     """
-    first: dict[int, int] = {}
+    parents: dict[int, int] = {}
 
     def root(index: int) -> int:
-        while first.setdefault(index, index) != index:
-            index = first[index]
+        while parents.setdefault(index, index) != index:
+            index = parents[index]
         return index
 
     for index, step in steps.items():
-        if isinstance(step, RowOp) and op_name(graph.nodes[index].target) not in _OWN:
+        if isinstance(step, RowOp) and op_name(graph.nodes[index].target) not in _NON_ALIASING_OPS:
             for one in step.inputs:
                 a, b = root(one), root(index)
-                first[max(a, b)] = min(a, b)
-    return {index: root(index) for index in list(first)}
+                parents[max(a, b)] = min(a, b)
+    return {index: root(index) for index in list(parents)}
 
 
 class BufferReuse:
@@ -96,62 +96,62 @@ class BufferReuse:
         self,
         steps: Mapping[int, object],
         order: Iterable[int],
-        family: Mapping[int, int],
-        apart: Iterable[int],
+        alias_sets: Mapping[int, int],
+        protected: Iterable[int],
     ) -> None:
         """Find the candidates of a segment.
 
         Args:
             steps: Steps by the node index of their result.
             order: Steps of the segment, in order.
-            family: Alias sets, as from `buffer_families`.
-            apart: Results that must not be overwritten, nor anything that shares their memory.
+            alias_sets: Alias sets, as from `find_alias_sets`.
+            protected: Results that must not be overwritten, nor anything that shares their memory.
         """
         self._order = {index: at for at, index in enumerate(order)}
-        self._family = family
-        kept = {family.get(one, one) for one in apart}
+        self._alias_sets = alias_sets
+        protected_sets = {alias_sets.get(one, one) for one in protected}
         self._members: dict[int, list[int]] = {}
-        for one, first in family.items():
+        for one, first in alias_sets.items():
             self._members.setdefault(first, []).append(one)
         self._choices: dict[int, list[int]] = {}
         for index in self._order:
             step = steps[index]
-            if isinstance(step, RowOp) and step.over:
-                own = [family.get(one, one) for one in step.inputs]
+            if isinstance(step, RowOp) and step.in_place_runs:
+                input_sets = [alias_sets.get(one, one) for one in step.inputs]
                 choices = [
                     one
-                    for one, first in zip(step.inputs, own, strict=True)
-                    if one in step.over
+                    for one, first in zip(step.inputs, input_sets, strict=True)
+                    if one in step.in_place_runs
                     and one in self._order
-                    and first not in kept
-                    and own.count(first) == 1
+                    and first not in protected_sets
+                    and input_sets.count(first) == 1
                 ]
                 if choices:
                     self._choices[index] = choices
 
-    def of(
-        self, makes: Iterable[int], uses: Mapping[int, int], holds: Mapping[int, Spans]
+    def in_place_inputs(
+        self, computed: Iterable[int], last_uses: Mapping[int, int], held: Mapping[int, Spans]
     ) -> dict[int, int]:
         """Return by step the input that it may overwrite in a band.
 
         Args:
-            makes: Steps that the band runs.
-            uses: By result the last step of the band that reads it.
-            holds: By result the rows held for later bands.
+            computed: Steps that the band runs.
+            last_uses: By result the last step of the band that reads it.
+            held: By result the rows held for later bands.
         """
         found = {}
-        for index in makes:
+        for index in computed:
             for one in self._choices.get(index, ()):
-                if self._is_last(index, one, uses, holds):
+                if self._is_last_use(index, one, last_uses, held):
                     found[index] = one
                     break
         return found
 
-    def _is_last(
-        self, index: int, one: int, uses: Mapping[int, int], holds: Mapping[int, Spans]
+    def _is_last_use(
+        self, index: int, one: int, last_uses: Mapping[int, int], held: Mapping[int, Spans]
     ) -> bool:
         at = self._order[index]
         return not any(
-            holds.get(other) or self._order.get(uses.get(other, index), at) > at
-            for other in self._members.get(self._family.get(one, one), [one])
+            held.get(other) or self._order.get(last_uses.get(other, index), at) > at
+            for other in self._members.get(self._alias_sets.get(one, one), [one])
         )

@@ -25,31 +25,31 @@ class Constants:
     def __init__(self, program: StreamProgram) -> None:
         self._program = program
         self._nodes = program.graph.nodes
-        self._wholes: dict[int, Tensor] = {}
-        self._grains: dict[tuple[int, int], list[bytes | None]] = {}
-        self._distinct: dict[bytes, Tensor] = {}
-        self._places: dict[tuple[int, int, int], list[bytes | None]] = {}
-        self._patterns: dict[tuple[bytes | None, tuple[int, ...]], MaskPattern] = {}
+        self._full_tensors: dict[int, Tensor] = {}
+        self._grain_digests: dict[tuple[int, int], list[bytes | None]] = {}
+        self._tensor_by_digest: dict[bytes, Tensor] = {}
+        self._slice_digests: dict[tuple[int, int, int], list[bytes | None]] = {}
+        self._pattern_cache: dict[tuple[bytes | None, tuple[int, ...]], MaskPattern] = {}
         # Digests of the model's tensors that the cached grains were made of.
-        self._made_of: dict[int, bytes] = {}
-        self._noted = set[int]()
+        self._source_digests: dict[int, bytes] = {}
+        self._visited = set[int]()
 
-    def current(self) -> Constants:
+    def refreshed(self) -> Constants:
         """Return self, or new constants if the model's tensors have changed.
 
         Only tensors that cached grains depend on count.
         """
         tensors = self._program.graph.tensors
-        same = all(_digest(tensors[one]) == was for one, was in list(self._made_of.items()))
+        same = all(_digest(tensors[one]) == was for one, was in list(self._source_digests.items()))
         return self if same else type(self)(self._program)
 
-    def whole(self, index: int) -> Tensor:
-        """Return a whole constant result; it is cached until `forget`."""
+    def full_tensor(self, index: int) -> Tensor:
+        """Return a whole constant result; it is cached until `free_full_tensors`."""
         if index in self._program.graph.tensors:
             return self._program.graph.tensors[index]
-        found = self._wholes.get(index)
+        found = self._full_tensors.get(index)
         if found is None:
-            found = self._wholes[index] = self._made(index, {})
+            found = self._full_tensors[index] = self._compute(index, {})
         return found
 
     def rows(self, index: int, dim: int, span: Span, grain: int) -> Tensor:
@@ -61,124 +61,150 @@ class Constants:
             span: Rows to return.
             grain: Rows per grain.
         """
-        size = self._nodes[index].like.shape[dim]
-        known = self._grains.setdefault((index, dim), [None] * -(-size // grain))
+        size = self._nodes[index].meta.shape[dim]
+        known = self._grain_digests.setdefault((index, dim), [None] * -(-size // grain))
         parts = []
-        for place in range(span[0] // grain, -(-span[1] // grain)):
-            key = known[place]
-            if key is None:
-                part = self._grain(index, dim, place, grain)
-                key = known[place] = self._key(part, index, dim, place, grain)
-                if key not in self._distinct:
-                    self._distinct[key] = part.clone(memory_format=torch.contiguous_format)
+        for grain_index in range(span[0] // grain, -(-span[1] // grain)):
+            digest = known[grain_index]
+            if digest is None:
+                part = self._compute_grain(index, dim, grain_index, grain)
+                digest = known[grain_index] = self._hash_grain(part, index, dim, grain_index, grain)
+                if digest not in self._tensor_by_digest:
+                    self._tensor_by_digest[digest] = part.clone(
+                        memory_format=torch.contiguous_format
+                    )
                 del part
-            parts.append(self._distinct[key])
+            parts.append(self._tensor_by_digest[digest])
         found = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
         start = span[0] // grain * grain
         return found.narrow(dim, span[0] - start, span[1] - span[0])
 
-    def patterns(self, index: int, dim: int, span: Span, grain: int) -> list[MaskPattern]:
+    def mask_patterns(self, index: int, dim: int, span: Span, grain: int) -> list[MaskPattern]:
         """Return a span of a constant as one `MaskPattern` per distinct value.
 
         Places of a pattern count from the start of the span; arguments are those of `rows`.
         """
         found: dict[bytes | None, list[int]] = {}
-        for place in range(span[0] // grain, -(-span[1] // grain)):
-            for at, key in enumerate(self._keys(index, dim, place, grain), place * grain):
+        for grain_index in range(span[0] // grain, -(-span[1] // grain)):
+            for at, digest in enumerate(
+                self._cached_slice_digests(index, dim, grain_index, grain), grain_index * grain
+            ):
                 if span[0] <= at < span[1]:
-                    found.setdefault(key, []).append(at - span[0])
+                    found.setdefault(digest, []).append(at - span[0])
         return [self._pattern(key, tuple(places)) for key, places in found.items()]
 
-    def _pattern(self, key: bytes | None, places: tuple[int, ...]) -> MaskPattern:
+    def _pattern(self, digest: bytes | None, places: tuple[int, ...]) -> MaskPattern:
         """Return the pattern, the same object for equal windows of all layers and bands."""
-        if (key, places) not in self._patterns:
-            added = None if key is None else self._distinct[key]
-            self._patterns[key, places] = MaskPattern(places, added)
-        return self._patterns[key, places]
+        if (digest, places) not in self._pattern_cache:
+            added = None if digest is None else self._tensor_by_digest[digest]
+            self._pattern_cache[digest, places] = MaskPattern(places, added)
+        return self._pattern_cache[digest, places]
 
-    def _keys(self, index: int, dim: int, place: int, grain: int) -> list[bytes | None]:
+    def _cached_slice_digests(
+        self, index: int, dim: int, grain_index: int, grain: int
+    ) -> list[bytes | None]:
         """Return for each place of a grain the digest of its values; None where all are 0."""
-        known = self._places.get((index, dim, place))
+        known = self._slice_digests.get((index, dim, grain_index))
         if known is None:
-            part = self._grain(index, dim, place, grain)
-            known = self._places[index, dim, place] = self._told(part, index, dim, place, grain)
-            for one, key in zip(part.unbind(dim), known, strict=True):
-                if key is not None and key not in self._distinct:
-                    self._distinct[key] = one.clone(memory_format=torch.contiguous_format)
+            part = self._compute_grain(index, dim, grain_index, grain)
+            known = self._slice_digests[index, dim, grain_index] = self._hash_slices(
+                part, index, dim, grain_index, grain
+            )
+            for one, digest in zip(part.unbind(dim), known, strict=True):
+                if digest is not None and digest not in self._tensor_by_digest:
+                    self._tensor_by_digest[digest] = one.clone(
+                        memory_format=torch.contiguous_format
+                    )
         return known
 
-    def _told(
-        self, part: Tensor, index: int, dim: int, place: int, grain: int
+    def _hash_slices(
+        self, part: Tensor, index: int, dim: int, grain_index: int, grain: int
     ) -> list[bytes | None]:
         return [_digest(one) if one.any() else None for one in part.unbind(dim)]
 
-    def told(self, index: int, dim: int, place: int, grain: int) -> list[bytes | None]:
+    def slice_digests(
+        self, index: int, dim: int, grain_index: int, grain: int
+    ) -> list[bytes | None]:
         """Return a digest for each place of a grain, equal for equal values.
 
         It is None where all values are 0.
         """
-        return self._told(self._grain(index, dim, place, grain), index, dim, place, grain)
+        return self._hash_slices(
+            self._compute_grain(index, dim, grain_index, grain), index, dim, grain_index, grain
+        )
 
-    def forget(self) -> None:
+    def free_full_tensors(self) -> None:
         """Free whole results, which can be made again."""
-        self._wholes = {}
+        self._full_tensors = {}
 
-    def key(self, index: int, dim: int, place: int, grain: int) -> bytes:
+    def grain_digest(self, index: int, dim: int, grain_index: int, grain: int) -> bytes:
         """Return a digest of a grain, equal for equal grains."""
-        return self._key(self._grain(index, dim, place, grain), index, dim, place, grain)
+        return self._hash_grain(
+            self._compute_grain(index, dim, grain_index, grain), index, dim, grain_index, grain
+        )
 
-    def _grain(self, index: int, dim: int, place: int, grain: int) -> Tensor:
-        self._note(index)
-        size = self._nodes[index].like.shape[dim]
-        return self._part(index, dim, (place * grain, min(size, (place + 1) * grain)), {})
+    def _compute_grain(self, index: int, dim: int, grain_index: int, grain: int) -> Tensor:
+        self._record_sources(index)
+        size = self._nodes[index].meta.shape[dim]
+        return self._compute_span(
+            index, dim, (grain_index * grain, min(size, (grain_index + 1) * grain)), {}
+        )
 
-    def _note(self, index: int) -> None:
+    def _record_sources(self, index: int) -> None:
         """Record digests of the model's tensors that a result depends on."""
         waiting, tensors = [index], self._program.graph.tensors
         while waiting:
             one = waiting.pop()
-            if one in self._noted:
+            if one in self._visited:
                 continue
-            self._noted.add(one)
+            self._visited.add(one)
             if one in tensors:
-                self._made_of[one] = _digest(tensors[one])
+                self._source_digests[one] = _digest(tensors[one])
             waiting += self._nodes[one].refs
 
-    def _key(self, part: Tensor, index: int, dim: int, place: int, grain: int) -> bytes:
+    def _hash_grain(
+        self, part: Tensor, index: int, dim: int, grain_index: int, grain: int
+    ) -> bytes:
         return _digest(part)
 
-    def _made(self, index: int, made: dict[int, Tensor]) -> Tensor:
-        """Compute a whole result; ``made`` caches intermediate results for the caller."""
+    def _compute(self, index: int, computed: dict[int, Tensor]) -> Tensor:
+        """Compute a whole result; ``computed`` caches intermediate results for the caller."""
         if index in self._program.graph.tensors:
             return self._program.graph.tensors[index]
-        if (found := self._wholes.get(index)) is not None:
+        if (found := self._full_tensors.get(index)) is not None:
             return found
-        if index not in made:
-            made[index] = self._nodes[index].call(lambda one: self._made(one, made))
-        return made[index]
+        if index not in computed:
+            computed[index] = self._nodes[index].call(lambda one: self._compute(one, computed))
+        return computed[index]
 
-    def _part(self, index: int, dim: int, span: Span, made: dict[int, Tensor]) -> Tensor:
+    def _compute_span(
+        self, index: int, dim: int, span: Span, computed: dict[int, Tensor]
+    ) -> Tensor:
         """Compute a span along ``dim`` without materializing broadcast dims of the rest."""
         node = self._nodes[index]
         if node.kind == "call" and is_pointwise(node):
-            return self._pointwise(node, dim, span, made)
+            return self._compute_pointwise_span(node, dim, span, computed)
         if node.kind == "call" and op_name(node.target) == "unsqueeze":
-            at = node.args[1] % len(node.like.shape)
-            if at != dim:
-                inside = dim if at > dim else dim - 1
-                return self._part(node.args[0].node, inside, span, made).unsqueeze(at)
-        return self._made(index, made).narrow(dim, span[0], span[1] - span[0])
+            unsqueezed_dim = node.args[1] % len(node.meta.shape)
+            if unsqueezed_dim != dim:
+                input_dim = dim if unsqueezed_dim > dim else dim - 1
+                return self._compute_span(node.args[0].node, input_dim, span, computed).unsqueeze(
+                    unsqueezed_dim
+                )
+        return self._compute(index, computed).narrow(dim, span[0], span[1] - span[0])
 
-    def _pointwise(self, node: Node, dim: int, span: Span, made: dict[int, Tensor]) -> Tensor:
+    def _compute_pointwise_span(
+        self, node: Node, dim: int, span: Span, computed: dict[int, Tensor]
+    ) -> Tensor:
         """Compute a span of a pointwise node, slicing only operands that have the dim."""
-        rank, size = len(node.like.shape), node.like.shape[dim]
+        rank, size = len(node.meta.shape), node.meta.shape[dim]
 
         def value(one: int) -> Tensor:
-            shape = self._nodes[one].like.shape
+            shape = self._nodes[one].meta.shape
             at = dim - rank + len(shape)
             if at >= 0 and shape[at] == size > 1:
-                return self._part(one, at, span, made)
-            return self._made(one, made)
+                return self._compute_span(one, at, span, computed)
+            return self._compute(one, computed)
 
         return node.call(value)
 

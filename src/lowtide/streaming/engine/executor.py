@@ -25,7 +25,7 @@ from lowtide.streaming.spans import Span, Spans
 MakePage = Callable[[int], Page]
 # Most bands of all segments whose schedules are cached, up to 20 kilobytes each; on the CPU they
 # use the memory of the tensors.
-_PLANS_KEPT, _PLANS_KEPT_ON_CPU = 4096, 512
+_MAX_CACHED_BANDS, _MAX_CACHED_BANDS_ON_CPU = 4096, 512
 
 
 class BandExecutor:
@@ -36,8 +36,9 @@ class BandExecutor:
         segments: Its segments, in order.
         bands: Number of bands of each segment.
         make_page: Returns the page for a result that later segments read.
-        constants: Masks and biases, shared by all runs.
-        piece: Bytes of the arena that each run reserves first, unless the allocator of its device
+        refresh_constants: Masks and biases, shared by all runs.
+        arena_bytes: Bytes of the arena that each run reserves first, unless the allocator of its
+        device
             has cached as much.
     """
 
@@ -49,32 +50,34 @@ class BandExecutor:
         make_page: MakePage,
         constants: Constants | None = None,
         *,
-        piece: int = 0,
+        arena_bytes: int = 0,
     ) -> None:
         self._program, self._segments, self._make_page = program, segments, make_page
-        self._bands, self.piece = bands, piece
-        self._going = last_reads(segments)
+        self._bands, self.arena_bytes = bands, arena_bytes
+        self._last_reads = last_reads(segments)
         self._pages: dict[int, Page] = {}
-        self._wholes: dict[int, Tensor] = {}
+        self._full_tensors: dict[int, Tensor] = {}
         self._constants = constants or Constants(program)
         # Schedules of earlier runs by segment, if there are few: a GPU is idle while bands are
         # scheduled. On the CPU they are worth their memory only for repeated runs.
-        self._planned: dict[int, list[Band]] = {}
+        self._schedules: dict[int, list[Band]] = {}
         on_cpu = program.graph.on_cpu
-        self._repeated = set[int]() if on_cpu else set(range(len(segments)))
-        self._keeps_plans = sum(bands) <= (_PLANS_KEPT_ON_CPU if on_cpu else _PLANS_KEPT)
+        self._segments_to_cache = set[int]() if on_cpu else set(range(len(segments)))
+        self._caches_schedules = sum(bands) <= (
+            _MAX_CACHED_BANDS_ON_CPU if on_cpu else _MAX_CACHED_BANDS
+        )
         self._on_band: Callable[[float], None] | None = None
         self._before_step: Callable[[int], object] | None = None
-        self._work = sum(
+        self._total_bytes = sum(
             bytes_of_step(program, index) for segment in segments for index in segment.steps
         )
 
-    def constants(self) -> Constants:
+    def refresh_constants(self) -> Constants:
         """Return the constants for runs from now on.
 
         They are new ones if tensors of the model that they depend on have changed.
         """
-        self._constants = self._constants.current()
+        self._constants = self._constants.refreshed()
         return self._constants
 
     def run(
@@ -93,49 +96,53 @@ class BandExecutor:
             on_band: Called after each band with its share of the work, 0..1.
             before_step: Called before each operator with an estimate of the bytes that it needs.
         """
-        one = copy.copy(self)
-        one._pages, one._wholes = {}, {}
-        one._on_band, one._before_step = on_band, before_step
-        going = one._run(source)
+        executor = copy.copy(self)
+        executor._pages, executor._full_tensors = {}, {}
+        executor._on_band, executor._before_step = on_band, before_step
+        results = executor._run(source)
         try:
             # free a band's rows before the next is computed: inference mode as a decorator would
             # hold them meanwhile, and a variable while other runs compute theirs
-            while made := _next_in_inference(going, source.device.type):
+            while made := _next_in_inference_mode(results, source.device.type):
                 yield made.pop()
         finally:
-            going.close()
-            for page in one._pages.values():
+            results.close()
+            for page in executor._pages.values():
                 page.close()
-            one._pages.clear()
+            executor._pages.clear()
 
     def _run(self, source: Page) -> Generator[tuple[int, Tensor], None, None]:
-        (given,) = self._program.graph.inputs
-        self._pages = {given: source}
+        (input_index,) = self._program.graph.inputs
+        self._pages = {input_index: source}
         self._device = source.device
-        reserve_arena(self.piece, self._device, products=self._program.multiplies)
-        for place, (segment, bands) in enumerate(zip(self._segments, self._bands, strict=True)):
-            for index in segment.before:
-                self._whole(index)
-            plan = self._plan(place, segment, bands)
-            yield from self._segment(segment, plan, self._going.get(place, set()))
-            self._constants.forget()
-            self._wholes = {
+        reserve_arena(self.arena_bytes, self._device, has_matmul=self._program.has_matmul)
+        for segment_index, (segment, bands) in enumerate(
+            zip(self._segments, self._bands, strict=True)
+        ):
+            for index in segment.full_steps:
+                self._full_tensor(index)
+            schedule = self._schedule(segment_index, segment, bands)
+            yield from self._run_segment(
+                segment, schedule, self._last_reads.get(segment_index, set())
+            )
+            self._constants.free_full_tensors()
+            self._full_tensors = {
                 index: value
-                for index, value in self._wholes.items()
+                for index, value in self._full_tensors.items()
                 if index not in self._program.rows
             }
 
-    def _plan(self, place: int, segment: Segment, bands: int) -> Iterator[Band]:
-        if place not in self._planned:
-            plan = schedule_bands(self._program, segment, bands)
-            if not self._keeps_plans or place not in self._repeated:
-                self._repeated.add(place)
-                return plan
-            self._planned[place] = list(plan)
-        return iter(self._planned[place])
+    def _schedule(self, segment_index: int, segment: Segment, bands: int) -> Iterator[Band]:
+        if segment_index not in self._schedules:
+            schedule = schedule_bands(self._program, segment, bands)
+            if not self._caches_schedules or segment_index not in self._segments_to_cache:
+                self._segments_to_cache.add(segment_index)
+                return schedule
+            self._schedules[segment_index] = list(schedule)
+        return iter(self._schedules[segment_index])
 
-    def _segment(
-        self, segment: Segment, plan: Iterator[Band], going: set[int]
+    def _run_segment(
+        self, segment: Segment, schedule: Iterator[Band], last_read_pages: set[int]
     ) -> Iterator[tuple[int, Tensor]]:
         for index in segment.pages:
             if index != self._program.output:
@@ -143,131 +150,142 @@ class BandExecutor:
         states: dict[int, Any] = {}
         buffers: dict[int, MemoryPage] = {}
         ahead = deque[Band]()
-        for band in islice(plan, 2):
-            self._look_ahead(band, ahead)
+        for band in islice(schedule, 2):
+            self._prefetch(band, ahead)
         while ahead:
             band = ahead.popleft()
-            yield from self._band(segment, band, buffers, states)
-            for following in islice(plan, 1):
-                self._look_ahead(following, ahead)
-            for index in going:
-                self._pages[index].keep(band.leaves.get(index, []))
+            yield from self._run_band(segment, band, buffers, states)
+            for following in islice(schedule, 1):
+                self._prefetch(following, ahead)
+            for index in last_read_pages:
+                self._pages[index].retain(band.later_reads.get(index, []))
             if self._on_band is not None:
-                self._on_band(bytes_of_band(self._program, band) / max(self._work, 1))
-        for index in going:
+                self._on_band(bytes_of_band(self._program, band) / max(self._total_bytes, 1))
+        for index in last_read_pages:
             self._pages.pop(index).close()
         for page in self._pages.values():
-            page.expect([])
+            page.prefetch([])
         for index, state in states.items():
             step = self._program.steps[index]
             assert isinstance(step, Reduction)
-            self._wholes[index] = step.finish(state)
+            self._full_tensors[index] = step.finish(state)
 
-    def _look_ahead(self, band: Band, ahead: deque[Band]) -> None:
+    def _prefetch(self, band: Band, ahead: deque[Band]) -> None:
         """Prefetch the page rows that a band reads, of pages of earlier segments."""
         ahead.append(band)
         for index, spans in band.reads.items():
             if index in self._pages:
-                self._pages[index].expect(spans)
+                self._pages[index].prefetch(spans)
 
-    def _band(
+    def _run_band(
         self, segment: Segment, band: Band, buffers: dict[int, MemoryPage], states: dict[int, Any]
     ) -> Iterator[tuple[int, Tensor]]:
-        leaving: dict[int, list[int]] = {}
-        for index, user in band.uses.items():
-            leaving.setdefault(user, []).append(index)
+        last_used_by: dict[int, list[int]] = {}
+        for index, user in band.last_uses.items():
+            last_used_by.setdefault(user, []).append(index)
         for index in segment.steps:
             step = self._program.steps[index]
             if isinstance(step, Reduction):
                 if index not in band.targets:
                     continue
-                pieces = [self._rows(one, band.targets[index], buffers) for one in step.inputs]
+                pieces = [
+                    self._gather_rows(one, band.targets[index], buffers) for one in step.inputs
+                ]
                 states[index] = step.add(states.get(index), pieces)
                 del pieces
-            elif index in band.makes:
-                for span in band.makes[index]:
-                    self._make(index, span, band, buffers)
+            elif index in band.computed:
+                for span in band.computed[index]:
+                    self._compute_span(index, span, band, buffers)
             ready = deque[tuple[int, Tensor]]()
             if index == self._program.output:
                 for span in band.targets.get(index, ()):
-                    ready.append((span[0], self._rows(index, [span], buffers)))
-            if index in band.makes and index not in band.uses:
-                leaving.setdefault(index, []).append(index)
-            for one in leaving.get(index, ()):
+                    ready.append((span[0], self._gather_rows(index, [span], buffers)))
+            if index in band.computed and index not in band.last_uses:
+                last_used_by.setdefault(index, []).append(index)
+            for one in last_used_by.get(index, ()):
                 if one in buffers:
-                    buffers[one].trim(band.holds.get(one, []))
+                    buffers[one].trim(band.held.get(one, []))
             while ready:
                 yield ready.popleft()
 
-    def _make(self, index: int, span: Span, band: Band, buffers: dict[int, MemoryPage]) -> None:
+    def _compute_span(
+        self, index: int, span: Span, band: Band, buffers: dict[int, MemoryPage]
+    ) -> None:
         """Compute rows of one span, next to held rows if the band reads both together."""
         step = self._program.steps[index]
         assert isinstance(step, RowOp)
         if index not in buffers:
             buffers[index] = MemoryPage(step.rows.dim, self._device)
-        held = buffers[index]
-        taken = zip(step.inputs, step.needed(span), strict=True)
-        pieces, run = [self._rows(one, spans, buffers) for one, spans in taken], step.run
+        buffer = buffers[index]
+        input_spans = zip(step.inputs, step.input_spans(span), strict=True)
+        pieces, run = (
+            [self._gather_rows(one, spans, buffers) for one, spans in input_spans],
+            step.run,
+        )
         if self._before_step is not None and not step.view:
             self._before_step(step_peak_bytes(self._program, index, span, pieces))
-        beside = self._beside(step, span)
-        if index in band.joined and step.into is not None and index not in self._pages:
-            place = held.extended(span)
-            if place is not None:
-                step.into(span, pieces, beside, place)
+        full_inputs = self._full_inputs(step, span)
+        if index in band.appended_to_held and step.out_run is not None and index not in self._pages:
+            out = buffer.extend(span)
+            if out is not None:
+                step.out_run(span, pieces, full_inputs, out)
                 return
-        if index in band.over:
-            run = step.over[band.over[index]]
-        rows = run(span, pieces, beside)
+        if index in band.in_place:
+            run = step.in_place_runs[band.in_place[index]]
+        rows = run(span, pieces, full_inputs)
         del pieces
         if index in self._pages:
             self._pages[index].write(span[0], rows)
-        held.put(span[0], rows)
+        buffer.write_without_copy(span[0], rows)
 
-    def _rows(self, index: int, spans: Spans, buffers: dict[int, MemoryPage]) -> Tensor:
+    def _gather_rows(self, index: int, spans: Spans, buffers: dict[int, MemoryPage]) -> Tensor:
         """Return rows of a result from its buffer or page, concatenated along its row dim."""
         dim = self._program.rows[index].dim
         if not spans:
-            like = self._program.graph.nodes[index].like
-            shape = *like.shape[:dim], 0, *like.shape[dim + 1 :]
-            return torch.empty(shape, dtype=like.dtype, device=self._device)
+            meta = self._program.graph.nodes[index].meta
+            shape = *meta.shape[:dim], 0, *meta.shape[dim + 1 :]
+            return torch.empty(shape, dtype=meta.dtype, device=self._device)
         if index in buffers:
-            return buffers[index].gather(spans)
+            return buffers[index].read_and_merge(spans)
         return self._pages[index].read(spans)
 
-    def _beside(self, step: RowOp, span: Span) -> list[Any]:
+    def _full_inputs(self, step: RowOp, span: Span) -> list[Any]:
         """Return the arguments of a step without rows, sliced to ``span`` where aligned."""
         found: list[Any] = []
-        for index in step.wholes:
-            dim, grain = step.sliced.get(index), step.rows.grain
-            if index in step.patterned:
-                found.append(self._constants.patterns(index, step.patterned[index], span, grain))
+        for index in step.full_inputs:
+            dim, grain = step.sliced_dims.get(index), step.rows.grain
+            if index in step.pattern_dims:
+                found.append(
+                    self._constants.mask_patterns(index, step.pattern_dims[index], span, grain)
+                )
             elif dim is None:
-                found.append(self._whole(index))
-            elif index in self._program.fixed:
+                found.append(self._full_tensor(index))
+            elif index in self._program.constants:
                 found.append(self._constants.rows(index, dim, span, grain))
             else:
-                found.append(self._whole(index).narrow(dim, span[0], span[1] - span[0]))
+                found.append(self._full_tensor(index).narrow(dim, span[0], span[1] - span[0]))
         return found
 
-    def _whole(self, index: int) -> Tensor:
+    def _full_tensor(self, index: int) -> Tensor:
         """Return a whole tensor: a constant, a result without rows, or a gathered page."""
-        if index in self._program.fixed:
-            return self._constants.whole(index)
-        if index not in self._wholes:
+        if index in self._program.constants:
+            return self._constants.full_tensor(index)
+        if index not in self._full_tensors:
             rows = self._program.rows.get(index)
-            self._wholes[index] = (
-                self._program.graph.nodes[index].call(self._whole)
+            self._full_tensors[index] = (
+                self._program.graph.nodes[index].call(self._full_tensor)
                 if rows is None
                 else self._pages[index].read([(0, rows.size)])
             )
-        return self._wholes[index]
+        return self._full_tensors[index]
 
 
-def _next_in_inference(going: Iterator[tuple[int, Tensor]], kind: str) -> list[tuple[int, Tensor]]:
+def _next_in_inference_mode(
+    results: Iterator[tuple[int, Tensor]], device_type: str
+) -> list[tuple[int, Tensor]]:
     # The casts of autocast are in the program already.
-    with torch.inference_mode(), no_autocast(kind):
-        return list(islice(going, 1))
+    with torch.inference_mode(), no_autocast(device_type):
+        return list(islice(results, 1))
 
 
 def allocate_result(program: StreamProgram, device: torch.device) -> Tensor:
@@ -276,23 +294,23 @@ def allocate_result(program: StreamProgram, device: torch.device) -> Tensor:
     On a GPU, allocate it before a run: if it were cut out of the run's arena, the arena could
     not be used as one block again while the result is kept.
     """
-    like = program.graph.nodes[program.output].like
-    return torch.empty(like.shape, dtype=like.dtype, device=device)
+    meta = program.graph.nodes[program.output].meta
+    return torch.empty(meta.shape, dtype=meta.dtype, device=device)
 
 
 def collect_rows(
-    program: StreamProgram, made: Iterable[tuple[int, Tensor]], result: Tensor | None = None
+    program: StreamProgram, bands: Iterable[tuple[int, Tensor]], result: Tensor | None = None
 ) -> Tensor:
     """Return the whole result from the (first row, rows) that a run yields.
 
     Args:
         program: Program of the run.
-        made: Rows, as from `BandExecutor.run`.
+        bands: Rows, as from `BandExecutor.run`.
         result: Memory for the result; by default it is allocated when the first rows arrive, after
             the segments that make no output.
     """
     dim = program.rows[program.output].dim
-    for first, rows in made:
+    for first, rows in bands:
         if result is None:
             result = allocate_result(program, rows.device)
         result.narrow(dim, first, rows.shape[dim]).copy_(rows)

@@ -18,7 +18,7 @@ from lowtide.streaming.tolerance import tolerance
 
 HINT = "leave out recorded=True"
 # Rows compared at once, so that the comparison does not need more memory than the run.
-_ROWS = 64
+_ROWS_PER_COMPARISON = 64
 
 
 class GraphReplays:
@@ -29,39 +29,50 @@ class GraphReplays:
 
     def __init__(self) -> None:
         self._key: object = None
-        self._kept: GraphRecording | None = None
+        self._recording: GraphRecording | None = None
 
-    def __call__(self, run: Callable[[Tensor], Tensor], image: Tensor, of: object = None) -> Tensor:
+    def __call__(
+        self, run: Callable[[Tensor], Tensor], image: Tensor, depends_on: object = None
+    ) -> Tensor:
         """Return ``run(image)``, replayed from a CUDA graph once one is recorded.
 
         The first image of a shape runs plainly, the second is recorded, later ones are replayed. A
-        change of shape, strides, dtype, device, TF32 setting or ``of`` drops the recording.
+        change of shape, strides, dtype, device, TF32 setting or ``depends_on`` drops the recording.
 
         Args:
             run: Function to record.
             image: Its input, (B, C, H, W).
-            of: Value that the recording depends on.
+            depends_on: Value that the recording depends on.
 
         Raises:
             ModelError: The run cannot be recorded, or its replay is outside the tolerance.
         """
-        key = (image.shape, image.stride(), image.dtype, image.device, tf32_is_allowed(), of)
+        key = (
+            image.shape,
+            image.stride(),
+            image.dtype,
+            image.device,
+            tf32_is_allowed(),
+            depends_on,
+        )
         if key != self._key:
-            self._key, self._kept = key, None
+            self._key, self._recording = key, None
             return run(image)
-        if self._kept is not None:
-            return self._kept(image)
+        if self._recording is not None:
+            return self._recording(image)
         expected = run(image)
         with as_model_error(RuntimeError, "this run cannot be recorded as a CUDA graph", HINT):
-            kept = GraphRecording(run, image, graph_recorder_for(str(image.device)))
-            apart = _apart(kept.in_place(image), expected)
+            recording = GraphRecording(run, image, graph_recorder_for(str(image.device)))
+            difference = _max_abs_difference(recording.replay(image), expected)
         allowed = tolerance([image.dtype]) * float(expected.abs().max())
-        verify_close(apart, allowed, "recorded run", HINT)
-        self._kept = kept
+        verify_close(difference, allowed, "recorded run", HINT)
+        self._recording = recording
         return expected
 
 
-def _apart(result: Tensor, other: Tensor) -> float:
+def _max_abs_difference(result: Tensor, other: Tensor) -> float:
     """Return the largest absolute difference of two results (B, C, H, W)."""
-    parts = zip(result.split(_ROWS, 2), other.split(_ROWS, 2), strict=True)
+    parts = zip(
+        result.split(_ROWS_PER_COMPARISON, 2), other.split(_ROWS_PER_COMPARISON, 2), strict=True
+    )
     return float(torch.stack([(one - two).abs().max() for one, two in parts]).max())

@@ -9,7 +9,7 @@ from typing import Any
 
 from lowtide.core.errors import ModelError
 from lowtide.streaming.capture.graph import Graph, Node
-from lowtide.streaming.engine.buffer_reuse import buffer_families
+from lowtide.streaming.engine.buffer_reuse import find_alias_sets
 from lowtide.streaming.rules import RULES, RuleContext
 from lowtide.streaming.rules.fuse_mlp import fuse_mlp
 from lowtide.streaming.rules.fuse_qkv_proj import fuse_qkv_proj
@@ -32,7 +32,7 @@ class FullTensorOp:
 
 _HINT = "run the model on the whole image"
 Step = RowOp | Reduction | FullTensorOp
-_PRODUCTS = frozenset(
+_MATMUL_OPS = frozenset(
     {
         "linear",
         "matmul",
@@ -54,45 +54,45 @@ class StreamProgram:
         graph: Captured graph.
         steps: Steps by the node index of their result, each after its inputs.
         rows: Row axis of each result that has one.
-        fixed: Results that do not depend on the input.
-        unruled: Operators with row inputs that no rule covers.
+        constants: Results that do not depend on the input.
+        unsupported: Operators with row inputs that no rule covers.
         output: Node index of the result.
-        told_equal: Cache of which grains of constants are equal.
+        constant_digests: Cache of which grains of constants are equal.
     """
 
     graph: Graph
     steps: dict[int, Step] = field(default_factory=dict)
     rows: dict[int, RowAxis] = field(default_factory=dict)
-    fixed: set[int] = field(default_factory=set)
-    unruled: list[int] = field(default_factory=list)
+    constants: set[int] = field(default_factory=set)
+    unsupported: list[int] = field(default_factory=list)
     output: int = -1
     # Cached here because one program is described for many layouts.
-    told_equal: dict[object, Any] = field(default_factory=dict, repr=False)
+    constant_digests: dict[object, Any] = field(default_factory=dict, repr=False)
     _row_bytes: dict[int, int] = field(default_factory=dict, repr=False)
 
     @cached_property
     def digest(self) -> str:
         """Hash of the operators, their arguments and all shapes, without weights."""
         facts = (
-            f"{op_name(node.target)} {node.args} {node.kwargs} {node.like}"
+            f"{op_name(node.target)} {node.args} {node.kwargs} {node.meta}"
             for node in self.graph.nodes
         )
         steps = (f"{index} {type(step).__name__}" for index, step in self.steps.items())
         return hashlib.sha256("\n".join((*facts, *steps)).encode()).hexdigest()[:24]
 
     @cached_property
-    def multiplies(self) -> bool:
+    def has_matmul(self) -> bool:
         """Whether a step is or contains a matrix product."""
-        return any(op_name(node.target) in _PRODUCTS for node in self.graph.nodes)
+        return any(op_name(node.target) in _MATMUL_OPS for node in self.graph.nodes)
 
     @cached_property
-    def families(self) -> dict[int, int]:
+    def alias_sets(self) -> dict[int, int]:
         """By result the first one of its alias set, which may share its memory."""
-        return buffer_families(self.graph, self.steps)
+        return find_alias_sets(self.graph, self.steps)
 
     def bytes_of(self, index: int) -> int:
         """Return the bytes of a whole result."""
-        return self.graph.nodes[index].like.bytes
+        return self.graph.nodes[index].meta.nbytes
 
     def row_bytes(self, index: int) -> int:
         """Return the bytes of one row of a result."""
@@ -101,11 +101,11 @@ class StreamProgram:
             known = self._row_bytes[index] = self.bytes_of(index) // self.rows[index].size
         return known
 
-    def wholes(self, index: int) -> tuple[int, ...]:
+    def full_inputs(self, index: int) -> tuple[int, ...]:
         """Return the arguments of a step that it takes as whole tensors."""
         step = self.steps[index]
         if isinstance(step, RowOp):
-            return step.wholes
+            return step.full_inputs
         return step.inputs if isinstance(step, FullTensorOp) else ()
 
 
@@ -118,32 +118,32 @@ def lower_to_rows(graph: Graph) -> StreamProgram:
     """
     graph = fuse_upsample_convs(graph)
     program = StreamProgram(graph, output=graph.output)
-    tracked = RuleContext(
+    context = RuleContext(
         graph,
         program.rows,
-        program.fixed,
+        program.constants,
         frozenset(contiguous_sums(graph)),
         frozenset(redundant_copies(graph)),
     )
     for node in graph.nodes:
         if node.kind == "input":
-            program.rows[node.index] = RowAxis(2, node.like.shape[2])
-        elif node.kind == "tensor" or all(ref in program.fixed for ref in node.refs):
-            program.fixed.add(node.index)
+            program.rows[node.index] = RowAxis(2, node.meta.shape[2])
+        elif node.kind == "tensor" or all(ref in program.constants for ref in node.refs):
+            program.constants.add(node.index)
         else:
-            _add(program, tracked, node)
-    if program.output not in program.rows and program.unruled:
-        names = ", ".join(graph.nodes[index].title for index in program.unruled[:3])
+            _add_step(program, context, node)
+    if program.output not in program.rows and program.unsupported:
+        names = ", ".join(graph.nodes[index].title for index in program.unsupported[:3])
         raise ModelError(f"cannot run this model band by band: no rule for {names}", hint=_HINT)
     if program.output not in program.rows:
         raise ModelError(
             "the model's output has no rows that correspond to rows of its input", hint=_HINT
         )
-    _forget_unused(program)
+    _drop_unused_steps(program)
     return program
 
 
-def _forget_unused(program: StreamProgram) -> None:
+def _drop_unused_steps(program: StreamProgram) -> None:
     """Drop steps whose results nothing reads; models and fusion rules leave some."""
     wanted, waiting = set[int](), [program.output]
     while waiting:
@@ -151,14 +151,14 @@ def _forget_unused(program: StreamProgram) -> None:
         if index in wanted or index not in program.steps:
             continue
         wanted.add(index)
-        waiting += [*program.steps[index].inputs, *program.wholes(index)]
+        waiting += [*program.steps[index].inputs, *program.full_inputs(index)]
     program.steps = {index: step for index, step in program.steps.items() if index in wanted}
-    program.unruled = [index for index in program.unruled if index in wanted]
+    program.unsupported = [index for index in program.unsupported if index in wanted]
 
 
-def _add(program: StreamProgram, tracked: RuleContext, node: Node) -> None:
+def _add_step(program: StreamProgram, context: RuleContext, node: Node) -> None:
     with_rows = any(ref in program.rows for ref in node.refs)
-    found = _rule(node, tracked) if with_rows else None
+    found = _apply_rule(node, context) if with_rows else None
     if isinstance(found, tuple):
         # The statistics are a separate result, numbered after those of the graph.
         reduction, applied = found
@@ -167,25 +167,25 @@ def _add(program: StreamProgram, tracked: RuleContext, node: Node) -> None:
         found = applied(statistics)
     if isinstance(found, Node):
         program.graph.nodes[node.index] = found
-        found = _whole(program, found)
+        found = _full_tensor_op(program, found)
     elif found is None:
-        found = _whole(program, node)
+        found = _full_tensor_op(program, node)
         if with_rows:
-            program.unruled.append(node.index)
+            program.unsupported.append(node.index)
     elif isinstance(found, RowOp):
         program.rows[node.index] = found.rows
     program.steps[node.index] = found
 
 
-def _whole(program: StreamProgram, node: Node) -> FullTensorOp:
-    return FullTensorOp(node, tuple(ref for ref in node.refs if ref not in program.fixed))
+def _full_tensor_op(program: StreamProgram, node: Node) -> FullTensorOp:
+    return FullTensorOp(node, tuple(ref for ref in node.refs if ref not in program.constants))
 
 
-def _rule(node: Node, tracked: RuleContext) -> RuleResult:
+def _apply_rule(node: Node, context: RuleContext) -> RuleResult:
     for several in (fuse_mlp, fuse_qkv_proj, fuse_unfold):
-        if found := several(node, tracked):
+        if found := several(node, context):
             return found
     if is_pointwise(node):
-        return pointwise(node, tracked)
+        return pointwise(node, context)
     rule = RULES.get(op_name(node.target))
-    return None if rule is None else rule(node, tracked)
+    return None if rule is None else rule(node, context)

@@ -17,12 +17,12 @@ from lowtide.memory.plan import BandPlan, Plan
 from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.segments import Segment, cut_segments
 from lowtide.streaming.engine.source_page import SourcePage, SourceRows
-from lowtide.streaming.pages.placement import page_maker
+from lowtide.streaming.pages.placement import page_factory
 from lowtide.streaming.planner.program_cache import ProgramCache
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
 # (first row, rows) of one run.
-Bands = Iterator[tuple[int, Tensor]]
+BandIterator = Iterator[tuple[int, Tensor]]
 # Result rows converted at once: copies of more would add to the peak of narrow bands.
 WRITE_ROWS = 32
 
@@ -63,19 +63,31 @@ def run_streamed(
         Exception: Whatever the source and the sink raise.
     """
     height, width = plan.padded_height, plan.padded_width
-    program, segments, banded = programs.of(height, width), *_layout(plan, programs)
+    program, segments, band_plan = (
+        programs.program(height, width),
+        *_segments_and_plan(plan, programs),
+    )
     step = TileStep(network, source.info)
     samples = SourceRows(source, height, width)
     writer = _Writer(step, samples, sink, plan)
     meter = _Meter(plan, on_rows, cancel)
-    make_page = page_maker(
-        program, banded.pages, torch.device(network.device), scratch, held=frozenset(banded.held)
+    make_page = page_factory(
+        program,
+        band_plan.pages,
+        torch.device(network.device),
+        scratch,
+        resident=frozenset(band_plan.resident),
     )
-    sweep = BandExecutor(program, segments, banded.bands, make_page, piece=banded.piece_bytes)
-    pages = [SourcePage(samples, step, image, height) for image in range(step.channels.images)]
-    runs = [sweep.run(page, meter.band, before_step) for page in pages]
+    executor = BandExecutor(
+        program, segments, band_plan.bands, make_page, arena_bytes=band_plan.arena_bytes
+    )
+    pages = [
+        SourcePage(samples, step, image, height)
+        for image in range(step.channel_plan.inputs_per_tile)
+    ]
+    runs = [executor.run(page, meter.add_band, before_step) for page in pages]
     try:
-        for results in _side_by_side(runs):
+        for results in _interleave(runs):
             writer.write(results[0][0], [rows for _, rows in results])
             del results  # free these rows before the next band is computed
     finally:
@@ -84,7 +96,7 @@ def run_streamed(
     meter.finish()
 
 
-def _side_by_side(runs: Sequence[Bands]) -> Iterator[list[tuple[int, Tensor]]]:
+def _interleave(runs: Sequence[BandIterator]) -> Iterator[list[tuple[int, Tensor]]]:
     """Yield the same band of every run.
 
     `zip` would hold one band's rows while it computes the next two.
@@ -99,17 +111,19 @@ def _side_by_side(runs: Sequence[Bands]) -> Iterator[list[tuple[int, Tensor]]]:
         del made
 
 
-def _layout(plan: Plan, programs: ProgramCache) -> tuple[list[Segment], BandPlan]:
-    banded, height, width = plan.banded, plan.padded_height, plan.padded_width
-    assert banded is not None
-    segments = cut_segments(programs.of(height, width), banded.cuts, banded.again)
-    same = banded.operators == programs.operators(height, width)
-    if not same or len(segments) != len(banded.bands):
+def _segments_and_plan(plan: Plan, programs: ProgramCache) -> tuple[list[Segment], BandPlan]:
+    band_plan, height, width = plan.band_plan, plan.padded_height, plan.padded_width
+    assert band_plan is not None
+    segments = cut_segments(
+        programs.program(height, width), band_plan.cuts, band_plan.recompute_limit
+    )
+    same = band_plan.graph_digest == programs.graph_digest(height, width)
+    if not same or len(segments) != len(band_plan.bands):
         raise UsageError(
             "the plan was made for another network, or by another version",
             hint="make the plan again",
         )
-    return segments, banded
+    return segments, band_plan
 
 
 class RowProgress:
@@ -121,20 +135,20 @@ class RowProgress:
     """
 
     def __init__(self, total: int, on_rows: Callable[[int], None] | None) -> None:
-        self._total, self._on_rows, self._told = total, on_rows, 0
+        self._total, self._on_rows, self._reported = total, on_rows, 0
 
-    def up_to(self, rows: int) -> None:
+    def advance_to(self, rows: int) -> None:
         """Report that ``rows`` of all rows are done."""
-        self._tell(min(rows, self._total - 1))
+        self._report(min(rows, self._total - 1))
 
-    def all(self) -> None:
+    def finish(self) -> None:
         """Report that all rows are written."""
-        self._tell(self._total)
+        self._report(self._total)
 
-    def _tell(self, rows: int) -> None:
-        if self._on_rows is not None and rows > self._told:
-            self._on_rows(rows - self._told)
-            self._told = rows
+    def _report(self, rows: int) -> None:
+        if self._on_rows is not None and rows > self._reported:
+            self._on_rows(rows - self._reported)
+            self._reported = rows
 
 
 class _Meter:
@@ -142,19 +156,19 @@ class _Meter:
 
     def __init__(self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel) -> None:
         self._total, self._images = plan.height * plan.scale, plan.images_per_tile
-        self._told = RowProgress(self._total, on_rows)
+        self._progress = RowProgress(self._total, on_rows)
         self._cancel = cancel
         self._share = 0.0
 
-    def band(self, share: float) -> None:
+    def add_band(self, share: float) -> None:
         """Report a band that was this share of one image's work."""
         check_cancel(self._cancel)
         self._share += share / self._images
-        self._told.up_to(int(self._share * self._total))
+        self._progress.advance_to(int(self._share * self._total))
 
     def finish(self) -> None:
         """Report that all rows are written."""
-        self._told.all()
+        self._progress.finish()
 
 
 class _Writer:
@@ -162,7 +176,7 @@ class _Writer:
 
     def __init__(self, step: TileStep, samples: SourceRows, sink: RowWriter, plan: Plan) -> None:
         self._step, self._samples, self._sink, self._plan = step, samples, sink, plan
-        self._keep(0)
+        self._free_rows_before(0)
 
     def write(self, first: int, images: list[Tensor]) -> None:
         """Write rows from ``first`` on, one (1, C, H, W) for each image of the network."""
@@ -174,16 +188,16 @@ class _Writer:
         while start < count:
             stop = min(count, (first + start) // scale * scale + block - first)
             part = torch.cat([one[:, :, start:stop] for one in images]).float().cpu()
-            self._sink.write(self._converted(first + start, part))
+            self._sink.write(self._to_samples(first + start, part))
             start = stop
-        self._keep((first + count) // scale)
+        self._free_rows_before((first + count) // scale)
 
-    def _converted(self, first: int, part: Tensor) -> np.ndarray:
+    def _to_samples(self, first: int, part: Tensor) -> np.ndarray:
         if not torch.isfinite(part.sum()):
             raise NotFiniteError
         width = self._plan.width * self._plan.scale
         part = part[..., :width]
-        if not self._step.channels.alpha:
+        if not self._step.channel_plan.alpha:
             return self._step.to_samples(self._step.from_network(part, None))
         # The conversion of opacity needs one input row above and below.
         scale, last = self._plan.scale, -(-(first + part.shape[2]) // self._plan.scale)
@@ -191,11 +205,11 @@ class _Writer:
         high = min(self._plan.height, last + 1)
         rows = self._samples.rows(low, high)[:, : self._plan.width]
         above, below = first - low * scale, high * scale - first - part.shape[2]
-        framed = torch.nn.functional.pad(part, (0, 0, above, below))
-        unit = self._step.from_network(framed, rows)
+        padded = torch.nn.functional.pad(part, (0, 0, above, below))
+        unit = self._step.from_network(padded, rows)
         return self._step.to_samples(unit[:, above : above + part.shape[2]])
 
-    def _keep(self, row: int) -> None:
+    def _free_rows_before(self, row: int) -> None:
         """Free the file rows that opacity from output row ``row`` on does not need."""
         below = max(0, row - 1), self._plan.height
-        self._samples.keep(self, [below] if self._step.channels.alpha else [])
+        self._samples.retain(self, [below] if self._step.channel_plan.alpha else [])

@@ -33,22 +33,22 @@ class SourceRows:
             (reflect_index(y, info.height) for y in range(info.height, height)), default=height
         )
         self._pieces: list[tuple[int, np.ndarray]] = []
-        self._read = 0
-        self._kept: dict[object, Spans] = {}
+        self._next_row = 0
+        self._retained: dict[object, Spans] = {}
 
     def rows(self, first: int, last: int) -> np.ndarray:
         """Return the samples of padded rows ``first`` to ``last`` as (last - first, W, C)."""
-        while self._read < min(last, self._info.height):
-            self._take()
-        whole = [self._one(start, stop) for start, stop in self._real(first, last)]
+        while self._next_row < min(last, self._info.height):
+            self._read_next()
+        whole = [self._gather(start, stop) for start, stop in self._file_spans(first, last)]
         found = whole[0] if len(whole) == 1 else np.concatenate(whole)
         return found[:, self._columns] if self._padded else found
 
-    def keep(self, reader: object, spans: Spans) -> None:
+    def retain(self, reader: object, spans: Spans) -> None:
         """Declare that ``reader`` reads only these rows from now on, and free the others."""
-        self._kept[reader] = spans
+        self._retained[reader] = spans
         wanted = [
-            *(span for spans in self._kept.values() for span in spans),
+            *(span for spans in self._retained.values() for span in spans),
             (self._tail, self._height),
         ]
         self._pieces = [
@@ -62,7 +62,7 @@ class SourceRows:
         """Bytes of the rows in memory."""
         return sum(rows.nbytes for _, rows in self._pieces)
 
-    def _real(self, first: int, last: int) -> Spans:
+    def _file_spans(self, first: int, last: int) -> Spans:
         """Return the runs of file rows that padded rows ``first`` to ``last`` show."""
         real = self._info.height
         runs = [(first, min(last, real))] if first < real else []
@@ -71,7 +71,7 @@ class SourceRows:
             runs.append((shown, shown + 1))
         return runs
 
-    def _one(self, first: int, last: int) -> np.ndarray:
+    def _gather(self, first: int, last: int) -> np.ndarray:
         parts = []
         for start, rows in self._pieces:
             low, high = max(first, start), min(last, start + len(rows))
@@ -81,19 +81,19 @@ class SourceRows:
             raise AssertionError(f"rows {first} to {last} of the file are not all in memory")
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _take(self) -> None:
-        rows = read_rows(self._source, self._read, READ_ROWS)
-        self._pieces.append((self._read, np.array(rows)))
-        self._read += len(rows)
+    def _read_next(self) -> None:
+        rows = read_rows(self._source, self._next_row, READ_ROWS)
+        self._pieces.append((self._next_row, np.array(rows)))
+        self._next_row += len(rows)
 
 
 class SourcePage:
     """Read-only page of one network input of a file: its color or its opacity."""
 
-    def __init__(self, samples: SourceRows, step: TileStep, image: int, height: int) -> None:
-        self._samples, self._step, self._image = samples, step, image
+    def __init__(self, samples: SourceRows, step: TileStep, image_index: int, height: int) -> None:
+        self._samples, self._step, self._image_index = samples, step, image_index
         self.device = torch.device(step.network.device)
-        self.keep([(0, height)])
+        self.retain([(0, height)])
 
     def read(self, spans: Spans) -> Tensor:
         """Return rows of the image on the network's device: (1, C, H, W), in 0..1."""
@@ -101,19 +101,19 @@ class SourcePage:
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         network = self._step.network
         images = self._step.to_network([rows])
-        one = images[self._image : self._image + 1]
+        one = images[self._image_index : self._image_index + 1]
         return one.to(network.device).contiguous(memory_format=network.memory_format)
 
-    def expect(self, spans: Spans) -> None:
+    def prefetch(self, spans: Spans) -> None:
         """Do nothing: a file is read when its rows are needed, without prefetch."""
 
-    def keep(self, spans: Spans) -> None:
+    def retain(self, spans: Spans) -> None:
         """Declare that only these rows are read from now on."""
-        self._samples.keep(self, spans)
+        self._samples.retain(self, spans)
 
     def close(self) -> None:
         """Release all rows of this page."""
-        self.keep([])
+        self.retain([])
 
     def write(self, first: int, rows: Tensor) -> None:
         """Raise `AssertionError`: a source is read-only."""

@@ -15,16 +15,16 @@ from lowtide.streaming.spans import Span, count
 def bytes_of_step(program: StreamProgram, index: int) -> int:
     """Return the bytes that a step computes or reduces in all bands."""
     step = program.steps[index]
-    of = step.inputs if isinstance(step, Reduction) else [index]
-    return sum(map(program.bytes_of, of))
+    results = step.inputs if isinstance(step, Reduction) else [index]
+    return sum(map(program.bytes_of, results))
 
 
 def bytes_of_band(program: StreamProgram, band: Band) -> int:
     """Return the bytes that a band computes or reduces, without recomputed halo rows."""
     steps, row_bytes = program.steps, program.row_bytes
     made = sum(
-        (count(spans) - band.again.get(index, 0)) * row_bytes(index)
-        for index, spans in band.makes.items()
+        (count(spans) - band.recomputed_rows.get(index, 0)) * row_bytes(index)
+        for index, spans in band.computed.items()
     )
     reduced = sum(
         count(spans) * row_bytes(one)
@@ -49,5 +49,5 @@ def step_peak_bytes(
     step = program.steps[index]
     assert isinstance(step, RowOp)
     result = (span[1] - span[0]) * program.row_bytes(index)
-    given = sum(piece.nbytes for piece in pieces)
-    return result + step.beside(span[1] - span[0], given, result)
+    input_bytes = sum(piece.nbytes for piece in pieces)
+    return result + step.workspace_bytes(span[1] - span[0], input_bytes, result)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lowtide.core.scratch import BLOCK, ScratchSpace
+from lowtide.core.scratch import BLOCK_BYTES, ScratchSpace
 from lowtide.streaming.pages.row_major import RowMajorLayout
 from lowtide.streaming.spans import Spans
 
@@ -28,8 +28,8 @@ class DiskPage:
         device: torch.device,
         space: ScratchSpace,
     ) -> None:
-        self.device, self._form = device, RowMajorLayout(shape, dtype, dim)
-        self._places: dict[int, int] = {}  # block index in the map to block of the file
+        self.device, self._layout = device, RowMajorLayout(shape, dtype, dim)
+        self._block_numbers: dict[int, int] = {}  # block index in the map to block of the file
         self._open(space)
 
     def _open(self, space: ScratchSpace) -> None:
@@ -37,46 +37,48 @@ class DiskPage:
 
     def write(self, first: int, rows: Tensor) -> None:
         """Write rows to the file, from row ``first`` on."""
-        self._put(self._form.place((first, first))[0], self._form.run(rows).cpu())
+        self._write_bytes(
+            self._layout.byte_range((first, first))[0], self._layout.to_bytes(rows).cpu()
+        )
 
-    def _put(self, at: int, run: Tensor) -> None:
-        data = run.numpy().data
-        for place, start, part in _by_block(at, len(data)):
-            if place not in self._places:
-                self._places[place] = self._blocks.take()
-            self._blocks.put(self._places[place], start, data[part])
+    def _write_bytes(self, at: int, raw: Tensor) -> None:
+        data = raw.numpy().data
+        for place, start, part in _block_ranges(at, len(data)):
+            if place not in self._block_numbers:
+                self._block_numbers[place] = self._blocks.allocate()
+            self._blocks.write(self._block_numbers[place], start, data[part])
 
     def read(self, spans: Spans) -> Tensor:
         """Read rows into new memory."""
-        buffer, at = torch.empty(self._form.bytes_of(spans), dtype=torch.uint8), 0
+        buffer, at = torch.empty(self._layout.bytes_of(spans), dtype=torch.uint8), 0
         for span in spans:
-            first, last = self._form.place(span)
-            self._get(first, buffer[at : at + last - first])
+            first, last = self._layout.byte_range(span)
+            self._read_bytes(first, buffer[at : at + last - first])
             at += last - first
-        return self._form.rows(buffer.to(self.device))
+        return self._layout.from_bytes(buffer.to(self.device))
 
-    def _get(self, at: int, buffer: Tensor) -> None:
+    def _read_bytes(self, at: int, buffer: Tensor) -> None:
         data = buffer.numpy().data
-        for place, start, part in _by_block(at, len(data)):
-            self._blocks.get(self._places[place], start, data[part])
+        for place, start, part in _block_ranges(at, len(data)):
+            self._blocks.read(self._block_numbers[place], start, data[part])
 
-    def expect(self, spans: Spans) -> None:
+    def prefetch(self, spans: Spans) -> None:
         """Do nothing: the operating system prefetches."""
 
-    def keep(self, spans: Spans) -> None:
+    def retain(self, spans: Spans) -> None:
         """Do nothing: all blocks are freed together by `close`."""
 
     def close(self) -> None:
         """Free the blocks; may be called more than once."""
-        self._blocks.give_back(self._places.values())
-        self._places = {}
+        self._blocks.free(self._block_numbers.values())
+        self._block_numbers = {}
 
 
-def _by_block(at: int, size: int) -> Iterator[tuple[int, int, slice]]:
+def _block_ranges(at: int, size: int) -> Iterator[tuple[int, int, slice]]:
     """Yield (block, first byte in it, slice of the data) for bytes from ``at`` on."""
     done = 0
     while done < size:
-        place, start = divmod(at + done, BLOCK)
-        end = min(size, done + BLOCK - start)
+        place, start = divmod(at + done, BLOCK_BYTES)
+        end = min(size, done + BLOCK_BYTES - start)
         yield place, start, slice(done, end)
         done = end

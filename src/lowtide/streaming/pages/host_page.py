@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lowtide.streaming.pages.row_major import RowMajorLayout
 from lowtide.streaming.pages.transfer import HostTransfer, PendingFetch, PendingStore
-from lowtide.streaming.spans import Spans, common, count
+from lowtide.streaming.spans import Spans, count, intersection
 
 # Bands whose rows are on the device: the current one and the next.
-_AT_ONCE = 2
+_PREFETCH_DEPTH = 2
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class _Prefetched:
 
     spans: Spans
     memory: Tensor
-    coming: PendingFetch
+    pending: PendingFetch
 
 
 class HostPage:
@@ -34,103 +34,107 @@ class HostPage:
     """
 
     def __init__(
-        self, shape: Sequence[int], dtype: torch.dtype, dim: int, carrier: HostTransfer
+        self, shape: Sequence[int], dtype: torch.dtype, dim: int, transfer: HostTransfer
     ) -> None:
-        self.device, self._carrier = carrier.device, carrier
-        self._form = RowMajorLayout(shape, dtype, dim)
-        self._room = carrier.room(self._form.nbytes)
-        self._leaving: PendingStore | None = None
-        self._expected: list[Spans] = []
-        self._ahead = deque[_Prefetched]()
-        self._former: _Prefetched | None = None
+        self.device, self._transfer = transfer.device, transfer
+        self._layout = RowMajorLayout(shape, dtype, dim)
+        self._host_buffer = transfer.allocate(self._layout.nbytes)
+        self._pending_store: PendingStore | None = None
+        self._requested: list[Spans] = []
+        self._prefetched = deque[_Prefetched]()
+        self._reusable: _Prefetched | None = None
 
     def write(self, first: int, rows: Tensor) -> None:
         """Start the copy of rows to the host, once the previous rows are there."""
-        run = self._form.run(rows)
-        if self._leaving is not None:
-            self._leaving.there()
-        self._leaving = self._carrier.out(run, self._room, self._form.place((first, first))[0])
+        run = self._layout.to_bytes(rows)
+        if self._pending_store is not None:
+            self._pending_store.wait()
+        self._pending_store = self._transfer.store(
+            run, self._host_buffer, self._layout.byte_range((first, first))[0]
+        )
 
-    def expect(self, spans: Spans) -> None:
+    def prefetch(self, spans: Spans) -> None:
         """Start the prefetch of the rows that a band reads.
 
         The first band's rows are fetched together with those of the second, so that both get
         buffers of equal size, which all later bands reuse.
         """
         if not spans:
-            self._let_go()
+            self._drop_prefetched()
             return
-        if len(self._ahead) == _AT_ONCE:
-            self._former = self._ahead.popleft()
-            self._former.coming.over()
-        self._expected.append(spans)
-        if len(self._ahead) + len(self._expected) == _AT_ONCE:
-            self._begin()
+        if len(self._prefetched) == _PREFETCH_DEPTH:
+            self._reusable = self._prefetched.popleft()
+            self._reusable.pending.end_reads()
+        self._requested.append(spans)
+        if len(self._prefetched) + len(self._requested) == _PREFETCH_DEPTH:
+            self._start_fetches()
 
     def read(self, spans: Spans) -> Tensor:
         """Return rows from the prefetched ones, or fetch them now."""
-        self._begin()
-        for ahead in self._ahead:
-            if count(common(ahead.spans, spans)) == count(spans):
-                return _own(self._form.rows(self._cut(ahead, spans)), ahead.memory)
-        return self._form.rows(self._fetch(spans, None, 0).coming.here())
+        self._start_fetches()
+        for ahead in self._prefetched:
+            if count(intersection(ahead.spans, spans)) == count(spans):
+                return _clone_if_aliased(
+                    self._layout.from_bytes(self._select_rows(ahead, spans)), ahead.memory
+                )
+        return self._layout.from_bytes(self._fetch(spans, None, 0).pending.result())
 
-    def _begin(self) -> None:
+    def _start_fetches(self) -> None:
         """Fetch the expected rows."""
-        most = max(map(self._form.bytes_of, self._expected), default=0)
-        for spans in self._expected:
-            self._ahead.append(self._fetch(spans, self._former, most))
-            self._former = None
-        self._expected = []
+        most = max(map(self._layout.bytes_of, self._requested), default=0)
+        for spans in self._requested:
+            self._prefetched.append(self._fetch(spans, self._reusable, most))
+            self._reusable = None
+        self._requested = []
 
-    def _fetch(self, spans: Spans, former: _Prefetched | None, most: int) -> _Prefetched:
-        """Fetch rows into the memory of ``former`` if large enough, else into new memory.
+    def _fetch(self, spans: Spans, reusable: _Prefetched | None, min_bytes: int) -> _Prefetched:
+        """Fetch rows into the memory of ``reusable`` if large enough, else into new memory.
 
-        New memory has at least ``most`` bytes.
+        New memory has at least ``min_bytes`` bytes.
         """
-        size = self._form.bytes_of(spans)
-        if former is None or len(former.memory) < size:
-            former = None
-            memory = torch.empty(max(size, most), dtype=torch.uint8, device=self.device)
+        size = self._layout.bytes_of(spans)
+        if reusable is None or len(reusable.memory) < size:
+            reusable = None
+            memory = torch.empty(max(size, min_bytes), dtype=torch.uint8, device=self.device)
         else:
-            memory = former.memory
-        places = [self._form.place(span) for span in spans]
-        after = None if former is None else former.coming
+            memory = reusable.memory
+        places = [self._layout.byte_range(span) for span in spans]
+        after = None if reusable is None else reusable.pending
         return _Prefetched(
-            spans, memory, self._carrier.back(self._room, places, memory[:size], after)
+            spans, memory, self._transfer.fetch(self._host_buffer, places, memory[:size], after)
         )
 
-    def _cut(self, ahead: _Prefetched, spans: Spans) -> Tensor:
+    def _select_rows(self, prefetched: _Prefetched, spans: Spans) -> Tensor:
         """Return the bytes of ``spans`` out of those that were prefetched."""
-        run, parts, at = ahead.coming.here(), [], 0
-        for span in ahead.spans:
-            start = self._form.place(span)[0] - at
-            for part in common([span], spans):
-                first, last = self._form.place(part)
+        run, parts, at = prefetched.pending.result(), [], 0
+        for span in prefetched.spans:
+            start = self._layout.byte_range(span)[0] - at
+            for part in intersection([span], spans):
+                first, last = self._layout.byte_range(part)
                 parts.append(run[first - start : last - start])
-            at += self._form.bytes_of([span])
+            at += self._layout.bytes_of([span])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def keep(self, spans: Spans) -> None:
+    def retain(self, spans: Spans) -> None:
         """Do nothing: the page is freed as a whole."""
 
-    def _let_go(self) -> None:
+    def _drop_prefetched(self) -> None:
         """Free the prefetch buffers on the device."""
-        for ahead in self._ahead:
-            ahead.coming.over()
-        self._ahead.clear()
-        self._expected, self._former = [], None
+        for ahead in self._prefetched:
+            ahead.pending.end_reads()
+        self._prefetched.clear()
+        self._requested, self._reusable = [], None
 
     def close(self) -> None:
         """Release the host memory to other pages."""
-        self._let_go()
-        if self._leaving is not None:
-            self._leaving.there()
-        self._leaving = None
-        self._carrier.release(self._room)
+        self._drop_prefetched()
+        if self._pending_store is not None:
+            self._pending_store.wait()
+        self._pending_store = None
+        self._transfer.release(self._host_buffer)
 
 
-def _own(rows: Tensor, memory: Tensor) -> Tensor:
+def _clone_if_aliased(rows: Tensor, memory: Tensor) -> Tensor:
     """Return rows that stay valid when ``memory`` is overwritten."""
     shared = rows.untyped_storage()._cdata == memory.untyped_storage()._cdata
     return rows.clone() if shared else rows

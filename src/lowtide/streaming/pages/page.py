@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lowtide.streaming.spans import Span, Spans, common, count
+from lowtide.streaming.spans import Span, Spans, count, intersection
 
 
 class Page(Protocol):
@@ -27,7 +27,7 @@ class Page(Protocol):
         """Return the rows of these spans concatenated; not to be modified."""
         ...
 
-    def expect(self, spans: Spans) -> None:
+    def prefetch(self, spans: Spans) -> None:
         """Announce the rows that the next band reads, for prefetch.
 
         Follows the calls for earlier bands; the rows may be fetched while the band before is
@@ -35,7 +35,7 @@ class Page(Protocol):
         """
         ...
 
-    def keep(self, spans: Spans) -> None:
+    def retain(self, spans: Spans) -> None:
         """Announce that only these rows will be read from now on."""
         ...
 
@@ -56,7 +56,7 @@ class MemoryPage:
         self._pieces: list[tuple[Span, Tensor]] = []
 
     @classmethod
-    def of(cls, rows: Tensor, dim: int) -> MemoryPage:
+    def from_tensor(cls, rows: Tensor, dim: int) -> MemoryPage:
         """Create a page that holds a whole feature map already computed."""
         page = cls(dim, rows.device)
         page.write(0, rows)
@@ -64,9 +64,9 @@ class MemoryPage:
 
     def write(self, first: int, rows: Tensor) -> None:
         """Keep rows, from row ``first`` on; small views of large storages are copied."""
-        self.put(first, compact(rows))
+        self.write_without_copy(first, compact(rows))
 
-    def put(self, first: int, rows: Tensor) -> None:
+    def write_without_copy(self, first: int, rows: Tensor) -> None:
         """Keep rows without a copy, as `write` for rows that are soon read."""
         span = first, first + rows.shape[self._dim]
         in_order = not self._pieces or self._pieces[-1][0] < span
@@ -90,7 +90,7 @@ class MemoryPage:
             raise AssertionError(f"rows {spans} were not all written")
         return concat_rows(found, self._dim)
 
-    def gather(self, spans: Spans) -> Tensor:
+    def read_and_merge(self, spans: Spans) -> Tensor:
         """Return rows as `read` does, and keep concatenated rows for the next operator."""
         rows = self.read(spans)
         if len(spans) == 1 and len(self._pieces) > 1:
@@ -101,7 +101,7 @@ class MemoryPage:
                 self._pieces = sorted([*rest, (spans[0], rows)], key=lambda piece: piece[0])
         return rows
 
-    def extended(self, span: Span) -> Tensor | None:
+    def extend(self, span: Span) -> Tensor | None:
         """Return memory to write the rows of ``span`` to, contiguous with the rows before.
 
         None if the page is not one piece that ends where the span begins.
@@ -112,18 +112,18 @@ class MemoryPage:
         (((low, _), rows),) = self._pieces
         order, shape = memory_order(rows), list(rows.shape)
         shape[self._dim] = last - low
-        laid = rows.new_empty([shape[one] for one in order])
-        whole = _in_order(laid, order)
+        permuted = rows.new_empty([shape[one] for one in order])
+        whole = _permute_back(permuted, order)
         whole.narrow(self._dim, 0, first - low).copy_(rows)
         self._pieces = [((low, last), whole)]
         return whole.narrow(self._dim, first - low, last - first)
 
-    def expect(self, spans: Spans) -> None:
+    def prefetch(self, spans: Spans) -> None:
         """Do nothing: the rows are in memory."""
 
-    def keep(self, spans: Spans) -> None:
+    def retain(self, spans: Spans) -> None:
         """Free whole pieces that nothing will read."""
-        self._pieces = [piece for piece in self._pieces if common([piece[0]], spans)]
+        self._pieces = [piece for piece in self._pieces if intersection([piece[0]], spans)]
 
     def close(self) -> None:
         """Free all pieces."""
@@ -136,7 +136,7 @@ class MemoryPage:
             return
         left: list[tuple[Span, Tensor]] = []
         for (first, last), rows in self._pieces:
-            for low, high in common([(first, last)], spans):
+            for low, high in intersection([(first, last)], spans):
                 part = rows.narrow(self._dim, low - first, high - low)
                 left.append(((low, high), compact(part)))
         self._pieces = left
@@ -152,11 +152,13 @@ def concat_rows(pieces: Sequence[Tensor], dim: int, like: Tensor | None = None) 
         return pieces[0]
     order = memory_order(pieces[0] if like is None else like)
     place = order.index(dim)
-    laid = [piece.permute(order) for piece in pieces]
+    permuted = [piece.permute(order) for piece in pieces]
     # For non-contiguous pieces, PyTorch's own kernel on a GPU takes three times as long as one copy
     # each.
-    own = laid[0].device.type == "cpu" or all(piece.is_contiguous() for piece in laid)
-    return _in_order(torch.cat(laid, place) if own else concat_by_copy(laid, place), order)
+    own = permuted[0].device.type == "cpu" or all(piece.is_contiguous() for piece in permuted)
+    return _permute_back(
+        torch.cat(permuted, place) if own else concat_by_copy(permuted, place), order
+    )
 
 
 def concat_by_copy(pieces: Sequence[Tensor], dim: int) -> Tensor:
@@ -171,9 +173,9 @@ def concat_by_copy(pieces: Sequence[Tensor], dim: int) -> Tensor:
     return whole
 
 
-def _in_order(laid: Tensor, order: Sequence[int]) -> Tensor:
-    """Return the view whose dims, permuted by ``order``, are those of ``laid``."""
-    return laid.permute([order.index(one) for one in range(laid.dim())])
+def _permute_back(permuted: Tensor, order: Sequence[int]) -> Tensor:
+    """Return the view whose dims, permuted by ``order``, are those of ``permuted``."""
+    return permuted.permute([order.index(one) for one in range(permuted.dim())])
 
 
 def memory_order(rows: Tensor) -> list[int]:

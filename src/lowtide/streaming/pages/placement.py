@@ -20,53 +20,53 @@ Placement = Literal["memory", "host", "disk"]
 PagePlacement = Placement | Literal["auto"]
 
 
-def placements(device: torch.device, wanted: PagePlacement) -> tuple[Placement, ...]:
+def allowed_placements(device: torch.device, requested: PagePlacement) -> tuple[Placement, ...]:
     """Return the places allowed for pages; on the CPU, device memory is host memory."""
-    if wanted != "auto":
-        return (wanted,)
+    if requested != "auto":
+        return (requested,)
     return ("memory", "disk") if device.type == "cpu" else ("memory", "host", "disk")
 
 
-def page_maker(
+def page_factory(
     program: StreamProgram,
-    pages: Placement,
+    placement: Placement,
     device: torch.device,
     space: ScratchSpace | None = None,
     *,
-    held: Set[int] = frozenset(),
-    on_disk: type[DiskPage] = DiskPage,
-    carrier: HostTransfer | None = None,
+    resident: Set[int] = frozenset(),
+    disk_page_class: type[DiskPage] = DiskPage,
+    transfer: HostTransfer | None = None,
 ) -> MakePage:
     """Return a factory of pages for a run on ``device``.
 
     Args:
         program: The captured program.
-        pages: Where pages are kept: on the device, on its host (copied by ``carrier``), or in
+        placement: Where pages are kept: on the device, on its host (copied by ``transfer``), or in
             files.
         device: Device of the run.
         space: Scratch space of the files.
-        held: Pages that stay on the device in any case.
-        on_disk: Class of pages in files.
-        carrier: Host transfer of the device.
+        resident: Pages that stay on the device in any case.
+        disk_page_class: Class of pages in files.
+        transfer: Host transfer of the device.
     """
-    in_memory = memory_pages(program, device)
-    if pages == "memory":
+    in_memory = memory_page_factory(program, device)
+    if placement == "memory":
         return in_memory
     nodes, rows, space = program.graph.nodes, program.rows, space or ScratchSpace()
-    carried = (carrier or host_transfer_for(device)) if pages == "host" else None
+    carried = (transfer or host_transfer_for(device)) if placement == "host" else None
 
     def make(index: int) -> Page:
-        if index in held:
+        if index in resident:
             return in_memory(index)
-        like, dim = nodes[index].like, rows[index].dim
+        like, dim = nodes[index].meta, rows[index].dim
         if carried is not None:
             return HostPage(like.shape, like.dtype, dim, carried)
-        return on_disk(like.shape, like.dtype, dim, device, space)
+        return disk_page_class(like.shape, like.dtype, dim, device, space)
 
     return make
 
 
-def memory_pages(program: StreamProgram, device: torch.device) -> MakePage:
+def memory_page_factory(program: StreamProgram, device: torch.device) -> MakePage:
     """Return a factory of pages in the memory of a device."""
 
     def make(index: int) -> Page:

@@ -16,12 +16,12 @@ class RowMajorLayout:
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, dim: int) -> None:
         self._dim, self._dtype = dim, dtype
-        self._others = [side for place, side in enumerate(shape) if place != dim]
-        self._row_bytes = torch.Size(self._others).numel() * dtype.itemsize
+        self._other_sizes = [side for place, side in enumerate(shape) if place != dim]
+        self._row_bytes = torch.Size(self._other_sizes).numel() * dtype.itemsize
         self._order = list(range(len(shape)))
         self.nbytes = self._row_bytes * shape[dim]
 
-    def place(self, span: Span) -> tuple[int, int]:
+    def byte_range(self, span: Span) -> tuple[int, int]:
         """Return the byte range of a span: (first, past the last)."""
         return span[0] * self._row_bytes, span[1] * self._row_bytes
 
@@ -29,17 +29,17 @@ class RowMajorLayout:
         """Return the number of bytes of these rows."""
         return count(spans) * self._row_bytes
 
-    def run(self, rows: Tensor) -> Tensor:
+    def to_bytes(self, rows: Tensor) -> Tensor:
         """Return the bytes of rows in row-major order, from any memory format."""
         if rows.shape[self._dim] > 1:  # the strides of a single row say nothing
             self._order = memory_order(rows)
         return rows.movedim(self._dim, 0).contiguous().flatten().view(torch.uint8)
 
-    def rows(self, run: Tensor) -> Tensor:
-        """Return the rows held by bytes, in the memory format that `run` last saw.
+    def from_bytes(self, raw: Tensor) -> Tensor:
+        """Return the rows held by bytes, in the memory format that `raw` last saw.
 
         Another memory format would select other kernels.
         """
-        plain = run.view(self._dtype).view(len(run) // self._row_bytes, *self._others)
-        laid = plain.movedim(0, self._dim).permute(self._order).contiguous()
-        return laid.permute([self._order.index(place) for place in range(laid.dim())])
+        plain = raw.view(self._dtype).view(len(raw) // self._row_bytes, *self._other_sizes)
+        permuted = plain.movedim(0, self._dim).permute(self._order).contiguous()
+        return permuted.permute([self._order.index(place) for place in range(permuted.dim())])

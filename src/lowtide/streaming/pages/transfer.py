@@ -28,7 +28,7 @@ from lowtide.memory.meter import total_host_bytes
 from lowtide.memory.pinned import PinnedMemory
 
 # Divisor of the host's memory: the share that free buffers may keep between runs.
-_KEPT = 8
+_FREE_BUFFER_DIVISOR = 8
 
 
 @dataclass(eq=False)
@@ -36,13 +36,13 @@ class HostBuffer:
     """Host memory of one page, uint8, and the event of its last write."""
 
     memory: Tensor
-    written: Any = None
+    write_event: Any = None
 
 
 class PendingStore(Protocol):
     """A copy to the host in flight; its source must be held until it is done."""
 
-    def there(self) -> None:
+    def wait(self) -> None:
         """Order later work after the copy; then its source may be freed."""
         ...
 
@@ -51,15 +51,15 @@ class PendingFetch(Protocol):
     """A copy to the device in flight; its destination must be held until it is done."""
 
     @property
-    def done(self) -> Any:
-        """Event after which the device no longer reads the bytes, once `over` was called."""
+    def reads_done(self) -> Any:
+        """Event after which the device no longer reads the bytes, once `end_reads` was called."""
         ...
 
-    def here(self) -> Tensor:
+    def result(self) -> Tensor:
         """Return the bytes, ordered so that later work may read them."""
         ...
 
-    def over(self) -> None:
+    def end_reads(self) -> None:
         """Mark the end of all reads of the bytes: their memory may be freed or reused."""
         ...
 
@@ -69,30 +69,30 @@ class HostTransfer(Protocol):
 
     device: torch.device
 
-    def room(self, nbytes: int) -> HostBuffer:
+    def allocate(self, nbytes: int) -> HostBuffer:
         """Allocate host memory for a page."""
         ...
 
-    def out(self, run: Tensor, room: HostBuffer, at: int) -> PendingStore:
-        """Start a copy of ``run``, uint8 on the device, to byte ``at`` of a page."""
+    def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
+        """Start a copy of ``source``, uint8 on the device, to byte ``at`` of a page."""
         ...
 
-    def back(
+    def fetch(
         self,
-        room: HostBuffer,
-        places: Sequence[tuple[int, int]],
-        run: Tensor,
+        buffer: HostBuffer,
+        byte_ranges: Sequence[tuple[int, int]],
+        destination: Tensor,
         after: PendingFetch | None = None,
     ) -> PendingFetch:
-        """Start a copy of byte ranges of a page to ``run``, uint8 on the device.
+        """Start a copy of byte ranges of a page to ``destination``, uint8 on the device.
 
-        ``places`` are (first, past the last) bytes, which are concatenated. The copy starts once
-        ``after``, the former content of ``run``, is over; without it, once all work issued so far
-        is done.
+        ``byte_ranges`` are (first, past the last) bytes, which are concatenated. The copy starts
+        once ``after``, the former content of ``destination``, is over; without it, once all work
+        issued so far is done.
         """
         ...
 
-    def release(self, room: HostBuffer) -> None:
+    def release(self, buffer: HostBuffer) -> None:
         """Return a page's memory, all of whose copies are over."""
         ...
 
@@ -101,17 +101,17 @@ class HostTransfer(Protocol):
 class CompletedCopy:
     """A copy that is already done, used where calls are synchronous."""
 
-    run: Tensor
-    done: Any = None
+    data: Tensor
+    reads_done: Any = None
 
-    def here(self) -> Tensor:
+    def result(self) -> Tensor:
         """Return the bytes."""
-        return self.run
+        return self.data
 
-    def there(self) -> None:
+    def wait(self) -> None:
         """Do nothing: the copy is done."""
 
-    def over(self) -> None:
+    def end_reads(self) -> None:
         """Do nothing: the reads are done."""
 
 
@@ -120,27 +120,27 @@ class SyncHostTransfer:
 
     device = torch.device("cpu")
 
-    def room(self, nbytes: int) -> HostBuffer:
+    def allocate(self, nbytes: int) -> HostBuffer:
         """Allocate pageable memory."""
         return HostBuffer(torch.empty(nbytes, dtype=torch.uint8))
 
-    def out(self, run: Tensor, room: HostBuffer, at: int) -> PendingStore:
+    def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
         """Copy at once."""
-        room.memory[at : at + len(run)].copy_(run)
-        return CompletedCopy(run)
+        buffer.memory[at : at + len(source)].copy_(source)
+        return CompletedCopy(source)
 
-    def back(
+    def fetch(
         self,
-        room: HostBuffer,
-        places: Sequence[tuple[int, int]],
-        run: Tensor,
+        buffer: HostBuffer,
+        byte_ranges: Sequence[tuple[int, int]],
+        destination: Tensor,
         after: PendingFetch | None = None,
     ) -> PendingFetch:
         """Copy at once."""
-        torch.cat([room.memory[first:last] for first, last in places], out=run)
-        return CompletedCopy(run)
+        torch.cat([buffer.memory[first:last] for first, last in byte_ranges], out=destination)
+        return CompletedCopy(destination)
 
-    def release(self, room: HostBuffer) -> None:
+    def release(self, buffer: HostBuffer) -> None:
         """Do nothing: memory is freed with its last reference."""
 
 
@@ -148,27 +148,27 @@ class SyncHostTransfer:
 class _AsyncCopy:
     """An asynchronous copy: its bytes, its event, and the computing stream.
 
-    ``done`` is the event after the computing stream's last read.
+    ``reads_done`` is the event after the computing stream's last read.
     """
 
-    run: Tensor
-    copied: Any
-    computing: Any
-    done: Any = None
+    data: Tensor
+    copy_event: Any
+    compute_stream: Any
+    reads_done: Any = None
 
-    def here(self) -> Tensor:
+    def result(self) -> Tensor:
         """Make the computing stream wait for the copy, and return the bytes."""
-        self.computing.wait_event(self.copied)
-        return self.run
+        self.compute_stream.wait_event(self.copy_event)
+        return self.data
 
-    def there(self) -> None:
+    def wait(self) -> None:
         """Make the computing stream, which owns the memory, wait for the copy."""
-        self.here()
+        self.result()
 
-    def over(self) -> None:
+    def end_reads(self) -> None:
         """Record an event on the computing stream, after the copy even if nothing read it."""
-        self.here()
-        self.done = self.computing.record_event()
+        self.result()
+        self.reads_done = self.compute_stream.record_event()
 
 
 @dataclass
@@ -188,62 +188,65 @@ class CudaHostTransfer:
     _taken: int = 0
 
     def __post_init__(self) -> None:
-        self._out, self._back = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
-        streams = self._out, self._back
-        weakref.finalize(self, _unlock, streams, self._pinned).atexit = False
+        self._store_stream, self._fetch_stream = (
+            torch.cuda.Stream(self.device),
+            torch.cuda.Stream(self.device),
+        )
+        streams = self._store_stream, self._fetch_stream
+        weakref.finalize(self, _unpin, streams, self._pinned).atexit = False
 
-    def room(self, nbytes: int) -> HostBuffer:
+    def allocate(self, nbytes: int) -> HostBuffer:
         """Return the smallest free buffer that is large enough, or a new one of this size."""
         self._taken += 1
         fitting = [room for room in self._free if len(room.memory) >= nbytes]
         if not fitting:
             return HostBuffer(self._pinned.empty(nbytes))
-        room = min(fitting, key=lambda one: len(one.memory))
-        self._free.remove(room)
-        return room
+        buffer = min(fitting, key=lambda one: len(one.memory))
+        self._free.remove(buffer)
+        return buffer
 
-    def out(self, run: Tensor, room: HostBuffer, at: int) -> PendingStore:
+    def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
         """Copy on the stream to the host, after the work issued on the current stream."""
         computing = torch.cuda.current_stream(self.device)
-        self._out.wait_event(computing.record_event())
-        with torch.cuda.device(self.device), torch.cuda.stream(self._out):
-            room.memory[at : at + len(run)].copy_(run, non_blocking=True)
-            room.written = self._out.record_event()
-        return _AsyncCopy(run, room.written, computing)
+        self._store_stream.wait_event(computing.record_event())
+        with torch.cuda.device(self.device), torch.cuda.stream(self._store_stream):
+            buffer.memory[at : at + len(source)].copy_(source, non_blocking=True)
+            buffer.write_event = self._store_stream.record_event()
+        return _AsyncCopy(source, buffer.write_event, computing)
 
-    def back(
+    def fetch(
         self,
-        room: HostBuffer,
-        places: Sequence[tuple[int, int]],
-        run: Tensor,
+        buffer: HostBuffer,
+        byte_ranges: Sequence[tuple[int, int]],
+        destination: Tensor,
         after: PendingFetch | None = None,
     ) -> PendingFetch:
         """Copy on the stream from the host."""
         computing = torch.cuda.current_stream(self.device)
-        free = computing.record_event() if after is None else after.done
-        with torch.cuda.device(self.device), torch.cuda.stream(self._back):
-            self._back.wait_event(free)
-            if room.written is not None:
-                self._back.wait_event(room.written)
+        free = computing.record_event() if after is None else after.reads_done
+        with torch.cuda.device(self.device), torch.cuda.stream(self._fetch_stream):
+            self._fetch_stream.wait_event(free)
+            if buffer.write_event is not None:
+                self._fetch_stream.wait_event(buffer.write_event)
             at = 0
-            for first, last in places:
-                part = run[at : at + last - first]
-                part.copy_(room.memory[first:last], non_blocking=True)
+            for first, last in byte_ranges:
+                part = destination[at : at + last - first]
+                part.copy_(buffer.memory[first:last], non_blocking=True)
                 at += last - first
-            copied = self._back.record_event()
-        return _AsyncCopy(run, copied, computing)
+            copied = self._fetch_stream.record_event()
+        return _AsyncCopy(destination, copied, computing)
 
-    def release(self, room: HostBuffer) -> None:
+    def release(self, buffer: HostBuffer) -> None:
         """Keep the buffer for the next page, or unpin all after the last page of many."""
-        self._free.append(room)
+        self._free.append(buffer)
         self._taken -= 1
         held = sum(len(one.memory) for one in self._free)
-        if not self._taken and held > total_host_bytes() // _KEPT:
+        if not self._taken and held > total_host_bytes() // _FREE_BUFFER_DIVISOR:
             self._free.clear()
-            _unlock((self._out, self._back), self._pinned)
+            _unpin((self._store_stream, self._fetch_stream), self._pinned)
 
 
-def _unlock(streams: Sequence[torch.cuda.Stream], pinned: PinnedMemory) -> None:
+def _unpin(streams: Sequence[torch.cuda.Stream], pinned: PinnedMemory) -> None:
     for stream in streams:
         stream.synchronize()
     pinned.close()

@@ -19,19 +19,19 @@ class CostModel:
 
     Attributes:
         call_seconds: Overhead between two operator calls.
-        copied_bytes: Bytes per second that light operators and copies of rows read and write.
-        moved_bytes: Bytes per second of a disk or a GPU's bus, by place of the pages.
-        seconds_per_mib: Seconds that one more MiB must save.
+        copy_bytes_per_second: Bytes per second that light operators and copies of rows read and
+        write. spill_bytes_per_second: Bytes per second of a disk or a GPU's bus, by place of the
+        pages. seconds_per_mib: Seconds that one more MiB must save.
         caps: Bytes that the bands of a segment should stay within.
-        small_caps: Caps to try where memory is scarce.
+        low_memory_caps: Caps to try where memory is scarce.
     """
 
     call_seconds: float
-    copied_bytes: int
-    moved_bytes: Mapping[str, int]
+    copy_bytes_per_second: int
+    spill_bytes_per_second: Mapping[str, int]
     seconds_per_mib: float
     caps: tuple[int, ...]
-    small_caps: tuple[int, ...] = _caps(1, 4, 8)
+    low_memory_caps: tuple[int, ...] = _caps(1, 4, 8)
 
 
 # Small caps included: bands that stay in the caches are fast.
@@ -40,7 +40,7 @@ CPU = CostModel(
 )
 # A GPU idles until the next operator is launched, and higher bands need fewer launches; its memory
 # is hardly used by anything else.
-CARD = CostModel(
+GPU = CostModel(
     1.2e-4,
     200 * GIB,
     {"disk": GIB, "host": 12 * GIB},
@@ -70,4 +70,4 @@ CARD = CostModel(
 
 def cost_model_for(program: StreamProgram) -> CostModel:
     """Return the cost model of the device that a program was captured on."""
-    return CPU if program.graph.on_cpu else CARD
+    return CPU if program.graph.on_cpu else GPU

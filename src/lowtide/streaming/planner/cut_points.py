@@ -23,7 +23,7 @@ class CutPoints:
         self._total = total
 
     @cached_property
-    def places(self) -> list[int]:
+    def candidates(self) -> list[int]:
         """Steps before which a cut keeps fewer live bytes than around them."""
         steps = list(self._bytes)
         return [
@@ -34,12 +34,14 @@ class CutPoints:
 
     def cuts(self, parts: int) -> tuple[int, ...]:
         """Return cuts into about ``parts`` segments of equal work, at few live bytes."""
-        at = [self._work[place] for place in self.places]
+        at = [self._work[place] for place in self.candidates]
         cuts = set()
         for part in range(1, parts):
-            middle, reach = self._total * part / parts, self._total / parts / 2
-            near = self.places[
-                bisect.bisect_left(at, middle - reach) : bisect.bisect_right(at, middle + reach)
+            middle, half_width = self._total * part / parts, self._total / parts / 2
+            near = self.candidates[
+                bisect.bisect_left(at, middle - half_width) : bisect.bisect_right(
+                    at, middle + half_width
+                )
             ]
             if near:
                 cuts.add(self._best(near, middle))

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.core.heap import REUSED_BELOW, trim_heap
+from lowtide.core.heap import MMAP_THRESHOLD_BYTES, trim_heap
 from lowtide.core.scratch import ScratchSpace
-from lowtide.memory.cache import WorkspaceStore, cache_folder
+from lowtide.memory.cache import WorkspaceCache, cache_folder
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.prediction.calibration import NO_MARGIN
 from lowtide.memory.prediction.cpu import predict_cpu
@@ -31,7 +31,7 @@ from lowtide.streaming.engine.executor import BandExecutor, allocate_result, col
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.pages.disk_page import DiskPage
 from lowtide.streaming.pages.page import MemoryPage, Page
-from lowtide.streaming.pages.placement import page_maker
+from lowtide.streaming.pages.placement import page_factory
 from lowtide.streaming.pages.transfer import (
     CompletedCopy,
     HostBuffer,
@@ -42,14 +42,14 @@ from lowtide.streaming.pages.transfer import (
 from lowtide.streaming.planner.layout_search import StreamLayout, layout_store
 from lowtide.streaming.spans import Spans, count
 
-_UNSEEN = torch._C._DisableTorchDispatch
+_NO_DISPATCH = torch._C._DisableTorchDispatch
 # Trace phase of the bands, for which a block of memory may be reserved up front.
-_BANDS = "bands"
+_BANDS_PHASE = "bands"
 # Bands of a single segment after which all are alike: more than its halos reach over.
-_ALIKE = 48
+_TRACED_BANDS = 48
 # Ledger rows that belong to the run itself, on the CPU and on a GPU, whose allocator keeps what it
 # rounds up.
-_OWN = ("live activations", "scratch"), ("live activations", "scratch", "allocator")
+_RUN_ROWS = ("live activations", "workspace"), ("live activations", "workspace", "allocator")
 
 
 @dataclass(frozen=True)
@@ -58,23 +58,23 @@ class DryRunResult:
 
     Attributes:
         rows: Ledger rows, without weights and inputs.
-        bytes: Peak of bands, pages in memory and workspaces by these rows.
-        piece: On a GPU, bytes of the block that is allocated and freed before the run, which
-            ``bytes`` assumes.
+        peak_bytes: Peak of bands, pages in memory and workspaces by these rows.
+        arena_bytes: On a GPU, bytes of the block that is allocated and freed before the run, which
+            ``peak_bytes`` assumes.
     """
 
     rows: tuple[LedgerRow, ...]
-    bytes: int
-    piece: int = 0
+    peak_bytes: int
+    arena_bytes: int = 0
 
 
 def dry_run(
     program: StreamProgram,
     layout: StreamLayout,
     *,
-    held: bool,
+    whole_image: bool,
     profile: DeviceProfile | None = None,
-    in_one: bool = True,
+    use_arena: bool = True,
 ) -> DryRunResult:
     """Predict the memory of one image's run in addition to weights and input.
 
@@ -86,121 +86,126 @@ def dry_run(
     Args:
         program: The captured program.
         layout: Its cuts, bands and pages.
-        held: Whether the image is held whole and the result is put together, which then counts;
+        whole_image: Whether the image is held whole and the result is put together, which then
+        counts;
             otherwise both are files that are read and written by rows.
         profile: The GPU to predict for; None for this machine's CPU.
-        in_one: On a GPU, reserve the block of memory that makes the peak smallest.
+        use_arena: On a GPU, reserve the block of memory that makes the peak smallest.
     """
     store = layout_store(program)
     where = ""
     if profile is not None:
-        in_one = in_one and splits_large_blocks()
-        measured = convolution_settings() if program.graph.card else "not here"
-        where = f" on {profile.name} {measured}{' in one' if in_one else ''}"
-    key = f"takes {layout.key} {held}{where}"
+        use_arena = use_arena and splits_large_blocks()
+        measured = convolution_settings() if program.graph.gpu else "not here"
+        where = f" on {profile.name} {measured}{' in one' if use_arena else ''}"
+    key = f"takes {layout.key} {whole_image}{where}"
     kept = store.get(key)
     if kept is None:
-        rows, piece, sure = _measured(program, layout, held, profile, in_one)
+        rows, arena_bytes, sure = _predict(program, layout, whole_image, profile, use_arena)
         if sure:
-            store.put(key, {"rows": [row.model_dump() for row in rows], "piece": piece})
+            store.put(key, {"rows": [row.model_dump() for row in rows], "piece": arena_bytes})
             store.save()
     else:
         rows = tuple(LedgerRow.model_validate(row) for row in kept["rows"])
-        piece = kept["piece"]
-    own = _OWN[profile is not None]
-    return DryRunResult(rows, sum(row.value for row in rows if row.name in own), piece)
+        arena_bytes = kept["piece"]
+    own = _RUN_ROWS[profile is not None]
+    return DryRunResult(rows, sum(row.value for row in rows if row.name in own), arena_bytes)
 
 
-def _measured(
+def _predict(
     program: StreamProgram,
     layout: StreamLayout,
-    held: bool,
+    whole_image: bool,
     profile: DeviceProfile | None,
-    in_one: bool,
+    use_arena: bool,
 ) -> tuple[tuple[LedgerRow, ...], int, bool]:
     """Return the rows, the block to reserve, and whether they may be cached.
 
     They may not where an operator too large for the memory that is free now counts at its bound.
     """
-    trace, piece, sure = trace_run(program, layout, held=held), 0, True
+    trace, arena_bytes, sure = trace_run(program, layout, whole_image=whole_image), 0, True
     if profile is None:
-        scratch = CpuWorkspace(WorkspaceStore(cache_folder()))
+        scratch = CpuWorkspace(WorkspaceCache(cache_folder()))
         rows = predict_cpu(trace, scratch, NO_MARGIN).rows
         scratch.store.save()
         sure = not scratch.assumed
-        rows = [_reusable(row, trace) if row.name == "allocator" else row for row in rows]
+        rows = [_with_heap_kept(row, trace) if row.name == "allocator" else row for row in rows]
     else:
-        card = program.graph.card
-        measured = CudaWorkspace(card) if card else None
-        scratch = measured.of if measured else None
-        priced = predict_cuda(trace, profile, NO_MARGIN, scratch, in_one=_BANDS if in_one else None)
-        rows, piece = priced.rows, priced.piece
+        gpu = program.graph.gpu
+        measured = CudaWorkspace(gpu) if gpu else None
+        scratch = measured.conv_workspace if measured else None
+        priced = predict_cuda(
+            trace, profile, NO_MARGIN, scratch, arena_phase=_BANDS_PHASE if use_arena else None
+        )
+        rows, arena_bytes = priced.rows, priced.arena_bytes
         if measured:
             measured.store.save()
     # Thousands of events, and what was measured, would count against the run that follows.
     del trace
     trim_heap(collect=True)
     kept = (row for row in rows if row.name not in ("weights", "inputs", "margin"))
-    return tuple(kept), piece, sure
+    return tuple(kept), arena_bytes, sure
 
 
-def _reusable(row: LedgerRow, trace: Trace) -> LedgerRow:
+def _with_heap_kept(row: LedgerRow, trace: Trace) -> LedgerRow:
     """Return the row with the bytes live at the peak in blocks that the heap keeps."""
-    sizes = trace.sizes_during(trace.peak_op(), held=False)
-    small = sum(size for size in sizes if size < REUSED_BELOW)
+    sizes = trace.sizes_during(trace.peak_op(), include_initial=False)
+    small = sum(size for size in sizes if size < MMAP_THRESHOLD_BYTES)
     return row.model_copy(update={"value": small, "upper": small})
 
 
-def trace_run(program: StreamProgram, layout: StreamLayout, *, held: bool) -> Trace:
+def trace_run(program: StreamProgram, layout: StreamLayout, *, whole_image: bool) -> Trace:
     """Trace one image's run: weights, bands, pages in memory, masks and operators."""
     faker = FakeTwins()
-    twin, weights = _twin(program, faker)
+    twin, weights = _with_fake_weights(program, faker)
     tracer = Tracer(keep_calls=True, call=faker.calls)
     (given,) = program.graph.inputs
-    like = program.graph.nodes[given].like
-    sweep = BandExecutor(
+    like = program.graph.nodes[given].meta
+    executor = BandExecutor(
         twin,
         layout.segments,
         layout.bands,
-        page_maker(
+        page_factory(
             twin,
-            layout.pages,
+            layout.placement,
             torch.device("cpu"),
-            held=layout.held,
-            on_disk=_FakeDiskPage,
-            carrier=_FakeTransfer(),
+            resident=layout.resident,
+            disk_page_class=_FakeDiskPage,
+            transfer=_FakeTransfer(),
         ),
         _FakeConstants(twin, Constants(program)),
     )
-    with faker.running():
+    with faker.fake_mode():
         tracer.label(weights, "weights")
         source: Page = _FakeSource(like.shape, like.dtype)
         # kept alive: it is the caller's.
-        image = torch.empty(like.shape if held else 0, dtype=like.dtype)
-        if held:
+        image = torch.empty(like.shape if whole_image else 0, dtype=like.dtype)
+        if whole_image:
             tracer.label([image], "inputs")
-            source = MemoryPage.of(image, 2)
+            source = MemoryPage.from_tensor(image, 2)
         with tracer:
             tracer.mark("result")
-            early = held and not program.graph.on_cpu
+            early = whole_image and not program.graph.on_cpu
             result = allocate_result(twin, torch.device("cpu")) if early else None
-            tracer.mark(_BANDS)
-            made = itertools.islice(sweep.run(source), _bands_told(layout))
-            if held:
+            tracer.mark(_BANDS_PHASE)
+            made = itertools.islice(executor.run(source), _traced_bands(layout))
+            if whole_image:
                 collect_rows(twin, made, result)
             deque(made, maxlen=0)  # free each band before the next one is computed
     return tracer.trace
 
 
-def _bands_told(layout: StreamLayout) -> int | None:
+def _traced_bands(layout: StreamLayout) -> int | None:
     """Return how many bands to trace, or None for all.
 
     Where nothing is kept for a later segment, bands after the first few take the same memory.
     """
-    return _ALIKE if len(layout.segments) == 1 else None
+    return _TRACED_BANDS if len(layout.segments) == 1 else None
 
 
-def _twin(program: StreamProgram, faker: FakeTwins) -> tuple[StreamProgram, list[Tensor]]:
+def _with_fake_weights(
+    program: StreamProgram, faker: FakeTwins
+) -> tuple[StreamProgram, list[Tensor]]:
     """Return the program with fake weights, and these weights."""
     fakes = faker.tree({index: tensor.detach() for index, tensor in program.graph.tensors.items()})
     twin = copy.copy(program)
@@ -216,21 +221,23 @@ class _FakeConstants(Constants):
         super().__init__(program)
         self._real = real
 
-    def _key(self, part: Tensor, index: int, dim: int, place: int, grain: int) -> bytes:
-        return self._once(self._real.key, index, dim, place, grain)
+    def _hash_grain(
+        self, part: Tensor, index: int, dim: int, grain_index: int, grain: int
+    ) -> bytes:
+        return self._lookup_once(self._real.grain_digest, index, dim, grain_index, grain)
 
-    def _told(
-        self, part: Tensor, index: int, dim: int, place: int, grain: int
+    def _hash_slices(
+        self, part: Tensor, index: int, dim: int, grain_index: int, grain: int
     ) -> list[bytes | None]:
-        return self._once(self._real.told, index, dim, place, grain)
+        return self._lookup_once(self._real.slice_digests, index, dim, grain_index, grain)
 
-    def _note(self, index: int) -> None:
+    def _record_sources(self, index: int) -> None:
         """Cache nothing: fake tensors have no values."""
 
-    def _once(self, find: Callable[..., Any], *where: int) -> Any:
-        known, about = self._program.told_equal, (find.__name__, where)
+    def _lookup_once(self, find: Callable[..., Any], *where: int) -> Any:
+        known, about = self._program.constant_digests, (find.__name__, where)
         if about not in known:
-            with _UNSEEN():
+            with _NO_DISPATCH():
                 known[about] = find(*where)
         return known[about]
 
@@ -249,10 +256,10 @@ class _FakeSource:
     def write(self, first: int, rows: Tensor) -> None:
         """Do nothing: a source is read-only."""
 
-    def expect(self, spans: Spans) -> None:
+    def prefetch(self, spans: Spans) -> None:
         """Do nothing: there is no prefetch."""
 
-    def keep(self, spans: Spans) -> None:
+    def retain(self, spans: Spans) -> None:
         """Do nothing: no rows are held."""
 
     def close(self) -> None:
@@ -265,10 +272,10 @@ class _FakeDiskPage(DiskPage):
     def _open(self, space: ScratchSpace) -> None:
         pass
 
-    def _put(self, at: int, run: Tensor) -> None:
+    def _write_bytes(self, at: int, raw: Tensor) -> None:
         pass
 
-    def _get(self, at: int, buffer: Tensor) -> None:
+    def _read_bytes(self, at: int, buffer: Tensor) -> None:
         pass
 
     def close(self) -> None:
@@ -278,20 +285,20 @@ class _FakeDiskPage(DiskPage):
 class _FakeTransfer(SyncHostTransfer):
     """Host transfer of a GPU without a GPU: only device memory counts."""
 
-    def room(self, nbytes: int) -> HostBuffer:
+    def allocate(self, nbytes: int) -> HostBuffer:
         """Return an empty buffer: host memory does not count."""
         return HostBuffer(torch.empty(0))
 
-    def out(self, run: Tensor, room: HostBuffer, at: int) -> PendingStore:
-        """Hold ``run`` until its memory is released."""
-        return CompletedCopy(run)
+    def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
+        """Hold ``source`` until its memory is released."""
+        return CompletedCopy(source)
 
-    def back(
+    def fetch(
         self,
-        room: HostBuffer,
-        places: Sequence[tuple[int, int]],
-        run: Tensor,
+        buffer: HostBuffer,
+        byte_ranges: Sequence[tuple[int, int]],
+        destination: Tensor,
         after: PendingFetch | None = None,
     ) -> PendingFetch:
-        """Return ``run``: its device memory is allocated already."""
-        return CompletedCopy(run)
+        """Return ``destination``: its device memory is allocated already."""
+        return CompletedCopy(destination)

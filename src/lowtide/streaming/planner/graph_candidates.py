@@ -10,7 +10,7 @@ from lowtide.streaming.planner.ledger_rows import LIVE_ROW, ledger_row
 # rounded up.
 _UPPER = 1.3
 # Three warm-up runs, the capture and the comparison.
-_RUNS = 6
+_CAPTURE_RUNS = 6
 
 
 def with_cuda_graph(plan: Plan, images: int) -> Plan:
@@ -22,8 +22,8 @@ def with_cuda_graph(plan: Plan, images: int) -> Plan:
     passes = plan.tiles / plan.batch
     return plan.model_copy(
         update={
-            "recorded": True,
-            "seconds": plan.seconds * (1 + _RUNS / passes / images),
+            "cuda_graph": True,
+            "seconds": plan.seconds * (1 + _CAPTURE_RUNS / passes / images),
             "ledger": (
                 *plan.ledger,
                 ledger_row("CUDA graph", "device", taken, taken * _UPPER, "prior"),

@@ -13,9 +13,9 @@ from lowtide.memory.prediction.calibration import Calibration, RunBounds
 from lowtide.streaming.planner.model_facts import ImageTask
 
 ROW_BUFFERS = "input rows", "output rows"
-LIVE_ROW = "live activations and scratch"
+LIVE_ROW = "live activations and workspace"
 # Rows of the ledger that do not depend on the network's input.
-_STAYING = {"weights", "runtime", "context", "file formats", *ROW_BUFFERS}
+_FIXED_ROWS = {"weights", "runtime", "context", "file formats", *ROW_BUFFERS}
 # Most and fewest network pixels of a comparison: more show no more, fewer prove nothing.
 _COMPARED_PIXELS, _FEWEST_PIXELS = 512 * 512, 64 * 64
 # Least margin of a tiled plan, whatever past runs say.
@@ -28,9 +28,9 @@ _LIVE_UPPER = 1.05
 _SLACK_UPPER, _SLACK_SHARE = 1.3, 0.3
 # Memory returned to the system is faulted in again page by page: eight models took 1.3 to 1.7 times
 # as long.
-_GIVING_BACK_COSTS = 1.5
+_TRIM_SLOWDOWN = 1.5
 # Ratio of seconds up to which two plans count as equally fast.
-AS_FAST = 1.03
+EQUALLY_FAST = 1.03
 
 
 def calibrate_rows(
@@ -62,24 +62,24 @@ def with_heap_modes(plans: list[Plan], bounds: RunBounds) -> list[Plan]:
 
     Only where this process can run in that mode.
     """
-    if not bounds.can_give_back:
+    if not bounds.can_trim:
         return plans
-    thrifty = [_giving_back(plan, bounds) for plan in plans]
-    return [plan.model_copy(update={"heap": "keeps"}) for plan in plans] + thrifty
+    thrifty = [_with_trimmed_heap(plan, bounds) for plan in plans]
+    return [plan.model_copy(update={"heap": "cache"}) for plan in plans] + thrifty
 
 
-def _giving_back(plan: Plan, bounds: RunBounds) -> Plan:
+def _with_trimmed_heap(plan: Plan, bounds: RunBounds) -> Plan:
     """Return ``plan`` in a heap that holds live blocks only, which takes longer."""
     rows = [
         row.model_copy(update={"value": 0, "upper": 0}) if row.name == "allocator" else row
         for row in plan.ledger
-        if bounds.usual is None or row.name != "margin"
+        if bounds.current_heap is None or row.name != "margin"
     ]
     return plan.model_copy(
         update={
-            "heap": "gives back",
-            "seconds": plan.seconds * _GIVING_BACK_COSTS,
-            "ledger": calibrate_rows(tuple(rows), bounds.thrifty),
+            "heap": "trim",
+            "seconds": plan.seconds * _TRIM_SLOWDOWN,
+            "ledger": calibrate_rows(tuple(rows), bounds.trimming_heap),
         }
     )
 
@@ -112,7 +112,7 @@ def comparable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
     fp32 takes twice the memory of the plan's half precision.
     """
     places = {"device", "host"} if costs.device == "cpu" else {"device"}
-    kept = sum(row.upper for row in plan.ledger if row.place in places and row.name in _STAYING)
+    kept = sum(row.upper for row in plan.ledger if row.place in places and row.name in _FIXED_ROWS)
     pixels = _COMPARED_PIXELS
     while pixels > _FEWEST_PIXELS and 2 * _run_bytes(costs, pixels) > budget_bytes - kept:
         pixels = pixels * 7 // 8
@@ -127,18 +127,18 @@ def ledger_row(name: str, place: Place, value: float, upper: float, origin: Orig
 def activation_row(costs: ModelCosts, pixels: int) -> Iterator[LedgerRow]:
     """Yield the rows of live activations and allocator for ``pixels`` network pixels."""
     live = costs.activation_bytes(pixels)
-    origin = "traced" if costs.traced else "probed"
+    origin = "traced" if costs.traced_points else "probed"
     yield ledger_row(LIVE_ROW, "device", live, live * _LIVE_UPPER, origin)
-    known = costs.reused(pixels) if heap_mode() == "keeps" else None
-    slack = costs.slack_bytes(pixels) if known is None else known.kept
+    known = costs.reused_blocks(pixels) if heap_mode() == "cache" else None
+    slack = costs.slack_bytes(pixels) if known is None else known.retained_bytes
     most = _SLACK_UPPER * slack + _SLACK_SHARE * live
     yield ledger_row("allocator", "device", slack, most, "probed" if known is None else origin)
 
 
 def run_ledger(
     costs: ModelCosts,
-    picture: ImageTask,
-    running: Iterable[LedgerRow],
+    image_task: ImageTask,
+    network_rows: Iterable[LedgerRow],
     *,
     staged_bytes: int,
     row_bytes: tuple[int, int],
@@ -148,21 +148,21 @@ def run_ledger(
 
     Args:
         costs: Measured costs of the model.
-        picture: The image and its files.
-        running: Rows of the network's part.
+        image_task: The image and its files.
+        network_rows: Rows of the network's part.
         staged_bytes: Bytes in flight to another device and back at once.
         row_bytes: Bytes of the file rows held: (read, written).
         scratch_bytes: Disk bytes in addition to those of the file formats.
     """
     yield ledger_row("weights", "device", costs.weight_bytes, costs.weight_bytes, "known")
     runtime = 0
-    for one in running:
+    for one in network_rows:
         if one.name == "runtime":
             runtime = one.value
         else:
             yield one
     if costs.device == "cpu":
-        runtime += picture.beside_bytes
+        runtime += image_task.extra_resident_bytes
         yield ledger_row("runtime", "host", runtime, runtime + _RUNTIME_UPPER, "prior")
     else:
         yield ledger_row(
@@ -171,7 +171,7 @@ def run_ledger(
         yield ledger_row("copy buffers", "host", staged_bytes, 2 * staged_bytes, "known")
     for name, count in zip(ROW_BUFFERS, row_bytes, strict=True):
         yield ledger_row(name, "host", count, count, "known")
-    usual, most = (sum(each) for each in zip((0, 0), *picture.codecs, strict=True))
+    usual, most = (sum(each) for each in zip((0, 0), *image_task.codec_bytes, strict=True))
     yield ledger_row("file formats", "host", usual, most, "prior")
-    if scratch := picture.scratch_bytes + scratch_bytes:
+    if scratch := image_task.scratch_bytes + scratch_bytes:
         yield ledger_row("scratch file", "disk", scratch, scratch, "known")

@@ -30,7 +30,7 @@ class ModelGeometry:
 
     def images(self, info: ImageInfo) -> int:
         """Return the network inputs made of one tile: color and alpha count separately."""
-        return ChannelPlan(info.bands, self.in_channels, self.out_channels).images
+        return ChannelPlan(info.channels, self.in_channels, self.out_channels).inputs_per_tile
 
 
 @dataclass(frozen=True)
@@ -39,26 +39,27 @@ class ImageTask:
 
     Attributes:
         info: Size and sample type of the image.
-        padded: (height, width) after padding to the model's size rule.
-        codecs: (usual, largest) bytes of host memory for decoding, and for encoding, the file.
+        padded_size: (height, width) after padding to the model's size rule.
+        codec_bytes: (usual, largest) bytes of host memory for decoding, and for encoding, the file.
         scratch_bytes: Disk bytes of the file formats.
-        row_bytes: Bytes that the rows held for one row of tiles should stay within, where lower
+        row_buffer_bytes: Bytes that the rows held for one row of tiles should stay within, where
+        lower
             tiles allow it.
-        easy_bytes: Bytes up to which saving memory has no benefit.
-        tiled: Error of past predictions for tiled runs.
-        streamed: Error of past predictions for streamed runs.
-        beside_bytes: Host bytes of the model in addition to its weights.
+        ample_bytes: Bytes up to which saving memory has no benefit.
+        tiled_bounds: Error of past predictions for tiled runs.
+        streamed_bounds: Error of past predictions for streamed runs.
+        extra_resident_bytes: Host bytes of the model in addition to its weights.
     """
 
     info: ImageInfo
-    padded: tuple[int, int]
-    codecs: tuple[tuple[int, int], ...] = ()
+    padded_size: tuple[int, int]
+    codec_bytes: tuple[tuple[int, int], ...] = ()
     scratch_bytes: int = 0
-    row_bytes: int | None = None
-    easy_bytes: int | None = None
-    tiled: RunBounds = field(default_factory=RunBounds)
-    streamed: RunBounds = field(default_factory=RunBounds)
-    beside_bytes: int = 0
+    row_buffer_bytes: int | None = None
+    ample_bytes: int | None = None
+    tiled_bounds: RunBounds = field(default_factory=RunBounds)
+    streamed_bounds: RunBounds = field(default_factory=RunBounds)
+    extra_resident_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Overrides:
     hann_blend: bool | None = None
 
     @property
-    def about_tiles(self) -> bool:
+    def requires_tiles(self) -> bool:
         """Whether any override requires tiles; disabling blending does not."""
         numbers = self.tile, self.overlap, self.batch
         return bool(self.hann_blend) or any(number is not None for number in numbers)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.engine.segments import Segment, readers
+from lowtide.streaming.engine.segments import Segment, page_readers
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PageLifetime:
     reads: int
 
     @property
-    def worth(self) -> float:
+    def transfers_saved(self) -> float:
         """Transfers saved per segment for which the page would occupy memory."""
         return (1 + self.reads) / (self.last - self.first + 1)
 
@@ -33,7 +33,7 @@ def page_lifetimes(program: StreamProgram, segments: Sequence[Segment]) -> dict[
 
     The result is stored where the caller wants it.
     """
-    found, read = dict[int, PageLifetime](), readers(segments)
+    found, read = dict[int, PageLifetime](), page_readers(segments)
     for place, part in enumerate(segments):
         for index in part.pages:
             if index != program.output:
@@ -55,31 +55,31 @@ class PageOccupancy:
 
     def add(self, life: PageLifetime) -> None:
         """Add one page."""
-        for place, before, after in self._with(life):
+        for place, before, after in self._bytes_with(life):
             self._before[place], self._after[place] = before, after
             self._touched[place] += life.size
 
-    def _with(self, life: PageLifetime) -> Iterator[tuple[int, int, int]]:
+    def _bytes_with(self, life: PageLifetime) -> Iterator[tuple[int, int, int]]:
         """Yield (segment, bytes before, bytes after) if the page were added."""
         for place in range(life.first, min(life.last + 1, len(self._before))):
             before = self._before[place] + life.size * (place > life.first)
             yield place, before, self._after[place] + life.size * (place < life.last)
 
-    def at(self, place: int) -> int:
+    def bytes_at(self, place: int) -> int:
         """Return the peak while a segment runs."""
         return max(self._before[place], self._after[place])
 
-    def would_be(self, life: PageLifetime) -> int:
+    def peak_with(self, life: PageLifetime) -> int:
         """Return the peak over a page's lifetime if it were added."""
-        return max(max(before, after) for _, before, after in self._with(life))
+        return max(max(before, after) for _, before, after in self._bytes_with(life))
 
     @property
-    def most(self) -> int:
+    def peak_bytes(self) -> int:
         """Peak over all segments."""
         return max(map(max, self._before, self._after), default=0)
 
     @property
-    def most_in_files(self) -> int:
+    def disk_peak_bytes(self) -> int:
         """Peak over all segments where each page is freed only after its last reader ends."""
         return max(self._touched, default=0)
 
@@ -90,8 +90,10 @@ def select_resident(pages: Mapping[int, PageLifetime], count: int, limit: int) -
     Pages that are read soon and often come before those that wait.
     """
     found, occupied = set[int](), PageOccupancy(count)
-    for index, life in sorted(pages.items(), key=lambda one: (-one[1].worth, one[1].first)):
-        if occupied.would_be(life) <= limit:
+    for index, life in sorted(
+        pages.items(), key=lambda one: (-one[1].transfers_saved, one[1].first)
+    ):
+        if occupied.peak_with(life) <= limit:
             occupied.add(life)
             found.add(index)
     return frozenset(found)

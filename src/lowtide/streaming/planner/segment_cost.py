@@ -9,10 +9,10 @@ from lowtide.streaming.rules.row_op import Reduction, RowOp
 from lowtide.streaming.spans import Span, count
 
 # Bands that the estimate counts, and further bands that must be scheduled to know what these keep.
-_SEEN, _BEYOND = 5, 2
+_COUNTED_BANDS, _LOOKAHEAD_BANDS = 5, 2
 
 
-def estimate_segment(program: StreamProgram, part: Segment, bands: int) -> tuple[int, int, int]:
+def estimate_segment(program: StreamProgram, segment: Segment, bands: int) -> tuple[int, int, int]:
     """Estimate the cost of one segment in ``bands`` bands, without pages.
 
     Extrapolated from the first bands; later ones are much alike. A long segment has thousands of
@@ -22,10 +22,12 @@ def estimate_segment(program: StreamProgram, part: Segment, bands: int) -> tuple
         (peak bytes of the bands, operator calls, bytes copied for them).
     """
     scale = _LiveBytes(program)
-    plan = list(schedule_bands(program, part, bands, first=_SEEN + _BEYOND))[:_SEEN]
-    scale.segment(part, plan)
+    plan = list(schedule_bands(program, segment, bands, first=_COUNTED_BANDS + _LOOKAHEAD_BANDS))[
+        :_COUNTED_BANDS
+    ]
+    scale.segment(segment, plan)
     calls, copied = (-(-one * bands // max(len(plan), 1)) for one in (scale.calls, scale.copied))
-    return scale.most, calls, copied
+    return scale.peak, calls, copied
 
 
 class _LiveBytes:
@@ -34,51 +36,51 @@ class _LiveBytes:
     def __init__(self, program: StreamProgram) -> None:
         self._program = program
         self._held: dict[int, int] = {}
-        self._now = self.most = self.calls = self.copied = 0
+        self._current = self.peak = self.calls = self.copied = 0
 
     def segment(self, part: Segment, bands: list[Band]) -> None:
         """Count the segment's bands, or the first of them; pages are left out."""
         kept = set(part.pages) - {self._program.output}
         # Feature maps that some operator needs whole.
-        self._now = sum(
+        self._current = sum(
             self._program.bytes_of(one)
-            for index in (*part.steps, *part.before)
-            for one in self._program.wholes(index)
+            for index in (*part.steps, *part.full_steps)
+            for one in self._program.full_inputs(index)
             if one in self._program.rows
         )
         for band in bands:
             self._band(part, band, kept)
 
     def _band(self, part: Segment, band: Band, kept: set[int]) -> None:
-        ends = self._ends(band)
+        ends = self._last_uses(band)
         for index in part.steps:
             step = self._program.steps[index]
-            spans = band.makes.get(index)
+            spans = band.computed.get(index)
             if spans is not None and isinstance(step, RowOp):
                 self.calls += len(spans)
                 for span in spans:
                     self._run(index, step, span, band)
-                if index in band.again and step.overlap:
+                if index in band.recomputed_rows and step.overlap:
                     # About as slow as a copy, where the operator is light enough to be recomputed.
                     touched = sum(map(self._program.row_bytes, (index, *step.inputs)))
-                    self.copied += band.again[index] * touched
+                    self.copied += band.recomputed_rows[index] * touched
                 if index not in kept and not step.view:
                     # The rows that it overwrites are freed as soon as it is computed.
                     size = count(spans) * self._program.row_bytes(index)
-                    self._add(index, size, new=index not in band.over)
+                    self._add(index, size, new=index not in band.in_place)
                 if _base(self._program, index) not in ends[1]:
                     ends[0].setdefault(index, []).append(index)
             elif index not in band.targets:
                 continue
             for one in ends[0].get(index, ()):
                 if one in self._held:
-                    left = count(band.holds.get(one, [])) * self._program.row_bytes(one)
+                    left = count(band.held.get(one, [])) * self._program.row_bytes(one)
                     self._add(one, left - self._held[one])
 
-    def _ends(self, band: Band) -> tuple[dict[int, list[int]], set[int]]:
+    def _last_uses(self, band: Band) -> tuple[dict[int, list[int]], set[int]]:
         """Return, by step, the results whose memory has its last use there; and all such."""
         last: dict[int, int] = {}
-        for index, user in band.uses.items():
+        for index, user in band.last_uses.items():
             base = _base(self._program, index)
             last[base] = max(user, last.get(base, user))
         ends: dict[int, list[int]] = {}
@@ -88,25 +90,25 @@ class _LiveBytes:
 
     def _run(self, index: int, step: RowOp, span: Span, band: Band) -> None:
         """Count one operator call: its result, workspace and copied rows."""
-        own = not step.view and index not in band.over
+        own = not step.view and index not in band.in_place
         result = (span[1] - span[0]) * self._program.row_bytes(index) if own else 0
         given, copied = 0, 0
-        for one, spans in zip(step.inputs, step.needed(span), strict=True):
+        for one, spans in zip(step.inputs, step.input_spans(span), strict=True):
             size = count(spans) * self._program.row_bytes(one)
             given += size
             # Used as it was just computed, or concatenated from pieces.
-            copied += 0 if spans == band.makes.get(one) else size
-        if step.framed and (span[0] == 0) != (span[1] == step.rows.size):
+            copied += 0 if spans == band.computed.get(one) else size
+        if step.padded and (span[0] == 0) != (span[1] == step.rows.size):
             copied += given
         self.copied += copied
-        taken = result + copied + step.beside(span[1] - span[0], given, result)
-        self.most = max(self.most, self._now + taken)
+        taken = result + copied + step.workspace_bytes(span[1] - span[0], given, result)
+        self.peak = max(self.peak, self._current + taken)
 
     def _add(self, index: int, more: int, *, new: bool = True) -> None:
         self._held[index] = self._held.get(index, 0) + more
-        self._now += more
+        self._current += more
         if new:
-            self.most = max(self.most, self._now)
+            self.peak = max(self.peak, self._current)
 
 
 def _base(program: StreamProgram, index: int) -> int:

@@ -11,7 +11,7 @@ from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
 from lowtide.streaming.planner.ledger_rows import (
-    AS_FAST,
+    EQUALLY_FAST,
     ROW_BUFFERS,
     activation_row,
     calibrate_rows,
@@ -39,50 +39,60 @@ _TILE_SECONDS = 1e-3
 
 
 def tile_candidates(
-    costs: ModelCosts, shape: ModelGeometry, picture: ImageTask, wishes: Overrides
+    costs: ModelCosts, geometry: ModelGeometry, image_task: ImageTask, overrides: Overrides
 ) -> list[Plan]:
     """Return every whole and tiled plan worth pricing.
 
     Raises `UsageError` for overrides that contradict each other.
     """
-    overlap, blend = _overlap(costs, wishes)
-    if wishes.batch is not None and wishes.batch > 1 and not costs.batchable:
+    overlap, blend = _overlap(costs, overrides)
+    if overrides.batch is not None and overrides.batch > 1 and not costs.batchable:
         raise UsageError(
-            f"a tile batch size of {wishes.batch} is not possible: this model mixes the images of"
-            " a batch",
+            f"a tile batch size of {overrides.batch} is not possible: this model mixes the images"
+            " of a batch",
             hint="--tile-batch-size 1",
         )
-    if not shape.tileable:
-        if wishes.strategy == "tiled" or wishes.about_tiles:
+    if not geometry.tileable:
+        if overrides.strategy == "tiled" or overrides.requires_tiles:
             raise UsageError(
                 "this model needs the whole image at once, not tiles", hint="--strategy whole"
             )
-        wishes = replace(wishes, strategy="whole")
+        overrides = replace(overrides, strategy="whole")
     plans = []
-    if wishes.strategy == "whole" or (wishes.strategy == "auto" and not wishes.about_tiles):
-        plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
-    if wishes.strategy in ("auto", "tiled"):
+    if overrides.strategy == "whole" or (
+        overrides.strategy == "auto" and not overrides.requires_tiles
+    ):
+        plans.append(
+            _plan(costs, geometry, image_task, "whole", image_task.padded_size, 1, overlap, 0)
+        )
+    if overrides.strategy in ("auto", "tiled"):
         # On the CPU a batch gains nothing over a larger tile, and its last partial batch fragments
         # the heap.
         several = costs.batchable and costs.device != "cpu"
-        batches = (wishes.batch,) if wishes.batch else _BATCHES if several else (1,)
-        for tile in _tiles(shape, picture, wishes, overlap):
-            columns = len(split_axis(picture.padded[1], tile[1], overlap, align=shape.align).starts)
+        batches = (overrides.batch,) if overrides.batch else _BATCHES if several else (1,)
+        for tile in _tiles(geometry, image_task, overrides, overlap):
+            columns = len(
+                split_axis(image_task.padded_size[1], tile[1], overlap, align=geometry.align).starts
+            )
             # A batch stays within one row of tiles, so a larger one would never be full.
             for batch in dict.fromkeys(min(batch, columns) for batch in batches):
-                plan = _plan(costs, shape, picture, "tiled", tile, batch, overlap, blend)
+                plan = _plan(costs, geometry, image_task, "tiled", tile, batch, overlap, blend)
                 plans.append(plan)
-        if wishes.batch and plans:
+        if overrides.batch and plans:
             fullest = max(plan.batch for plan in plans)
             plans = [plan for plan in plans if plan.batch == fullest]
     if not plans:
         # An image smaller than any tile is one tile.
-        plans.append(_plan(costs, shape, picture, "whole", picture.padded, 1, overlap, 0))
-    plans = _ample(_flat(plans, picture.row_bytes), picture.easy_bytes)
-    return with_heap_modes(plans, picture.tiled)
+        plans.append(
+            _plan(costs, geometry, image_task, "whole", image_task.padded_size, 1, overlap, 0)
+        )
+    plans = _drop_small_tiles(
+        _drop_high_tiles(plans, image_task.row_buffer_bytes), image_task.ample_bytes
+    )
+    return with_heap_modes(plans, image_task.tiled_bounds)
 
 
-def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
+def _drop_high_tiles(plans: list[Plan], limit: int | None) -> list[Plan]:
     """Drop tiles so high that their row buffer takes a large share of the limit.
 
     For a wide image, these rows are the one use of memory that grows with the image. Lower, wider
@@ -99,7 +109,7 @@ def _flat(plans: list[Plan], limit: int | None) -> list[Plan]:
     return [plan for index, plan in enumerate(plans) if rows.get(index, 0) <= allowed]
 
 
-def _ample(plans: list[Plan], easy_bytes: int | None) -> list[Plan]:
+def _drop_small_tiles(plans: list[Plan], easy_bytes: int | None) -> list[Plan]:
     """Drop small tiles where larger ones are as fast and fit the budget easily.
 
     With small tiles, the least thing that grows with the image would show in the peak.
@@ -107,16 +117,16 @@ def _ample(plans: list[Plan], easy_bytes: int | None) -> list[Plan]:
     ample = [plan for plan in plans if plan.tiles == 1 or plan.run_pixels >= _AMPLE_PIXELS]
     easy = [plan for plan in ample if plan.tiles > 1 and plan.upper_bytes <= (easy_bytes or 0)]
     small = min((plan.seconds for plan in plans if plan not in ample), default=math.inf)
-    return ample if any(plan.seconds <= small * AS_FAST for plan in easy) else plans
+    return ample if any(plan.seconds <= small * EQUALLY_FAST for plan in easy) else plans
 
 
-def _overlap(costs: ModelCosts, wishes: Overrides) -> tuple[int, int]:
+def _overlap(costs: ModelCosts, overrides: Overrides) -> tuple[int, int]:
     """Return (overlap, ramp width): the halo on both sides of a cut, and the ramp."""
-    needed = None if costs.reach is None else 2 * costs.reach
-    wanted = wishes.hann_blend if wishes.hann_blend is not None else needed is None
-    if wishes.overlap is not None:
-        overlap = wishes.overlap
-        if wishes.hann_blend and not overlap:
+    needed = None if costs.receptive_field is None else 2 * costs.receptive_field
+    wanted = overrides.hann_blend if overrides.hann_blend is not None else needed is None
+    if overrides.overlap is not None:
+        overlap = overrides.overlap
+        if overrides.hann_blend and not overlap:
             raise UsageError("blending needs an overlap", hint="--tile-overlap 16")
         spare = overlap if needed is None else max(overlap - needed, overlap // 2)
         return overlap, min(spare, overlap, _DEFAULT_BLEND) if wanted else 0
@@ -126,43 +136,43 @@ def _overlap(costs: ModelCosts, wishes: Overrides) -> tuple[int, int]:
 
 
 def _tiles(
-    shape: ModelGeometry, picture: ImageTask, wishes: Overrides, overlap: int
+    geometry: ModelGeometry, image_task: ImageTask, overrides: Overrides, overlap: int
 ) -> Iterator[tuple[int, int]]:
     """Yield (height, width) of tiles to price, on the grid, smaller than the image."""
-    floor = max(min_tile(overlap, shape.align), shape.minimum, 2 * shape.align)
-    height, width = picture.padded
-    if wishes.tile is not None:
-        if wishes.tile < floor:
+    floor = max(min_tile(overlap, geometry.align), geometry.minimum, 2 * geometry.align)
+    height, width = image_task.padded_size
+    if overrides.tile is not None:
+        if overrides.tile < floor:
             raise UsageError(
-                f"--tile {wishes.tile} is too small for this model with an overlap of {overlap}",
+                f"--tile {overrides.tile} is too small for this model with an overlap of {overlap}",
                 hint=f"--tile {floor} is the smallest",
             )
-        side = round_up(wishes.tile, shape.align)
-        yield _clip(side, height, shape), _clip(side, width, shape)
+        side = round_up(overrides.tile, geometry.align)
+        yield _clip(side, height, geometry), _clip(side, width, geometry)
         return
-    sides = sorted({round_up(max(side, floor), shape.align) for side in _SIDES})
+    sides = sorted({round_up(max(side, floor), geometry.align) for side in _SIDES})
     seen = set()
     for side in sides:
-        for wider in (1,) if shape.square else (1, 2, 4, 8):
-            tile = _clip(side, height, shape), _clip(side * wider, width, shape)
-            if not shape.square:
+        for wider in (1,) if geometry.square else (1, 2, 4, 8):
+            tile = _clip(side, height, geometry), _clip(side * wider, width, geometry)
+            if not geometry.square:
                 tile = (
-                    smallest_equal_tile(height, tile[0], overlap, shape.align, floor),
-                    smallest_equal_tile(width, tile[1], overlap, shape.align, floor),
+                    smallest_equal_tile(height, tile[0], overlap, geometry.align, floor),
+                    smallest_equal_tile(width, tile[1], overlap, geometry.align, floor),
                 )
-            if tile != picture.padded and tile not in seen:
+            if tile != image_task.padded_size and tile not in seen:
                 seen.add(tile)
                 yield tile
 
 
-def _clip(side: int, length: int, shape: ModelGeometry) -> int:
-    return side if shape.square else min(side, length)
+def _clip(side: int, length: int, geometry: ModelGeometry) -> int:
+    return side if geometry.square else min(side, length)
 
 
 def _plan(
     costs: ModelCosts,
-    shape: ModelGeometry,
-    picture: ImageTask,
+    geometry: ModelGeometry,
+    image_task: ImageTask,
     strategy: str,
     tile: tuple[int, int],
     batch: int,
@@ -170,20 +180,20 @@ def _plan(
     blend: int,
 ) -> Plan:
     axes = [
-        split_axis(length, side, overlap, align=shape.align, blend=blend)
-        for length, side in zip(picture.padded, tile, strict=True)
+        split_axis(length, side, overlap, align=geometry.align, blend=blend)
+        for length, side in zip(image_task.padded_size, tile, strict=True)
     ]
     rows, columns = axes
-    info = picture.info
+    info = image_task.info
     context = min(rows.context, columns.context)
     single = len(rows.starts) == len(columns.starts) == 1
-    exact = single or (costs.reach is not None and context >= costs.reach)
-    images = shape.images(info)
-    pixels = math.prod(round_up(axis.tile, shape.align) for axis in axes) * images
+    exact = single or (costs.receptive_field is not None and context >= costs.receptive_field)
+    images = geometry.images(info)
+    pixels = math.prod(round_up(axis.tile, geometry.align) for axis in axes) * images
     at_once = pixels * batch
     if not exact:
         # The error is measured with more context than the tiles have; that run must fit too.
-        at_once = max(at_once, images * _reference_pixels(rows, columns, shape.align))
+        at_once = max(at_once, images * _reference_pixels(rows, columns, geometry.align))
     return Plan(
         strategy=strategy,
         accuracy="exact" if exact else "bounded",
@@ -192,12 +202,12 @@ def _plan(
         channels_last=costs.channels_last,
         width=info.width,
         height=info.height,
-        padded_width=picture.padded[1],
-        padded_height=picture.padded[0],
-        scale=shape.scale,
-        align=shape.align,
-        minimum=shape.minimum,
-        square=shape.square,
+        padded_width=image_task.padded_size[1],
+        padded_height=image_task.padded_size[0],
+        scale=geometry.scale,
+        align=geometry.align,
+        minimum=geometry.minimum,
+        square=geometry.square,
         tile_width=columns.tile,
         tile_height=rows.tile,
         overlap=overlap,
@@ -209,8 +219,8 @@ def _plan(
         seam_share=0.0 if exact else 1 - _inner(rows, overlap) * _inner(columns, overlap),
         seconds=_seconds(costs, rows, columns, pixels, batch),
         ledger=calibrate_rows(
-            tuple(_ledger(costs, picture, rows, columns, at_once, shape.scale)),
-            picture.tiled.usual,
+            tuple(_ledger(costs, image_task, rows, columns, at_once, geometry.scale)),
+            image_task.tiled_bounds.current_heap,
         ),
     )
 
@@ -241,28 +251,28 @@ def _seconds(
 ) -> float:
     full, rest = divmod(len(columns.starts), batch)
     row = full * costs.seconds(pixels * batch) + (costs.seconds(pixels * rest) if rest else 0)
-    return len(rows.starts) * (row + costs.speed * _TILE_SECONDS * len(columns.starts))
+    return len(rows.starts) * (row + costs.time_scale * _TILE_SECONDS * len(columns.starts))
 
 
 def _ledger(
     costs: ModelCosts,
-    picture: ImageTask,
+    image_task: ImageTask,
     rows: TileAxis,
     columns: TileAxis,
     pixels: int,
     scale: int,
 ) -> Iterable[LedgerRow]:
-    info, blended = picture.info, rows.blended or columns.blended
+    info, blended = image_task.info, rows.blended or columns.blended
     sample = info.row_bytes // info.width
     spans = (rows.span(index) for index in range(len(rows.starts)))
     tallest = max(high - low for low, high in spans) * scale
-    out_row = info.width * scale * (4 * info.bands if blended else sample)
+    out_row = info.width * scale * (4 * info.channels if blended else sample)
     row_in = columns.length * sample
     return run_ledger(
         costs,
-        picture,
+        image_task,
         activation_row(costs, pixels),
         # A batch in float32 to the device, and its result back.
-        staged_bytes=4 * pixels * (info.bands + info.bands * scale**2),
+        staged_bytes=4 * pixels * (info.channels + info.channels * scale**2),
         row_bytes=(row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)),
     )

@@ -14,9 +14,9 @@ from lowtide.core.reach import ReceptiveField
 from lowtide.memory.costs import ModelCosts, ProbePoint
 from lowtide.memory.meter import cuda_context_bytes
 from lowtide.memory.oom import trim_allocators
-from lowtide.streaming.probe.receptive_field import REACH_SIDES, measure_receptive_field
+from lowtide.streaming.probe.receptive_field import RECEPTIVE_FIELD_SIDES, measure_receptive_field
 from lowtide.streaming.probe.small_runs import (
-    PATIENCE,
+    MAX_PROBE_SECONDS,
     best_seconds,
     live_peak,
     probe_point,
@@ -28,9 +28,9 @@ from lowtide.streaming.tiles.grid import round_up
 from lowtide.streaming.tiles.tile_step import Forward, NetworkSpec
 
 _SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
-_LAYOUT_SIDE = 128
+_MEMORY_FORMAT_SIDE = 128
 # Ratio of times below which a model leaves the memory format it was written in.
-_LAYOUT_GAIN = 0.92
+_MEMORY_FORMAT_GAIN = 0.92
 
 
 def probe_costs(
@@ -56,15 +56,15 @@ def probe_costs(
     sides = sorted({_fit(side, align, minimum) for side in _SIDES[kind]})
     # The first run only scales the others: its memory and its time are enough.
     started = time.perf_counter()
-    least = live_peak(network, tile_work(network, sides[0]))
-    slow = time.perf_counter() - started
+    smallest_bytes = live_peak(network, tile_work(network, sides[0]))
+    smallest_seconds = time.perf_counter() - started
 
     def fits(side: int) -> bool:
-        return limit_bytes is None or least * (side / sides[0]) ** 2 <= limit_bytes
+        return limit_bytes is None or smallest_bytes * (side / sides[0]) ** 2 <= limit_bytes
 
     check_cancel(cancel)
-    searched = [side for side in REACH_SIDES if side <= sides[0] or fits(side)]
-    reach = measure_receptive_field(
+    searched = [side for side in RECEPTIVE_FIELD_SIDES if side <= sides[0] or fits(side)]
+    receptive_field = measure_receptive_field(
         _fp32_forward(network),
         channels=network.in_channels,
         scale=network.scale,
@@ -72,19 +72,19 @@ def probe_costs(
         minimum=minimum,
         device=network.device,
         sides=searched,
-        passes_nan=network.let_go is None,
+        propagates_nan=network.free_memory is None,
     )
     trim_heap(collect=True)
     # A slow model is measured where it takes least: minutes of probing would save seconds.
-    wide = _fit(_LAYOUT_SIDE, align, minimum)
-    patient = slow * (wide / sides[0]) ** 2 < PATIENCE / 4
-    network = _layout(network, wide if patient else sides[0])
+    wide = _fit(_MEMORY_FORMAT_SIDE, align, minimum)
+    is_fast = smallest_seconds * (wide / sides[0]) ** 2 < MAX_PROBE_SECONDS / 4
+    network = _choose_memory_format(network, wide if is_fast else sides[0])
     points, within = _points(network, sides, fits, cancel)
-    costs = _costs(network, sha256, weight_bytes, sides[0], reach, points)
-    if kind == "cpu" and network.let_go is None:
+    costs = _costs(network, sha256, weight_bytes, sides[0], receptive_field, points)
+    if kind == "cpu" and network.free_memory is None:
         # On CUDA the allocator's statistics of real runs are more accurate.
-        costs = _traced(costs, network, align, minimum, limit_bytes)
-    return costs, within and all(fits(side) for side in REACH_SIDES)
+        costs = _with_traced_points(costs, network, align, minimum, limit_bytes)
+    return costs, within and all(fits(side) for side in RECEPTIVE_FIELD_SIDES)
 
 
 def _points(
@@ -95,7 +95,7 @@ def _points(
     for side in sides:
         check_cancel(cancel)
         if len(points) >= 2:
-            if points[-1].seconds * (side * side / points[-1].pixels) > PATIENCE:
+            if points[-1].seconds * (side * side / points[-1].pixels) > MAX_PROBE_SECONDS:
                 break  # under any limit
             if not fits(side):
                 return points, False
@@ -121,7 +121,7 @@ def _costs(
     sha256: str,
     weight_bytes: int,
     side: int,
-    reach: ReceptiveField,
+    receptive_field: ReceptiveField,
     points: list[ProbePoint],
 ) -> ModelCosts:
     return ModelCosts(
@@ -133,13 +133,13 @@ def _costs(
         threads=torch.get_num_threads(),
         batchable=_batches_agree(network, side),
         context_bytes=0 if network.device == "cpu" else cuda_context_bytes(network.device),
-        reach=reach.pixels,
-        reach_searched=reach.searched,
+        receptive_field=receptive_field.radius,
+        receptive_field_search_limit=receptive_field.search_limit,
         points=tuple(points),
     )
 
 
-def _traced(
+def _with_traced_points(
     costs: ModelCosts, network: NetworkSpec, align: int, minimum: int, limit_bytes: int | None
 ) -> ModelCosts:
     """Return ``costs`` with the memory that traces predict for larger runs."""
@@ -148,20 +148,20 @@ def _traced(
     from lowtide.streaming.probe.trace_memory import padding_multiple, trace_points
 
     traced = trace_points(network, align=align, minimum=minimum, limit_bytes=limit_bytes)
-    grain = padding_multiple(network, align=align)
+    multiple = padding_multiple(network, align=align)
     clear_shape_caches()
     trim_heap(collect=True)
-    return costs.model_copy(update={"traced": traced, "grain": grain})
+    return costs.model_copy(update={"traced_points": traced, "padding_multiple": multiple})
 
 
-def _layout(network: NetworkSpec, side: int) -> NetworkSpec:
+def _choose_memory_format(network: NetworkSpec, side: int) -> NetworkSpec:
     """Return ``network`` with the memory format of its inputs chosen.
 
     The format changes the rounding, so on the CPU the choice must not depend on timing:
     channels-last for every network with convolutions, of which 18 kinds took 0.7 to 1.0 of the
     time. On a GPU it is chosen where it is clearly faster there.
     """
-    if network.let_go is not None:
+    if network.free_memory is not None:
         return network  # it takes one memory format, and inputs in another would be copied
     if network.device == "cpu":
         forward = network.forward
@@ -172,7 +172,7 @@ def _layout(network: NetworkSpec, side: int) -> NetworkSpec:
         candidate = dataclasses.replace(network, channels_last=channels_last)
         step = tile_step(candidate)
         seconds.append(best_seconds(lambda step=step: step([tile]), network.device))
-    return dataclasses.replace(network, channels_last=seconds[1] < seconds[0] * _LAYOUT_GAIN)
+    return dataclasses.replace(network, channels_last=seconds[1] < seconds[0] * _MEMORY_FORMAT_GAIN)
 
 
 def _batches_agree(network: NetworkSpec, side: int) -> bool:
@@ -183,12 +183,12 @@ def _batches_agree(network: NetworkSpec, side: int) -> bool:
     step = tile_step(network)
     pair = [random_tile(network, side, seed) for seed in (1, 2)]
     try:
-        together = step(pair)
+        batched = step(pair)
     except (RuntimeError, ValueError, IndexError):  # written for a batch of one
         return False
-    alone = torch.cat([step([tile]) for tile in pair])
+    single = torch.cat([step([tile]) for tile in pair])
     tolerance = 1e-5 if network.precision == "fp32" else 2e-2
-    return bool((together - alone).abs().max() <= tolerance)
+    return bool((batched - single).abs().max() <= tolerance)
 
 
 def _fit(side: int, align: int, minimum: int) -> int:
@@ -200,5 +200,5 @@ def _fp32_forward(network: NetworkSpec) -> Forward:
 
     The receptive field depends on the structure only.
     """
-    exact = network.exact_forward
+    exact = network.make_fp32_forward
     return network.forward if exact is None else exact()

@@ -11,7 +11,7 @@ from lowtide.core.reach import ReceptiveField
 from lowtide.streaming.tiles.grid import round_up, split_axis
 from lowtide.streaming.tiles.tile_step import Forward
 
-REACH_SIDES = (64, 192)
+RECEPTIVE_FIELD_SIDES = (64, 192)
 _PHASES = 4
 _LARGE = 16.0
 # Allowed rounding error between a tile and the whole; true leakage is far larger.
@@ -27,8 +27,8 @@ def measure_receptive_field(
     align: int,
     minimum: int,
     device: str = "cpu",
-    sides: Sequence[int] = REACH_SIDES,
-    passes_nan: bool = True,
+    sides: Sequence[int] = RECEPTIVE_FIELD_SIDES,
+    propagates_nan: bool = True,
 ) -> ReceptiveField:
     """Measure how many input pixels beyond its own place an output pixel depends on.
 
@@ -62,24 +62,24 @@ def measure_receptive_field(
         image = torch.rand(1, channels, side, other, generator=generator).to(device)
         images = {2: image, 3: image.mT.contiguous()}
         searched = side // 2 - align
-        reach = _spread(forward, images, scale, align, passes_nan)
-        if reach is None:
+        radius = _max_spread(forward, images, scale, align, propagates_nan)
+        if radius is None:
             continue
-        certain = all(
-            _tiles_agree(forward, one, axis, scale, align, minimum, 2 * reach)
+        confirmed = all(
+            _tiles_agree(forward, one, axis, scale, align, minimum, 2 * radius)
             for axis, one in images.items()
         )
-        return ReceptiveField(reach if certain else None, searched)
+        return ReceptiveField(radius if confirmed else None, searched)
     return ReceptiveField(None, searched)
 
 
-def _spread(
-    forward: Forward, images: Mapping[int, Tensor], scale: int, align: int, passes_nan: bool
+def _max_spread(
+    forward: Forward, images: Mapping[int, Tensor], scale: int, align: int, propagates_nan: bool
 ) -> int | None:
     """Return the largest spread along both axes; None if it fills one of the images."""
     largest = 0
     for axis, image in images.items():
-        spread = _spread_along(forward, image, axis, scale, align, passes_nan)
+        spread = _spread_along(forward, image, axis, scale, align, propagates_nan)
         if spread is None:
             return None
         largest = max(largest, spread)
@@ -87,16 +87,16 @@ def _spread(
 
 
 def _spread_along(
-    forward: Forward, image: Tensor, axis: int, scale: int, align: int, passes_nan: bool
+    forward: Forward, image: Tensor, axis: int, scale: int, align: int, propagates_nan: bool
 ) -> int | None:
     """Return the largest spread along an axis over several lines; None if it fills.
 
     In both directions.
     """
-    side, reach = image.shape[axis], 0
+    side, radius = image.shape[axis], 0
     poisons = [torch.full_like(image, torch.nan)]
     clean = None
-    if not passes_nan:
+    if not propagates_nan:
         # Both signs, so that a minimum passes them as a maximum does.
         poisons.append((image - 0.5) * _LARGE)
         clean = forward(image)
@@ -105,17 +105,17 @@ def _spread_along(
     for line in dict.fromkeys(lines):
         for after in (True, False):
             index = (slice(None),) * axis + (slice(line, None) if after else slice(None, line),)
-            bad = _touched(forward, image, poisons, index, clean)
+            bad = _changed_outputs(forward, image, poisons, index, clean)
             hit = bad.movedim(axis, 0).flatten(1).any(1).nonzero().flatten()
             first, last = int(hit[0]) // scale, int(hit[-1]) // scale
             filled = first == 0 if after else last == side - 1
             if filled:
                 return None
-            reach = max(reach, line - first if after else last + 1 - line)
-    return reach
+            radius = max(radius, line - first if after else last + 1 - line)
+    return radius
 
 
-def _touched(
+def _changed_outputs(
     forward: Forward,
     image: Tensor,
     poisons: list[Tensor],
@@ -147,8 +147,8 @@ def _tiles_agree(
     for index, start in enumerate(layout.starts):
         low, high = layout.span(index)
         part = forward(image.narrow(axis, start, layout.tile).contiguous())
-        kept = part.narrow(axis, (low - start) * scale, (high - low) * scale)
-        wanted = whole.narrow(axis, low * scale, (high - low) * scale)
-        if not (kept - wanted).abs().max() <= _TOLERANCE:
+        actual = part.narrow(axis, (low - start) * scale, (high - low) * scale)
+        expected = whole.narrow(axis, low * scale, (high - low) * scale)
+        if not (actual - expected).abs().max() <= _TOLERANCE:
             return False
     return True

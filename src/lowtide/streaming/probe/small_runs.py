@@ -14,34 +14,32 @@ from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.meter import cuda_peaks, resident_peak_bytes
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
-PATIENCE = 4.0  # seconds allowed for one more probe
+MAX_PROBE_SECONDS = 4.0  # seconds allowed for one more probe
 
 
 def probe_point(network: NetworkSpec, side: int) -> ProbePoint:
     """Measure bytes and seconds of one square tile, ``side`` pixels wide."""
     work = tile_work(network, side)
-    if network.let_go is not None:
+    if network.free_memory is not None:
         # All resident bytes are live or kept for the next call, and a plan must count both.
         seconds = best_seconds(work, network.device)
-        alive = resident = _resident(network.let_go, work, runs=3)
+        live = resident = _resident_bytes(network.free_memory, work, runs=3)
     elif network.device == "cpu":
-        alive, resident, seconds = _on_cpu(work)
+        live, resident, seconds = _measure_cpu(work)
     else:
         seconds = best_seconds(work, network.device)
-        alive, resident = _cuda_peaks(work, network.device)
-    return ProbePoint(
-        pixels=side * side, peak_bytes=alive, resident_bytes=resident, seconds=seconds
-    )
+        live, resident = _cuda_peaks(work, network.device)
+    return ProbePoint(pixels=side * side, peak_bytes=live, resident_bytes=resident, seconds=seconds)
 
 
-def _on_cpu(work: Callable[[], None]) -> tuple[int, int, float]:
+def _measure_cpu(work: Callable[[], None]) -> tuple[int, int, float]:
     """Return (live bytes, resident bytes, seconds) of a run.
 
     Repeats fewer times if runs are long.
     """
     clock = _Clock("cpu")
     with clock:
-        alive = live_peak_bytes(work)
+        live = live_peak_bytes(work)
 
     def timed() -> None:
         with clock:
@@ -50,8 +48,8 @@ def _on_cpu(work: Callable[[], None]) -> tuple[int, int, float]:
     # What the heap keeps shows from the second run on.
     resident = resident_peak_bytes(timed, 3)
     # The memory meter takes a negligible share of long runs.
-    long = clock.seconds > PATIENCE / 8
-    return alive, resident, clock.seconds if long else best_seconds(work, "cpu")
+    long = clock.seconds > MAX_PROBE_SECONDS / 8
+    return live, resident, clock.seconds if long else best_seconds(work, "cpu")
 
 
 def tile_work(network: NetworkSpec, side: int) -> Callable[[], None]:
@@ -66,18 +64,18 @@ def tile_work(network: NetworkSpec, side: int) -> Callable[[], None]:
 
 def live_peak(network: NetworkSpec, call: Callable[[], object]) -> int:
     """Return the live bytes at the peak of a call."""
-    if network.let_go is not None:
-        return _resident(network.let_go, call, runs=1)
+    if network.free_memory is not None:
+        return _resident_bytes(network.free_memory, call, runs=1)
     if network.device == "cpu":
         return live_peak_bytes(call)
     return _cuda_peaks(call, network.device)[0]
 
 
-def _resident(let_go: Callable[[], None], call: Callable[[], object], runs: int) -> int:
+def _resident_bytes(free_memory: Callable[[], None], call: Callable[[], object], runs: int) -> int:
     """Return the bytes that a few calls add to the process, with what they keep."""
-    let_go()
+    free_memory()
     peak = resident_peak_bytes(call, runs)
-    let_go()
+    free_memory()
     return peak
 
 
@@ -109,7 +107,7 @@ def best_seconds(call: Callable[[], object], device: str) -> float:
         with clock:
             call()  # the step ends with its result on the host, so the device is synchronized
         spent += clock.seconds
-        if spent > PATIENCE / 8:
+        if spent > MAX_PROBE_SECONDS / 8:
             break
     return clock.seconds
 
@@ -117,8 +115,8 @@ def best_seconds(call: Callable[[], object], device: str) -> float:
 def _cuda_peaks(call: Callable[[], object], device: str) -> tuple[int, int]:
     """Return the (allocated, reserved) peaks of a call above the bytes before it."""
     torch.cuda.empty_cache()
-    reading = cuda_peaks(device).reading()
-    reading.restart()
+    reading = cuda_peaks(device).reader()
+    reading.reset()
     before = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     call()
     allocated, reserved = reading.peaks()

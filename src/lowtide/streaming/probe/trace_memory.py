@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lowtide.memory.cache import WorkspaceStore, cache_folder
+from lowtide.memory.cache import WorkspaceCache, cache_folder
 from lowtide.memory.costs import BLOCK_SIZES, ReusedBlocks, TracedPoint
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.prediction.calibration import NO_MARGIN
@@ -26,8 +26,8 @@ from lowtide.streaming.tiles.grid import round_up
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 _SIDES = (64, 128, 256, 512, 1024, 2048)
-_MEASURED_BYTES = 512 << 20
-_LARGEST_GRAIN = 128
+_WORKSPACE_LIMIT_BYTES = 512 << 20
+_LARGEST_MULTIPLE = 128
 # Larger sizes run more operators, and take minutes, where a network works through its windows in
 # chunks of one size: memory then grows with the pixels alone.
 _MANY_OPERATORS = 10_000
@@ -94,8 +94,10 @@ def trace_points(
     """
     if not isinstance(network.forward, nn.Module):
         return ()
-    limit = _MEASURED_BYTES if limit_bytes is None else min(limit_bytes, _MEASURED_BYTES)
-    scratch = CpuWorkspace(WorkspaceStore(cache_folder()), limit_bytes=limit)
+    limit = (
+        _WORKSPACE_LIMIT_BYTES if limit_bytes is None else min(limit_bytes, _WORKSPACE_LIMIT_BYTES)
+    )
+    workspace = CpuWorkspace(WorkspaceCache(cache_folder()), limit_bytes=limit)
     points: list[TracedPoint] = []
     per_pixel = 0.0
     for side in sorted({round_up(max(side, minimum), align) for side in _SIDES}):
@@ -105,20 +107,20 @@ def trace_points(
             return ()
         live = sum(live_bytes_rows(network, live_tensor_rows(trace, None)))
         if trace.peak_bytes <= limit or not points:
-            told = predict_cpu(trace, scratch, NO_MARGIN)
-            per_pixel = max(0, sum(live_bytes_rows(network, told.rows)) - live) / side**2
+            prediction = predict_cpu(trace, workspace, NO_MARGIN)
+            per_pixel = max(0, sum(live_bytes_rows(network, prediction.rows)) - live) / side**2
         peak = live + math.ceil(per_pixel * side**2)
         points.append(
             TracedPoint(
                 pixels=side * side,
                 peak_bytes=peak,
-                reused=_reused(trace),
+                reused_blocks=_reused(trace),
                 multiply_adds=multiply_adds(trace),
             )
         )
         if len(trace.ops) > _MANY_OPERATORS:
             break
-    scratch.store.save()
+    workspace.store.save()
     return tuple(points)
 
 
@@ -128,7 +130,9 @@ def _reused(trace: Trace) -> tuple[ReusedBlocks, ...]:
     found = []
     for below in BLOCK_SIZES:
         alive = np.where(abs(sizes) < below, sizes, 0).cumsum()
-        found.append(ReusedBlocks(at_peak=max(0, int(alive[peak])), most=max(0, int(alive.max()))))
+        found.append(
+            ReusedBlocks(at_run_peak=max(0, int(alive[peak])), max_live=max(0, int(alive.max())))
+        )
     return tuple(found)
 
 
@@ -141,13 +145,13 @@ def padding_multiple(network: NetworkSpec, *, align: int) -> int:
     """
     if not isinstance(network.forward, nn.Module):
         return align
-    grains = [align << power for power in range(1, 8) if align << power <= _LARGEST_GRAIN]
-    base = max(grains, default=align)
+    multiples = [align << power for power in range(1, 8) if align << power <= _LARGEST_MULTIPLE]
+    base = max(multiples, default=align)
     try:
         least, beyond = _live(network, base), _live(network, base + align)
-        for found, grain in pairwise([align, *grains]):
+        for found, multiple in pairwise([align, *multiples]):
             # If it is a multiple, one step above takes as much as the whole next multiple.
-            if beyond - least <= (_live(network, base + grain) - least) * 3 // 4:
+            if beyond - least <= (_live(network, base + multiple) - least) * 3 // 4:
                 return found
     except Exception:  # noqa: BLE001 - whatever stops a trace, nothing is known then
         return align

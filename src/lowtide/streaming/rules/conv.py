@@ -14,14 +14,14 @@ from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.pages.page import concat_rows
 from lowtide.streaming.rules.kernel_extent import Kernel
 from lowtide.streaming.rules.light_conv import light_convolution
-from lowtide.streaming.rules.row_op import Needs, RowAxis, RowOp
+from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
 from lowtide.streaming.rules.rule import Rule, RuleContext, argument
-from lowtide.streaming.rules.sum_layout import is_made_contiguous
+from lowtide.streaming.rules.sum_layout import needs_contiguous_input
 from lowtide.streaming.spans import Span
 
 # oneDNN copies a convolution's input or result, and its weights, to blocks of 16 channels: share of
 # input and result that these copies take.
-REORDERED, _BLOCK = 0.6, 16
+ONEDNN_REORDER_SHARE, _CHANNEL_BLOCK = 0.6, 16
 
 
 def pair(value: Any, default: int) -> tuple[int, int]:
@@ -33,76 +33,76 @@ def pair(value: Any, default: int) -> tuple[int, int]:
     return (value[0], value[-1])
 
 
-def side_inputs(node: Node, tracked: RuleContext) -> tuple[int, ...] | None:
+def non_image_inputs(node: Node, context: RuleContext) -> tuple[int, ...] | None:
     """Return the arguments of an image operator but its image; None if one has rows."""
-    wholes = tuple(one for one in node.refs if one != node.args[0].node)
-    return None if any(one in tracked.rows for one in wholes) else wholes
+    full_inputs = tuple(one for one in node.refs if one != node.args[0].node)
+    return None if any(one in context.rows for one in full_inputs) else full_inputs
 
 
 def kernel_op(
     node: Node,
-    tracked: RuleContext,
+    context: RuleContext,
     kernel: Kernel,
-    fill: float,
+    pad_value: float,
     run: Any,
     *,
     dim: int = 2,
     cheap: bool = False,
-    scratch: float = 0.0,
-    scratch_bytes: int = 0,
+    workspace_share: float = 0.0,
+    fixed_workspace_bytes: int = 0,
 ) -> RowOp | None:
     """Lower an operator with a kernel: a band with its halo, padded at the borders.
 
     Args:
         node: Node to lower; its first argument is the image.
-        tracked: Graph and row axes.
+        context: Graph and row axes.
         kernel: Receptive field along the rows.
-        fill: Value of the padding.
+        pad_value: Value of the padding.
         run: Computes (input rows, wholes, padding of rows); the padding is 0 for a band.
         dim: Dim of the rows.
         cheap: As in `RowOp`.
-        scratch: As in `RowOp`.
-        scratch_bytes: As in `RowOp`.
+        workspace_share: As in `RowOp`.
+        fixed_workspace_bytes: As in `RowOp`.
 
     Returns:
         The operator, or None if rows are not along ``dim`` or other arguments have rows.
     """
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     if rows is None or rows.dim != dim:
         return None
-    found = RowAxis(dim, node.like.shape[dim])
+    found = RowAxis(dim, node.meta.shape[dim])
 
-    def needed(span: Span) -> Needs:
-        first, last = kernel.seen(span)
+    def needed(span: Span) -> InputSpans:
+        first, last = kernel.receptive_field(span)
         return ([(max(0, first), min(rows.size, last))],)
 
     def band(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        first, last = kernel.seen(span)
+        first, last = kernel.receptive_field(span)
         above, below = max(0, -first), max(0, last - rows.size)
         piece = pieces[0]
         if above == below == kernel.pad and first + above == 0:
             return run(piece, whole, kernel.pad)  # the whole image
         if above or below:
-            piece = pad_constant(piece, dim, above, below, fill)
+            piece = pad_constant(piece, dim, above, below, pad_value)
         return run(piece, whole, 0)
 
-    wholes = side_inputs(node, tracked)
-    if wholes is None:
+    full_inputs = non_image_inputs(node, context)
+    if full_inputs is None:
         return None
     return RowOp(
         found,
         (node.args[0].node,),
-        wholes,
+        full_inputs,
         needed,
         band,
         cheap,
-        scratch=scratch,
-        scratch_bytes=scratch_bytes,
-        framed=kernel.pad > 0,
+        workspace_share=workspace_share,
+        fixed_workspace_bytes=fixed_workspace_bytes,
+        padded=kernel.pad > 0,
     )
 
 
-def pad_constant(rows: Tensor, dim: int, above: int, below: int, fill: float) -> Tensor:
+def pad_constant(rows: Tensor, dim: int, above: int, below: int, value: float) -> Tensor:
     """Pad rows along ``dim`` with a constant, in one write; `F.pad` writes them twice.
 
     Args:
@@ -110,93 +110,100 @@ def pad_constant(rows: Tensor, dim: int, above: int, below: int, fill: float) ->
         dim: Dim of the rows.
         above: Rows to add before.
         below: Rows to add after.
-        fill: Value of the padding.
+        value: Value of the padding.
     """
     shape = list(rows.shape)
     pieces = [rows]
     for count, place in ((above, 0), (below, 2)):
         if count:
             shape[dim] = count
-            pieces.insert(place, rows.new_full(shape, fill))
+            pieces.insert(place, rows.new_full(shape, value))
     return concat_rows(pieces, dim, like=rows)
 
 
-def pad_at_borders(rows: Tensor, seen: Span, size: int, sides: int) -> Tensor:
-    """Zero-pad a band at the image's ends, and by ``sides`` columns left and right.
+def pad_at_borders(rows: Tensor, span: Span, size: int, columns: int) -> Tensor:
+    """Zero-pad a band at the image's ends, and by ``columns`` columns left and right.
 
-    ``seen`` are its rows, unclipped, in an image of ``size`` rows.
+    ``span`` are its rows, unclipped, in an image of ``size`` rows.
     """
-    frame = [sides, sides, max(0, -seen[0]), max(0, seen[1] - size)]
+    frame = [columns, columns, max(0, -span[0]), max(0, span[1] - size)]
     return F.pad(rows, frame) if any(frame) else rows
 
 
-def convolution(node: Node, tracked: RuleContext) -> RowOp | None:
+def convolution(node: Node, context: RuleContext) -> RowOp | None:
     """Lower conv2d with zero padding.
 
     Bands at the image's ends and inside run the same operator. Padding of rows that would only be
     cropped is left out.
     """
     weight, bias = node.args[1], argument(node, 2, "bias")
-    if len(node.like.shape) != 4:
+    if len(node.meta.shape) != 4:
         return None
     stride, dilation = (
         pair(argument(node, place, name), 1) for place, name in ((3, "stride"), (5, "dilation"))
     )
     given = argument(node, 4, "padding", 0)
     groups = argument(node, 6, "groups", 1)
-    size = tracked.like(weight).shape[2]
-    reach = (size - 1) * dilation[0] + 1
+    size = context.meta(weight).shape[2]
+    extent = (size - 1) * dilation[0] + 1
     if given == "same" and stride == (1, 1):
-        width = (tracked.like(weight).shape[3] - 1) * dilation[1]
-        if (reach - 1) % 2 or width % 2:
+        width = (context.meta(weight).shape[3] - 1) * dilation[1]
+        if (extent - 1) % 2 or width % 2:
             return None
-        pad = (reach - 1) // 2, width // 2
+        pad = (extent - 1) // 2, width // 2
     elif isinstance(given, str):
         pad = 0, 0
         if given != "valid":
             return None
     else:
         pad = pair(given, 0)
-    biased = bias is not None
+    has_bias = bias is not None
 
-    put_in_order = is_made_contiguous(node.args[0], tracked)
+    make_contiguous = needs_contiguous_input(node.args[0], context)
 
     def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
-        piece = to_contiguous(piece) if put_in_order else piece
+        piece = to_contiguous(piece) if make_contiguous else piece
         return F.conv2d(
-            piece, whole[0], whole[1] if biased else None, stride, (rows, pad[1]), dilation, groups
+            piece,
+            whole[0],
+            whole[1] if has_bias else None,
+            stride,
+            (rows, pad[1]),
+            dilation,
+            groups,
         )
 
-    kernel = Kernel(reach, stride[0], pad[0])
-    channels = tracked.like(node.args[0]).shape[1], node.like.shape[1]
+    kernel = Kernel(extent, stride[0], pad[0])
+    channels = context.meta(node.args[0]).shape[1], node.meta.shape[1]
     step = kernel_op(
         node,
-        tracked,
+        context,
         kernel,
         0.0,
         run,
-        scratch=REORDERED * max(-(-count // _BLOCK) * _BLOCK / count for count in channels),
-        scratch_bytes=tracked.like(weight).bytes,
+        workspace_share=ONEDNN_REORDER_SHARE
+        * max(-(-count // _CHANNEL_BLOCK) * _CHANNEL_BLOCK / count for count in channels),
+        fixed_workspace_bytes=context.meta(weight).nbytes,
     )
-    return None if step is None else light_convolution(step, node, tracked, kernel, run)
+    return None if step is None else light_convolution(step, node, context, kernel, run)
 
 
-def unfold(node: Node, tracked: RuleContext) -> RowOp | None:
+def unfold(node: Node, context: RuleContext) -> RowOp | None:
     """Lower unfold (im2col) of (B, C, H, W); one row of windows is a grain."""
-    rows = tracked.of(node.args[0])
-    image = tracked.like(node.args[0]).shape
+    rows = context.row_axis(node.args[0])
+    image = context.meta(node.args[0]).shape
     if rows is None or rows.dim != 2 or len(image) != 4:
         return None
     size, dilation, pad, stride = (pair(node.args[place], 1) for place in range(1, 5))
-    reach = (size[0] - 1) * dilation[0] + 1
-    across = (image[3] + 2 * pad[1] - (size[1] - 1) * dilation[1] - 1) // stride[1] + 1
-    found = RowAxis(2, node.like.shape[2], across)
-    kernel = Kernel(reach, stride[0], pad[0])
+    extent = (size[0] - 1) * dilation[0] + 1
+    windows_per_row = (image[3] + 2 * pad[1] - (size[1] - 1) * dilation[1] - 1) // stride[1] + 1
+    found = RowAxis(2, node.meta.shape[2], windows_per_row)
+    kernel = Kernel(extent, stride[0], pad[0])
 
     def windows(span: Span) -> Span:
-        return kernel.seen((span[0] // across, span[1] // across))
+        return kernel.receptive_field((span[0] // windows_per_row, span[1] // windows_per_row))
 
-    def needed(span: Span) -> Needs:
+    def needed(span: Span) -> InputSpans:
         first, last = windows(span)
         return ([(max(0, first), min(rows.size, last))],)
 
@@ -207,12 +214,12 @@ def unfold(node: Node, tracked: RuleContext) -> RowOp | None:
     return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
 
 
-def transposed_convolution(node: Node, tracked: RuleContext) -> RowOp | None:
+def transposed_convolution(node: Node, context: RuleContext) -> RowOp | None:
     """Lower conv_transpose2d: a band from the few input rows that contribute to it."""
-    rows = tracked.of(node.args[0])
-    if rows is None or rows.dim != 2 or len(node.like.shape) != 4:
+    rows = context.row_axis(node.args[0])
+    if rows is None or rows.dim != 2 or len(node.meta.shape) != 4:
         return None
-    stride, pad, more = (
+    stride, pad, output_padding = (
         pair(argument(node, place, name), default)
         for place, name, default in (
             (3, "stride", 1),
@@ -222,17 +229,17 @@ def transposed_convolution(node: Node, tracked: RuleContext) -> RowOp | None:
     )
     groups = argument(node, 6, "groups", 1)
     dilation = pair(argument(node, 7, "dilation"), 1)
-    size = tracked.like(node.args[1]).shape[2]
-    reach = (size - 1) * dilation[0]
-    biased = argument(node, 2, "bias") is not None
-    found = RowAxis(2, node.like.shape[2])
+    size = context.meta(node.args[1]).shape[2]
+    extent = (size - 1) * dilation[0]
+    has_bias = argument(node, 2, "bias") is not None
+    found = RowAxis(2, node.meta.shape[2])
 
     def sources(span: Span) -> Span:
-        first = -(-(span[0] + pad[0] - reach) // stride[0])
+        first = -(-(span[0] + pad[0] - extent) // stride[0])
         last = (span[1] - 1 + pad[0]) // stride[0] + 1
         return max(0, first), min(rows.size, last)
 
-    def needed(span: Span) -> Needs:
+    def needed(span: Span) -> InputSpans:
         return ([sources(span)],)
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
@@ -240,25 +247,25 @@ def transposed_convolution(node: Node, tracked: RuleContext) -> RowOp | None:
         full = torch.conv_transpose2d(
             pieces[0],
             whole[0],
-            whole[1] if biased else None,
+            whole[1] if has_bias else None,
             stride,
             (0, pad[1]),
-            (0, more[1]),
+            (0, output_padding[1]),
             groups,
             dilation,
         )
         start = span[0] + pad[0] - sources(span)[0] * stride[0]
         short_of = start + span[1] - span[0] - full.shape[2]
         if short_of > 0:  # rows of output_padding, which no input row contributes to
-            bias = whole[1].view(1, -1, 1, 1) if biased else full.new_zeros(())
+            bias = whole[1].view(1, -1, 1, 1) if has_bias else full.new_zeros(())
             shape = *full.shape[:2], short_of, full.shape[3]
             full = torch.cat([full, bias.expand(shape)], 2)
         return full.narrow(2, start, span[1] - span[0])
 
-    wholes = side_inputs(node, tracked)
-    if wholes is None:
+    full_inputs = non_image_inputs(node, context)
+    if full_inputs is None:
         return None
-    return RowOp(found, (node.args[0].node,), wholes, needed, run)
+    return RowOp(found, (node.args[0].node,), full_inputs, needed, run)
 
 
 RULES: dict[str, Rule] = {

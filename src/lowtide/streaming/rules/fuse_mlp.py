@@ -16,12 +16,12 @@ from torch import Tensor
 
 from lowtide.attention.linear_ops import linear_layer, mlp, mlp_workspace_bytes
 from lowtide.streaming.capture.graph import Node, NodeRef
-from lowtide.streaming.rules.row_op import RowAxis, RowOp, Run, identity_region
+from lowtide.streaming.rules.row_op import RowAxis, RowOp, Run, identity_receptive_field
 from lowtide.streaming.rules.rule import (
     RuleContext,
     argument,
-    is_all_of_its_memory,
     op_name,
+    owns_full_storage,
     sole_producer,
 )
 from lowtide.streaming.spans import Span
@@ -29,17 +29,17 @@ from lowtide.streaming.spans import Span
 
 @dataclass(frozen=True)
 class _MlpLayers:
-    """Two linear layers over the last dim of ``given``, with GELU in between.
+    """Two linear layers over the last dim of ``input_ref``, with GELU in between.
 
     Nothing else takes the hidden tensors.
     """
 
-    given: NodeRef
+    input_ref: NodeRef
     first: tuple[int, ...]
     second: tuple[int, ...]
 
 
-def fuse_mlp(node: Node, tracked: RuleContext) -> RowOp | None:
+def fuse_mlp(node: Node, context: RuleContext) -> RowOp | None:
     """Lower the last node of an MLP, its second linear or its residual sum.
 
     Returns None if the node is neither, or if weights are not fp32 on the CPU.
@@ -47,26 +47,26 @@ def fuse_mlp(node: Node, tracked: RuleContext) -> RowOp | None:
     if node.kwargs or len(node.args) < 2:
         return None
     if op_name(node.target) == "linear":
-        found = _layers(node, tracked)
-        return None if found is None else _operator(node, tracked, found, None)
+        found = _match_layers(node, context)
+        return None if found is None else _mlp_op(node, context, found, None)
     if op_name(node.target) != "add" or len(node.args) != 2:
         return None
     for one, other in (node.args, node.args[::-1]):
-        last = sole_producer(one, tracked, "linear")
-        found = None if last is None else _layers(last, tracked)
+        last = sole_producer(one, context, "linear")
+        found = None if last is None else _match_layers(last, context)
         if found is not None and isinstance(other, NodeRef):
-            return _operator(node, tracked, found, other)
+            return _mlp_op(node, context, found, other)
     return None
 
 
-def _layers(last: Node, tracked: RuleContext) -> _MlpLayers | None:
-    between = sole_producer(last.args[0], tracked, "gelu")
-    if between is None or argument(between, 1, "approximate", "none") != "none":
+def _match_layers(last: Node, context: RuleContext) -> _MlpLayers | None:
+    gelu = sole_producer(last.args[0], context, "gelu")
+    if gelu is None or argument(gelu, 1, "approximate", "none") != "none":
         return None
-    first = sole_producer(between.args[0], tracked, "linear")
+    first = sole_producer(gelu.args[0], context, "linear")
     if first is None or not isinstance(first.args[0], NodeRef):
         return None
-    if not (is_on_cpu(first, tracked) and is_on_cpu(last, tracked)):
+    if not (has_fp32_cpu_weights(first, context) and has_fp32_cpu_weights(last, context)):
         return None
     return _MlpLayers(first.args[0], weights_of(first), weights_of(last))
 
@@ -76,63 +76,67 @@ def weights_of(layer: Node) -> tuple[int, ...]:
     return tuple(ref.node for ref in layer.args[1:] if ref is not None)
 
 
-def is_on_cpu(layer: Node, tracked: RuleContext) -> bool:
+def has_fp32_cpu_weights(layer: Node, context: RuleContext) -> bool:
     """Whether a layer's weights are the model's own, fp32 and on the CPU.
 
     There is a faster kernel for these.
     """
-    own = [tracked.graph.tensors.get(one) for one in weights_of(layer)]
+    own = [context.graph.tensors.get(one) for one in weights_of(layer)]
     return not layer.kwargs and all(
         one is not None and one.dtype == torch.float32 and one.device.type == "cpu" for one in own
     )
 
 
-def _operator(
-    node: Node, tracked: RuleContext, layers: _MlpLayers, plus: NodeRef | None
+def _mlp_op(
+    node: Node, context: RuleContext, layers: _MlpLayers, residual: NodeRef | None
 ) -> RowOp | None:
-    rows = tracked.of(layers.given)
-    given = (layers.given,) if plus is None else (layers.given, plus)
-    inputs = tuple(one.node for one in given)
-    wholes = *layers.first, *layers.second
-    if rows is None or rows.dim == len(node.like.shape) - 1:
+    rows = context.row_axis(layers.input_ref)
+    input_refs = (layers.input_ref,) if residual is None else (layers.input_ref, residual)
+    inputs = tuple(one.node for one in input_refs)
+    full_inputs = *layers.first, *layers.second
+    if rows is None or rows.dim == len(node.meta.shape) - 1:
         return None
-    if len(set(inputs)) < len(inputs) or len(set(wholes)) < len(wholes):
+    if len(set(inputs)) < len(inputs) or len(set(full_inputs)) < len(full_inputs):
         return None
     grain = rows.grain
-    if plus is not None:
-        beside = tracked.of(plus)
-        alike = tracked.like(plus) == node.like
-        if beside is None or not alike or (beside.dim, beside.size) != (rows.dim, rows.size):
+    if residual is not None:
+        residual_rows = context.row_axis(residual)
+        same_meta = context.meta(residual) == node.meta
+        if (
+            residual_rows is None
+            or not same_meta
+            or (residual_rows.dim, residual_rows.size) != (rows.dim, rows.size)
+        ):
             return None
-        grain = math.lcm(grain, beside.grain)
-    over = {
-        one.node: _over(place, len(layers.first))
-        for place, one in enumerate(given)
-        if tracked.like(one) == node.like
+        grain = math.lcm(grain, residual_rows.grain)
+    in_place_runs = {
+        one.node: _mlp_run(place, len(layers.first))
+        for place, one in enumerate(input_refs)
+        if context.meta(one) == node.meta
     }
     first, second = (
-        tracked.graph.nodes[one[0]].like.shape for one in (layers.first, layers.second)
+        context.graph.nodes[one[0]].meta.shape for one in (layers.first, layers.second)
     )
-    tokens = node.like.count // second[0] // rows.size
+    tokens = node.meta.numel // second[0] // rows.size
     return RowOp(
         RowAxis(rows.dim, rows.size, grain),
         inputs,
-        wholes,
-        identity_region(len(inputs)),
-        _over(None, len(layers.first)),
-        over=over,
-        scratch_of=lambda count: mlp_workspace_bytes(count * tokens, first, second),
+        full_inputs,
+        identity_receptive_field(len(inputs)),
+        _mlp_run(None, len(layers.first)),
+        in_place_runs=in_place_runs,
+        row_workspace_bytes=lambda count: mlp_workspace_bytes(count * tokens, first, second),
     )
 
 
-def _over(place: int | None, first: int) -> Run:
+def _mlp_run(out_input: int | None, first_count: int) -> Run:
     """Return the run of an MLP that writes into an input's memory if that is possible."""
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
-        layers = linear_layer(whole[:first]), linear_layer(whole[first:])
-        out = None if place is None else pieces[place]
+        layers = linear_layer(whole[:first_count]), linear_layer(whole[first_count:])
+        out = None if out_input is None else pieces[out_input]
         if out is not None:
-            out = out if is_all_of_its_memory(out) and out.is_contiguous() else None
+            out = out if owns_full_storage(out) and out.is_contiguous() else None
         return mlp(pieces[0], *layers, plus=(*pieces, None)[1], out=out)
 
     return run

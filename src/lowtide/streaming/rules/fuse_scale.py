@@ -34,12 +34,12 @@ class ScaledOperand:
     divided: bool
     transposed: bool
 
-    def plain(self, tensor: Tensor) -> Tensor:
+    def transpose_if_needed(self, tensor: Tensor) -> Tensor:
         """Transpose a band of the source, or its scale, if the matmul takes it so."""
         return tensor.mT if self.transposed else tensor
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -47,8 +47,8 @@ def summed_matmul(
     node: Node,
     rows: RowAxis,
     inputs: tuple[int, int],
-    left: View = _as_it_is,
-    right: View = _as_it_is,
+    left: View = _identity,
+    right: View = _identity,
 ) -> Reduction:
     """Return a reduction that sums the products of bands in double precision."""
 
@@ -57,66 +57,72 @@ def summed_matmul(
         return found if state is None else state.add_(found)
 
     def finish(state: Tensor) -> Tensor:
-        return state.to(node.like.dtype)
+        return state.to(node.meta.dtype)
 
     return Reduction(rows, inputs, add, finish)
 
 
 def fuse_scale(
-    node: Node, tracked: RuleContext, rows: RowAxis
+    node: Node, context: RuleContext, rows: RowAxis
 ) -> tuple[Reduction, Callable[[int], Node]] | None:
     """Lower a matmul summed over rows with a scaled operand.
 
     Returns None if neither operand is scaled. Half precision is left alone: unscaled values may
     overflow it.
     """
-    sides = [_side(arg, tracked) for arg in node.args[:2]]
+    sides = [_match_operand(arg, context) for arg in node.args[:2]]
     scales = [one for one in sides if one.scale is not None]
-    if not scales or node.like.dtype == torch.float16 or sides[0].source == sides[1].source:
+    if not scales or node.meta.dtype == torch.float16 or sides[0].source == sides[1].source:
         return None
     left, right = sides
 
     def scaled(total: Tensor, *by: Tensor) -> Tensor:
         for one, scale in zip(scales, by, strict=True):
-            total = total / one.plain(scale) if one.divided else total * one.plain(scale)
+            total = (
+                total / one.transpose_if_needed(scale)
+                if one.divided
+                else total * one.transpose_if_needed(scale)
+            )
         return total
 
     def applied(total: int) -> Node:
         refs = tuple(NodeRef(one.scale) for one in scales if one.scale is not None)
         return replace(node, target=scaled, args=(NodeRef(total), *refs), kwargs={})
 
-    own = replace(rows, dim=tracked.rows[left.source].dim)
-    return summed_matmul(node, own, (left.source, right.source), left.plain, right.plain), applied
+    own = replace(rows, dim=context.rows[left.source].dim)
+    return summed_matmul(
+        node, own, (left.source, right.source), left.transpose_if_needed, right.transpose_if_needed
+    ), applied
 
 
-def _side(arg: Any, tracked: RuleContext) -> ScaledOperand:
-    nodes, transposed = tracked.graph.nodes, False
+def _match_operand(arg: Any, context: RuleContext) -> ScaledOperand:
+    nodes, transposed = context.graph.nodes, False
     node = nodes[arg.node]
-    if _is_swap(node):
+    if _is_transpose(node):
         node, transposed = nodes[node.args[0].node], True
-    plain = ScaledOperand(node.index, None, False, transposed)
+    unscaled = ScaledOperand(node.index, None, False, transposed)
     name = op_name(node.target)
     if name not in ("div", "mul") or len(node.args) != 2 or node.kwargs:
-        return plain
+        return unscaled
     source, scale = node.args
-    if name == "mul" and tracked.of(source) is None:
+    if name == "mul" and context.row_axis(source) is None:
         source, scale = scale, source
-    if not (isinstance(source, NodeRef) and isinstance(scale, NodeRef)) or tracked.of(scale):
-        return plain
-    rows, shape = tracked.of(source), tracked.like(source).shape
+    if not (isinstance(source, NodeRef) and isinstance(scale, NodeRef)) or context.row_axis(scale):
+        return unscaled
+    rows, shape = context.row_axis(source), context.meta(source).shape
     if rows is None or shape != node.like.shape:
-        return plain
+        return unscaled
     if op_name(nodes[scale.node].target) == "expand":
         scale = nodes[scale.node].args[0]
-    alike = tracked.like(scale).shape
-    if len(alike) != len(shape) or alike[rows.dim] != 1:
-        return plain
+    scale_shape = context.meta(scale).shape
+    if len(scale_shape) != len(shape) or scale_shape[rows.dim] != 1:
+        return unscaled
     return ScaledOperand(source.node, scale.node, name == "div", transposed)
 
 
-def _is_swap(node: Node) -> bool:
+def _is_transpose(node: Node) -> bool:
     """Whether a node swaps the last two dims."""
-    rank = len(node.like.shape)
+    rank = len(node.meta.shape)
     if op_name(node.target) != "transpose":
         return False
     return {dim % rank for dim in node.args[1:3]} == {rank - 2, rank - 1}

@@ -30,43 +30,43 @@ class _Chain:
     """
 
     columns: Node
-    split: Node
-    order: list[int]
+    split_view: Node
+    permutation: list[int]
 
 
-def fuse_unfold(node: Node, tracked: RuleContext) -> RowOp | None:
+def fuse_unfold(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a permuted copy of im2col columns; None if the node is no such copy."""
-    chain = _chain(node, tracked) if op_name(node.target) == "clone" else None
-    rows = None if chain is None else tracked.of(node.args[0])
-    laid = None if chain is None else unfold(chain.columns, tracked)
-    if chain is None or rows is None or laid is None:
+    chain = _match_chain(node, context) if op_name(node.target) == "clone" else None
+    rows = None if chain is None else context.row_axis(node.args[0])
+    unfold_op = None if chain is None else unfold(chain.columns, context)
+    if chain is None or rows is None or unfold_op is None:
         return None
     size, dilation, pad, stride = (pair(chain.columns.args[place], 1) for place in range(1, 5))
-    height = tracked.of(chain.columns.args[0])
-    split = chain.split.like.shape
+    height = context.row_axis(chain.columns.args[0])
+    split = chain.split_view.meta.shape
     # The last dim of both is the windows of one image, row by row.
-    if height is None or split[-3:] != (*size, laid.rows.size) or dilation != (1, 1):
+    if height is None or split[-3:] != (*size, unfold_op.rows.size) or dilation != (1, 1):
         return None
-    across = laid.rows.grain
+    windows_per_row = unfold_op.rows.grain
     # one window per row of the result, as spans count windows
-    if split[0] != 1 or (rows.size, rows.grain) != (laid.rows.size, across):
+    if split[0] != 1 or (rows.size, rows.grain) != (unfold_op.rows.size, windows_per_row):
         return None
-    order = _parted(chain.order)
-    shape, dim = list(node.like.shape), rows.dim
+    order = _split_last_dim(chain.permutation)
+    shape, dim = list(node.meta.shape), rows.dim
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
-        first = span[0] // across * stride[0] - pad[0]
-        last = (span[1] // across - 1) * stride[0] - pad[0] + size[0]
+        first = span[0] // windows_per_row * stride[0] - pad[0]
+        last = (span[1] // windows_per_row - 1) * stride[0] - pad[0] + size[0]
         piece = pad_at_borders(pieces[0], (first, last), height.size, pad[1])
         cut = piece.unfold(2, size[0], stride[0]).unfold(3, size[1], stride[1])
         # (B, C, rows of windows, windows per row, kernel H, kernel W) to the split and its order
         seen = cut.permute(0, 1, 4, 5, 2, 3).unflatten(1, split[1:-3]).permute(order)
         return seen.reshape(*shape[:dim], span[1] - span[0], *shape[dim + 1 :]).contiguous()
 
-    return RowOp(rows, laid.inputs, (), laid.needed, run, cheap=True)
+    return RowOp(rows, unfold_op.inputs, (), unfold_op.input_spans, run, cheap=True)
 
 
-def _parted(order: Sequence[int]) -> list[int]:
+def _split_last_dim(order: Sequence[int]) -> list[int]:
     """Return a permutation whose last dim is split into two."""
     last = len(order) - 1
     found: list[int] = []
@@ -75,13 +75,13 @@ def _parted(order: Sequence[int]) -> list[int]:
     return found
 
 
-def _chain(copy: Node, tracked: RuleContext) -> _Chain | None:
-    node = sole_producer(copy.args[0], tracked, "permute", *_VIEWS)
+def _match_chain(copy: Node, context: RuleContext) -> _Chain | None:
+    node = sole_producer(copy.args[0], context, "permute", *_VIEWS)
     if node is not None and op_name(node.target) in _VIEWS:
-        node = sole_producer(node.args[0], tracked, "permute")
-    split = None if node is None else sole_producer(node.args[0], tracked, *_VIEWS)
-    columns = None if split is None else sole_producer(split.args[0], tracked, "im2col")
+        node = sole_producer(node.args[0], context, "permute")
+    split = None if node is None else sole_producer(node.args[0], context, *_VIEWS)
+    columns = None if split is None else sole_producer(split.args[0], context, "im2col")
     if node is None or split is None or columns is None:
         return None
-    rank = len(split.like.shape)
+    rank = len(split.meta.shape)
     return _Chain(columns, split, [dim % rank for dim in node.args[1]])

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from lowtide.attention.memory_format import to_contiguous
 from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta, substitute_refs
-from lowtide.streaming.rules.conv import REORDERED, pad_constant, pair, side_inputs
-from lowtide.streaming.rules.row_op import Needs, RowAxis, RowOp
+from lowtide.streaming.rules.conv import ONEDNN_REORDER_SHARE, non_image_inputs, pad_constant, pair
+from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
 from lowtide.streaming.rules.rule import Rule, RuleContext, argument, op_name
-from lowtide.streaming.rules.sum_layout import is_made_contiguous
+from lowtide.streaming.rules.sum_layout import needs_contiguous_input
 from lowtide.streaming.spans import Span
 
 # In lower precision the sums of weights would be rounded a second time.
-_TYPES = {torch.float32, torch.float64}
+_DTYPES = {torch.float32, torch.float64}
 
 
 def fuse_upsample_convs(graph: Graph) -> Graph:
@@ -34,7 +34,7 @@ def fuse_upsample_convs(graph: Graph) -> Graph:
     pairs = {
         node.index: before
         for node in graph.nodes
-        if (before := _enlarged_by(graph, node)) is not None
+        if (before := _match_upsample(graph, node)) is not None
         and len(users[before.index]) == 1
         and before.index != graph.output
     }
@@ -52,26 +52,28 @@ def fuse_upsample_convs(graph: Graph) -> Graph:
             continue
         target, args, kwargs = node.target, node.args, node.kwargs
         if node.index in pairs:
-            nodes.append(_folding(nodes, moved(args[1]), node.name))
+            nodes.append(_fold_node(nodes, moved(args[1]), node.name))
             small, bias = pairs[node.index].args[0], argument(node, 2, "bias")
             made = moved(small), NodeRef(len(nodes) - 1), moved(bias)
             target, args, kwargs = upsample_conv2d, made, {}
         else:
             args, kwargs = moved(args), moved(kwargs)
         places[node.index] = len(nodes)
-        made = Node(len(nodes), node.name, node.kind, node.like, target, args, kwargs, node.part)
+        made = Node(
+            len(nodes), node.name, node.kind, node.meta, target, args, kwargs, node.module_path
+        )
         nodes.append(made)
     return Graph(
         nodes,
         [places[one] for one in graph.inputs],
         places[graph.output],
         {places[one]: tensor for one, tensor in graph.tensors.items() if one in places},
-        graph.pack,
-        graph.written,
+        graph.repack,
+        graph.written_attributes,
     )
 
 
-def _enlarged_by(graph: Graph, node: Node) -> Node | None:
+def _match_upsample(graph: Graph, node: Node) -> Node | None:
     """Return the upsampling node that a convolution can be fused with, or None."""
     if node.kind != "call" or op_name(node.target) != "conv2d":
         return None
@@ -84,7 +86,7 @@ def _enlarged_by(graph: Graph, node: Node) -> Node | None:
         and graph.nodes[weight.node].like.shape[2:] == (3, 3)
     )
     before = graph.nodes[image.node]
-    if not plain or before.kind != "call" or node.like.dtype not in _TYPES:
+    if not plain or before.kind != "call" or node.meta.dtype not in _DTYPES:
         return None
     if op_name(before.target) != "upsample_nearest2d" or len(before.like.shape) != 4:
         return None
@@ -92,14 +94,14 @@ def _enlarged_by(graph: Graph, node: Node) -> Node | None:
     return before if before.like.shape[2:] == (2 * small[2], 2 * small[3]) else None
 
 
-def _folding(nodes: Sequence[Node], weight: NodeRef, name: str) -> Node:
-    like = nodes[weight.node].like
-    shape = 4 * like.shape[0], like.shape[1], 2, 2
+def _fold_node(nodes: Sequence[Node], weight: NodeRef, name: str) -> Node:
+    meta = nodes[weight.node].meta
+    shape = 4 * meta.shape[0], meta.shape[1], 2, 2
     return Node(
         len(nodes),
         f"{name}_folded",
         "call",
-        TensorMeta(shape, like.dtype),
+        TensorMeta(shape, meta.dtype),
         fold_upsample_weight,
         (weight,),
     )
@@ -111,11 +113,11 @@ def fold_upsample_weight(weight: Tensor) -> Tensor:
     They are for the upper left, upper right, lower left and lower right output pixel; O is the
     number of output channels.
     """
-    across = _halved(weight, 3)  # (right, out, in, 3, 2)
-    return _halved(across, 3).flatten(0, 2)  # of (down, right, out, in, 2, 2)
+    across = _fold_dim(weight, 3)  # (right, out, in, 3, 2)
+    return _fold_dim(across, 3).flatten(0, 2)  # of (down, right, out, in, 2, 2)
 
 
-def _halved(weight: Tensor, dim: int) -> Tensor:
+def _fold_dim(weight: Tensor, dim: int) -> Tensor:
     """Fold three weights along ``dim`` to two, for each of two output positions.
 
     The positions are a new leading dim.
@@ -133,20 +135,20 @@ def upsample_conv2d(image: Tensor, weight: Tensor, bias: Tensor | None = None) -
         weight: Folded weight from `fold_upsample_weight`, (4 · O, C, 2, 2).
         bias: Bias, (O,).
     """
-    return _between(pad_constant(image, 2, 1, 1, 0.0), weight, bias)
+    return _convolve_inner_rows(pad_constant(image, 2, 1, 1, 0.0), weight, bias)
 
 
-def _between(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _convolve_inner_rows(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute the result for all rows of ``image`` but the first and the last."""
     height, width = image.shape[2:]
     channels = len(weight) // 4
-    twice = None if bias is None else bias.repeat(2)
+    doubled_bias = None if bias is None else bias.repeat(2)
     found: Tensor | None = None
     for down, kernels in enumerate(weight.split(2 * channels)):
         # both columns at once: the right neighbor of a pixel is the left one of the next
-        both = F.conv2d(image.narrow(2, down, height - 1), kernels, twice, padding=(0, 1))
+        both = F.conv2d(image.narrow(2, down, height - 1), kernels, doubled_bias, padding=(0, 1))
         if found is None:
-            found = _room(both, (len(image), channels, 2 * (height - 2), 2 * width))
+            found = _empty_in_format(both, (len(image), channels, 2 * (height - 2), 2 * width))
         found[:, :, down::2, 0::2] = both[:, :channels, :, :width]
         found[:, :, down::2, 1::2] = both[:, channels:, :, 1:]
         del both
@@ -154,47 +156,49 @@ def _between(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return found
 
 
-def _room(like: Tensor, shape: Sequence[int]) -> Tensor:
+def _empty_in_format(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Allocate a result in the memory format of ``like``."""
-    laid = like.is_contiguous() or not like.is_contiguous(memory_format=torch.channels_last)
-    form = torch.contiguous_format if laid else torch.channels_last
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=form)
+    is_contiguous = like.is_contiguous() or not like.is_contiguous(
+        memory_format=torch.channels_last
+    )
+    memory_format = torch.contiguous_format if is_contiguous else torch.channels_last
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
-def upsample_convolution(node: Node, tracked: RuleContext) -> RowOp | None:
+def upsample_convolution(node: Node, context: RuleContext) -> RowOp | None:
     """Lower the fused operator: two result rows from three rows of the small image."""
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     if rows is None or rows.dim != 2:
         return None
-    biased = node.args[2] is not None
-    put_in_order = is_made_contiguous(node.args[0], tracked)
+    has_bias = node.args[2] is not None
+    make_contiguous = needs_contiguous_input(node.args[0], context)
 
     def seen(span: Span) -> Span:
         return span[0] // 2 - 1, span[1] // 2 + 1
 
-    def needed(span: Span) -> Needs:
+    def needed(span: Span) -> InputSpans:
         first, last = seen(span)
         return ([(max(0, first), min(rows.size, last))],)
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         first, last = seen(span)
-        piece = to_contiguous(pieces[0]) if put_in_order else pieces[0]
+        piece = to_contiguous(pieces[0]) if make_contiguous else pieces[0]
         piece = pad_constant(piece, 2, max(0, -first), max(0, last - rows.size), 0.0)
-        return _between(piece, whole[0], whole[1] if biased else None)
+        return _convolve_inner_rows(piece, whole[0], whole[1] if has_bias else None)
 
-    weight = tracked.like(node.args[1])
-    wholes = side_inputs(node, tracked)
-    if wholes is None:
+    weight = context.meta(node.args[1])
+    full_inputs = non_image_inputs(node, context)
+    if full_inputs is None:
         return None
     return RowOp(
-        RowAxis(2, node.like.shape[2], 2),
+        RowAxis(2, node.meta.shape[2], 2),
         (node.args[0].node,),
-        wholes,
+        full_inputs,
         needed,
         run,
-        scratch=REORDERED,
-        scratch_bytes=weight.bytes,
-        framed=True,
+        workspace_share=ONEDNN_REORDER_SHARE,
+        fixed_workspace_bytes=weight.nbytes,
+        padded=True,
     )
 
 

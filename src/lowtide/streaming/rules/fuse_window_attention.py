@@ -13,21 +13,21 @@ from typing import Any
 
 from torch import Tensor
 
-from lowtide.attention.window_attention import LEAST_CHANNELS, MaskPattern, attend_windows
+from lowtide.attention.window_attention import MIN_HEAD_DIM, MaskPattern, attend_windows
 from lowtide.streaming.capture.graph import Node, NodeRef
-from lowtide.streaming.rules.row_op import RowAxis, RowOp, identity_region
+from lowtide.streaming.rules.row_op import RowAxis, RowOp, identity_receptive_field
 from lowtide.streaming.rules.rule import RuleContext, argument, op_name, sole_producer
 from lowtide.streaming.spans import Span
 
 
 @dataclass
 class _Scores:
-    """Sources of attention scores; ``addends`` are biases, equal for all windows."""
+    """Sources of attention scores; ``biases`` are biases, equal for all windows."""
 
     query: NodeRef
     key: NodeRef
     scale: float
-    addends: list[int] = field(default_factory=list)
+    biases: list[int] = field(default_factory=list)
     mask: int | None = None
 
 
@@ -38,133 +38,140 @@ class WindowAttentionMatch:
     Attributes:
         rows: Row axis of query, key and value.
         inputs: Query, key and value.
-        wholes: Biases equal for all windows, then the mask if there is one.
-        patterned: The mask, with its dim of windows.
+        full_inputs: Biases equal for all windows, then the mask if there is one.
+        pattern_dims: The mask, with its dim of windows.
         scale: Factor of the scores.
     """
 
     rows: RowAxis
     inputs: tuple[int, ...]
-    wholes: tuple[int, ...]
-    patterned: dict[int, int]
+    full_inputs: tuple[int, ...]
+    pattern_dims: dict[int, int]
     scale: float
 
-    def added(self, whole: Sequence[Any]) -> tuple[Tensor | None, Sequence[MaskPattern]]:
+    def bias_and_patterns(
+        self, values: Sequence[Any]
+    ) -> tuple[Tensor | None, Sequence[MaskPattern]]:
         """Return the sum of the biases, or None, and the patterns of the mask."""
-        patterns: Sequence[MaskPattern] = whole[-1] if self.patterned else ()
+        patterns: Sequence[MaskPattern] = values[-1] if self.pattern_dims else ()
         bias = None
-        for one in whole[:-1] if self.patterned else whole:
+        for one in values[:-1] if self.pattern_dims else values:
             bias = one if bias is None else bias + one
         return bias, patterns
 
 
-def fuse_window_attention(node: Node, tracked: RuleContext) -> RowOp | None:
+def fuse_window_attention(node: Node, context: RuleContext) -> RowOp | None:
     """Lower the last matmul of a window attention; None if it is none."""
-    found = match_window_attention(node, tracked)
+    found = match_window_attention(node, context)
     if found is None:
         return None
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
-        bias, patterns = found.added(whole)
+        bias, patterns = found.bias_and_patterns(whole)
         query, key, value = pieces
         return attend_windows(query, key, value, bias, patterns, found.scale)
 
     return RowOp(
-        found.rows, found.inputs, found.wholes, identity_region(3), run, patterned=found.patterned
+        found.rows,
+        found.inputs,
+        found.full_inputs,
+        identity_receptive_field(3),
+        run,
+        pattern_dims=found.pattern_dims,
     )
 
 
-def match_window_attention(node: Node, tracked: RuleContext) -> WindowAttentionMatch | None:
+def match_window_attention(node: Node, context: RuleContext) -> WindowAttentionMatch | None:
     """Match the product of a softmax and values as a window attention.
 
     Returns None if it is none, or if rows are not the windows. Values are (N, heads, L, D).
     """
     weights, value = node.args[:2]
-    if not isinstance(value, NodeRef) or len(node.like.shape) != 4:
+    if not isinstance(value, NodeRef) or len(node.meta.shape) != 4:
         return None
-    scores = _scores(tracked, weights)
+    scores = _match_scores(context, weights)
     if scores is None:
         return None
     inputs = scores.query.node, scores.key.node, value.node
-    rows = tracked.of(value)
-    if rows is None or rows.dim != 0 or any(tracked.rows.get(one) != rows for one in inputs):
+    rows = context.row_axis(value)
+    if rows is None or rows.dim != 0 or any(context.rows.get(one) != rows for one in inputs):
         return None
     if len(set(inputs)) < len(inputs):
         return None
-    if tracked.like(scores.query).shape[-1] < LEAST_CHANNELS:
+    if context.meta(scores.query).shape[-1] < MIN_HEAD_DIM:
         return None
-    wholes, patterned = tuple(scores.addends), {}
+    full_inputs, pattern_dims = tuple(scores.biases), {}
     if scores.mask is not None:
-        wholes = *wholes, scores.mask
-        patterned[scores.mask] = len(tracked.graph.nodes[scores.mask].like.shape) - 4
-    return WindowAttentionMatch(rows, inputs, wholes, patterned, scores.scale)
+        full_inputs = *full_inputs, scores.mask
+        pattern_dims[scores.mask] = len(context.graph.nodes[scores.mask].meta.shape) - 4
+    return WindowAttentionMatch(rows, inputs, full_inputs, pattern_dims, scores.scale)
 
 
-def _scores(tracked: RuleContext, weights: Any) -> _Scores | None:
+def _match_scores(context: RuleContext, weights: Any) -> _Scores | None:
     """Return the sources of the scores of a softmax, or None."""
-    softmax = sole_producer(weights, tracked)
+    softmax = sole_producer(weights, context)
     if softmax is None or op_name(softmax.target) not in ("softmax", "_softmax"):
         return None
-    shape = softmax.like.shape
+    shape = softmax.meta.shape
     if argument(softmax, 1, "dim") not in (-1, len(shape) - 1) or len(shape) != 4:
         return None
-    addends: list[int] = []
+    biases: list[int] = []
     mask: int | None = None
-    node = sole_producer(softmax.args[0], tracked)
+    node = sole_producer(softmax.args[0], context)
     while node is not None and op_name(node.target) in ("add", "view"):
         first, *rest = node.args
         # A view may split windows to (B, N), with B of 1; otherwise it has no row axis.
-        if node.like.shape[-4:] != shape or node.like.count != softmax.like.count or node.kwargs:
+        if node.meta.shape[-4:] != shape or node.meta.numel != softmax.meta.numel or node.kwargs:
             return None
         if op_name(node.target) == "add":
-            if not isinstance(rest[0], NodeRef) or rest[0].node not in tracked.fixed:
+            if not isinstance(rest[0], NodeRef) or rest[0].node not in context.constants:
                 return None
-            added = tracked.like(rest[0]).shape
+            added = context.meta(rest[0]).shape
             windows, heads = (added[place] if len(added) >= -place else 1 for place in (-4, -3))
             if windows == 1:
-                addends.append(rest[0].node)
+                biases.append(rest[0].node)
             elif heads == 1 and mask is None and windows == shape[0]:
                 mask = rest[0].node
             else:
                 return None
-        node = sole_producer(first, tracked)
-    found = None if node is None else _product(tracked, node)
+        node = sole_producer(first, context)
+    found = None if node is None else _match_product(context, node)
     if found is not None:
-        found.addends, found.mask = addends, mask
+        found.biases, found.mask = biases, mask
     return found
 
 
-def _product(tracked: RuleContext, node: Node) -> _Scores | None:
+def _match_product(context: RuleContext, node: Node) -> _Scores | None:
     """Return the sources of a scaled product of queries and keys, or None."""
     scale = 1.0
-    if op_name(node.target) in ("mul", "div") and _number(node) is not None:
-        scale = _number(node) or 0.0
-        inside = sole_producer(node.args[0], tracked)
+    if op_name(node.target) in ("mul", "div") and _scale_factor(node) is not None:
+        scale = _scale_factor(node) or 0.0
+        inside = sole_producer(node.args[0], context)
         if inside is None:
             return None
         node = inside
     if op_name(node.target) != "matmul":
         return None
     query, turned = node.args
-    key = sole_producer(turned, tracked)
-    if key is None or not _is_turned(key):
+    key = sole_producer(turned, context)
+    if key is None or not _is_transpose(key):
         return None
-    scaled = sole_producer(query, tracked)
+    scaled = sole_producer(query, context)
     if scaled is not None and op_name(scaled.target) in ("mul", "div"):
-        factor = _number(scaled)
+        factor = _scale_factor(scaled)
         if factor is not None:
             query, scale = scaled.args[0], scale * factor
     return _Scores(query, key.args[0], scale)
 
 
-def _number(node: Node) -> float | None:
+def _scale_factor(node: Node) -> float | None:
     """Return the factor by which a node multiplies its first argument, or None."""
     if len(node.args) != 2 or node.kwargs or not isinstance(node.args[1], (int, float)):
         return None
     return node.args[1] if op_name(node.target) == "mul" else 1 / node.args[1]
 
 
-def _is_turned(node: Node) -> bool:
+def _is_transpose(node: Node) -> bool:
     """Whether a node swaps the last two of four dims."""
     if op_name(node.target) == "transpose":
         return sorted(dim % 4 for dim in node.args[1:3]) == [2, 3]

@@ -12,8 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.row_op import Needs, RowAxis, RowOp
-from lowtide.streaming.rules.rule import Rule, RuleContext, argument, banded_op, dims_of, op_name
+from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
+from lowtide.streaming.rules.rule import (
+    Rule,
+    RuleContext,
+    argument,
+    banded_op,
+    normalize_dims,
+    op_name,
+)
 from lowtide.streaming.spans import Span
 
 
@@ -31,7 +38,7 @@ class RowRange:
     start: int = 0
     step: int = 1
 
-    def within(self, span: Span) -> RowRange | None:
+    def clip(self, span: Span) -> RowRange | None:
         """Return the part within a span of the result, or None."""
         first, last = max(self.first, span[0]), min(self.last, span[1])
         if first >= last:
@@ -40,7 +47,7 @@ class RowRange:
         return RowRange(first, last, self.source, start, self.step)
 
     @property
-    def taken(self) -> Span:
+    def source_span(self) -> Span:
         """Rows of the source."""
         count = self.last - self.first
         if self.step > 0:
@@ -51,9 +58,9 @@ class RowRange:
 def gather_ranges(
     rows: RowAxis,
     inputs: tuple[int, ...],
-    stretches: list[RowRange],
+    ranges: list[RowRange],
     fill: float = 0.0,
-    across: Any = None,
+    transform: Any = None,
 ) -> RowOp:
     """Return an operator that concatenates row ranges.
 
@@ -62,17 +69,17 @@ def gather_ranges(
     Args:
         rows: Row axis of the result.
         inputs: Nodes of the sources.
-        stretches: Row ranges in order, which cover the result.
+        ranges: Row ranges in order, which cover the result.
         fill: Value of rows without a source.
-        across: Applied to the result for the other dims.
+        transform: Applied to the result for the other dims.
     """
 
     def parts(span: Span) -> list[RowRange]:
-        return [part for one in stretches if (part := one.within(span)) is not None]
+        return [part for one in ranges if (part := one.clip(span)) is not None]
 
-    def needed(span: Span) -> Needs:
+    def needed(span: Span) -> InputSpans:
         return tuple(
-            [part.taken for part in parts(span) if part.source == place]
+            [part.source_span for part in parts(span) if part.source == place]
             for place in range(len(inputs))
         )
 
@@ -90,14 +97,14 @@ def gather_ranges(
             used[part.source] += count
             found.append(piece if part.step > 0 else piece.flip(rows.dim))
         result = found[0] if len(found) == 1 else torch.cat(found, rows.dim)
-        return result if across is None else across(result)
+        return result if transform is None else transform(result)
 
     return RowOp(RowAxis(rows.dim, rows.size), inputs, (), needed, run, cheap=True)
 
 
-def roll(node: Node, tracked: RuleContext) -> RowOp | None:
+def roll(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a roll; wrapped rows come from the other end."""
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     dims = argument(node, 2, "dims", [])
     if rows is None or not dims:
         return None
@@ -105,107 +112,112 @@ def roll(node: Node, tracked: RuleContext) -> RowOp | None:
     pairs = list(
         zip(
             shifts if isinstance(shifts, (list, tuple)) else [shifts],
-            dims_of(dims, len(node.like.shape)),
+            normalize_dims(dims, len(node.meta.shape)),
             strict=True,
         )
     )
-    down = sum(shift for shift, dim in pairs if dim == rows.dim) % rows.size
+    shift_rows = sum(shift for shift, dim in pairs if dim == rows.dim) % rows.size
     others = [(shift, dim) for shift, dim in pairs if dim != rows.dim and shift]
 
     def across(result: Tensor) -> Tensor:
         return torch.roll(result, *(list(each) for each in zip(*others, strict=True)))
 
-    if not down:
-        return banded_op(node, tracked, rows, cheap=True)
-    stretches = [RowRange(0, down, 0, rows.size - down), RowRange(down, rows.size, 0, 0)]
-    return gather_ranges(rows, (node.args[0].node,), stretches, across=across if others else None)
+    if not shift_rows:
+        return banded_op(node, context, rows, cheap=True)
+    ranges = [
+        RowRange(0, shift_rows, 0, rows.size - shift_rows),
+        RowRange(shift_rows, rows.size, 0, 0),
+    ]
+    return gather_ranges(rows, (node.args[0].node,), ranges, transform=across if others else None)
 
 
-def flip(node: Node, tracked: RuleContext) -> RowOp | None:
+def flip(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a flip."""
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    others = [dim for dim in dims_of(node.args[1], len(node.like.shape)) if dim != rows.dim]
+    others = [dim for dim in normalize_dims(node.args[1], len(node.meta.shape)) if dim != rows.dim]
     if len(others) == len(node.args[1]):
-        return banded_op(node, tracked, rows, cheap=True)
+        return banded_op(node, context, rows, cheap=True)
 
     def across(result: Tensor) -> Tensor:
         return result.flip(others)
 
-    stretch = RowRange(0, rows.size, 0, rows.size - 1, -1)
-    return gather_ranges(rows, (node.args[0].node,), [stretch], across=across if others else None)
+    row_range = RowRange(0, rows.size, 0, rows.size - 1, -1)
+    return gather_ranges(
+        rows, (node.args[0].node,), [row_range], transform=across if others else None
+    )
 
 
-def slice_dim(node: Node, tracked: RuleContext) -> RowOp | None:
+def slice_dim(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a slice along the rows (step 1 only) or another dim."""
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    dim = argument(node, 1, "dim", 0) % len(node.like.shape)
+    dim = argument(node, 1, "dim", 0) % len(node.meta.shape)
     if dim != rows.dim:
-        return banded_op(node, tracked, rows, cheap=True, view=True)
+        return banded_op(node, context, rows, cheap=True, view=True)
     start, step = argument(node, 2, "start", 0) or 0, argument(node, 4, "step", 1)
     start += rows.size if start < 0 else 0
-    size = node.like.shape[dim]
+    size = node.meta.shape[dim]
     if size == rows.size:
-        return banded_op(node, tracked, rows, cheap=True, view=True)
+        return banded_op(node, context, rows, cheap=True, view=True)
     if step != 1:
         return None
     return gather_ranges(RowAxis(dim, size), (node.args[0].node,), [RowRange(0, size, 0, start)])
 
 
-def concatenate(node: Node, tracked: RuleContext) -> RowOp | None:
+def concatenate(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a cat along the rows or another dim."""
     refs = node.args[0]
-    each = [tracked.of(ref) for ref in refs]
-    dim = argument(node, 1, "dim", 0) % len(node.like.shape)
+    each = [context.row_axis(ref) for ref in refs]
+    dim = argument(node, 1, "dim", 0) % len(node.meta.shape)
     known = [rows for rows in each if rows is not None]
     if not known or len({rows.dim for rows in known}) != 1:
         return None
     grain = math.lcm(*(rows.grain for rows in known))
-    rows = RowAxis(known[0].dim, node.like.shape[known[0].dim], grain)
+    rows = RowAxis(known[0].dim, node.meta.shape[known[0].dim], grain)
     if dim != rows.dim:
         if len({found.size for found in known}) != 1:
             return None
         slices = {
             ref.node: rows.dim for ref, found in zip(refs, each, strict=True) if found is None
         }
-        return banded_op(node, tracked, rows, slices=slices, cheap=True)
+        return banded_op(node, context, rows, sliced_dims=slices, cheap=True)
     if len(known) < len(each):
         return None
     inputs = tuple(dict.fromkeys(ref.node for ref in refs))
-    stretches, first = [], 0
+    ranges, first = [], 0
     for ref, found in zip(refs, known, strict=True):
-        place = inputs.index(ref.node)
-        stretches.append(RowRange(first, first + found.size, place))
+        position = inputs.index(ref.node)
+        ranges.append(RowRange(first, first + found.size, position))
         first += found.size
-    return gather_ranges(rows, inputs, stretches)
+    return gather_ranges(rows, inputs, ranges)
 
 
-def stack(node: Node, tracked: RuleContext) -> RowOp | None:
+def stack(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a stack."""
-    each = [tracked.of(ref) for ref in node.args[0]]
+    each = [context.row_axis(ref) for ref in node.args[0]]
     if any(rows is None for rows in each) or len(set(each)) != 1 or each[0] is None:
         return None
-    at = argument(node, 1, "dim", 0) % len(node.like.shape)
+    at = argument(node, 1, "dim", 0) % len(node.meta.shape)
     dim = each[0].dim + (at <= each[0].dim)
-    return banded_op(node, tracked, RowAxis(dim, each[0].size, each[0].grain), cheap=True)
+    return banded_op(node, context, RowAxis(dim, each[0].size, each[0].grain), cheap=True)
 
 
-def pad(node: Node, tracked: RuleContext) -> RowOp | None:
+def pad(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a constant, reflect, replicate or circular pad."""
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    pad, rank = list(argument(node, 1, "pad") or argument(node, 1, "padding")), len(node.like.shape)
-    mode = _MODES.get(op_name(node.target)) or argument(node, 2, "mode", "constant")
+    pad, rank = list(argument(node, 1, "pad") or argument(node, 1, "padding")), len(node.meta.shape)
+    mode = _PAD_MODES.get(op_name(node.target)) or argument(node, 2, "mode", "constant")
     value = argument(node, 3 if op_name(node.target) == "pad" else 2, "value", 0.0)
     place = 2 * (rank - 1 - rows.dim)
     above, below = (pad[place], pad[place + 1]) if place < len(pad) else (0, 0)
     if not above and not below:
-        return banded_op(node, tracked, rows, cheap=True)
-    if mode not in _FRAMES:
+        return banded_op(node, context, rows, cheap=True)
+    if mode not in _PAD_RANGES:
         return None
     others = [0 if index in (place, place + 1) else side for index, side in enumerate(pad)]
     fill = float(value or 0.0) if mode == "constant" else 0.0
@@ -219,7 +231,7 @@ def pad(node: Node, tracked: RuleContext) -> RowOp | None:
     return gather_ranges(
         found,
         (node.args[0].node,),
-        _FRAMES[mode](rows.size, above, below),
+        _PAD_RANGES[mode](rows.size, above, below),
         fill,
         across if any(others) else None,
     )
@@ -244,7 +256,7 @@ def _reflected(size: int, above: int, below: int) -> list[RowRange]:
     ]
 
 
-def _repeated(size: int, above: int, below: int) -> list[RowRange]:
+def _replicated(size: int, above: int, below: int) -> list[RowRange]:
     return [
         *(RowRange(row, row + 1, 0, 0) for row in range(above)),
         RowRange(above, above + size, 0),
@@ -255,7 +267,7 @@ def _repeated(size: int, above: int, below: int) -> list[RowRange]:
     ]
 
 
-def _wrapped(size: int, above: int, below: int) -> list[RowRange]:
+def _circular(size: int, above: int, below: int) -> list[RowRange]:
     return [
         RowRange(0, above, 0, size - above),
         RowRange(above, above + size, 0),
@@ -263,13 +275,13 @@ def _wrapped(size: int, above: int, below: int) -> list[RowRange]:
     ]
 
 
-_FRAMES = {
+_PAD_RANGES = {
     "constant": _constant,
     "reflect": _reflected,
-    "replicate": _repeated,
-    "circular": _wrapped,
+    "replicate": _replicated,
+    "circular": _circular,
 }
-_MODES = {
+_PAD_MODES = {
     "constant_pad_nd": "constant",
     "reflection_pad2d": "reflect",
     "replication_pad2d": "replicate",

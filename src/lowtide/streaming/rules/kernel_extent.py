@@ -9,13 +9,13 @@ from lowtide.streaming.spans import Span
 
 @dataclass(frozen=True)
 class Kernel:
-    """Receptive field along one dim: ``reach`` rows from ``row · stride - pad`` on."""
+    """Receptive field along one dim: ``extent`` rows from ``row · stride - pad`` on."""
 
-    reach: int
+    extent: int
     stride: int
     pad: int
 
-    def seen(self, span: Span) -> Span:
+    def receptive_field(self, span: Span) -> Span:
         """Return the input rows of a span of the result, unclipped at the image's ends."""
         first, last = span
-        return first * self.stride - self.pad, (last - 1) * self.stride - self.pad + self.reach
+        return first * self.stride - self.pad, (last - 1) * self.stride - self.pad + self.extent

@@ -19,13 +19,13 @@ from lowtide.streaming.rules.rule import RuleContext, op_name
 from lowtide.streaming.spans import Span
 
 # Operators that read a non-contiguous slice without a copy.
-TAKE_PARTS = {"prelu", "pixel_shuffle"}
+STRIDED_INPUT_OPS = {"prelu", "pixel_shuffle"}
 
 
 def light_convolution(
     step: RowOp,
     node: Node,
-    tracked: RuleContext,
+    context: RuleContext,
     kernel: Kernel,
     run: Callable[[Tensor, Sequence[Tensor], int], Tensor],
 ) -> RowOp:
@@ -34,24 +34,24 @@ def light_convolution(
     Args:
         step: Convolution as lowered.
         node: Its node.
-        tracked: Graph and row axes.
+        context: Graph and row axes.
         kernel: Receptive field along the rows.
         run: Computes (input rows, wholes, padding of rows above and below).
     """
-    readers, overlap = tracked.readers.get(node.index, []), kernel.reach - 1
+    readers, overlap = context.readers.get(node.index, []), kernel.extent - 1
     if (
-        tracked.graph.on_cpu
+        context.graph.on_cpu
         or kernel.stride != 1
         or overlap == 0
         or not readers
-        or tracked.users[node.args[0].node] != 1
-        or not all(op_name(one.target) in TAKE_PARTS for one in readers)
+        or context.use_counts[node.args[0].node] != 1
+        or not all(op_name(one.target) in STRIDED_INPUT_OPS for one in readers)
     ):
         return step
-    size = tracked.rows[node.args[0].node].size
+    size = context.rows[node.args[0].node].size
 
     def band(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        first, last = kernel.seen(span)
+        first, last = kernel.receptive_field(span)
         if (first < 0) == (last > size):
             return step.run(span, pieces, whole)
         made = run(pieces[0], whole, overlap)
@@ -59,4 +59,4 @@ def light_convolution(
         at = span[0] + overlap - kernel.pad - max(0, first)
         return made.narrow(2, at, span[1] - span[0])
 
-    return replace(step, run=band, overlap=overlap, framed=False)
+    return replace(step, run=band, overlap=overlap, padded=False)

@@ -11,12 +11,12 @@ from torch import Tensor
 from lowtide.attention import linear_ops
 from lowtide.attention.backends import get
 from lowtide.attention.backends.onednn import OneDnn
-from lowtide.attention.functional import resolved
+from lowtide.attention.functional import resolve_cached
 from lowtide.attention.spec import AttentionCall, AttentionSpec, LocalDevice
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.rules.fuse_scale import fuse_scale, summed_matmul
 from lowtide.streaming.rules.fuse_window_attention import fuse_window_attention
-from lowtide.streaming.rules.row_op import RowAxis, RowOp, identity_region
+from lowtide.streaming.rules.row_op import RowAxis, RowOp, identity_receptive_field
 from lowtide.streaming.rules.rule import (
     Rule,
     RuleContext,
@@ -28,14 +28,14 @@ from lowtide.streaming.rules.rule import (
 from lowtide.streaming.spans import Span
 
 
-def linear(node: Node, tracked: RuleContext) -> RowOp | None:
+def linear(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a linear layer over the last dim."""
-    rows = tracked.of(node.args[0])
-    if rows is None or rows.dim == len(node.like.shape) - 1:
+    rows = context.row_axis(node.args[0])
+    if rows is None or rows.dim == len(node.meta.shape) - 1:
         return None
-    if any(tracked.of(arg) for arg in node.args[1:]):
+    if any(context.row_axis(arg) for arg in node.args[1:]):
         return None
-    step = banded_op(node, tracked, rows)
+    step = banded_op(node, context, rows)
     if len(node.args) > 3 or node.kwargs or len(set(node.refs)) < len(node.args):
         return step
 
@@ -45,16 +45,16 @@ def linear(node: Node, tracked: RuleContext) -> RowOp | None:
     return replace(step, run=run)
 
 
-def matmul(node: Node, tracked: RuleContext) -> RuleResult:
+def matmul(node: Node, context: RuleContext) -> RuleResult:
     """Lower matmul, bmm and mm.
 
     Where rows are the summed dim, products of bands are added. Where they are rows of the left and
     columns of the right (global attention scores), the right is taken whole.
     """
     left, right = node.args[:2]
-    a, b = tracked.of(left), tracked.of(right)
-    shapes = tracked.like(left).shape, tracked.like(right).shape
-    rank = len(node.like.shape)
+    a, b = context.row_axis(left), context.row_axis(right)
+    shapes = context.meta(left).shape, context.meta(right).shape
+    rank = len(node.meta.shape)
     if min(map(len, shapes)) < 2:
         return None
     # Dims counted from the end, which broadcasting aligns.
@@ -65,68 +65,75 @@ def matmul(node: Node, tracked: RuleContext) -> RuleResult:
     if at_a == -1 and at_b == -2 and a is not None and b is not None:
         if a.size != b.size or left.node == right.node:
             return None
-        return fuse_scale(node, tracked, a) or summed_matmul(node, a, (left.node, right.node))
+        return fuse_scale(node, context, a) or summed_matmul(node, a, (left.node, right.node))
     if at_a is not None and a is not None and at_a != -1:
         if at_b == at_a and at_a < -2:
             rows = RowAxis(at_a + rank, a.size, a.grain)
-            return fuse_window_attention(node, tracked) or banded_op(node, tracked, rows)
+            return fuse_window_attention(node, context) or banded_op(node, context, rows)
         if b is not None and at_a != -2:
             return None
-        return _left(node, RowAxis(at_a + rank, a.size, a.grain), left, right, shapes[1])
+        return _left_bands(node, RowAxis(at_a + rank, a.size, a.grain), left, right, shapes[1])
     if b is not None and at_b is not None and at_b != -2 and a is None:
         rows = RowAxis(at_b + rank, b.size, b.grain)
         dim = aligned_dim(rows, rank, shapes[0]) if at_b < -2 else None
-        return banded_op(node, tracked, rows, slices={} if dim is None else {left.node: dim})
+        return banded_op(node, context, rows, sliced_dims={} if dim is None else {left.node: dim})
     return None
 
 
-def _left(node: Node, rows: RowAxis, left: Any, right: Any, shape: tuple[int, ...]) -> RowOp:
+def _left_bands(node: Node, rows: RowAxis, left: Any, right: Any, shape: tuple[int, ...]) -> RowOp:
     """Return bands of the left operand times the whole right one."""
     target = node.target
     assert target is not None
-    aligned = rows.dim - len(node.like.shape) + len(shape)
-    cut = rows.dim < len(node.like.shape) - 2 and aligned >= 0 and shape[aligned] > 1
+    aligned = rows.dim - len(node.meta.shape) + len(shape)
+    is_sliced = rows.dim < len(node.meta.shape) - 2 and aligned >= 0 and shape[aligned] > 1
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         return target(pieces[0], whole[0])
 
-    sliced = {right.node: aligned} if cut else {}
-    return RowOp(rows, (left.node,), (right.node,), identity_region(1), run, sliced=sliced)
+    sliced = {right.node: aligned} if is_sliced else {}
+    return RowOp(
+        rows, (left.node,), (right.node,), identity_receptive_field(1), run, sliced_dims=sliced
+    )
 
 
-def addmm(node: Node, tracked: RuleContext) -> RowOp | None:
+def addmm(node: Node, context: RuleContext) -> RowOp | None:
     """Lower addmm and baddbmm with rows in the left matrix only.
 
     The added tensor and a batched right matrix are sliced to the band where aligned.
     """
-    rows = tracked.of(node.args[1])
-    rank = len(node.like.shape)
-    if rows is None or rows.dim == rank - 1 or tracked.of(node.args[2]) or tracked.of(node.args[0]):
+    rows = context.row_axis(node.args[1])
+    rank = len(node.meta.shape)
+    if (
+        rows is None
+        or rows.dim == rank - 1
+        or context.row_axis(node.args[2])
+        or context.row_axis(node.args[0])
+    ):
         return None
     slices = {}
     for arg in (node.args[0], node.args[2]):
-        dim = aligned_dim(rows, rank, tracked.like(arg).shape)
+        dim = aligned_dim(rows, rank, context.meta(arg).shape)
         if dim is not None and (arg is node.args[0] or rows.dim < rank - 2):
             slices[arg.node] = dim
-    return banded_op(node, tracked, rows, slices=slices)
+    return banded_op(node, context, rows, sliced_dims=slices)
 
 
-def scaled_dot_product(node: Node, tracked: RuleContext) -> RowOp | None:
+def scaled_dot_product(node: Node, context: RuleContext) -> RowOp | None:
     """Lower attention of windows (rows are the batch), or of query bands to all keys."""
-    query, key, value = (tracked.of(arg) for arg in node.args[:3])
+    query, key, value = (context.row_axis(arg) for arg in node.args[:3])
     mask = argument(node, 3, "attn_mask")
-    rank = len(node.like.shape)
+    rank = len(node.meta.shape)
     if query is None or query.dim == rank - 1 or argument(node, 5, "is_causal", False):
         return None
     if query.dim < rank - 2:
         if not (query == key == value):
             return None
         slices = {}
-        if mask is not None and tracked.of(mask) is None:
-            dim = aligned_dim(query, rank, tracked.like(mask).shape)
+        if mask is not None and context.row_axis(mask) is None:
+            dim = aligned_dim(query, rank, context.meta(mask).shape)
             if dim is not None:
                 slices[mask.node] = dim
-        return banded_op(node, tracked, query, slices=slices)
+        return banded_op(node, context, query, sliced_dims=slices)
     if mask is not None:
         return None
     target, extra = node.target, node.kwargs
@@ -137,18 +144,18 @@ def scaled_dot_product(node: Node, tracked: RuleContext) -> RowOp | None:
         return target(pieces[0], whole[0], whole[1], *rest, **extra)
 
     inputs = tuple(arg.node for arg in node.args[:3])
-    step = RowOp(query, inputs[:1], inputs[1:], identity_region(1), run)
-    return _by_onednn(node, tracked, step) or step
+    step = RowOp(query, inputs[:1], inputs[1:], identity_receptive_field(1), run)
+    return _onednn_attention(node, context, step) or step
 
 
-def _by_onednn(node: Node, tracked: RuleContext, step: RowOp) -> RowOp | None:
+def _onednn_attention(node: Node, context: RuleContext, step: RowOp) -> RowOp | None:
     """Return ``step`` on the oneDNN backend if that is the choice for this attention.
 
     It is chosen for the whole and used for all bands, since another backend would round
     differently.
     """
-    query, key, value = (tracked.like(arg) for arg in node.args[:3])
-    if len(query.shape) != 4 or not tracked.graph.on_cpu:
+    query, key, value = (context.meta(arg) for arg in node.args[:3])
+    if len(query.shape) != 4 or not context.graph.on_cpu:
         return None
     batch, heads, queries, width = query.shape
     call = AttentionCall(
@@ -161,7 +168,7 @@ def _by_onednn(node: Node, tracked: RuleContext, step: RowOp) -> RowOp | None:
         heads=heads,
         key_heads=key.shape[1],
     )
-    backend = get(resolved(call, LocalDevice(), None, None).backend)
+    backend = get(resolve_cached(call, LocalDevice(), None, None).backend)
     if not isinstance(backend, OneDnn):
         return None
     spec = AttentionSpec(node.kwargs.get("scale"))
@@ -172,10 +179,10 @@ def _by_onednn(node: Node, tracked: RuleContext, step: RowOp) -> RowOp | None:
     tokens = queries // step.rows.size
 
     def taken(rows: int) -> int:
-        return backend.part_bytes(replace(call, query_tokens=rows * tokens))
+        return backend.block_bytes(replace(call, query_tokens=rows * tokens))
 
     copies = 0 if heads == 1 else backend.copied_bytes(call)
-    return replace(step, run=run, scratch_of=taken, scratch_bytes=copies)
+    return replace(step, run=run, row_workspace_bytes=taken, fixed_workspace_bytes=copies)
 
 
 RULES: dict[str, Rule] = {

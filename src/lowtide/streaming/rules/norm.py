@@ -10,19 +10,19 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.row_op import Reduction, RowOp, identity_region
+from lowtide.streaming.rules.row_op import Reduction, RowOp, identity_receptive_field
 from lowtide.streaming.rules.rule import Rule, RuleContext, RuleResult, argument, op_name
 from lowtide.streaming.spans import Span
 
 # Elements that are centered at once: they stay in the CPU's cache.
-_AT_ONCE = 1 << 18
+_CENTER_CHUNK = 1 << 18
 # 16-bit elements that a GPU casts to fp32 at once: enough to keep it busy, little next to a band.
-_WIDENED = 1 << 24
+_CAST_CHUNK = 1 << 24
 # Elements that fp32 sums accurately, about.
-_PART = 1 << 8
+_SUM_CHUNK = 1 << 8
 # Ratio of squared mean to variance above which elements are centered first: squares of uncentered
 # elements would lose this much precision.
-_FAR = 3
+_CENTER_RATIO = 3
 
 
 @dataclass
@@ -39,52 +39,54 @@ class Moments:
     squares: Tensor
 
     @classmethod
-    def of(cls, groups: Tensor) -> Moments:
+    def from_groups(cls, groups: Tensor) -> Moments:
         """Return the moments of ``groups``, (groups, elements).
 
         Exact to about 1e-7, or to 1e-16 for doubles.
         """
         count = groups.shape[1]
-        exact = torch.promote_types(groups.dtype, torch.float32)
-        if groups.device.type == "cpu" and groups.dtype == exact and type(groups) is Tensor:
+        dtype = torch.promote_types(groups.dtype, torch.float32)
+        if groups.device.type == "cpu" and groups.dtype == dtype and type(groups) is Tensor:
             sums, squares = _sums(groups)
             mean = sums / count
             squares -= count * mean.square()
-            far = (count * mean.square() > _FAR * squares).nonzero().flatten().tolist()
+            off_center = (
+                (count * mean.square() > _CENTER_RATIO * squares).nonzero().flatten().tolist()
+            )
         else:
             # Fake tensors of a dry run have no values to inspect.
-            mean = _in_parts(groups).sum(-1, dtype=exact).double().sum(-1) / count
-            squares, far = torch.empty_like(mean), list(range(len(groups)))
-        step = max(1, _AT_ONCE // count)
-        for first in range(0, len(far), step):
-            part = _those(far[first : first + step])
-            taken = mean[part].to(exact)
-            left, found = _sums(groups[part].to(exact) - taken[:, None])
+            mean = _split_groups(groups).sum(-1, dtype=dtype).double().sum(-1) / count
+            squares, off_center = torch.empty_like(mean), list(range(len(groups)))
+        step = max(1, _CENTER_CHUNK // count)
+        for first in range(0, len(off_center), step):
+            part = _as_index(off_center[first : first + step])
+            center = mean[part].to(dtype)
+            left, found = _sums(groups[part].to(dtype) - center[:, None])
             # The subtracted value is the mean up to rounding.
-            mean[part] = taken.double() + left / count
+            mean[part] = center.double() + left / count
             squares[part] = found - left.square() / count
         return cls(count, mean, squares.clamp_(min=0))
 
     @classmethod
-    def on_card(cls, groups: Tensor) -> Moments:
+    def from_groups_on_gpu(cls, groups: Tensor) -> Moments:
         """Return the moments of ``groups`` from one kernel (Welford's method), for a GPU.
 
         Launching several kernels would take a GPU as long as running them.
         """
         count, step = groups.shape[1], len(groups)
-        exact = torch.promote_types(groups.dtype, torch.float32)
-        if groups.dtype != exact:
-            step = max(1, _WIDENED // count)
-        found = [torch.var_mean(some.to(exact), 1, correction=0) for some in groups.split(step)]
+        dtype = torch.promote_types(groups.dtype, torch.float32)
+        if groups.dtype != dtype:
+            step = max(1, _CAST_CHUNK // count)
+        found = [torch.var_mean(some.to(dtype), 1, correction=0) for some in groups.split(step)]
         variance, mean = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
         return cls(count, mean.double(), variance.double() * count)
 
     def merged(self, other: Moments) -> Moments:
         """Return the moments of both sets of elements together."""
         count = self.count + other.count
-        apart, between = other.mean - self.mean, self.count * other.count / count
-        mean = self.mean.add(apart, alpha=other.count / count)
-        squares = (self.squares + other.squares).addcmul_(apart, apart, value=between)
+        delta, between = other.mean - self.mean, self.count * other.count / count
+        mean = self.mean.add(delta, alpha=other.count / count)
+        squares = (self.squares + other.squares).addcmul_(delta, delta, value=between)
         return Moments(count, mean, squares)
 
     def variance(self, correction: float = 0.0) -> Tensor:
@@ -94,36 +96,36 @@ class Moments:
 
 def _sums(groups: Tensor) -> tuple[Tensor, Tensor]:
     """Return of each group its sum and its sum of squares."""
-    parts = _in_parts(groups)
-    if parts.shape[-1] > 4 * _PART:  # the count has no divisor that gives smaller parts
-        even = groups.shape[1] // _PART * _PART
+    parts = _split_groups(groups)
+    if parts.shape[-1] > 4 * _SUM_CHUNK:  # the count has no divisor that gives smaller parts
+        even = groups.shape[1] // _SUM_CHUNK * _SUM_CHUNK
         some, rest = _sums(groups[:, :even].contiguous()), _sums(groups[:, even:].contiguous())
         return some[0] + rest[0], some[1] + rest[1]
     squares = torch.linalg.vector_norm(parts, dim=-1).double().square()
     return parts.sum(-1).double().sum(-1), squares.sum(-1)
 
 
-def _those(places: list[int]) -> slice | list[int]:
+def _as_index(places: list[int]) -> slice | list[int]:
     """Return a slice where places are consecutive, since indexing by it makes no copy."""
     return slice(places[0], places[-1] + 1) if places[-1] - places[0] < len(places) else places
 
 
-def _in_parts(groups: Tensor) -> Tensor:
-    """Split each group into equal parts, as small as possible but at least `_PART`."""
+def _split_groups(groups: Tensor) -> Tensor:
+    """Split each group into equal parts, as small as possible but at least `_SUM_CHUNK`."""
     count = groups.shape[1]
-    parts = next((n for n in range(max(1, count // _PART), 0, -1) if count % n == 0), 1)
+    parts = next((n for n in range(max(1, count // _SUM_CHUNK), 0, -1) if count % n == 0), 1)
     return groups.unflatten(1, (parts, -1))
 
 
 def accumulate_moments(
-    group: Callable[[Tensor], Tensor], tracked: RuleContext
+    group: Callable[[Tensor], Tensor], context: RuleContext
 ) -> Callable[[Moments | None, Sequence[Tensor]], Moments]:
     """Return the ``add`` of a `Reduction` that merges the `Moments` of bands.
 
     ``group`` maps a band to (groups, elements).
     """
     # The graph's device, not the band's: in a dry run for a GPU the bands are not on it.
-    moments = Moments.of if tracked.graph.on_cpu else Moments.on_card
+    moments = Moments.from_groups if context.graph.on_cpu else Moments.from_groups_on_gpu
 
     def add(state: Moments | None, pieces: Sequence[Tensor]) -> Moments:
         found = moments(group(pieces[0]))
@@ -132,11 +134,11 @@ def accumulate_moments(
     return add
 
 
-def group_norm(node: Node, tracked: RuleContext) -> RuleResult:
+def group_norm(node: Node, context: RuleContext) -> RuleResult:
     """Lower group norm and instance norm to a reduction and an affine operator."""
     image = node.args[0]
-    rows = tracked.of(image)
-    shape = node.like.shape
+    rows = context.row_axis(image)
+    shape = node.meta.shape
     if rows is None or rows.dim < 2 or shape[0] != 1:
         return None
     if op_name(node.target) == "group_norm":
@@ -163,16 +165,18 @@ def group_norm(node: Node, tracked: RuleContext) -> RuleResult:
                 rest = iter(whole[1:])
                 scale = None if weight is None else next(rest)
                 shift = None if bias is None else next(rest)
-                exact = torch.promote_types(node.like.dtype, torch.float32)
-                affine = known[whole[0]] = Affine.of(mean, variance, scale, shift, eps, exact)
+                exact = torch.promote_types(node.meta.dtype, torch.float32)
+                affine = known[whole[0]] = Affine.from_statistics(
+                    mean, variance, scale, shift, eps, exact
+                )
             return affine.run(pieces[0])
 
-        return RowOp(rows, (image.node,), wholes, identity_region(1), run, cheap=True)
+        return RowOp(rows, (image.node,), wholes, identity_receptive_field(1), run, cheap=True)
 
     reduction = Reduction(
         rows,
         (image.node,),
-        accumulate_moments(lambda band: band.reshape(groups, -1), tracked),
+        accumulate_moments(lambda band: band.reshape(groups, -1), context),
         finish,
     )
     return reduction, applied
@@ -182,23 +186,23 @@ def group_norm(node: Node, tracked: RuleContext) -> RuleResult:
 class Affine:
     """Normalization by known statistics: ``scale`` and ``shift`` for each channel.
 
-    It runs as a batch norm with mean 0 (``none``) and variance 1 (``one``).
+    It runs as a batch norm with mean 0 (``zeros``) and variance 1 (``ones``).
     """
 
     scale: Tensor
     shift: Tensor
-    none: Tensor
-    one: Tensor
+    zeros: Tensor
+    ones: Tensor
 
     @classmethod
-    def of(
+    def from_statistics(
         cls,
         mean: Tensor,
         variance: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
         eps: float,
-        exact: torch.dtype,
+        dtype: torch.dtype,
     ) -> Affine:
         """Return the scale and shift for statistics of each channel in double precision.
 
@@ -208,13 +212,13 @@ class Affine:
             weight: Weight of the norm, (C,), or None.
             bias: Bias of the norm, (C,), or None.
             eps: Added to the variance.
-            exact: Dtype of the scale and shift.
+            dtype: Dtype of the scale and shift.
         """
         scale = (variance + eps).rsqrt()
         scale = scale if weight is None else scale * weight
         shift = -mean * scale if bias is None else bias - mean * scale
-        none, one = torch.zeros_like(mean, dtype=exact), torch.ones_like(mean, dtype=exact)
-        return cls(scale.to(exact), shift.to(exact), none, one)
+        zeros, ones = torch.zeros_like(mean, dtype=dtype), torch.ones_like(mean, dtype=dtype)
+        return cls(scale.to(dtype), shift.to(dtype), zeros, ones)
 
     def run(self, band: Tensor) -> Tensor:
         """Normalize a band (1, C, ...) in one pass over memory."""
@@ -224,7 +228,7 @@ class Affine:
         # not `F.batch_norm`, which rejects an epsilon of 0 in some versions of PyTorch
         fast = torch.backends.cudnn.enabled
         return torch.batch_norm(
-            band, self.scale, self.shift, self.none, self.one, False, 0.0, 0.0, fast
+            band, self.scale, self.shift, self.zeros, self.ones, False, 0.0, 0.0, fast
         )
 
 

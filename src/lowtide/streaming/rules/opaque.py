@@ -9,24 +9,28 @@ from torch import Tensor
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.capture.opaque_module import OpaqueModule
 from lowtide.streaming.capture.region_module import RegionModule
-from lowtide.streaming.rules.row_op import Needs, RowAxis, RowOp
+from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
 from lowtide.streaming.rules.rule import Rule, RuleContext
 from lowtide.streaming.spans import Span
 
 
-def whole_module(node: Node, tracked: RuleContext) -> RowOp | None:
+def opaque_module(node: Node, context: RuleContext) -> RowOp | None:
     """Lower an `OpaqueModule` or a `RegionModule` to a band with its halo."""
-    rows, block, given = tracked.of(node.args[0]), node.target, tracked.like(node.args[0])
+    rows, block, input_meta = (
+        context.row_axis(node.args[0]),
+        node.target,
+        context.meta(node.args[0]),
+    )
     if rows is None or rows.dim != 2:
         return None
     assert isinstance(block, (OpaqueModule, RegionModule))
-    width = given.shape[3]
+    width = input_meta.shape[3]
 
-    def needed(span: Span) -> Needs:
-        return ([block.seen(span, rows.size, width)],)
+    def needed(span: Span) -> InputSpans:
+        return ([block.receptive_field(span, rows.size, width)],)
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        return block.band(pieces[0], span, rows.size)
+        return block.run_band(pieces[0], span, rows.size)
 
     inputs = (node.args[0].node,)
     if isinstance(block, RegionModule):
@@ -36,17 +40,17 @@ def whole_module(node: Node, tracked: RuleContext) -> RowOp | None:
             (),
             needed,
             run,
-            scratch_bytes=block.work_bytes(*given.shape[1:]),
+            fixed_workspace_bytes=block.workspace_bytes(*input_meta.shape[1:]),
         )
-    beside = block.work_bytes * given.count - node.like.bytes
+    workspace = block.workspace_per_element * input_meta.numel - node.meta.nbytes
     return RowOp(
-        RowAxis(2, node.like.shape[2]),
+        RowAxis(2, node.meta.shape[2]),
         inputs,
         (),
         needed,
         run,
-        scratch=max(0.0, beside / (given.bytes + node.like.bytes)),
+        workspace_share=max(0.0, workspace / (input_meta.nbytes + node.meta.nbytes)),
     )
 
 
-RULES: dict[str, Rule] = {"block": whole_module}
+RULES: dict[str, Rule] = {"block": opaque_module}

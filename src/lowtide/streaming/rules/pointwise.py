@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lowtide.attention.memory_format import to_contiguous
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.in_place import in_place_forms, out_form
+from lowtide.streaming.rules.in_place import in_place_runs, out_run
 from lowtide.streaming.rules.row_op import RowAxis, RowOp
 from lowtide.streaming.rules.rule import (
     Rule,
@@ -19,14 +19,14 @@ from lowtide.streaming.rules.rule import (
     aligned_dim,
     argument,
     banded_op,
-    dims_of,
+    normalize_dims,
     op_name,
 )
-from lowtide.streaming.rules.sum_layout import contiguous_form
+from lowtide.streaming.rules.sum_layout import contiguous_run
 from lowtide.streaming.spans import Span
 
 # Pointwise operators that PyTorch does not tag so, or only for some overloads.
-ALSO = {
+UNTAGGED_POINTWISE_OPS = {
     "alias",
     "clone",
     "contiguous",
@@ -54,17 +54,20 @@ _VIEWS = {"alias", "detach", "contiguous"}
 
 def is_pointwise(node: Node) -> bool:
     """Whether a node is pointwise, so that `pointwise` is its rule."""
-    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or op_name(node.target) in ALSO
+    return (
+        torch.Tag.pointwise in getattr(node.target, "tags", ())
+        or op_name(node.target) in UNTAGGED_POINTWISE_OPS
+    )
 
 
-def pointwise(node: Node, tracked: RuleContext) -> RowOp | None:
+def pointwise(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a pointwise operator with broadcasting."""
-    rank = len(node.like.shape)
+    rank = len(node.meta.shape)
     found: RowAxis | None = None
     slices: dict[int, int] = {}
     for place in node.refs:
-        shape = tracked.graph.nodes[place].like.shape
-        rows = tracked.rows.get(place)
+        shape = context.graph.nodes[place].meta.shape
+        rows = context.rows.get(place)
         if rows is None:
             continue
         at = RowAxis(rows.dim + rank - len(shape), rows.size, rows.grain)
@@ -73,32 +76,34 @@ def pointwise(node: Node, tracked: RuleContext) -> RowOp | None:
                 return None
             at = RowAxis(at.dim, at.size, math.lcm(at.grain, found.grain))
         found = at
-    if found is None or node.like.shape[found.dim] != found.size:
+    if found is None or node.meta.shape[found.dim] != found.size:
         return None
     for place in node.refs:
-        dim = aligned_dim(found, rank, tracked.graph.nodes[place].like.shape)
-        if place not in tracked.rows and dim is not None:
+        dim = aligned_dim(found, rank, context.graph.nodes[place].meta.shape)
+        if place not in context.rows and dim is not None:
             slices[place] = dim
     step = banded_op(
-        node, tracked, found, cheap=True, view=op_name(node.target) in _VIEWS, slices=slices
+        node, context, found, cheap=True, view=op_name(node.target) in _VIEWS, sliced_dims=slices
     )
-    if node.index in tracked.idle:
-        return replace(step, run=_as_it_is, view=True)
-    order = node.kwargs.get("memory_format")
-    if op_name(node.target) == "clone" and order is torch.contiguous_format:
-        step = replace(step, run=_in_order)
-    plain = node.index in tracked.plain
-    if plain:
-        step = replace(step, run=contiguous_form(node, step.inputs))
-    over = in_place_forms(node, step.inputs, step.run, tracked.graph, plain=plain)
-    return replace(step, over=over, into=None if plain else out_form(node, step.inputs))
+    if node.index in context.redundant_copies:
+        return replace(step, run=_identity, view=True)
+    memory_format = node.kwargs.get("memory_format")
+    if op_name(node.target) == "clone" and memory_format is torch.contiguous_format:
+        step = replace(step, run=_to_contiguous)
+    contiguous = node.index in context.contiguous_sums
+    if contiguous:
+        step = replace(step, run=contiguous_run(node, step.inputs))
+    in_place = in_place_runs(node, step.inputs, step.run, context.graph, contiguous=contiguous)
+    return replace(
+        step, in_place_runs=in_place, out_run=None if contiguous else out_run(node, step.inputs)
+    )
 
 
-def _as_it_is(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+def _identity(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
     return pieces[0]
 
 
-def _in_order(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+def _to_contiguous(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
     """Copy only to make the piece contiguous.
 
     A copy for safety is not needed, since nothing writes to what a segment still reads.
@@ -106,44 +111,48 @@ def _in_order(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> 
     return to_contiguous(pieces[0])
 
 
-def per_channel(node: Node, tracked: RuleContext) -> RowOp | None:
+def per_channel(node: Node, context: RuleContext) -> RowOp | None:
     """Lower PReLU, and batch norm in eval mode."""
-    rows = tracked.of(node.args[0])
-    if rows is None or rows.dim < 2 or any(tracked.of(arg) for arg in node.args[1:]):
+    rows = context.row_axis(node.args[0])
+    if rows is None or rows.dim < 2 or any(context.row_axis(arg) for arg in node.args[1:]):
         return None
     if op_name(node.target) == "batch_norm" and argument(node, 5, "training"):
         return None
-    return banded_op(node, tracked, rows, cheap=True)
+    return banded_op(node, context, rows, cheap=True)
 
 
-def along_other_dims(node: Node, tracked: RuleContext) -> RowOp | None:
+def along_other_dims(node: Node, context: RuleContext) -> RowOp | None:
     """Lower softmax and cumsum along dims other than the rows'."""
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    rank = len(node.like.shape)
+    rank = len(node.meta.shape)
     dim = argument(node, 1, "dim")
-    return None if rows.dim in dims_of(dim, rank) else banded_op(node, tracked, rows, cheap=True)
+    return (
+        None
+        if rows.dim in normalize_dims(dim, rank)
+        else banded_op(node, context, rows, cheap=True)
+    )
 
 
-def norm_last_dims(node: Node, tracked: RuleContext) -> RowOp | None:
+def norm_last_dims(node: Node, context: RuleContext) -> RowOp | None:
     """Lower layer norm and RMS norm over the last dims."""
-    rows = tracked.of(node.args[0])
-    if rows is None or rows.dim >= len(node.like.shape) - len(node.args[1]):
+    rows = context.row_axis(node.args[0])
+    if rows is None or rows.dim >= len(node.meta.shape) - len(node.args[1]):
         return None
-    return banded_op(node, tracked, rows, cheap=True)
+    return banded_op(node, context, rows, cheap=True)
 
 
-def slice_scatter(node: Node, tracked: RuleContext) -> RowOp | None:
+def slice_scatter(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a slice_scatter along a dim other than the rows'."""
-    dim = argument(node, 2, "dim", 0) % len(node.like.shape)
-    base, other = (tracked.of(arg) for arg in node.args[:2])
+    dim = argument(node, 2, "dim", 0) % len(node.meta.shape)
+    base, other = (context.row_axis(arg) for arg in node.args[:2])
     if base is None or other is None or (base.dim, base.size) != (other.dim, other.size):
         return None
     if dim == base.dim:
         return None
     rows = RowAxis(base.dim, base.size, math.lcm(base.grain, other.grain))
-    return banded_op(node, tracked, rows, cheap=True)
+    return banded_op(node, context, rows, cheap=True)
 
 
 RULES: dict[str, Rule] = {

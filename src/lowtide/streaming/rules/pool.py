@@ -16,37 +16,37 @@ from lowtide.streaming.rules.row_op import RowOp
 from lowtide.streaming.rules.rule import Rule, RuleContext, argument, op_name
 
 # Workspace of max pooling: one map between its two passes, or PyTorch's indices of the maxima.
-_BETWEEN = 1.0
+_MAX_POOL_WORKSPACE = 1.0
 _NAMES = {"max_pool2d", "avg_pool2d"}
 
 
-def pool2d(node: Node, tracked: RuleContext) -> RowOp | None:
+def pool2d(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a 2D pooling to a band with its halo; no ``ceil_mode``, no dilation."""
-    if len(node.like.shape) != 4 or op_name(node.target) not in _NAMES:
+    if len(node.meta.shape) != 4 or op_name(node.target) not in _NAMES:
         return None
     size = pair(argument(node, 1, "kernel_size"), 1)
     step = argument(node, 2, "stride")
     stride = pair(step, 1) if step else size
     pad = pair(argument(node, 3, "padding", 0), 0)
-    largest = op_name(node.target) == "max_pool2d"
-    dilation = pair(argument(node, 4, "dilation", 1), 1) if largest else (1, 1)
-    ceil = argument(node, 5 if largest else 4, "ceil_mode", False)
-    counted = largest or argument(node, 5, "count_include_pad", True)
+    is_max = op_name(node.target) == "max_pool2d"
+    dilation = pair(argument(node, 4, "dilation", 1), 1) if is_max else (1, 1)
+    ceil = argument(node, 5 if is_max else 4, "ceil_mode", False)
+    count_include_pad = is_max or argument(node, 5, "count_include_pad", True)
     if ceil or dilation != (1, 1) or argument(node, 6, "divisor_override"):
         return None
-    if not counted and any(pad):
+    if not count_include_pad and any(pad):
         return None
 
     def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
-        if not largest:
+        if not is_max:
             return F.avg_pool2d(piece, size, stride, (rows, pad[1]))
         if stride == (1, 1) and piece.device.type == "cpu":
             return max_pool2d(piece, size, (rows, pad[1]))
         return F.max_pool2d(piece, size, stride, (rows, pad[1]))
 
-    fill, scratch = (-math.inf, _BETWEEN) if largest else (0.0, 0.0)
+    fill, scratch = (-math.inf, _MAX_POOL_WORKSPACE) if is_max else (0.0, 0.0)
     kernel = Kernel(size[0], stride[0], pad[0])
-    return kernel_op(node, tracked, kernel, fill, run, cheap=True, scratch=scratch)
+    return kernel_op(node, context, kernel, fill, run, cheap=True, workspace_share=scratch)
 
 
 def max_pool2d(image: Tensor, size: tuple[int, int], pad: tuple[int, int]) -> Tensor:
@@ -60,11 +60,11 @@ def max_pool2d(image: Tensor, size: tuple[int, int], pad: tuple[int, int]) -> Te
         size: Kernel height and width.
         pad: Padding of rows and of columns.
     """
-    down = _greatest_along(image, 2, size[0], pad[0])
-    return _greatest_along(down, 3, size[1], pad[1])
+    down = _max_along(image, 2, size[0], pad[0])
+    return _max_along(down, 3, size[1], pad[1])
 
 
-def _greatest_along(image: Tensor, dim: int, size: int, pad: int) -> Tensor:
+def _max_along(image: Tensor, dim: int, size: int, pad: int) -> Tensor:
     if pad:
         frame = [0, 0] * (image.dim() - 1 - dim) + [pad, pad]
         image = F.pad(image, frame, value=-math.inf)

@@ -18,12 +18,12 @@ from lowtide.streaming.rules.rule import (
     RuleResult,
     argument,
     banded_op,
-    dims_of,
+    normalize_dims,
     op_name,
 )
 
 # Reduction of a band over dims with keepdim, and the merge of two bands.
-_KINDS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[..., Tensor]]] = {
+_REDUCTIONS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[..., Tensor]]] = {
     "sum": (
         lambda band, dims: band.sum(
             dims, True, dtype=torch.promote_types(band.dtype, torch.float32)
@@ -38,93 +38,95 @@ _KINDS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[..., Ten
     "amin": (lambda band, dims: band.amin(dims, True), torch.minimum),
 }
 
-_MEANS = {"mean", "adaptive_avg_pool2d"}
+_MEAN_OPS = {"mean", "adaptive_avg_pool2d"}
 
 
-def reduction(node: Node, tracked: RuleContext) -> RuleResult:
+def reduction(node: Node, context: RuleContext) -> RuleResult:
     """Lower mean, sum, amax, amin, var, std and the 2-norm of vectors."""
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     if rows is None:
         return None
     name = op_name(node.target)
-    shape = tracked.like(node.args[0]).shape
+    shape = context.meta(node.args[0]).shape
     place = 2 if name == "linalg_vector_norm" else 1
-    dims = dims_of(argument(node, place, "dim"), len(shape))
-    kept = len(node.like.shape) == len(shape)
+    dims = normalize_dims(argument(node, place, "dim"), len(shape))
+    keepdim = len(node.meta.shape) == len(shape)
     if rows.dim not in dims:
-        dim = rows.dim if kept else rows.dim - sum(one < rows.dim for one in dims)
+        dim = rows.dim if keepdim else rows.dim - sum(one < rows.dim for one in dims)
         found = RowAxis(dim, rows.size, rows.grain)
         if name in ("var", "std"):
-            own = _spread_across(node, dims, kept)
-            return replace(banded_op(own, tracked, found, cheap=True), scratch=1.0)
-        return banded_op(node, tracked, found, cheap=True)
+            own = _variance_within_rows(node, dims, keepdim)
+            return replace(banded_op(own, context, found, cheap=True), workspace_share=1.0)
+        return banded_op(node, context, found, cheap=True)
     if name in ("var", "std"):
-        return _spread(node, tracked, rows, dims)
+        return _variance_over_rows(node, context, rows, dims)
     kind = {"mean": "sum", "linalg_vector_norm": "norm"}.get(name, name)
-    if kind not in _KINDS or (kind == "norm" and argument(node, 1, "ord", 2) != 2):
+    if kind not in _REDUCTIONS or (kind == "norm" and argument(node, 1, "ord", 2) != 2):
         return None
-    return _over_rows(node, rows, kind, dims, shape)
+    return _reduce_over_rows(node, rows, kind, dims, shape)
 
 
-def _over_rows(
+def _reduce_over_rows(
     node: Node, rows: RowAxis, kind: str, dims: list[int], shape: tuple[int, ...]
 ) -> Reduction:
-    """Return a reduction of ``_KINDS`` over rows, finished to a mean or a norm."""
-    of, together = _KINDS[kind]
-    mean = op_name(node.target) in _MEANS
-    numbers = _numbers([shape[dim] for dim in dims])
+    """Return a reduction of ``_REDUCTIONS`` over rows, finished to a mean or a norm."""
+    reduce_band, merge = _REDUCTIONS[kind]
+    mean = op_name(node.target) in _MEAN_OPS
+    num_elements = _numel([shape[dim] for dim in dims])
 
     def add(state: Tensor | None, pieces: Sequence[Tensor]) -> Tensor:
-        found = of(pieces[0], dims)
-        return found if state is None else together(state, found)
+        found = reduce_band(pieces[0], dims)
+        return found if state is None else merge(state, found)
 
     def finish(state: Tensor) -> Tensor:
         if mean:
-            state = state / numbers
+            state = state / num_elements
         elif kind == "norm":
             state = state.sqrt()
-        return state.to(node.like.dtype).reshape(node.like.shape)
+        return state.to(node.meta.dtype).reshape(node.meta.shape)
 
     return Reduction(rows, (node.args[0].node,), add, finish)
 
 
-def _spread_across(node: Node, dims: list[int], kept: bool) -> Node:
+def _variance_within_rows(node: Node, dims: list[int], keepdim: bool) -> Node:
     """Return a two-pass var or std over dims without the rows.
 
     PyTorch's own updates mean and squares with every element, at a quarter of the speed of a sum.
     """
-    correction, root = _correction(node), op_name(node.target) == "std"
+    correction, is_std = _correction(node), op_name(node.target) == "std"
 
     def spread(given: Tensor) -> Tensor:
         exact = torch.promote_types(given.dtype, torch.float32)
-        numbers = _numbers([given.shape[dim] for dim in dims])
+        numbers = _numel([given.shape[dim] for dim in dims])
         centered = given - given.mean(dims, True, dtype=exact)
-        squares = centered.square_().sum(dims, kept)
+        squares = centered.square_().sum(dims, keepdim)
         found = squares.div_(max(numbers - correction, 0))
-        return (found.sqrt_() if root else found).to(given.dtype)
+        return (found.sqrt_() if is_std else found).to(given.dtype)
 
     return replace(node, target=spread, args=node.args[:1], kwargs={})
 
 
-def _spread(node: Node, tracked: RuleContext, rows: RowAxis, dims: list[int]) -> Reduction:
+def _variance_over_rows(
+    node: Node, context: RuleContext, rows: RowAxis, dims: list[int]
+) -> Reduction:
     """Return var or std over the rows as a `Reduction`."""
-    correction, shape = _correction(node), tracked.like(node.args[0]).shape
+    correction, shape = _correction(node), context.meta(node.args[0]).shape
     rest = [dim for dim in range(len(shape)) if dim not in dims]
 
     def group(band: Tensor) -> Tensor:
         ordered = band.permute(*rest, *dims)
-        return ordered.flatten(len(rest)).reshape(-1, _numbers(ordered.shape[len(rest) :]))
+        return ordered.flatten(len(rest)).reshape(-1, _numel(ordered.shape[len(rest) :]))
 
     def finish(state: Moments) -> Tensor:
         found = state.variance(correction)
         found = found.sqrt() if op_name(node.target) == "std" else found
-        return found.to(node.like.dtype).reshape(node.like.shape)
+        return found.to(node.meta.dtype).reshape(node.meta.shape)
 
-    return Reduction(rows, (node.args[0].node,), accumulate_moments(group, tracked), finish)
+    return Reduction(rows, (node.args[0].node,), accumulate_moments(group, context), finish)
 
 
-def _numbers(sides: Sequence[int]) -> int:
-    return torch.Size(sides).numel()
+def _numel(shape: Sequence[int]) -> int:
+    return torch.Size(shape).numel()
 
 
 def _correction(node: Node) -> float:
@@ -136,16 +138,16 @@ def _correction(node: Node) -> float:
     return 1.0 if unbiased is None else float(unbiased)
 
 
-def adaptive_pool(node: Node, tracked: RuleContext) -> RuleResult:
+def adaptive_pool(node: Node, context: RuleContext) -> RuleResult:
     """Lower adaptive average or max pooling to 1×1 to a reduction."""
-    rows = tracked.of(node.args[0])
-    if rows is None or list(node.like.shape[-2:]) != [1, 1]:
+    rows = context.row_axis(node.args[0])
+    if rows is None or list(node.meta.shape[-2:]) != [1, 1]:
         return None
-    if rows.dim not in (len(node.like.shape) - 2, len(node.like.shape) - 1):
+    if rows.dim not in (len(node.meta.shape) - 2, len(node.meta.shape) - 1):
         return None
     kind = "amax" if op_name(node.target) == "adaptive_max_pool2d" else "sum"
-    shape = tracked.like(node.args[0]).shape
-    return _over_rows(node, rows, kind, [len(shape) - 2, len(shape) - 1], shape)
+    shape = context.meta(node.args[0]).shape
+    return _reduce_over_rows(node, rows, kind, [len(shape) - 2, len(shape) - 1], shape)
 
 
 RULES: dict[str, Rule] = {

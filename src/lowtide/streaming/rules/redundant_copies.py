@@ -36,54 +36,54 @@ def redundant_copies(graph: Graph) -> set[int]:
     users = graph.users()
     found, stays = set[int](), set[int]()
     for node in graph.nodes:
-        if not _is_ordering(node) or node.index in stays or node.index == graph.output:
+        if not _is_contiguous_copy(node) or node.index in stays or node.index == graph.output:
             continue
-        ends = _ends(graph, node, users)
+        ends = _final_copies(graph, node, users)
         if ends:
             found.add(node.index)
             stays.update(ends)
     return found
 
 
-def _is_ordering(node: Node) -> bool:
+def _is_contiguous_copy(node: Node) -> bool:
     plain = torch.contiguous_format
     return op_name(node.target) == "clone" and node.kwargs.get("memory_format") is plain
 
 
-def _ends(graph: Graph, copy: Node, users: dict[int, list[Node]]) -> set[int]:
+def _final_copies(graph: Graph, copy: Node, users: dict[int, list[Node]]) -> set[int]:
     """Return the copies in which all paths from ``copy`` end.
 
     Empty if a path ends otherwise.
     """
     ends = set[int]()
-    waiting = [(copy, _uncopied(graph, copy))]
+    waiting = [(copy, _view_without_copy(graph, copy))]
     while waiting:
         node, seen = waiting.pop()
         if seen is None or node.index == graph.output:
             return set()
         for user in users.get(node.index, []):
-            if _is_ordering(user):
+            if _is_contiguous_copy(user):
                 ends.add(user.index)
             elif op_name(user.target) in _VIEWS:
-                waiting.append((user, _looked(user, seen)))
+                waiting.append((user, _apply_view(user, seen)))
             else:
                 return set()
     return ends
 
 
-def _uncopied(graph: Graph, copy: Node) -> Tensor | None:
+def _view_without_copy(graph: Graph, copy: Node) -> Tensor | None:
     """Return a meta tensor with the strides of the copied view; None if unknown.
 
     What the view is of is taken to be contiguous.
     """
-    path = list(_path(graph, copy))
-    seen: Tensor | None = torch.empty(path[-1].like.shape, device="meta")
+    path = list(_view_chain(graph, copy))
+    seen: Tensor | None = torch.empty(path[-1].meta.shape, device="meta")
     for node in reversed(path[:-1]):
-        seen = None if seen is None else _looked(node, seen)
+        seen = None if seen is None else _apply_view(node, seen)
     return seen
 
 
-def _path(graph: Graph, copy: Node) -> Iterator[Node]:
+def _view_chain(graph: Graph, copy: Node) -> Iterator[Node]:
     """Yield the nodes from the input of a copy back to what it is a view of."""
     node = graph.nodes[copy.args[0].node]
     yield node
@@ -92,10 +92,10 @@ def _path(graph: Graph, copy: Node) -> Iterator[Node]:
         yield node
 
 
-def _looked(node: Node, seen: Tensor) -> Tensor | None:
+def _apply_view(node: Node, tensor: Tensor) -> Tensor | None:
     """Return the node's view of a tensor, or None if it needs a copy."""
     assert node.target is not None
     try:
-        return node.target(seen, *node.args[1:], **node.kwargs)
+        return node.target(tensor, *node.args[1:], **node.kwargs)
     except RuntimeError:  # a view that these strides do not allow
         return None

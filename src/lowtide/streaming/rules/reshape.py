@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.row_op import Needs, RowAxis, RowOp
+from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
 from lowtide.streaming.rules.rule import (
     Rule,
     RuleContext,
     argument,
     banded_op,
-    dims_of,
+    normalize_dims,
     replace_arg,
 )
 from lowtide.streaming.spans import Span
@@ -29,10 +29,10 @@ def permute(order: Callable[[Node, int], list[int]]) -> Rule:
     """
 
     def rule(node: Node, context: RuleContext) -> RowOp | None:
-        rows = context.of(node.args[0])
+        rows = context.row_axis(node.args[0])
         if rows is None:
             return None
-        dim = order(node, len(node.like.shape)).index(rows.dim)
+        dim = order(node, len(node.meta.shape)).index(rows.dim)
         return banded_op(node, context, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
 
     return rule
@@ -50,65 +50,65 @@ def _permuted(node: Node, rank: int) -> list[int]:
 
 
 def _moved(node: Node, rank: int) -> list[int]:
-    source, target = (dims_of(dims, rank) for dims in node.args[1:3])
+    source, target = (normalize_dims(dims, rank) for dims in node.args[1:3])
     rest = iter([dim for dim in range(rank) if dim not in source])
     return [source[target.index(place)] if place in target else next(rest) for place in range(rank)]
 
 
-def unsqueeze(node: Node, tracked: RuleContext) -> RowOp | None:
+def unsqueeze(node: Node, context: RuleContext) -> RowOp | None:
     """Lower an unsqueeze."""
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    at = argument(node, 1, "dim") % len(node.like.shape)
+    at = argument(node, 1, "dim") % len(node.meta.shape)
     dim = rows.dim + (at <= rows.dim)
-    return banded_op(node, tracked, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
+    return banded_op(node, context, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
 
 
-def drop_dim(node: Node, tracked: RuleContext) -> RowOp | None:
+def drop_dim(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a squeeze, or a select along a dim other than the rows'."""
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    shape = tracked.like(node.args[0]).shape
-    given = dims_of(argument(node, 1, "dim"), len(shape))
+    shape = context.meta(node.args[0]).shape
+    given = normalize_dims(argument(node, 1, "dim"), len(shape))
     gone = (
         given
-        if len(node.like.shape) == len(shape) - 1 and len(given) == 1
+        if len(node.meta.shape) == len(shape) - 1 and len(given) == 1
         else [dim for dim in given if shape[dim] == 1]
     )
     if rows.dim in gone:
         return None
     dim = rows.dim - sum(one < rows.dim for one in gone)
-    return banded_op(node, tracked, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
+    return banded_op(node, context, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
 
 
-def expand(node: Node, tracked: RuleContext) -> RowOp | None:
+def expand(node: Node, context: RuleContext) -> RowOp | None:
     """Lower an expand of dims of size 1, with new leading dims."""
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    dim = rows.dim + len(node.like.shape) - len(tracked.like(node.args[0]).shape)
-    if node.like.shape[dim] != rows.size:
+    dim = rows.dim + len(node.meta.shape) - len(context.meta(node.args[0]).shape)
+    if node.meta.shape[dim] != rows.size:
         return None
     found = RowAxis(dim, rows.size, rows.grain)
 
     def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return replace_arg(args, 1, _resized(node, found, span)), kwargs
+        return replace_arg(args, 1, _band_shape(node, found, span)), kwargs
 
-    return banded_op(node, tracked, found, change=change, cheap=True, view=True)
+    return banded_op(node, context, found, change_args=change, cheap=True, view=True)
 
 
-def reshape(node: Node, tracked: RuleContext) -> RowOp | None:
+def reshape(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a reshape; rows must be the outermost dim of those merged or split.
 
     One row of the result has ``out`` elements, one row of the input ``inside``: spans are aligned
     to multiples of both.
     """
-    rows = tracked.of(node.args[0])
+    rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    before, after = tracked.like(node.args[0]).shape, node.like.shape
+    before, after = context.meta(node.args[0]).shape, node.meta.shape
     outer = math.prod(before[: rows.dim])
     inside = math.prod(before[rows.dim + 1 :])
     at, passed = 0, 1
@@ -125,35 +125,37 @@ def reshape(node: Node, tracked: RuleContext) -> RowOp | None:
         return None
     found = RowAxis(at, after[at], grain)
 
-    def needed(span: Span) -> Needs:
+    def needed(span: Span) -> InputSpans:
         first, last = span
         return ([(first * out // inside, last * out // inside)],)
 
     def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return (args[0], _resized(node, found, span)), {}
+        return (args[0], _band_shape(node, found, span)), {}
 
     # reshape, not view: a band may have other strides than the whole, so a view may be impossible
     plain = replace(node, target=torch.ops.aten.reshape.default)
-    return banded_op(plain, tracked, found, needed=needed, change=change, cheap=True, view=True)
+    return banded_op(
+        plain, context, found, input_spans=needed, change_args=change, cheap=True, view=True
+    )
 
 
-def _resized(node: Node, rows: RowAxis, span: Span) -> list[int]:
-    shape = list(node.like.shape)
+def _band_shape(node: Node, rows: RowAxis, span: Span) -> list[int]:
+    shape = list(node.meta.shape)
     shape[rows.dim] = span[1] - span[0]
     return shape
 
 
-def _reshape(node: Node, tracked: RuleContext) -> RowOp | None:
+def _reshape(node: Node, context: RuleContext) -> RowOp | None:
     """Lower flatten, unflatten and others as a reshape to the result's shape."""
     plain = Node(
         node.index,
         node.name,
         node.kind,
-        node.like,
+        node.meta,
         torch.ops.aten.reshape.default,
-        (node.args[0], list(node.like.shape)),
+        (node.args[0], list(node.meta.shape)),
     )
-    return reshape(plain, tracked)
+    return reshape(plain, context)
 
 
 RULES: dict[str, Rule] = {

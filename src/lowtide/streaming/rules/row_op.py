@@ -25,15 +25,15 @@ class RowAxis:
 
 
 # Rows that a band needs of each input with rows, in the order of the inputs.
-Needs = tuple[Spans, ...]
+InputSpans = tuple[Spans, ...]
 # (span, input rows, arguments without rows) -> result rows. Arguments are tensors or lists of
 # `MaskPattern`.
 Run = Callable[[Span, Sequence[Tensor], Sequence[Any]], Tensor]
 # The same with the tensor that the rows are written into.
-Into = Callable[[Span, Sequence[Tensor], Sequence[Any], Tensor], object]
+OutRun = Callable[[Span, Sequence[Tensor], Sequence[Any], Tensor], object]
 
 
-def _nothing(_: int) -> int:
+def _zero(_: int) -> int:
     return 0
 
 
@@ -44,51 +44,51 @@ class RowOp:
     Attributes:
         rows: Row axis of the result.
         inputs: Nodes with rows.
-        wholes: Nodes without rows.
-        needed: Returns the rows of each input that a span of the result needs.
+        full_inputs: Nodes without rows.
+        input_spans: Returns the rows of each input that a span of the result needs.
         run: Computes a span from these rows and the wholes.
         cheap: Recomputing the result takes less time than keeping it.
         view: The result shares the memory of the first input.
-        sliced: Wholes that are sliced to the span, with the dim of each.
-        patterned: Constants among the wholes that are passed as `MaskPattern`s of the span, with
+        sliced_dims: Wholes that are sliced to the span, with the dim of each.
+        pattern_dims: Constants among the wholes that are passed as `MaskPattern`s of the span, with
             the dim of each.
-        scratch: Workspace as a share of the bytes of its inputs and result.
-        scratch_of: Workspace bytes for a number of rows.
-        scratch_bytes: Workspace bytes of any band.
-        framed: Bands at the image's ends are copied to pad them.
-        over: By input, a form of ``run`` that may write the result into that input's memory.
-        into: Form of ``run`` that writes into a given tensor.
+        workspace_share: Workspace as a share of the bytes of its inputs and result.
+        row_workspace_bytes: Workspace bytes for a number of rows.
+        fixed_workspace_bytes: Workspace bytes of any band.
+        padded: Bands at the image's ends are copied to pad them.
+        in_place_runs: By input, a form of ``run`` that may write the result into that input's
+        memory. out_run: Form of ``run`` that writes into a given tensor.
         overlap: Rows that neighboring result rows both need, of operators so light that a GPU
             recomputes them faster than it concatenates held rows with new ones; 0 for all others.
     """
 
     rows: RowAxis
     inputs: tuple[int, ...]
-    wholes: tuple[int, ...]
-    needed: Callable[[Span], Needs]
+    full_inputs: tuple[int, ...]
+    input_spans: Callable[[Span], InputSpans]
     run: Run
     cheap: bool = False
     view: bool = False
-    sliced: Mapping[int, int] = field(default_factory=dict)
-    patterned: Mapping[int, int] = field(default_factory=dict)
-    scratch: float = 0.0
-    scratch_of: Callable[[int], int] = _nothing
-    scratch_bytes: int = 0
-    framed: bool = False
-    over: Mapping[int, Run] = field(default_factory=dict)
-    into: Into | None = None
+    sliced_dims: Mapping[int, int] = field(default_factory=dict)
+    pattern_dims: Mapping[int, int] = field(default_factory=dict)
+    workspace_share: float = 0.0
+    row_workspace_bytes: Callable[[int], int] = _zero
+    fixed_workspace_bytes: int = 0
+    padded: bool = False
+    in_place_runs: Mapping[int, Run] = field(default_factory=dict)
+    out_run: OutRun | None = None
     overlap: int = 0
 
-    def beside(self, rows: int, given: int, result: int) -> int:
+    def workspace_bytes(self, num_rows: int, input_bytes: int, output_bytes: int) -> int:
         """Estimate the workspace bytes of a band.
 
         Args:
-            rows: Rows of the result.
-            given: Bytes of the input rows.
-            result: Bytes of the result rows.
+            num_rows: Rows of the result.
+            input_bytes: Bytes of the input rows.
+            output_bytes: Bytes of the result rows.
         """
-        share = int(self.scratch * (given + result))
-        return share + self.scratch_of(rows) + self.scratch_bytes
+        share = int(self.workspace_share * (input_bytes + output_bytes))
+        return share + self.row_workspace_bytes(num_rows) + self.fixed_workspace_bytes
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,13 @@ class Reduction:
     finish: Callable[[Any], Tensor]
 
 
-def identity_region(count: int) -> Callable[[Span], Needs]:
+def identity_receptive_field(count: int) -> Callable[[Span], InputSpans]:
     """Return the receptive field of a row-wise operator with ``count`` inputs.
 
     It needs the same rows of each input.
     """
 
-    def needed(span: Span) -> Needs:
+    def needed(span: Span) -> InputSpans:
         return ([span],) * count
 
     return needed

@@ -21,7 +21,13 @@ from lowtide.streaming.capture.graph import (
     iter_refs,
     substitute_refs,
 )
-from lowtide.streaming.rules.row_op import Needs, Reduction, RowAxis, RowOp, identity_region
+from lowtide.streaming.rules.row_op import (
+    InputSpans,
+    Reduction,
+    RowAxis,
+    RowOp,
+    identity_receptive_field,
+)
 from lowtide.streaming.spans import Span
 
 # None: no rule fits, and the operator runs on whole tensors.
@@ -36,19 +42,19 @@ class RuleContext:
     Attributes:
         graph: Graph being lowered.
         rows: Row axis of each result that has one.
-        fixed: Results that do not depend on the input.
-        plain: Sums whose result is made contiguous, even if not so in a run of the whole model.
-        idle: Copies that may be left out.
+        constants: Results that do not depend on the input.
+        contiguous_sums: Sums whose result is made contiguous, even if not so in a run of the whole
+        model. redundant_copies: Copies that may be left out.
     """
 
     graph: Graph
     rows: dict[int, RowAxis]
-    fixed: AbstractSet[int] = frozenset()
-    plain: frozenset[int] = frozenset()
-    idle: frozenset[int] = frozenset()
+    constants: AbstractSet[int] = frozenset()
+    contiguous_sums: frozenset[int] = frozenset()
+    redundant_copies: frozenset[int] = frozenset()
 
     @cached_property
-    def users(self) -> Counter[int]:
+    def use_counts(self) -> Counter[int]:
         """Number of nodes that take each result, the model's output counted once more."""
         found = Counter(one for node in self.graph.nodes for one in node.refs)
         found[self.graph.output] += 1
@@ -59,11 +65,11 @@ class RuleContext:
         """By result the nodes that take it."""
         return self.graph.users()
 
-    def like(self, ref: Any) -> TensorMeta:
+    def meta(self, ref: Any) -> TensorMeta:
         """Return shape and dtype of an argument that is a `NodeRef`."""
         return self.graph.nodes[ref.node].like
 
-    def of(self, arg: Any) -> RowAxis | None:
+    def row_axis(self, arg: Any) -> RowAxis | None:
         """Return the row axis of an argument, or None if it has none."""
         return self.rows.get(arg.node) if isinstance(arg, NodeRef) else None
 
@@ -71,35 +77,35 @@ class RuleContext:
 Rule = Callable[[Node, RuleContext], RuleResult]
 
 
-def argument(node: Node, place: int, name: str, default: Any = None) -> Any:
+def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
     """Return an argument of a node by position or name."""
-    if len(node.args) > place:
-        return node.args[place]
+    if len(node.args) > position:
+        return node.args[position]
     return node.kwargs.get(name, default)
 
 
-def sole_producer(arg: Any, tracked: RuleContext, *names: str) -> Node | None:
+def sole_producer(arg: Any, context: RuleContext, *names: str) -> Node | None:
     """Return the node that makes an argument, if nothing else takes its result.
 
     Returns None otherwise, or if ``names`` are given and its operator is none of them.
     """
-    if not isinstance(arg, NodeRef) or tracked.users[arg.node] != 1:
+    if not isinstance(arg, NodeRef) or context.use_counts[arg.node] != 1:
         return None
-    node = tracked.graph.nodes[arg.node]
+    node = context.graph.nodes[arg.node]
     fits = node.kind == "call" and (not names or op_name(node.target) in names)
     return node if fits else None
 
 
-def is_all_of_its_memory(tensor: Tensor) -> bool:
+def owns_full_storage(tensor: Tensor) -> bool:
     """Whether a tensor occupies all of its storage."""
     return tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
-def dims_of(dim: Any, count: int) -> list[int]:
+def normalize_dims(dim: Any, rank: int) -> list[int]:
     """Return a dim, several, or all for None, as non-negative dims."""
     if dim is None or dim == []:
-        return list(range(count))
-    return [one % count for one in (dim if isinstance(dim, (list, tuple)) else [dim])]
+        return list(range(rank))
+    return [one % rank for one in (dim if isinstance(dim, (list, tuple)) else [dim])]
 
 
 def aligned_dim(rows: RowAxis, rank: int, shape: Sequence[int]) -> int | None:
@@ -119,51 +125,58 @@ def aligned_dim(rows: RowAxis, rank: int, shape: Sequence[int]) -> int | None:
 
 def banded_op(
     node: Node,
-    tracked: RuleContext,
+    context: RuleContext,
     rows: RowAxis,
     *,
-    needed: Callable[[Span], Needs] | None = None,
-    change: Callable[[Span, Any, Any], tuple[Any, Any]] | None = None,
+    input_spans: Callable[[Span], InputSpans] | None = None,
+    change_args: Callable[[Span, Any, Any], tuple[Any, Any]] | None = None,
     cheap: bool = False,
     view: bool = False,
-    slices: dict[int, int] | None = None,
+    sliced_dims: dict[int, int] | None = None,
 ) -> RowOp:
     """Return the node's own operator, run on bands of its inputs with rows.
 
     Args:
         node: Node to lower.
-        tracked: Graph and row axes.
+        context: Graph and row axes.
         rows: Row axis of the result.
-        needed: Input rows for a span of the result; by default the same rows.
-        change: Returns other args and kwargs for a span.
+        input_spans: Input rows for a span of the result; by default the same rows.
+        change_args: Returns other args and kwargs for a span.
         cheap: As in `RowOp`.
         view: As in `RowOp`.
-        slices: Nodes without rows that are sliced to the span, with the dim of each.
+        sliced_dims: Nodes without rows that are sliced to the span, with the dim of each.
     """
-    inputs = tuple(one for one in node.refs if one in tracked.rows)
-    wholes = tuple(one for one in node.refs if one not in tracked.rows)
+    inputs = tuple(one for one in node.refs if one in context.rows)
+    full_inputs = tuple(one for one in node.refs if one not in context.rows)
     target, bind = node.target, bind_refs(node.args)
     kwargs_have_refs = any(True for _ in iter_refs(node.kwargs))
     assert target is not None
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        values = dict(zip((*inputs, *wholes), (*pieces, *whole), strict=True))
-        if change is None and not kwargs_have_refs:
+        values = dict(zip((*inputs, *full_inputs), (*pieces, *whole), strict=True))
+        if change_args is None and not kwargs_have_refs:
             return target(*bind(values), **node.kwargs)
         args, kwargs = node.args, node.kwargs
-        if change is not None:
-            args, kwargs = change(span, args, kwargs)
+        if change_args is not None:
+            args, kwargs = change_args(span, args, kwargs)
         args, kwargs = substitute_refs((args, kwargs), values.__getitem__)
         return target(*args, **kwargs)
 
     return RowOp(
-        rows, inputs, wholes, needed or identity_region(len(inputs)), run, cheap, view, slices or {}
+        rows,
+        inputs,
+        full_inputs,
+        input_spans or identity_receptive_field(len(inputs)),
+        run,
+        cheap,
+        view,
+        sliced_dims or {},
     )
 
 
-def replace_arg(args: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
-    """Return ``args`` with ``value`` at ``place``."""
-    return (*args[:place], value, *args[place + 1 :])
+def replace_arg(args: tuple[Any, ...], position: int, value: Any) -> tuple[Any, ...]:
+    """Return ``args`` with ``value`` at ``position``."""
+    return (*args[:position], value, *args[position + 1 :])
 
 
 def op_name(target: Any) -> str:

@@ -37,18 +37,18 @@ _VIEWS = {
     "contiguous",
 }
 _RESHAPES = {"view", "reshape", "_unsafe_view", "unflatten", "contiguous"}
-_EITHER = {"add", "mul"}
+_COMMUTATIVE_OPS = {"add", "mul"}
 # Permutation from (B, H, W, C) to (B, C, H, W).
-_TO_IMAGE = [0, 3, 1, 2]
+_NHWC_TO_NCHW = [0, 3, 1, 2]
 # Operators whose result has the memory format of their input.
-_KEEPING = {"conv2d", "gelu", "relu", "leaky_relu", "silu"}
+_FORMAT_PRESERVING_OPS = {"conv2d", "gelu", "relu", "leaky_relu", "silu"}
 
 
-def is_symmetric(node: Node) -> bool:
+def is_commutative(node: Node) -> bool:
     """Whether a node is an add or mul of two tensors, whose operands may be swapped."""
     plain = len(node.args) == 2 and not node.kwargs
     return (
-        op_name(node.target) in _EITHER
+        op_name(node.target) in _COMMUTATIVE_OPS
         and plain
         and all(isinstance(arg, NodeRef) for arg in node.args)
     )
@@ -60,11 +60,11 @@ def contiguous_sums(graph: Graph) -> set[int]:
     return {
         node.index
         for node in graph.nodes
-        if node.kind == "call" and is_symmetric(node) and _is_normed(node, users)
+        if node.kind == "call" and is_commutative(node) and _feeds_layer_norm(node, users)
     }
 
 
-def _is_normed(node: Node, users: dict[int, list[Node]]) -> bool:
+def _feeds_layer_norm(node: Node, users: dict[int, list[Node]]) -> bool:
     waiting = [node.index]
     while waiting:
         for user in users.get(waiting.pop(), ()):
@@ -76,24 +76,24 @@ def _is_normed(node: Node, users: dict[int, list[Node]]) -> bool:
     return False
 
 
-def is_made_contiguous(image: NodeRef, tracked: RuleContext) -> bool:
+def needs_contiguous_input(image: NodeRef, context: RuleContext) -> bool:
     """Whether a convolution gets this image made contiguous, whatever its strides."""
-    return bool(tracked.plain) and not _has_channels_together(image, tracked.graph)
+    return bool(context.contiguous_sums) and not _is_channels_last(image, context.graph)
 
 
-def _has_channels_together(image: NodeRef, graph: Graph) -> bool:
+def _is_channels_last(image: NodeRef, graph: Graph) -> bool:
     """Whether a run of the whole model treats an image as channels-last.
 
     That is so for tokens from a norm, or a convolution of such an image. For sums of tokens it is
     not known: a batch of one has any stride, and PyTorch decides by that too.
     """
-    turned = _source(image, graph, _KEEPING)
-    if op_name(turned.target) != "permute" or list(turned.args[1]) != _TO_IMAGE:
+    turned = _trace_back(image, graph, _FORMAT_PRESERVING_OPS)
+    if op_name(turned.target) != "permute" or list(turned.args[1]) != _NHWC_TO_NCHW:
         return False
-    return op_name(_source(turned.args[0], graph, _RESHAPES).target) == "layer_norm"
+    return op_name(_trace_back(turned.args[0], graph, _RESHAPES).target) == "layer_norm"
 
 
-def _source(ref: NodeRef, graph: Graph, through: set[str]) -> Node:
+def _trace_back(ref: NodeRef, graph: Graph, through: set[str]) -> Node:
     """Return the node that a result comes from through these operators.
 
     Only their first arguments are followed.
@@ -104,14 +104,14 @@ def _source(ref: NodeRef, graph: Graph, through: set[str]) -> Node:
     return node
 
 
-def contiguous_form(node: Node, inputs: Sequence[int]) -> Run:
+def contiguous_run(node: Node, inputs: Sequence[int]) -> Run:
     """Return the run of a symmetric operator with a contiguous result."""
-    target, wholes = node.target, [one for one in node.refs if one not in inputs]
+    target, full_inputs = node.target, [one for one in node.refs if one not in inputs]
     bind = bind_refs(node.args)
     assert target is not None
 
     def laid(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        values: dict[int, Any] = dict(zip((*inputs, *wholes), (*pieces, *whole), strict=True))
+        values: dict[int, Any] = dict(zip((*inputs, *full_inputs), (*pieces, *whole), strict=True))
         one, other = bind(values)
         # The result has the strides of its first operand.
         if other.is_contiguous():
@@ -127,5 +127,5 @@ def match_strides(tensor: Tensor, other: Tensor) -> Tensor:
     PyTorch adds tensors of different strides element by element, which takes three times as long as
     with a copy.
     """
-    alike = other.shape == tensor.shape and tensor.is_contiguous()
-    return to_contiguous(other) if alike else other
+    same_layout = other.shape == tensor.shape and tensor.is_contiguous()
+    return to_contiguous(other) if same_layout else other

@@ -42,30 +42,30 @@ class GraphRecording:
     """
 
     def __init__(
-        self, plain: Callable[[Tensor], Tensor], images: Tensor, record: GraphRecorder
+        self, forward: Callable[[Tensor], Tensor], images: Tensor, record: GraphRecorder
     ) -> None:
         # Tensors made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
-            self._given = images.clone(memory_format=torch.preserve_format)
-        self._made, self._replay = record(lambda: plain(self._given))
+            self._static_input = images.clone(memory_format=torch.preserve_format)
+        self._static_output, self._replay = record(lambda: forward(self._static_input))
 
     def __call__(self, images: Tensor) -> Tensor:
         """Replay the graph and return a copy of the result."""
-        return self.in_place(images).clone(memory_format=torch.preserve_format)
+        return self.replay(images).clone(memory_format=torch.preserve_format)
 
-    def in_place(self, images: Tensor) -> Tensor:
+    def replay(self, images: Tensor) -> Tensor:
         """Replay the graph and return its result tensor, which the next call overwrites."""
-        self._given.copy_(images)
+        self._static_input.copy_(images)
         self._replay()
-        return self._made
+        return self._static_output
 
 
 def cuda_graph_for(
-    network: NetworkSpec, shape: tuple[int, ...], record: GraphRecorder | None = None
+    network: NetworkSpec, shape: tuple[int, ...], recorder: GraphRecorder | None = None
 ) -> tuple[NetworkSpec, SpecializationGain]:
     """Capture ``network`` as a CUDA graph for inputs of ``shape``; measure the gain.
 
-    Accuracy: exact up to rounding, compared on random values. ``record`` is by default that of
+    Accuracy: exact up to rounding, compared on random values. ``recorder`` is by default that of
     CUDA.
 
     Raises:
@@ -73,12 +73,12 @@ def cuda_graph_for(
             host, or the result differs.
         UsageError: The device has no CUDA graphs.
     """
-    on_device = record or graph_recorder_for(network.device)
+    device_recorder = recorder or graph_recorder_for(network.device)
 
     def make(plain: nn.Module, images: Tensor) -> tuple[GraphRecording, Tensor]:
         says = "this network cannot be captured as a CUDA graph"
         with as_model_error(RuntimeError, says, "leave out --cuda-graphs"):
-            recording = GraphRecording(plain, images, on_device)
+            recording = GraphRecording(plain, images, device_recorder)
             return recording, recording(images)
 
     return specialize(network, shape, make, "captured")

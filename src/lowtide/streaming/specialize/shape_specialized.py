@@ -61,27 +61,27 @@ class ShapeSpecialized(nn.Module):
 
 
 @contextlib.contextmanager
-def as_model_error(kind: type[Exception], says: str, hint: str) -> Iterator[None]:
+def as_model_error(error_type: type[Exception], message: str, hint: str) -> Iterator[None]:
     """Context manager: turn device or compiler errors into a one-line `ModelError`.
 
     Out-of-memory errors pass unchanged.
     """
     try:
         yield
-    except kind as error:
+    except error_type as error:
         if is_out_of_memory(error):
             raise
         what = str(error).strip().partition("\n")[0]
-        raise ModelError(f"{says}: {type(error).__name__}: {what}", hint=hint) from error
+        raise ModelError(f"{message}: {type(error).__name__}: {what}", hint=hint) from error
 
 
 def verify_close(
-    apart: float | Tensor, allowed: float | Tensor, what: str, hint: str | None = None
+    difference: float | Tensor, tolerance: float | Tensor, name: str, hint: str | None = None
 ) -> None:
     """Raise `ModelError` if the difference to the original exceeds what is allowed."""
-    if not apart <= allowed:  # written so that NaN does not pass as equal
+    if not difference <= tolerance:  # written so that NaN does not pass as equal
         raise ModelError(
-            f"the result of the {what} differs by {apart:.1e}: it is not used", hint=hint
+            f"the result of the {name} differs by {difference:.1e}: it is not used", hint=hint
         )
 
 
@@ -89,7 +89,7 @@ def specialize(
     network: NetworkSpec,
     shape: tuple[int, ...],
     make: Callable[[nn.Module, Tensor], tuple[Callable[[Tensor], Tensor], Tensor]],
-    called: str,
+    name: str,
 ) -> tuple[NetworkSpec, SpecializationGain]:
     """Specialize ``network`` for inputs of ``shape``, verify the result and time it.
 
@@ -112,13 +112,13 @@ def specialize(
     with torch.inference_mode():
         expected = module(images)
         started = time.perf_counter()
-        made, result = make(module, images)
+        specialized, result = make(module, images)
         _wait(images)
         warmup = time.perf_counter() - started
-        fast = ShapeSpecialized(module, shape, made)
-        apart = (result - expected).abs().max()
+        fast = ShapeSpecialized(module, shape, specialized)
+        difference = (result - expected).abs().max()
         tolerance = _TOLERANCE.get(network.precision, _LOW_TOLERANCE) * expected.abs().max()
-        verify_close(apart, tolerance, f"{called} network")
+        verify_close(difference, tolerance, f"{name} network")
         del result, expected
         ratio = _seconds(fast, images) / _seconds(module, images)
     return replace(network, forward=fast), SpecializationGain(ratio=ratio, warmup_seconds=warmup)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lowtide.core.logging import silence_warnings
-from lowtide.memory.cache import FactStore, cache_folder
+from lowtide.memory.cache import MeasurementCache, cache_folder
 from lowtide.streaming.specialize.shape_specialized import (
     SpecializationGain,
     as_model_error,
@@ -23,17 +25,19 @@ class CompileCache:
     """On-disk cache of measured compile gains, by model, device and precision."""
 
     def __init__(self, device: str) -> None:
-        self._facts = FactStore("compiled", cache_folder(), device=device)
+        self._store = MeasurementCache("compiled", cache_folder(), device=device)
 
     def get(self, sha256: str, precision: str) -> SpecializationGain | None:
         """Return the gain that an earlier run measured, or None."""
-        known = self._facts.get(f"{sha256} {precision}")
-        return None if known is None else SpecializationGain.model_validate(known)
+        known = self._store.get(f"{sha256} {precision}")
+        with contextlib.suppress(ValidationError):  # an entry of another version is measured again
+            return None if known is None else SpecializationGain.model_validate(known)
+        return None
 
-    def put(self, sha256: str, precision: str, facts: SpecializationGain) -> None:
+    def put(self, sha256: str, precision: str, gain: SpecializationGain) -> None:
         """Store the gain for later runs."""
-        self._facts.put(f"{sha256} {precision}", facts.model_dump())
-        self._facts.save()
+        self._store.put(f"{sha256} {precision}", gain.model_dump())
+        self._store.save()
 
 
 def compile_for(

@@ -21,8 +21,8 @@ class DeviceWorker:
     """
 
     name: str
-    step: RetryingTileRunner
-    thread: ThreadPoolExecutor = field(
+    runner: RetryingTileRunner
+    executor: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, "lowtide-lane")
     )
 
@@ -36,27 +36,29 @@ class DeviceWorkers:
     `close` ends the threads.
     """
 
-    def __init__(self, lanes: Sequence[DeviceWorker], in_flight: int = 1) -> None:
-        self._all, self._able, self._in_flight = list(lanes), list(lanes), in_flight
-        self._lost: list[str] = []
+    def __init__(self, workers: Sequence[DeviceWorker], in_flight: int = 1) -> None:
+        self._workers, self._active, self._in_flight = list(workers), list(workers), in_flight
+        self._failure_events: list[str] = []
 
     @property
     def batch(self) -> int:
         """Number of tiles to put in a group."""
-        return min(lane.step.batch for lane in self._able)
+        return min(lane.runner.batch for lane in self._active)
 
     @property
     def events(self) -> list[str]:
         """Recovery events in words, with the worker's name where there are several."""
-        if len(self._all) == 1:
-            return self._all[0].step.events
-        told = [f"{lane.name}: {event}" for lane in self._all for event in lane.step.events]
-        return told + self._lost
+        if len(self._workers) == 1:
+            return self._workers[0].runner.events
+        described = [
+            f"{lane.name}: {event}" for lane in self._workers for event in lane.runner.events
+        ]
+        return described + self._failure_events
 
-    def shrink(self, why: str) -> None:
+    def shrink(self, reason: str) -> None:
         """Use smaller batches from now on, unless they are 1 already."""
-        for lane in self._able:
-            lane.step.shrink(why)
+        for lane in self._active:
+            lane.runner.shrink(reason)
 
     def run(self, groups: Iterable[Tiles]) -> Iterator[list[Tensor]]:
         """Yield the results of each group, in order.
@@ -64,42 +66,44 @@ class DeviceWorkers:
         No more groups are held than run at once; a group is held until its result is there, and
         must not change.
         """
-        if len(self._all) == 1:
-            step = self._all[0].step
+        if len(self._workers) == 1:
+            step = self._workers[0].runner
             several = self._in_flight > 1
-            yield from step.in_flight(groups, self._in_flight) if several else map(step, groups)
+            yield from step.run_pipelined(groups, self._in_flight) if several else map(step, groups)
             return
-        left, begun = iter(groups), deque[tuple[Tiles, DeviceWorker, Future[list[Tensor]]]]()
+        remaining, running = iter(groups), deque[tuple[Tiles, DeviceWorker, Future[list[Tensor]]]]()
         while True:
-            busy = [lane for _, lane, _ in begun]
-            idle = [lane for lane in self._able if lane not in busy]
-            for lane, group in zip(idle, left, strict=False):
-                begun.append((group, lane, lane.thread.submit(lane.step, group)))
-            if not begun:
+            busy = [lane for _, lane, _ in running]
+            idle = [lane for lane in self._active if lane not in busy]
+            for lane, group in zip(idle, remaining, strict=False):
+                running.append((group, lane, lane.executor.submit(lane.runner, group)))
+            if not running:
                 return
-            yield self._result(*begun.popleft())
+            yield self._result(*running.popleft())
 
     def close(self) -> None:
         """Wait for running groups, and end the threads."""
-        for lane in self._all:
-            lane.thread.shutdown(cancel_futures=True)
+        for lane in self._workers:
+            lane.executor.shutdown(cancel_futures=True)
 
     def _result(
-        self, group: Tiles, lane: DeviceWorker, future: Future[list[Tensor]]
+        self, group: Tiles, worker: DeviceWorker, future: Future[list[Tensor]]
     ) -> list[Tensor]:
         while True:
             try:
                 return future.result()
             except RuntimeError as error:
-                if is_out_of_memory(error) or self._able == [lane]:
+                if is_out_of_memory(error) or self._active == [worker]:
                     raise
-                self._lose(lane, error)
-            lane = self._able[0]
-            future = lane.thread.submit(lane.step, group)
+                self._drop(worker, error)
+            worker = self._active[0]
+            future = worker.executor.submit(worker.runner, group)
 
-    def _lose(self, lane: DeviceWorker, error: RuntimeError) -> None:
-        if lane not in self._able:
+    def _drop(self, worker: DeviceWorker, error: RuntimeError) -> None:
+        if worker not in self._active:
             return  # it already failed on another group
-        self._able.remove(lane)
+        self._active.remove(worker)
         what = str(error).partition("\n")[0]
-        self._lost.append(f"{lane.name} failed ({what}): its tiles went to {self._able[0].name}")
+        self._failure_events.append(
+            f"{worker.name} failed ({what}): its tiles went to {self._active[0].name}"
+        )

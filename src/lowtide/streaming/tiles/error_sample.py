@@ -22,8 +22,8 @@ from lowtide.streaming.tiles.row_window import RowWindow
 from lowtide.streaming.tiles.runner import plan_axes
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
-_ALL, _MOST, _SHARE = 9, 8, 0.05
-_PARTS = 3
+_MEASURE_ALL_UP_TO, _MAX_SAMPLES, _SAMPLE_SHARE = 9, 8, 0.05
+_PRECISION_SAMPLES = 3
 # One-sided 99 % points of Student's t for 1, 2, ... degrees of freedom: errors of tiles are skewed,
 # and a bound of 95 % failed for one in five images.
 _T99 = (31.82, 6.96, 4.54, 3.75, 3.36, 3.14, 3.00, 2.90)
@@ -80,11 +80,11 @@ def execution_error(
     for sample, area in _areas(source, plan, samples):
         if reference is None or not whole:
             reference = None  # free the last sample's reference before the next one is computed
-            reference = _rounded(step([area])[0], step.peak)
+            reference = _rounded(step([area])[0], step.full_scale)
             trim_heap()  # tiles and references differ in size: neither fits the other's gaps
         y, x = rows.starts[sample.row], columns.starts[sample.column]
         tile = area[y - sample.top :, x - sample.left :][: rows.tile, : columns.tile]
-        result = _rounded(step([tile])[0], step.peak)
+        result = _rounded(step([tile])[0], step.full_scale)
         square, worst = _compare(result, reference, sample, plan, network.scale)
         squares.append(square)
         largest = max(largest, worst)
@@ -109,17 +109,19 @@ def precision_error(
     precision, and a streamed plan never runs the whole image at once. ``source`` is read from its
     start and consumed.
     """
-    rows, columns = _parts(plan, allowed_pixels)
+    rows, columns = _part_axes(plan, allowed_pixels)
     count = len(rows.starts) * len(columns.starts)
     samples = [
         _Sample(row, column, rows.starts[row], columns.starts[column], rows.tile, columns.tile)
         for row, column in (
             divmod(index, len(columns.starts))
-            for index in sorted(random.Random(0).sample(range(count), min(count, _PARTS)))
+            for index in sorted(
+                random.Random(0).sample(range(count), min(count, _PRECISION_SAMPLES))
+            )
         )
     ]
-    assert network.exact_forward is not None, "low precision needs the same model in fp32"
-    exact = dataclasses.replace(network, forward=network.exact_forward(), precision="fp32")
+    assert network.make_fp32_forward is not None, "low precision needs the same model in fp32"
+    exact = dataclasses.replace(network, forward=network.make_fp32_forward(), precision="fp32")
     low, high = TileStep(network, source.info), TileStep(exact, source.info)
     squares: list[tuple[float, float]] = []
     largest = 0.0
@@ -131,7 +133,7 @@ def precision_error(
     return MeasuredError(bound, largest, len(samples), count, "fp32")
 
 
-def _parts(plan: Plan, allowed_pixels: int) -> tuple[TileAxis, TileAxis]:
+def _part_axes(plan: Plan, allowed_pixels: int) -> tuple[TileAxis, TileAxis]:
     """Split the image into parts of up to ``allowed_pixels``.
 
     None is smaller than the model accepts.
@@ -155,8 +157,8 @@ def _choose(
 ) -> list[_Sample]:
     """Choose tiles to measure, from the top down, each with its reference's area."""
     count = plan.tiles
-    if count > _ALL or not whole:
-        count = min(count, max(2, min(_MOST, round(_SHARE * plan.tiles))))
+    if count > _MEASURE_ALL_UP_TO or not whole:
+        count = min(count, max(2, min(_MAX_SAMPLES, round(_SAMPLE_SHARE * plan.tiles))))
     picked = sorted(random.Random(0).sample(range(plan.tiles), count))
     samples = []
     for index in picked:
@@ -228,12 +230,12 @@ def _compare(
     return (float(squares), float(total)), largest
 
 
-def _rounded(unit: Tensor, peak: int) -> Tensor:
+def _rounded(values: Tensor, full_scale: int) -> Tensor:
     """Round values as the file stores them.
 
     Two results on either side of a rounding boundary differ by a whole step.
     """
-    return unit if peak == 1 else unit.mul(peak).round_().div_(peak)
+    return values if full_scale == 1 else values.mul(full_scale).round_().div_(full_scale)
 
 
 def _upper_mean(sums: list[tuple[float, float]], population: int) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 
 from lowtide.core.errors import UsageError
 
-_GRAIN = 8
+_PIXEL_BLOCK = 8
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TileAxis:
         high = self.ramps[index][1] if index < len(self.ramps) else self.length
         return low, high
 
-    def settled(self, index: int) -> int:
+    def final_end(self, index: int) -> int:
         """Return the end of the pixels that are final once tile ``index`` is merged."""
         return self.ramps[index][0] if index < len(self.ramps) else self.length
 
@@ -120,8 +120,8 @@ def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: i
     count = -(-(length - tile) // step) + 1
     # Even spacing turns the slack of the last tile into overlap everywhere. Rounding up to the grid
     # keeps neighbors within `step`, because `step` is itself on the grid.
-    even = round_up(-(-(length - tile) // (count - 1)), align)
-    starts = tuple(min(index * even, length - tile) for index in range(count))
+    even_stride = round_up(-(-(length - tile) // (count - 1)), align)
+    starts = tuple(min(index * even_stride, length - tile) for index in range(count))
     cuts = [(after + before + tile) // 2 for before, after in pairwise(starts)]
     edges = [0, *cuts, length]
     ramps = []
@@ -138,17 +138,17 @@ def min_tile(overlap: int, align: int) -> int:
     return round_up(overlap + align, align)
 
 
-def smallest_equal_tile(length: int, tile: int, overlap: int, align: int, least: int = 0) -> int:
+def smallest_equal_tile(length: int, tile: int, overlap: int, align: int, minimum: int = 0) -> int:
     """Return the smallest tile that needs no more tiles than ``tile`` does.
 
     At least ``minimum``. The excess of a larger tile would only be computed twice. A multiple of 8
     where the grid allows it, since kernels work on blocks of pixels.
     """
     count = len(split_axis(length, tile, overlap, align=align).starts)
-    shared = round_up(overlap, align)
-    need = max(least, -(-(length + (count - 1) * shared) // count))
-    grain = math.lcm(align, _GRAIN)
-    return min(tile, length, round_up(need, grain))
+    aligned_overlap = round_up(overlap, align)
+    need = max(minimum, -(-(length + (count - 1) * aligned_overlap) // count))
+    multiple = math.lcm(align, _PIXEL_BLOCK)
+    return min(tile, length, round_up(need, multiple))
 
 
 def round_up(value: int, step: int) -> int:

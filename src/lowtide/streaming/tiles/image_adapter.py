@@ -26,58 +26,62 @@ class ChannelPlan:
     Raises `ModelError` for a network whose channels cannot carry an image.
     """
 
-    def __init__(self, bands: int, in_channels: int, out_channels: int) -> None:
+    def __init__(self, image_channels: int, in_channels: int, out_channels: int) -> None:
         if in_channels != out_channels or in_channels not in (1, 3):
             raise ModelError(
                 f"the model maps {in_channels} channels to {out_channels};"
                 " images need 1 to 1 or 3 to 3",
                 hint="choose another model; `lowtide models` lists the bundled ones",
             )
-        self.alpha = bands in (2, 4)
-        self.color_bands = bands - self.alpha
-        self.channels = in_channels
-        self.color_images = 3 if (self.color_bands, in_channels) == (3, 1) else 1
-        self.images = self.color_images + self.alpha
+        self.alpha = image_channels in (2, 4)
+        self.color_channels = image_channels - self.alpha
+        self.network_channels = in_channels
+        self.color_inputs = 3 if (self.color_channels, in_channels) == (3, 1) else 1
+        self.inputs_per_tile = self.color_inputs + self.alpha
 
     def to_network(self, tiles: Tensor) -> Tensor:
         """Convert (B, C, H, W) in 0..1 to network inputs (B·images, channels, H, W).
 
         Inputs for alpha come last.
         """
-        color = tiles[:, : self.color_bands]
+        color = tiles[:, : self.color_channels]
         if not self.alpha:
-            return self._spread(color)
+            return self._color_to_inputs(color)
         opacity = tiles[:, -1:]
-        return torch.cat([self._spread(color * opacity), self._widen(opacity)])
+        return torch.cat([self._color_to_inputs(color * opacity), self._expand_channels(opacity)])
 
     def from_network(self, output: Tensor, tiles: Tensor) -> Tensor:
         """Convert the network's output to (B, C, H·s, W·s) in 0..1.
 
         ``tiles`` are the images given to `to_network`, s is the scale.
         """
-        count = len(tiles) * self.color_images
+        count = len(tiles) * self.color_inputs
         if not self.alpha:
-            return self._gather(output.clamp_(0, 1), len(tiles))
-        color = self._gather(output[:count], len(tiles))
+            return self._color_from_outputs(output.clamp_(0, 1), len(tiles))
+        color = self._color_from_outputs(output[:count], len(tiles))
         raw = output[count:].mean(1, keepdim=True)
         # Color and alpha ring alike at an edge, and the ringing cancels only if unclamped.
         visible = raw > _INVISIBLE
         color = torch.where(visible, color / _divisor(raw).clamp_min(_INVISIBLE), 0)
-        opacity = _keep_flat(tiles[:, -1:], raw.clamp(0, 1))
+        opacity = _restore_flat_alpha(tiles[:, -1:], raw.clamp(0, 1))
         return torch.cat([color.clamp_(0, 1), opacity], 1)
 
-    def _spread(self, color: Tensor) -> Tensor:
-        if self.color_images == 3:
+    def _color_to_inputs(self, color: Tensor) -> Tensor:
+        if self.color_inputs == 3:
             return color.reshape(-1, 1, *color.shape[2:])
-        return self._widen(color)
+        return self._expand_channels(color)
 
-    def _widen(self, band: Tensor) -> Tensor:
-        return band if band.shape[1] == self.channels else band.expand(-1, self.channels, -1, -1)
+    def _expand_channels(self, image: Tensor) -> Tensor:
+        return (
+            image
+            if image.shape[1] == self.network_channels
+            else image.expand(-1, self.network_channels, -1, -1)
+        )
 
-    def _gather(self, color: Tensor, count: int) -> Tensor:
-        if self.color_images == 3:
+    def _color_from_outputs(self, color: Tensor, count: int) -> Tensor:
+        if self.color_inputs == 3:
             return color.reshape(count, 3, *color.shape[2:])
-        return color if color.shape[1] == self.color_bands else color.mean(1, keepdim=True)
+        return color if color.shape[1] == self.color_channels else color.mean(1, keepdim=True)
 
 
 def _divisor(raw: Tensor) -> Tensor:
@@ -91,7 +95,7 @@ def _divisor(raw: Tensor) -> Tensor:
     return 1 + error * certain
 
 
-def _keep_flat(before: Tensor, after: Tensor) -> Tensor:
+def _restore_flat_alpha(before: Tensor, after: Tensor) -> Tensor:
     """Copy the input's alpha to the output where its 3×3 neighborhood is constant.
 
     Networks ring by a level or two; an opaque image must stay opaque. The rule looks one pixel far,

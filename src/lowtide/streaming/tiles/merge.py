@@ -17,10 +17,10 @@ from lowtide.streaming.tiles.grid import TileAxis
 from lowtide.streaming.tiles.tile_step import TileStep
 
 _WRITE_ROWS = 16  # convert blended rows in blocks, so that no second strip exists
-Repeat = Callable[[Callable[[], np.ndarray]], np.ndarray]
+Retry = Callable[[Callable[[], np.ndarray]], np.ndarray]
 
 
-def _call(call: Callable[[], np.ndarray]) -> np.ndarray:
+def _no_retry(call: Callable[[], np.ndarray]) -> np.ndarray:
     return call()
 
 
@@ -40,17 +40,19 @@ class StripMerger:
         step: TileStep,
         sink: RowSink,
         size: tuple[int, int],
-        repeat: Repeat = _call,
+        retry: Retry = _no_retry,
     ) -> None:
-        self._repeat = repeat
+        self._retry = retry
         self._rows, self._columns, self._step, self._sink = rows, columns, step, sink
         self._scale = step.network.scale
         self._size = tuple(side * self._scale for side in size)
         spans = [rows.span(index) for index in range(len(rows.starts))]
         most = max(high - low for low, high in spans) * self._scale
         self._blended = rows.blended or columns.blended
-        sample = "float32" if self._blended else step.info.sample
-        self._strip = np.zeros((min(most, self._size[0]), self._size[1], step.info.bands), sample)
+        sample = "float32" if self._blended else step.info.sample_type
+        self._strip = np.zeros(
+            (min(most, self._size[0]), self._size[1], step.info.channels), sample
+        )
 
     def add(self, row: int, column: int, tile: Tensor) -> None:
         """Merge one tile, float32 (C, H·s, W·s) in 0..1."""
@@ -63,34 +65,34 @@ class StripMerger:
         base = self._rows.span(row)[0] * self._scale
         target = self._strip[top - base : bottom - base, left:right]
         if not self._blended:
-            target[:] = self._repeat(lambda: self._step.to_samples(part))
+            target[:] = self._retry(lambda: self._step.to_samples(part))
             return
         down = self._rows.weights(row, self._scale)[: bottom - top, None]
         across = self._columns.weights(column, self._scale)[None, : right - left]
         weights = torch.from_numpy(down * across)[..., None]
-        target += self._repeat(lambda: (part.permute(1, 2, 0) * weights).numpy())
+        target += self._retry(lambda: (part.permute(1, 2, 0) * weights).numpy())
 
-    def finish(self, row: int) -> int:
+    def finish_row(self, row: int) -> int:
         """Write the rows that no later tile changes, and return their number."""
         first = self._rows.span(row)[0] * self._scale
-        last = min(self._rows.settled(row) * self._scale, self._size[0])
+        last = min(self._rows.final_end(row) * self._scale, self._size[0])
         count = max(0, last - first)
         if self._blended:
             for start in range(0, count, _WRITE_ROWS):
                 rows = self._strip[start : min(start + _WRITE_ROWS, count)]
-                self._sink.write(self._repeat(partial(self._finished, rows)))
-            self._carry(count, self._rows.span(row)[1] * self._scale - last)
+                self._sink.write(self._retry(partial(self._to_samples, rows)))
+            self._carry_over(count, self._rows.span(row)[1] * self._scale - last)
         elif count:
             self._sink.write(self._strip[:count])
         return count
 
-    def _carry(self, done: int, shared: int) -> None:
+    def _carry_over(self, written_rows: int, shared_rows: int) -> None:
         """Move the sums shared with the next strip to its top, and clear the rest."""
-        if shared > 0:
-            self._strip[:shared] = self._strip[done : done + shared]
-        self._strip[max(shared, 0) :] = 0
+        if shared_rows > 0:
+            self._strip[:shared_rows] = self._strip[written_rows : written_rows + shared_rows]
+        self._strip[max(shared_rows, 0) :] = 0
 
-    def _finished(self, rows: np.ndarray) -> np.ndarray:
+    def _to_samples(self, rows: np.ndarray) -> np.ndarray:
         unit = torch.from_numpy(rows).permute(2, 0, 1).clamp(0, 1)
         return self._step.to_samples(unit)
 

@@ -25,7 +25,7 @@ from lowtide.streaming.tiles.row_window import read_rows
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 # Rows copied from file to file at once.
-MOVED_ROWS = 16
+COPY_ROWS = 16
 
 
 def panel_columns(plan: Plan) -> TileAxis:
@@ -51,35 +51,35 @@ def run_panels(
     `OutputError` when the disk of ``scratch`` is full.
     """
     columns = panel_columns(plan)
-    told, done = RowProgress(plan.height * plan.scale, on_rows), 0
+    progress, done = RowProgress(plan.height * plan.scale, on_rows), 0
 
     def more(rows: int) -> None:
         """Count finished rows of one panel."""
         nonlocal done
         done += rows
-        told.up_to(done // len(columns.starts))
+        progress.advance_to(done // len(columns.starts))
 
     with ExitStack() as files:
         panels = [
-            files.enter_context(RowFile(_part(source.info, width), scratch.folder))
-            for _, width in _shares(columns, source.info.width)
+            files.enter_context(RowFile(_with_width(source.info, width), scratch.folder))
+            for _, width in _panel_spans(columns, source.info.width)
         ]
-        _deal(source, panels, columns, cancel)
+        _split_into_panels(source, panels, columns, cancel)
         # The memory of its decoder would stay allocated while every panel runs.
         source.close()
         trim_heap(collect=True)
-        made = list[RowFile]()
+        results = list[RowFile]()
         for index, panel in enumerate(panels):
             low, high = columns.span(index)
-            wanted = min(high, plan.width) - low
-            result = RowFile(_part(source.info, wanted * plan.scale), scratch.folder)
-            made.append(files.enter_context(result))
+            owned_width = min(high, plan.width) - low
+            result = RowFile(_with_width(source.info, owned_width * plan.scale), scratch.folder)
+            results.append(files.enter_context(result))
             left = (low - columns.starts[index]) * plan.scale
             run_streamed(
                 network,
                 panel,
                 _PanelSink(result, left),
-                _narrow(plan, panel.info.width),
+                _panel_plan(plan, panel.info.width),
                 programs,
                 scratch=scratch,
                 on_rows=more,
@@ -89,11 +89,11 @@ def run_panels(
             panel.close()
             # Blocks of the next panel do not fit the gaps that this one left.
             trim_heap(collect=True)
-        _join(made, sink, plan.height * plan.scale, cancel)
-    told.all()
+        _join_panels(results, sink, plan.height * plan.scale, cancel)
+    progress.finish()
 
 
-def _shares(columns: TileAxis, width: int) -> list[tuple[int, int]]:
+def _panel_spans(columns: TileAxis, width: int) -> list[tuple[int, int]]:
     """Return (first column, columns) of each panel in the file.
 
     Padding is not included; it is created again.
@@ -101,32 +101,34 @@ def _shares(columns: TileAxis, width: int) -> list[tuple[int, int]]:
     return [(start, min(columns.tile, width - start)) for start in columns.starts]
 
 
-def _part(info: ImageInfo, width: int) -> ImageInfo:
-    return ImageInfo(width, info.height, info.bands, info.sample)
+def _with_width(info: ImageInfo, width: int) -> ImageInfo:
+    return ImageInfo(width, info.height, info.channels, info.sample_type)
 
 
-def _narrow(plan: Plan, width: int) -> Plan:
+def _panel_plan(plan: Plan, width: int) -> Plan:
     """Return the plan of one panel, ``width`` columns of which are in the file."""
     return plan.model_copy(update={"width": width, "padded_width": plan.tile_width})
 
 
-def _deal(source: RowSource, panels: Sequence[RowFile], columns: TileAxis, cancel: Cancel) -> None:
+def _split_into_panels(
+    source: RowSource, panels: Sequence[RowFile], columns: TileAxis, cancel: Cancel
+) -> None:
     """Write each panel's columns of every row to its file."""
-    shares = _shares(columns, source.info.width)
+    shares = _panel_spans(columns, source.info.width)
     done = 0
     while done < source.info.height:
         check_cancel(cancel)
-        rows = read_rows(source, done, MOVED_ROWS)
+        rows = read_rows(source, done, COPY_ROWS)
         for (left, width), panel in zip(shares, panels, strict=True):
             panel.write(rows[:, left : left + width])
         done += len(rows)
 
 
-def _join(made: Sequence[RowFile], sink: RowWriter, height: int, cancel: Cancel) -> None:
-    for top in range(0, height, MOVED_ROWS):
+def _join_panels(results: Sequence[RowFile], sink: RowWriter, height: int, cancel: Cancel) -> None:
+    for top in range(0, height, COPY_ROWS):
         check_cancel(cancel)
-        count = min(MOVED_ROWS, height - top)
-        sink.write(np.concatenate([panel.read(count) for panel in made], axis=1))
+        count = min(COPY_ROWS, height - top)
+        sink.write(np.concatenate([panel.read(count) for panel in results], axis=1))
 
 
 class RowFile:
@@ -141,15 +143,15 @@ class RowFile:
     def write(self, rows: np.ndarray) -> None:
         """Append rows of shape (rows, W, C)."""
         data = np.ascontiguousarray(rows)
-        self._file.put(self._written * self.info.row_bytes, data.data.cast("B"))
+        self._file.write(self._written * self.info.row_bytes, data.data.cast("B"))
         self._written += len(rows)
 
     def read(self, count: int) -> np.ndarray:
         """Return the next ``count`` rows, fewer only at the end."""
         count = min(count, self._written - self._read)
-        rows = np.empty((count, self.info.width, self.info.bands), self.info.sample)
+        rows = np.empty((count, self.info.width, self.info.channels), self.info.sample_type)
         if count:
-            self._file.get(self._read * self.info.row_bytes, rows.data.cast("B"))
+            self._file.read(self._read * self.info.row_bytes, rows.data.cast("B"))
         self._read += count
         return rows
 

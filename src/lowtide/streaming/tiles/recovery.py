@@ -34,7 +34,7 @@ class TileRunner(Protocol):
         """Start a batch without waiting for its result."""
         ...
 
-    def finish(self, begun: PendingBatch) -> Tensor:
+    def finish(self, pending: PendingBatch) -> Tensor:
         """Return the results of a started batch."""
         ...
 
@@ -54,14 +54,14 @@ class RetryingTileRunner:
         self.batch = plan.batch
         self.events: list[str] = []
         self._too_large: set[tuple[int, ...]] = set()
-        self._repeats = self._place_of_repeats = 0
+        self._retries = self._retry_event_index = 0
 
-    def shrink(self, why: str) -> bool:
+    def shrink(self, reason: str) -> bool:
         """Halve the batch from now on; return False when it is 1 already."""
         if self.batch == 1:
             return False
         self.batch //= 2
-        self.events.append(f"{why}: batch size {self.batch} from here on")
+        self.events.append(f"{reason}: batch size {self.batch} from here on")
         return True
 
     def __call__(self, tiles: Tiles) -> list[Tensor]:
@@ -76,57 +76,57 @@ class RetryingTileRunner:
                 self.batch = len(group)
                 self.shrink("out of memory")
             else:
-                results.append(self._in_parts(group[0]))
+                results.append(self._run_divided(group[0]))
         return results
 
-    def in_flight(self, groups: Iterable[Tiles], most: int) -> Iterator[list[Tensor]]:
+    def run_pipelined(self, groups: Iterable[Tiles], max_in_flight: int) -> Iterator[list[Tensor]]:
         """Yield the results of each group in order, with up to ``max_in_flight`` groups in flight.
 
         After a group ran out of memory, no other is started until all before it are finished; then
         it runs alone.
         """
-        left, begun = iter(groups), deque[tuple[Tiles, PendingBatch | None]]()
+        remaining, pending = iter(groups), deque[tuple[Tiles, PendingBatch | None]]()
         while True:
-            while len(begun) < most and not (begun and begun[-1][1] is None):
-                group = next(left, None)
+            while len(pending) < max_in_flight and not (pending and pending[-1][1] is None):
+                group = next(remaining, None)
                 if group is None:
                     break
-                begun.append((group, self._begun(group)))
-            if not begun:
+                pending.append((group, self._begin(group)))
+            if not pending:
                 return
-            yield self._finished(*begun.popleft())
+            yield self._finish(*pending.popleft())
 
-    def _begun(self, group: Tiles) -> PendingBatch | None:
+    def _begin(self, group: Tiles) -> PendingBatch | None:
         """Start a group; None where it ran out of memory, now or before."""
         if len(group) > self.batch or group[0].shape in self._too_large:
             return None
-        begun = self._unless_lacking(lambda: self._step.begin(group))
-        if begun is None:
-            self._note_repeat()
-        return begun
+        pending = self._none_if_out_of_memory(lambda: self._step.begin(group))
+        if pending is None:
+            self._record_retry()
+        return pending
 
-    def _finished(self, group: Tiles, begun: PendingBatch | None) -> list[Tensor]:
+    def _finish(self, group: Tiles, pending: PendingBatch | None) -> list[Tensor]:
         failure: BaseException
-        if begun is None:
+        if pending is None:
             return self(group)
         try:
-            return list(self._step.finish(begun).unbind())
+            return list(self._step.finish(pending).unbind())
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             failure = error
-        del begun
+        del pending
         free_exception(failure, self._plan.device)
-        self._note_repeat()
+        self._record_retry()
         return self(group)
 
-    def repeated(self, call: Callable[[], T]) -> T:
+    def with_retry(self, call: Callable[[], T]) -> T:
         """Return ``call()``, repeated once if it ran out of memory.
 
         Raises what the second try raises. For any call without side effects when it fails, in the
         network or outside of it.
         """
-        if "again" not in self._plan.recovery:
+        if "retry" not in self._plan.recovery:
             return call()
         failure: BaseException
         try:
@@ -138,18 +138,18 @@ class RetryingTileRunner:
         # Outside the handler: only now can the frames that hold the tensors be freed.
         free_exception(failure, self._plan.device)
         result = call()
-        self._note_repeat()
+        self._record_retry()
         return result
 
-    def _note_repeat(self) -> None:
+    def _record_retry(self) -> None:
         """Record a single event for all repeats."""
-        self._repeats += 1
-        times = "once" if self._repeats == 1 else f"{self._repeats} times"
+        self._retries += 1
+        times = "once" if self._retries == 1 else f"{self._retries} times"
         event = f"out of memory {times}: the failed step was repeated and succeeded"
-        if self._repeats == 1:
-            self._place_of_repeats = len(self.events)
+        if self._retries == 1:
+            self._retry_event_index = len(self.events)
             self.events.append(event)
-        self.events[self._place_of_repeats] = event
+        self.events[self._retry_event_index] = event
 
     def _attempt(self, group: Tiles) -> Tensor | None:
         """Return the results of a group, or None if it ran out of memory.
@@ -158,9 +158,9 @@ class RetryingTileRunner:
         """
         if group[0].shape in self._too_large:
             return None
-        return self._unless_lacking(lambda: self.repeated(lambda: self._step(group)))
+        return self._none_if_out_of_memory(lambda: self.with_retry(lambda: self._step(group)))
 
-    def _unless_lacking(self, call: Callable[[], T]) -> T | None:
+    def _none_if_out_of_memory(self, call: Callable[[], T]) -> T | None:
         """Return ``call()``, or None after freeing what it held if it ran out of memory."""
         failure: BaseException
         try:
@@ -172,7 +172,7 @@ class RetryingTileRunner:
         free_exception(failure, self._plan.device)
         return None
 
-    def _in_parts(self, tile: np.ndarray) -> Tensor:
+    def _run_divided(self, tile: np.ndarray) -> Tensor:
         """Run one tile as two or more smaller ones along its longer side."""
         plan, axis = self._plan, int(tile.shape[1] > tile.shape[0])
         side = tile.shape[axis]
@@ -196,7 +196,7 @@ class RetryingTileRunner:
             low, high = layout.span(index)
             piece = tile.take(range(start, start + layout.tile), axis=axis)
             done = self._attempt([piece])
-            result = done[0] if done is not None else self._in_parts(piece)
+            result = done[0] if done is not None else self._run_divided(piece)
             keep = slice((low - start) * self._scale, (high - start) * self._scale)
             parts.append(result[:, :, keep] if axis else result[:, keep])
-        return self.repeated(lambda: torch.cat(parts, dim=1 + axis))
+        return self.with_retry(lambda: torch.cat(parts, dim=1 + axis))

@@ -31,7 +31,7 @@ class RunOutcome:
     """Outcome of a run: tiles run, tiles redone in fp32, and recovery events."""
 
     tiles: int = 0
-    redone: int = 0
+    fp32_reruns: int = 0
     events: list[str] = field(default_factory=list)
 
 
@@ -56,10 +56,10 @@ def execute_plan(
     on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None,
     over_budget: Callable[[], bool] | None = None,
-    make_room: Callable[[int], object] | None = None,
+    before_step: Callable[[int], object] | None = None,
     programs: ProgramCache | None = None,
     scratch: Path | None = None,
-    others: Sequence[NetworkSpec] = (),
+    replicas: Sequence[NetworkSpec] = (),
 ) -> RunOutcome:
     """Run the whole image by ``plan``, from ``source`` to ``sink``.
 
@@ -82,21 +82,21 @@ def execute_plan(
         Exception: Whatever the source and the sink raise.
     """
     if plan.strategy == "streamed":
-        by_bands = run_panels if plan.tiles > 1 else run_streamed
-        with closing(ScratchSpace(scratch)) as space:
-            by_bands(
+        run_bands = run_panels if plan.tiles > 1 else run_streamed
+        with closing(ScratchSpace(scratch)) as scratch_space:
+            run_bands(
                 network,
                 source,
                 sink,
                 plan,
                 programs or ProgramCache(network),
-                scratch=space,
+                scratch=scratch_space,
                 on_rows=on_rows,
                 cancel=cancel,
-                before_step=make_room,
+                before_step=before_step,
             )
         return RunOutcome(tiles=1)
-    return _run_tiles(network, source, sink, plan, on_rows, cancel, over_budget, others)
+    return _run_tiles(network, source, sink, plan, on_rows, cancel, over_budget, replicas)
 
 
 def _run_tiles(
@@ -107,26 +107,29 @@ def _run_tiles(
     on_rows: Callable[[int], None] | None,
     cancel: Cancel,
     over_budget: Callable[[], bool] | None,
-    others: Sequence[NetworkSpec],
+    replicas: Sequence[NetworkSpec],
 ) -> RunOutcome:
     rows, columns = plan_axes(plan)
-    beside = AsyncTileTransfer(network.device) if plan.in_flight > 1 else None
-    steps = [TileStep(one, source.info, beside) for one in (network, *others[: plan.lanes - 1])]
-    resilient = [RetryingTileRunner(step, plan, network.scale) for step in steps]
-    lanes = DeviceWorkers(
-        [DeviceWorker(one.network.device, by) for one, by in zip(steps, resilient, strict=True)],
+    transfer = AsyncTileTransfer(network.device) if plan.in_flight > 1 else None
+    steps = [
+        TileStep(one, source.info, transfer)
+        for one in (network, *replicas[: plan.device_count - 1])
+    ]
+    runners = [RetryingTileRunner(step, plan, network.scale) for step in steps]
+    workers = DeviceWorkers(
+        [DeviceWorker(one.network.device, by) for one, by in zip(steps, runners, strict=True)],
         plan.in_flight,
     )
     window = RowWindow(source, plan.padded_height, plan.padded_width, rows.tile)
     size = (source.info.height, source.info.width)
-    merger = StripMerger(rows, columns, steps[0], sink, size, resilient[0].repeated)
+    merger = StripMerger(rows, columns, steps[0], sink, size, runners[0].with_retry)
     outcome = RunOutcome()
     across = len(columns.starts)
     # With several groups in flight, tiles are still read after the window has moved on.
-    kept = plan.in_flight > 1 or len(steps) > 1
-    groups = _groups(window, rows, columns, lanes, kept=kept)
+    copy_tiles = plan.in_flight > 1 or len(steps) > 1
+    groups = _groups(window, rows, columns, workers, copy_tiles=copy_tiles)
     try:
-        for results in lanes.run(groups):
+        for results in workers.run(groups):
             check_cancel(cancel)
             row, column = divmod(outcome.tiles, across)
             _merge(merger, row, column, results)
@@ -134,19 +137,24 @@ def _run_tiles(
             last = column + len(results) == across
             del results
             if over_budget is not None and over_budget():
-                lanes.shrink("over the budget")
+                workers.shrink("over the budget")
             if last:
-                written = merger.finish(row)
+                written = merger.finish_row(row)
                 if on_rows is not None:
                     on_rows(written)
     finally:
-        lanes.close()
-    outcome.events, outcome.redone = lanes.events, sum(step.redone for step in steps)
+        workers.close()
+    outcome.events, outcome.fp32_reruns = workers.events, sum(step.fp32_reruns for step in steps)
     return outcome
 
 
 def _groups(
-    window: RowWindow, rows: TileAxis, columns: TileAxis, lanes: DeviceWorkers, *, kept: bool
+    window: RowWindow,
+    rows: TileAxis,
+    columns: TileAxis,
+    workers: DeviceWorkers,
+    *,
+    copy_tiles: bool,
 ) -> Iterator[Sequence[np.ndarray]]:
     """Yield neighboring tiles of a row to run at once, row by row.
 
@@ -156,12 +164,12 @@ def _groups(
     for top in rows.starts:
         strip, first = window.rows(top, top + rows.tile), 0
         while first < len(columns.starts):
-            batch = lanes.batch
+            batch = workers.batch
             tiles = [
                 strip[:, left : left + columns.tile]
                 for left in columns.starts[first : first + batch]
             ]
-            yield [tile.copy() for tile in tiles] if kept else tiles
+            yield [tile.copy() for tile in tiles] if copy_tiles else tiles
             first += batch
 
 

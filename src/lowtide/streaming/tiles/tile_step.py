@@ -27,7 +27,7 @@ DTYPES: dict[str, torch.dtype] = {
     "int8": torch.float32,
     "fp8": torch.bfloat16,
 }
-_PEAK = {"uint8": 255, "uint16": 65535, "float32": 1}
+_FULL_SCALE = {"uint8": 255, "uint16": 65535, "float32": 1}
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class NetworkSpec:
     device: str = "cpu"
     precision: Precision = "fp32"
     channels_last: bool = False
-    exact_forward: Callable[[], Forward] | None = None
-    let_go: Callable[[], None] | None = None
+    make_fp32_forward: Callable[[], Forward] | None = None
+    free_memory: Callable[[], None] | None = None
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -70,9 +70,9 @@ class NetworkSpec:
 class PendingBatch:
     """A batch in flight: its float32 input, and the pending result with its sum."""
 
-    units: Tensor
+    images: Tensor
     result: PendingResult
-    total: PendingResult
+    result_sum: PendingResult
 
 
 class TileStep:
@@ -83,14 +83,14 @@ class TileStep:
     """
 
     def __init__(
-        self, network: NetworkSpec, info: ImageInfo, crossing: TileTransfer | None = None
+        self, network: NetworkSpec, info: ImageInfo, transfer: TileTransfer | None = None
     ) -> None:
         self.network = network
         self.info = info
-        self._crossing = crossing or SyncTileTransfer(network.device)
-        self.channels = ChannelPlan(info.bands, network.in_channels, network.out_channels)
-        self.peak = _PEAK[info.sample]
-        self.redone = 0
+        self._transfer = transfer or SyncTileTransfer(network.device)
+        self.channel_plan = ChannelPlan(info.channels, network.in_channels, network.out_channels)
+        self.full_scale = _FULL_SCALE[info.sample_type]
+        self.fp32_reruns = 0
 
     def __call__(self, tiles: Sequence[np.ndarray]) -> Tensor:
         """Run (H, W, C) sample tiles; return float32 (B, C, H·s, W·s) in 0..1 on the host."""
@@ -99,33 +99,35 @@ class TileStep:
     @torch.inference_mode()
     def begin(self, tiles: Sequence[np.ndarray]) -> PendingBatch:
         """Start the network on the tiles, which are not read again."""
-        units = self._units(tiles)
-        result = self.network.forward(self._given(units))
+        images = self._to_batch(tiles)
+        result = self.network.forward(self._network_input(images))
         # NaN and infinity survive a sum, so finiteness is checked without a copy of the whole
         # result.
-        return PendingBatch(units, self._crossing.back(result), self._crossing.back(result.sum()))
+        return PendingBatch(
+            images, self._transfer.to_host(result), self._transfer.to_host(result.sum())
+        )
 
     @torch.inference_mode()
-    def finish(self, begun: PendingBatch) -> Tensor:
+    def finish(self, pending: PendingBatch) -> Tensor:
         """Wait for the result of a batch. Raises `NotFiniteError`."""
         network = self.network
-        total, result = begun.total.wait(), begun.result.wait()
-        if not total.isfinite() and network.exact_forward is not None:
-            self.redone += 1
-            result = network.exact_forward()(self._given(begun.units)).cpu()
+        total, result = pending.result_sum.wait(), pending.result.wait()
+        if not total.isfinite() and network.make_fp32_forward is not None:
+            self.fp32_reruns += 1
+            result = network.make_fp32_forward()(self._network_input(pending.images)).cpu()
             total = result.sum()
         if not total.isfinite():
             raise NotFiniteError
-        return self.channels.from_network(result, begun.units)
+        return self.channel_plan.from_network(result, pending.images)
 
-    def _given(self, units: Tensor) -> Tensor:
+    def _network_input(self, tiles: Tensor) -> Tensor:
         """Return the network's input, on its device and in its memory format."""
-        images = self._crossing.there(self.channels.to_network(units))
+        images = self._transfer.to_device(self.channel_plan.to_network(tiles))
         return images.contiguous(memory_format=self.network.memory_format)
 
     def to_network(self, tiles: Sequence[np.ndarray]) -> Tensor:
         """Convert sample tiles to network inputs, float32 (B·images, C, H, W)."""
-        return self.channels.to_network(self._units(tiles))
+        return self.channel_plan.to_network(self._to_batch(tiles))
 
     def from_network(self, result: Tensor, tile: np.ndarray | None) -> Tensor:
         """Convert the network's result for one tile to float32 (C, H·s, W·s) in 0..1.
@@ -133,28 +135,28 @@ class TileStep:
         Of the tile's samples only alpha is read. ``result`` may be modified in place.
         """
         if tile is None:
-            return self.channels.from_network(result, result[:1])[0]
-        return self.channels.from_network(result, self._units([tile]))[0]
+            return self.channel_plan.from_network(result, result[:1])[0]
+        return self.channel_plan.from_network(result, self._to_batch([tile]))[0]
 
-    def _units(self, tiles: Sequence[np.ndarray]) -> Tensor:
-        return torch.stack([self._to_unit(tile) for tile in tiles])
+    def _to_batch(self, tiles: Sequence[np.ndarray]) -> Tensor:
+        return torch.stack([self._to_tensor(tile) for tile in tiles])
 
-    def _to_unit(self, tile: np.ndarray) -> Tensor:
+    def _to_tensor(self, tile: np.ndarray) -> Tensor:
         # uint16 has few kernels in PyTorch; numpy converts it directly.
         floats = torch.from_numpy(np.ascontiguousarray(tile, dtype=np.float32))
-        if self.peak == 1:
+        if self.full_scale == 1:
             # A float image may hold any value; networks expect 0..1.
             floats = torch.nan_to_num(floats).clamp_(0, 1)
         else:
-            floats.mul_(1 / self.peak)
+            floats.mul_(1 / self.full_scale)
         return floats.permute(2, 0, 1)
 
-    def to_samples(self, unit: Tensor) -> np.ndarray:
+    def to_samples(self, image: Tensor) -> np.ndarray:
         """Convert (C, H, W) in 0..1 to rounded (H, W, C) samples of the image's type."""
-        rows = unit.permute(1, 2, 0)
-        if self.peak == 1:
+        rows = image.permute(1, 2, 0)
+        if self.full_scale == 1:
             return rows.numpy()
-        levels = rows.mul(self.peak).round_()
-        if self.peak == 255:
+        levels = rows.mul(self.full_scale).round_()
+        if self.full_scale == 255:
             return levels.to(torch.uint8).numpy()
         return levels.to(torch.int32).numpy().astype(np.uint16)

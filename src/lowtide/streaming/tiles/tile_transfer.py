@@ -24,11 +24,11 @@ class PendingResult(Protocol):
 class TileTransfer(Protocol):
     """Copies images to one device and results back."""
 
-    def there(self, images: Tensor) -> Tensor:
+    def to_device(self, images: Tensor) -> Tensor:
         """Copy ``images`` to the device, ready for all work issued from now on."""
         ...
 
-    def back(self, result: Tensor) -> PendingResult:
+    def to_host(self, result: Tensor) -> PendingResult:
         """Start the copy of a result to the host, after the work issued so far."""
         ...
 
@@ -47,11 +47,11 @@ class SyncTileTransfer:
 
     device: str
 
-    def there(self, images: Tensor) -> Tensor:
+    def to_device(self, images: Tensor) -> Tensor:
         """Return a copy on the device, or the images themselves if they are there."""
         return images.to(self.device)
 
-    def back(self, result: Tensor) -> PendingResult:
+    def to_host(self, result: Tensor) -> PendingResult:
         """Copy the result, which waits for the computation too."""
         return _ReadyResult(result.cpu())
 
@@ -59,10 +59,10 @@ class SyncTileTransfer:
 @dataclass(frozen=True)
 class _CopiedResult:
     result: Tensor
-    copied: Any
+    copy_event: Any
 
     def wait(self) -> Tensor:
-        self.copied.synchronize()
+        self.copy_event.synchronize()
         return self.result
 
 
@@ -75,33 +75,36 @@ class AsyncTileTransfer:
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
-        self._to, self._from = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
+        self._upload_stream, self._download_stream = (
+            torch.cuda.Stream(self._device),
+            torch.cuda.Stream(self._device),
+        )
 
-    def there(self, images: Tensor) -> Tensor:
+    def to_device(self, images: Tensor) -> Tensor:
         """Start the copy; the current stream waits for it, Python does not."""
-        staged = _locked(images)
-        staged.copy_(images)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._to):
-            given = torch.empty_like(staged, device=self._device)
-            given.copy_(staged, non_blocking=True)
-            copied = self._to.record_event()
-        working = torch.cuda.current_stream(self._device)
-        working.wait_event(copied)
+        pinned = _empty_pinned(images)
+        pinned.copy_(images)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._upload_stream):
+            device_images = torch.empty_like(pinned, device=self._device)
+            device_images.copy_(pinned, non_blocking=True)
+            copied = self._upload_stream.record_event()
+        current_stream = torch.cuda.current_stream(self._device)
+        current_stream.wait_event(copied)
         # Allocated on another stream, which would otherwise reuse the memory too early.
-        given.record_stream(working)
-        return given
+        device_images.record_stream(current_stream)
+        return device_images
 
-    def back(self, result: Tensor) -> PendingResult:
+    def to_host(self, result: Tensor) -> PendingResult:
         """Start the copy once the work issued before is done."""
-        self._from.wait_event(torch.cuda.current_stream(self._device).record_event())
-        made = _locked(result)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._from):
-            made.copy_(result, non_blocking=True)
-            copied = self._from.record_event()
-        result.record_stream(self._from)
-        return _CopiedResult(made, copied)
+        self._download_stream.wait_event(torch.cuda.current_stream(self._device).record_event())
+        pinned = _empty_pinned(result)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._download_stream):
+            pinned.copy_(result, non_blocking=True)
+            copied = self._download_stream.record_event()
+        result.record_stream(self._download_stream)
+        return _CopiedResult(pinned, copied)
 
 
-def _locked(like: Tensor) -> Tensor:
+def _empty_pinned(like: Tensor) -> Tensor:
     """Allocate pinned memory in the memory format of ``like``."""
     return torch.empty_like(like, device="cpu", pin_memory=True)

@@ -18,7 +18,7 @@ from lowtide.training.data.degrade import (
 )
 from lowtide.training.data.file_facts import collect_file_facts
 from lowtide.training.data.high_resolution import Degradation, HighResolutionFolders
-from lowtide.training.data.image_cache import ImageCache, read_rgb, size_of
+from lowtide.training.data.image_cache import ImageCache, image_size, read_rgb
 from lowtide.training.data.kernels import BlurConfig
 from lowtide.training.data.pairs import PairedFolders
 
@@ -36,6 +36,6 @@ __all__ = [
     "StageConfig",
     "bicubic_downscale",
     "collect_file_facts",
+    "image_size",
     "read_rgb",
-    "size_of",
 ]

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 import numpy as np
 
 # Share of samples whose colors change; the others keep the colors of photographs.
-_RECOLORED = 0.5
-_LEAST_CONTRAST = 0.4
+_COLOR_PROBABILITY = 0.5
+_MIN_CONTRAST = 0.4
 
 
 @dataclass(frozen=True)
 class ColorTransform:
-    """Affine color transform of RGB: ``mix`` (3, 3), then ``offset``, clipped to 0..1.
+    """Affine color transform of RGB: ``matrix`` (3, 3), then ``offset``, clipped to 0..1.
 
     As it is affine, it commutes with a linear downscale.
     """
 
-    mix: np.ndarray
+    matrix: np.ndarray
     offset: float
 
     def apply(self, image: np.ndarray) -> np.ndarray:
         """Return the transformed image, float32 (H, W, 3) in 0..1 as ``image``."""
         # No matrix product: its rounding depends on the number of BLAS threads.
         mixed = np.full_like(image, self.offset)
-        for band in range(3):
-            mixed += image[..., band, None] * self.mix[:, band]
+        for channel in range(3):
+            mixed += image[..., channel, None] * self.matrix[:, channel]
         return np.clip(mixed, 0, 1)
 
 
@@ -34,20 +34,20 @@ class ColorTransform:
 class AugmentationDraw:
     """Parameters drawn for one sample, to apply to both images of a pair.
 
-    ``turns`` are quarter turns counterclockwise.
+    ``quarter_turns`` are quarter turns counterclockwise.
     """
 
-    mirrored: bool
-    turns: int
-    colors: ColorTransform | None
+    hflip: bool
+    quarter_turns: int
+    color_transform: ColorTransform | None
 
     def apply(self, image: np.ndarray) -> np.ndarray:
         """Return the augmented image of ``image`` (H, W, 3).
 
         Odd turns swap H and W. A color transform needs float32 in 0..1.
         """
-        turned = np.rot90(image[:, ::-1] if self.mirrored else image, self.turns)
-        return turned if self.colors is None else self.colors.apply(turned)
+        turned = np.rot90(image[:, ::-1] if self.hflip else image, self.quarter_turns)
+        return turned if self.color_transform is None else self.color_transform.apply(turned)
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,16 @@ class Augmentation:
         """Draw the augmentation of one sample."""
         mirrored = self.hflip and bool(generator.integers(2))
         turns = int(generator.integers(4)) if self.rot else 0
-        recolored = self.color and generator.random() < _RECOLORED
-        return AugmentationDraw(mirrored, turns, draw_colors(generator) if recolored else None)
+        recolored = self.color and generator.random() < _COLOR_PROBABILITY
+        return AugmentationDraw(
+            mirrored, turns, draw_color_transform(generator) if recolored else None
+        )
 
 
-def draw_colors(generator: np.random.Generator) -> ColorTransform:
+def draw_color_transform(generator: np.random.Generator) -> ColorTransform:
     """Draw a color transform: channel mix, contrast of 0.4..1, and inversion or not."""
     mix = generator.dirichlet(np.ones(3), 3)
-    contrast = generator.uniform(_LEAST_CONTRAST, 1.0)
+    contrast = generator.uniform(_MIN_CONTRAST, 1.0)
     offset = generator.uniform(0.0, 1.0 - contrast)
     if generator.integers(2):
         contrast, offset = -contrast, 1.0 - offset

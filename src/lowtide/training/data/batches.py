@@ -22,11 +22,11 @@ from lowtide.core.errors import InputError, UsageError
 from lowtide.training.data.augment import Augmentation
 
 # Batches prefetched per thread.
-_AHEAD = 2
+_PREFETCH_PER_WORKER = 2
 # Cached shuffles of epochs: threads work in two epochs at most at the same time.
-_ORDERS = 4
+_CACHED_EPOCHS = 4
 # Second half of the Philox key: the purpose of the random numbers.
-_ORDER, _SAMPLE = 0, 1
+_SHUFFLE_KEY, _SAMPLE_KEY = 0, 1
 
 
 class PatchData(Protocol):
@@ -42,11 +42,11 @@ class PatchData(Protocol):
         """Return the file of an image, for messages."""
         ...
 
-    def check(self, patch: int) -> None:
+    def check_patch_size(self, patch: int) -> None:
         """Raise `InputError` for images smaller than a patch of ``patch`` LQ pixels."""
         ...
 
-    def pair(
+    def sample(
         self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return a random augmented patch, LQ and GT as float32 (H, W, 3) in 0..1.
@@ -80,7 +80,7 @@ class Batches:
         use_rot: As ``rot`` of `Augmentation`.
         color: As ``color`` of `Augmentation`.
         skip_broken: Replace a damaged image by the next one of the order instead of raising.
-        share: (rank, world size). This process draws its slice of each batch; the slices
+        shard: (rank, world size). This process draws its slice of each batch; the slices
             of all ranks make up the batch of a single process, in order.
 
     Raises:
@@ -100,7 +100,7 @@ class Batches:
         use_rot: bool = True,
         color: bool = False,
         skip_broken: bool = False,
-        share: tuple[int, int] = (0, 1),
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         for name, value, lowest in (
             ("patch", patch, 1),
@@ -111,16 +111,16 @@ class Batches:
                 raise UsageError(f"{name} must be {lowest} or more: {value}")
         if not 0 <= seed < 1 << 64:
             raise UsageError(f"seed must be from 0 to 2**64 - 1: {seed}")
-        data.check(patch)
-        number, count = share
+        data.check_patch_size(patch)
+        number, count = shard
         if batch % count or not 0 <= number < count:
             raise UsageError(f"a batch of {batch} has no share for rank {number} of {count}")
-        self._places = range(number * batch // count, (number + 1) * batch // count)
+        self._positions = range(number * batch // count, (number + 1) * batch // count)
         self.data, self.patch, self.batch, self.workers = data, patch, batch, workers
         self.skipped: dict[Path, str] = {}
         self._seed, self._skip_broken = seed, skip_broken
         self._augmentation = Augmentation(use_hflip, use_rot, color)
-        self._order = functools.lru_cache(_ORDERS)(self._shuffled)
+        self._epoch_order = functools.lru_cache(_CACHED_EPOCHS)(self._shuffle)
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """Return LQ and GT of a step, of which the same step gives the same bits.
@@ -129,7 +129,7 @@ class Batches:
         patch * scale), float32 in 0..1, where B is this process's share of the batch. Raises
         `InputError` naming a damaged file, or with ``skip_broken`` if no other is left.
         """
-        pairs = [self._sample(step, place) for place in self._places]
+        pairs = [self._sample(step, place) for place in self._positions]
         low, high = (np.stack(side).transpose(0, 3, 1, 2) for side in zip(*pairs, strict=True))
         return _tensor(low), _tensor(high)
 
@@ -144,30 +144,30 @@ class Batches:
         if self.workers == 0:
             yield from map(self.at, steps)  # never returns
         pool = ThreadPoolExecutor(self.workers, "lowtide-batches")
-        ahead: deque[Future[tuple[Tensor, Tensor]]] = deque()
+        pending: deque[Future[tuple[Tensor, Tensor]]] = deque()
         try:
             while True:
-                while len(ahead) < _AHEAD * self.workers:
-                    ahead.append(pool.submit(self.at, next(steps)))
-                yield ahead.popleft().result()
+                while len(pending) < _PREFETCH_PER_WORKER * self.workers:
+                    pending.append(pool.submit(self.at, next(steps)))
+                yield pending.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        return philox(self._seed, _ORDER, epoch, 0).permutation(len(self.data))
+    def _shuffle(self, epoch: int) -> np.ndarray:
+        return philox(self._seed, _SHUFFLE_KEY, epoch, 0).permutation(len(self.data))
 
-    def _index(self, step: int, place: int, further: int) -> int:
-        """Return the image index of a sample, or of the one ``further`` on in the epoch."""
-        epoch, position = divmod(step * self.batch + place, len(self.data))
-        return int(self._order(epoch)[(position + further) % len(self.data)])
+    def _image_index(self, step: int, batch_position: int, offset: int) -> int:
+        """Return the image index of a sample, or of the one ``offset`` on in the epoch."""
+        epoch, position = divmod(step * self.batch + batch_position, len(self.data))
+        return int(self._epoch_order(epoch)[(position + offset) % len(self.data)])
 
-    def _sample(self, step: int, place: int) -> tuple[np.ndarray, np.ndarray]:
-        for further in range(len(self.data)):
-            index = self._index(step, place, further)
+    def _sample(self, step: int, batch_position: int) -> tuple[np.ndarray, np.ndarray]:
+        for offset in range(len(self.data)):
+            index = self._image_index(step, batch_position, offset)
             # A fresh generator: what a damaged file drew must not change the next sample.
-            generator = philox(self._seed, _SAMPLE, step, place)
+            generator = philox(self._seed, _SAMPLE_KEY, step, batch_position)
             try:
-                return self.data.pair(index, self.patch, self._augmentation, generator)
+                return self.data.sample(index, self.patch, self._augmentation, generator)
             except InputError as error:
                 if not self._skip_broken:
                     raise InputError(

@@ -113,29 +113,29 @@ class RealDegradation:
         """
         size = (gt.shape[0] // scale, gt.shape[1] // scale)
         first, second = self.config.first, self.config.second
-        image = _worsened(gt, gt.shape[:2], first, generator)
-        image = jpeg_roundtrip(image, _quality(first, generator))
-        image = _worsened(image, size, second, generator)
+        image = _degrade_stage(gt, gt.shape[:2], first, generator)
+        image = jpeg_roundtrip(image, _draw_quality(first, generator))
+        image = _degrade_stage(image, size, second, generator)
         if generator.integers(2):
             image = jpeg_roundtrip(
-                self._finished(image, size, generator), _quality(second, generator)
+                self._final_resize(image, size, generator), _draw_quality(second, generator)
             )
         else:
-            image = self._finished(
-                jpeg_roundtrip(image, _quality(second, generator)), size, generator
+            image = self._final_resize(
+                jpeg_roundtrip(image, _draw_quality(second, generator)), size, generator
             )
         return np.rint(np.clip(image, 0, 1) * 255) / np.float32(255)
 
-    def _finished(
+    def _final_resize(
         self, image: np.ndarray, size: tuple[int, int], generator: np.random.Generator
     ) -> np.ndarray:
-        image = resize_image(image, size, _filter(generator))
+        image = resize_image(image, size, _draw_filter(generator))
         if generator.random() < self.config.final_sinc_share:
             image = apply_kernel(image, draw_sinc(generator))
         return image
 
 
-def _worsened(
+def _degrade_stage(
     image: np.ndarray, size: tuple[int, int], config: StageConfig, generator: np.random.Generator
 ) -> np.ndarray:
     """Blur, resize to ``size`` times a random factor, and add noise; in 0..1."""
@@ -145,11 +145,13 @@ def _worsened(
     kind = int(generator.choice(3, p=config.resize_shares))
     factor = float(generator.uniform(*((1.0, high), (low, 1.0), (1.0, 1.0))[kind]))
     target = (max(1, round(size[0] * factor)), max(1, round(size[1] * factor)))
-    image = np.clip(resize_image(image, target, _filter(generator)), 0, 1)
-    return np.clip(image + _noise(image, config, generator), 0, 1)
+    image = np.clip(resize_image(image, target, _draw_filter(generator)), 0, 1)
+    return np.clip(image + _draw_noise(image, config, generator), 0, 1)
 
 
-def _noise(image: np.ndarray, config: StageConfig, generator: np.random.Generator) -> np.ndarray:
+def _draw_noise(
+    image: np.ndarray, config: StageConfig, generator: np.random.Generator
+) -> np.ndarray:
     """Draw noise for an image in 0..1: float32 (H, W, 3), or (H, W, 1) if gray."""
     gray = generator.random() < config.gray_share
     if generator.random() < config.gaussian_share:
@@ -162,11 +164,11 @@ def _noise(image: np.ndarray, config: StageConfig, generator: np.random.Generato
     return ((caught - light) * strength).astype(np.float32)
 
 
-def _filter(generator: np.random.Generator) -> Filter:
+def _draw_filter(generator: np.random.Generator) -> Filter:
     return _FILTERS[int(generator.integers(len(_FILTERS)))]
 
 
-def _quality(config: StageConfig, generator: np.random.Generator) -> int:
+def _draw_quality(config: StageConfig, generator: np.random.Generator) -> int:
     return int(generator.integers(config.jpeg[0], config.jpeg[1], endpoint=True))
 
 
@@ -208,8 +210,8 @@ def _taps(length: int, size: int, kind: Filter) -> tuple[np.ndarray, np.ndarray]
         weights = np.clip(weights, 0, None)
     else:
         centers = (left + step / 2 - 0.5)[:, None]
-        reach = 1 if kind == "bilinear" else 2
-        index = np.floor(centers).astype(np.int64) + np.arange(1 - reach, 1 + reach)
+        radius = 1 if kind == "bilinear" else 2
+        index = np.floor(centers).astype(np.int64) + np.arange(1 - radius, 1 + radius)
         distance = centers - index
-        weights = keys_cubic(distance) if reach == 2 else np.maximum(0, 1 - np.abs(distance))
+        weights = keys_cubic(distance) if radius == 2 else np.maximum(0, 1 - np.abs(distance))
     return np.clip(index, 0, length - 1), weights / weights.sum(1, keepdims=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 # Size in bytes, and modification time in nanoseconds.
 FileFacts = tuple[int, int]
 
-_NAMED = 3
+_MAX_NAMED = 3
 
 
 def collect_file_facts(paths: Iterable[Path]) -> dict[str, FileFacts]:
@@ -28,7 +28,7 @@ def changed_files(before: Mapping[str, FileFacts], now: Mapping[str, FileFacts])
         "removed": before.keys() - now.keys(),
         "changed": {path for path in both if before[path][0] != now[path][0]},
     }
-    return ", ".join(_told(paths, kind) for kind, paths in kinds.items() if paths)
+    return ", ".join(_describe_files(paths, kind) for kind, paths in kinds.items() if paths)
 
 
 def rewritten_files(before: Mapping[str, FileFacts], now: Mapping[str, FileFacts]) -> str:
@@ -40,10 +40,10 @@ def rewritten_files(before: Mapping[str, FileFacts], now: Mapping[str, FileFacts
     paths = {
         path for path in both if before[path][0] == now[path][0] and before[path][1] != now[path][1]
     }
-    return _told(paths, "rewritten") if paths else ""
+    return _describe_files(paths, "rewritten") if paths else ""
 
 
-def _told(paths: Iterable[str], kind: str) -> str:
-    known = sorted(paths)
-    more = ", ..." if len(known) > _NAMED else ""
-    return f"{len(known):,} {kind} ({', '.join(known[:_NAMED])}{more})"
+def _describe_files(paths: Iterable[str], kind: str) -> str:
+    names = sorted(paths)
+    more = ", ..." if len(names) > _MAX_NAMED else ""
+    return f"{len(names):,} {kind} ({', '.join(names[:_MAX_NAMED])}{more})"

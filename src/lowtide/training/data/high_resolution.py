@@ -15,14 +15,14 @@ from lowtide.training.data.image_cache import (
     find_images,
     raise_problems,
     read_headers,
-    same_size,
-    side_problems,
+    require_same_size,
+    undersized_problems,
     unit_range,
 )
 
 # Halo around a patch for the degradation, in GT pixels, and its minimum in LQ pixels: a blur's
 # radius is up to 10, twice, of which the outer weights are small; a cubic filter's is 2 LQ pixels.
-_CONTEXT, _LEAST_CONTEXT = 24, 2
+_HALO, _MIN_HALO = 24, 2
 
 Degradation = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 """Makes LQ (H / scale, W / scale, 3) of GT (H, W, 3), the scale and random numbers."""
@@ -53,7 +53,7 @@ class HighResolutionFolders:
             [entry for entry in headers if isinstance(entry, str)], "repair or remove them"
         )
         self._infos = [info for info in headers if isinstance(info, ImageInfo)]
-        self._margin = max(_LEAST_CONTEXT, math.ceil(_CONTEXT / scale))
+        self._halo = max(_MIN_HALO, math.ceil(_HALO / scale))
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -66,12 +66,12 @@ class HighResolutionFolders:
         """Return all image files."""
         return list(self._paths)
 
-    def check(self, patch: int) -> None:
+    def check_patch_size(self, patch: int) -> None:
         """Raise `InputError` naming files with a side below ``patch * scale`` pixels."""
-        problems = side_problems(self._paths, self._infos, patch * self.scale, "a GT patch")
+        problems = undersized_problems(self._paths, self._infos, patch * self.scale, "a GT patch")
         raise_problems(problems, "use a smaller lq_size, or remove them")
 
-    def pair(
+    def sample(
         self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return a random GT patch with its degraded LQ, as float32 (H, W, 3) in 0..1.
@@ -81,26 +81,28 @@ class HighResolutionFolders:
         before.
         """
         path = self._paths[index]
-        image = same_size(self._cache.read(path), self._infos[index], path)
-        around = self._cut(image, patch, generator)
-        high = augmentation.draw(generator).apply(unit_range(around))
+        image = require_same_size(self._cache.read(path), self._infos[index], path)
+        padded = self._crop_with_halo(image, patch, generator)
+        high = augmentation.draw(generator).apply(unit_range(padded))
         low = self._degradation(high, self.scale, generator)
-        return _inner(low, self._margin), _inner(high, self._margin * self.scale)
+        return _crop_halo(low, self._halo), _crop_halo(high, self._halo * self.scale)
 
-    def _cut(self, image: np.ndarray, patch: int, generator: np.random.Generator) -> np.ndarray:
+    def _crop_with_halo(
+        self, image: np.ndarray, patch: int, generator: np.random.Generator
+    ) -> np.ndarray:
         """Cut a random GT patch with its halo on all four sides."""
-        margin, size = self._margin * self.scale, patch * self.scale
+        halo, size = self._halo * self.scale, patch * self.scale
         spans: list[slice] = []
         missing: list[tuple[int, int]] = []
         for side in image.shape[:2]:
             # GT pixels beyond the last whole LQ pixel are dropped.
             side -= side % self.scale
-            first = int(generator.integers((side - size) // self.scale + 1)) * self.scale - margin
-            last = first + size + 2 * margin
+            first = int(generator.integers((side - size) // self.scale + 1)) * self.scale - halo
+            last = first + size + 2 * halo
             spans.append(slice(max(first, 0), min(last, side)))
             missing.append((max(-first, 0), max(last - side, 0)))
         return np.pad(image[spans[0], spans[1]], (*missing, (0, 0)), "symmetric")
 
 
-def _inner(image: np.ndarray, margin: int) -> np.ndarray:
-    return image[margin : image.shape[0] - margin, margin : image.shape[1] - margin]
+def _crop_halo(image: np.ndarray, halo: int) -> np.ndarray:
+    return image[halo : image.shape[0] - halo, halo : image.shape[1] - halo]

@@ -15,12 +15,12 @@ import numpy as np
 from lowtide.core.errors import ImageError, InputError
 from lowtide.core.signal import ImageInfo
 from lowtide.media import inspect_image, open_image
-from lowtide.media.discover import images_below
+from lowtide.media.discover import list_images
 
 CACHE_BYTES = 512 << 20
 _RGB = 3
 # Problems named in one message.
-_NAMED = 5
+_MAX_NAMED = 5
 # Threads; reading headers is bound by the disk, not by the CPU.
 _HEADER_READERS = 8
 
@@ -43,7 +43,7 @@ def read_rgb(
         if refused is not None:
             raise ImageError(f"{path}: {refused}", hint="convert it to 8 or 16-bit RGB")
         rows = source.read(info.height)
-    colors = rows[..., : info.color_bands]
+    colors = rows[..., : info.color_channels]
     return np.ascontiguousarray(np.broadcast_to(colors, (*colors.shape[:2], _RGB)))
 
 
@@ -52,16 +52,16 @@ def unusable_reason(info: ImageInfo, *, gray: bool = True, alpha: bool = True) -
 
     ``gray`` and ``alpha`` say whether gray and an alpha channel are reasons.
     """
-    if info.sample == "float32":
+    if info.sample_type == "float32":
         return "its samples are 32-bit floats, and 8 or 16-bit integers are expected"
-    if gray and info.color_bands != _RGB:
-        return f"it is grayscale (channels: {info.bands}), and RGB is expected"
+    if gray and info.color_channels != _RGB:
+        return f"it is grayscale (channels: {info.channels}), and RGB is expected"
     if alpha and info.alpha:
-        return f"it has an alpha channel (channels: {info.bands}), and RGB is expected"
+        return f"it has an alpha channel (channels: {info.channels}), and RGB is expected"
     return None
 
 
-def size_of(path: Path) -> tuple[int, int]:
+def image_size(path: Path) -> tuple[int, int]:
     """Read height and width of the upright image from the header; raises `ImageError`."""
     info = inspect_image(path).info
     return info.height, info.width
@@ -80,30 +80,30 @@ class ImageCache:
 
     def __init__(self, limit_bytes: int = CACHE_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        self.held_bytes = 0
-        self._held: OrderedDict[Path, np.ndarray] = OrderedDict()
+        self.cached_bytes = 0
+        self._images: OrderedDict[Path, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, path: Path) -> np.ndarray:
         """Return `read_rgb` of the file as a read-only array; raises as it does."""
         with self._lock:
-            if path in self._held:
-                self._held.move_to_end(path)
-                return self._held[path]
+            if path in self._images:
+                self._images.move_to_end(path)
+                return self._images[path]
         # Without the lock: two threads may decode the same file, but none waits for another.
         pixels = read_rgb(path)
         pixels.flags.writeable = False
         with self._lock:
-            self._keep(path, pixels)
+            self._insert(path, pixels)
         return pixels
 
-    def _keep(self, path: Path, pixels: np.ndarray) -> None:
-        if path in self._held or pixels.nbytes > self.limit_bytes:
+    def _insert(self, path: Path, pixels: np.ndarray) -> None:
+        if path in self._images or pixels.nbytes > self.limit_bytes:
             return
-        self._held[path] = pixels
-        self.held_bytes += pixels.nbytes
-        while self.held_bytes > self.limit_bytes:
-            self.held_bytes -= self._held.popitem(last=False)[1].nbytes
+        self._images[path] = pixels
+        self.cached_bytes += pixels.nbytes
+        while self.cached_bytes > self.limit_bytes:
+            self.cached_bytes -= self._images.popitem(last=False)[1].nbytes
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def find_images(folders: Sequence[Path]) -> list[FoundImage]:
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder")
         found += [
-            FoundImage(path, name.with_suffix(""), number) for path, name in images_below(folder)
+            FoundImage(path, name.with_suffix(""), number) for path, name in list_images(folder)
         ]
     return found
 
@@ -140,10 +140,10 @@ def read_headers(paths: Sequence[Path]) -> list[ImageInfo | str]:
     For a file that cannot be trained on, the entry is a message that names it.
     """
     with ThreadPoolExecutor(_HEADER_READERS) as readers:
-        return list(readers.map(_header, paths))
+        return list(readers.map(_read_header, paths))
 
 
-def _header(path: Path) -> ImageInfo | str:
+def _read_header(path: Path) -> ImageInfo | str:
     try:
         info = inspect_image(path).info
     except ImageError as error:
@@ -159,28 +159,28 @@ def raise_problems(problems: Sequence[str], hint: str) -> None:
     """
     if not problems:
         return
-    more = len(problems) - _NAMED
-    listed = "\n".join(f"  {problem}" for problem in problems[:_NAMED])
+    more = len(problems) - _MAX_NAMED
+    listed = "\n".join(f"  {problem}" for problem in problems[:_MAX_NAMED])
     rest = f"\n  and {more:,} more" if more > 0 else ""
     count = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
     raise InputError(f"{count} with the training images:\n{listed}{rest}", hint=hint)
 
 
-def side_problems(
-    paths: Sequence[Path], infos: Sequence[ImageInfo], least: int, what: str
+def undersized_problems(
+    paths: Sequence[Path], infos: Sequence[ImageInfo], min_side: int, requirement: str
 ) -> list[str]:
-    """Return a message for each image with a side below ``least`` pixels.
+    """Return a message for each image with a side below ``min_side`` pixels.
 
-    ``what`` names the thing that needs such a side.
+    ``requirement`` names the thing that needs such a side.
     """
     return [
-        f"{path}: {size_text(info)} is smaller than {what} of {least:,} x {least:,}"
+        f"{path}: {size_text(info)} is smaller than {requirement} of {min_side:,} x {min_side:,}"
         for path, info in zip(paths, infos, strict=True)
-        if min(info.width, info.height) < least
+        if min(info.width, info.height) < min_side
     ]
 
 
-def same_size(pixels: np.ndarray, info: ImageInfo, path: Path) -> np.ndarray:
+def require_same_size(pixels: np.ndarray, info: ImageInfo, path: Path) -> np.ndarray:
     """Return ``pixels`` (H, W, 3); `InputError` if the size is not that of ``info``."""
     height, width = pixels.shape[:2]
     if (height, width) != (info.height, info.width):

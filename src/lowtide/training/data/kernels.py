@@ -19,7 +19,7 @@ from lowtide.core.errors import UsageError
 Shape = Literal["gaussian", "generalized", "plateau"]
 Range = tuple[float, float]
 # Shares of the shapes among kernels other than sinc; True is anisotropic.
-_SHARES: dict[tuple[Shape, bool], float] = {
+_SHAPE_PROBABILITIES: dict[tuple[Shape, bool], float] = {
     ("gaussian", False): 0.45,
     ("gaussian", True): 0.25,
     ("generalized", False): 0.12,
@@ -29,7 +29,7 @@ _SHARES: dict[tuple[Shape, bool], float] = {
 }
 # Odd sizes from 7 to 21; small kernels have no room for low cutoffs.
 _SIZES = np.arange(7, 22, 2)
-_SMALL, _CUTOFF_SMALL, _CUTOFF = 13, math.pi / 3, math.pi / 5
+_SMALL_SIZE, _CUTOFF_SMALL, _CUTOFF = 13, math.pi / 3, math.pi / 5
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def gaussian_kernel(
     across = np.arange(size) - (size - 1) / 2
     y, x = np.meshgrid(across, across, indexing="ij")
     along = (x * math.cos(angle) + y * math.sin(angle)) / sigma[0]
-    beside = (y * math.cos(angle) - x * math.sin(angle)) / sigma[1]
-    power = (along**2 + beside**2) ** (exponent if shape != "gaussian" else 1.0)
+    perpendicular = (y * math.cos(angle) - x * math.sin(angle)) / sigma[1]
+    power = (along**2 + perpendicular**2) ** (exponent if shape != "gaussian" else 1.0)
     kernel = 1 / (1 + power) if shape == "plateau" else np.exp(-power / 2)
     return kernel / kernel.sum()
 
@@ -105,14 +105,16 @@ def draw_kernel(config: BlurConfig, generator: np.random.Generator) -> np.ndarra
     if generator.random() < config.sinc_share:
         return draw_sinc(generator)
     size = int(generator.choice(_SIZES))
-    shape, stretched = list(_SHARES)[int(generator.choice(len(_SHARES), p=list(_SHARES.values())))]
+    shape, anisotropic = list(_SHAPE_PROBABILITIES)[
+        int(generator.choice(len(_SHAPE_PROBABILITIES), p=list(_SHAPE_PROBABILITIES.values())))
+    ]
     first, second = generator.uniform(*config.sigma, 2)
-    angle = generator.uniform(-math.pi, math.pi) if stretched else 0.0
-    sigma = (first, second) if stretched else (first, first)
-    return gaussian_kernel(size, sigma, angle, shape, _exponent(config, shape, generator))
+    angle = generator.uniform(-math.pi, math.pi) if anisotropic else 0.0
+    sigma = (first, second) if anisotropic else (first, first)
+    return gaussian_kernel(size, sigma, angle, shape, _draw_exponent(config, shape, generator))
 
 
-def _exponent(config: BlurConfig, shape: Shape, generator: np.random.Generator) -> float:
+def _draw_exponent(config: BlurConfig, shape: Shape, generator: np.random.Generator) -> float:
     """Draw an exponent, below and above 1 equally often whatever the range."""
     low, high = config.plateau if shape == "plateau" else config.generalized
     middle = min(max(low, 1.0), high)
@@ -123,7 +125,7 @@ def _exponent(config: BlurConfig, shape: Shape, generator: np.random.Generator) 
 def draw_sinc(generator: np.random.Generator) -> np.ndarray:
     """Draw a random sinc kernel (size, size), also for the final filter of the model."""
     size = int(generator.choice(_SIZES))
-    lowest = _CUTOFF_SMALL if size < _SMALL else _CUTOFF
+    lowest = _CUTOFF_SMALL if size < _SMALL_SIZE else _CUTOFF
     return sinc_kernel(size, float(generator.uniform(lowest, math.pi)))
 
 

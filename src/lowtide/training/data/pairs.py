@@ -16,13 +16,13 @@ from lowtide.training.data.image_cache import (
     find_images,
     raise_problems,
     read_headers,
-    same_size,
-    side_problems,
+    require_same_size,
     size_text,
+    undersized_problems,
     unit_range,
 )
 
-_Place = tuple[int, Path]
+_FileKey = tuple[int, Path]
 _PAIR_HINT = "each file of dataroot_gt needs one of dataroot_lq, named by filename_tmpl"
 
 
@@ -80,14 +80,14 @@ class PairedFolders:
         """Return all GT and LQ files."""
         return [path for pair in self._pairs for path in pair]
 
-    def check(self, patch: int) -> None:
+    def check_patch_size(self, patch: int) -> None:
         """Raise `InputError` naming LQ files with a side below ``patch`` pixels."""
         paths = [low for _, low in self._pairs]
         infos = [low for _, low in self._infos]
-        problems = side_problems(paths, infos, patch, "a patch")
+        problems = undersized_problems(paths, infos, patch, "a patch")
         raise_problems(problems, "use a smaller lq_size, or remove them")
 
-    def pair(
+    def sample(
         self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return a random patch of a pair, LQ and GT as float32 (H, W, 3) in 0..1.
@@ -107,19 +107,19 @@ class PairedFolders:
 
     def _read(self, index: int, side: int) -> np.ndarray:
         path = self._pairs[index][side]
-        return same_size(self._cache.read(path), self._infos[index][side], path)
+        return require_same_size(self._cache.read(path), self._infos[index][side], path)
 
 
 def _match(
     gt: list[FoundImage], lq: list[FoundImage], template: str
 ) -> tuple[list[tuple[Path, Path]], list[str]]:
     """Pair GT and LQ files; messages for files without a partner or with several."""
-    low: dict[_Place, list[Path]] = {}
+    low: dict[_FileKey, list[Path]] = {}
     for found in lq:
         low.setdefault((found.folder, found.stem), []).append(found.path)
     pairs: list[tuple[Path, Path]] = []
     problems: list[str] = []
-    claimed: dict[_Place, Path] = {}
+    claimed: dict[_FileKey, Path] = {}
     for found in gt:
         name = found.stem.with_name(template.replace("{}", found.stem.name))
         partners = low.get((found.folder, name), [])

@@ -42,7 +42,7 @@ def generator_loss(kind: str, fake: Tensor, real: Tensor | None = None) -> Tenso
     if kind == "r3gan":
         if real is None:
             raise UsageError("the r3gan generator loss needs the logits of real images too")
-        _require_pairs(real, fake)
+        _require_same_shape(real, fake)
         # Real logits do not depend on the generator, and this loss must not train the other side.
         return F.softplus(full_precision(real.detach()) - fake).mean()
     if kind == "hinge":
@@ -62,7 +62,7 @@ def discriminator_loss(kind: str, real: Tensor, fake: Tensor) -> Tensor:
     _require_kind(kind)
     real, fake = full_precision(real), full_precision(fake)
     if kind == "r3gan":
-        _require_pairs(real, fake)
+        _require_same_shape(real, fake)
         return F.softplus(fake - real).mean()
     if kind == "hinge":
         return F.relu(1 - real).mean() + F.relu(1 + fake).mean()
@@ -71,7 +71,7 @@ def discriminator_loss(kind: str, real: Tensor, fake: Tensor) -> Tensor:
     return F.softplus(-real).mean() + F.softplus(fake).mean()
 
 
-def gradient_penalty(logits: Tensor, picture: Tensor) -> Tensor:
+def gradient_penalty(logits: Tensor, image: Tensor) -> Tensor:
     """Return the R1 or R2 gradient penalty: mean over B of the squared gradient norm.
 
     The gradient is that of the logits in the image. It is R1 for real images, R2 for fake ones
@@ -81,24 +81,24 @@ def gradient_penalty(logits: Tensor, picture: Tensor) -> Tensor:
         logits: (B, ...), from a discriminator that does not mix the images of a batch. The logits
             of an image are summed, so that the penalty grows with the size of a map; pass the
             mean over the map to avoid that.
-        picture: (B, ...), the image that ``logits`` were computed from; requires a gradient.
+        image: (B, ...), the image that ``logits`` were computed from; requires a gradient.
 
     Raises:
-        UsageError: If ``picture`` does not require a gradient, or ``logits`` do not depend on it.
+        UsageError: If ``image`` does not require a gradient, or ``logits`` do not depend on it.
     """
-    if not picture.requires_grad:
+    if not image.requires_grad:
         raise UsageError(
-            f"the gradient penalty's image {tuple(picture.shape)} does not require a gradient",
+            f"the gradient penalty's image {tuple(image.shape)} does not require a gradient",
             hint="call requires_grad_() on it before the discriminator",
         )
     gradient = None
     if logits.requires_grad:
         (gradient,) = torch.autograd.grad(
-            full_precision(logits).sum(), picture, create_graph=True, allow_unused=True
+            full_precision(logits).sum(), image, create_graph=True, allow_unused=True
         )
     if gradient is None:
         raise UsageError(
-            f"logits {tuple(logits.shape)} do not depend on the image {tuple(picture.shape)}",
+            f"logits {tuple(logits.shape)} do not depend on the image {tuple(image.shape)}",
             hint="pass the tensor that the discriminator received, with gradients enabled",
         )
     return full_precision(gradient).flatten(1).square().sum(1).mean()
@@ -114,7 +114,7 @@ def _require_kind(kind: str) -> None:
         )
 
 
-def _require_pairs(real: Tensor, fake: Tensor) -> None:
+def _require_same_shape(real: Tensor, fake: Tensor) -> None:
     """Require equal shapes: broadcasting would pair each image with all the others."""
     if real.shape != fake.shape:
         raise UsageError(

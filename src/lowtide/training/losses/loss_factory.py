@@ -39,7 +39,7 @@ def make_loss(type: str, **options: Any) -> nn.Module:
     are arguments of the class. Raises UsageError for an unknown name or option, a missing option,
     and values that the class refuses.
     """
-    loss = _loss(type)
+    loss = _loss_class(type)
     parameters = inspect.signature(loss).parameters if "__init__" in vars(loss) else {}
     for option in options:
         if option not in parameters:
@@ -54,7 +54,7 @@ def make_loss(type: str, **options: Any) -> nn.Module:
     return loss(**options)
 
 
-def _loss(name: str) -> type[nn.Module]:
+def _loss_class(name: str) -> type[nn.Module]:
     """Return the class of a name in any spelling; UsageError for an unknown one."""
     plain = name.lower().replace("-", "").replace("_", "").removesuffix("loss")
     for known, loss in _LOSSES.items():

@@ -20,11 +20,11 @@ from lowtide.training.losses.pixel import common_dtype, full_precision, require_
 from lowtide.training.pretrained import read_tensors, select_features
 
 # ImageNet normalization of RGB in 0..1, as torchvision's networks were trained.
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Convolutions of each of VGG19's stages; a ReLU follows each, and pooling each stage.
 _STAGES = 2, 2, 4, 4, 4
-_USUAL = {"conv1_2": 0.1, "conv2_2": 0.1, "conv3_4": 1.0, "conv4_4": 1.0, "conv5_4": 1.0}
-_SOURCE = "pass torchvision's VGG19 weights, vgg19-dcbb9e9d.pth, or the same as .safetensors"
+_DEFAULT_LAYERS = {"conv1_2": 0.1, "conv2_2": 0.1, "conv3_4": 1.0, "conv4_4": 1.0, "conv5_4": 1.0}
+_WEIGHTS_HINT = "pass torchvision's VGG19 weights, vgg19-dcbb9e9d.pth, or the same as .safetensors"
 
 
 class PerceptualLoss(nn.Module):
@@ -45,10 +45,12 @@ class PerceptualLoss(nn.Module):
 
     def __init__(self, weights: str | Path, layers: Mapping[str, float] | None = None) -> None:
         super().__init__()
-        self.layers = _checked(_USUAL if layers is None else layers)
-        self._depths = {_depth(name): weight for name, weight in self.layers.items()}
+        self.layers = _validated_layers(_DEFAULT_LAYERS if layers is None else layers)
+        self._weights_by_index = {
+            _layer_index(name): weight for name, weight in self.layers.items()
+        }
         # A tuple hides it from nn.Module: it is not trained, saved, or put in train mode.
-        self._hidden = (_network(Path(weights), max(self._depths)),)
+        self._hidden = (_load_vgg19(Path(weights), max(self._weights_by_index)),)
 
     @property
     def network(self) -> nn.Module:
@@ -69,38 +71,38 @@ class PerceptualLoss(nn.Module):
         """
         prediction, target = common_dtype(prediction, target)
         network = self._hidden[0]
-        least = 2 ** sum(isinstance(layer, nn.MaxPool2d) for layer in network)
+        min_side = 2 ** sum(isinstance(layer, nn.MaxPool2d) for layer in network)
         height, width = prediction.shape[2:]
-        if min(height, width) < least:
+        if min(height, width) < min_side:
             raise UsageError(
-                f"the perceptual loss of {', '.join(self.layers)} needs sides of at least {least} "
-                f"pixels, not an image of {width}x{height}"
+                f"the perceptual loss of {', '.join(self.layers)} needs sides of at least"
+                f" {min_side} pixels, not an image of {width}x{height}"
             )
         with torch.no_grad():
-            wanted = self._features(target)
+            target_features = self._features(target)
         found = self._features(prediction)
         terms = [
-            weight * (found[depth] - wanted[depth]).abs().mean()
-            for depth, weight in self._depths.items()
+            weight * (found[depth] - target_features[depth]).abs().mean()
+            for depth, weight in self._weights_by_index.items()
         ]
         return torch.stack(terms).sum()
 
-    def _features(self, picture: Tensor) -> dict[int, Tensor]:
+    def _features(self, image: Tensor) -> dict[int, Tensor]:
         """Return the full-precision feature maps of (B, 3, H, W), by layer index."""
         network = self._hidden[0]
-        x = (picture - picture.new_tensor(_MEAN).view(1, 3, 1, 1)) / picture.new_tensor(
-            _DEVIATION
-        ).view(1, 3, 1, 1)
+        x = (image - image.new_tensor(_MEAN).view(1, 3, 1, 1)) / image.new_tensor(_STD).view(
+            1, 3, 1, 1
+        )
         x = x.to(next(network.parameters()).dtype)
         found = {}
         for depth, layer in enumerate(network):
             x = layer(x)
-            if depth in self._depths:
+            if depth in self._weights_by_index:
                 found[depth] = full_precision(x)
         return found
 
 
-def _checked(layers: Mapping[str, float]) -> dict[str, float]:
+def _validated_layers(layers: Mapping[str, float]) -> dict[str, float]:
     """Return the layers with float weights.
 
     Raises UsageError for no layer, an unknown one, and a weight that is not above 0.
@@ -126,20 +128,22 @@ def _checked(layers: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _depth(name: str) -> int:
+def _layer_index(name: str) -> int:
     """Return the index of ``convSTAGE_PLACE`` in torchvision's ``features``."""
     stage, place = (int(number) for number in name.removeprefix("conv").split("_"))
     return sum(2 * convs + 1 for convs in _STAGES[: stage - 1]) + 2 * (place - 1)
 
 
-def _network(path: Path, deepest: int) -> nn.Sequential:
+def _load_vgg19(path: Path, deepest: int) -> nn.Sequential:
     """Load VGG19's ``features`` up to index ``deepest``, frozen, in fp32."""
     # On the meta device the classifier, six sevenths of VGG19, costs neither time nor memory.
     with torch.device("meta"):
         network = nn.Sequential(*list(vgg19(weights=None).features.children())[: deepest + 1])
     needed = network.state_dict()
-    found = read_tensors(path, "perceptual weights", _SOURCE)
-    network.load_state_dict(select_features(found, needed, path, "VGG19", _SOURCE), assign=True)
+    found = read_tensors(path, "perceptual weights", _WEIGHTS_HINT)
+    network.load_state_dict(
+        select_features(found, needed, path, "VGG19", _WEIGHTS_HINT), assign=True
+    )
     for layer in network:
         if isinstance(layer, nn.ReLU):
             # In place it would overwrite the features, which are taken before the ReLU.

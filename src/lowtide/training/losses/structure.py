@@ -29,7 +29,7 @@ _TAPS, _SIGMA = 11, 1.5
 _C1, _C2 = 0.01**2, 0.03**2
 # Similarities are clamped to it: a negative one has no fractional power, and at 0 the slope is
 # infinite.
-_FLOOR = 1e-4
+_MIN_SIMILARITY = 1e-4
 
 
 class MSSSIMLoss(nn.Module):
@@ -59,7 +59,7 @@ class MSSSIMLoss(nn.Module):
                 luminance, structure = _similarities(x, y)
                 last = scale == len(weights) - 1
                 mean = (luminance * structure if last else structure).mean((2, 3))
-                similarity = similarity * mean.clamp(min=_FLOOR).pow(weight)
+                similarity = similarity * mean.clamp(min=_MIN_SIMILARITY).pow(weight)
             return 1 - similarity.mean()
 
 

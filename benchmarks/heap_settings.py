@@ -38,7 +38,7 @@ SIDES = {
     "DRCT": 128,
     "HAT": 96,
 }
-OWN, PLAIN, KEEPS, GIVES_BACK = "glibc's own", "keeps, small pages", "keeps", "gives back"
+OWN, PLAIN, KEEPS, GIVES_BACK = "glibc's own", "cache, small pages", "cache", "trim"
 # What their processes start with: glibc's own heap moves its threshold as a program runs, and
 # PyTorch asks for huge pages only if that is set before the imports above make a tensor.
 ENVIRONMENTS: dict[str, Mapping[str, str | None]] = {

@@ -171,7 +171,7 @@ def test_the_best_score_is_of_one_measure(tmp_path):
         def __call__(self, network, step):
             return {self.name: next(self.scores)}
 
-        def keep_best(self, network):
+        def save_best(self, network):
             kept.append(True)
 
     def run(total, **val):

@@ -245,7 +245,11 @@ def test_ways_to_upscale_are_compared(lowtide, tmp_path, save, photo):
     assert "identical" in shown.out
     assert "running memory" in shown.err
     report = json.loads(lowtide(*words, "--json").out)
-    assert [row["way"]["name"] for row in report["rows"]] == ["lowtide", "memory", "conservative"]
+    assert [row["variant"]["name"] for row in report["rows"]] == [
+        "lowtide",
+        "memory",
+        "conservative",
+    ]
     assert lowtide("bench", "upscale", source, "--only", "fastest").code == 2
 
 

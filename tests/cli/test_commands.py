@@ -212,7 +212,7 @@ def test_doctor(lowtide, private_cache):
     facts = lowtide("doctor", "--json").json
     assert facts["schema_version"] == 2
     assert facts["devices"][0]["name"] == "cpu"
-    assert facts["cache"] == str(private_cache)
+    assert facts["cache_folder"] == str(private_cache)
     assert {"lowtide", "torch", "libvips", "spandrel"} <= facts["versions"].keys()
     assert [one["name"] for one in facts["half_precision_on_cpu"]] == ["bf16", "fp16"]
     assert all(min(one["linear"], one["convolution"]) > 0 for one in facts["half_precision_on_cpu"])

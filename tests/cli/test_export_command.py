@@ -142,4 +142,4 @@ def test_8_bits(lowtide, target, tmp_path, save, photo):
     done = lowtide(*words, "--calibrate", source, "--json")
     assert done.code == 0, done.err
     assert done.json["precision"] == "int8"
-    assert all(one["psnr_db"] > one["least_db"] == 40 for one in done.json["sizes"])
+    assert all(one["psnr_db"] > one["min_psnr_db"] == 40 for one in done.json["sizes"])

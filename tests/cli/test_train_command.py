@@ -52,7 +52,7 @@ def test_trains(lowtide, tmp_path):
     assert "step 4 of 4: l1loss" in done.err
     assert (tmp_path / "runs/mine/mine.safetensors").is_file()
     again = lowtide("train", "sr", str(tmp_path / "c.yml"), "-o", str(tmp_path / "runs"), "--json")
-    assert json.loads(again.out)["resumed_at"] == 4
+    assert json.loads(again.out)["resumed_step"] == 4
 
 
 def test_quiet(lowtide, tmp_path):

@@ -60,8 +60,8 @@ def test_a_heap_that_gives_back_keeps_nothing_until_it_is_told_to():
         "    for piece in pieces: piece[::4096] = bytes([1]) * 2048\n"
         "    del pieces, piece\n"
         "    return anonymous_bytes() - start > 40 << 20\n"
-        "tune_heap(); set_heap_mode('gives back'); first = kept()\n"
-        "set_heap_mode('keeps'); print(first, kept())"
+        "tune_heap(); set_heap_mode('trim'); first = kept()\n"
+        "set_heap_mode('cache'); print(first, kept())"
     )
     assert run(code) == "False True"
 
@@ -89,8 +89,8 @@ def test_a_heap_that_is_not_ours_is_left_alone():
         "    def mallopt(self, *_): self.calls += 1; return 1\n"
         "    def malloc_trim(self, _): self.calls += 1\n"
         "library = Library(); heap._glibc = lambda: library\n"
-        "heap.set_heap_mode('keeps'); before = library.calls\n"
-        "heap.tune_heap(); heap.set_heap_mode('gives back'); print(before, library.calls > 2)"
+        "heap.set_heap_mode('cache'); before = library.calls\n"
+        "heap.tune_heap(); heap.set_heap_mode('trim'); print(before, library.calls > 2)"
     )
     assert run(code) == "0 True"
 
@@ -106,7 +106,7 @@ def test_what_is_freed_while_the_heap_gives_back_leaves_no_gaps():
         "with HOW():\n"
         "    read = [(filled(2 << 20), filled(60 << 10)) for _ in range(32)]\n"
         "    kept = [small for large, small in read]; del read\n"
-        "trim_heap(); set_heap_mode('gives back')\n"
+        "trim_heap(); set_heap_mode('trim')\n"
         "start = anonymous_bytes(); pieces = [filled(1 << 20) for _ in range(16)]; del pieces\n"
         "print(anonymous_bytes() - start > 8 << 20)"
     )

@@ -13,13 +13,13 @@ from lowtide.core.scratch import BLOCK_BYTES, ScratchBlocks, ScratchSpace
 
 
 def filled(blocks, number, value, size=100):
-    blocks.put(number, 7, memoryview(bytes([value]) * size))
+    blocks.write(number, 7, memoryview(bytes([value]) * size))
     return number
 
 
 def read(blocks, number, size=100):
     found = bytearray(size)
-    blocks.get(number, 7, memoryview(found))
+    blocks.read(number, 7, memoryview(found))
     return found
 
 

@@ -40,7 +40,7 @@ def test_a_model_that_reaches_less_than_tiles_share_has_no_seams(tmp_path, save,
         progress=told.append,
     )
     assert (report.width, report.height) == (160, 96)
-    assert told[:2] == ["whole", "streamed"]
+    assert told[:2] == ["the whole image", "in bands of rows"]
     assert [(row.blend, row.overlap) for row in report.rows] == [
         ("streamed", 0),
         *((blend, overlap) for overlap in OVERLAPS for blend in BLENDS),
@@ -100,5 +100,5 @@ def test_what_makes_no_tiles(tmp_path, save, photo):
     gray = save(tmp_path / "gray.png", photo[:100, :170, :1])
     with pytest.raises(UsageError, match="RGB"):
         compare_seams(gray, tile=64)
-    with pytest.raises(UsageError, match="too few"):
+    with pytest.raises(UsageError, match="too small"):
         compare_seams(save(tmp_path / "tiny.png", photo[:10, :10]), tile=64)

@@ -101,7 +101,7 @@ def test_a_folder_goes_on_as_it_began(tmp_path, source, known, monkeypatch):
     made = PreparedModel.image_task
     monkeypatch.setattr(
         PreparedModel,
-        "picture",
+        "image_task",
         lambda self, *given: seen.append(self.compile_gain) or made(self, *given),
     )
     folder = tmp_path / "in"

@@ -67,7 +67,7 @@ def test_the_same_each_time(tmp_path, photos):
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(1, "1 photograph alone"), (3, "3 photographs"), (4, "")]
+    ("count", "words"), [(1, "only 1 photograph"), (3, "3 photographs"), (4, "")]
 )
 def test_few_photographs_are_noted(tmp_path, save, photo, count, words):
     for place in range(count):
@@ -126,7 +126,7 @@ def test_sizes_that_the_model_takes(photos):
     (piece,) = calibration_images.evaluation_crops([photos / "a.png"], model, [(129, 131)])
     assert piece.shape == (1, 3, 64, 128)
     large = Model(nn.Conv2d(3, 3, 1), replace(facts, size=SizeRule(128)))
-    with pytest.raises(ImageError, match=r"a\.png: too small .* takes 128 at least"):
+    with pytest.raises(ImageError, match=r"a\.png: too small"):
         calibration_images.calibration_crops([photos / "a.png"], large)
 
 

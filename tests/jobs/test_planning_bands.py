@@ -119,10 +119,10 @@ def test_narrow_bands_are_tried_where_others_only_seemed_to_fit(monkeypatch):
     least = caught.value.smallest // MIB
     drafted = BandCandidates.candidates
 
-    def lighter(self, *, small=False):
+    def lighter(self, *, low_memory=False):
         """Drafts of which all but the narrow ones are far too light."""
-        plans = drafted(self, low_memory=small)
-        return plans if small else [_of_half(plan) for plan in plans]
+        plans = drafted(self, low_memory=low_memory)
+        return plans if low_memory else [_of_half(plan) for plan in plans]
 
     monkeypatch.setattr(BandCandidates, "candidates", lighter)
     _, plan = chosen(global_net(), least)

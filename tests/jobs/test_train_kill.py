@@ -62,7 +62,7 @@ elif moment == "state":
     torch.save = save_and_die
 elif moment:
     Path.replace = rename_and_die
-print(train_sr(config, folder).resumed_at)
+print(train_sr(config, folder).resumed_step)
 """
 
 

@@ -129,7 +129,7 @@ def test_the_tiles_of_a_single_image_are_shared(folder, tmp_path, started):
     assert done.memory.within_budget
     assert one.read_bytes() == two.read_bytes()
     # Each has a network of its own, of the same weights.
-    (here, *_), others = watched.call_args.args, watched.call_args.kwargs["others"]
+    (here, *_), others = watched.call_args.args, watched.call_args.kwargs["replicas"]
     assert [other.forward is here.forward for other in others] == [False]
     pairs = zip(here.forward.parameters(), others[0].forward.parameters(), strict=True)
     assert all(a is b for a, b in pairs)

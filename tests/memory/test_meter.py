@@ -12,7 +12,7 @@ from lowtide.memory.meter import CudaMeter, available_host_bytes, total_host_byt
 
 def run(name):
     """What a function of `meter_runs` returns in a process of its own."""
-    return measure_in_subprocess(f"meter_runs:{name}").result
+    return measure_in_subprocess(f"support.meter_runs:{name}").result
 
 
 def test_an_allocation_is_seen_and_so_is_its_end():

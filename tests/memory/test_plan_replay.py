@@ -52,7 +52,7 @@ def test_a_missing_file_is_named(tmp_path) -> None:
 
 def test_a_plan_of_other_weights_is_refused() -> None:
     budget = Budget(100 * MIB, 100 * MIB, 0)
-    with pytest.raises(UsageError, match="model sha256 is abc, that of this run def"):
+    with pytest.raises(UsageError, match="model sha256 is abc, but this run has def"):
         check_replay(a_plan(), {"model_sha256": "def"}, budget)
 
 

@@ -123,5 +123,5 @@ def test_without_torchao_it_says_what_to_install():
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_bands_of_rows_are_refused(precision):
-    with pytest.raises(UsageError, match="8 bits"):
+    with pytest.raises(UsageError, match="8-bit"):
         UpscaleSettings.of(precision=precision, strategy="streamed")

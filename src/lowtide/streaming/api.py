@@ -67,7 +67,7 @@ class Streamed(nn.Module):
     """
 
     # Attributes that a call may change: no change of a module that contains this one.
-    _ignored_attributes = frozenset({"_known", "_replays", "_lock", "_scratch", "_wishes"})
+    _ignored_attributes = frozenset({"_prepared", "_replays", "_lock", "_scratch", "_settings"})
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Streamed(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has its own weights; the programs hold those of this module.
-        own = {"_known", "_replays", "_lock"}
+        own = {"_prepared", "_replays", "_lock"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

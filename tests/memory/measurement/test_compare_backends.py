@@ -20,11 +20,11 @@ def test_the_table_of_two_ledgers():
     assert compare_ledgers(
         predicted, [row("weights", 3 * MIB), row("context", 3 * MIB)]
     ).splitlines() == [
-        "         predicted   at most  measured",
-        "weights   3.00 MiB  3.00 MiB  3.00 MiB",
-        "scratch   1.00 MiB  2.00 MiB         –",
-        "context          –         –  3.00 MiB",
-        "total     4.00 MiB  5.00 MiB  6.00 MiB",
+        "           predicted   at most  measured",
+        "weights     3.00 MiB  3.00 MiB  3.00 MiB",
+        "workspace   1.00 MiB  2.00 MiB         –",
+        "context            –         –  3.00 MiB",
+        "total       4.00 MiB  5.00 MiB  6.00 MiB",
         "measured / predicted 1.500, over the bound by 1.00 MiB",
     ]
     assert compare_ledgers(predicted, [row("weights", MIB)]).endswith("0.250, within the bound")

@@ -125,7 +125,7 @@ def losses(net, device=None, steps=3, recompute=False):
         optimizer.zero_grad()
         seen.append(loss.item())
         if device is not None:
-            seen.append(device.live)
+            seen.append(device.live_bytes)
     return seen
 
 

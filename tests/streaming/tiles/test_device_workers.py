@@ -34,7 +34,7 @@ def test_the_same_bytes_whoever_ran_what(array, wishes):
     assert plan.device_count == 3
     others = [network(conv_net()) for _ in range(2)]
     alone, _ = run_array(network(conv_net()), array, plan)
-    result, outcome = run_array(network(conv_net()), array, plan, others=others)
+    result, outcome = run_array(network(conv_net()), array, plan, replicas=others)
     assert np.array_equal(result, alone)
     assert outcome.tiles == plan.tiles
     assert not running()
@@ -49,7 +49,7 @@ def test_they_do_run_at_once(array):
         return inner(x)
 
     plan = plan_of(array, lanes=2).model_copy(update={"tile_width": 98})  # two tiles in a row
-    run_array(network(together), array, plan, others=[network(together)])
+    run_array(network(together), array, plan, replicas=[network(together)])
 
 
 class Failing(torch.nn.Module):
@@ -68,7 +68,7 @@ def test_a_device_that_disappears_loses_nothing(array):
     plan = plan_of(array)
     gone = network(Failing(RuntimeError("CUDA error: device is lost\nmore")), device="cpu")
     alone, _ = run_array(network(conv_net()), array, plan)
-    result, outcome = run_array(network(conv_net()), array, plan, others=[gone])
+    result, outcome = run_array(network(conv_net()), array, plan, replicas=[gone])
     assert np.array_equal(result, alone)
     assert outcome.tiles == plan.tiles
     assert outcome.events == ["cpu failed (CUDA error: device is lost): its tiles went to cpu"]
@@ -99,14 +99,14 @@ def test_what_one_had_goes_to_another_whoever_is_lost(broken, told):
 def test_the_last_ones_error_is_raised(array):
     both = [network(Failing(RuntimeError(f"device {name} is lost"))) for name in "ab"]
     with pytest.raises(RuntimeError, match="is lost"):
-        run_array(both[0], array, plan_of(array), others=both[1:])
+        run_array(both[0], array, plan_of(array), replicas=both[1:])
     assert not running()
 
 
 def test_what_is_wrong_with_the_image_is_not_tried_elsewhere(array):
     infinite = network(lambda x: conv_net()(x) * torch.inf)
     with pytest.raises(NotFiniteError):
-        run_array(network(conv_net()), array, plan_of(array), others=[infinite])
+        run_array(network(conv_net()), array, plan_of(array), replicas=[infinite])
     assert not running()
 
 
@@ -119,7 +119,7 @@ def test_memory_that_runs_out_shrinks_one_lane_only(array):
             return tight(x)
         return tight.inner(x)
 
-    result, outcome = run_array(network(conv_net()), array, plan, others=[network(twice)])
+    result, outcome = run_array(network(conv_net()), array, plan, replicas=[network(twice)])
     alone, _ = run_array(network(conv_net()), array, plan)
     assert np.abs(result.astype(int) - alone).max() <= 1
     assert outcome.events[0] == "cpu: out of memory: batch size 1 from here on"
@@ -134,7 +134,7 @@ def test_a_stop_ends_the_threads(array):
 
     with pytest.raises(Cancelled):
         run_array(
-            network(conv_net()), array, plan_of(array), others=[network(conv_net())], cancel=stop
+            network(conv_net()), array, plan_of(array), replicas=[network(conv_net())], cancel=stop
         )
     assert not running()
 

@@ -35,6 +35,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/codespell src tests benchmarks scripts docs examples *.md
 	$(BIN)/python scripts/render_results.py --check
+	$(BIN)/python scripts/render_imports.py --check
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -8,7 +8,7 @@ PINS ?= -c constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo demo-train test test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-training bench-gpu wheel clean
+.PHONY: demo demo-train test test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
@@ -88,6 +88,10 @@ bench-gpu: $(VENV)/.dev
 	$(BIN)/python benchmarks/large_images.py --device cuda:0 --fresh
 	$(BIN)/python benchmarks/attention_gpu.py --fresh
 	$(BIN)/python benchmarks/streaming_gpu.py --fresh
+
+# At most 8 minutes: what was never measured on a GPU, oldest first; goes on where it was.
+gpu-report: $(VENV)/.dev
+	$(BIN)/python benchmarks/gpu_report.py --minutes 8
 
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W -q -b html docs docs/_build/html

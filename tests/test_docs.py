@@ -77,6 +77,13 @@ def test_another_contract_is_another_table_of_packages(tmp_path):
     assert "CONTRIBUTING.md: out of date" in done.stdout
 
 
+def test_the_oldest_pytorch_is_named_as_it_is_promised():
+    promised = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert promised is not None
+    assert f"PyTorch {promised[1]} or newer" in README.read_text(encoding="utf-8")
+    assert f"allows, {promised[1]}, in" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("command", ["upscale", "models", "doctor", "train sr"])
 def test_every_option_is_documented(command):
     page = (ROOT / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")

@@ -4,11 +4,12 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+OLDEST ?= .venv-oldest
 PINS ?= -c constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo demo-train test test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-training bench-gpu wheel clean
+.PHONY: demo demo-train test test-oldest test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
@@ -21,6 +22,17 @@ demo-train: $(VENV)/.dev
 # Two processes of one thread each; what a test measures of its process is its own.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The same with the oldest PyTorch that pyproject.toml allows, in an environment of its own.
+test-oldest: $(OLDEST)/constraints.txt
+	$(MAKE) test VENV=$(OLDEST) PINS="-c $(OLDEST)/constraints.txt"
+
+# All else as pinned, but for a NumPy that Triton's interpreter of that time can use.
+$(OLDEST)/constraints.txt: pyproject.toml constraints.txt
+	mkdir -p $(OLDEST)
+	grep -vE '^(torch|torchvision|triton|numpy|cuda-.*|nvidia-.*)==' constraints.txt > $@
+	sed -nE 's/^ *"(torch|torchvision)>=([0-9.]+)",$$/\1==\2.*/p' pyproject.toml >> $@
+	echo 'numpy<2.4' >> $@
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
@@ -35,6 +47,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/codespell src tests benchmarks scripts docs examples *.md
 	$(BIN)/python scripts/render_results.py --check
+	$(BIN)/python scripts/render_imports.py --check
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff format .
@@ -88,6 +101,10 @@ bench-gpu: $(VENV)/.dev
 	$(BIN)/python benchmarks/attention_gpu.py --fresh
 	$(BIN)/python benchmarks/streaming_gpu.py --fresh
 
+# At most 8 minutes: what was never measured on a GPU, oldest first; goes on where it was.
+gpu-report: $(VENV)/.dev
+	$(BIN)/python benchmarks/gpu_report.py --minutes 8
+
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W -q -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
@@ -112,4 +129,4 @@ $(VENV)/.docs: $(VENV)/.runtime
 	@touch $@
 
 clean:
-	rm -rf $(VENV) dist build demo docs/_build
+	rm -rf $(VENV) $(OLDEST) dist build demo docs/_build

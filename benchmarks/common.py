@@ -136,8 +136,9 @@ class ResultFile:
         fresh: bool = False,
         packages: Sequence[str] = (),
         environments: Literal["one", "any", "each"] = "one",
+        folder: Path = RESULTS,
     ) -> None:
-        self.path = RESULTS / f"{name}.json"
+        self.path = folder / f"{name}.json"
         here = environment(packages)
         self._elsewhere: dict[str, Any] = {}
         self._each = environments == "each"
@@ -179,6 +180,15 @@ class ResultFile:
         self.data["rows"].append({"row": row, **figures})
         self._save()
         print(row, json.dumps(figures))
+
+    def drop_here(self, rows: Iterable[str]) -> None:
+        """Forget those of ``rows`` that were measured in the environment of this process."""
+        named = set(rows)
+        self.data["rows"] = [
+            entry
+            for entry in self.data["rows"]
+            if entry["row"] not in named or not self.measured_here(entry)
+        ]
 
     def drop_elsewhere(self, rows: Iterable[str]) -> None:
         """Forget those of ``rows``, which are compared with one another, that are of another

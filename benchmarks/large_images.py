@@ -16,6 +16,17 @@ from tile_loop import MODEL, run
 SIZES = {"24 megapixels": (6000, 4000), "96 megapixels": (12000, 8000)}
 
 
+def measure(width: int, height: int, device: str, budget: str) -> dict:
+    """One size, after a small image for which the model's costs are measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        small = photograph(Path(folder) / "small.jpg", 600, 400)
+        run("lowtide", small, Path(folder) / "small.png", f"device={device}")
+        source = photograph(Path(folder) / "photo.jpg", width, height)
+        target = Path(folder) / "photo.png"
+        figures = run("lowtide", source, target, f"budget={budget}", f"device={device}")
+    return {"width": width, "height": height, "budget": budget, **figures}
+
+
 def main() -> None:
     """One row for each size, and one for their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -29,21 +40,9 @@ def main() -> None:
         about=f"Photographs x2 with {MODEL} under --budget {options.budget}, JPEG to PNG.",
         fresh=options.fresh,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        small = photograph(Path(folder) / "small.jpg", 600, 400)
-        run("lowtide", small, Path(folder) / "small.png", f"device={options.device}")
-        for row, (width, height) in SIZES.items():
-            if results.has(row):
-                continue
-            source = photograph(Path(folder) / "photo.jpg", width, height)
-            figures = run(
-                "lowtide",
-                source,
-                Path(folder) / "photo.png",
-                f"budget={options.budget}",
-                f"device={options.device}",
-            )
-            results.add(row, width=width, height=height, budget=options.budget, **figures)
+    for row, size in SIZES.items():
+        if not results.has(row):
+            results.add(row, **measure(*size, options.device, options.budget))
     if not results.has("ratio"):
         results.add_growth("ratio", *SIZES)
 

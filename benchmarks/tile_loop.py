@@ -44,11 +44,13 @@ def middle(runs: list[dict], name: str) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def measure(device: str, pairs: int) -> tuple[dict[str, list[dict]], int]:
+def measure(
+    device: str, pairs: int, size: tuple[int, int] = SIZE
+) -> tuple[dict[str, list[dict]], int]:
     """All runs by side, and the largest difference between the two pictures (of 255)."""
     runs: dict[str, list[dict]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
-        source = photograph(Path(folder) / "photo.png", *SIZE)
+        source = photograph(Path(folder) / "photo.png", *size)
         targets = {kind: Path(folder) / f"{kind}.png" for kind in ("lowtide", "tile_loop")}
         run("lowtide", source, targets["lowtide"], f"device={device}")  # learns the costs once
         for _, side in in_turns(SIDES, pairs):

@@ -48,12 +48,40 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "large.png").is_file()
 
 
-def test_the_tables_are_those_of_the_result_files():
-    script = ROOT / "scripts" / "render_results.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
-    )
+def is_current(script: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script that renders a table, with ``--check``."""
+    command = [sys.executable, str(script), "--check"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("script", ["render_results.py", "render_imports.py"])
+def test_the_tables_are_those_of_their_sources(script):
+    done = is_current(ROOT / "scripts" / script)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_another_contract_is_another_table_of_packages(tmp_path):
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    copy = tmp_path / "scripts"
+    shutil.copytree(ROOT / "scripts", copy)
+    shutil.copy(ROOT / "CONTRIBUTING.md", tmp_path)
+    contracts = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    settings = tmp_path / "pyproject.toml"
+    settings.write_text(contracts, encoding="utf-8")
+    assert is_current(copy / "render_imports.py").returncode == 0
+    allowed = contracts.replace('"lowtide.media", "lowtide.models", ', "")
+    assert allowed != contracts
+    settings.write_text(allowed, encoding="utf-8")
+    done = is_current(copy / "render_imports.py")
+    assert done.returncode == 1
+    assert "CONTRIBUTING.md: out of date" in done.stdout
+
+
+def test_the_oldest_pytorch_is_named_as_it_is_promised():
+    promised = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert promised is not None
+    assert f"PyTorch {promised[1]} or newer" in README.read_text(encoding="utf-8")
+    assert f"allows, {promised[1]}, in" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("command", ["upscale", "models", "doctor", "train sr"])

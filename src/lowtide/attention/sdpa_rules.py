@@ -1,7 +1,7 @@
 """Predict which kernel PyTorch's scaled_dot_product_attention selects, and why.
 
 The conditions are those of PyTorch's own selection, in aten/src/ATen/native/transformers
-(cuda/sdp_utils.cpp and sdp_utils_cpp.cpp) of releases 2.8 to 2.15, restated as one table of
+(cuda/sdp_utils.cpp and sdp_utils_cpp.cpp) of releases 2.11 to 2.15, restated as one table of
 refusals per kernel. Nested tensors and AMD GPUs are not covered.
 """
 
@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib import metadata
 from typing import Literal
 
 import torch
-from packaging.version import Version
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -22,8 +20,8 @@ from lowtide.attention.spec import AttentionCall, AttentionDevice
 AttentionPath = Literal["flash", "efficient", "cudnn", "math", "cpu_flash"]
 
 _HALF = (torch.float16, torch.bfloat16)
-# The cuDNN version of PyTorch's wheels by minimum release, for builds without cuDNN.
-_BUNDLED_CUDNN = ((Version("2.11"), 91900), (Version("2.9"), 91000))
+# The cuDNN version of PyTorch's wheels, at least, for builds without cuDNN.
+_BUNDLED_CUDNN = 91900
 
 
 def sdpa_kernel_for(device: AttentionDevice, call: AttentionCall) -> AttentionPath:
@@ -38,35 +36,27 @@ def sdpa_kernel_for(device: AttentionDevice, call: AttentionCall) -> AttentionPa
 
 def kernel_priority(device: AttentionDevice) -> tuple[AttentionPath, ...]:
     """Return a CUDA device's fused kernels, in the order PyTorch tries them."""
-    if prefers_cudnn(device.capability, *installed_versions()):
+    if prefers_cudnn(device.capability, cudnn_version()):
         return "cudnn", "flash", "efficient"
     # Otherwise cuDNN comes after math, which never refuses.
     return "flash", "efficient"
 
 
-def prefers_cudnn(capability: tuple[int, int], release: Version, cudnn: int) -> bool:
+def prefers_cudnn(capability: tuple[int, int], cudnn: int) -> bool:
     """Return whether PyTorch tries cuDNN first.
 
     It does on data center Hopper and Blackwell GPUs, by version. ``cudnn`` is a version such as
-    91900 for 9.19.0. The threshold follows pytorch#162073 (2.9) and pytorch#169849 (from 2.10 on).
+    91900 for 9.19.0. The threshold is that of pytorch#169849.
     """
-    if capability[0] not in (9, 10) or release < Version("2.9"):
-        return False
-    if release < Version("2.10"):
-        return cudnn >= 90900
-    return cudnn > 91500
+    return capability[0] in (9, 10) and cudnn > 91500
 
 
 @cache
-def installed_versions() -> tuple[Version, int]:
-    """Return (PyTorch's release, its cuDNN version as an integer).
-
-    Builds without cuDNN get the version of that release's wheels.
-    """
-    release = Version(Version(metadata.version("torch")).base_version)
+def cudnn_version() -> int:
+    """Return PyTorch's cuDNN version; for builds without cuDNN, that of its wheels."""
     if torch.backends.cudnn.is_available() and (version := torch.backends.cudnn.version()):
-        return release, version
-    return release, next((number for since, number in _BUNDLED_CUDNN if release >= since), 90100)
+        return version
+    return _BUNDLED_CUDNN
 
 
 @cache
@@ -114,7 +104,7 @@ def _is_misaligned(device: AttentionDevice, call: AttentionCall) -> bool:
 
 
 def _is_too_wide_for_cudnn(device: AttentionDevice, call: AttentionCall) -> bool:
-    cudnn = installed_versions()[1]
+    cudnn = cudnn_version()
     dims = call.head_dim, call.value_dim
     if device.capability == (9, 0) or device.capability[0] == 10:
         if cudnn > 92200:
@@ -180,7 +170,7 @@ _RULES: dict[AttentionPath, tuple[_Rule, ...]] = {
         ("the dropout is not a multiple of 1/16", lambda _, c: c.dropout * 16 % 1 != 0),
         (
             "cuDNN 9.11 to 9.13 do not support dropout",
-            lambda _, c: c.dropout > 0 and 91100 < installed_versions()[1] < 91400,
+            lambda _, c: c.dropout > 0 and 91100 < cudnn_version() < 91400,
         ),
         ("there are over 65535 batches or heads", lambda _, c: max(c.batch, c.heads) > 65535),
         ("a head dimension is too large", _is_too_wide_for_cudnn),

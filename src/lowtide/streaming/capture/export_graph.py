@@ -91,12 +91,11 @@ class _OneTensor(nn.Module):
     ``pack`` puts a tensor back into the module's output container.
     """
 
-    pack: Repack
-    written: set[AttributeKey]
-
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.pack: Repack = lambda tensor: tensor
+        self.written: set[AttributeKey] = set()
 
     def forward(self, image: Tensor) -> Tensor:
         """Return the module's result tensor for an image."""

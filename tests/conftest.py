@@ -18,6 +18,19 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test marked ``grid(n)`` every n-th case runs by default, the others with ``slow``."""
+    counted = {}
+    for item in items:
+        grid = item.get_closest_marker("grid")
+        if grid is not None:
+            test = item.nodeid.partition("[")[0]
+            counted[test] = counted.get(test, -1) + 1
+            if counted[test] % grid.args[0]:
+                item.add_marker("slow")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     """A test marked ``own_process`` is run by a pytest of its own, with nothing before it: what
     other tests left behind, and let go of later, would be in its figures."""

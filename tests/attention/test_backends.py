@@ -78,6 +78,7 @@ def accepts(name, tensors, mask, spec):
     return BACKENDS[name].unsupported_reason(LocalDevice(), call) is None
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("part", range(10))
 @pytest.mark.parametrize("name", FAST)
 def test_parity_forward_and_backward(name, part):

@@ -25,6 +25,7 @@ def softened(scores, values, **more):
     return out, len(asked)
 
 
+@pytest.mark.grid(7)
 @pytest.mark.parametrize("shape", [(1, 1), (7, 5), (2, 3, 33, 65)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [0.0, 1.0, 8.0, 30.0, 1000.0])

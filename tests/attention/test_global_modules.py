@@ -112,6 +112,7 @@ def check_parity(pair, seed, dtype, tolerance):
         assert (one - other).detach().abs().max() <= tolerance * largest
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("seed", range(6))
 def test_equals_its_formula(pair, seed, narrow_bands):
     check_parity(pair, seed, torch.float64, 1e-10)
@@ -123,6 +124,7 @@ def test_equals_its_formula_at_drawn_sizes(pair, seed, narrow_bands):
     check_parity(pair, seed, (torch.float64, torch.float32)[seed % 2], (1e-10, 1e-4)[seed % 2])
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_no_worse_than_plain_operators(pair, dtype):
     module, reference = pair

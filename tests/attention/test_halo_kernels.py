@@ -98,11 +98,13 @@ def check_parity(seed, dtype=torch.float32, tolerance=2e-6, tiles=None):
         assert (one - other).abs().max() <= 2 * tolerance * max(1, float(other.abs().max()))
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("seed", range(8))
 def test_equals_its_definition(seed):
     check_parity(seed)
 
 
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("seed", [1, 2, 3, 5, 7, 8, 12, 16, 17])
 def test_equals_its_definition_where_tiles_are_loaded_as_such(seed):
     """As Hopper's copy engine does."""
@@ -127,6 +129,7 @@ def test_bf16_is_refused_where_triton_interprets_it_wrongly(monkeypatch):
     assert unsupported_reason((1, 9, 9, 1, 16), torch.bfloat16, Windows()) is None
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("tile", [KernelTile(64, 16), KernelTile(16, 64)], ids=str)
 def test_tiles_that_do_not_divide_the_window(tile):
     torch.manual_seed(0)
@@ -153,6 +156,7 @@ def test_gradients_are_the_same_every_time():
     assert torch.equal(*results)
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("boundary", ["mask", "shift", "zero", "reflect"])
 @pytest.mark.parametrize("position", ["none", "table", "decomposed", "rope"])
 def test_the_module_gives_the_same_by_either_way(boundary, position):
@@ -213,6 +217,7 @@ def test_taken_unasked_only_where_it_was_measured():
         assert not is_preferred(other, torch.bfloat16)
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("seed", range(40))
 def test_what_needs_no_masks_is_inside(seed):
     """Window by window, and for tiles of keys also tile by tile."""

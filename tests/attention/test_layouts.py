@@ -21,6 +21,7 @@ MADE = {
 }
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("name", MADE)
 def test_numbers_stay_and_lie_in_order(name):
     given = MADE[name]()

@@ -11,6 +11,7 @@ from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep
 
 
+@pytest.mark.grid(11)
 # Of 24 and 240 channels both are oneDNN's, of 340 one is made in parts.
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(5, 1001), (1, 4096), (5005,), (3,), (), (0, 4)])
@@ -41,6 +42,7 @@ def test_gelu_comes_with_the_product(monkeypatch, bias, known):
     torch.testing.assert_close(found, F.gelu(F.linear(x, weight, added)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.grid(7)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("plus", [True, False])

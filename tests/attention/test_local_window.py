@@ -70,6 +70,7 @@ def check_parity(seed, dtype, tolerance, side=70):
         assert (module(image.to(dtype)) - exact[0]).abs().max() <= tolerance * largest
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("seed", range(32))
 def test_equals_its_definition(seed):
     check_parity(seed, torch.float64, 1e-11, side=40)
@@ -134,6 +135,7 @@ def test_the_fused_kernel_takes_every_window(form, position):
         assert module(torch.randn(1, 16, 70, 50)).isfinite().all()
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("seed", range(24))
 def test_rows_equal_those_of_the_whole(seed):
     module, image = drawn(seed)
@@ -179,6 +181,7 @@ def check_coverage(windows, phase, length):
     assert all(abs(one - 1) < 1e-12 for one in sums)
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("form", ["halo", "blended"])
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_every_pixel_of_every_size_is_computed(form, boundary):
@@ -196,6 +199,7 @@ def test_every_pixel_is_computed_with_every_phase(form, boundary):
                 check_coverage(Windows(size, shared, form, boundary), phase, length)
 
 
+@pytest.mark.grid(9)
 @pytest.mark.parametrize("seed", range(100))
 def test_the_result_depends_on_the_image_at_every_pixel(seed):
     draw = random.Random(seed)

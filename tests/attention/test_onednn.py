@@ -52,6 +52,7 @@ def assert_as_near(found, plain, wanted):
     assert (found.double() - wanted).square().mean().sqrt() <= 3 * max(usual, floor)
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize(
     "shape", [(1, 3, 65, 83), (2, 3, 65, 83), (2, 1, 65, 83), (1, 1, 1, 83), (3, 65, 1), (65, 83)]
 )
@@ -107,6 +108,7 @@ def test_numbers_that_are_not_finite_stay_to_be_seen():
     assert result[0, 0, [0, 1, 3, 4, 5]].isfinite().all()
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("sizes", [(1, 2, 576, 1024, 32), (2, 1, 300, 9000, 16), (5, 4, 64, 70, 8)])
 @pytest.mark.parametrize("size", [1, 1000])  # of scores: large ones are computed again
 @pytest.mark.parametrize("masked", [False, True])

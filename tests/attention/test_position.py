@@ -37,6 +37,7 @@ def one_by_one(position, down, right):
     )
 
 
+@pytest.mark.grid(7)
 @pytest.mark.parametrize("kind", [TableBias, DecomposedBias])
 @pytest.mark.parametrize("down", SHAPES)
 @pytest.mark.parametrize("right", SHAPES)

@@ -53,6 +53,7 @@ CASES = {
 }
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("backend", [None, "reference", "chunked", "sdpa-flash"])
 @pytest.mark.parametrize("case", CASES)
 def test_gives_what_pytorch_gives(case, backend):

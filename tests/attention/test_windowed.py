@@ -14,6 +14,7 @@ def dense(query, key, value, bias, masks, scale):
     return (scores if bias is None else scores + bias).softmax(-1) @ value
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("channels", [6, 16])
 @pytest.mark.parametrize("others", [1, 3, 5])
 @pytest.mark.parametrize("has_bias", [True, False])

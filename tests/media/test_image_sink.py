@@ -60,6 +60,7 @@ def test_nothing_is_written_through_what_lies_there(tmp_path: Path, suffix: str)
     assert theirs.read_text() == "theirs"
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("written", [0, 15, 30])
 def test_abort_leaves_nothing(tmp_path: Path, suffix: str, written: int) -> None:
@@ -186,6 +187,7 @@ def test_resizing_is_exact(
     assert read_image(path).shape == (to_height, to_width, 3)
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("sample", list(FULL))
 @pytest.mark.parametrize("bands", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [(21, 17), (55, 81)], ids=["smaller", "larger"])

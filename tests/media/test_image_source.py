@@ -24,6 +24,7 @@ def vips(rows: np.ndarray) -> pyvips.Image:
     return pyvips.Image.new_from_array(rows).copy(interpretation=space)
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_applied_once(tmp_path: Path, orientation: int, suffix: str) -> None:
@@ -137,6 +138,7 @@ def claim(data: bytes, width: int, height: int) -> bytes:
 KINDS = [{}, {"progressive": True}, {"restart_marker_rows": 1}]
 
 
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("options", KINDS, ids=str)
 @pytest.mark.parametrize(
     "damage",

@@ -253,6 +253,7 @@ def test_a_network_far_larger_than_its_tensors(tmp_path: Path) -> None:
     refused(path, "do not fit.*far larger", 512 << 20)
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize(
     "prefix", ["_orig_mod.", "net_g.", "model.", "module.", "model._orig_mod.", "net_g.module."]
 )

@@ -123,6 +123,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=str)
 @torch.no_grad()

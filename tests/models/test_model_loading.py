@@ -29,6 +29,7 @@ def _spandrel(path: Path) -> spandrel.ImageModelDescriptor[nn.Module]:
     return found.eval()
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("suffix", [".pth", ".ckpt", ".safetensors"])
 def test_equals_spandrel(network: Networks, write: Writer, name: str, suffix: str) -> None:

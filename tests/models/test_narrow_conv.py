@@ -15,6 +15,7 @@ def every_size(monkeypatch):
     monkeypatch.setattr(narrow_conv, "_PRODUCT_BYTES", 1)
 
 
+@pytest.mark.grid(5)
 @pytest.mark.usefixtures("every_size")
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (1, 3), (7, 1)])
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (2, 3), (13, 7)])

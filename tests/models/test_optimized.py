@@ -32,6 +32,7 @@ def both(request):
     return plain, fast
 
 
+@pytest.mark.grid(3)
 # The second is the size that they were trained at.
 @pytest.mark.parametrize("size", [(24, 40), (32, 32), (8, 8), (16, 8), (40, 64)])
 def test_they_give_the_same_numbers(both, size):
@@ -119,6 +120,7 @@ def make_masks_once(model, monkeypatch):
             monkeypatch.setattr(part, "calculate_mask", functools.partial(once, part, make))
 
 
+@pytest.mark.grid(4)
 def test_an_exported_graph_is_that_of_the_model_itself(both, monkeypatch):
     plain, fast = both
     make_masks_once(plain, monkeypatch)
@@ -130,6 +132,7 @@ def test_an_exported_graph_is_that_of_the_model_itself(both, monkeypatch):
     assert names[0] == names[1]
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("family", ["SwinIR", "DRCT"])
 def test_a_capture_makes_masks_of_each_kind_once(family, monkeypatch):
     home = importlib.import_module(f"spandrel.architectures.{family}.__arch.{HOMES[family]}")

@@ -159,6 +159,7 @@ def test_parts_overwrite_only_what_nothing_else_needs(family, kind):
     assert all(kept)
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("total", [1, 7, 64, 97, 100, 768])
 @pytest.mark.parametrize("fitting", [1, 12, 22, 5000])
 def test_parts_are_equal_and_little_is_run_twice(total, fitting, monkeypatch):

@@ -54,6 +54,7 @@ def test_crops_agree_with_the_whole(scale: int) -> None:
         assert torch.allclose(inner, whole[:, :, start : start + inner.shape[2]], atol=1e-12)
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (2, 3)])
 def test_tiny_images(scale: int, size: tuple[int, int]) -> None:

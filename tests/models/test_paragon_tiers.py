@@ -106,6 +106,7 @@ def test_as_many_values_as_published(tier):
     assert sum(weight.numel() for weight in network.parameters()) == COUNTS[tier] - FIXED
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("scale", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 9), (13, 7)])
 def test_the_fixed_path_is_what_it_stands_for(scale, height, width):
@@ -173,6 +174,7 @@ def written(network, path, **more):
     return path
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("scale", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("tier", COUNTS)
 @torch.no_grad()

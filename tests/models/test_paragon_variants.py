@@ -69,6 +69,7 @@ def test_the_deep_ones_run(name):
     assert result.isfinite().all()
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("attention", ["none", "window", "hierarchical"])
 @pytest.mark.parametrize("form", ["halo", "blended"])
@@ -107,6 +108,7 @@ def test_what_a_plain_picture_gets():
     assert ((gain > 0.05) & (gain < 0.2)).all()
 
 
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("name", ["nano", "tiny", pytest.param("s", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("attention", ["none", "window", "hierarchical"])
 @torch.no_grad()

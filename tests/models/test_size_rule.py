@@ -5,6 +5,7 @@ import pytest
 from lowtide.models import ModelDescriptor, SizeRule
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("minimum", [0, 5, 16])
 @pytest.mark.parametrize("multiple_of", [1, 4, 7])
 @pytest.mark.parametrize("square", [False, True])

@@ -37,6 +37,7 @@ def tails(request):
     return plain, fast
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("size", [(1, 6, 41, 9), (2, 6, 17, 5), (1, 6, 8, 8), (1, 6, 3, 30)])
 def test_strips_of_the_last_layers_are_the_whole(tails, size, monkeypatch):
     monkeypatch.setattr(upsample_tail, "_STRIP_BYTES", 1)

@@ -24,6 +24,7 @@ from support.offloaded_models import (
 from support.offloaded_weights import plan_all, run, same
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("split_layers", [False, True], ids=["layers", "modules"])
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("kind", ZOO)

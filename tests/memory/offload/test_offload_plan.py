@@ -26,6 +26,7 @@ def smallest_of(model, **options):
     return caught.value.smallest
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("kind", ZOO)
 def test_blocks_are_a_partition(kind, split):
@@ -113,6 +114,7 @@ def test_names_can_be_kept_resident():
         plan_offload(model, 1 << 20, resident=["layers.33"])
 
 
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("activations", [0, 3000])
 @pytest.mark.parametrize("kind", ZOO)
 def test_every_budget_is_kept_down_to_the_smallest(kind, activations):

@@ -162,6 +162,7 @@ def test_a_refusal_says_why():
     )
 
 
+@pytest.mark.grid(5)
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16, torch.float64])
 @pytest.mark.parametrize("shape", [(1, 2, 8, 16), (2, 8, 16), (1, 2, 2, 8, 16)])
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def traced(model: nn.Module, step: Step) -> tuple:
     return sorted(trace.events), trace.ops, trace.initial, trace.kinds, trace.marks
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("size", [(2, 7, 5), (1, 1, 9), (3, 4, 1)])
 @pytest.mark.parametrize(
     "how",

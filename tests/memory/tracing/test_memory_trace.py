@@ -78,6 +78,7 @@ STEPS: dict[str, Step] = {
 }
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("name", STEPS)
 def test_fake_bytes_are_the_real_ones(name: str) -> None:
     torch.manual_seed(0)
@@ -104,6 +105,7 @@ def test_memory_format_is_followed(layout: torch.memory_format, side: int) -> No
     assert trace_step(model, step).peak_bytes == real_trace(model, step).peak_bytes
 
 
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("family", ["drct", "swinir", "hat"])
 @pytest.mark.parametrize("how", ["inference", "none", "full"])
 def test_architectures_of_the_upscaling_world(family: str, how: str) -> None:

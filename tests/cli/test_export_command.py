@@ -61,7 +61,7 @@ def test_json_and_every_option(lowtide, target):
     data = result.json
     assert data["schema_version"] == 2
     assert (data["precision"], data["opset"], data["checked"]) == ("bf16", 23, False)
-    assert data["bytes"] == target.stat().st_size
+    assert data["file_bytes"] == target.stat().st_size
     assert "Conv(22)" in data["unchecked_reason"]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyvips
 import yaml
 
-from lowtide.training.train_config import parse_config
+from lowtide.training.tasks.sr_config import SrConfig
 
 
 def config_in(folder, **more):
@@ -41,7 +41,7 @@ def config_in(folder, **more):
 def test_the_example_is_a_configuration(lowtide):
     done = lowtide("train", "sr", "--example")
     assert done.code == 0
-    assert parse_config(yaml.safe_load(done.out)).name == "nano-x2"
+    assert SrConfig.from_values(yaml.safe_load(done.out)).name == "nano-x2"
 
 
 def test_trains(lowtide, tmp_path):

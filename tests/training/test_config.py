@@ -7,7 +7,8 @@ import yaml
 from lowtide.core.errors import UsageError
 from lowtide.training.lr_schedule import ema_decay, loss_weight, lr_factor
 from lowtide.training.network_factory import GENERATORS, make_discriminator, make_generator
-from lowtide.training.train_config import LossEntry, Scheduler, parse_config, read_config
+from lowtide.training.run_config import LossEntry, Scheduler
+from lowtide.training.tasks.sr_config import SrConfig
 
 
 def plain(**changes):
@@ -26,14 +27,14 @@ def scored(**metric):
 
 
 def test_defaults_are_there():
-    config = parse_config(plain())
+    config = SrConfig.from_values(plain())
     assert config.datasets.train.lq_size == 32
     assert [one.type for one in config.train.losses] == ["l1loss"]
     assert config.val.metrics["psnr"].test_y_channel
 
 
 def test_one_folder_may_stand_alone():
-    config = parse_config(plain(datasets={"train": {"dataroot_gt": "photos"}}))
+    config = SrConfig.from_values(plain(datasets={"train": {"dataroot_gt": "photos"}}))
     assert [str(path) for path in config.datasets.train.dataroot_gt] == ["photos"]
 
 
@@ -79,19 +80,19 @@ def test_one_folder_may_stand_alone():
 )
 def test_what_is_wrong_is_named(changes, words):
     with pytest.raises(UsageError, match=words):
-        parse_config(plain(**changes))
+        SrConfig.from_values(plain(**changes))
 
 
 def test_files(tmp_path):
     path = tmp_path / "c.yml"
     path.write_text(yaml.safe_dump(plain()))
-    assert read_config(path).name == "mine"
+    assert SrConfig.from_file(path).name == "mine"
     for text in ("a: [", "- 1\n- 2", "just words"):
         path.write_text(text)
         with pytest.raises(UsageError, match=r"c\.yml"):
-            read_config(path)
+            SrConfig.from_file(path)
     with pytest.raises(UsageError, match="cannot be read"):
-        read_config(tmp_path / "none.yml")
+        SrConfig.from_file(tmp_path / "none.yml")
 
 
 LINES = """\
@@ -145,7 +146,7 @@ def test_what_no_configuration_has(tmp_path, text, words):
     path = tmp_path / "c.yml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError, match=rf"c\.yml.*{words}") as raised:
-        read_config(path)
+        SrConfig.from_file(path)
     assert len(raised.value.message) < 1000
 
 
@@ -158,7 +159,7 @@ def test_aliases_and_merges_are_taken(tmp_path):
         "  val: {<<: [{filename_tmpl: '{}_x2'}, *train], dataroot_gt: others}\n"
         "train: {total_iter: 0x10, optim_g: {lr: 1e-3, betas: [.9, 0.99]}, compile: off}\n"
     )
-    config = read_config(path)
+    config = SrConfig.from_file(path)
     assert config.network_d == {"type": "paragonconv", "features": 16}
     assert [str(one) for one in config.datasets.val.dataroot_lq] == ["a", "b"]
     assert [str(one) for one in config.datasets.val.dataroot_gt] == ["others"]
@@ -190,19 +191,19 @@ def test_aliases_and_merges_are_taken(tmp_path):
 )
 def test_a_name_is_that_of_one_folder(name):
     with pytest.raises(UsageError, match="name: "):
-        parse_config(plain(name=name))
-    assert parse_config(plain(name="nano-x2_v1.5")).name == "nano-x2_v1.5"
+        SrConfig.from_values(plain(name=name))
+    assert SrConfig.from_values(plain(name="nano-x2_v1.5")).name == "nano-x2_v1.5"
 
 
 def test_names_of_entries_are_text():
     with pytest.raises(UsageError, match="keys should be strings"):
-        parse_config(plain(datasets={"train": {"dataroot_gt": ["a"], 5: 6}}))
+        SrConfig.from_values(plain(datasets={"train": {"dataroot_gt": ["a"], 5: 6}}))
 
 
 def test_the_example_is_one():
     from lowtide.cli.train import EXAMPLE
 
-    config = parse_config(yaml.safe_load(EXAMPLE))
+    config = SrConfig.from_values(yaml.safe_load(EXAMPLE))
     assert config.network_g["type"] in GENERATORS
 
 

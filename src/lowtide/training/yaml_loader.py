@@ -52,7 +52,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{path} is not valid YAML: {str(error)[:_MAX_REASON_LENGTH]}") from error
     if not isinstance(found, dict):
-        raise UsageError(f"{path} has no entries", hint="`lowtide train sr --example` prints one")
+        raise UsageError(f"{path} has no entries", hint="`lowtide train KIND --example` prints one")
     return found
 
 

@@ -201,7 +201,7 @@ def test_names_of_entries_are_text():
 
 
 def test_the_example_is_one():
-    from lowtide.cli.train import EXAMPLE
+    from lowtide.cli.train_sr import EXAMPLE
 
     config = SrConfig.from_values(yaml.safe_load(EXAMPLE))
     assert config.network_g["type"] in GENERATORS

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
@@ -229,8 +230,9 @@ class RunConfig(ConfigSection, frozen=True):
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the section class in a field's annotation (``X``, ``X | None``), or None."""
-    for one in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(one, type) and issubclass(one, BaseModel):
+    union = isinstance(annotation, UnionType) or get_origin(annotation) is Union
+    for one in get_args(annotation) if union else (annotation,):
+        if isinstance(one, type) and issubclass(one, ConfigSection):
             return one
     return None
 
@@ -264,8 +266,13 @@ def _place(location: Sequence[int | str], options: Mapping[str, str]) -> str:
 
 def _entry_names(config: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     """Return the entry names of the section at ``location``."""
-    part: type[BaseModel] | None = config
+    part: Any = config
     for name in location:
-        field = part.model_fields.get(str(name)) if part is not None else None
-        part = section_of(field.annotation) if field is not None else None
-    return list(part.model_fields) if part is not None else []
+        if get_origin(part) in (dict, list):
+            part = get_args(part)[-1]
+            continue
+        section = section_of(part)
+        field = section.model_fields.get(str(name)) if section is not None else None
+        part = field.annotation if field is not None else None
+    section = section_of(part)
+    return list(section.model_fields) if section is not None else []

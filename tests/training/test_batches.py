@@ -93,14 +93,14 @@ def test_the_samples_of_a_batch_differ(tmp_path, save):
     assert len({sample.numpy().tobytes() for sample in low}) == 8
 
 
-@pytest.mark.parametrize("batch", [1, 3, 7, 16])
-def test_every_epoch_visits_each_picture_once(folder, batch):
-    one = batches(folder, batch=batch)
-    steps = -(-5 * COUNT // batch)
-    visited = [number for step in range(steps) for number in numbers_of(one.at(step))]
-    epochs = [visited[first : first + COUNT] for first in range(0, 5 * COUNT, COUNT)]
-    assert all(sorted(epoch) == list(range(COUNT)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) > 1
+def test_every_epoch_visits_each_picture_once(folder):
+    for batch in (1, 3, 7, 16):
+        one = batches(folder, batch=batch)
+        steps = -(-5 * COUNT // batch)
+        visited = [number for step in range(steps) for number in numbers_of(one.at(step))]
+        epochs = [visited[first : first + COUNT] for first in range(0, 5 * COUNT, COUNT)]
+        assert all(sorted(epoch) == list(range(COUNT)) for epoch in epochs)
+        assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
 def test_pairs_keep_their_places(tmp_path, save):
@@ -215,19 +215,16 @@ def test_no_more_is_computed_ahead_than_two_for_each_thread(folder):
     ahead.close()
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_numbers_that_make_no_sense(folder):
+    for changes, said in (
         (dict(patch=0), "patch must be 1 or more: 0"),
         (dict(batch=0), "batch must be 1 or more: 0"),
         (dict(workers=-1), "workers must be 0 or more: -1"),
         (dict(seed=-1), "seed must be from 0"),
         (dict(seed=1 << 64), "seed must be from 0"),
-    ],
-)
-def test_numbers_that_make_no_sense(folder, changes, said):
-    with pytest.raises(UsageError, match=said):
-        batches(folder, **changes)
+    ):
+        with pytest.raises(UsageError, match=said):
+            batches(folder, **changes)
 
 
 def test_a_patch_larger_than_the_pictures(folder):

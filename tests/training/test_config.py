@@ -38,9 +38,8 @@ def test_one_folder_may_stand_alone():
     assert [str(path) for path in config.datasets.train.dataroot_gt] == ["photos"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_what_is_wrong_is_named():
+    for changes, words in (
         ({"scal": 2}, r"scal is not known \(did you mean scale\?\)"),
         ({"train": {"total_iter": 9, "ema_decy": 0.9}}, r"train.ema_decy .* mean ema_decay"),
         ({"datasets": {"train": {"dataroot_gt": ["a"], "lq_sise": 3}}}, "mean lq_size"),
@@ -76,11 +75,9 @@ def test_one_folder_may_stand_alone():
         (scored(type="ssim", net="vgg"), "val.metrics.one: .*ssim takes neither weights nor net"),
         (scored(type="dists", weights="a.pth", net="alex"), "val.metrics.one: .*uses VGG16"),
         (scored(type="lpips", weights="a.pth", test_y_channel=True), "remove test_y_channel"),
-    ],
-)
-def test_what_is_wrong_is_named(changes, words):
-    with pytest.raises(UsageError, match=words):
-        SrConfig.from_values(plain(**changes))
+    ):
+        with pytest.raises(UsageError, match=words):
+            SrConfig.from_values(plain(**changes))
 
 
 def test_files(tmp_path):
@@ -110,9 +107,8 @@ def bomb(first, more):
     return "\n".join([f"a0: &a0 {first}", *rows, LINES])
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_what_no_configuration_has(tmp_path):
+    for text, words in (
         (bomb("[x, x]", "[%s]"), "line 1: more than 20,000 values, aliases expanded"),
         (bomb("{k: 1}", "{<<: [%s]}"), "line 1: more than 20,000 values, aliases expanded"),
         (LINES + "val: &v {metrics: *v}", "line 6: .*does an alias contain itself"),
@@ -140,14 +136,12 @@ def bomb(first, more):
         (LINES + "#" * 300_000, "larger than 256 KiB"),
         (LINES + "".join(f"k{number}: 1\n" for number in range(2000)), "and 1,992 more"),
         (b"name: \xff", "cannot be read"),
-    ],
-)
-def test_what_no_configuration_has(tmp_path, text, words):
-    path = tmp_path / "c.yml"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UsageError, match=rf"c\.yml.*{words}") as raised:
-        SrConfig.from_file(path)
-    assert len(raised.value.message) < 1000
+    ):
+        path = tmp_path / "c.yml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with pytest.raises(UsageError, match=rf"c\.yml.*{words}") as raised:
+            SrConfig.from_file(path)
+        assert len(raised.value.message) < 1000
 
 
 def test_aliases_and_merges_are_taken(tmp_path):
@@ -167,9 +161,8 @@ def test_aliases_and_merges_are_taken(tmp_path):
     assert (config.train.total_iter, config.train.optim_g.lr) == (16, 1e-3)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_a_name_is_that_of_one_folder():
+    for name in (
         "..",
         ".",
         "",
@@ -187,12 +180,10 @@ def test_aliases_and_merges_are_taken(tmp_path):
         "NUL.x",
         "com1",
         "a" * 101,
-    ],
-)
-def test_a_name_is_that_of_one_folder(name):
-    with pytest.raises(UsageError, match="name: "):
-        SrConfig.from_values(plain(name=name))
-    assert SrConfig.from_values(plain(name="nano-x2_v1.5")).name == "nano-x2_v1.5"
+    ):
+        with pytest.raises(UsageError, match="name: "):
+            SrConfig.from_values(plain(name=name))
+        assert SrConfig.from_values(plain(name="nano-x2_v1.5")).name == "nano-x2_v1.5"
 
 
 def test_names_of_entries_are_text():
@@ -207,30 +198,27 @@ def test_the_example_is_one():
     assert config.network_g["type"] in GENERATORS
 
 
-@pytest.mark.parametrize("kind", [name for name in GENERATORS if name[-2:] not in ("_l", "xl")])
-def test_every_generator_is_made(kind):
-    options = {"features": 8, "blocks": 1} if kind == "paragonconv" else {}
-    network = make_generator({"type": kind, **options}, 2, seed=1)
-    again = make_generator({"type": kind.upper(), **options}, 2, seed=1)
-    other = make_generator({"type": kind, **options}, 2, seed=2)
-    first, same, differs = (one.conv_in.weight for one in (network, again, other))
-    assert torch.equal(first, same)
-    assert not torch.equal(first, differs)
+def test_every_generator_is_made():
+    for kind in [name for name in GENERATORS if name[-2:] not in ("_l", "xl")]:
+        options = {"features": 8, "blocks": 1} if kind == "paragonconv" else {}
+        network = make_generator({"type": kind, **options}, 2, seed=1)
+        again = make_generator({"type": kind.upper(), **options}, 2, seed=1)
+        other = make_generator({"type": kind, **options}, 2, seed=2)
+        first, same, differs = (one.conv_in.weight for one in (network, again, other))
+        assert torch.equal(first, same)
+        assert not torch.equal(first, differs)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_networks_that_cannot_be():
+    for given, words in (
         ({"type": "paragonsr2_nan"}, "'paragonsr2_nan' is not known"),
         ({}, "'' is not known"),
         ({"type": "paragonsr2_nano", "feature": 3}, "feature"),
         ({"type": "paragonsr2_nano", "attention": "all"}, "window, hierarchical, none"),
         ({"type": "paragonconv"}, "features"),
-    ],
-)
-def test_networks_that_cannot_be(given, words):
-    with pytest.raises(UsageError, match=words):
-        make_generator(given, 2, seed=0)
+    ):
+        with pytest.raises(UsageError, match=words):
+            make_generator(given, 2, seed=0)
 
 
 def test_discriminators():

@@ -41,23 +41,23 @@ class Key:
     @property
     def kinds(self) -> tuple[Any, ...]:
         """The types of the field, without None."""
-        given = self.field.annotation
-        whole = get_origin(given) is None or get_origin(given) in (list, tuple, dict, Literal)
-        return tuple(
-            one for one in ([given] if whole else get_args(given)) if one is not type(None)
-        )
+        from lowtide.training.run_config import members_of
+
+        return members_of(self.field.annotation)
 
     @property
     def is_open(self) -> bool:
         """Whether the key is a section with any keys, such as the options of a network."""
         return any(get_origin(kind) is dict and get_args(kind)[1] is Any for kind in self.kinds)
 
-    def read(self, name: str, text: str) -> Any:
-        """Return the value of option ``name``: YAML, unless the key is text itself."""
+    def read(self, name: str, value: Any) -> Any:
+        """Return the value of option ``name``: text is YAML, unless the key is text itself."""
+        if not isinstance(value, str):
+            return list(value) if isinstance(value, tuple) else value
         if all(kind in (str, Path) or _is_choice(kind) for kind in self.kinds):
-            return text
-        value = _read_yaml(name, text)
-        return {"type": value} if self.is_open and isinstance(value, str) else value
+            return value
+        found = _read_yaml(name, value)
+        return {"type": found} if self.is_open and isinstance(found, str) else found
 
 
 def _read_yaml(name: str, text: str) -> Any:
@@ -138,9 +138,7 @@ class ConfigCommand(TyperCommand):
             source = ctx.get_parameter_source(option.name)
             if source is not None and source.name == "COMMANDLINE":
                 name = option.opts[0]
-                read = partial(key.read, name, value) if isinstance(value, str) else None
-                plain = list(value) if option.multiple else value
-                given[key.path] = name, read or partial(copy.copy, plain)
+                given[key.path] = name, partial(key.read, name, value)
         ctx.meta[_META] = given | ctx.meta[_META]
         return super().invoke(ctx)
 
@@ -229,9 +227,9 @@ def config_from_options(
     if path is None and not given:
         return None
     values = read_yaml(path) if path is not None else {}
-    names = {}
+    names: dict[str, str] = {}
     if path is None:
-        names = {key.dotted: option_name(key.path) for key in config_keys(config)}
+        names |= {key.dotted: option_name(key.path) for key in config_keys(config)}
         _add_required(values, config)
     for key, (name, read) in given.items():
         _set_value(values, key, read(), config)

@@ -125,7 +125,7 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
                 on_warning=lambda text: typer.echo(f"warning: {text}", err=True),
             )
         if ProcessGroup.from_environment().is_main:
-            typer.echo(report.model_dump_json(indent=2) if as_json else _text(report))
+            typer.echo(report.model_dump_json(indent=2) if as_json else str(report))
 
 
 def _config(kind: TrainKind, context: typer.Context, words: list[Path]) -> RunConfig:
@@ -192,16 +192,3 @@ class ProgressLines:
             f"step {event.step:,} of {event.total:,}: {losses}, {format_seconds(left)} left",
             err=True,
         )
-
-
-def _text(report: TrainReport) -> str:
-    lines = [f"{report.name}: {report.steps:,} steps, {report.parameters:,} parameters"]
-    if report.resumed_step:
-        lines.append(f"resumed after step {report.resumed_step:,}")
-    lines += [f"{name}: {score:.4f}" for name, score in report.scores.items()]
-    lines += [f"warning: {text}" for text in report.warnings]
-    lines += [f"skipped: {path} ({why})" for path, why in report.skipped_images.items()]
-    lines.append(f"weights: {report.weights}")
-    if report.best_weights:
-        lines.append(f"best:    {report.best_weights}")
-    return "\n".join(lines)

@@ -45,6 +45,18 @@ class TrainReport(BaseModel):
     skipped_images: dict[str, str]
     warnings: list[str] = []
 
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.steps:,} steps, {self.parameters:,} parameters"]
+        if self.resumed_step:
+            lines.append(f"resumed after step {self.resumed_step:,}")
+        lines += [f"{name}: {score:.4f}" for name, score in self.scores.items()]
+        lines += [f"warning: {text}" for text in self.warnings]
+        lines += [f"skipped: {path} ({why})" for path, why in self.skipped_images.items()]
+        lines.append(f"weights: {self.weights}")
+        if self.best_weights:
+            lines.append(f"best:    {self.best_weights}")
+        return "\n".join(lines)
+
 
 class RunOptions(TypedDict, total=False):
     """Options of every training.

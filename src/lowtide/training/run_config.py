@@ -230,11 +230,17 @@ class RunConfig(ConfigSection, frozen=True):
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the section class in a field's annotation (``X``, ``X | None``), or None."""
-    union = isinstance(annotation, UnionType) or get_origin(annotation) is Union
-    for one in get_args(annotation) if union else (annotation,):
+    for one in members_of(annotation):
         if isinstance(one, type) and issubclass(one, ConfigSection):
             return one
     return None
+
+
+def members_of(annotation: Any) -> tuple[Any, ...]:
+    """Return the types of a union without None, or the one type that it is."""
+    union = isinstance(annotation, UnionType) or get_origin(annotation) is Union
+    found = get_args(annotation) if union else (annotation,)
+    return tuple(one for one in found if one is not type(None))
 
 
 def _format_error(

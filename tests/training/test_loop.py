@@ -9,6 +9,7 @@ from torch import nn
 
 from lowtide.core.errors import Cancelled, NotFiniteError, OutputError, UsageError
 from lowtide.training.network_factory import make_discriminator, make_generator
+from lowtide.training.state import load_latest_state
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.tasks.super_resolution import make_pairs_task
 from lowtide.training.trainer import Trainer
@@ -311,6 +312,22 @@ def test_the_discriminator_learns_too(tmp_path):
     assert not still
     names = {"l1loss", "gan", "discriminator", "penalty_real", "penalty_fake"}
     assert all(names <= set(row) for row in log_of(tmp_path))
+
+
+def test_states_keep_the_names_by_which_those_of_before_resume(tmp_path):
+    config = config_of(total=1, **GAN)
+    trainer(config, tmp_path).run()
+    state, _ = load_latest_state(tmp_path / "training_states")
+    networks = ("generator", "discriminator")
+    optimizers = {f"{name} optimizer" for name in networks}
+    assert set(state.parts) == {"average", *networks, *optimizers}
+    top = "name scale manual_seed precision channels_last datasets network_g network_d train val"
+    assert set(state.config) == {*top.split(), "logger", "path", "processes"}
+    train = "total_iter warmup_iter losses optim_g optim_d scheduler ema_decay ema_warmup grad_clip"
+    assert set(state.config["train"]) == {*train.split(), "checkpointing", "compile"}
+    data = "dataroot_gt dataroot_lq filename_tmpl degradation lq_size batch_size_per_gpu accum_iter"
+    more = "use_hflip use_rot color num_worker_per_gpu skip_broken"
+    assert set(state.config["datasets"]["train"]) == {*data.split(), *more.split()}
 
 
 def test_a_gan_that_begins_later(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict, TypeVar, Unpack
+from typing import TypedDict, TypeVar
 
 from pydantic import BaseModel
 
@@ -84,27 +84,30 @@ def run_training(
     config: ConfigT,
     make_task: Callable[[ConfigT, ProcessGroup], Task],
     output: str | Path,
-    **options: Unpack[RunOptions],
+    *,
+    budget: str | int = "auto",
+    device: str = "auto",
+    on_plan: Callable[[StepPlan], None] | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
+    accept_changed_data: bool = False,
+    cancel: Cancel = None,
 ) -> TrainReport:
     """Train the task of ``config`` in ``output``/name, or resume it.
 
-    ``make_task`` builds the task with the data of one process. ``options`` are as in `RunOptions`,
-    and what is raised is as in `train_sr`.
+    ``make_task`` builds the task with the data of one process. The keywords are `RunOptions`, and
+    what is raised is as in `train_sr`.
     """
-    on_plan, on_warning = options.get("on_plan"), options.get("on_warning")
     processes = ProcessGroup.from_environment()
-    folder, local_device = (
-        Path(output) / config.name,
-        _local_device(options.get("device", "auto"), processes),
-    )
+    folder, local_device = Path(output) / config.name, _local_device(device, processes)
     require_own_folder(folder, config.name)
     task = make_task(config, processes)
-    parsed = Budget.parse(options.get("budget", "auto"), device=local_device)
+    parsed = Budget.parse(budget, device=local_device)
     plan = plan_step(config, task, parsed.device_bytes, local_device)
     if on_plan is not None and processes.is_main:
         on_plan(plan)
     trainer = Trainer(config, folder, task, micro_batches=plan.micro_batches, device=local_device)
-    resumed = trainer.resume(accept_changed_data=options.get("accept_changed_data", False))
+    resumed = trainer.resume(accept_changed_data=accept_changed_data)
     if on_warning is not None and processes.is_main:
         for warning in trainer.warnings:
             on_warning(warning)
@@ -113,11 +116,7 @@ def run_training(
         write_config(folder, config)
         if task.make_validator is not None:
             validator = task.make_validator(folder, local_device)
-    trainer.run(
-        validator,
-        on_step=options.get("on_step") if processes.is_main else None,
-        cancel=options.get("cancel"),
-    )
+    trainer.run(validator, on_step=on_step if processes.is_main else None, cancel=cancel)
     if processes.is_main:
         task.save(weights, trainer.ema_network)
     best = trainer.best_weights if validator is not None else None

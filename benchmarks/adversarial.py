@@ -24,10 +24,16 @@ from common import ResultFile
 from torch import Tensor, nn
 
 from lowtide.models.munet.network import BRANCHES, MUNet
-from lowtide.training.data import Batches, HighResolutionFolders, bicubic_downscale
+from lowtide.training.data import (
+    Batches,
+    HighResolutionFolders,
+    Patches,
+    bicubic_downscale,
+)
 from lowtide.training.losses.gan import generator_loss
 from lowtide.training.network_factory import make_discriminator, make_generator
-from lowtide.training.train_config import TrainConfig, parse_config
+from lowtide.training.tasks.sr_config import SrConfig
+from lowtide.training.tasks.super_resolution import make_pairs_task
 from lowtide.training.train_log import read_log
 from lowtide.training.trainer import Trainer
 
@@ -36,10 +42,10 @@ KINDS: dict[str, dict[str, Any]] = {"vanilla": {}, "hinge": {}, "r3gan": {"r1_we
 SCALE, PATCH, BATCH, EVERY = 2, 24, 4, 10
 
 
-def config_of(kind: str, folder: Path, steps: int) -> TrainConfig:
+def config_of(kind: str, folder: Path, steps: int) -> SrConfig:
     """Pixels and the opponent, from the first step on."""
     gan = {"type": "ganloss", "gan_type": kind, "loss_weight": 0.1, **KINDS[kind]}
-    return parse_config(
+    return SrConfig.from_values(
         {
             "name": kind,
             "scale": SCALE,
@@ -84,12 +90,13 @@ def trained(kind: str, photos: Path, steps: int) -> dict[str, Any]:
     generator = make_generator(config.network_g, SCALE, 0)
     opponent = make_discriminator(config.network_d, 0)
     pictures = HighResolutionFolders([photos], SCALE, bicubic_downscale)
-    data = Batches(pictures, patch=PATCH, batch=BATCH, seed=0)
+    data = Batches(Patches(pictures, PATCH), batch=BATCH, seed=0)
     held = data.at(steps)
     before = changes(generator, opponent, kind, held)
     started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        Trainer(config, Path(folder), generator, data, discriminator=opponent).run()
+        task = make_pairs_task(config, generator, data, opponent)
+        Trainer(config, Path(folder), task).run()
         rows = read_log(Path(folder))
     seconds = time.process_time() - started
     figures = [value for row in rows for value in row.values() if isinstance(value, float)]

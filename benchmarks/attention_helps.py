@@ -29,7 +29,7 @@ from common import ResultFile
 
 from lowtide.jobs.train_sr import train_sr
 from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
-from lowtide.training.train_config import parse_config
+from lowtide.training.tasks.sr_config import SrConfig
 
 SCALE = 2
 VARIANTS = ("nano", "micro", "tiny", "xs", "s")
@@ -81,7 +81,7 @@ def train(config: dict[str, Any], work: str) -> dict[str, Any]:
     def look(_: object) -> None:
         moments.append(time.process_time())
 
-    report = train_sr(parse_config(config), work, device="cpu", on_plan=look, on_step=look)
+    report = train_sr(SrConfig.from_values(config), work, device="cpu", on_plan=look, on_step=look)
     return {
         "cpu_s": round(moments[-1] - moments[0], 2),
         "psnr_y_db": report.scores["psnr"],

@@ -48,13 +48,13 @@ def predict(results: ResultFile, only: str, pairs: int) -> None:
         if only not in row or results.has(row):
             continue
         config = runs.config_of(title)
-        plan = plan_step(config, *runs.networks(config), ENOUGH, "cpu")
+        plan = plan_step(config, runs.task_of(config), ENOUGH, "cpu")
         usage = measure_in_subprocess("training_runs:run_steps", title, warmups=1)
         results.add(
             row,
             part="prediction",
             batch=plan.batch,
-            patch=plan.patch_size,
+            patch=config.datasets.train.lq_size,
             predicted_bytes=plan.predicted_bytes,
             upper_bytes=plan.upper_bytes,
             peak_bytes=usage.peak_bytes,
@@ -77,7 +77,7 @@ def checkpoint(results: ResultFile, only: str, pairs: int) -> None:
             continue
         config = runs.config_of(title, "full")
         try:
-            plan_step(config, *runs.networks(config), ENOUGH, "cpu")
+            plan_step(config, runs.task_of(config), ENOUGH, "cpu")
         except UsageError as error:
             results.add(row, part="checkpointing", refused=error.message)
             continue

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from common import in_turns
@@ -20,7 +20,9 @@ from lowtide.models.resample import resize_cubic
 from lowtide.training.data import HighResolutionFolders, bicubic_downscale
 from lowtide.training.data.image_cache import read_rgb
 from lowtide.training.network_factory import make_discriminator, make_generator
-from lowtide.training.train_config import TrainConfig, parse_config
+from lowtide.training.task import Task
+from lowtide.training.tasks.sr_config import SrConfig
+from lowtide.training.tasks.super_resolution import make_pairs_task
 from lowtide.training.trainer import Trainer
 from lowtide.training.weights import save_weights
 
@@ -41,12 +43,12 @@ CONFIGURATIONS: dict[str, tuple[str, int, int, str, dict[str, Any] | None]] = {
 }
 
 
-def config_of(title: str, checkpointing: str = "", **data: Any) -> TrainConfig:
+def config_of(title: str, checkpointing: str = "", **data: Any) -> SrConfig:
     """A configuration by its name, whose batch is not cut; ``data`` is changed in its patches."""
     name, patch, batch, kept, gan = CONFIGURATIONS[title]
     losses: list[dict[str, Any]] = [{"type": "l1loss"}]
     patches = {"lq_size": patch, "batch_size_per_gpu": batch, "accum_iter": 1}
-    return parse_config(
+    return SrConfig.from_values(
         {
             "name": "benchmark",
             "scale": SCALE,
@@ -62,16 +64,12 @@ def config_of(title: str, checkpointing: str = "", **data: Any) -> TrainConfig:
     )
 
 
-def networks(config: TrainConfig) -> tuple[nn.Module, nn.Module | None]:
-    """Generator and discriminator, if there is one."""
-    generator = make_generator(config.network_g, config.scale, 0)
-    return generator, make_discriminator(config.network_d, 0) if config.network_d else None
-
-
 class Noise:
     """The same batch again and again."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    skipped: ClassVar[dict[Path, str]] = {}
+
+    def __init__(self, config: SrConfig) -> None:
         data = config.datasets.train
         side, generator = SCALE * data.lq_size, torch.Generator().manual_seed(0)
         self.high = torch.rand(data.batch_size_per_gpu, 3, side, side, generator=generator)
@@ -82,12 +80,21 @@ class Noise:
         while True:
             yield self.low, self.high
 
+    def example(self, batch: int) -> tuple[Tensor, Tensor]:
+        """As `Batches` does it."""
+        return self.low[:batch].to("meta"), self.high[:batch].to("meta")
 
-def trainer_of(config: TrainConfig, folder: str) -> Trainer:
+
+def task_of(config: SrConfig) -> Task:
+    """The real task, on noise."""
+    generator = make_generator(config.network_g, config.scale, 0)
+    discriminator = make_discriminator(config.network_d, 0) if config.network_d else None
+    return make_pairs_task(config, generator, Noise(config), discriminator)
+
+
+def trainer_of(config: SrConfig, folder: str) -> Trainer:
     """The real trainer."""
-    generator, discriminator = networks(config)
-    batches: Any = Noise(config)
-    return Trainer(config, Path(folder), generator, batches, discriminator=discriminator)
+    return Trainer(config, Path(folder), task_of(config))
 
 
 _warm: list[str] = []
@@ -108,13 +115,13 @@ def compare_checkpointing(title: str, ways: list[str], pairs: int) -> dict[str, 
         trainers = {way: trainer_of(config_of(title, way), f"{folder}/{way}") for way in ways}
         batch = Noise(config_of(title))
         for way, trainer in trainers.items():
-            trainer._run_step(batch.low, batch.high)  # makes the optimizer's state
+            trainer._run_step((batch.low, batch.high))  # makes the optimizer's state
             found[way]["activations_bytes"] = live_peak_bytes(
-                lambda trainer=trainer: trainer._run_step(batch.low, batch.high)
+                lambda trainer=trainer: trainer._run_step((batch.low, batch.high))
             )
         for _, way in in_turns(ways, pairs):
             started = time.process_time()
-            trainers[way]._run_step(batch.low, batch.high)
+            trainers[way]._run_step((batch.low, batch.high))
             found[way]["cpu_s"].append(round(time.process_time() - started, 4))
         weights = [list(trainer.ema_network.parameters()) for trainer in trainers.values()]
     for way, own in zip(ways, weights, strict=True):
@@ -125,7 +132,7 @@ def compare_checkpointing(title: str, ways: list[str], pairs: int) -> dict[str, 
 
 def validate(name: str, photos: str, folder: str, budget: str) -> dict[str, float]:
     """Scores of a network by the trainer's own validation."""
-    config = parse_config(
+    config = SrConfig.from_values(
         {
             "name": "benchmark",
             "scale": SCALE,
@@ -136,7 +143,9 @@ def validate(name: str, photos: str, folder: str, budget: str) -> dict[str, floa
         }
     )
     data = HighResolutionFolders([Path(photos)], SCALE, bicubic_downscale)
-    return TrainValidation(config, data, Path(folder), "cpu")(networks(config)[0], 1)
+    return TrainValidation(config, data, Path(folder), "cpu")(
+        make_generator(config.network_g, config.scale, 0), 1
+    )
 
 
 def validate_whole(name: str, photos: str, folder: str) -> dict[str, float]:
@@ -145,7 +154,11 @@ def validate_whole(name: str, photos: str, folder: str) -> dict[str, float]:
 
     (path,) = Path(photos).iterdir()
     config = config_of(name)
-    weights = save_weights(Path(folder) / "whole.safetensors", networks(config)[0], config)
+    weights = save_weights(
+        Path(folder) / "whole.safetensors",
+        make_generator(config.network_g, config.scale, 0),
+        config,
+    )
     high = read_rgb(path)
     small, large = (Path(folder) / f"{word}.png" for word in ("small", "large"))
     low = resize_cubic(high, *(side // SCALE for side in high.shape[:2]))

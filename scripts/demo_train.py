@@ -21,7 +21,7 @@ from lowtide.cli.train import ProgressLines
 from lowtide.core.metrics import psnr_y
 from lowtide.jobs.train_sr import TrainReport, train_sr
 from lowtide.models.resample import resize_cubic
-from lowtide.training.train_config import read_config
+from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.train_log import read_log
 
 ROOT = Path(__file__).parent.parent
@@ -97,7 +97,10 @@ def main() -> None:
     """Write the photographs, train, draw, and say where everything is."""
     write_photographs()
     report = train_sr(
-        read_config(CONFIG), FOLDER, on_plan=lambda plan: print(plan), on_step=ProgressLines()
+        SrConfig.from_file(CONFIG),
+        FOLDER,
+        on_plan=lambda plan: print(plan),
+        on_step=ProgressLines(),
     )
     print(
         f"PSNR-Y {report.scores['psnr']:.2f} dB on held-out photographs, cubic"

@@ -38,7 +38,7 @@ from lowtide.jobs.train_sr import TrainReport, train_sr
 from lowtide.models import lowtide_files
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.resample import resize_cubic
-from lowtide.training.train_config import parse_config
+from lowtide.training.tasks.sr_config import SrConfig
 
 FOLDER = Path("demo") / "large"
 # About the side of a piece at the small size; patches are cut from within.
@@ -241,7 +241,7 @@ def main() -> None:
     # Patches are small: a second thread gains little, and on a shared machine it loses a lot.
     torch.set_num_threads(1)
     report = train_sr(
-        parse_config(configuration(scale, folder, trunk)),
+        SrConfig.from_values(configuration(scale, folder, trunk)),
         folder,
         on_plan=lambda plan: print(plan),
         on_step=ProgressLines(),

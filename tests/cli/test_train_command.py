@@ -1,12 +1,20 @@
 """`lowtide train sr`: what people see."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
+import pytest
 import pyvips
+import typer
 import yaml
+from typer.testing import CliRunner
 
-from lowtide.training.train_config import parse_config
+from lowtide.cli.config_options import config_keys
+from lowtide.cli.train import add_command
+from lowtide.cli.train_sr import SR
+from lowtide.core.errors import UsageError
+from lowtide.training.tasks.sr_config import SrConfig
 
 
 def config_in(folder, **more):
@@ -41,7 +49,7 @@ def config_in(folder, **more):
 def test_the_example_is_a_configuration(lowtide):
     done = lowtide("train", "sr", "--example")
     assert done.code == 0
-    assert parse_config(yaml.safe_load(done.out)).name == "nano-x2"
+    assert SrConfig.from_values(yaml.safe_load(done.out)).name == "nano-x2"
 
 
 def test_trains(lowtide, tmp_path):
@@ -69,6 +77,149 @@ def test_errors_name_the_place(lowtide, tmp_path):
     nothing = lowtide("train", "sr")
     assert nothing.code == 2
     assert "lowtide train sr CONFIG" in nothing.err
+    missing = lowtide("train", "sr", str(tmp_path / "none"))
+    assert "none cannot be read" in missing.err
+
+
+def kept(folder, name="mine"):
+    return json.loads((folder / name / "config.json").read_text())
+
+
+def test_a_folder_and_options_are_enough(lowtide, tmp_path):
+    config_in(tmp_path)
+    words = [
+        "--scale",
+        "2",
+        "--total-iter",
+        "2",
+        "--lq_size",
+        "8",
+        "--batch-size-per-gpu",
+        "2",
+        "--network-g",
+    ]
+    words += ["{type: paragonconv, blocks: 1}", "--network_g.features", "8"]
+    done = lowtide("train", "sr", str(tmp_path / "photos"), *words, "-o", str(tmp_path))
+    assert done.code == 0, done.err
+    assert "photos-sr: 2 steps" in done.out
+    config = kept(tmp_path, "photos-sr")
+    assert config["network_g"] == {"type": "paragonconv", "blocks": 1, "features": 8}
+    assert config["datasets"]["train"]["dataroot_gt"] == [str(tmp_path / "photos")]
+
+
+def test_options_override_the_file(lowtide, tmp_path):
+    words = ["train", "sr", str(config_in(tmp_path)), "-o", str(tmp_path / "runs")]
+    words += ["--train.optim_g.lr", "2e-3", "--no-use-rot", "--losses", "[{type: mse}]"]
+    words += ["--name", "other", "--train.total_iter", "2"]
+    assert lowtide(*words).code == 0
+    config = kept(tmp_path / "runs", "other")
+    assert config["train"]["optim_g"]["lr"] == 2e-3
+    assert not config["datasets"]["train"]["use_rot"] and config["datasets"]["train"]["use_hflip"]
+    assert [loss["type"] for loss in config["train"]["losses"]] == ["mse"]
+    assert config["network_g"]["features"] == 8
+    longer = lowtide(*words, "--total-iter", "3", "--json")
+    assert (longer.json["resumed_step"], longer.json["steps"]) == (2, 3)
+
+
+# Other than the defaults, and such that they may stand together.
+_OTHERS = {
+    "scale": "4",
+    "network_d": "{type: munet}",
+    "filename_tmpl": "{}_x4",
+    "type": {"adamw": "adam", "cosine": "multistep"},
+    "losses": "[{type: l1loss, loss_weight: 2.0}]",
+    "metrics": "{ssim: {type: ssim}}",
+    "milestones": "[3, 5]",
+    "betas": "[0.5, 0.75]",
+    "eta_min": "0.25",
+    "budget": "1GiB",
+    "pretrain_network_g": "lowtide-x4",
+}
+
+
+def another_value(key):
+    """The words of an option with another value than the default, and that value."""
+    name = key.path[-1]
+    option = f"--{key.dotted.replace('_', '-')}"
+    if isinstance(key.default, bool):
+        return [option if not key.default else f"--no-{option[2:]}"], not key.default
+    if name.startswith("dataroot"):
+        return [option, "a", option, "b"], ["a", "b"]
+    known = _OTHERS.get(name)
+    text = known[key.default] if isinstance(known, dict) else known
+    if text is None and "checkpointing" in name:
+        text = "full"
+    if text is None and name in ("precision", "degradation", "name"):
+        text = {"precision": "bf16", "degradation": "real", "name": "mine"}[name]
+    if text is None and name == "network_g":
+        text = "{type: paragonsr2_s}"
+    if text is None:
+        text = "0.75" if isinstance(key.default, float) or name == "grad_clip" else "64"
+    return [option, text], text if name in ("name", "filename_tmpl") else yaml.safe_load(text)
+
+
+def test_each_key_of_the_file_is_an_option():
+    runner, got = CliRunner(), []
+    app = typer.Typer()
+    app.callback()(lambda: None)
+
+    def job(config, *_, **__):
+        got.append(config.model_dump(mode="json"))
+        raise UsageError("seen")
+
+    add_command(app, replace(SR, job=lambda: job))
+    keys = list(config_keys(SrConfig))
+    words, expected = zip(*map(another_value, keys), strict=True)
+    assert len(keys) > 45
+    done = runner.invoke(app, ["sr", *(word for part in words for word in part)])
+    assert "seen" in done.output, done.output
+    for key, value in zip(keys, expected, strict=True):
+        found = got[0]
+        for name in key.path:
+            found = found[name]
+        if key.path[-1] == "losses":
+            value = [{**value[0], "start_iter": 0, "ramp_iter": 0}]
+        if key.path[-1] == "metrics":
+            found = {name: {"type": one["type"]} for name, one in found.items()}
+        assert found == value != key.default, key.dotted
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--total-iter", "0"], "--total-iter: input should be greater than or equal to 1"),
+        (["--train.optim-g.betas", "[1, 2]"], "--train.optim-g.betas.0: input should be less"),
+        (["--losses", "[{type: l1"], "--losses [{type: l1 is not valid YAML"),
+        (["--losses", "[{type: l1}, {type: L1}]"], "--losses: value error, l1 is listed 2 times"),
+        (["--network-g.feature", "8"], "network_g"),
+        (["--lq-sise", "8"], "No such option: --lq-sise"),
+        (["--lr", "1"], "No such option: --lr"),  # of which optimizer?
+        (["--scale", "5", "--ema-decay", "2"], "--scale: input should be 1, 2, 3, 4 or 8"),
+        (["--network-g.type"], "--network-g.type needs a value"),
+    ],
+)
+def test_errors_name_the_option(lowtide, tmp_path, words, said):
+    done = lowtide("train", "sr", str(config_in(tmp_path)), "-o", str(tmp_path), *words)
+    assert done.code == 2
+    assert said in " ".join(done.err.replace("│", "").split())
+
+
+def test_what_is_missing_without_a_file_is_named_by_its_option(lowtide, tmp_path):
+    config_in(tmp_path)
+    done = lowtide("train", "sr", str(tmp_path / "photos"), "--lq-size", "8")
+    assert done.code == 2
+    assert "--scale is missing" in done.err
+    assert "--train.total-iter is missing" in done.err
+
+
+def test_help_has_a_panel_for_each_section(lowtide):
+    done = lowtide("train", "sr", "--help")
+    assert done.code == 0
+    for title in ("datasets.train", "train.scheduler", "train.optim_d", "logger"):
+        assert f"─ {title} ─" in done.out
+    text = " ".join(done.out.replace("│", "").split())
+    assert "--lq-size INTEGER Side of a patch in low-resolution pixels. [default: 32]" in text
+    assert "--train.optim-d.lr NUMBER Learning rate. [default: 0.0001]" in text
 
 
 def test_a_budget_below_the_smallest_step(lowtide, tmp_path):

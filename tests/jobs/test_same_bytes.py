@@ -8,7 +8,7 @@ import torch
 
 import lowtide
 from lowtide.training.network_factory import make_generator
-from lowtide.training.train_config import parse_config
+from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.weights import save_weights
 
 NETWORK = {"type": "paragonconv", "features": 8, "blocks": 1}
@@ -26,7 +26,7 @@ def pictures(tmp_path, save):
 
 def model_in(path):
     """A file of a network none of whose weights are zero."""
-    config = parse_config(
+    config = SrConfig.from_values(
         {
             "name": "drawn",
             "scale": 2,

@@ -10,7 +10,7 @@ from lowtide.core.atomic_file import new_part_name
 from lowtide.core.errors import OutputError, UsageError
 from lowtide.jobs.train_sr import train_sr
 from lowtide.training.network_factory import make_generator
-from lowtide.training.train_config import parse_config
+from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.weights import save_weights
 
 
@@ -18,7 +18,7 @@ from lowtide.training.weights import save_weights
 def config(tmp_path, save):
     noise = np.random.default_rng(0).integers(0, 256, (40, 48, 3), np.uint8)
     save(tmp_path / "photos" / "a.png", noise)
-    return parse_config(
+    return SrConfig.from_values(
         {
             "name": "mine",
             "scale": 2,

@@ -17,9 +17,9 @@ import yaml
 import lowtide
 from lowtide.core.errors import BudgetError, InputError, UsageError
 from lowtide.jobs.train_memory import plan_step
-from lowtide.jobs.train_sr import train_sr
-from lowtide.training.network_factory import make_discriminator, make_generator
-from lowtide.training.train_config import parse_config
+from lowtide.jobs.train_sr import make_sr_task, train_sr
+from lowtide.training.distributed import SINGLE_PROCESS
+from lowtide.training.tasks.sr_config import SrConfig
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,9 @@ def test_trains_and_scores_and_keeps_what_it_made(photos, tmp_path, pairs):
         for kind in ("train", "val"):
             given["datasets"][kind]["dataroot_lq"] = str(photos / kind / "lr")
     planned, steps = [], []
-    report = train_sr(parse_config(given), tmp_path, on_plan=planned.append, on_step=steps.append)
+    report = train_sr(
+        SrConfig.from_values(given), tmp_path, on_plan=planned.append, on_step=steps.append
+    )
     assert report.steps == 6 == steps[-1].step
     assert planned == [report.plan]
     assert planned[0].upper_bytes <= planned[0].budget_bytes
@@ -92,7 +94,7 @@ def test_scores_are_those_of_lowtide_upscale(photos, tmp_path):
     """Whole pictures, whatever the budget: nothing is shrunk to fit."""
     from lowtide.core.metrics import psnr_y
 
-    report = train_sr(parse_config(plain(photos)), tmp_path)
+    report = train_sr(SrConfig.from_values(plain(photos)), tmp_path)
     made = tmp_path / "made.png"
     lowtide.upscale(photos / "val/lr/3.png", made, model=report.weights, budget="1GiB")
     pictures = [
@@ -112,7 +114,7 @@ def test_the_network_is_measured_once_for_all_validations(photos, tmp_path):
         shutil.copy(photos / f"train/{root}/1.png", other / "3.png")
         given["datasets"]["val"][name] = [str(photos / "val" / root), str(other)]
     given["val"] |= {"val_freq": 2, "save_img": True}
-    report = train_sr(parse_config(given), tmp_path)
+    report = train_sr(SrConfig.from_values(given), tmp_path)
     assert len([row for row in rows_of(tmp_path) if "psnr" in row]) == 3
     costs = [path for path in (tmp_path / "cache").glob("*.json") if "points" in path.read_text()]
     assert len(costs) == 1
@@ -153,7 +155,7 @@ def test_lpips_chooses_the_weights_with_the_lowest_score(photos, tmp_path, alex_
     given = plain(photos)
     metric = {"type": "lpips", "weights": str(alex_file), "crop_border": 2}
     given["val"] = {"val_freq": 2, "metrics": {"lpips": metric, "psnr": {}}}
-    report = train_sr(parse_config(given), tmp_path)
+    report = train_sr(SrConfig.from_values(given), tmp_path)
     scored = [row for row in rows_of(tmp_path) if "lpips" in row]
     lowest = float("inf")
     for row in scored:
@@ -184,7 +186,7 @@ def test_pictures_that_a_network_cannot_look_at_are_named_before_the_first_step(
         given["val"]["metrics"]["lpips"] |= changes.pop("metric", {})
         given["val"] |= changes
         with pytest.raises(error, match=words) as caught:
-            train_sr(parse_config(given), tmp_path, on_step=lambda _: pytest.fail("a step"))
+            train_sr(SrConfig.from_values(given), tmp_path, on_step=lambda _: pytest.fail("a step"))
         return caught.value
 
     found = refused(BudgetError, r"3.png \(120×96\) takes up to .* of 10.0 MiB", budget="10MiB")
@@ -198,12 +200,15 @@ def test_pictures_that_a_network_cannot_look_at_are_named_before_the_first_step(
 def test_borders_that_leave_nothing_of_a_picture_are_named(photos, tmp_path, metric):
     given = plain(photos, val={"metrics": {"one": {"crop_border": 48, **metric}}})
     with pytest.raises(UsageError, match=r"3\.png: 120×96 is too small for val.metrics.one, which"):
-        train_sr(parse_config(given), tmp_path, on_step=lambda _: pytest.fail("a step was taken"))
+        train_sr(
+            SrConfig.from_values(given), tmp_path, on_step=lambda _: pytest.fail("a step was taken")
+        )
 
 
 _RUN = """
 import sys
-from lowtide.jobs.train_sr import train_sr
+from lowtide.jobs.train_sr import make_sr_task, train_sr
+from lowtide.training.distributed import SINGLE_PROCESS
 train_sr(sys.argv[1], sys.argv[2], on_step=lambda moment: print(moment.step, flush=True))
 """
 
@@ -234,12 +239,12 @@ def test_a_killed_process_goes_on_with_the_same_losses(photos, tmp_path):
 
 def test_a_damaged_state_is_passed_over_and_that_is_said(photos, tmp_path):
     given = plain(photos)
-    whole = train_sr(parse_config(given), tmp_path / "whole")
-    train_sr(parse_config(given), tmp_path / "torn")
+    whole = train_sr(SrConfig.from_values(given), tmp_path / "whole")
+    train_sr(SrConfig.from_values(given), tmp_path / "torn")
     newest = tmp_path / "torn/mine/training_states/6.state"
     newest.write_bytes(newest.read_bytes()[:-1000])
     said = []
-    report = train_sr(parse_config(given), tmp_path / "torn", on_warning=said.append)
+    report = train_sr(SrConfig.from_values(given), tmp_path / "torn", on_warning=said.append)
     assert (report.resumed_step, report.steps) == (4, 6)
     assert said == report.warnings
     assert "6.state is damaged" in said[0]
@@ -255,9 +260,9 @@ def growing(photos, tmp_path):
     shutil.copytree(photos / "train/hr", folder)
     given = plain(photos, total=4)
     given["datasets"] = {"train": {**given["datasets"]["train"], "dataroot_gt": str(folder)}}
-    train_sr(parse_config(given), tmp_path)
+    train_sr(SrConfig.from_values(given), tmp_path)
     given["train"]["total_iter"] = 6
-    return folder, parse_config(given)
+    return folder, SrConfig.from_values(given)
 
 
 def test_other_pictures_than_before_are_named_or_accepted(growing, photos, tmp_path):
@@ -272,7 +277,7 @@ def test_other_pictures_than_before_are_named_or_accepted(growing, photos, tmp_p
     report = train_sr(config, tmp_path, accept_changed_data=True)
     assert (report.resumed_step, report.steps) == (4, 6)
     assert len(report.warnings) == 1
-    assert "continues with other images than before: 1 new" in report.warnings[0]
+    assert "continues with other files than before: 1 new" in report.warnings[0]
     # From here on these are its pictures.
     assert not train_sr(config, tmp_path).warnings
 
@@ -287,37 +292,42 @@ def test_pictures_that_were_written_again_are_said_and_go_on(growing, tmp_path):
     assert str(picture) in report.warnings[0]
 
 
-def test_the_budget_cuts_the_batch_into_parts(photos, tmp_path):
-    config = parse_config(plain(photos))
-    network = make_generator({"type": "paragonsr2_s"}, 2, 0)
-    whole = plan_step(config, network, None, 1 << 40, "cpu")
-    assert whole.micro_batches == 1
-    cut = plan_step(config, network, None, int(whole.upper_bytes * 0.8), "cpu")
+def planned(photos, budget, device="cpu", network="paragonsr2_s", **changes):
+    """The plan of a step of a network."""
+    given = plain(photos, network_g=network if isinstance(network, dict) else {"type": network})
+    given["train"] |= changes.pop("train", {})
+    config = SrConfig.from_values(given | changes)
+    return plan_step(config, make_sr_task(config, SINGLE_PROCESS), budget, device)
+
+
+def test_the_budget_cuts_the_batch_into_parts(photos):
+    whole = planned(photos, 1 << 40)
+    assert (whole.batch, whole.micro_batches, whole.samples) == (4, 1, "patches of 16 px")
+    cut = planned(photos, int(whole.upper_bytes * 0.8))
     assert cut.micro_batches in (2, 4)
     assert cut.upper_bytes <= 0.8 * whole.upper_bytes
     with pytest.raises(BudgetError, match="no step fits") as caught:
-        plan_step(config, network, None, 4 << 20, "cpu")
-    least = plan_step(config, network, None, caught.value.smallest, "cpu")
+        planned(photos, 4 << 20)
+    least = planned(photos, caught.value.smallest)
     assert least.upper_bytes <= caught.value.smallest
 
 
 def test_a_step_is_planned_for_a_card_that_is_not_here(photos):
-    config = parse_config(plain(photos))
-    network = make_generator({"type": "paragonsr2_nano"}, 2, 0)
-    plan = plan_step(config, network, None, 12 << 30, "rtx3060-12gb")
-    here = plan_step(config, network, None, 12 << 30, "cpu")
+    plan = planned(photos, 12 << 30, "rtx3060-12gb", "paragonsr2_nano")
+    here = planned(photos, 12 << 30, network="paragonsr2_nano")
     assert plan.predicted_bytes > here.predicted_bytes  # the driver's context
 
 
 def test_checkpointing_takes_less_and_a_discriminator_more(photos):
-    config = parse_config(plain(photos))
-    network = make_generator({"type": "paragonsr2_m", "groups": 2, "blocks": 3}, 2, 0)
-    judge = make_discriminator({"type": "munet", "features": 16, "widths": [1, 2]}, 0)
-    train = config.train.model_copy(update={"checkpointing": "full"})
-    kept = config.model_copy(update={"train": train})
+    network = {"type": "paragonsr2_m", "groups": 2, "blocks": 3}
+    judge = {"type": "munet", "features": 16, "widths": [1, 2]}
     alone, less, more = (
-        plan_step(one, network, other, 1 << 40, "cpu").predicted_bytes
-        for one, other in ((config, None), (kept, None), (config, judge))
+        planned(photos, 1 << 40, network=network, **changes).predicted_bytes
+        for changes in (
+            {},
+            {"train": {"checkpointing": "full"}},
+            {"network_d": judge, "train": {"losses": [{"type": "l1"}, {"type": "ganloss"}]}},
+        )
     )
     assert less < 0.8 * alone
     assert more > alone
@@ -349,12 +359,14 @@ def test_what_cannot_be_is_said_before_the_first_step(
     given = plain(photos)
     change(given)
     with pytest.raises(error, match=words):
-        train_sr(parse_config(given), tmp_path, on_step=lambda _: pytest.fail("a step was taken"))
+        train_sr(
+            SrConfig.from_values(given), tmp_path, on_step=lambda _: pytest.fail("a step was taken")
+        )
 
 
 def test_begins_with_weights_of_a_file(photos, tmp_path):
-    first = train_sr(parse_config(plain(photos)), tmp_path / "a")
+    first = train_sr(SrConfig.from_values(plain(photos)), tmp_path / "a")
     given = plain(photos, path={"pretrain_network_g": first.weights})
     given["train"]["optim_g"] = {"lr": 1e-9}
-    second = train_sr(parse_config(given), tmp_path / "b")
+    second = train_sr(SrConfig.from_values(given), tmp_path / "b")
     assert second.scores["psnr"] == pytest.approx(first.scores["psnr"], abs=0.02)

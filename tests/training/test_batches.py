@@ -10,10 +10,12 @@ import torch
 
 from lowtide.core.errors import InputError, UsageError
 from lowtide.training.data import (
+    Augmentation,
     Batches,
     HighResolutionFolders,
     ImageCache,
     PairedFolders,
+    Patches,
     RealDegradation,
     bicubic_downscale,
 )
@@ -39,7 +41,10 @@ def noises(tmp_path, save):
 
 def batches(folder, *, degradation=bicubic_downscale, cache=None, **changes):
     data = HighResolutionFolders([folder], 2, degradation, cache=cache)
-    return Batches(data, **(dict(patch=8, batch=3, seed=5) | changes))
+    names = {"use_hflip": "hflip", "use_rot": "rot", "color": "color"}
+    drawn = {new: changes.pop(old) for old, new in names.items() if old in changes}
+    patches = Patches(data, changes.pop("patch", 8), Augmentation(**drawn))
+    return Batches(patches, **(dict(batch=3, seed=5) | changes))
 
 
 def numbers_of(batch):
@@ -88,14 +93,14 @@ def test_the_samples_of_a_batch_differ(tmp_path, save):
     assert len({sample.numpy().tobytes() for sample in low}) == 8
 
 
-@pytest.mark.parametrize("batch", [1, 3, 7, 16])
-def test_every_epoch_visits_each_picture_once(folder, batch):
-    one = batches(folder, batch=batch)
-    steps = -(-5 * COUNT // batch)
-    visited = [number for step in range(steps) for number in numbers_of(one.at(step))]
-    epochs = [visited[first : first + COUNT] for first in range(0, 5 * COUNT, COUNT)]
-    assert all(sorted(epoch) == list(range(COUNT)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) > 1
+def test_every_epoch_visits_each_picture_once(folder):
+    for batch in (1, 3, 7, 16):
+        one = batches(folder, batch=batch)
+        steps = -(-5 * COUNT // batch)
+        visited = [number for step in range(steps) for number in numbers_of(one.at(step))]
+        epochs = [visited[first : first + COUNT] for first in range(0, 5 * COUNT, COUNT)]
+        assert all(sorted(epoch) == list(range(COUNT)) for epoch in epochs)
+        assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
 def test_pairs_keep_their_places(tmp_path, save):
@@ -104,7 +109,8 @@ def test_pairs_keep_their_places(tmp_path, save):
         save(tmp_path / "lq" / f"{number}.png", low)
         save(tmp_path / "gt" / f"{number}.png", low.repeat(3, 0).repeat(3, 1))
     data = PairedFolders([tmp_path / "gt"], [tmp_path / "lq"], 3)
-    for lq, gt in islice(Batches(data, patch=9, batch=4, seed=0, color=True).prefetch(0), 10):
+    patches = Patches(data, 9, Augmentation(color=True))
+    for lq, gt in islice(Batches(patches, batch=4, seed=0).prefetch(0), 10):
         assert torch.equal(gt[..., ::3, ::3], lq)
 
 
@@ -159,7 +165,7 @@ def test_another_picture_stands_in_for_a_damaged_one(folder):
             assert number == order[first + (place - first + 1) % COUNT]
     # Whether it was met before or not, and by whom.
     assert all(same(fresh().at(step), seen[step]) for step in (13, 5))
-    ahead = Batches(one.data, patch=8, batch=3, seed=5, skip_broken=True, workers=2).prefetch(0)
+    ahead = Batches(one.samples, batch=3, seed=5, skip_broken=True, workers=2).prefetch(0)
     assert all(same(*both) for both in zip(seen, islice(ahead, 14), strict=True))
 
 
@@ -167,7 +173,7 @@ def test_not_one_file_is_left(folder):
     one = batches(folder, skip_broken=True)
     for path in folder.iterdir():
         damage(path)
-    with pytest.raises(InputError, match=r"none of the 7 training images can be read: .*\.png"):
+    with pytest.raises(InputError, match=r"none of the 7 training files can be read: .*\.png"):
         one.at(0)
     assert len(one.skipped) == COUNT
 
@@ -209,19 +215,16 @@ def test_no_more_is_computed_ahead_than_two_for_each_thread(folder):
     ahead.close()
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_numbers_that_make_no_sense(folder):
+    for changes, said in (
         (dict(patch=0), "patch must be 1 or more: 0"),
         (dict(batch=0), "batch must be 1 or more: 0"),
         (dict(workers=-1), "workers must be 0 or more: -1"),
         (dict(seed=-1), "seed must be from 0"),
         (dict(seed=1 << 64), "seed must be from 0"),
-    ],
-)
-def test_numbers_that_make_no_sense(folder, changes, said):
-    with pytest.raises(UsageError, match=said):
-        batches(folder, **changes)
+    ):
+        with pytest.raises(UsageError, match=said):
+            batches(folder, **changes)
 
 
 def test_a_patch_larger_than_the_pictures(folder):

@@ -74,21 +74,21 @@ def test_claims_are_judged_by_their_upper_end_and_only_where_there_are_any():
     assert "claimed_bytes" not in variants.beside_claim("photo", gib, gib, (0.2, 0.5))
 
 
-@pytest.mark.parametrize("name", runs.NAMES)
-def test_every_network_has_weights_that_leave_no_branch_out(name):
-    for attention in runs.attentions(name):
-        made = runs.network(name, 2, attention) if name in ("nano", "realtime") else None
-        with torch.device("meta"):
-            shaped = runs.network(name, 2, attention)
-        shares = [key for key, _ in shaped.named_parameters() if key.endswith("gamma")]
-        assert shares
-        if made is not None:
-            assert all(bool((made.state_dict()[key] == 0.5).all()) for key in shares)
+def test_every_network_has_weights_that_leave_no_branch_out():
+    for name in runs.NAMES:
+        for attention in runs.attentions(name):
+            made = runs.network(name, 2, attention) if name in ("nano", "realtime") else None
+            with torch.device("meta"):
+                shaped = runs.network(name, 2, attention)
+            shares = [key for key, _ in shaped.named_parameters() if key.endswith("gamma")]
+            assert shares
+            if made is not None:
+                assert all(bool((made.state_dict()[key] == 0.5).all()) for key in shares)
 
 
-@pytest.mark.parametrize("title", training_runs.CONFIGURATIONS)
-def test_configurations_are_those_of_the_trainer(title):
-    config = training_runs.config_of(title)
-    assert (config.network_d is not None) == ("MUNet" in title)
-    assert config.train.checkpointing == ("full" if "full" in title else "none")
-    assert config.datasets.train.accum_iter == 1
+def test_configurations_are_those_of_the_trainer():
+    for title in training_runs.CONFIGURATIONS:
+        config = training_runs.config_of(title)
+        assert (config.network_d is not None) == ("MUNet" in title)
+        assert config.train.checkpointing == ("full" if "full" in title else "none")
+        assert config.datasets.train.accum_iter == 1

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lowtide.cli.train import EXAMPLE
+from lowtide.cli.train_sr import EXAMPLE
 from lowtide.core.errors import LowtideError
-from lowtide.training.train_config import read_config
+from lowtide.training.tasks.sr_config import SrConfig
 from support.fuzz_workers import run_all
 
 CASES = 300
@@ -157,7 +157,7 @@ def read(seed: int) -> tuple[str, int]:
         path = Path(folder) / "config.yml"
         path.write_bytes(made(seed))
         try:
-            read_config(path).model_dump_json()  # as it is kept
+            SrConfig.from_file(path).model_dump_json()  # as it is kept
             found = "config"
         except LowtideError as error:
             found = type(error).__name__

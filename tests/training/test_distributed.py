@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from lowtide.core.errors import UsageError
-from lowtide.training.data import Batches, HighResolutionFolders, bicubic_downscale
+from lowtide.training.data import Batches, HighResolutionFolders, Patches, bicubic_downscale
 from lowtide.training.distributed import ProcessGroup
 
 CONFIG = """
@@ -128,8 +128,8 @@ def test_both_stop_after_one_step(tmp_path, words):
 
 
 def test_shares_are_the_batch(folder):
-    data = HighResolutionFolders([folder], 2, bicubic_downscale)
-    given = dict(patch=8, batch=6, seed=3)
+    data = Patches(HighResolutionFolders([folder], 2, bicubic_downscale), 8)
+    given = dict(batch=6, seed=3)
     whole = Batches(data, **given).at(2)
     for side in (0, 1):
         parts = [Batches(data, **given, shard=(rank, 3)).at(2)[side] for rank in range(3)]

@@ -10,7 +10,6 @@ from lowtide.core.errors import UsageError
 from lowtide.training.losses import discriminator_loss, generator_loss, gradient_penalty
 
 KINDS = "vanilla", "lsgan", "hinge", "r3gan"
-kinds = pytest.mark.parametrize("kind", KINDS)
 REAL, FAKE = (2.0, -0.5), (0.25, 1.5)
 
 
@@ -22,46 +21,40 @@ def mean(values):
     return sum(values) / len(values)
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
+def test_generator_in_numbers():
+    for kind, expected in (
         ("vanilla", mean([logistic(-fake) for fake in FAKE])),
         ("lsgan", mean([(fake - 1) ** 2 for fake in FAKE])),
         ("hinge", -mean(FAKE)),
         ("r3gan", mean([logistic(1.75), logistic(-2.0)])),
-    ],
-)
-def test_generator_in_numbers(kind, expected):
-    loss = generator_loss(kind, torch.tensor(FAKE), torch.tensor(REAL))
-    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    ):
+        loss = generator_loss(kind, torch.tensor(FAKE), torch.tensor(REAL))
+        assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
+def test_discriminator_in_numbers():
+    for kind, expected in (
         ("vanilla", mean([logistic(-real) for real in REAL]) + mean([logistic(f) for f in FAKE])),
         ("lsgan", (1.0 + 1.5**2) / 2 + (0.25**2 + 1.5**2) / 2),
         ("hinge", (0 + 1.5) / 2 + (1.25 + 2.5) / 2),
         ("r3gan", mean([logistic(-1.75), logistic(2.0)])),
-    ],
-)
-def test_discriminator_in_numbers(kind, expected):
-    loss = discriminator_loss(kind, torch.tensor(REAL), torch.tensor(FAKE))
-    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    ):
+        loss = discriminator_loss(kind, torch.tensor(REAL), torch.tensor(FAKE))
+        assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-@kinds
-def test_they_pull_apart(kind):
+def test_they_pull_apart():
     """Real logits are to rise and fake ones to fall; the generator wants fake ones to rise."""
-    real, fake = (torch.zeros(2, 1, 5, 7, requires_grad=True) for _ in range(2))
-    for_real, for_fake = torch.autograd.grad(discriminator_loss(kind, real, fake), (real, fake))
-    assert (for_real < 0).all()
-    assert (for_fake > 0).all() or (kind == "lsgan" and not for_fake.any())
-    (for_made,) = torch.autograd.grad(generator_loss(kind, fake, real), fake)
-    assert (for_made < 0).all()
+    for kind in KINDS:
+        real, fake = (torch.zeros(2, 1, 5, 7, requires_grad=True) for _ in range(2))
+        for_real, for_fake = torch.autograd.grad(discriminator_loss(kind, real, fake), (real, fake))
+        assert (for_real < 0).all()
+        assert (for_fake > 0).all() or (kind == "lsgan" and not for_fake.any())
+        (for_made,) = torch.autograd.grad(generator_loss(kind, fake, real), fake)
+        assert (for_made < 0).all()
 
 
-@kinds
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_finite_differences(kind):
     torch.manual_seed(0)
     real, fake = (torch.randn(2, 1, 3, 3).double().requires_grad_() for _ in range(2))
@@ -70,16 +63,16 @@ def test_gradients_are_those_of_finite_differences(kind):
     assert check(lambda fake: generator_loss(kind, fake, real), (fake,))
 
 
-@kinds
-@pytest.mark.parametrize("strength", [1.0, 1e4])
-def test_half_types_and_strong_logits_are_finite(kind, strength):
-    real = torch.tensor([-strength, strength], dtype=torch.bfloat16)
-    fake = (-real).requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        losses = discriminator_loss(kind, real, fake), generator_loss(kind, fake, real)
-    for loss in losses:
-        assert loss.dtype == torch.float32 and loss.isfinite()
-        assert torch.autograd.grad(loss, fake)[0].isfinite().all()
+def test_half_types_and_strong_logits_are_finite():
+    for kind in KINDS:
+        for strength in (1.0, 1e4):
+            real = torch.tensor([-strength, strength], dtype=torch.bfloat16)
+            fake = (-real).requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16):
+                losses = discriminator_loss(kind, real, fake), generator_loss(kind, fake, real)
+            for loss in losses:
+                assert loss.dtype == torch.float32 and loss.isfinite()
+                assert torch.autograd.grad(loss, fake)[0].isfinite().all()
 
 
 def test_only_r3gan_looks_at_real_logits_for_the_generator():
@@ -106,29 +99,26 @@ def test_r3gan_pairs_and_nothing_else():
             loss()
 
 
-@pytest.mark.parametrize(("name", "near"), [("hing", "hinge"), ("r3", "r3gan"), ("VANILLA", "use")])
-def test_unknown_kinds(name, near):
-    for loss in (
-        lambda: discriminator_loss(name, torch.zeros(1), torch.zeros(1)),
-        lambda: generator_loss(name, torch.zeros(1), torch.zeros(1)),
-    ):
-        with pytest.raises(UsageError, match=f"unknown adversarial loss {name!r}") as caught:
-            loss()
-        assert near in (caught.value.hint or "")
+def test_unknown_kinds():
+    for name, near in (("hing", "hinge"), ("r3", "r3gan"), ("VANILLA", "use")):
+        for loss in (discriminator_loss, generator_loss):
+            with pytest.raises(UsageError, match=f"unknown adversarial loss {name!r}") as caught:
+                loss(name, torch.zeros(1), torch.zeros(1))
+            assert near in (caught.value.hint or "")
 
 
 # Penalties
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_the_penalty_of_a_linear_discriminator_is_its_weight_squared(batch):
-    torch.manual_seed(0)
-    linear = nn.Linear(3 * 5 * 4, 1)
-    picture = torch.rand(batch, 3, 5, 4, requires_grad=True)
-    penalty = gradient_penalty(linear(picture.flatten(1)), picture)
-    assert penalty.item() == pytest.approx(linear.weight.square().sum().item(), rel=1e-5)
-    (gradient,) = torch.autograd.grad(penalty, linear.weight)
-    assert torch.allclose(gradient, 2 * linear.weight)
+def test_the_penalty_of_a_linear_discriminator_is_its_weight_squared():
+    for batch in (1, 3):
+        torch.manual_seed(0)
+        linear = nn.Linear(3 * 5 * 4, 1)
+        picture = torch.rand(batch, 3, 5, 4, requires_grad=True)
+        penalty = gradient_penalty(linear(picture.flatten(1)), picture)
+        assert penalty.item() == pytest.approx(linear.weight.square().sum().item(), rel=1e-5)
+        (gradient,) = torch.autograd.grad(penalty, linear.weight)
+        assert torch.allclose(gradient, 2 * linear.weight)
 
 
 def test_the_penalty_is_a_mean_over_pictures():

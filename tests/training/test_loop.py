@@ -9,7 +9,9 @@ from torch import nn
 
 from lowtide.core.errors import Cancelled, NotFiniteError, OutputError, UsageError
 from lowtide.training.network_factory import make_discriminator, make_generator
-from lowtide.training.train_config import parse_config
+from lowtide.training.state import load_latest_state
+from lowtide.training.tasks.sr_config import SrConfig
+from lowtide.training.tasks.super_resolution import make_pairs_task
 from lowtide.training.trainer import Trainer
 
 GAN = {
@@ -39,7 +41,7 @@ class Drawn:
 
 
 def config_of(total=8, network_d=None, losses=None, **train):
-    return parse_config(
+    return SrConfig.from_values(
         {
             "name": "mine",
             "scale": 2,
@@ -64,7 +66,8 @@ def trainer(config, folder, **more):
         discriminator = make_discriminator(config.network_d, config.manual_seed)
     more = {"batches": Drawn(), **more}
     batches = more.pop("batches")
-    return Trainer(config, folder, generator, batches, discriminator=discriminator, **more)
+    task = make_pairs_task(config, generator, batches, discriminator)
+    return Trainer(config, folder, task, **more)
 
 
 def log_of(folder):
@@ -162,31 +165,29 @@ def test_a_full_disk_is_named_and_what_is_done_is_kept(tmp_path, at):
 
 def test_the_best_score_is_of_one_measure(tmp_path):
     """What was best by another one, of other pictures, says nothing."""
-    kept = []
 
     class Scores:
-        def __init__(self, name, scores):
-            self.name, self.scores = name, iter(scores)
+        lower_is_better = False
+
+        def __init__(self, conditions, scores):
+            self.conditions, self.scores = {"metric": conditions}, iter(scores)
 
         def __call__(self, network, step):
-            return {self.name: next(self.scores)}
+            return {"one": next(self.scores)}
 
-        def save_best(self, network):
-            kept.append(True)
-
-    def run(total, **val):
-        given = config_of(total=total).model_dump(mode="json")
-        given["val"] = {"val_freq": 1, "metrics": {"one": val}}
-        one = trainer(parse_config(given), tmp_path)
+    def best_of(total, *given):
+        """In which steps the weights were the best."""
+        config = config_of(total=total)
+        config = config.model_copy(update={"val": config.val.model_copy(update={"val_freq": 1})})
+        one = trainer(config, tmp_path)
         one.resume()
-        return one
+        one.run(Scores(*given))
+        assert one.best_weights.is_file()
+        return [row["step"] for row in log_of(tmp_path) if row.get("best")]
 
-    run(2, type="psnr").run(Scores("one", [30.0, 29.0]))
-    assert len(kept) == 1
-    run(4, type="ssim").run(Scores("one", [0.9, 0.8]))
-    assert len(kept) == 2
-    run(6, type="ssim").run(Scores("one", [0.85, 0.95]))
-    assert len(kept) == 3
+    assert best_of(2, "psnr", [30.0, 29.0]) == [1]
+    assert best_of(4, "ssim", [0.9, 0.8]) == [1, 3]
+    assert best_of(6, "ssim", [0.85, 0.95]) == [1, 3, 6]
 
 
 def test_a_longer_run_goes_on_and_another_is_refused(tmp_path):
@@ -273,16 +274,18 @@ def test_the_average_lags_behind(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_named(tmp_path, monkeypatch):
-    from lowtide.training import setup
+    from lowtide.training.tasks import super_resolution
 
     class Broken(nn.Module):
         def forward(self, made, _):
             return made.mean() * torch.nan
 
-    make = setup.make_loss
+    make = super_resolution.make_loss
     broken = {"fftloss": lambda: Broken()}
     monkeypatch.setattr(
-        setup, "make_loss", lambda kind, **more: broken.get(kind, lambda: make(kind, **more))()
+        super_resolution,
+        "make_loss",
+        lambda kind, **more: broken.get(kind, lambda: make(kind, **more))(),
     )
     with pytest.raises(NotFiniteError, match="the loss fftloss is nan in step 0"):
         trainer(config_of(), tmp_path).run()
@@ -291,23 +294,40 @@ def test_a_loss_that_is_not_finite_is_named(tmp_path, monkeypatch):
 def test_weights_that_never_learn_are_named(tmp_path):
     generator = make_generator({"type": "paragonsr2_nano"}, 2, 0)
     generator.unused = nn.Parameter(torch.zeros(2))
-    run = Trainer(config_of(), tmp_path, generator, Drawn())
-    with pytest.raises(UsageError, match=r"1 weights of network_g .* unused"):
+    config = config_of()
+    run = Trainer(config, tmp_path, make_pairs_task(config, generator, Drawn()))
+    with pytest.raises(UsageError, match=r"1 weights of the generator .* unused"):
         run.run()
 
 
 def test_the_discriminator_learns_too(tmp_path):
     run = trainer(config_of(total=4, **GAN), tmp_path)
-    before = {n: w.clone() for n, w in run._networks[1].network.named_parameters()}
+    before = {n: w.clone() for n, w in run.task.networks["discriminator"].named_parameters()}
     run.run()
     still = [
         name
-        for name, weight in run._networks[1].network.named_parameters()
+        for name, weight in run.task.networks["discriminator"].named_parameters()
         if torch.equal(weight, before[name])
     ]
     assert not still
     names = {"l1loss", "gan", "discriminator", "penalty_real", "penalty_fake"}
     assert all(names <= set(row) for row in log_of(tmp_path))
+
+
+def test_states_keep_the_names_by_which_those_of_before_resume(tmp_path):
+    config = config_of(total=1, **GAN)
+    trainer(config, tmp_path).run()
+    state, _ = load_latest_state(tmp_path / "training_states")
+    networks = ("generator", "discriminator")
+    optimizers = {f"{name} optimizer" for name in networks}
+    assert set(state.parts) == {"average", *networks, *optimizers}
+    top = "name scale manual_seed precision channels_last datasets network_g network_d train val"
+    assert set(state.config) == {*top.split(), "logger", "path", "processes"}
+    train = "total_iter warmup_iter losses optim_g optim_d scheduler ema_decay ema_warmup grad_clip"
+    assert set(state.config["train"]) == {*train.split(), "checkpointing", "compile"}
+    data = "dataroot_gt dataroot_lq filename_tmpl degradation lq_size batch_size_per_gpu accum_iter"
+    more = "use_hflip use_rot color num_worker_per_gpu skip_broken"
+    assert set(state.config["datasets"]["train"]) == {*data.split(), *more.split()}
 
 
 def test_a_gan_that_begins_later(tmp_path):
@@ -317,9 +337,8 @@ def test_a_gan_that_begins_later(tmp_path):
     assert ["gan" in row for row in log_of(tmp_path)] == [False] * 3 + [True] * 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_losses_that_cannot_be(tmp_path):
+    for changes, words in (
         ({"losses": [{"type": "ganloss"}]}, "require each other"),
         ({"network_d": GAN["network_d"]}, "require each other"),
         ({"losses": [{"type": "l2los"}]}, "l2los"),
@@ -339,18 +358,16 @@ def test_a_gan_that_begins_later(tmp_path):
             {"network_d": GAN["network_d"], "losses": [{"type": "ganloss", "r1_weight": "much"}]},
             "r1_weight must be",
         ),
-    ],
-)
-def test_losses_that_cannot_be(tmp_path, changes, words):
-    with pytest.raises(UsageError, match=words):
-        trainer(config_of(**changes), tmp_path)
+    ):
+        with pytest.raises(UsageError, match=words):
+            trainer(config_of(**changes), tmp_path)
 
 
 def test_bf16_keeps_the_fixed_path_exact(tmp_path):
     config = config_of(total=2).model_copy(update={"precision": "bf16"})
     run = trainer(config, tmp_path)
     seen = []
-    base = run._networks[0].network.base
+    base = run.task.networks["generator"].base
     base.register_forward_hook(lambda _module, _given, made: seen.append(made.dtype))
     run.run()
     assert set(seen) == {torch.float32}

@@ -12,15 +12,16 @@ from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.training.network_factory import make_discriminator, make_generator
-from lowtide.training.traced_step import TracedTrainStep, TrainedNetworks
-from lowtide.training.train_config import parse_config
+from lowtide.training.tasks.sr_config import SrConfig
+from lowtide.training.tasks.super_resolution import make_pairs_task
+from lowtide.training.traced_step import TaskModules, TracedTrainStep
 from lowtide.training.trainer import Trainer
 
 GAN = {"type": "ganloss", "loss_weight": 0.1, "start_iter": 0}
 
 
 def config_of(losses, network="paragonsr2_nano", judge=False, **train):
-    return parse_config(
+    return SrConfig.from_values(
         {
             "name": "planned",
             "scale": 2,
@@ -32,9 +33,10 @@ def config_of(losses, network="paragonsr2_nano", judge=False, **train):
     )
 
 
-def networks_of(config):
+def task_of(config):
     judge = make_discriminator(config.network_d, 0) if config.network_d else None
-    return make_generator(config.network_g, config.scale, 0), judge
+    generator = make_generator(config.network_g, config.scale, 0)
+    return make_pairs_task(config, generator, None, judge)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -51,18 +53,18 @@ def networks_of(config):
 )
 def test_the_foretold_step_holds_what_the_trainers_step_holds(config, parts, tmp_path):
     low, high = torch.rand(4, 3, 24, 24), torch.rand(4, 3, 48, 48)
+    task = task_of(config)
     found = traced_estimate(
-        TrainedNetworks(config, *networks_of(config)),
-        TracedTrainStep((low, high), config, parts),
+        TaskModules(config, task),
+        TracedTrainStep((low, high), config, task.optims, parts),
         load_profile("cpu"),
     )
     made = ("live activations", "workspace", "gradients")
     foretold = sum(row.value for row in found.ledger if row.name in made)
-    generator, judge = networks_of(config)
-    trainer = Trainer(config, tmp_path, generator, None, discriminator=judge, micro_batches=parts)
+    trainer = Trainer(config, tmp_path, task_of(config), micro_batches=parts)
     for _ in range(3):  # makes the optimizers' state, and sees that weights have gradients
-        trainer._run_step(low, high)
-    taken = live_peak_bytes(lambda: trainer._run_step(low, high))
+        trainer._run_step((low, high))
+    taken = live_peak_bytes(lambda: trainer._run_step((low, high)))
     # Operators' buffers of a few KiB are not told.
     assert abs(foretold - taken) <= 0.01 * taken + low.nbytes
 

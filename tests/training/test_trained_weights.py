@@ -5,7 +5,7 @@ import pytest
 import lowtide
 from lowtide.core.errors import OutputError
 from lowtide.training.network_factory import make_generator
-from lowtide.training.train_config import parse_config
+from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.weights import save_weights
 
 NETWORK = {"type": "paragonconv", "features": 32, "blocks": 1}
@@ -13,7 +13,7 @@ NETWORK = {"type": "paragonconv", "features": 32, "blocks": 1}
 
 @pytest.fixture
 def save(tmp_path):
-    config = parse_config(
+    config = SrConfig.from_values(
         {
             "name": "mine",
             "scale": 2,

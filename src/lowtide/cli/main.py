@@ -23,6 +23,7 @@ from lowtide.cli import (
     plan_train,
     plan_upscale,
     train,
+    train_sr,
     upscale,
 )
 from lowtide.cli.shell import CliState, print_error, print_failure
@@ -86,7 +87,7 @@ plans.command("train")(plan_train.train)
 app.add_typer(plans, name="plan")
 benches.command("upscale")(bench_upscale.upscale)
 app.add_typer(benches, name="bench")
-trains.command("sr")(train.sr)
+train.add_command(trains, train_sr.SR)
 app.add_typer(trains, name="train")
 exports.command("onnx")(export.onnx)
 app.add_typer(exports, name="export")
@@ -153,5 +154,5 @@ def _exit_disk_full(error: OSError) -> None:
 
 
 def _normalize_option(word: str) -> str:
-    match = re.match(r"--[a-zA-Z0-9_-]+", word)
+    match = re.match(r"--[a-zA-Z0-9_.-]+", word)
     return match.group().replace("_", "-") + word[match.end() :] if match else word

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lowtide.core.atomic_file import atomic_output, make_folder, remove_part_files
 from lowtide.core.errors import UsageError
-from lowtide.training.train_config import TrainConfig
+from lowtide.training.run_config import RunConfig
 
 _CONFIG = "config.json"
 # Files that a training run makes in its folder, in addition to the weights named after it.
@@ -37,7 +37,7 @@ def require_own_folder(folder: Path, name: str) -> None:
             )
 
 
-def write_config(folder: Path, config: TrainConfig) -> None:
+def write_config(folder: Path, config: RunConfig) -> None:
     """Write the configuration that marks ``folder`` as a training run's.
 
     Removes what a killed run left unfinished.
@@ -60,6 +60,6 @@ def _is_run_folder(folder: Path, name: str) -> bool:
         known = json.loads(config.read_bytes()) if config.is_file() else None
     except (OSError, ValueError, RecursionError):
         known = None
-    if isinstance(known, dict) and known.get("name") == name and "network_g" in known:
+    if isinstance(known, dict) and known.get("name") == name and "train" in known:
         return True
     return any(path.stem.isdigit() for path in folder.glob("training_states/*.state"))

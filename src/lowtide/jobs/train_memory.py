@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from pydantic import BaseModel
-from torch import nn
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import DeviceProfile, find_profile
 from lowtide.memory.training.options import AUTOCAST_DTYPES
-from lowtide.training.traced_step import TracedTrainStep, TrainedNetworks
-from lowtide.training.train_config import TrainConfig
+from lowtide.training.run_config import RunConfig
+from lowtide.training.task import Task
+from lowtide.training.traced_step import TaskModules, TracedTrainStep
 
 
 class StepPlan(BaseModel):
-    """Split of a step's ``batch`` patches into ``micro_batches``, and its memory in bytes."""
+    """Split of a step's batch into ``micro_batches``, and its memory in bytes.
+
+    ``samples`` says what ``batch`` counts.
+    """
 
     batch: int
     micro_batches: int
-    patch_size: int
+    samples: str
     predicted_bytes: int
     upper_bytes: int
     budget_bytes: int
@@ -33,16 +35,15 @@ class StepPlan(BaseModel):
         parts = f" in {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         kept = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
         return (
-            f"{self.batch} patches of {self.patch_size} px a step{parts}, {self.precision}{kept}:"
+            f"{self.batch} {self.samples} a step{parts}, {self.precision}{kept}:"
             f" expects {format_bytes(self.predicted_bytes)}"
             f" (at most {format_bytes(self.upper_bytes)}) of {format_bytes(self.budget_bytes)}"
         )
 
 
 def plan_step(
-    config: TrainConfig,
-    generator: nn.Module,
-    discriminator: nn.Module | None,
+    config: RunConfig,
+    task: Task,
     budget: int,
     device: str,
 ) -> StepPlan:
@@ -54,10 +55,10 @@ def plan_step(
         BudgetError: No split fits; names the smallest budget that would.
     """
     least: StepPlan | None = None
-    networks = TrainedNetworks(config, generator, discriminator)
+    modules = TaskModules(config, task)
     profile = find_profile(device)
     for micro_batches in _micro_batch_counts(config):
-        plan = _plan(config, networks, micro_batches, budget, profile)
+        plan = _plan(config, task, modules, micro_batches, budget, profile)
         if plan.upper_bytes <= budget:
             return plan
         least = plan if least is None or plan.upper_bytes < least.upper_bytes else least
@@ -65,14 +66,14 @@ def plan_step(
     need = -(-least.upper_bytes // MIB)
     full = config.train.checkpointing != "none"
     raise BudgetError(
-        f"no step fits in {format_bytes(budget)}: {least.batch} patches of {least.patch_size} px in"
+        f"no step fits in {format_bytes(budget)}: {least.batch} {least.samples} in"
         f" {least.micro_batches} micro-batches take up to {format_bytes(least.upper_bytes)}",
         smallest=need * MIB,
         hint=f"--budget {need}MiB" + ("" if full else ", or train.checkpointing: full"),
     )
 
 
-def _micro_batch_counts(config: TrainConfig) -> Iterator[int]:
+def _micro_batch_counts(config: RunConfig) -> Iterator[int]:
     """Yield numbers of parts to try: divisors of the batch, so that parts are equal."""
     data = config.datasets.train
     if data.accum_iter is not None:
@@ -83,29 +84,27 @@ def _micro_batch_counts(config: TrainConfig) -> Iterator[int]:
 
 
 def _plan(
-    config: TrainConfig,
-    networks: TrainedNetworks,
+    config: RunConfig,
+    task: Task,
+    modules: TaskModules,
     micro_batches: int,
     budget: int,
     profile: DeviceProfile,
 ) -> StepPlan:
-    data = config.datasets.train
-    batch, side = data.batch_size_per_gpu, data.lq_size
-    low, high = (
-        torch.empty(batch, 3, one, one, device="meta") for one in (side, side * config.scale)
-    )
+    batch = config.datasets.train.batch_size_per_gpu
     step = TracedTrainStep(
-        (low, high),
+        task.data.example(batch),
         config,
+        task.optims,
         micro_batches,
         foreach=profile.kind != "cpu",
         autocast=AUTOCAST_DTYPES.get(config.precision),
     )
-    found = traced_estimate(networks, step, profile)
+    found = traced_estimate(modules, step, profile)
     return StepPlan(
         batch=batch,
         micro_batches=micro_batches,
-        patch_size=side,
+        samples=task.title,
         predicted_bytes=found.predicted_bytes,
         upper_bytes=found.upper_bytes,
         budget_bytes=budget,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -15,7 +16,7 @@ from lowtide.jobs.validation_upscaler import ValidationUpscaler
 from lowtide.memory.budget import Budget
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data import HighResolutionFolders, PairedFolders, read_rgb
-from lowtide.training.train_config import TrainConfig
+from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.weights import save_weights
 
 _WEIGHTS = "validated"
@@ -26,11 +27,9 @@ class TrainValidation:
     """Upscale the validation images with given weights, within ``val.budget``.
 
     No image is downsized to fit: `lowtide.upscale` runs it whole, in bands or in tiles, exactly.
-    ``scores`` are those of the last call, ``best`` the file of the weights with the best first
-    score.
     """
 
-    def __init__(self, config: TrainConfig, data: TrainImages, folder: Path, device: str) -> None:
+    def __init__(self, config: SrConfig, data: TrainImages, folder: Path, device: str) -> None:
         self._config, self._folder = config, folder
         self._upscaler = ValidationUpscaler(config.val.budget, device)
         self._pairs = list(self._image_pairs(data))
@@ -45,9 +44,18 @@ class TrainValidation:
         host = Budget.parse(config.val.budget if device == "cpu" else "auto")
         sizes = [(low, (high.shape[0], high.shape[1])) for low, high in self._pairs]
         self._metrics.check_images(sizes, host.device_bytes)
-        self.scores: dict[str, float] = {}
-        path = folder / "models" / f"{config.name}_best.safetensors"
-        self.best: Path | None = path if path.is_file() else None
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether the first metric is a distance."""
+        return next(iter(self._config.val.metrics.values())).is_learned
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """The first metric and the validation images."""
+        config = self._config.model_dump(mode="json")
+        metric = next(iter(config["val"]["metrics"].values()))
+        return {"metric": metric, "pictures": config["datasets"]["val"]}
 
     def __call__(self, network: nn.Module, step: int) -> dict[str, float]:
         """Return the mean scores of ``network`` after ``step`` steps, by metric name."""
@@ -60,13 +68,7 @@ class TrainValidation:
         for target, (_, high) in zip(targets, self._pairs, strict=True):
             for name, figure in self._metrics.compute(self._read_result(target), high).items():
                 sums[name] += figure
-        self.scores = {name: total / len(self._pairs) for name, total in sums.items()}
-        return self.scores
-
-    def save_best(self, network: nn.Module) -> None:
-        """Save these weights as the best so far."""
-        name = f"{self._config.name}_best.safetensors"
-        self.best = save_weights(self._folder / "models" / name, network, self._config)
+        return {name: total / len(self._pairs) for name, total in sums.items()}
 
     def _target(self, name: str, step: int) -> Path:
         target = self._folder / "visualization" / name / f"{name}_{step}.png"

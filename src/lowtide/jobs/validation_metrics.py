@@ -15,7 +15,7 @@ from lowtide.core.units import format_bytes
 from lowtide.memory.prediction.estimate import estimate
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.training.perceptual_metrics import PerceptualMetric
-from lowtide.training.train_config import Metric, TrainConfig
+from lowtide.training.tasks.sr_config import Metric, SrConfig
 
 
 class ValidationMetrics:
@@ -29,7 +29,7 @@ class ValidationMetrics:
         UsageError: Weights of a metric do not fit.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: SrConfig) -> None:
         self._scale, self._metrics = config.scale, config.val.metrics
         self._perceptual = {
             name: PerceptualMetric(metric.type, metric.weights, metric.net)

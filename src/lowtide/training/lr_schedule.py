@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lowtide.training.train_config import LossEntry, Scheduler
+from lowtide.training.run_config import LossEntry, Scheduler
 
 
 def lr_factor(scheduler: Scheduler, step: int, total: int, warmup: int) -> float:

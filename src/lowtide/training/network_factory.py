@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.suggest import hint_for_name
@@ -17,8 +16,6 @@ from lowtide.models import lowtide_files
 from lowtide.models.munet.munet_config import MUNetConfig
 from lowtide.models.munet.network import MUNet
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
-from lowtide.models.paragonsr2.magic_kernel import MagicKernelUpsample
-from lowtide.models.paragonsr2.paragon_conv import CubicUpsample
 from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
 from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
@@ -106,21 +103,6 @@ def load_pretrained(network: nn.Module, path: Path, *, strict: bool) -> list[str
         )
     network.load_state_dict({**target, **matched})
     return unmatched
-
-
-def keep_in_fp32(network: nn.Module) -> None:
-    """Exclude the fixed upsampling layers from autocast.
-
-    In half precision the trained layers would learn their rounding errors as image detail.
-    """
-    for module in network.modules():
-        if isinstance(module, (CubicUpsample, MagicKernelUpsample)):
-            module.forward = partial(_forward_in_fp32, type(module), module)
-
-
-def _forward_in_fp32(kind: type[nn.Module], module: nn.Module, x: Tensor) -> Tensor:
-    with torch.autocast(x.device.type, enabled=False):
-        return kind.forward(module, x.float())
 
 
 def _unknown_type(place: str, kind: str, known: tuple[str, ...]) -> UsageError:

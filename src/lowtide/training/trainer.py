@@ -1,4 +1,4 @@
-"""Training loop of super-resolution networks, with EMA, checkpoints and logs."""
+"""Training loop of any `Task`, with EMA, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from lowtide.core.errors import Cancelled, OutputError, UsageError
 from lowtide.core.progress import Cancel, check_cancel
-from lowtide.training.data import Batches
 from lowtide.training.data.file_facts import FileFacts, changed_files, rewritten_files
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.ema import MovingAverage
 from lowtide.training.lr_schedule import ema_decay, lr_factor
-from lowtide.training.network_factory import keep_in_fp32
+from lowtide.training.run_config import Optim, RunConfig
 from lowtide.training.setup import (
+    keep_in_fp32,
     make_accelerator,
-    make_gan_loss,
-    make_losses,
     make_optimizer,
-    prepare_networks,
+    prepare_network,
 )
 from lowtide.training.state import TrainState, load_latest_state, save_state
-from lowtide.training.train_config import TrainConfig
+from lowtide.training.task import Batch, Task, Validator
 from lowtide.training.train_log import TrainLog
 from lowtide.training.train_step import TrainedNetwork, TrainStep
 
@@ -45,81 +43,60 @@ class StepEvent:
     seconds: float
 
 
-class Validator(Protocol):
-    """Interface of validation: scores weights and saves the best."""
-
-    def __call__(self, network: nn.Module, step: int) -> dict[str, float]:
-        """Return the scores of ``network`` after ``step`` steps, by metric name.
-
-        The first one chooses the best weights. Larger is better, except for learned metrics.
-        """
-        ...
-
-    def save_best(self, network: nn.Module) -> None:
-        """Save the weights of ``network`` as the best so far."""
-        ...
-
-
 class Trainer:
-    """Training of a super-resolution network by a `TrainConfig`, resumable exactly.
+    """Training of a `Task` by a `RunConfig`, resumable exactly.
 
     `resume` restores the newest intact state in ``folder``; the losses are then those of a run
-    that was never stopped. ``warnings`` has a sentence for each thing that was not as expected.
+    that was never stopped. ``warnings`` has a sentence for each thing that was not as expected,
+    ``scores`` are those of the last validation.
 
     Args:
         config: The configuration of the run.
-        folder: Output folder for the log and the states.
-        generator: The network to train.
-        batches: Source of the batches; with several processes, of this one's share.
-        discriminator: Needed if the configuration has ``network_d``.
+        folder: Output folder for the log, the states and the best weights.
+        task: What to train; with several processes, on this one's share of the data.
         micro_batches: Micro-batches per step in each process.
         device: ``cpu`` for training on the CPU; otherwise accelerate chooses the device.
-        files: Facts of the image files of ``batches``, compared when a run resumes.
 
     With several processes, rank 0 writes and validates.
     """
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: RunConfig,
         folder: Path,
-        generator: nn.Module,
-        batches: Batches,
+        task: Task,
         *,
-        discriminator: nn.Module | None = None,
         micro_batches: int = 1,
         device: str = "cpu",
-        files: Mapping[str, FileFacts] | None = None,
     ) -> None:
-        self.config, self.folder, self._batches = config, folder, batches
+        self.config, self.folder, self.task = config, folder, task
         self._accelerator, self._process_group = (
             make_accelerator(config, device),
             ProcessGroup.from_environment(),
         )
-        prepare_networks(config, generator, discriminator)
-        self._ema = MovingAverage(generator)
+        for network in task.networks.values():
+            prepare_network(network, channels_last=config.channels_last)
+        self._ema = MovingAverage(next(iter(task.networks.values())))
         self._ema.module.to(self._accelerator.device)
-        networks = [self._prepare_network(generator, config.train.optim_g)]
-        if discriminator is not None:
-            networks.append(self._prepare_network(discriminator, config.train.optim_d))
-        losses = [(entry, loss.to(self._accelerator.device)) for entry, loss in make_losses(config)]
-        self._networks = networks
+        self._networks = {
+            name: self._prepare_network(network, task.optims[name])
+            for name, network in task.networks.items()
+        }
+        self._first = next(iter(self._networks.values()))
         self._train_step = TrainStep(
-            networks[0],
-            losses,
+            self._networks,
+            [objective.to(self._accelerator.device) for objective in task.objectives],
             self._accelerator.backward,
-            networks[1] if len(networks) > 1 else None,
-            make_gan_loss(config),
             config.train.checkpointing,
             micro_batches,
             process_group=self._process_group,
         )
-        self._files = dict(files or {})
-        self._state = TrainState(0, {}, files=self._files)
+        self._state = TrainState(0, {}, files=dict(task.files))
         self._saved_step = 0
         self.warnings: list[str] = []
+        self.scores: dict[str, float] = {}
 
-    def _prepare_network(self, network: nn.Module, optim: Any) -> TrainedNetwork:
+    def _prepare_network(self, network: nn.Module, optim: Optim) -> TrainedNetwork:
         keep_in_fp32(network)
         optimizer = make_optimizer(optim, network.parameters())
         # evaluation_mode avoids the DistributedDataParallel wrapper: `TrainStep` sums gradients.
@@ -135,6 +112,11 @@ class Trainer:
         return self._ema.module
 
     @property
+    def best_weights(self) -> Path:
+        """File of the weights with the best first score, which exists after a validation."""
+        return self.folder / "models" / f"{self.config.name}_best.safetensors"
+
+    @property
     def completed_steps(self) -> int:
         """Number of finished steps."""
         return self._state.step
@@ -143,10 +125,10 @@ class Trainer:
         """Restore the newest intact state and return its step, 0 if there is none.
 
         Args:
-            accept_changed_data: Resume although the training images changed, with a warning.
+            accept_changed_data: Resume although the training files changed, with a warning.
 
         Raises:
-            UsageError: If the state is of another configuration or of other images.
+            UsageError: If the state is of another configuration or of other files.
             InputError: If all states are damaged.
         """
         state, damaged = load_latest_state(self.folder / "training_states")
@@ -166,29 +148,29 @@ class Trainer:
             self._check_files(state.files, accept_changed_data)
         for name, part in self._stateful_parts().items():
             part.load_state_dict(state.parts[name])
-        state.files = self._files
+        state.files = dict(self.task.files)
         self._state, self._saved_step = state, state.step
         return state.step
 
     def _check_files(self, before: Mapping[str, FileFacts], accepted: bool) -> None:
-        """Compare the training images with those of the saved state."""
-        other, rewritten = changed_files(before, self._files), rewritten_files(before, self._files)
+        """Compare the training files with those of the saved state."""
+        now = self.task.files
+        other, rewritten = changed_files(before, now), rewritten_files(before, now)
         if other and not accepted:
             raise UsageError(
-                f"{self.folder} contains a training on other images: {other}",
+                f"{self.folder} contains a training on other files: {other}",
                 hint="restore them, or pass --accept-changed-data to go on with the current ones",
             )
         differences = ", ".join(words for words in (other, rewritten) if words)
         if differences:
             self.warnings.append(
-                f"the training continues with other images than before: {differences}"
+                f"the training continues with other files than before: {differences}"
             )
 
     def _stateful_parts(self) -> dict[str, Any]:
-        names = ("generator", "discriminator")
         found: dict[str, Any] = {"average": self._ema.module}
-        for name, side in zip(names, self._networks, strict=False):
-            found[name], found[f"{name} optimizer"] = side.network, side.optimizer
+        for name, one in self._networks.items():
+            found[name], found[f"{name} optimizer"] = one.network, one.optimizer
         if self._accelerator.scaler is not None:
             found["scaler"] = self._accelerator.scaler
         return found
@@ -226,8 +208,8 @@ class Trainer:
         try:
             # Empty if the state is as far or further, as when total_iter was lowered.
             steps = range(first, total)
-            for _, (low, high) in zip(steps, self._batches.prefetch(first), strict=False):
-                losses = self._run_step(low, high)
+            for _, batch in zip(steps, self.task.data.prefetch(first), strict=False):
+                losses = self._run_step(batch)
                 done = self.completed_steps
                 if on_step is not None:
                     on_step(StepEvent(done, total, losses, time.perf_counter() - started))
@@ -260,52 +242,50 @@ class Trainer:
         if done % logger.save_checkpoint_freq == 0 or last:
             self._save_state()
 
-    def _run_step(self, low: torch.Tensor, high: torch.Tensor) -> dict[str, float]:
+    def _run_step(self, batch: Batch) -> dict[str, float]:
         config, step = self.config.train, self.completed_steps
         lr_scale = lr_factor(config.scheduler, step, config.total_iter, config.warmup_iter)
-        for side, optim in zip(self._networks, (config.optim_g, config.optim_d), strict=False):
-            for group in side.optimizer.param_groups:
-                group["lr"] = optim.lr * lr_scale
-            side.optimizer.zero_grad()
-        low, high = (one.to(self._accelerator.device) for one in (low, high))
-        if self.config.channels_last:
-            low = low.contiguous(memory_format=torch.channels_last)
-        losses = self._train_step(low, high, step)
-        for side in self._networks:
+        for name, one in self._networks.items():
+            for group in one.optimizer.param_groups:
+                group["lr"] = self.task.optims[name].lr * lr_scale
+            one.optimizer.zero_grad()
+        losses = self._train_step(self._to_device(batch), step)
+        for one in self._networks.values():
             if config.grad_clip is not None:
-                self._accelerator.clip_grad_norm_(side.network.parameters(), config.grad_clip)
-            side.optimizer.step()
+                self._accelerator.clip_grad_norm_(one.network.parameters(), config.grad_clip)
+            one.optimizer.step()
         decay = ema_decay(config.ema_decay, config.ema_warmup, step)
-        self._ema.update(self._networks[0].network, decay)
+        self._ema.update(self._first.network, decay)
         state = self._state
         state.step, state.counted = step + 1, state.counted + 1
         for name, loss in losses.items():
             state.sums[name] = state.sums.get(name, 0.0) + loss
         return losses
 
+    def _to_device(self, batch: Batch) -> Batch:
+        """Move a batch; images that come first, the network's input, are laid out like it."""
+        first, *others = (one.to(self._accelerator.device) for one in batch)
+        if self.config.channels_last and first.ndim == 4:
+            first = first.contiguous(memory_format=torch.channels_last)
+        return first, *others
+
     def _log_row(self) -> dict[str, Any]:
         """Return the mean losses since the last log row, and reset the sums."""
         state = self._state
         means = {name: total / state.counted for name, total in state.sums.items()}
         state.sums, state.counted = {}, 0
-        return {**means, "lr": self._networks[0].optimizer.param_groups[0]["lr"]}
+        return {**means, "lr": self._first.optimizer.param_groups[0]["lr"]}
 
     def _validate(self, validate: Validator) -> dict[str, Any]:
-        scores = validate(self.ema_network, self.completed_steps)
-        name, score = next(iter(scores.items()))
-        conditions = self._score_conditions(name)
-        best = self._state.best if self._state.scored_by in ({}, conditions) else None
-        self._state.scored_by = conditions
-        lower = self.config.val.metrics[name].is_learned
+        scores = self.scores = validate(self.ema_network, self.completed_steps)
+        score = next(iter(scores.values()))
+        state, lower = self._state, validate.lower_is_better
+        best = state.best if state.scored_by in ({}, validate.conditions) else None
+        state.scored_by = validate.conditions
         if best is None or (score < best if lower else score > best):
-            self._state.best = score
-            validate.save_best(self.ema_network)
-        return {**scores, "best": self._state.best == score}
-
-    def _score_conditions(self, name: str) -> dict[str, Any]:
-        """Return metric and validation images: scores compare only if these match."""
-        config = self.config.model_dump(mode="json")
-        return {"metric": config["val"]["metrics"][name], "pictures": config["datasets"]["val"]}
+            state.best = score
+            self.task.save(self.best_weights, self.ema_network)
+        return {**scores, "best": state.best == score}
 
     def _save_state(self) -> None:
         self._state.parts = {

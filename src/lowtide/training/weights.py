@@ -13,12 +13,12 @@ from lowtide.models import lowtide_files
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
 from lowtide.models.paragonsr2.variant_config import VariantConfig
-from lowtide.training.train_config import TrainConfig
+from lowtide.training.run_config import RunConfig
 
 _METADATA_KEY = "__metadata__"
 
 
-def save_weights(path: Path, network: nn.Module, config: TrainConfig) -> Path:
+def save_weights(path: Path, network: nn.Module, config: RunConfig) -> Path:
     """Write ``network`` as a safetensors file for `lowtide.load`, and return the path.
 
     A `ParagonTier` is written as its author does, without the architecture in the metadata: its

@@ -43,17 +43,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = data.decode("utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
+    found = read_value(text, str(path))
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} has no entries", hint="`lowtide train KIND --example` prints one")
+    return found
+
+
+def read_value(text: str, source: str) -> Any:
+    """Read the value of a YAML text; raises as `read_yaml`, naming ``source``."""
     try:
         node = _Composer(text).get_single_node()
-        found = _ValueBuilder().build(node, 1) if node is not None else None
+        return _ValueBuilder().build(node, 1) if node is not None else None
     except yaml.YAMLError as error:
-        raise UsageError(f"{path}{_describe_error(error)}") from error
+        raise UsageError(f"{source}{_describe_error(error)}") from error
     # PyYAML itself raises these for characters and versions out of range.
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"{path} is not valid YAML: {str(error)[:_MAX_REASON_LENGTH]}") from error
-    if not isinstance(found, dict):
-        raise UsageError(f"{path} has no entries", hint="`lowtide train sr --example` prints one")
-    return found
+        raise UsageError(
+            f"{source} is not valid YAML: {str(error)[:_MAX_REASON_LENGTH]}"
+        ) from error
 
 
 class _NotAllowed(yaml.YAMLError):

@@ -21,6 +21,8 @@ class MagicKernelUpsample(nn.Module):
     buffers, not in checkpoints.
     """
 
+    keeps_fp32 = True  # where the networks around it are trained in low precision
+
     def __init__(self, channels: int, scale: int, alpha: float) -> None:
         super().__init__()
         self.channels, self.scale, self.alpha = channels, scale, alpha

@@ -26,6 +26,7 @@ class CubicUpsample(nn.Module):
     """
 
     RADIUS = 2
+    keeps_fp32 = True  # where the networks around it are trained in low precision
 
     def __init__(self, scale: int, channels: int) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ GT (ground truth) the high-resolution side, as in BasicSR.
 from __future__ import annotations
 
 from lowtide.training.data.augment import Augmentation
-from lowtide.training.data.batches import Batches, PatchData
+from lowtide.training.data.batches import Batches, Samples
 from lowtide.training.data.degrade import (
     RealConfig,
     RealDegradation,
@@ -21,6 +21,7 @@ from lowtide.training.data.high_resolution import Degradation, HighResolutionFol
 from lowtide.training.data.image_cache import ImageCache, image_size, read_rgb
 from lowtide.training.data.kernels import BlurConfig
 from lowtide.training.data.pairs import PairedFolders
+from lowtide.training.data.patches import PatchData, Patches
 
 __all__ = [
     "Augmentation",
@@ -31,8 +32,10 @@ __all__ = [
     "ImageCache",
     "PairedFolders",
     "PatchData",
+    "Patches",
     "RealConfig",
     "RealDegradation",
+    "Samples",
     "StageConfig",
     "bicubic_downscale",
     "collect_file_facts",

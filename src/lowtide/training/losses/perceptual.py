@@ -7,7 +7,7 @@ ESRGAN (arXiv 1809.00219); the default layers and weights are those usual since 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -30,8 +30,7 @@ _WEIGHTS_HINT = "pass torchvision's VGG19 weights, vgg19-dcbb9e9d.pth, or the sa
 class PerceptualLoss(nn.Module):
     """VGG19 perceptual loss: sum over layers of weight * mean(|feature difference|).
 
-    VGG19 is frozen and always in eval mode. It is not in this module's parameters or state dict,
-    but ``to`` moves and casts it as well.
+    VGG19, the module's ``network``, is frozen and always in eval mode.
 
     Args:
         weights: File with torchvision's VGG19 state dict as .pth, or its tensors as .safetensors,
@@ -49,18 +48,12 @@ class PerceptualLoss(nn.Module):
         self._weights_by_index = {
             _layer_index(name): weight for name, weight in self.layers.items()
         }
-        # A tuple hides it from nn.Module: it is not trained, saved, or put in train mode.
-        self._hidden = (_load_vgg19(Path(weights), max(self._weights_by_index)),)
+        self.network = _load_vgg19(Path(weights), max(self._weights_by_index))
 
-    @property
-    def network(self) -> nn.Module:
-        """The frozen VGG19 feature extractor, up to the deepest layer used."""
-        return self._hidden[0]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PerceptualLoss:
-        """Apply ``to``, ``cuda`` and the like to the hidden VGG19 too."""
-        self._hidden[0]._apply(fn, recurse)
-        return super()._apply(fn, recurse)
+    def train(self, mode: bool = True) -> PerceptualLoss:
+        """Set the mode of the loss, but not that of its network."""
+        self.training = mode
+        return self
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Return the scalar loss of two (B, 3, H, W) in 0..1.
@@ -70,7 +63,7 @@ class PerceptualLoss(nn.Module):
         16 for conv5), and as `common_dtype`.
         """
         prediction, target = common_dtype(prediction, target)
-        network = self._hidden[0]
+        network = self.network
         min_side = 2 ** sum(isinstance(layer, nn.MaxPool2d) for layer in network)
         height, width = prediction.shape[2:]
         if min(height, width) < min_side:
@@ -89,7 +82,7 @@ class PerceptualLoss(nn.Module):
 
     def _features(self, image: Tensor) -> dict[int, Tensor]:
         """Return the full-precision feature maps of (B, 3, H, W), by layer index."""
-        network = self._hidden[0]
+        network = self.network
         x = (image - image.new_tensor(_MEAN).view(1, 3, 1, 1)) / image.new_tensor(_STD).view(
             1, 3, 1, 1
         )

@@ -1,0 +1,270 @@
+"""Command-line options made from a configuration class: one for each key of its file."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+    from lowtide.training.run_config import RunConfig
+
+ConfigT = TypeVar("ConfigT", bound="RunConfig")
+# By path in the configuration: the option, and a function that reads its value, which may fail.
+Given = dict[tuple[str, ...], tuple[str, Callable[[], Any]]]
+_META, _GENERAL = "lowtide.config", "Configuration"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a configuration file, with its field and its default in the whole."""
+
+    path: tuple[str, ...]
+    field: FieldInfo
+    default: Any
+
+    @property
+    def dotted(self) -> str:
+        """The path as it stands in messages."""
+        return ".".join(self.path)
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types of the field, without None."""
+        from lowtide.training.run_config import members_of
+
+        return members_of(self.field.annotation)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the key is a section with any keys, such as the options of a network."""
+        return any(get_origin(kind) is dict and get_args(kind)[1] is Any for kind in self.kinds)
+
+    def read(self, name: str, value: Any) -> Any:
+        """Return the value of option ``name``: text is YAML, unless the key is text itself."""
+        if not isinstance(value, str):
+            return list(value) if isinstance(value, tuple) else value
+        if all(kind in (str, Path) or _is_choice(kind) for kind in self.kinds):
+            return value
+        found = _read_yaml(name, value)
+        return {"type": found} if self.is_open and isinstance(found, str) else found
+
+
+def _read_yaml(name: str, text: str) -> Any:
+    from lowtide.training.yaml_loader import read_value
+
+    return read_value(text, f"{name} {text[:40]}")
+
+
+def _is_choice(kind: Any) -> bool:
+    return get_origin(kind) is Literal and all(isinstance(one, str) for one in get_args(kind))
+
+
+def option_name(path: tuple[str, ...]) -> str:
+    """Return the long option of a key: its dotted path."""
+    return "--" + ".".join(path).replace("_", "-")
+
+
+def config_keys(
+    config: type[BaseModel], whole: Any = None, path: tuple[str, ...] = ()
+) -> Iterator[Key]:
+    """Yield the keys of a configuration class in order, those of sections in their place."""
+    from lowtide.training.run_config import section_of
+
+    for name, field in config.model_fields.items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if whole is not None:
+            default = getattr(whole, name)
+        section = section_of(field.annotation)
+        if section is not None:
+            yield from config_keys(section, default, (*path, name))
+        else:
+            yield Key((*path, name), field, default)
+
+
+class ConfigCommand(TyperCommand):
+    """Command with an option for each key of a configuration, read when it is called."""
+
+    config: Callable[[], type[BaseModel]]
+    _made: list[tuple[Key, TyperOption]] | None = None
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the command's own parameters and those of the configuration."""
+        own = super().get_params(ctx)
+        return [*own, *(option for _, option in self._options(own))]
+
+    def _options(self, own: list[Any]) -> list[tuple[Key, TyperOption]]:
+        """Return the option of each key: its last name where that is unique, and its path."""
+        if self._made is None:
+            keys = list(config_keys(self.config()))
+            last = [key.path[-1] for key in keys] + [one.name for one in own]
+            self._made = [(key, _option(key, last.count(key.path[-1]) == 1)) for key in keys]
+        return self._made
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write help with one name for each key, in panels that say the rest of its path."""
+        options = [option for _, option in self._options(super().get_params(ctx))]
+        names = [(one.opts, one.secondary_opts) for one in options]
+        for one in options:
+            one.opts, one.secondary_opts = one.opts[:1], one.secondary_opts[:1]
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for one, (opts, secondary) in zip(options, names, strict=True):
+                one.opts, one.secondary_opts = opts, secondary
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take options of open sections, such as ``--network-g.blocks 3``, then the others."""
+        keys = [key for key, _ in self._options(super().get_params(ctx)) if key.is_open]
+        rest, more = _take_open(args, keys)
+        ctx.meta[_META] = more
+        return super().parse_args(ctx, rest)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command with the given options of the configuration in ``ctx.meta``."""
+        given: Given = {}
+        for key, option in self._made or []:
+            value = ctx.params.pop(option.name)
+            source = ctx.get_parameter_source(option.name)
+            if source is not None and source.name == "COMMANDLINE":
+                name = option.opts[0]
+                given[key.path] = name, partial(key.read, name, value)
+        ctx.meta[_META] = given | ctx.meta[_META]
+        return super().invoke(ctx)
+
+
+def _option(key: Key, unique: bool) -> TyperOption:
+    """Build the option of a key, whose last name is ``unique`` or not."""
+    paths = dict.fromkeys((key.path[-1:], key.path) if unique else (key.path,))
+    names = [option_name(path) for path in paths]
+    flag, folders = key.kinds == (bool,), key.kinds == (list[Path],)
+    shown = _shown(key.default)
+    return TyperOption(
+        param_decls=[
+            "config_" + "_".join(key.path),
+            *(f"{name}/--no-{name[2:]}" if flag else name for name in names),
+        ],
+        type=None if flag else str,
+        is_flag=flag,
+        multiple=folders,
+        default=key.default if flag else (None if folders else shown),
+        show_default=shown is not None,
+        metavar=None if flag else _metavar(key),
+        help=key.field.description,
+        rich_help_panel=".".join(key.path[:-1]) or _GENERAL,
+    )
+
+
+def _shown(default: Any) -> str | None:
+    """Return a default as a user would write it, or None if it says nothing."""
+    if default is None or default in ([], {}):
+        return None
+    if isinstance(default, bool):
+        return "true" if default else "false"
+    if isinstance(default, list | tuple):
+        return f"[{', '.join(_shown(one) or '' for one in default)}]"
+    if isinstance(default, dict):
+        return f"{{{', '.join(f'{name}: {_shown(one)}' for name, one in default.items())}}}"
+    if hasattr(default, "model_dump"):
+        return _shown(default.model_dump(exclude_defaults=True) or {"type": default.type})
+    return str(default)
+
+
+def _metavar(key: Key) -> str:
+    kind = key.kinds[0]
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if kind == list[Path]:
+        return "FOLDER"
+    return {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "FILE"}.get(kind, "YAML")
+
+
+def _take_open(args: list[str], keys: Collection[Key]) -> tuple[list[str], Given]:
+    """Split off options below open sections; return the other words and what those give."""
+    found: Given = {}
+    by_name = {option_name(key.path): key for key in keys}
+    rest, words = [], iter(args)
+    for word in words:
+        match = re.fullmatch(r"(--[\w.-]+)\.([\w-]+)(?:=(.*))?", word, re.DOTALL)
+        key = by_name.get(match[1]) if match else None
+        if match is None or key is None:
+            rest.append(word)
+            if word == "--":
+                rest.extend(words)
+            continue
+        name, text = f"{match[1]}.{match[2]}", match[3]
+        text = next(words, None) if text is None else text
+        if text is None:
+            raise typer.BadParameter(f"{name} needs a value")
+        found[(*key.path, match[2].replace("-", "_"))] = name, partial(_read_yaml, name, text)
+    return rest, found
+
+
+def config_from_options(
+    config: type[ConfigT],
+    context: Any,
+    path: Path | None,
+    defaults: Given,
+) -> ConfigT | None:
+    """Return the configuration of a `ConfigCommand`'s call; None if nothing is given.
+
+    ``path`` is its file. Options override ``defaults``, and both override the file. Messages name
+    the option that gave a value, and what is missing without a file by its option.
+    """
+    from lowtide.training.yaml_loader import read_yaml
+
+    given = {**defaults, **context.meta[_META]}
+    if path is None and not given:
+        return None
+    values = read_yaml(path) if path is not None else {}
+    names: dict[str, str] = {}
+    if path is None:
+        names |= {key.dotted: option_name(key.path) for key in config_keys(config)}
+        _add_required(values, config)
+    for key, (name, read) in given.items():
+        _set_value(values, key, read(), config)
+        names[".".join(key)] = name
+    return config.from_values(values, str(path or "options"), names)
+
+
+def _add_required(values: dict[str, Any], config: type[BaseModel]) -> None:
+    """Add required sections, so that what is missing in them is named, and not they."""
+    from lowtide.training.run_config import section_of
+
+    for name, field in config.model_fields.items():
+        section = section_of(field.annotation)
+        if section is not None and field.is_required():
+            _add_required(values.setdefault(name, {}), section)
+
+
+def _set_value(
+    values: dict[str, Any], path: tuple[str, ...], value: Any, config: type[BaseModel]
+) -> None:
+    """Set a key in plain values, in place; a section that is not there has its defaults first.
+
+    Where the values have something else in the place of a section it stays, to be refused.
+    """
+    section: type[BaseModel] | None = config
+    for name in path[:-1]:
+        field = section.model_fields[name] if section is not None else None
+        if values.get(name) is None:
+            default = None if field is None or field.is_required() else field.get_default()
+            dump = getattr(default, "model_dump", None)
+            values[name] = dump() if dump is not None else copy.deepcopy(default) or {}
+        if not isinstance(values[name], dict):
+            return
+        from lowtide.training.run_config import section_of
+
+        values = values[name]
+        section = section_of(field.annotation) if field is not None else None
+    values[path[-1]] = value

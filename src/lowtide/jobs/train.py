@@ -1,0 +1,142 @@
+"""Train any task within a budget: the common part of the jobs of `lowtide train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypedDict, TypeVar
+
+from pydantic import BaseModel
+
+from lowtide.core.progress import Cancel
+from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.jobs.devices import resolve_device
+from lowtide.jobs.train_folder import require_own_folder, write_config
+from lowtide.jobs.train_memory import StepPlan, plan_step
+from lowtide.memory.budget import Budget
+from lowtide.training.distributed import ProcessGroup
+from lowtide.training.run_config import RunConfig
+from lowtide.training.task import Task
+from lowtide.training.trainer import StepEvent, Trainer
+
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+
+
+class TrainReport(BaseModel):
+    """Report of a training run.
+
+    ``plan`` is the predicted memory of a step, ``scores`` the last validation's. ``weights`` and
+    ``best_weights`` are files: the averaged weights at the end, and those with the best score.
+    ``warnings`` are sentences on what was unexpected but did not stop the run: a damaged state,
+    images that were rewritten.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    folder: str
+    device: str
+    parameters: int
+    steps: int
+    resumed_step: int
+    plan: StepPlan
+    weights: str
+    best_weights: str | None
+    scores: dict[str, float]
+    skipped_images: dict[str, str]
+    warnings: list[str] = []
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.steps:,} steps, {self.parameters:,} parameters"]
+        if self.resumed_step:
+            lines.append(f"resumed after step {self.resumed_step:,}")
+        lines += [f"{name}: {score:.4f}" for name, score in self.scores.items()]
+        lines += [f"warning: {text}" for text in self.warnings]
+        lines += [f"skipped: {path} ({why})" for path, why in self.skipped_images.items()]
+        lines.append(f"weights: {self.weights}")
+        if self.best_weights:
+            lines.append(f"best:    {self.best_weights}")
+        return "\n".join(lines)
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of every training.
+
+    Attributes:
+        budget: Memory that a step may take: bytes, ``"6GiB"``, ``"80%"`` or ``"auto"``.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda:0"``.
+        on_plan: Called with the predicted memory of a step before the first one.
+        on_step: Called after steps.
+        on_warning: Called with each unexpected finding that does not stop the run.
+        accept_changed_data: Resume although the files have changed; refused by default.
+        cancel: Stops the run after the current step, once its state is saved.
+    """
+
+    budget: str | int
+    device: str
+    on_plan: Callable[[StepPlan], None] | None
+    on_step: Callable[[StepEvent], None] | None
+    on_warning: Callable[[str], None] | None
+    accept_changed_data: bool
+    cancel: Cancel
+
+
+def run_training(
+    config: ConfigT,
+    make_task: Callable[[ConfigT, ProcessGroup], Task],
+    output: str | Path,
+    *,
+    budget: str | int = "auto",
+    device: str = "auto",
+    on_plan: Callable[[StepPlan], None] | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
+    accept_changed_data: bool = False,
+    cancel: Cancel = None,
+) -> TrainReport:
+    """Train the task of ``config`` in ``output``/name, or resume it.
+
+    ``make_task`` builds the task with the data of one process. The keywords are `RunOptions`, and
+    what is raised is as in `train_sr`.
+    """
+    processes = ProcessGroup.from_environment()
+    folder, local_device = Path(output) / config.name, _local_device(device, processes)
+    require_own_folder(folder, config.name)
+    task = make_task(config, processes)
+    parsed = Budget.parse(budget, device=local_device)
+    plan = plan_step(config, task, parsed.device_bytes, local_device)
+    if on_plan is not None and processes.is_main:
+        on_plan(plan)
+    trainer = Trainer(config, folder, task, micro_batches=plan.micro_batches, device=local_device)
+    resumed = trainer.resume(accept_changed_data=accept_changed_data)
+    if on_warning is not None and processes.is_main:
+        for warning in trainer.warnings:
+            on_warning(warning)
+    validator, weights = None, folder / f"{config.name}.safetensors"
+    if processes.is_main:
+        write_config(folder, config)
+        if task.make_validator is not None:
+            validator = task.make_validator(folder, local_device)
+    trainer.run(validator, on_step=on_step if processes.is_main else None, cancel=cancel)
+    if processes.is_main:
+        task.save(weights, trainer.ema_network)
+    best = trainer.best_weights if validator is not None else None
+    return TrainReport(
+        name=config.name,
+        folder=str(folder),
+        device=local_device,
+        parameters=sum(one.numel() for one in trainer.ema_network.parameters()),
+        steps=trainer.completed_steps,
+        resumed_step=resumed,
+        plan=plan,
+        weights=str(weights),
+        best_weights=str(best) if best is not None and best.is_file() else None,
+        scores=trainer.scores,
+        skipped_images={str(path): why for path, why in task.data.skipped.items()},
+        warnings=trainer.warnings,
+    )
+
+
+def _local_device(device: str, processes: ProcessGroup) -> str:
+    """Return the device of this process."""
+    place = resolve_device(device)
+    return place if processes.is_single or place == "cpu" else f"cuda:{processes.local_rank}"

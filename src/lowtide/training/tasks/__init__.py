@@ -1,0 +1,1 @@
+"""Training tasks: what each kind of training optimizes, and its configuration."""

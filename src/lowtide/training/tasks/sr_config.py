@@ -1,0 +1,151 @@
+"""Configuration of super-resolution training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from lowtide.training.run_config import (
+    ConfigSection,
+    Datasets,
+    Folders,
+    LossEntry,
+    Optim,
+    RunConfig,
+    Train,
+    TrainData,
+    Val,
+)
+
+Scale = Literal[1, 2, 3, 4, 8]
+# Keys of a log row other than scores: metrics with these names would overwrite them.
+_RESERVED_LOG_KEYS = ("step", "best")
+
+
+class PairFolders(ConfigSection, frozen=True):
+    """Folders of images, in pairs or of high resolution only."""
+
+    dataroot_gt: Folders = Field(description="Folders with images, searched recursively.")
+    dataroot_lq: list[Path] = Field(
+        default=[], description="Folders with the same images in low resolution, in order."
+    )
+    filename_tmpl: str = Field(
+        default="{}", description="Name of a low-resolution file; {} is that of its original."
+    )
+
+
+class SrTrainData(PairFolders, TrainData, frozen=True):
+    """Section ``datasets.train``: images, patch and batch size, augmentation.
+
+    With ``dataroot_lq`` the images are pairs; without it ``degradation`` makes the low-resolution
+    side.
+    """
+
+    degradation: Literal["bicubic", "real"] = Field(
+        default="bicubic",
+        description="How images without dataroot_lq are made small; real: blur, noise and JPEG.",
+    )
+    lq_size: int = Field(default=32, ge=8, description="Side of a patch in low-resolution pixels.")
+    use_hflip: bool = Field(default=True, description="Mirror half of the patches.")
+    use_rot: bool = Field(default=True, description="Turn patches by quarter turns.")
+    color: bool = Field(default=False, description="Change the colors of half of the patches.")
+
+
+class ValData(PairFolders, frozen=True):
+    """Section ``datasets.val``: whole images for validation.
+
+    They are pairs, or are downscaled by an antialiased cubic filter.
+    """
+
+
+class SrDatasets(Datasets, frozen=True):
+    """Section ``datasets``."""
+
+    train: SrTrainData
+    val: ValData | None = None
+
+
+class SrTrain(Train, frozen=True):
+    """Section ``train``: length, losses, optimizers, schedule and EMA."""
+
+    losses: Annotated[list[LossEntry], Field(min_length=1)] = Field(
+        default=[LossEntry(type="l1loss")],
+        description="Losses: a list of {type: l1, loss_weight: 1, ...}.",
+    )
+    optim_g: Optim = Optim()
+    optim_d: Optim = Optim(lr=1e-4)
+
+    @field_validator("losses")
+    @classmethod
+    def _reject_duplicate_losses(cls, losses: list[LossEntry]) -> list[LossEntry]:
+        """Reject duplicate types: losses are keyed by type, so that one would be lost."""
+        types = [entry.type.lower() for entry in losses]
+        duplicates = [name for name in dict.fromkeys(types) if types.count(name) > 1]
+        if duplicates:
+            raise ValueError(f"{duplicates[0]} is listed {types.count(duplicates[0])} times")
+        return losses
+
+
+class Metric(ConfigSection, frozen=True):
+    """One entry of ``val.metrics``: a validation metric and how it is measured."""
+
+    type: Literal["psnr", "ssim", "lpips", "dists"] = "psnr"
+    crop_border: int | None = Field(default=None, ge=0)
+    test_y_channel: bool = True
+    weights: Path | None = None
+    net: Literal["alex", "vgg"] | None = None
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the metric is a network with ``weights``; then lower is better."""
+        return self.type in ("lpips", "dists")
+
+    @model_validator(mode="after")
+    def _validate_options(self) -> Metric:
+        if not self.is_learned and (self.weights or self.net):
+            raise ValueError(f"{self.type} takes neither weights nor net")
+        if self.is_learned and self.weights is None:
+            raise ValueError(f"{self.type} needs weights, a file with its network's weights")
+        if self.is_learned and "test_y_channel" in self.model_fields_set and self.test_y_channel:
+            raise ValueError(f"{self.type} is computed in RGB: remove test_y_channel")
+        if self.type == "dists" and self.net == "alex":
+            raise ValueError("dists uses VGG16: remove net")
+        return self
+
+
+class SrVal(Val, frozen=True):
+    """Section ``val``. The first of ``metrics`` chooses the best checkpoint."""
+
+    metrics: Annotated[dict[str, Metric], Field(min_length=1)] = Field(
+        default={"psnr": Metric()},
+        description="Metrics by name: {psnr: {type: psnr}}; the first chooses the best weights.",
+    )
+    save_img: bool = Field(default=False, description="Keep the upscaled validation images.")
+    budget: str = Field(default="auto", description="Memory for validation, as --budget.")
+
+    @field_validator("metrics")
+    @classmethod
+    def _reject_reserved_names(cls, metrics: dict[str, Metric]) -> dict[str, Metric]:
+        """Reject metric names that would overwrite other keys of a log row."""
+        reserved = [name for name in metrics if name in _RESERVED_LOG_KEYS]
+        if reserved:
+            raise ValueError(f"{reserved[0]} is reserved in the log: choose another name")
+        return metrics
+
+
+class SrConfig(RunConfig, frozen=True):
+    """Configuration of a super-resolution training."""
+
+    scale: Scale = Field(description="Upscaling factor.")
+    datasets: SrDatasets
+    network_g: dict[str, Any] = Field(
+        default={"type": "paragonsr2_nano"},
+        description="The generator: {type: paragonsr2_nano} and the options of its type.",
+    )
+    network_d: dict[str, Any] | None = Field(
+        default=None, description="A discriminator for a loss of type ganloss: {type: munet}."
+    )
+    train: SrTrain
+    val: SrVal = SrVal()

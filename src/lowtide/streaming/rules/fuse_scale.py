@@ -110,7 +110,7 @@ def _match_operand(arg: Any, context: RuleContext) -> ScaledOperand:
     if not (isinstance(source, NodeRef) and isinstance(scale, NodeRef)) or context.row_axis(scale):
         return unscaled
     rows, shape = context.row_axis(source), context.meta(source).shape
-    if rows is None or shape != node.like.shape:
+    if rows is None or shape != node.meta.shape:
         return unscaled
     if op_name(nodes[scale.node].target) == "expand":
         scale = nodes[scale.node].args[0]

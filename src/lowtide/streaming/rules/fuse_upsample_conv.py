@@ -83,15 +83,15 @@ def _match_upsample(graph: Graph, node: Node) -> Node | None:
         and argument(node, 4, "padding", 0) in ("same", 1, [1], (1,), [1, 1], (1, 1))
         and pair(argument(node, 5, "dilation"), 1) == (1, 1)
         and argument(node, 6, "groups", 1) == 1
-        and graph.nodes[weight.node].like.shape[2:] == (3, 3)
+        and graph.nodes[weight.node].meta.shape[2:] == (3, 3)
     )
     before = graph.nodes[image.node]
     if not plain or before.kind != "call" or node.meta.dtype not in _DTYPES:
         return None
-    if op_name(before.target) != "upsample_nearest2d" or len(before.like.shape) != 4:
+    if op_name(before.target) != "upsample_nearest2d" or len(before.meta.shape) != 4:
         return None
-    small = graph.nodes[before.args[0].node].like.shape
-    return before if before.like.shape[2:] == (2 * small[2], 2 * small[3]) else None
+    small = graph.nodes[before.args[0].node].meta.shape
+    return before if before.meta.shape[2:] == (2 * small[2], 2 * small[3]) else None
 
 
 def _fold_node(nodes: Sequence[Node], weight: NodeRef, name: str) -> Node:

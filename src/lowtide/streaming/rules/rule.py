@@ -67,7 +67,7 @@ class RuleContext:
 
     def meta(self, ref: Any) -> TensorMeta:
         """Return shape and dtype of an argument that is a `NodeRef`."""
-        return self.graph.nodes[ref.node].like
+        return self.graph.nodes[ref.node].meta
 
     def row_axis(self, arg: Any) -> RowAxis | None:
         """Return the row axis of an argument, or None if it has none."""

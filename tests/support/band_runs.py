@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.program import FullTensorOp, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
@@ -16,23 +17,23 @@ from lowtide.streaming.pages.placement import memory_page_factory
 from lowtide.streaming.planner.cut_points import CutPoints
 
 
-def program_of(module, image):
-    return lower_to_rows(capture(module.eval(), image))
+def program_of(module, image, axis=2):
+    return lower_to_rows(capture(module.eval(), ModelInputs((image,), {0: axis})))
 
 
 def by_bands(program, image, bands, parts=1, make_page=None):
-    """The result of ``program``, and the rows it came in."""
+    """The result of ``program``."""
     segments = cut_segments(program, CutPoints(program).cuts(parts))
     pages = make_page or memory_page_factory(program, image.device)
-    source = MemoryPage.from_tensor(image, 2)
+    (axis,) = program.graph.axes
     sweep = BandExecutor(program, segments, [bands] * len(segments), pages)
-    found = list(sweep.run(source))
-    starts = [first for first, _ in found]
+    found = list(sweep.run([MemoryPage.from_tensor(image, axis)]))
+    starts = [first for _, first, _ in found]
     assert starts == sorted(starts)
-    return torch.cat([rows for _, rows in found], program.rows[program.output].dim)
+    return torch.cat([rows for _, _, rows in found], program.rows[program.output].dim)
 
 
-def check_parity(module, image, *, bands=(1, 2, 3, 7), parts=(1, 4), share=1e-11, whole=()):
+def check_parity(module, image, *, axis=2, bands=(1, 2, 3, 7), parts=(1, 4), share=1e-11, whole=()):
     """Every number of bands gives what the module gives, to a share of its largest number.
 
     ``whole`` names operators that may be run on whole maps; all others must run by bands.
@@ -40,7 +41,7 @@ def check_parity(module, image, *, bands=(1, 2, 3, 7), parts=(1, 4), share=1e-11
     before = image.clone()
     with torch.no_grad():
         expected = module.eval()(image.clone())
-    program = program_of(module, image)
+    program = program_of(module, image, axis)
     names = [
         str(step.node.target)
         for index, step in program.steps.items()

@@ -58,7 +58,7 @@ def run_in(bands, model, image):
     sweep = BandExecutor(program, segments, [bands], memory_page_factory(program, image.device))
     copied = Copied()
     with copied:
-        found = collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2)))
+        (found,) = collect_rows(program, sweep.run([MemoryPage.from_tensor(image, 2)]))
     with torch.inference_mode():
         whole = model(image)
     return (found - whole).abs().max().item(), copied

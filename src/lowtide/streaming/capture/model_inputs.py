@@ -200,7 +200,7 @@ def _find_argument(
     other = names.index(key) if key in names else None
     if isinstance(key, int):
         other = names[key] if key < len(names) else None
-    if other not in arguments:
+    if other is None or other not in arguments:
         raise UsageError(f"axis names the argument {key!r}, which is not passed")
     return other
 

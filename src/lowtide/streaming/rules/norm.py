@@ -170,12 +170,11 @@ def group_norm(node: Node, context: RuleContext) -> RuleResult:
             if affine is None:
                 mean, variance = whole[0].repeat_interleave(shape[1] // groups, 1)
                 rest = iter(whole[1:])
-                affine_params = (
-                    None if one is None else next(rest).repeat(shape[0]) for one in (weight, bias)
-                )
+                scale = None if weight is None else next(rest).repeat(shape[0])
+                shift = None if bias is None else next(rest).repeat(shape[0])
                 exact = torch.promote_types(node.meta.dtype, torch.float32)
                 affine = known[whole[0]] = Affine.from_statistics(
-                    mean, variance, *affine_params, eps, exact
+                    mean, variance, scale, shift, eps, exact
                 )
             return affine.run(pieces[0])
 

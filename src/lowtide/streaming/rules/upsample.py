@@ -107,7 +107,7 @@ def interpolate(node: Node, context: RuleContext) -> RowOp | None:
         if None in factors:
             given = [*replace_arg(sizes, at, (last - first) * times)], *rest, None
         else:
-            given = None, *rest, [*replace_arg(factors, at, float(times))]
+            given = None, *rest, [*replace_arg(tuple(factors), at, float(times))]
         large = target(pieces[0], *given)
         return large.narrow(rows.dim, span[0] - first * times, span[1] - span[0])
 

@@ -180,15 +180,15 @@ class Streamed(nn.Module):
 
     def _repack_for(self, known: PreparedStream, inputs: ModelInputs) -> Any:
         """Return what turns tensors into the module's output container, for this batch."""
-        batch = inputs.batch_size
-        if batch == 1:
+        if inputs.batch_size == 1:
             return known.program.graph.repack
-        if batch not in known.batch_repack:
+        shapes = tuple(one.shape for one in inputs.tensors)
+        if shapes not in known.batch_repack:
             with TRACE_LOCK:
-                known.batch_repack[batch] = require_independent_images(
+                known.batch_repack[shapes] = require_independent_images(
                     self.module, inputs, cache_folder()
                 )
-        return known.batch_repack[batch]
+        return known.batch_repack[shapes]
 
     def _reject_gradients(self, tensors: Sequence[Tensor]) -> None:
         if not torch.is_grad_enabled():

@@ -141,7 +141,10 @@ def require_independent_images(
         return whole.repack
     wanted = _names(whole)
     for least in _SIDES:
-        small = _small_inputs(inputs, least)
+        sides = {dim: inputs.first.shape[dim] for dim in inputs.side_dims()}
+        small = inputs.resized(
+            {dim: min(side, least + side % least) for dim, side in sides.items()}
+        )
         try:
             graph = capture(module, small)
         except ModelError:
@@ -158,14 +161,6 @@ def require_independent_images(
         " so the images cannot be shown to be independent of each other",
         hint=_HINT,
     )
-
-
-def _small_inputs(inputs: ModelInputs, least: int) -> ModelInputs:
-    sides = [
-        {dim: min(side, least + side % least) for dim, side in enumerate(one.shape) if dim in dims}
-        for one, dims in zip(inputs.streamed, map(inputs.side_dims, inputs.axes), strict=True)
-    ]
-    return inputs.resized(sides)
 
 
 def _names(graph: Graph) -> list[str]:

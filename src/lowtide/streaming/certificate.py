@@ -96,7 +96,7 @@ def certify(
             )
         if found.operators == wanted:
             return found
-    size = "×".join(str(inputs.first.shape[dim]) for dim in reversed(inputs.side_dims(0)))
+    size = "×".join(str(inputs.first.shape[dim]) for dim in reversed(inputs.side_dims()))
     raise ModelError(
         f"at {size} this model runs other operators than at the smaller"
         " sizes at which its bands were compared"
@@ -135,7 +135,7 @@ def graph_digest(program: StreamProgram) -> str:
 def _small_inputs(inputs: ModelInputs, program: StreamProgram, which: int) -> ModelInputs:
     """Return random inputs of the smaller (``which`` 0) or the larger of two small sizes."""
     shape, result = inputs.first.shape, program.graph.meta(program.output).shape
-    axis, dims = program.rows[program.graph.inputs[0]], inputs.side_dims(0)
+    axis, dims = program.rows[program.graph.inputs[0]], inputs.side_dims()
     large = len(dims) > 2
     sides = {}
     for dim in dims:
@@ -145,12 +145,7 @@ def _small_inputs(inputs: ModelInputs, program: StreamProgram, which: int) -> Mo
         share = min(1, _MAX_SCALE[large] / scale)
         rest = max(1, int(_REST[large] * share)) if large else _REST[large]
         sides[dim] = min(shape[dim], int(_LEAST[large][which] * share) + shape[dim] % rest)
-    # Other streamed inputs keep their proportions to the first.
-    each = [
-        {dim: one.shape[dim] * sides[dim] // shape[dim] for dim in sides if dim < one.dim()}
-        for one in inputs.streamed
-    ]
-    return inputs.resized(each)
+    return inputs.resized(sides)
 
 
 @contextmanager

@@ -67,8 +67,8 @@ class PreparedStream:
     certificate: Certificate | None
     fingerprint: ModuleFingerprint
     written_attributes: Set[AttributeKey]
-    # By batch size, for the sizes whose images were proven independent.
-    batch_repack: dict[int, Repack] = field(default_factory=dict)
+    # By shapes of the tensors, for the batches whose images were proven independent.
+    batch_repack: dict[object, Repack] = field(default_factory=dict)
 
     def matches(self, fingerprint: ModuleFingerprint) -> bool:
         """Return whether the module is unchanged since capture."""

@@ -19,6 +19,8 @@ _IMAGE_RANK, _IMAGE_AXIS = 4, 2
 _AXIS_HINT = (
     "axis= names the dim to stream along for other inputs, such as axis=2 for T of (B, C, T)"
 )
+# Types of arguments whose repr is their value.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 # Place of a tensor among the other arguments.
 _TENSOR = object()
 
@@ -78,6 +80,12 @@ class ModelInputs:
         leaves, spec = tree_flatten((args, dict(kwargs)))
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         others = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        for one in others:
+            if one is not _TENSOR and not isinstance(one, _PLAIN):
+                raise UsageError(
+                    "a streamed module takes tensors, numbers and strings, not an object of type"
+                    f" {type(one).__name__}"
+                )
         made = cls(tensors, axes, others, spec)
         if made.batched and len({len(one) for one in made.streamed}) > 1:
             raise UsageError("the streamed tensors differ in batch size")
@@ -157,26 +165,31 @@ class ModelInputs:
         """Yield the call for each sample of the batch."""
         return map(self.sample, range(self.batch_size))
 
-    def side_dims(self, position: int) -> list[int]:
-        """Return the dims of a streamed tensor that a smaller example shortens.
+    def side_dims(self) -> list[int]:
+        """Return the dims of the first streamed tensor that a smaller example shortens.
 
         These are the streamed dim and all after the channels, as in (B, C, D, H, W) or, streamed
         along dim 1, (B, T, C, H, W).
         """
-        axis, rank = self.axes[position], self.tensors[position].dim()
+        axis, rank = next(iter(self.axes.values())), self.first.dim()
         first = 2 if axis >= 2 else axis + 2 if rank - axis >= _IMAGE_RANK else rank
         return sorted({axis, *range(first, rank)})
 
-    def resized(self, sides: Sequence[Mapping[int, int]]) -> ModelInputs:
-        """Return random streamed tensors in 0..1 with other sizes of some dims.
+    def resized(self, sides: Mapping[int, int]) -> ModelInputs:
+        """Return the call with random streamed tensors in 0..1 of another size.
 
         Args:
-            sides: For each streamed tensor the sizes by dim.
+            sides: New sizes of dims of the first streamed tensor. The others keep their
+                proportions to it, dims counted from the streamed one.
         """
-        generator = torch.Generator().manual_seed(0)
-        made = []
-        for tensor, changed in zip(self.streamed, sides, strict=True):
-            shape = [changed.get(dim, size) for dim, size in enumerate(tensor.shape)]
+        generator, made = torch.Generator().manual_seed(0), []
+        first_axis = next(iter(self.axes.values()))
+        for tensor, axis in zip(self.streamed, self.axes.values(), strict=True):
+            shape = list(tensor.shape)
+            for dim, size in sides.items():
+                at = dim - first_axis + axis
+                if 0 <= at < len(shape):
+                    shape[at] = shape[at] * size // self.first.shape[dim]
             values = torch.rand(shape, generator=generator).to(tensor.device, tensor.dtype)
             made.append(values.contiguous(memory_format=memory_format_of(tensor)))
         return self.with_streamed(made)

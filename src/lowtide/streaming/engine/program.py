@@ -14,7 +14,7 @@ from lowtide.streaming.rules import RULES, RuleContext
 from lowtide.streaming.rules.fuse_mlp import fuse_mlp
 from lowtide.streaming.rules.fuse_qkv_proj import fuse_qkv_proj
 from lowtide.streaming.rules.fuse_unfold import fuse_unfold
-from lowtide.streaming.rules.fuse_upsample_conv import fuse_upsample_convs
+from lowtide.streaming.rules.fuse_upsample_conv import fuse_upsample_convs, upsample_conv2d
 from lowtide.streaming.rules.pointwise import is_pointwise, pointwise
 from lowtide.streaming.rules.redundant_copies import redundant_copies
 from lowtide.streaming.rules.row_op import Reduction, RowAxis, RowOp
@@ -78,8 +78,8 @@ class StreamProgram:
             for node in self.graph.nodes
         )
         steps = (f"{index} {type(step).__name__}" for index, step in self.steps.items())
-        if self.graph.axes != [2]:
-            steps = *steps, f"along {self.graph.axes}"
+        if self.graph.axes != [2] or self.graph.fixed:
+            steps = *steps, f"{self.graph.inputs} along {self.graph.axes}"
         return hashlib.sha256("\n".join((*facts, *steps)).encode()).hexdigest()[:24]
 
     @property
@@ -123,8 +123,21 @@ def lower_to_rows(graph: Graph) -> StreamProgram:
         ModelError: The result does not have the rows of the input, or no rule covers an operator
             on the way.
     """
-    if graph.axes[0] != len(graph.meta(graph.inputs[0]).shape) - 1:  # the fused form goes by height
-        graph = fuse_upsample_convs(graph)
+    program = _lower(fuse_upsample_convs(graph))
+    if any(program.graph.nodes[index].target is upsample_conv2d for index in program.unsupported):
+        program = _lower(graph)  # the fused form goes by height, and here rows are not
+    if program.output < 0 and program.unsupported:
+        names = ", ".join(program.graph.nodes[index].title for index in program.unsupported[:3])
+        raise ModelError(f"cannot run this model band by band: no rule for {names}", hint=_HINT)
+    if program.output < 0:
+        raise ModelError(
+            "the model's output has no rows that correspond to rows of its input", hint=_HINT
+        )
+    _drop_unused_steps(program)
+    return program
+
+
+def _lower(graph: Graph) -> StreamProgram:
     program = StreamProgram(graph, outputs=tuple(dict.fromkeys(graph.outputs)))
     context = RuleContext(
         graph,
@@ -142,14 +155,6 @@ def lower_to_rows(graph: Graph) -> StreamProgram:
             program.constants.add(node.index)
         else:
             _add_step(program, context, node)
-    if program.output < 0 and program.unsupported:
-        names = ", ".join(graph.nodes[index].title for index in program.unsupported[:3])
-        raise ModelError(f"cannot run this model band by band: no rule for {names}", hint=_HINT)
-    if program.output < 0:
-        raise ModelError(
-            "the model's output has no rows that correspond to rows of its input", hint=_HINT
-        )
-    _drop_unused_steps(program)
     return program
 
 

@@ -141,7 +141,8 @@ class _Pages:
                 else:
                     recomputed.add(index)
                     waiting.append(index)
-        return recomputed
+        # What another step takes whole is a page by now.
+        return recomputed - segment.reads
 
     def _cheapest(self, index: int, segment_index: int) -> set[int]:
         """Return the results to keep for a later use of this one: itself or its sources.

@@ -36,12 +36,14 @@ def per_dim(value: Any, default: int, count: int = 2) -> tuple[int, ...]:
     return tuple(value) if len(value) == count else (value[0],) * count
 
 
-def spatial_axis(node: Node, context: RuleContext) -> int | None:
-    """Return the place of the rows among the spatial dims of (B, C, ...); None if not there."""
-    rows, rank = context.row_axis(node.args[0]), len(node.meta.shape)
-    if rows is None or rows.dim < 2 or len(context.meta(node.args[0]).shape) != rank:
-        return None
-    return rows.dim - 2
+def spatial_axis(node: Node, context: RuleContext, count: int) -> int | None:
+    """Return the place of the rows among ``count`` spatial dims of (B, C, ...).
+
+    None if they are not there, or if the batch is missing.
+    """
+    rows = context.row_axis(node.args[0])
+    batched = len(node.meta.shape) == count + 2
+    return rows.dim - 2 if rows is not None and rows.dim >= 2 and batched else None
 
 
 def non_image_inputs(node: Node, context: RuleContext) -> tuple[int, ...] | None:
@@ -146,10 +148,11 @@ def convolution(node: Node, context: RuleContext) -> RowOp | None:
     Bands at the image's ends and inside run the same operator. Padding of rows that would only be
     cropped is left out.
     """
-    weight, bias, at = node.args[1], argument(node, 2, "bias"), spatial_axis(node, context)
+    weight, bias = node.args[1], argument(node, 2, "bias")
+    sizes = context.meta(weight).shape[2:]
+    at = spatial_axis(node, context, len(sizes))
     if at is None:
         return None
-    sizes = context.meta(weight).shape[2:]
     stride, dilation = (
         per_dim(argument(node, place, name), 1, len(sizes))
         for place, name in ((3, "stride"), (5, "dilation"))
@@ -221,14 +224,11 @@ def unfold(node: Node, context: RuleContext) -> RowOp | None:
 
 def transposed_convolution(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a transposed convolution: a band from the few input rows that contribute to it."""
-    rows, at, full_inputs = (
-        context.row_axis(node.args[0]),
-        spatial_axis(node, context),
-        non_image_inputs(node, context),
-    )
+    sizes = context.meta(node.args[1]).shape[2:]
+    rows, at = context.row_axis(node.args[0]), spatial_axis(node, context, len(sizes))
+    full_inputs = non_image_inputs(node, context)
     if rows is None or at is None or full_inputs is None:
         return None
-    sizes = context.meta(node.args[1]).shape[2:]
     stride, pad, output_padding, dilation = (
         per_dim(argument(node, place, name), default, len(sizes))
         for place, name, default in (

@@ -28,10 +28,11 @@ _MAX_POOL_WORKSPACE = 1.0
 
 def pool(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a pooling to a band with its halo; no ``ceil_mode``, no dilation."""
-    name, at = op_name(node.target).split("[")[0], spatial_axis(node, context)
+    name = op_name(node.target)
+    count, is_max = int(name[len("max_pool")]), name.startswith("max")
+    at = spatial_axis(node, context, count)
     if at is None:
         return None
-    count, is_max = len(node.meta.shape) - 2, name.startswith("max")
     size = per_dim(argument(node, 1, "kernel_size"), 1, count)
     step = argument(node, 2, "stride")
     stride = per_dim(step, 1, count) if step else size
@@ -43,7 +44,7 @@ def pool(node: Node, context: RuleContext) -> RowOp | None:
         return None
     if not count_include_pad and any(pad):
         return None
-    pooled = getattr(F, name.removesuffix("_with_indices"))
+    pooled = getattr(F, name)
 
     def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
         padding = replace_arg(pad, at, rows)

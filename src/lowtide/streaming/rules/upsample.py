@@ -75,7 +75,8 @@ def interpolate(node: Node, context: RuleContext) -> RowOp | None:
     Other dims may have any factor. A halo is computed around the band and cropped, so that only
     the image's real borders are treated as borders.
     """
-    at, rows = spatial_axis(node, context), context.row_axis(node.args[0])
+    rows, before = context.row_axis(node.args[0]), context.meta(node.args[0]).shape[2:]
+    at = spatial_axis(node, context, len(before))
     if at is None or rows is None:
         return None
     target = node.target
@@ -86,7 +87,7 @@ def interpolate(node: Node, context: RuleContext) -> RowOp | None:
     if left or (any(rest) and times > 1):
         return None
     halo = _HALOS[op_name(target)] if times > 1 else 0
-    before, sizes = context.meta(node.args[0]).shape[2:], node.meta.shape[2:]
+    sizes = node.meta.shape[2:]
     # Factors as given: others would round positions differently.
     factors = argument(node, 2 + len(rest), "scale_factors") or [
         new / old if new % old == 0 else None for old, new in zip(before, sizes, strict=True)

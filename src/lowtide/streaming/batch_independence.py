@@ -39,11 +39,20 @@ _HINT = "pass one image at a time, or call the module itself"
 # Operators on floating-point values that propagate NaN to all that depends on it.
 _NAN_PROPAGATING = frozenset(
     {
-        "adaptive_avg_pool2d",
+        *(
+            f"{name}{count}d"
+            for name in (
+                "adaptive_avg_pool",
+                "avg_pool",
+                "conv",
+                "conv_transpose",
+                "upsample_nearest",
+            )
+            for count in (1, 2, 3)
+        ),
         "add",
         "addmm",
         "alias",
-        "avg_pool2d",
         "baddbmm",
         "batch_norm",
         "bmm",
@@ -51,10 +60,6 @@ _NAN_PROPAGATING = frozenset(
         "chunk",
         "clone",
         "contiguous",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose2d",
         "convolution",
         "detach",
         "div",
@@ -111,7 +116,8 @@ _NAN_PROPAGATING = frozenset(
         "unsqueeze",
         "upsample_bicubic2d",
         "upsample_bilinear2d",
-        "upsample_nearest2d",
+        "upsample_linear1d",
+        "upsample_trilinear3d",
         "var",
         "view",
         "_softmax",

@@ -43,7 +43,7 @@ def test_too_little_overlap_is_bounded_and_measured(run, read, crop, expected):
     image = run(tile=32, tile_overlap=2)
     assert image.accuracy.execution == "bounded"
     error = image.accuracy.execution_error
-    assert error.against == "the whole image"
+    assert error.reference == "the whole image"
     assert 0 < error.tiles_sampled <= error.tiles_total == image.plan.tiles
     difference = np.abs(read(image.output).astype(float) - expected(crop)) / 255
     true_db = -10 * np.log10(np.square(difference).mean())
@@ -56,7 +56,7 @@ def test_bf16_says_what_it_costs(run, read, crop, expected):
     image = run(precision="bf16")
     assert image.plan.precision == image.accuracy.precision == "bf16"
     error = image.accuracy.precision_error
-    assert error.against == "fp32"
+    assert error.reference == "fp32"
     # What enters, what leaves and what is added to stays in fp32.
     assert image.accuracy.precision_note == "all but the first and the last convolution"
     assert 65 < error.psnr_db < 90
@@ -188,7 +188,7 @@ def test_streamed_equals_the_plain_model(tmp_path, run, save, read, crop, expect
     image = run(given=save(tmp_path / "bands.png", array), strategy="streamed")
     assert image.plan.strategy == "streamed"
     assert image.accuracy.execution == "exact"
-    assert "on a small image" in image.accuracy.why
+    assert "on a small image" in image.accuracy.reason
     assert image.memory.within_budget
     assert_within_a_level(read(image.output)[..., :3], expected(array[..., : min(bands, 3)]))
 
@@ -197,12 +197,12 @@ def test_a_streamed_run_can_be_replayed(tmp_path, run, read):
     first = run("a.png", strategy="streamed")
     (tmp_path / "plan.json").write_text(first.plan.model_dump_json())
     again = run("b.png", plan_file=tmp_path / "plan.json")
-    assert again.plan.banded == first.plan.banded
+    assert again.plan.band_plan == first.plan.band_plan
     np.testing.assert_array_equal(read(first.output), read(again.output))
 
 
 def test_no_bands_are_planned_for_what_is_done_sooner(run):
-    told = {refusal.what: refusal.reason for refusal in run().plan.refused}
+    told = {refusal.title: refusal.reason for refusal in run().plan.refused}
     assert "not considered" in told["streamed"]
 
 

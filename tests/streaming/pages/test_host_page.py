@@ -55,7 +55,7 @@ class Late(SyncHostTransfer):
                     SyncHostTransfer.store(late, self.data, buffer, at)
 
         if buffer.write_event is not None:
-            buffer.write_event.there()
+            buffer.write_event.wait()
         buffer.write_event = Leaving(source)
         return buffer.write_event
 
@@ -68,7 +68,7 @@ class Late(SyncHostTransfer):
             def result(self):
                 if not found:
                     if buffer.write_event is not None:
-                        buffer.write_event.there()
+                        buffer.write_event.wait()
                     found.append(
                         SyncHostTransfer.fetch(late, buffer, byte_ranges, self.data).result()
                     )
@@ -173,15 +173,15 @@ class NotedComing:
 
     @property
     def reads_done(self):
-        return self._coming.done
+        return self._coming.reads_done
 
     def result(self):
-        run = self._coming.here()
+        run = self._coming.result()
         self._streams.access(run, writes=False)
         return run
 
     def end_reads(self):
-        self._coming.over()
+        self._coming.end_reads()
 
 
 def test_no_copy_is_in_the_way_of_another_or_of_the_computation(monkeypatch):
@@ -216,9 +216,9 @@ def test_a_missing_wait_is_a_race(monkeypatch, missing):
         stream = carrier._store_stream if missing == "out waits" else carrier._fetch_stream
         monkeypatch.setattr(stream, "wait_event", lambda event: None)
     if missing == "here waits":
-        monkeypatch.setattr(_AsyncCopy, "result", lambda self: self.run)
+        monkeypatch.setattr(_AsyncCopy, "result", lambda self: self.data)
     if missing == "over waits":
-        monkeypatch.setattr(_AsyncCopy, "end_reads", lambda self: setattr(self, "done", nothing))
+        monkeypatch.setattr(_AsyncCopy, "end_reads", lambda self: setattr(self, "reads_done", nothing))
     nothing = Event({}, streams)
     carrier.allocate(64)  # so that rooms are kept, and not unlocked
     rooms, former, memory = [], None, torch.empty(64, dtype=torch.uint8)

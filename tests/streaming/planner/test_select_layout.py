@@ -29,7 +29,7 @@ def program(tmp_path, monkeypatch):
 def told_of(draft):
     """Operators that take as much for themselves as there is of rows, and less where bands are low,
     as convolutions do on a card."""
-    return int(draft.bytes * (1 + 16 / max(draft.bands, default=1) ** 2))
+    return int(draft.peak_bytes * (1 + 16 / max(draft.bands, default=1) ** 2))
 
 
 @pytest.mark.parametrize("place", [1, 2, 3])
@@ -57,7 +57,7 @@ def test_what_is_told_of_one_place_speaks_for_others(program):
 
     def tell(draft):
         asked.append(draft.bands)
-        return draft.bytes * (155 if draft.pages == "host" else 150) // 100
+        return draft.peak_bytes * (155 if draft.placement == "host" else 150) // 100
 
     chosen = select_layout(program, limit, tell, places, partial_spill=True)
     assert chosen.peak_bytes <= limit
@@ -74,7 +74,7 @@ def test_a_budget_that_is_just_too_small_is_refused_before_all_layouts_are_told(
 
     def tell(draft):
         asked.append(draft.key)
-        return int(1.3 * draft.bytes)
+        return int(1.3 * draft.peak_bytes)
 
     with pytest.raises(BudgetError) as caught:
         select_layout(program, limit, tell, ("memory",))

@@ -6,9 +6,11 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from lowtide.streaming.capture.export_graph import capture
-from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.capture.model_inputs import ModelInputs
+from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.program import FullTensorOp, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage, memory_order
@@ -16,43 +18,78 @@ from lowtide.streaming.pages.placement import memory_page_factory
 from lowtide.streaming.planner.cut_points import CutPoints
 
 
-def program_of(module, image):
-    return lower_to_rows(capture(module.eval(), image))
+def program_of(module, image, axis=2):
+    return lower_to_rows(capture(module.eval(), ModelInputs((image,), {0: axis})))
+
+
+def results_by_bands(program, image, bands, parts=1, make_page=None):
+    """The result tensors of ``program``, in the order in which its model returns them."""
+    segments = cut_segments(program, CutPoints(program).cuts(parts))
+    pages = make_page or memory_page_factory(program, image.device)
+    (axis,) = program.graph.axes
+    sweep = BandExecutor(program, segments, [bands] * len(segments), pages)
+    made = list(sweep.run([MemoryPage.from_tensor(image, axis)]))
+    for output in range(len(program.outputs)):
+        starts = [first for one, first, _ in made if one == output]
+        assert starts == sorted(starts)
+    found = collect_rows(program, made)
+    return [found[program.outputs.index(one)] for one in program.graph.outputs]
 
 
 def by_bands(program, image, bands, parts=1, make_page=None):
-    """The result of ``program``, and the rows it came in."""
-    segments = cut_segments(program, CutPoints(program).cuts(parts))
-    pages = make_page or memory_page_factory(program, image.device)
-    source = MemoryPage.from_tensor(image, 2)
-    sweep = BandExecutor(program, segments, [bands] * len(segments), pages)
-    found = list(sweep.run(source))
-    starts = [first for first, _ in found]
-    assert starts == sorted(starts)
-    return torch.cat([rows for _, rows in found], program.rows[program.output].dim)
+    """The only result of ``program``."""
+    (found,) = results_by_bands(program, image, bands, parts, make_page)
+    return found
 
 
-def check_parity(module, image, *, bands=(1, 2, 3, 7), parts=(1, 4), share=1e-11, whole=()):
+class Branches(nn.Module):
+    """Functions and layers by name, each between the first convolution and one of its own.
+
+    One capture is enough for all of them.
+    """
+
+    def __init__(self, functions, channels=8, made=None):
+        super().__init__()
+        torch.manual_seed(0)
+        made = made or {}
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.last = nn.ModuleList(
+            nn.Conv2d(made.get(name, channels), 3, 3, padding=1) for name in functions
+        )
+        self.functions = functions
+        self.inside = nn.ModuleList(one for one in functions.values() if isinstance(one, nn.Module))
+
+    def forward(self, image):
+        x = self.first(image)
+        pairs = zip(self.functions.items(), self.last, strict=True)
+        return {name: last(function(x)) for (name, function), last in pairs}
+
+
+def check_parity(module, image, *, axis=2, bands=(1, 2, 3, 7), parts=(1, 4), share=1e-11, whole=()):
     """Every number of bands gives what the module gives, to a share of its largest number.
 
     ``whole`` names operators that may be run on whole maps; all others must run by bands.
     """
     before = image.clone()
     with torch.no_grad():
-        expected = module.eval()(image.clone())
-    program = program_of(module, image)
-    names = [
+        result = module.eval()(image.clone())
+    names = list(result) if isinstance(result, dict) else [""]
+    expected = list(result.values()) if isinstance(result, dict) else [result]
+    program = program_of(module, image, axis)
+    unsupported = [
         str(step.node.target)
         for index, step in program.steps.items()
         if isinstance(step, FullTensorOp) and index in program.unsupported
     ]
-    assert set(names) <= set(whole), names
+    assert set(unsupported) <= set(whole), unsupported
     for number in bands:
         for cut in parts:
-            found = by_bands(program, image, number, cut)
-            assert found.shape == expected.shape
-            apart = (found - expected).abs().max().item()
-            assert apart <= share * max(1.0, expected.abs().max().item()), (number, cut, apart)
+            found = results_by_bands(program, image, number, cut)
+            for name, one, other in zip(names, found, expected, strict=True):
+                assert one.shape == other.shape
+                apart = (one - other).abs().max().item()
+                allowed = share * max(1.0, other.abs().max().item())
+                assert apart <= allowed, (name, number, cut, apart)
     assert torch.equal(image, before)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,12 +18,12 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.cache import cache_folder
 from lowtide.streaming.batch_independence import require_independent_images
 from lowtide.streaming.capture.autocast_state import AutocastState
-from lowtide.streaming.certificate import memory_format_of, tf32_is_allowed
+from lowtide.streaming.capture.model_inputs import ModelInputs, StreamAxis
+from lowtide.streaming.certificate import tf32_is_allowed
 from lowtide.streaming.engine.arena import hold_arena
 from lowtide.streaming.engine.executor import allocate_result, collect_rows
 from lowtide.streaming.engine.graph_replay import HINT, GraphReplays
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
-from lowtide.streaming.pages.page import MemoryPage
 from lowtide.streaming.pages.placement import PagePlacement, Placement
 from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
 
@@ -35,12 +34,16 @@ _MAX_PROGRAMS = 4
 class Streamed(nn.Module):
     """Wrapper of a module that runs it in bands of rows within a memory budget.
 
-    Takes ``(B, C, H, W)`` and returns what ``module`` returns for it, equal to rounding (accuracy
-    class: exact). If ``module`` returns one tensor in a tuple, list, dictionary or dataclass, so
-    does this. The images of a batch run one after another, once the module is proven to treat them
-    independently; a module that mixes them is refused. Beyond weights, input and result, memory
-    holds the bands, the pages between segments and the workspaces of single operators; `explain`
-    lists it.
+    Takes the arguments of ``module``, by default an image ``(B, C, H, W)`` first, and returns what
+    ``module`` returns for them, equal to rounding (accuracy class: exact): one tensor or several,
+    alone or in a tuple, list, dictionary or dataclass. The tensor named by ``axis`` is streamed;
+    every band takes the other arguments whole, such as a timestep ``(B,)`` or text ``(B, L, C)``.
+    A number that changes from call to call is better passed as a tensor, since the program is
+    captured anew for another number. The images of a batch run one after another, once the module
+    is proven to treat them independently; a module that mixes them is refused. Beyond weights,
+    input and result, memory holds the bands, the pages between segments and the workspaces of
+    single operators; `explain` lists it. Along time, the bands of a causal convolution hold the
+    frames that the next band needs, as its cache does elsewhere.
 
     The first image of a size takes seconds longer: the graph is captured and compared with the
     module itself on a small image. The outcome of that comparison is cached on disk. The program is
@@ -78,6 +81,7 @@ class Streamed(nn.Module):
         scratch: Path | None = None,
         recorded: bool = False,
         certified: bool = True,
+        axis: StreamAxis | None = None,
     ) -> None:
         super().__init__()
         if pages not in get_args(Placement) and pages != "auto":
@@ -88,7 +92,7 @@ class Streamed(nn.Module):
             raise UsageError(
                 f"a run recorded as a CUDA graph cannot keep its pages on {pages}", hint=HINT
             )
-        self.module = module
+        self.module, self._axis = module, axis
         self._scratch = ScratchSpace(scratch)
         self._settings = StreamSettings(
             budget, "memory" if recorded else pages, self._scratch, recorded, certified
@@ -100,54 +104,61 @@ class Streamed(nn.Module):
         self._prepared: OrderedDict[object, PreparedStream] = OrderedDict()
         self._lock = threading.RLock()
 
-    def forward(self, image: Tensor) -> Any:
-        """Return the result for images ``(B, C, H, W)``, as ``module`` returns it."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what ``module`` returns for these arguments."""
         if torch.compiler.is_compiling():
             eager: Any = torch.compiler.disable(self._run)
-            return eager(image)
-        return self._run(image)
+            return eager(*args, **kwargs)
+        return self._run(*args, **kwargs)
 
-    def _run(self, image: Tensor) -> Any:
-        _check(image)
-        self._reject_gradients(image)
-        image = image.detach()
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = self._bind(args, kwargs)
         with self._lock:
-            known = self.prepare(image)
-            pack = self._repack_for(known, image)
-            results = [self._run_single(known, single) for single in image.split(1)]
-        return pack(results[0] if len(results) == 1 else torch.cat(results))
+            known = self._prepare(inputs)
+            pack = self._repack_for(known, inputs)
+            samples = [self._run_single(known, sample) for sample in inputs.samples()]
+        results = samples[0]
+        if len(samples) > 1:
+            results = [torch.cat(parts) for parts in zip(*samples, strict=True)]
+        return pack([results[place] for place in known.output_places])
 
-    def rows(self, image: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def rows(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Tensor]]:
         """Yield the result of one image in bands of rows, from the top down.
 
         Yields ``(first row, (1, C, rows, W))``. For results that are never held as a whole.
         """
-        _check(image)
-        self._reject_gradients(image)
-        if len(image) > 1:
-            raise UsageError(f"rows() takes one image, not a batch of {len(image)}")
-        yield from _rows(self.prepare(image), image.detach())
+        inputs = self._bind(args, kwargs)
+        if inputs.batch_size > 1:
+            raise UsageError(f"rows() takes one image, not a batch of {inputs.batch_size}")
+        known = self._prepare(inputs)
+        if len(known.program.outputs) > 1:
+            raise UsageError(f"rows() yields one result, not {len(known.program.outputs)}")
+        yield from ((first, rows) for _, first, rows in known.run(inputs))
 
-    def explain(self, image: Tensor) -> str:
-        """Describe how an image of this size runs and what memory it takes."""
-        _check(image)
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Describe how inputs of these sizes run and what memory they take."""
         more = "" if self._replays is None else "; recorded as a CUDA graph at the second image"
-        return self.prepare(image).title + more
+        return self.prepare(*args, **kwargs).title + more
 
-    def prepare(self, image: Tensor) -> PreparedStream:
-        """Return the program for images like this one, from the cache or newly captured.
+    def prepare(self, *args: Any, **kwargs: Any) -> PreparedStream:
+        """Return the program for inputs like these, from the cache or newly captured.
 
         Captured once for each size, dtype and setting that changes what the module computes, and
         again when the module has changed.
         """
+        return self._prepare(ModelInputs.bind(self.module, args, kwargs, self._axis))
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInputs:
+        inputs = ModelInputs.bind(self.module, args, kwargs, self._axis)
+        self._reject_gradients(inputs.tensors)
+        return inputs.with_tensors([one.detach() for one in inputs.tensors])
+
+    def _prepare(self, inputs: ModelInputs) -> PreparedStream:
         # The workspaces of convolutions depend on TF32 too.
         key = (
-            *image.shape[1:],
-            image.dtype,
-            image.device,
-            memory_format_of(image),
+            inputs.key,
             tf32_is_allowed(),
-            AutocastState.current(image.device.type),
+            AutocastState.current(inputs.first.device.type),
             torch.get_default_dtype(),
         )
         with self._lock:
@@ -159,7 +170,7 @@ class Streamed(nn.Module):
             if key not in self._prepared:
                 with TRACE_LOCK:
                     self._prepared[key] = prepare_stream(
-                        self.module, image.detach()[:1], self._settings
+                        self.module, inputs.sample(0), self._settings
                     )
                 while len(self._prepared) > _MAX_PROGRAMS:
                     self._prepared.popitem(last=False)
@@ -167,22 +178,24 @@ class Streamed(nn.Module):
             self._prepared[key].executor.refresh_constants()
             return self._prepared[key]
 
-    def _repack_for(self, known: PreparedStream, images: Tensor) -> Any:
-        """Return what turns a tensor into the module's output container, for this batch."""
-        if len(images) == 1:
+    def _repack_for(self, known: PreparedStream, inputs: ModelInputs) -> Any:
+        """Return what turns tensors into the module's output container, for this batch."""
+        if inputs.batch_size == 1:
             return known.program.graph.repack
-        if len(images) not in known.batch_repack:
+        shapes = tuple(one.shape for one in inputs.tensors)
+        if shapes not in known.batch_repack:
             with TRACE_LOCK:
-                known.batch_repack[len(images)] = require_independent_images(
-                    self.module, images, cache_folder()
+                known.batch_repack[shapes] = require_independent_images(
+                    self.module, inputs, cache_folder()
                 )
-        return known.batch_repack[len(images)]
+        return known.batch_repack[shapes]
 
-    def _reject_gradients(self, image: Tensor) -> None:
+    def _reject_gradients(self, tensors: Sequence[Tensor]) -> None:
         if not torch.is_grad_enabled():
             return
         names = (name for name, one in self.module.named_parameters() if one.requires_grad)
-        what = "the input" if image.requires_grad else next(names, None)
+        given = any(one.requires_grad for one in tensors)
+        what = "the input" if given else next(names, None)
         if what is not None:
             raise UsageError(
                 f"a streamed module has no backward pass, and {what} requires gradients",
@@ -190,11 +203,14 @@ class Streamed(nn.Module):
                 " itself, after lowtide.unfit(module) if it is fitted",
             )
 
-    def _run_single(self, known: PreparedStream, image: Tensor) -> Tensor:
+    def _run_single(self, known: PreparedStream, inputs: ModelInputs) -> list[Tensor]:
         if self._replays is None:
-            return _run_in_bands(known, image)
-        run = functools.partial(_run_in_bands, known)
-        return self._replays(run, image, known.executor.refresh_constants())
+            return _run_in_bands(known, inputs)
+
+        def run(image: Tensor) -> Tensor:
+            return _run_in_bands(known, inputs.with_tensors([image]))[0]
+
+        return [self._replays(run, inputs.first, known.executor.refresh_constants())]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has its own weights; the programs hold those of this module.
@@ -211,18 +227,14 @@ class Streamed(nn.Module):
         return replica
 
 
-def _run_in_bands(known: PreparedStream, image: Tensor) -> Tensor:
-    program, device = known.program, image.device
+def _run_in_bands(known: PreparedStream, inputs: ModelInputs) -> list[Tensor]:
+    program, device = known.program, inputs.first.device
     if device.type == "cpu":
-        return collect_rows(program, _rows(known, image))
-    aside = hold_arena(known.executor.arena_bytes, device, program.bytes_of(program.output))
+        return collect_rows(program, known.run(inputs))
+    aside = hold_arena(known.executor.arena_bytes, device, program.bytes_of(program.outputs[0]))
     result = allocate_result(program, device)
     del aside  # free it before the run is captured: what is captured must not include it
-    return collect_rows(program, _rows(known, image), result)
-
-
-def _rows(known: PreparedStream, image: Tensor) -> Iterator[tuple[int, Tensor]]:
-    yield from known.executor.run(MemoryPage.from_tensor(image, 2))
+    return collect_rows(program, known.run(inputs), result)
 
 
 def stream(
@@ -232,6 +244,7 @@ def stream(
     pages: PagePlacement = "auto",
     scratch: Path | None = None,
     recorded: bool = False,
+    axis: StreamAxis | None = None,
 ) -> Streamed:
     """Wrap ``module`` to run in bands of rows within ``budget``: see `Streamed`.
 
@@ -239,8 +252,11 @@ def stream(
         with torch.no_grad():
             result = small(image)        # equal to model(image) except for rounding
 
+        video = lowtide.stream(decoder, axis=2)(latents)              # T of (B, C, T, H, W)
+        noise = lowtide.stream(denoiser)(image, timestep, text=text)  # the image is streamed
+
     Args:
-        module: The module to run, which takes ``(B, C, H, W)``.
+        module: The module to run.
         budget: Memory limit; ``"auto"`` derives it from what is free.
         pages: Where feature maps between segments are kept: in ``"memory"`` of the image's device,
             for a GPU in that of its ``"host"``, or on ``"disk"``. ``"auto"`` keeps as many in
@@ -248,13 +264,12 @@ def stream(
         scratch: Folder of the unnamed file of pages on disk, which is removed with the module;
             between calls up to 1 GiB of it is kept for the next call.
         recorded: Replay the run as a CUDA graph, for many images of one size on a GPU.
+        axis: Dim of the first tensor along which it is streamed: 2 or 3 for H or W of
+            ``(B, C, H, W)``, 2 for L of ``(B, C, L)``, 2, 3 or 4 for T, H or W of
+            ``(B, C, T, H, W)``, 0 for frames as a batch ``(T, C, H, W)``. By default the first
+            tensor is an image, streamed along its height. A dictionary such as ``{"image": 2,
+            "mask": 2}`` names several streamed arguments, by parameter or position.
     """
-    return Streamed(module, budget=budget, pages=pages, scratch=scratch, recorded=recorded)
-
-
-def _check(image: Tensor) -> None:
-    if image.dim() != 4 or 0 in image.shape:
-        shape = "×".join(map(str, image.shape)) or "()"
-        raise UsageError(f"streaming takes (batch, channels, height, width), not {shape}")
-    if not image.is_floating_point():
-        raise UsageError(f"streaming takes floating-point images, not {image.dtype}")
+    return Streamed(
+        module, budget=budget, pages=pages, scratch=scratch, recorded=recorded, axis=axis
+    )

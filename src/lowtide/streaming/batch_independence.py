@@ -20,8 +20,9 @@ from lowtide.core.errors import ModelError
 from lowtide.memory.cache import write_cached
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.graph import Graph, Node
-from lowtide.streaming.capture.output_container import Repack, unpack_output
-from lowtide.streaming.certificate import module_key, relative_error, small_image, tf32
+from lowtide.streaming.capture.model_inputs import ModelInputs
+from lowtide.streaming.capture.output_container import Repack
+from lowtide.streaming.certificate import call_model, module_key, relative_error, tf32
 from lowtide.streaming.rules.rule import op_name
 from lowtide.streaming.tolerance import tolerance
 
@@ -38,11 +39,20 @@ _HINT = "pass one image at a time, or call the module itself"
 # Operators on floating-point values that propagate NaN to all that depends on it.
 _NAN_PROPAGATING = frozenset(
     {
-        "adaptive_avg_pool2d",
+        *(
+            f"{name}{count}d"
+            for name in (
+                "adaptive_avg_pool",
+                "avg_pool",
+                "conv",
+                "conv_transpose",
+                "upsample_nearest",
+            )
+            for count in (1, 2, 3)
+        ),
         "add",
         "addmm",
         "alias",
-        "avg_pool2d",
         "baddbmm",
         "batch_norm",
         "bmm",
@@ -50,10 +60,6 @@ _NAN_PROPAGATING = frozenset(
         "chunk",
         "clone",
         "contiguous",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose2d",
         "convolution",
         "detach",
         "div",
@@ -110,7 +116,8 @@ _NAN_PROPAGATING = frozenset(
         "unsqueeze",
         "upsample_bicubic2d",
         "upsample_bilinear2d",
-        "upsample_nearest2d",
+        "upsample_linear1d",
+        "upsample_trilinear3d",
         "var",
         "view",
         "_softmax",
@@ -120,7 +127,9 @@ _NAN_PROPAGATING = frozenset(
 )
 
 
-def require_independent_images(module: nn.Module, images: Tensor, folder: Path | None) -> Repack:
+def require_independent_images(
+    module: nn.Module, inputs: Tensor | ModelInputs, folder: Path | None
+) -> Repack:
     """Raise `ModelError` unless ``module`` treats a batch's images independently.
 
     Captures the operators at this size and at a small one. At the small size, dependences are
@@ -128,30 +137,27 @@ def require_independent_images(module: nn.Module, images: Tensor, folder: Path |
     ``folder``.
 
     Returns:
-        What turns a tensor into the module's output container, for this batch.
+        What turns tensors into the module's output container, for this batch.
     """
-    batch, sides = len(images), images.shape[2:]
-    path = (
-        None
-        if folder is None
-        else folder / f"apart-{module_key(module, images, sides[0], sides[1])}.json"
-    )
-    whole = capture(module, images)
+    inputs = ModelInputs.of(inputs)
+    batch = inputs.batch_size
+    path = None if folder is None else folder / f"apart-{module_key(module, inputs)}.json"
+    whole = capture(module, inputs)
     if path is not None and path.is_file():
         return whole.repack
     wanted = _names(whole)
-    tried = dict.fromkeys(
-        tuple(min(side, least + side % least) for side in sides) for least in _SIDES
-    )
-    for height, width in tried:
-        small = small_image(images, height, width)
+    for least in _SIDES:
+        sides = {dim: inputs.first.shape[dim] for dim in inputs.side_dims()}
+        small = inputs.resized(
+            {dim: min(side, least + side % least) for dim, side in sides.items()}
+        )
         try:
             graph = capture(module, small)
         except ModelError:
             continue  # too small for it, for example for a reflection padding
         if _names(graph) == wanted:
             with tf32(False), torch.inference_mode():
-                _DependenceTracer(graph, batch).require_independent(small)
+                _DependenceTracer(graph, small).require_independent()
                 _require_equal_results(module, small, graph)
             if path is not None:
                 write_cached(path, json.dumps({"images": batch}))
@@ -167,18 +173,18 @@ def _names(graph: Graph) -> list[str]:
     return [op_name(node.target) for node in graph.nodes if node.kind == "call"]
 
 
-def _require_equal_results(module: nn.Module, images: Tensor, graph: Graph) -> None:
+def _require_equal_results(module: nn.Module, inputs: ModelInputs, graph: Graph) -> None:
     """Raise `ModelError` unless a batch has the results of its images.
 
     This finds what depends on the batch size itself.
     """
-    whole, _ = unpack_output(module(images.clone()))
-    single = torch.cat([unpack_output(module(image.clone()))[0] for image in images.split(1)])
-    apart = relative_error(single, whole)
+    whole = call_model(module, inputs)
+    each = zip(*(call_model(module, sample) for sample in inputs.samples()), strict=True)
+    apart = max(map(relative_error, map(torch.cat, each), whole))
     if apart > tolerance(node.meta.dtype for node in graph.nodes):
         raise ModelError(
-            f"this model's results for a batch of {len(images)} images differ from those for single"
-            f" images by {apart:.1e} of their range",
+            f"this model's results for a batch of {inputs.batch_size} images differ from those for"
+            f" single images by {apart:.1e} of their range",
             hint=_HINT,
         )
 
@@ -189,8 +195,9 @@ class _DependenceTracer:
     Images are identified by the binary digits of their index: two sets of images for each digit.
     """
 
-    def __init__(self, graph: Graph, batch: int) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, inputs: ModelInputs) -> None:
+        self._graph, self._inputs = graph, inputs
+        self._batch = batch = inputs.batch_size
         self._sets = [
             [place >> digit & 1 == side for place in range(batch)]
             for digit in range((batch - 1).bit_length())
@@ -201,14 +208,17 @@ class _DependenceTracer:
         self._dependent: list[dict[int, Tensor]] = [{} for _ in self._sets]
         self._mixing_node: Node | None = None
 
-    def require_independent(self, images: Tensor) -> None:
+    def require_independent(self) -> None:
         """Raise `ModelError` where an image of the result depends on another input image."""
-        (given,) = self._graph.inputs
-        self._values[given] = images
-        for one, touched in zip(self._sets, self._dependent, strict=True):
-            mask = torch.zeros_like(images, dtype=torch.bool)
-            mask[torch.tensor(one)] = True
-            touched[given] = mask
+        nodes = *self._graph.inputs, *self._graph.fixed
+        tensors = *self._inputs.streamed, *self._inputs.fixed
+        for node, tensor in zip(nodes, tensors, strict=True):
+            self._values[node] = tensor
+            for one, touched in zip(self._sets, self._dependent, strict=True):
+                if self._inputs.has_batch(tensor):
+                    mask = torch.zeros_like(tensor, dtype=torch.bool)
+                    mask[torch.tensor(one)] = True
+                    touched[node] = mask
         for node, done in _last_uses(self._graph):
             if node.kind == "call":
                 self._propagate(node)
@@ -216,10 +226,10 @@ class _DependenceTracer:
                 self._values.pop(index, None)
                 for touched in self._dependent:
                     touched.pop(index, None)
-        self._check_output(len(images))
+        for index in dict.fromkeys(self._graph.outputs):
+            self._check_output(self._graph.nodes[index], self._batch)
 
-    def _check_output(self, batch: int) -> None:
-        output = self._graph.nodes[self._graph.output]
+    def _check_output(self, output: Node, batch: int) -> None:
         if output.meta.shape[0] != batch:
             raise ModelError(
                 f"this model returns {output.meta.shape[0]} results for {batch} images", hint=_HINT
@@ -286,7 +296,7 @@ def _last_uses(graph: Graph) -> Iterator[tuple[Node, Sequence[int]]]:
     last = {node.index: node.index for node in graph.nodes}
     for node in graph.nodes:
         last.update(dict.fromkeys(node.refs, node.index))
-    last[graph.output] = -1
+    last.update(dict.fromkeys(graph.outputs, -1))
     done: dict[int, list[int]] = {}
     for index, place in last.items():
         done.setdefault(place, []).append(index)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +17,25 @@ from lowtide.core.errors import ModelError
 from lowtide.memory.cache import package_digest, write_cached
 from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
 from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.model_inputs import ModelInputs, memory_format_of
 from lowtide.streaming.capture.output_container import unpack_output
-from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES
-from lowtide.streaming.pages.page import MemoryPage
+from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.pages.placement import memory_page_factory
 from lowtide.streaming.planner.cut_points import CutPoints
 from lowtide.streaming.rules.rule import op_name
 from lowtide.streaming.tolerance import tolerance
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
-# second size is for models with a special case at their training size.
-_REST, _LEAST = 64, (64, 128)
+# second size is for models with a special case at their training size. Volumes and clips have
+# smaller sides.
+_REST, _LEAST = (64, 16), ((64, 128), (32, 64))
 # Models that upscale by more are compared on a smaller image: their results would have more than
 # 256 rows, and an autoencoder's decoder, which upscales by 8, would run at its real size.
-_MAX_SCALE = 4
+_MAX_SCALE = 4, 1
 # Allowed error of bands as a multiple of the model's own 16-bit error, where that error is large.
 _ERROR_FACTOR = 2
 _FP32_HINT = (
@@ -64,15 +67,15 @@ class Certificate:
 
 
 def certify(
-    module: nn.Module, image: Tensor, program: StreamProgram, folder: Path | None
+    module: nn.Module, inputs: Tensor | ModelInputs, program: StreamProgram, folder: Path | None
 ) -> Certificate:
-    """Compare ``module`` run in bands with ``module`` itself, on a small image.
+    """Compare ``module`` run in bands with ``module`` itself, on small inputs.
 
     The outcome is cached in ``folder``, keyed by weights, remainders of the sizes, and versions.
 
     Args:
         module: The module to compare with.
-        image: Gives size, dtype and device; the small image is like it.
+        inputs: Arguments of the real size, or an image alone; fixed tensors are used as they are.
         program: The program for the real size.
         folder: Cache folder, or None.
 
@@ -82,10 +85,9 @@ def certify(
     """
     wanted = graph_digest(program)
     allowed = tolerance(node.meta.dtype for node in program.graph.nodes)
-    scale = program.rows[program.output].size / image.shape[2]
-    shares = [int(least * min(1, _MAX_SCALE / scale)) for least in _LEAST]
-    for height, width in ([_small(side, least) for side in image.shape[2:]] for least in shares):
-        found = _certify_cached(module, image, height, width, wanted, folder, allowed)
+    inputs = ModelInputs.of(inputs)
+    for small in (_small_inputs(inputs, program, which) for which in range(2)):
+        found = _certify_cached(module, small, wanted, folder, allowed)
         if not found.holds(allowed):
             raise ModelError(
                 f"bands of this model differ from the whole result by {found.error:.1e} of its"
@@ -94,27 +96,26 @@ def certify(
             )
         if found.operators == wanted:
             return found
+    size = "×".join(str(inputs.first.shape[dim]) for dim in reversed(inputs.side_dims()))
     raise ModelError(
-        f"at {image.shape[3]}×{image.shape[2]} this model runs other operators than at the smaller"
+        f"at {size} this model runs other operators than at the smaller"
         " sizes at which its bands were compared"
     )
 
 
 def _certify_cached(
     module: nn.Module,
-    image: Tensor,
-    height: int,
-    width: int,
+    small: ModelInputs,
     expected_operators: str,
     folder: Path | None,
     allowed: float,
 ) -> Certificate:
-    key = module_key(module, image, height, width, expected_operators)
+    key = module_key(module, small, expected_operators)
     path = None if folder is None else folder / f"certificate-{key}.json"
     found = _read_cached(path)
     if found is None:
         with tf32(False):
-            found = _measure(module, image, height, width, allowed)
+            found = _measure(module, small, allowed)
         if path is not None:
             write_cached(path, json.dumps(asdict(found)))
     return found
@@ -131,8 +132,20 @@ def graph_digest(program: StreamProgram) -> str:
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
-def _small(side: int, least: int) -> int:
-    return min(side, least + side % _REST)
+def _small_inputs(inputs: ModelInputs, program: StreamProgram, which: int) -> ModelInputs:
+    """Return random inputs of the smaller (``which`` 0) or the larger of two small sizes."""
+    shape, result = inputs.first.shape, program.graph.meta(program.output).shape
+    axis, dims = program.rows[program.graph.inputs[0]], inputs.side_dims()
+    large = len(dims) > 2
+    sides = {}
+    for dim in dims:
+        scale = program.rows[program.output].size / axis.size
+        if len(result) == len(shape):
+            scale = result[dim] / shape[dim]
+        share = min(1, _MAX_SCALE[large] / scale)
+        rest = max(1, int(_REST[large] * share)) if large else _REST[large]
+        sides[dim] = min(shape[dim], int(_LEAST[large][which] * share) + shape[dim] % rest)
+    return inputs.resized(sides)
 
 
 @contextmanager
@@ -159,60 +172,61 @@ def tf32_is_allowed() -> tuple[bool, bool]:
     return bool(products.allow_tf32), bool(allowed)
 
 
-def _measure(
-    module: nn.Module, image: Tensor, height: int, width: int, allowed: float
-) -> Certificate:
-    small = small_image(image, height, width)
-    program = lower_to_rows(capture(module, small))
+def _measure(module: nn.Module, small: ModelInputs, allowed: float) -> Certificate:
+    program, device, dtype = (
+        lower_to_rows(capture(module, small)),
+        small.first.device,
+        small.first.dtype,
+    )
     with torch.inference_mode():
-        whole, _ = unpack_output(module(small.clone()))
-    if not whole.isfinite().all():
+        whole = call_model(module, small)
+    if not all(one.isfinite().all() for one in whole):
         raise ModelError(
-            f"this model returns NaN or infinity for random input in {image.dtype}, so its bands"
+            f"this model returns NaN or infinity for random input in {dtype}, so its bands"
             " cannot be compared",
-            hint=None if image.dtype == torch.float32 else _FP32_HINT,
+            hint=None if dtype == torch.float32 else _FP32_HINT,
         )
-    results = []
+    results: list[list[Tensor]] = []
     cutter = CutPoints(program)
     for parts, bands in _TRIED:
         segments = cut_segments(program, cutter.cuts(parts))
-        pages = memory_page_factory(program, small.device)
+        pages = memory_page_factory(program, device)
         executor = BandExecutor(program, segments, [bands] * len(segments), pages)
-        dim = program.rows[program.output].dim
-        results.append(
-            torch.cat([rows for _, rows in executor.run(MemoryPage.from_tensor(small, 2))], dim)
-        )
-    error = max(relative_error(result, whole) for result in results)
-    types = {image.dtype, *(node.meta.dtype for node in program.graph.nodes)}
+        found = collect_rows(program, executor.run(input_pages(small), small.fixed))
+        results.append([found[program.outputs.index(one)] for one in program.graph.outputs])
+    error = max(_largest_error(result, whole) for result in results)
+    types = {dtype, *(node.meta.dtype for node in program.graph.nodes)}
     if error <= allowed or not types & {torch.bfloat16, torch.float16}:
         return Certificate(error, graph_digest(program))
     exact = _in_fp32(module, small)
-    error = max(relative_error(result, exact) for result in results)
-    return Certificate(error, graph_digest(program), relative_error(whole, exact))
+    error = max(_largest_error(result, exact) for result in results)
+    return Certificate(error, graph_digest(program), _largest_error(whole, exact))
 
 
-def small_image(like: Tensor, height: int, width: int) -> Tensor:
-    """Return random values in 0..1 of another size, otherwise like ``like``."""
-    generator = torch.Generator().manual_seed(0)
-    small = torch.rand(*like.shape[:2], height, width, generator=generator)
-    return small.to(like.device, like.dtype).contiguous(memory_format=memory_format_of(like))
+def call_model(module: Callable[..., Any], inputs: ModelInputs) -> list[Tensor]:
+    """Return the model's result tensors; it may change copies of its inputs."""
+    return unpack_output(inputs.call(module, [one.clone() for one in inputs.tensors]))[0]
 
 
-def _in_fp32(module: nn.Module, image: Tensor) -> Tensor:
-    """Return the model's result in fp32; needs a second set of weights."""
+def _in_fp32(module: nn.Module, inputs: ModelInputs) -> list[Tensor]:
+    """Return the model's results in fp32; needs a second set of weights."""
     weights = {
         name: tensor.detach().float() if tensor.is_floating_point() else tensor.detach()
         for name, tensor in (*module.named_parameters(), *module.named_buffers())
     }
-    with torch.inference_mode(), no_autocast(image.device.type):
-        return unpack_output(torch.func.functional_call(module, weights, (image.float(),)))[0]
+    exact = inputs.with_tensors(
+        [one.float() if one.is_floating_point() else one for one in inputs.tensors]
+    )
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return torch.func.functional_call(module, weights, args, kwargs)
+
+    with torch.inference_mode(), no_autocast(inputs.first.device.type):
+        return call_model(call, exact)
 
 
-def memory_format_of(image: Tensor) -> torch.memory_format:
-    """Return the memory format of an image, which decides the copies a model makes."""
-    if image.is_contiguous() or not image.is_contiguous(memory_format=torch.channels_last):
-        return torch.contiguous_format
-    return torch.channels_last
+def _largest_error(results: Sequence[Tensor], whole: Sequence[Tensor]) -> float:
+    return max(relative_error(*pair) for pair in zip(results, whole, strict=True))
 
 
 def relative_error(result: Tensor, whole: Tensor) -> float:
@@ -233,23 +247,20 @@ def _read_cached(path: Path | None) -> Certificate | None:
         return None  # damaged or of another version: compare again and replace it
 
 
-def module_key(
-    module: nn.Module, image: Tensor, height: int, width: int, expected_operators: str = ""
-) -> str:
-    """Return the cache key of facts about a module: weights, sizes, versions."""
+def module_key(module: nn.Module, inputs: ModelInputs, expected_operators: str = "") -> str:
+    """Return the cache key of facts about a module: weights, inputs, versions."""
     digest = hashlib.sha256()
     # Operators are part of the key: class name and weights do not determine what a module computes.
     facts = (
         type(module).__qualname__,
         repr(module),
-        str(image.dtype),
-        image.device.type,
-        str(memory_format_of(image)),
-        (*image.shape[:2], height, width),
+        [(one.dtype, one.device.type, memory_format_of(one), one.shape) for one in inputs.tensors],
+        inputs.axes,
+        inputs.arguments,
         str(torch.__version__),
         package_digest(),
         expected_operators,
-        AutocastState.current(image.device.type),
+        AutocastState.current(inputs.first.device.type),
         torch.get_default_dtype(),
         *_settings(module),
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from lowtide.core.errors import BudgetError, ModelError, UsageError
+from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
@@ -17,13 +17,15 @@ from lowtide.memory.cache import cache_folder
 from lowtide.memory.profiles import local_profile
 from lowtide.streaming.capture.autocast_state import no_autocast
 from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_module import OpaqueModule
 from lowtide.streaming.capture.output_container import Repack
 from lowtide.streaming.certificate import Certificate, certify
-from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.engine.executor import BandExecutor, OutputRows
 from lowtide.streaming.engine.graph_replay import HINT
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.module_fingerprint import AttributeKey, ModuleFingerprint
+from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.pages.placement import PagePlacement, allowed_placements, page_factory
 from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
 from lowtide.streaming.planner.layout_search import StreamLayout
@@ -65,12 +67,21 @@ class PreparedStream:
     certificate: Certificate | None
     fingerprint: ModuleFingerprint
     written_attributes: Set[AttributeKey]
-    # By batch size, for the sizes whose images were proven independent.
-    batch_repack: dict[int, Repack] = field(default_factory=dict)
+    # By shapes of the tensors, for the batches whose images were proven independent.
+    batch_repack: dict[object, Repack] = field(default_factory=dict)
 
     def matches(self, fingerprint: ModuleFingerprint) -> bool:
         """Return whether the module is unchanged since capture."""
         return self.fingerprint.matches(fingerprint, self.written_attributes)
+
+    @property
+    def output_places(self) -> list[int]:
+        """By tensor that the module returns its position among the program's results."""
+        return [self.program.outputs.index(one) for one in self.program.graph.outputs]
+
+    def run(self, inputs: ModelInputs) -> Iterator[OutputRows]:
+        """Run one sample by bands."""
+        return self.executor.run(input_pages(inputs), inputs.fixed)
 
     @property
     def title(self) -> str:
@@ -125,24 +136,25 @@ class _BudgetShare:
         return max(taken + self.least_share, math.ceil(taken / (1 - self.share)) + 1)
 
 
-def prepare_stream(module: nn.Module, image: Tensor, settings: StreamSettings) -> PreparedStream:
-    """Capture, lay out and certify ``module`` for images like this one.
+def prepare_stream(
+    module: nn.Module, inputs: ModelInputs, settings: StreamSettings
+) -> PreparedStream:
+    """Capture, lay out and certify ``module`` for inputs like these.
 
     Raises as `Streamed` does.
     """
+    image = inputs.first
     on_cpu, device = image.device.type == "cpu", str(image.device)
     if settings.recorded:
         require_cuda_graphs(device, HINT)
     if on_cpu and settings.pages == "host":
         raise UsageError("on a CPU, pages are in host memory anyway", hint="pages='memory'")
-    program = lower_to_rows(capture(module, image))
-    if program.rows[program.output].dim != 2:
-        raise ModelError(
-            "the output of this model is not an image: its rows do not run along the height"
-        )
+    program = lower_to_rows(capture(module, inputs))
+    if settings.recorded and len(inputs.tensors) + len(program.outputs) > 2:
+        raise UsageError("a CUDA graph is recorded for one input and one result", hint=HINT)
     with no_autocast(image.device.type):
-        layout, arena_bytes = _choose_layout(program, image, settings)
-    certificate = certify(module, image, program, cache_folder()) if settings.certified else None
+        layout, arena_bytes = _choose_layout(program, inputs, settings)
+    certificate = certify(module, inputs, program, cache_folder()) if settings.certified else None
     make_page = page_factory(
         program, layout.placement, image.device, settings.scratch, resident=layout.resident
     )
@@ -156,9 +168,10 @@ def prepare_stream(module: nn.Module, image: Tensor, settings: StreamSettings) -
 
 
 def _choose_layout(
-    program: StreamProgram, image: Tensor, settings: StreamSettings
+    program: StreamProgram, inputs: ModelInputs, settings: StreamSettings
 ) -> tuple[StreamLayout, int]:
     """Return the layout within the budget, and the bytes to allocate in one piece."""
+    image = inputs.first
     on_cpu, device = image.device.type == "cpu", str(image.device)
     profile = None if on_cpu else local_profile(device)
     allowed = Budget.parse(settings.budget, device="cpu" if on_cpu else device).device_bytes

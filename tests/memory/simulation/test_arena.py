@@ -118,7 +118,7 @@ def test_a_run_says_whether_it_multiplies(monkeypatch):
         program = lower_to_rows(capture(net.eval(), image))
         pages = memory_page_factory(program, image.device)
         sweep = BandExecutor(program, cut_segments(program), (2,), pages, arena_bytes=MIB)
-        collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2)))
+        collect_rows(program, sweep.run([MemoryPage.from_tensor(image, 2)]))
     assert offered == [(MIB, False), (MIB, True)]
 
 
@@ -261,7 +261,7 @@ def test_a_run_takes_the_piece_before_all_else():
         )
         tracer = Tracer()
         with tracer, torch.inference_mode():
-            found = collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2)))
+            (found,) = collect_rows(program, sweep.run([MemoryPage.from_tensor(image, 2)]))
         assert torch.allclose(found, model(image), atol=1e-6)
         assert tracer.trace.events[0].size == size or not size
         peaks[size] = tracer.trace.peak_bytes

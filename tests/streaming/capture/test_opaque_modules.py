@@ -51,9 +51,15 @@ def net(change):
     return nn.Sequential(inner, InNumpy(change), outer).eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("change", [blurred, windows_sharpened, doubled, halved])
-@pytest.mark.parametrize("size", [(96, 40), (202, 58)])
-@pytest.mark.parametrize("pages", ["memory", "disk"])
+@pytest.mark.parametrize(
+    ("change", "size", "pages"),
+    [
+        (blurred, (202, 58), "memory"),
+        (windows_sharpened, (202, 58), "disk"),
+        (doubled, (96, 40), "disk"),
+        (halved, (202, 58), "memory"),
+    ],
+)
 def test_a_block_gives_the_same_rows(change, size, pages):
     model, image = net(change), torch.rand(1, 3, *size)
     small = lowtide.stream(model, budget="19MiB", pages=pages)

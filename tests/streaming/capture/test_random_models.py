@@ -51,7 +51,7 @@ def check_draws(name, number, size, layouts):
         sweep = BandExecutor(
             program, segments, bands, page_factory(program, pages, CPU, resident=held)
         )
-        found = torch.cat([rows for _, rows in sweep.run(MemoryPage.from_tensor(image, 2))], 2)
+        found = torch.cat([rows for _, _, rows in sweep.run([MemoryPage.from_tensor(image, 2)])], 2)
         apart = (found - whole).abs().max() / whole.abs().max()
         assert apart <= BOUND, (name, size, bands, pages, apart)
 

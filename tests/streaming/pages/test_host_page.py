@@ -284,7 +284,9 @@ def test_a_card_does_not_wait_for_plans_again(monkeypatch):
     program.graph.on_cpu = False  # as it would be found of a card's model
     segments = cut_segments(program, CutPoints(program).cuts(3))
     sweep = BandExecutor(program, segments, [5] * len(segments), memory_page_factory(program, CPU))
-    results = [collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2))) for _ in range(2)]
+    results = [
+        collect_rows(program, sweep.run([MemoryPage.from_tensor(image, 2)]))[0] for _ in range(2)
+    ]
     assert len(planned) == len(segments) > 1
     assert torch.equal(*results)
 

@@ -143,7 +143,7 @@ def test_files_take_what_is_said_of_them(monkeypatch):
         )
         sweep = BandExecutor(program, layout.segments, layout.bands, pages)
         with torch.no_grad():
-            found = collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2)))
+            (found,) = collect_rows(program, sweep.run([MemoryPage.from_tensor(image, 2)]))
             torch.testing.assert_close(found, module(image), rtol=0, atol=5e-6)
         assert most == layout.disk_peak_bytes
         assert os.fstat(space.blocks()._file._file.fileno()).st_size == most

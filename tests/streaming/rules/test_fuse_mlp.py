@@ -40,16 +40,16 @@ def names(program):
     ]
 
 
-@pytest.mark.parametrize("size", [(1, 1), (2, 7), (5, 3), (13, 31)], ids=str)
 @pytest.mark.parametrize(
-    "more",
+    ("size", "more"),
     [
-        {},
-        {"between": 300},
-        {"bias": False},
-        {"plus": False},
-        {"first": False},
-        {"between": 7, "bias": False, "plus": False},
+        ((1, 1), {}),
+        ((2, 7), {"between": 300}),
+        ((13, 31), {}),
+        ((13, 31), {"bias": False}),
+        ((5, 3), {"plus": False}),
+        ((5, 3), {"first": False}),
+        ((13, 31), {"between": 7, "bias": False, "plus": False}),
     ],
     ids=str,
 )

@@ -50,14 +50,14 @@ def names(program):
     }
 
 
-@pytest.mark.parametrize("size", [(8, 4), (8, 12), (12, 8), (20, 28)], ids=str)
 @pytest.mark.parametrize(
-    "more",
+    ("size", "more"),
     [
-        {},
-        {"seen": 8},
-        {"seen": 4},
-        {"last_view": False},
+        ((8, 4), {}),
+        ((20, 28), {}),
+        ((12, 8), {"seen": 8}),
+        ((8, 12), {"seen": 4}),
+        ((20, 28), {"last_view": False}),
     ],
     ids=str,
 )

@@ -39,8 +39,18 @@ def module_of(**more):
     return Enlarged(**more).double().eval()
 
 
-@pytest.mark.parametrize("height, width", [(1, 1), (1, 7), (2, 5), (7, 3), (12, 9), (17, 16)])
-@pytest.mark.parametrize("more", [{}, {"bias": False}, {"padding": "same"}], ids=str)
+@pytest.mark.parametrize(
+    ("height", "width", "more"),
+    [
+        (1, 1, {}),
+        (1, 7, {"bias": False}),
+        (2, 5, {}),
+        (7, 3, {"padding": "same"}),
+        (12, 9, {"bias": False}),
+        (17, 16, {}),
+    ],
+    ids=str,
+)
 def test_equals_both_operators(height, width, more):
     torch.manual_seed(1)
     image = torch.randn(1, 3, height, width, dtype=torch.float64)

@@ -58,7 +58,7 @@ def test_bands_give_what_the_model_gives(name):
         tracer.label([image], "inputs")
         with tracer:
             result = allocate_result(program, image.device)
-            found = collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2)), result)
+            (found,) = collect_rows(program, sweep.run([MemoryPage.from_tensor(image, 2)]), result)
         assert (found - whole).abs().max() <= BOUND * whole.abs().max()
         # What is told of a run is what lives in it, but for masks that are looked at once: one is
         # as large as the image here.
@@ -118,7 +118,9 @@ def test_rows_that_light_convolutions_make_twice(bands):
     sweep = BandExecutor(program, [part], (bands,), page_factory(program, "memory", image.device))
     shares = list[float]()
     with torch.inference_mode():
-        found = collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2), shares.append))
+        (found,) = collect_rows(
+            program, sweep.run([MemoryPage.from_tensor(image, 2)], (), shares.append)
+        )
         assert (found - model(image)).abs().max() <= 1e-5
     # What is made again is no progress.
     assert sum(shares) == pytest.approx(1)

@@ -51,20 +51,19 @@ class Copied(TorchDispatchMode):
         return found
 
 
-def run_in(bands, model, image):
-    program = lower_to_rows(capture(model, image))
+def run_in(bands, model, image, program=None):
+    program = program or lower_to_rows(capture(model, image))
     segments = cut_segments(program, CutPoints(program).cuts(1))
     assert len(segments) == 1
     sweep = BandExecutor(program, segments, [bands], memory_page_factory(program, image.device))
     copied = Copied()
     with copied:
-        found = collect_rows(program, sweep.run(MemoryPage.from_tensor(image, 2)))
+        (found,) = collect_rows(program, sweep.run([MemoryPage.from_tensor(image, 2)]))
     with torch.inference_mode():
         whole = model(image)
     return (found - whole).abs().max().item(), copied
 
 
-@pytest.mark.parametrize("bands", [1, 2, 3, 7, 11, 40])
 @pytest.mark.parametrize(
     "options",
     [
@@ -79,9 +78,12 @@ def run_in(bands, model, image):
     ],
     ids=str,
 )
-def test_bands_of_any_height_give_what_the_model_gives(options, bands):
+def test_bands_of_any_height_give_what_the_model_gives(options):
     image = torch.rand(1, 3, 83, 21, generator=torch.Generator().manual_seed(1))
-    assert run_in(bands, light(**options), image)[0] <= 2e-6
+    model = light(**options)
+    program = lower_to_rows(capture(model, image))
+    for bands in (1, 2, 3, 7, 11, 40):
+        assert run_in(bands, model, image, program)[0] <= 2e-6
 
 
 def test_rows_are_made_again_and_not_copied_to_be_put_together():

@@ -16,6 +16,7 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 # The most workspace an operator needs, as a multiple of its operands and results (a prior).
 _MAX_WORKSPACE_RATIO, MAX_WORKSPACE_RATIO_LOW_PRECISION = 3, 6
+_IMAGE_DIMS = 2
 
 
 def workspace_bound(call: Call, result_bytes: int) -> int:
@@ -44,7 +45,12 @@ def largest_workspace_ratio(call: Call) -> int:
 
     The tensors are its operands and results; the figure is a prior.
     """
-    return MAX_WORKSPACE_RATIO_LOW_PRECISION if is_low_precision(call) else _MAX_WORKSPACE_RATIO
+    ratio = MAX_WORKSPACE_RATIO_LOW_PRECISION if is_low_precision(call) else _MAX_WORKSPACE_RATIO
+    if call[0] is torch.ops.aten.convolution.default:
+        sizes = call[1][1].shape[2:]
+        # Small convolutions in 3D unfold their input on the CPU.
+        ratio += math.prod(sizes) if len(sizes) > _IMAGE_DIMS else 0
+    return ratio
 
 
 def is_low_precision(call: Call) -> bool:

@@ -30,8 +30,8 @@ def capture_error_reason(error: Exception) -> tuple[str, str]:
         )
     if isinstance(error, TypeError) and "argument" in str(error):
         return (
-            f"it is called with the image as its only argument: {first_line(error)}",
-            "wrap it in a module that takes the image and passes the other arguments",
+            f"the arguments of the call do not fit it: {first_line(error)}",
+            "pass what its forward takes, as in stream(module)(image, timestep)",
         )
     return first_line(error), _WHOLE
 

@@ -20,6 +20,7 @@ from lowtide.streaming.capture.capture_errors import (
     silence_graph_printing,
 )
 from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta
+from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_search import AnyOpaqueModule, OpaqueModules
 from lowtide.streaming.capture.output_container import Repack, unpack_output
 from lowtide.streaming.module_fingerprint import AttributeKey
@@ -34,16 +35,16 @@ _FACTORY_OPS = {
 }
 
 
-def capture(module: nn.Module, image: Tensor) -> Graph:
-    """Capture the operators that ``module`` applies to an image of this shape.
+def capture(module: nn.Module, inputs: Tensor | ModelInputs) -> Graph:
+    """Capture the operators that ``module`` applies to inputs of these shapes.
 
-    Only shape, dtype and device of ``image`` count; another shape is another graph. A submodule
+    Of tensors only shape, dtype and device count; another shape is another graph. A submodule
     whose Python code depends on tensor values becomes one operator, an `OpaqueModule`, if its rows
     depend on rows nearby only.
 
     Args:
-        module: Model in eval mode that takes an image and returns one tensor, maybe in a container.
-        image: Example input, (B, C, H, W).
+        module: Model in eval mode that returns tensors, maybe in a container.
+        inputs: Example of its arguments, or an image (B, C, H, W) alone.
 
     Raises:
         ModelError: The module is in training mode, draws random numbers, or cannot be captured.
@@ -54,19 +55,19 @@ def capture(module: nn.Module, image: Tensor) -> Graph:
             hint="model.eval()",
         )
     with TRACE_LOCK, _restore_attributes(module) as written:
-        one = _OneTensor(module)
-        graph = _capture_with_opaque(
-            one, image, OpaqueModules(module, len(image), AutocastState.current(image.device.type))
-        )
-        graph.written_attributes |= written | one.written
+        inputs = ModelInputs.of(inputs)
+        flat = _FlatModule(module, inputs)
+        autocast = AutocastState.current(inputs.first.device.type)
+        graph = _capture_with_opaque(flat, OpaqueModules(module, len(inputs.first), autocast))
+        graph.written_attributes |= written | flat.written
     return graph
 
 
-def _capture_with_opaque(module: _OneTensor, image: Tensor, opaque: OpaqueModules) -> Graph:
+def _capture_with_opaque(module: _FlatModule, opaque: OpaqueModules) -> Graph:
     while True:
         try:
             with opaque.with_placeholders():
-                exported = _export(module, image)
+                exported = _export(module, module.inputs.tensors)
         except ModelError:
             raise
         except Exception as error:
@@ -85,26 +86,26 @@ def _capture_with_opaque(module: _OneTensor, image: Tensor, opaque: OpaqueModule
             return _build_graph(module, exported, opaque.modules)
 
 
-class _OneTensor(nn.Module):
-    """Wrapper that returns only the tensor of a module's result.
+class _FlatModule(nn.Module):
+    """Wrapper that takes only tensors and returns only those of a module's result.
 
-    ``pack`` puts a tensor back into the module's output container.
+    ``pack`` puts tensors back into the module's output container.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, inputs: ModelInputs) -> None:
         super().__init__()
-        self.module = module
-        self.pack: Repack = lambda tensor: tensor
+        self.module, self.inputs = module, inputs
+        self.pack: Repack = lambda tensors: tensors
         self.written: set[AttributeKey] = set()
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Return the module's result tensor for an image."""
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the module's result tensors for these tensors of its arguments."""
         with _restore_attributes(self.module) as written:
-            tensor, pack = unpack_output(self.module(image))
+            found, pack = unpack_output(self.inputs.call(self.module, tensors))
         # around `nn.Module.__setattr__`, which the trace would follow
         self.__dict__.update(pack=pack, written=written)
-        # an output that is the input itself would be no operator of the graph
-        return tensor.clone() if tensor is image else tensor
+        # an output that is an input itself would be no operator of the graph
+        return tuple(one.clone() if any(one is it for it in tensors) else one for one in found)
 
 
 @contextmanager
@@ -135,11 +136,11 @@ def _restore_attributes(module: nn.Module) -> Iterator[set[AttributeKey]]:
 _NOTHING = object()
 
 
-def _export(module: nn.Module, image: Tensor) -> Any:
+def _export(module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
     kept = {name: tensor.data for name, tensor in _tensors(module)}
     try:
         with torch.no_grad(), trace_cache(), silence_graph_printing(), silence_warnings("torch"):
-            exported = torch.export.export(module, (image,), strict=False)
+            exported = torch.export.export(module, tensors, strict=False)
             return exported.run_decompositions({})
     finally:
         # The trace leaves fake weights in models that set their own weights while they run.
@@ -156,7 +157,7 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _build_graph(module: _OneTensor, exported: Any, opaque: Sequence[AnyOpaqueModule]) -> Graph:
+def _build_graph(module: _FlatModule, exported: Any, opaque: Sequence[AnyOpaqueModule]) -> Graph:
     signature = exported.graph_signature
     _reject_buffer_updates(exported)
     sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -166,10 +167,10 @@ def _build_graph(module: _OneTensor, exported: Any, opaque: Sequence[AnyOpaqueMo
     inputs: list[int] = []
     tensors: dict[int, Tensor] = {}
     known: dict[str, int] = {}
-    output = -1
+    outputs: list[int] = []
     for node in exported.graph.nodes:
         if node.op == "output":
-            output = _single_output(signature.user_outputs, places)
+            outputs = _output_places(signature.user_outputs, places)
             continue
         if str(node.target) in _IGNORED:
             continue
@@ -181,8 +182,10 @@ def _build_graph(module: _OneTensor, exported: Any, opaque: Sequence[AnyOpaqueMo
         elif not isinstance(node.meta.get("val"), Tensor):
             continue  # several results: each that is used becomes its own node
         elif node.op == "placeholder":
-            place = _add(nodes, node, "input" if node.name in signature.user_inputs else "tensor")
-            if node.name in signature.user_inputs:
+            given = node.name in signature.user_inputs
+            fixed = given and len(inputs) not in module.inputs.axes
+            place = _add(nodes, node, "fixed" if fixed else "input" if given else "tensor")
+            if given:
                 inputs.append(place)
             elif node.name in sources:
                 tensors[place] = own[sources[node.name]]
@@ -192,7 +195,10 @@ def _build_graph(module: _OneTensor, exported: Any, opaque: Sequence[AnyOpaqueMo
         else:
             place = _add_call(nodes, node, places, opaque)
         places[node] = _deduplicate(nodes, _skip_identity_scale(nodes, place), known)
-    return Graph(nodes, inputs, output, tensors, module.pack)
+    axes = module.inputs.axes
+    fixed = [place for position, place in enumerate(inputs) if position not in axes]
+    streamed = [inputs[position] for position in axes]
+    return Graph(nodes, streamed, list(axes.values()), fixed, outputs, tensors, module.pack)
 
 
 def _reject_buffer_updates(exported: Any) -> None:
@@ -353,14 +359,7 @@ def _add_getitem(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -
     return _add(nodes, node, "call", target=call[0], args=call[1])
 
 
-def _single_output(names: Any, places: dict[fx.Node, int]) -> int:
-    """Return the node of the single result.
-
-    Buffers that the model writes are no results.
-    """
-    found = [place for node, place in places.items() if node.name in names]
-    if len(names) != 1 or len(found) != 1:
-        raise ModelError(
-            f"a model with {len(names)} outputs cannot be streamed; it needs exactly one"
-        )
-    return found[0]
+def _output_places(names: Sequence[str], places: dict[fx.Node, int]) -> list[int]:
+    """Return the nodes of the results; buffers that the model writes are none."""
+    by_name = {node.name: place for node, place in places.items()}
+    return [by_name[name] for name in names]

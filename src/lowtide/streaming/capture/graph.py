@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -43,7 +43,7 @@ class Node:
     Attributes:
         index: Its position in `Graph.nodes`.
         name: Name from `torch.export`.
-        kind: "input", "tensor" or "call".
+        kind: "input" (streamed), "fixed" (an input too), "tensor" or "call".
         meta: Shape and dtype of its result.
         target: Operator of a call.
         args: Arguments, with a `NodeRef` for each result.
@@ -84,19 +84,23 @@ class Graph:
 
     Attributes:
         nodes: Nodes, each after its inputs.
-        inputs: Nodes of the inputs.
-        output: Node of the result.
+        inputs: Nodes of the streamed inputs.
+        axes: Streamed dim of each of these.
+        fixed: Nodes of the inputs that every band takes whole.
+        outputs: Nodes of the result tensors; a node that the model returns twice is there twice.
         tensors: Parameters and buffers of the model by node, not copies.
-        repack: Puts a result tensor into the model's output container.
+        repack: Puts result tensors into the model's output container.
         written_attributes: Attributes that the model sets while it runs, as (id of the module,
         name).
     """
 
     nodes: list[Node]
     inputs: list[int]
-    output: int
+    axes: list[int]
+    fixed: list[int]
+    outputs: list[int]
     tensors: dict[int, Tensor]
-    repack: Callable[[Tensor], Any]
+    repack: Callable[[Sequence[Tensor]], Any]
     written_attributes: set[tuple[int, str]] = field(default_factory=set)
 
     @cached_property
@@ -109,6 +113,10 @@ class Graph:
         """GPU that the model was on when it was captured, or None."""
         devices = (tensor.device for tensor in self.tensors.values())
         return next((device for device in devices if device.type == "cuda"), None)
+
+    def meta(self, index: int) -> TensorMeta:
+        """Return shape and dtype of a node's result."""
+        return self.nodes[index].meta
 
     def users(self) -> dict[int, list[Node]]:
         """Return by result the nodes that take it."""

@@ -4,41 +4,43 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from torch import Tensor
 
 from lowtide.core.errors import ModelError
 
-Repack = Callable[[Tensor], Any]
+Repack = Callable[[Sequence[Tensor]], Any]
 
 
-def unpack_output(result: Any) -> tuple[Tensor, Repack]:
-    """Return the only tensor of an output, and a function that replaces it.
+def unpack_output(result: Any) -> tuple[list[Tensor], Repack]:
+    """Return the tensors of an output, and a function that replaces them.
 
-    The function takes another tensor and returns a copy of the container with that.
+    The function takes other tensors and returns a copy of the container with these.
 
     Raises:
-        ModelError: The output has several tensors, or none.
+        ModelError: The output has no tensor.
     """
     found = list(_tensors(result, ()))
-    if len(found) != 1:
-        kind = type(result).__name__
-        what = f"{len(found)} tensors" if found else f"an output of type {kind} without a tensor"
+    if not found:
         raise ModelError(
-            f"a model that returns {what} cannot be streamed; one tensor is needed",
-            hint="wrap it in a module that returns only the tensor you need",
+            f"a model that returns an output of type {type(result).__name__} without a tensor"
+            " cannot be streamed",
+            hint="wrap it in a module that returns the tensors you need",
         )
-    ((place, tensor),) = found
-    if not place:
-        return tensor, _identity
-    empty = _with_value(result, place, None)
-    return tensor, lambda other: _with_value(empty, place, other)
+    places = [place for place, _ in found]
 
+    def pack(tensors: Sequence[Tensor]) -> Any:
+        packed = empty
+        for place, tensor in zip(places, tensors, strict=True):
+            packed = _with_value(packed, place, tensor)
+        return packed
 
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor
+    # Without the tensors, which are those of a trace.
+    empty = result
+    empty = pack(cast(Any, [None] * len(found)))
+    return [tensor for _, tensor in found], pack
 
 
 def _tensors(tree: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:

@@ -138,7 +138,7 @@ class _BandScheduler:
                 *segment.pages,
                 *segment.reads,
                 *program.graph.inputs,
-                program.output,
+                *program.outputs,
             ),
         )
         self._computed: dict[int, Spans] = {}
@@ -159,7 +159,7 @@ class _BandScheduler:
                 continue
             if index in self._segment.pages:
                 page_rows[index].append(span)
-            else:
+            if index in self._segment.outputs or index not in self._segment.pages:
                 band.targets[index] = [span]
                 for one in self._results_read_by(index):
                     wanted[one].append(span)
@@ -213,8 +213,8 @@ class _BandScheduler:
             for index in self._segment.steps
             if isinstance(self._program.steps[index], Reduction)
         ]
-        output = [self._program.output] if self._program.output in self._segment_steps else []
-        return [*reductions, *(one for one in self._segment.pages if one not in output), *output]
+        outputs = self._segment.outputs
+        return [*reductions, *(one for one in self._segment.pages if one not in outputs), *outputs]
 
     def _results_read_by(self, index: int) -> tuple[int, ...]:
         step = self._program.steps[index]

@@ -15,9 +15,16 @@ from lowtide.streaming.spans import Spans
 
 # Operators whose results never alias an input. All others may return their input or a view of it.
 _NON_ALIASING_OPS = {
-    "conv2d",
+    *(
+        f"{name}{count}d"
+        for name in ("conv", "conv_transpose", "avg_pool", "max_pool")
+        for count in (1, 2, 3)
+    ),
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_bicubic2d",
+    "upsample_trilinear3d",
     "upsample_conv2d",
-    "conv_transpose2d",
     "linear",
     "addmm",
     "baddbmm",
@@ -60,10 +67,6 @@ _NON_ALIASING_OPS = {
     "softplus",
     "log_sigmoid",
     "where",
-    "avg_pool2d",
-    "max_pool2d",
-    "upsample_bilinear2d",
-    "upsample_bicubic2d",
 }
 
 

@@ -23,6 +23,8 @@ from lowtide.streaming.rules.row_op import Reduction, RowOp
 from lowtide.streaming.spans import Span, Spans
 
 MakePage = Callable[[int], Page]
+# (position of the result, first row, rows)
+OutputRows = tuple[int, int, Tensor]
 # Most bands of all segments whose schedules are cached, up to 20 kilobytes each; on the CPU they
 # use the memory of the tensors.
 _MAX_CACHED_BANDS, _MAX_CACHED_BANDS_ON_CPU = 4096, 512
@@ -82,28 +84,31 @@ class BandExecutor:
 
     def run(
         self,
-        source: Page,
+        sources: Sequence[Page],
+        fixed: Sequence[Tensor] = (),
         on_band: Callable[[float], None] | None = None,
         before_step: Callable[[int], object] | None = None,
-    ) -> Generator[tuple[int, Tensor], None, None]:
-        """Run one image and yield (first row, rows) of the result, in order.
+    ) -> Generator[OutputRows, None, None]:
+        """Run one sample and yield (result, first row, rows), the rows of each result in order.
 
-        All pages are closed when the generator ends, also on an error. Exceptions of the callbacks
-        end the run.
+        Results are numbered as in ``program.outputs``; one without rows comes last, as a whole. All
+        pages are closed when the generator ends, also on an error. Exceptions of the callbacks end
+        the run.
 
         Args:
-            source: Page of the input.
+            sources: Pages of the streamed inputs.
+            fixed: The fixed inputs.
             on_band: Called after each band with its share of the work, 0..1.
             before_step: Called before each operator with an estimate of the bytes that it needs.
         """
         executor = copy.copy(self)
         executor._pages, executor._full_tensors = {}, {}
         executor._on_band, executor._before_step = on_band, before_step
-        results = executor._run(source)
+        results = executor._run(sources, fixed)
         try:
             # free a band's rows before the next is computed: inference mode as a decorator would
             # hold them meanwhile, and a variable while other runs compute theirs
-            while made := _next_in_inference_mode(results, source.device.type):
+            while made := _next_in_inference_mode(results, sources[0].device.type):
                 yield made.pop()
         finally:
             results.close()
@@ -111,10 +116,13 @@ class BandExecutor:
                 page.close()
             executor._pages.clear()
 
-    def _run(self, source: Page) -> Generator[tuple[int, Tensor], None, None]:
-        (input_index,) = self._program.graph.inputs
-        self._pages = {input_index: source}
-        self._device = source.device
+    def _run(
+        self, sources: Sequence[Page], fixed: Sequence[Tensor]
+    ) -> Generator[OutputRows, None, None]:
+        graph, outputs = self._program.graph, self._program.outputs
+        self._pages = dict(zip(graph.inputs, sources, strict=True))
+        self._full_tensors = dict(zip(graph.fixed, fixed, strict=True))
+        self._device = sources[0].device
         reserve_arena(self.arena_bytes, self._device, has_matmul=self._program.has_matmul)
         for segment_index, (segment, bands) in enumerate(
             zip(self._segments, self._bands, strict=True)
@@ -131,6 +139,9 @@ class BandExecutor:
                 for index, value in self._full_tensors.items()
                 if index not in self._program.rows
             }
+        for position, index in enumerate(outputs):
+            if index not in self._program.rows:
+                yield position, 0, self._full_tensor(index)
 
     def _schedule(self, segment_index: int, segment: Segment, bands: int) -> Iterator[Band]:
         if segment_index not in self._schedules:
@@ -143,10 +154,9 @@ class BandExecutor:
 
     def _run_segment(
         self, segment: Segment, schedule: Iterator[Band], last_read_pages: set[int]
-    ) -> Iterator[tuple[int, Tensor]]:
+    ) -> Iterator[OutputRows]:
         for index in segment.pages:
-            if index != self._program.output:
-                self._pages[index] = self._make_page(index)
+            self._pages[index] = self._make_page(index)
         states: dict[int, Any] = {}
         buffers: dict[int, MemoryPage] = {}
         ahead = deque[Band]()
@@ -179,7 +189,7 @@ class BandExecutor:
 
     def _run_band(
         self, segment: Segment, band: Band, buffers: dict[int, MemoryPage], states: dict[int, Any]
-    ) -> Iterator[tuple[int, Tensor]]:
+    ) -> Iterator[OutputRows]:
         last_used_by: dict[int, list[int]] = {}
         for index, user in band.last_uses.items():
             last_used_by.setdefault(user, []).append(index)
@@ -196,10 +206,11 @@ class BandExecutor:
             elif index in band.computed:
                 for span in band.computed[index]:
                     self._compute_span(index, span, band, buffers)
-            ready = deque[tuple[int, Tensor]]()
-            if index == self._program.output:
+            ready = deque[OutputRows]()
+            if index in segment.outputs:
+                output = self._program.outputs.index(index)
                 for span in band.targets.get(index, ()):
-                    ready.append((span[0], self._gather_rows(index, [span], buffers)))
+                    ready.append((output, span[0], self._gather_rows(index, [span], buffers)))
             if index in band.computed and index not in band.last_uses:
                 last_used_by.setdefault(index, []).append(index)
             for one in last_used_by.get(index, ()):
@@ -280,40 +291,41 @@ class BandExecutor:
         return self._full_tensors[index]
 
 
-def _next_in_inference_mode(
-    results: Iterator[tuple[int, Tensor]], device_type: str
-) -> list[tuple[int, Tensor]]:
+def _next_in_inference_mode(results: Iterator[OutputRows], device_type: str) -> list[OutputRows]:
     # The casts of autocast are in the program already.
     with torch.inference_mode(), no_autocast(device_type):
         return list(islice(results, 1))
 
 
-def allocate_result(program: StreamProgram, device: torch.device) -> Tensor:
-    """Allocate the whole result of a program.
+def allocate_result(program: StreamProgram, device: torch.device, output: int = 0) -> Tensor:
+    """Allocate a whole result of a program.
 
     On a GPU, allocate it before a run: if it were cut out of the run's arena, the arena could
     not be used as one block again while the result is kept.
     """
-    meta = program.graph.nodes[program.output].meta
+    meta = program.graph.nodes[program.outputs[output]].meta
     return torch.empty(meta.shape, dtype=meta.dtype, device=device)
 
 
 def collect_rows(
-    program: StreamProgram, bands: Iterable[tuple[int, Tensor]], result: Tensor | None = None
-) -> Tensor:
-    """Return the whole result from the (first row, rows) that a run yields.
+    program: StreamProgram, bands: Iterable[OutputRows], result: Tensor | None = None
+) -> list[Tensor]:
+    """Return the whole results from the rows that a run yields.
 
     Args:
         program: Program of the run.
         bands: Rows, as from `BandExecutor.run`.
-        result: Memory for the result; by default it is allocated when the first rows arrive, after
-            the segments that make no output.
+        result: Memory for the first result; by default a result is allocated when its first rows
+            arrive, after the segments that make none.
     """
-    dim = program.rows[program.output].dim
-    for first, rows in bands:
-        if result is None:
-            result = allocate_result(program, rows.device)
-        result.narrow(dim, first, rows.shape[dim]).copy_(rows)
+    results = {} if result is None else {0: result}
+    for output, first, rows in bands:
+        axis = program.rows.get(program.outputs[output])
+        if output not in results:
+            results[output] = (
+                rows if axis is None else allocate_result(program, rows.device, output)
+            )
+        if axis is not None:
+            results[output].narrow(axis.dim, first, rows.shape[axis.dim]).copy_(rows)
         del rows  # free the rows before the next band is computed
-    assert result is not None
-    return result
+    return [results[output] for output in range(len(program.outputs))]

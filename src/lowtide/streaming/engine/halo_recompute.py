@@ -37,7 +37,7 @@ def recomputed_results(program: StreamProgram, segment: Segment, bands: int) -> 
     """
     if program.graph.on_cpu:
         return frozenset()
-    kept = {*segment.pages, program.output}
+    kept = {*segment.pages, *program.outputs}
     readers = _readers(program, segment)
     halo_rows: dict[int, int] = {}
     for index in reversed(segment.steps):

@@ -8,7 +8,9 @@ from lowtide.streaming.rules.rule import op_name
 
 # Argument position of the weights, and their dim of output channels.
 _WEIGHT_ARGUMENTS = {
+    "conv1d": (1, 0),
     "conv2d": (1, 0),
+    "conv3d": (1, 0),
     "upsample_conv2d": (1, 0),
     "convolution": (1, 0),
     "linear": (1, 0),

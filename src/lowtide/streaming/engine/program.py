@@ -14,7 +14,7 @@ from lowtide.streaming.rules import RULES, RuleContext
 from lowtide.streaming.rules.fuse_mlp import fuse_mlp
 from lowtide.streaming.rules.fuse_qkv_proj import fuse_qkv_proj
 from lowtide.streaming.rules.fuse_unfold import fuse_unfold
-from lowtide.streaming.rules.fuse_upsample_conv import fuse_upsample_convs
+from lowtide.streaming.rules.fuse_upsample_conv import fuse_upsample_convs, upsample_conv2d
 from lowtide.streaming.rules.pointwise import is_pointwise, pointwise
 from lowtide.streaming.rules.redundant_copies import redundant_copies
 from lowtide.streaming.rules.row_op import Reduction, RowAxis, RowOp
@@ -56,7 +56,7 @@ class StreamProgram:
         rows: Row axis of each result that has one.
         constants: Results that do not depend on the input.
         unsupported: Operators with row inputs that no rule covers.
-        output: Node index of the result.
+        outputs: Node indices of the results, each once.
         constant_digests: Cache of which grains of constants are equal.
     """
 
@@ -65,7 +65,7 @@ class StreamProgram:
     rows: dict[int, RowAxis] = field(default_factory=dict)
     constants: set[int] = field(default_factory=set)
     unsupported: list[int] = field(default_factory=list)
-    output: int = -1
+    outputs: tuple[int, ...] = ()
     # Cached here because one program is described for many layouts.
     constant_digests: dict[object, Any] = field(default_factory=dict, repr=False)
     _row_bytes: dict[int, int] = field(default_factory=dict, repr=False)
@@ -78,7 +78,14 @@ class StreamProgram:
             for node in self.graph.nodes
         )
         steps = (f"{index} {type(step).__name__}" for index, step in self.steps.items())
+        if self.graph.axes != [2] or self.graph.fixed:
+            steps = *steps, f"{self.graph.inputs} along {self.graph.axes}"
         return hashlib.sha256("\n".join((*facts, *steps)).encode()).hexdigest()[:24]
+
+    @property
+    def output(self) -> int:
+        """Node index of the first result with rows; -1 if none has."""
+        return next((one for one in self.outputs if one in self.rows), -1)
 
     @cached_property
     def has_matmul(self) -> bool:
@@ -110,32 +117,19 @@ class StreamProgram:
 
 
 def lower_to_rows(graph: Graph) -> StreamProgram:
-    """Lower a graph to a `StreamProgram` by following the image rows through it.
+    """Lower a graph to a `StreamProgram` by following its rows from the inputs on.
 
     Raises:
         ModelError: The result does not have the rows of the input, or no rule covers an operator
             on the way.
     """
-    graph = fuse_upsample_convs(graph)
-    program = StreamProgram(graph, output=graph.output)
-    context = RuleContext(
-        graph,
-        program.rows,
-        program.constants,
-        frozenset(contiguous_sums(graph)),
-        frozenset(redundant_copies(graph)),
-    )
-    for node in graph.nodes:
-        if node.kind == "input":
-            program.rows[node.index] = RowAxis(2, node.meta.shape[2])
-        elif node.kind == "tensor" or all(ref in program.constants for ref in node.refs):
-            program.constants.add(node.index)
-        else:
-            _add_step(program, context, node)
-    if program.output not in program.rows and program.unsupported:
-        names = ", ".join(graph.nodes[index].title for index in program.unsupported[:3])
+    program = _lower(fuse_upsample_convs(graph))
+    if any(program.graph.nodes[index].target is upsample_conv2d for index in program.unsupported):
+        program = _lower(graph)  # the fused form goes by height, and here rows are not
+    if program.output < 0 and program.unsupported:
+        names = ", ".join(program.graph.nodes[index].title for index in program.unsupported[:3])
         raise ModelError(f"cannot run this model band by band: no rule for {names}", hint=_HINT)
-    if program.output not in program.rows:
+    if program.output < 0:
         raise ModelError(
             "the model's output has no rows that correspond to rows of its input", hint=_HINT
         )
@@ -143,9 +137,30 @@ def lower_to_rows(graph: Graph) -> StreamProgram:
     return program
 
 
+def _lower(graph: Graph) -> StreamProgram:
+    program = StreamProgram(graph, outputs=tuple(dict.fromkeys(graph.outputs)))
+    context = RuleContext(
+        graph,
+        program.rows,
+        program.constants,
+        frozenset(contiguous_sums(graph)),
+        frozenset(redundant_copies(graph)),
+    )
+    for index, dim in zip(graph.inputs, graph.axes, strict=True):
+        program.rows[index] = RowAxis(dim, graph.nodes[index].meta.shape[dim])
+    for node in graph.nodes:
+        if node.kind in ("input", "fixed"):
+            continue
+        if node.kind == "tensor" or all(ref in program.constants for ref in node.refs):
+            program.constants.add(node.index)
+        else:
+            _add_step(program, context, node)
+    return program
+
+
 def _drop_unused_steps(program: StreamProgram) -> None:
     """Drop steps whose results nothing reads; models and fusion rules leave some."""
-    wanted, waiting = set[int](), [program.output]
+    wanted, waiting = set[int](), [*program.outputs]
     while waiting:
         index = waiting.pop()
         if index in wanted or index not in program.steps:

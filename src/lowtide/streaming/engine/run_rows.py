@@ -14,15 +14,14 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import RowSource, RowWriter
 from lowtide.memory.plan import BandPlan, Plan
-from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.engine.executor import BandExecutor, OutputRows
 from lowtide.streaming.engine.segments import Segment, cut_segments
 from lowtide.streaming.engine.source_page import SourcePage, SourceRows
 from lowtide.streaming.pages.placement import page_factory
 from lowtide.streaming.planner.program_cache import ProgramCache
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
-# (first row, rows) of one run.
-BandIterator = Iterator[tuple[int, Tensor]]
+BandIterator = Iterator[OutputRows]
 # Result rows converted at once: copies of more would add to the peak of narrow bands.
 WRITE_ROWS = 32
 
@@ -85,10 +84,10 @@ def run_streamed(
         SourcePage(samples, step, image, height)
         for image in range(step.channel_plan.inputs_per_tile)
     ]
-    runs = [executor.run(page, meter.add_band, before_step) for page in pages]
+    runs = [executor.run([page], (), meter.add_band, before_step) for page in pages]
     try:
         for results in _interleave(runs):
-            writer.write(results[0][0], [rows for _, rows in results])
+            writer.write(results[0][1], [rows for _, _, rows in results])
             del results  # free these rows before the next band is computed
     finally:
         for run in runs:
@@ -96,7 +95,7 @@ def run_streamed(
     meter.finish()
 
 
-def _interleave(runs: Sequence[BandIterator]) -> Iterator[list[tuple[int, Tensor]]]:
+def _interleave(runs: Sequence[BandIterator]) -> Iterator[list[OutputRows]]:
     """Yield the same band of every run.
 
     `zip` would hold one band's rows while it computes the next two.

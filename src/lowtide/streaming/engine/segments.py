@@ -14,14 +14,15 @@ from lowtide.streaming.rules.row_op import Reduction, RowOp
 class Segment:
     """One sweep over the rows: ``full_steps`` on whole tensors, then ``steps`` by bands.
 
-    ``pages`` are results kept for later segments; ``reads`` are pages of earlier ones. A cheap step
-    may be in several segments, where it is computed again.
+    ``pages`` are results kept for later segments; ``reads`` are pages of earlier ones; ``outputs``
+    are results of the program. A cheap step may be in several segments, where it is computed again.
     """
 
     full_steps: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     reads: set[int] = field(default_factory=set)
+    outputs: list[int] = field(default_factory=list)
 
 
 def cut_segments(
@@ -47,6 +48,9 @@ def cut_segments(
             if isinstance(step, FullTensorOp)
             else segments[segment_index].steps
         ).append(index)
+    for index in program.outputs:
+        if index in program.rows:
+            segments[segment_of[index]].outputs.append(index)
     _Pages(program, segment_of, recompute_limit).choose(segments)
     return segments
 
@@ -137,7 +141,8 @@ class _Pages:
                 else:
                     recomputed.add(index)
                     waiting.append(index)
-        return recomputed
+        # What another step takes whole is a page by now.
+        return recomputed - segment.reads
 
     def _cheapest(self, index: int, segment_index: int) -> set[int]:
         """Return the results to keep for a later use of this one: itself or its sources.

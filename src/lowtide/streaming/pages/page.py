@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.spans import Span, Spans, count, intersection
 
 
@@ -140,6 +141,12 @@ class MemoryPage:
                 part = rows.narrow(self._dim, low - first, high - low)
                 left.append(((low, high), compact(part)))
         self._pieces = left
+
+
+def input_pages(inputs: ModelInputs) -> list[Page]:
+    """Return pages of the streamed tensors of a call."""
+    pairs = zip(inputs.streamed, inputs.axes.values(), strict=True)
+    return [MemoryPage.from_tensor(tensor, dim) for tensor, dim in pairs]
 
 
 def concat_rows(pieces: Sequence[Tensor], dim: int, like: Tensor | None = None) -> Tensor:

@@ -25,6 +25,7 @@ from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.fake import FakeTwins
 from lowtide.memory.tracing.trace import Trace
 from lowtide.memory.tracing.tracer import Tracer
+from lowtide.streaming.capture.graph import TensorMeta
 from lowtide.streaming.engine.arena import splits_large_blocks
 from lowtide.streaming.engine.constants import Constants
 from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows
@@ -159,8 +160,8 @@ def trace_run(program: StreamProgram, layout: StreamLayout, *, whole_image: bool
     faker = FakeTwins()
     twin, weights = _with_fake_weights(program, faker)
     tracer = Tracer(keep_calls=True, call=faker.calls)
-    (given,) = program.graph.inputs
-    like = program.graph.nodes[given].meta
+    graph = program.graph
+    streamed = [(graph.nodes[one].meta, program.rows[one].dim) for one in graph.inputs]
     executor = BandExecutor(
         twin,
         layout.segments,
@@ -177,18 +178,20 @@ def trace_run(program: StreamProgram, layout: StreamLayout, *, whole_image: bool
     )
     with faker.fake_mode():
         tracer.label(weights, "weights")
-        source: Page = _FakeSource(like.shape, like.dtype)
-        # kept alive: it is the caller's.
-        image = torch.empty(like.shape if whole_image else 0, dtype=like.dtype)
+        fixed = [torch.empty(meta.shape, dtype=meta.dtype) for meta in map(graph.meta, graph.fixed)]
+        sources: list[Page] = [_FakeSource(meta, dim) for meta, dim in streamed]
+        # kept alive: they are the caller's.
+        given = [torch.empty(meta.shape, dtype=meta.dtype) for meta, _ in streamed if whole_image]
+        tracer.label([*given, *fixed], "inputs")
         if whole_image:
-            tracer.label([image], "inputs")
-            source = MemoryPage.from_tensor(image, 2)
+            dims = (dim for _, dim in streamed)
+            sources = [MemoryPage.from_tensor(*one) for one in zip(given, dims, strict=True)]
         with tracer:
             tracer.mark("result")
             early = whole_image and not program.graph.on_cpu
             result = allocate_result(twin, torch.device("cpu")) if early else None
             tracer.mark(_BANDS_PHASE)
-            made = itertools.islice(executor.run(source), _traced_bands(layout))
+            made = itertools.islice(executor.run(sources, fixed), _traced_bands(layout))
             if whole_image:
                 collect_rows(twin, made, result)
             deque(made, maxlen=0)  # free each band before the next one is computed
@@ -245,13 +248,15 @@ class _FakeConstants(Constants):
 class _FakeSource:
     """Fake rows of a file, created when they are read."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._shape, self._dtype = shape, dtype
+    def __init__(self, meta: TensorMeta, dim: int) -> None:
+        self._meta, self._dim = meta, dim
         self.device = torch.device("cpu")
 
     def read(self, spans: Spans) -> Tensor:
         """Return new fake rows of these spans."""
-        return torch.empty(*self._shape[:2], count(spans), self._shape[3], dtype=self._dtype)
+        shape = list(self._meta.shape)
+        shape[self._dim] = count(spans)
+        return torch.empty(shape, dtype=self._meta.dtype)
 
     def write(self, first: int, rows: Tensor) -> None:
         """Do nothing: a source is read-only."""

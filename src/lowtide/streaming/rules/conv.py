@@ -1,4 +1,4 @@
-"""Rules of convolution, transposed convolution and unfold."""
+"""Rules of convolution and transposed convolution in 1D, 2D and 3D, and of unfold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lowtide.streaming.pages.page import concat_rows
 from lowtide.streaming.rules.kernel_extent import Kernel
 from lowtide.streaming.rules.light_conv import light_convolution
 from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
-from lowtide.streaming.rules.rule import Rule, RuleContext, argument
+from lowtide.streaming.rules.rule import Rule, RuleContext, argument, replace_arg, samplewise
 from lowtide.streaming.rules.sum_layout import needs_contiguous_input
 from lowtide.streaming.spans import Span
 
@@ -24,13 +24,26 @@ from lowtide.streaming.spans import Span
 ONEDNN_REORDER_SHARE, _CHANNEL_BLOCK = 0.6, 16
 
 
-def pair(value: Any, default: int) -> tuple[int, int]:
-    """Return a size, one value or two, as (height, width); ``default`` if absent."""
+def per_dim(value: Any, default: int, count: int = 2) -> tuple[int, ...]:
+    """Return a size, one value or one per spatial dim, as ``count`` values.
+
+    It is ``default`` if absent.
+    """
     if value is None or value == []:
-        return default, default
+        value = default
     if isinstance(value, int):
-        return value, value
-    return (value[0], value[-1])
+        return (value,) * count
+    return tuple(value) if len(value) == count else (value[0],) * count
+
+
+def spatial_axis(node: Node, context: RuleContext, count: int) -> int | None:
+    """Return the place of the rows among ``count`` spatial dims of (B, C, ...).
+
+    None if they are not there, or if the batch is missing.
+    """
+    rows = context.row_axis(node.args[0])
+    batched = len(node.meta.shape) == count + 2
+    return rows.dim - 2 if rows is not None and rows.dim >= 2 and batched else None
 
 
 def non_image_inputs(node: Node, context: RuleContext) -> tuple[int, ...] | None:
@@ -46,7 +59,6 @@ def kernel_op(
     pad_value: float,
     run: Any,
     *,
-    dim: int = 2,
     cheap: bool = False,
     workspace_share: float = 0.0,
     fixed_workspace_bytes: int = 0,
@@ -59,17 +71,17 @@ def kernel_op(
         kernel: Receptive field along the rows.
         pad_value: Value of the padding.
         run: Computes (input rows, wholes, padding of rows); the padding is 0 for a band.
-        dim: Dim of the rows.
         cheap: As in `RowOp`.
         workspace_share: As in `RowOp`.
         fixed_workspace_bytes: As in `RowOp`.
 
     Returns:
-        The operator, or None if rows are not along ``dim`` or other arguments have rows.
+        The operator, or None if other arguments have rows.
     """
     rows = context.row_axis(node.args[0])
-    if rows is None or rows.dim != dim:
+    if rows is None:
         return None
+    dim = rows.dim
     found = RowAxis(dim, node.meta.shape[dim])
 
     def needed(span: Span) -> InputSpans:
@@ -131,49 +143,45 @@ def pad_at_borders(rows: Tensor, span: Span, size: int, columns: int) -> Tensor:
 
 
 def convolution(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower conv2d with zero padding.
+    """Lower a convolution with zero padding, (B, C, ...).
 
     Bands at the image's ends and inside run the same operator. Padding of rows that would only be
     cropped is left out.
     """
     weight, bias = node.args[1], argument(node, 2, "bias")
-    if len(node.meta.shape) != 4:
+    sizes = context.meta(weight).shape[2:]
+    at = spatial_axis(node, context, len(sizes))
+    if at is None:
         return None
     stride, dilation = (
-        pair(argument(node, place, name), 1) for place, name in ((3, "stride"), (5, "dilation"))
+        per_dim(argument(node, place, name), 1, len(sizes))
+        for place, name in ((3, "stride"), (5, "dilation"))
     )
     given = argument(node, 4, "padding", 0)
     groups = argument(node, 6, "groups", 1)
-    size = context.meta(weight).shape[2]
-    extent = (size - 1) * dilation[0] + 1
-    if given == "same" and stride == (1, 1):
-        width = (context.meta(weight).shape[3] - 1) * dilation[1]
-        if (extent - 1) % 2 or width % 2:
+    reach = [(size - 1) * step for size, step in zip(sizes, dilation, strict=True)]
+    if isinstance(given, str):
+        if given != "valid" and (set(stride) != {1} or any(one % 2 for one in reach)):
             return None
-        pad = (extent - 1) // 2, width // 2
-    elif isinstance(given, str):
-        pad = 0, 0
-        if given != "valid":
-            return None
-    else:
-        pad = pair(given, 0)
+        given = 0 if given == "valid" else [one // 2 for one in reach]
+    pad = per_dim(given, 0, len(sizes))
     has_bias = bias is not None
 
     make_contiguous = needs_contiguous_input(node.args[0], context)
 
     def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
         piece = to_contiguous(piece) if make_contiguous else piece
-        return F.conv2d(
+        return getattr(F, f"conv{len(sizes)}d")(
             piece,
             whole[0],
             whole[1] if has_bias else None,
             stride,
-            (rows, pad[1]),
+            replace_arg(pad, at, rows),
             dilation,
             groups,
         )
 
-    kernel = Kernel(extent, stride[0], pad[0])
+    kernel = Kernel(reach[at] + 1, stride[at], pad[at])
     channels = context.meta(node.args[0]).shape[1], node.meta.shape[1]
     step = kernel_op(
         node,
@@ -194,7 +202,7 @@ def unfold(node: Node, context: RuleContext) -> RowOp | None:
     image = context.meta(node.args[0]).shape
     if rows is None or rows.dim != 2 or len(image) != 4:
         return None
-    size, dilation, pad, stride = (pair(node.args[place], 1) for place in range(1, 5))
+    size, dilation, pad, stride = (per_dim(node.args[place], 1) for place in range(1, 5))
     extent = (size[0] - 1) * dilation[0] + 1
     windows_per_row = (image[3] + 2 * pad[1] - (size[1] - 1) * dilation[1] - 1) // stride[1] + 1
     found = RowAxis(2, node.meta.shape[2], windows_per_row)
@@ -215,28 +223,29 @@ def unfold(node: Node, context: RuleContext) -> RowOp | None:
 
 
 def transposed_convolution(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower conv_transpose2d: a band from the few input rows that contribute to it."""
-    rows = context.row_axis(node.args[0])
-    if rows is None or rows.dim != 2 or len(node.meta.shape) != 4:
+    """Lower a transposed convolution: a band from the few input rows that contribute to it."""
+    sizes = context.meta(node.args[1]).shape[2:]
+    rows, at = context.row_axis(node.args[0]), spatial_axis(node, context, len(sizes))
+    full_inputs = non_image_inputs(node, context)
+    if rows is None or at is None or full_inputs is None:
         return None
-    stride, pad, output_padding = (
-        pair(argument(node, place, name), default)
+    stride, pad, output_padding, dilation = (
+        per_dim(argument(node, place, name), default, len(sizes))
         for place, name, default in (
             (3, "stride", 1),
             (4, "padding", 0),
             (5, "output_padding", 0),
+            (7, "dilation", 1),
         )
     )
     groups = argument(node, 6, "groups", 1)
-    dilation = pair(argument(node, 7, "dilation"), 1)
-    size = context.meta(node.args[1]).shape[2]
-    extent = (size - 1) * dilation[0]
+    extent = (sizes[at] - 1) * dilation[at]
     has_bias = argument(node, 2, "bias") is not None
-    found = RowAxis(2, node.meta.shape[2])
+    found, run_transposed = RowAxis(rows.dim, node.meta.shape[rows.dim]), _transposed(len(sizes))
 
     def sources(span: Span) -> Span:
-        first = -(-(span[0] + pad[0] - extent) // stride[0])
-        last = (span[1] - 1 + pad[0]) // stride[0] + 1
+        first = -(-(span[0] + pad[at] - extent) // stride[at])
+        last = (span[1] - 1 + pad[at]) // stride[at] + 1
         return max(0, first), min(rows.size, last)
 
     def needed(span: Span) -> InputSpans:
@@ -244,32 +253,37 @@ def transposed_convolution(node: Node, context: RuleContext) -> RowOp | None:
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         # all rows that the input rows contribute to; row 0 belongs to the first input row
-        full = torch.conv_transpose2d(
+        full = run_transposed(
             pieces[0],
             whole[0],
             whole[1] if has_bias else None,
             stride,
-            (0, pad[1]),
-            (0, output_padding[1]),
+            replace_arg(pad, at, 0),
+            replace_arg(output_padding, at, 0),
             groups,
             dilation,
         )
-        start = span[0] + pad[0] - sources(span)[0] * stride[0]
-        short_of = start + span[1] - span[0] - full.shape[2]
+        start = span[0] + pad[at] - sources(span)[0] * stride[at]
+        short_of = start + span[1] - span[0] - full.shape[rows.dim]
         if short_of > 0:  # rows of output_padding, which no input row contributes to
-            bias = whole[1].view(1, -1, 1, 1) if has_bias else full.new_zeros(())
-            shape = *full.shape[:2], short_of, full.shape[3]
-            full = torch.cat([full, bias.expand(shape)], 2)
-        return full.narrow(2, start, span[1] - span[0])
+            bias = whole[1] if has_bias else full.new_zeros(1)
+            shape = replace_arg(full.shape, rows.dim, short_of)
+            bias = bias.view(1, -1, *([1] * len(sizes)))
+            full = torch.cat([full, bias.expand(shape)], rows.dim)
+        return full.narrow(rows.dim, start, span[1] - span[0])
 
-    full_inputs = non_image_inputs(node, context)
-    if full_inputs is None:
-        return None
     return RowOp(found, (node.args[0].node,), full_inputs, needed, run)
 
 
+def _transposed(count: int) -> Any:
+    return (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[count - 1]
+
+
 RULES: dict[str, Rule] = {
-    "conv2d": convolution,
-    "im2col": unfold,
-    "conv_transpose2d": transposed_convolution,
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), samplewise(convolution)),
+    "im2col": samplewise(unfold),
+    **dict.fromkeys(
+        ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        samplewise(transposed_convolution),
+    ),
 }

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.conv import pad_at_borders, pair, unfold
+from lowtide.streaming.rules.conv import pad_at_borders, per_dim, unfold
 from lowtide.streaming.rules.row_op import RowOp
 from lowtide.streaming.rules.rule import RuleContext, op_name, sole_producer
 from lowtide.streaming.spans import Span
@@ -41,7 +41,7 @@ def fuse_unfold(node: Node, context: RuleContext) -> RowOp | None:
     unfold_op = None if chain is None else unfold(chain.columns, context)
     if chain is None or rows is None or unfold_op is None:
         return None
-    size, dilation, pad, stride = (pair(chain.columns.args[place], 1) for place in range(1, 5))
+    size, dilation, pad, stride = (per_dim(chain.columns.args[place], 1) for place in range(1, 5))
     height = context.row_axis(chain.columns.args[0])
     split = chain.split_view.meta.shape
     # The last dim of both is the windows of one image, row by row.

@@ -18,9 +18,14 @@ from torch import Tensor
 
 from lowtide.attention.memory_format import to_contiguous
 from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta, substitute_refs
-from lowtide.streaming.rules.conv import ONEDNN_REORDER_SHARE, non_image_inputs, pad_constant, pair
+from lowtide.streaming.rules.conv import (
+    ONEDNN_REORDER_SHARE,
+    non_image_inputs,
+    pad_constant,
+    per_dim,
+)
 from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
-from lowtide.streaming.rules.rule import Rule, RuleContext, argument, op_name
+from lowtide.streaming.rules.rule import Rule, RuleContext, argument, op_name, samplewise
 from lowtide.streaming.rules.sum_layout import needs_contiguous_input
 from lowtide.streaming.spans import Span
 
@@ -36,7 +41,7 @@ def fuse_upsample_convs(graph: Graph) -> Graph:
         for node in graph.nodes
         if (before := _match_upsample(graph, node)) is not None
         and len(users[before.index]) == 1
-        and before.index != graph.output
+        and before.index not in graph.outputs
     }
     if not pairs:
         return graph
@@ -66,7 +71,9 @@ def fuse_upsample_convs(graph: Graph) -> Graph:
     return Graph(
         nodes,
         [places[one] for one in graph.inputs],
-        places[graph.output],
+        graph.axes,
+        [places[one] for one in graph.fixed],
+        [places[one] for one in graph.outputs],
         {places[one]: tensor for one, tensor in graph.tensors.items() if one in places},
         graph.repack,
         graph.written_attributes,
@@ -79,9 +86,9 @@ def _match_upsample(graph: Graph, node: Node) -> Node | None:
         return None
     image, weight = node.args[0], node.args[1]
     plain = (
-        pair(argument(node, 3, "stride"), 1) == (1, 1)
+        per_dim(argument(node, 3, "stride"), 1) == (1, 1)
         and argument(node, 4, "padding", 0) in ("same", 1, [1], (1,), [1, 1], (1, 1))
-        and pair(argument(node, 5, "dilation"), 1) == (1, 1)
+        and per_dim(argument(node, 5, "dilation"), 1) == (1, 1)
         and argument(node, 6, "groups", 1) == 1
         and graph.nodes[weight.node].meta.shape[2:] == (3, 3)
     )
@@ -202,4 +209,4 @@ def upsample_convolution(node: Node, context: RuleContext) -> RowOp | None:
     )
 
 
-RULES: dict[str, Rule] = {"upsample_conv2d": upsample_convolution}
+RULES: dict[str, Rule] = {"upsample_conv2d": samplewise(upsample_convolution)}

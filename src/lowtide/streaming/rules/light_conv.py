@@ -57,6 +57,6 @@ def light_convolution(
         made = run(pieces[0], whole, overlap)
         # offset of the span within the padded result
         at = span[0] + overlap - kernel.pad - max(0, first)
-        return made.narrow(2, at, span[1] - span[0])
+        return made.narrow(step.rows.dim, at, span[1] - span[0])
 
     return replace(step, run=band, overlap=overlap, padded=False)

@@ -11,7 +11,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.rules.row_op import Reduction, RowOp, identity_receptive_field
-from lowtide.streaming.rules.rule import Rule, RuleContext, RuleResult, argument, op_name
+from lowtide.streaming.rules.rule import (
+    Rule,
+    RuleContext,
+    RuleResult,
+    argument,
+    op_name,
+    samplewise,
+)
 from lowtide.streaming.spans import Span
 
 # Elements that are centered at once: they stay in the CPU's cache.
@@ -139,7 +146,7 @@ def group_norm(node: Node, context: RuleContext) -> RuleResult:
     image = node.args[0]
     rows = context.row_axis(image)
     shape = node.meta.shape
-    if rows is None or rows.dim < 2 or shape[0] != 1:
+    if rows is None or rows.dim < 2:
         return None
     if op_name(node.target) == "group_norm":
         groups = node.args[1]
@@ -163,8 +170,8 @@ def group_norm(node: Node, context: RuleContext) -> RuleResult:
             if affine is None:
                 mean, variance = whole[0].repeat_interleave(shape[1] // groups, 1)
                 rest = iter(whole[1:])
-                scale = None if weight is None else next(rest)
-                shift = None if bias is None else next(rest)
+                scale = None if weight is None else next(rest).repeat(shape[0])
+                shift = None if bias is None else next(rest).repeat(shape[0])
                 exact = torch.promote_types(node.meta.dtype, torch.float32)
                 affine = known[whole[0]] = Affine.from_statistics(
                     mean, variance, scale, shift, eps, exact
@@ -176,7 +183,7 @@ def group_norm(node: Node, context: RuleContext) -> RuleResult:
     reduction = Reduction(
         rows,
         (image.node,),
-        accumulate_moments(lambda band: band.reshape(groups, -1), context),
+        accumulate_moments(lambda band: band.reshape(shape[0] * groups, -1), context),
         finish,
     )
     return reduction, applied
@@ -184,7 +191,7 @@ def group_norm(node: Node, context: RuleContext) -> RuleResult:
 
 @dataclass(frozen=True)
 class Affine:
-    """Normalization by known statistics: ``scale`` and ``shift`` for each channel.
+    """Normalization by known statistics: ``scale`` and ``shift`` for each channel of each sample.
 
     It runs as a batch norm with mean 0 (``zeros``) and variance 1 (``ones``).
     """
@@ -207,10 +214,10 @@ class Affine:
         """Return the scale and shift for statistics of each channel in double precision.
 
         Args:
-            mean: Mean of each channel, (C,).
-            variance: Variance of each channel, (C,).
-            weight: Weight of the norm, (C,), or None.
-            bias: Bias of the norm, (C,), or None.
+            mean: Mean of each channel of each sample, (B · C,).
+            variance: Variance of each, (B · C,).
+            weight: Weight of the norm, (B · C,), or None.
+            bias: Bias of the norm, (B · C,), or None.
             eps: Added to the variance.
             dtype: Dtype of the scale and shift.
         """
@@ -221,15 +228,23 @@ class Affine:
         return cls(scale.to(dtype), shift.to(dtype), zeros, ones)
 
     def run(self, band: Tensor) -> Tensor:
-        """Normalize a band (1, C, ...) in one pass over memory."""
+        """Normalize a band (B, C, ...) in one pass over memory."""
         # Contiguous, as PyTorch's norm returns it: channels-last convolutions round differently,
         # up to eight times as much.
-        band = band.contiguous()
+        shape, band = band.shape, band.contiguous()
         # not `F.batch_norm`, which rejects an epsilon of 0 in some versions of PyTorch
         fast = torch.backends.cudnn.enabled
         return torch.batch_norm(
-            band, self.scale, self.shift, self.zeros, self.ones, False, 0.0, 0.0, fast
-        )
+            band.view(1, -1, *shape[2:]),
+            self.scale,
+            self.shift,
+            self.zeros,
+            self.ones,
+            False,
+            0.0,
+            0.0,
+            fast,
+        ).view(shape)
 
 
-RULES: dict[str, Rule] = {"group_norm": group_norm, "instance_norm": group_norm}
+RULES: dict[str, Rule] = dict.fromkeys(("group_norm", "instance_norm"), samplewise(group_norm))

@@ -114,7 +114,7 @@ def _to_contiguous(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]
 def per_channel(node: Node, context: RuleContext) -> RowOp | None:
     """Lower PReLU, and batch norm in eval mode."""
     rows = context.row_axis(node.args[0])
-    if rows is None or rows.dim < 2 or any(context.row_axis(arg) for arg in node.args[1:]):
+    if rows is None or rows.dim == 1 or any(context.row_axis(arg) for arg in node.args[1:]):
         return None
     if op_name(node.target) == "batch_norm" and argument(node, 5, "training"):
         return None

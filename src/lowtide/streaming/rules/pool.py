@@ -10,58 +10,67 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.conv import kernel_op, pair
+from lowtide.streaming.rules.conv import kernel_op, per_dim, spatial_axis
 from lowtide.streaming.rules.kernel_extent import Kernel
 from lowtide.streaming.rules.row_op import RowOp
-from lowtide.streaming.rules.rule import Rule, RuleContext, argument, op_name
+from lowtide.streaming.rules.rule import (
+    Rule,
+    RuleContext,
+    argument,
+    op_name,
+    replace_arg,
+    samplewise,
+)
 
 # Workspace of max pooling: one map between its two passes, or PyTorch's indices of the maxima.
 _MAX_POOL_WORKSPACE = 1.0
-_NAMES = {"max_pool2d", "avg_pool2d"}
 
 
-def pool2d(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower a 2D pooling to a band with its halo; no ``ceil_mode``, no dilation."""
-    if len(node.meta.shape) != 4 or op_name(node.target) not in _NAMES:
+def pool(node: Node, context: RuleContext) -> RowOp | None:
+    """Lower a pooling to a band with its halo; no ``ceil_mode``, no dilation."""
+    name = op_name(node.target)
+    count, is_max = int(name[len("max_pool")]), name.startswith("max")
+    at = spatial_axis(node, context, count)
+    if at is None:
         return None
-    size = pair(argument(node, 1, "kernel_size"), 1)
+    size = per_dim(argument(node, 1, "kernel_size"), 1, count)
     step = argument(node, 2, "stride")
-    stride = pair(step, 1) if step else size
-    pad = pair(argument(node, 3, "padding", 0), 0)
-    is_max = op_name(node.target) == "max_pool2d"
-    dilation = pair(argument(node, 4, "dilation", 1), 1) if is_max else (1, 1)
+    stride = per_dim(step, 1, count) if step else size
+    pad = per_dim(argument(node, 3, "padding", 0), 0, count)
+    dilation = per_dim(argument(node, 4, "dilation", 1), 1, count) if is_max else (1,)
     ceil = argument(node, 5 if is_max else 4, "ceil_mode", False)
     count_include_pad = is_max or argument(node, 5, "count_include_pad", True)
-    if ceil or dilation != (1, 1) or argument(node, 6, "divisor_override"):
+    if ceil or set(dilation) != {1} or argument(node, 6, "divisor_override"):
         return None
     if not count_include_pad and any(pad):
         return None
+    pooled = getattr(F, name)
 
     def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
-        if not is_max:
-            return F.avg_pool2d(piece, size, stride, (rows, pad[1]))
-        if stride == (1, 1) and piece.device.type == "cpu":
-            return max_pool2d(piece, size, (rows, pad[1]))
-        return F.max_pool2d(piece, size, stride, (rows, pad[1]))
+        padding = replace_arg(pad, at, rows)
+        if is_max and set(stride) == {1} and piece.device.type == "cpu":
+            return max_pool(piece, size, padding)
+        return pooled(piece, size, stride, padding)
 
     fill, scratch = (-math.inf, _MAX_POOL_WORKSPACE) if is_max else (0.0, 0.0)
-    kernel = Kernel(size[0], stride[0], pad[0])
+    kernel = Kernel(size[at], stride[at], pad[at])
     return kernel_op(node, context, kernel, fill, run, cheap=True, workspace_share=scratch)
 
 
-def max_pool2d(image: Tensor, size: tuple[int, int], pad: tuple[int, int]) -> Tensor:
-    """Max pooling with stride 1 in two passes: along H, then along W.
+def max_pool(image: Tensor, size: Sequence[int], pad: Sequence[int]) -> Tensor:
+    """Max pooling with stride 1, along one dim after the other.
 
     Same values as `torch.nn.functional.max_pool2d`, whose CPU kernel visits each element of each
     window and is ten times slower.
 
     Args:
-        image: Input, (B, C, H, W).
-        size: Kernel height and width.
-        pad: Padding of rows and of columns.
+        image: Input, (B, C, ...).
+        size: Kernel size of each spatial dim.
+        pad: Padding of each spatial dim.
     """
-    down = _max_along(image, 2, size[0], pad[0])
-    return _max_along(down, 3, size[1], pad[1])
+    for dim, (extent, frame) in enumerate(zip(size, pad, strict=True), 2):
+        image = _max_along(image, dim, extent, frame)
+    return image
 
 
 def _max_along(image: Tensor, dim: int, size: int, pad: int) -> Tensor:
@@ -77,4 +86,6 @@ def _max_along(image: Tensor, dim: int, size: int, pad: int) -> Tensor:
     return image
 
 
-RULES: dict[str, Rule] = {"max_pool2d": pool2d, "avg_pool2d": pool2d}
+RULES: dict[str, Rule] = {
+    f"{kind}_pool{count}d": samplewise(pool) for kind in ("max", "avg") for count in (1, 2, 3)
+}

@@ -38,7 +38,7 @@ _REDUCTIONS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[...
     "amin": (lambda band, dims: band.amin(dims, True), torch.minimum),
 }
 
-_MEAN_OPS = {"mean", "adaptive_avg_pool2d"}
+_MEAN_OPS = {"mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
 
 
 def reduction(node: Node, context: RuleContext) -> RuleResult:
@@ -139,19 +139,23 @@ def _correction(node: Node) -> float:
 
 
 def adaptive_pool(node: Node, context: RuleContext) -> RuleResult:
-    """Lower adaptive average or max pooling to 1×1 to a reduction."""
-    rows = context.row_axis(node.args[0])
-    if rows is None or list(node.meta.shape[-2:]) != [1, 1]:
-        return None
-    if rows.dim not in (len(node.meta.shape) - 2, len(node.meta.shape) - 1):
-        return None
-    kind = "amax" if op_name(node.target) == "adaptive_max_pool2d" else "sum"
+    """Lower adaptive average or max pooling to size 1 to a reduction."""
+    rows, name = context.row_axis(node.args[0]), op_name(node.target)
     shape = context.meta(node.args[0]).shape
-    return _reduce_over_rows(node, rows, kind, [len(shape) - 2, len(shape) - 1], shape)
+    dims = range(len(shape))[-int(name[len("adaptive_avg_pool")]) :]
+    if rows is None or any(node.meta.shape[dim] != 1 for dim in dims):
+        return None
+    if rows.dim not in dims:
+        return banded_op(node, context, rows) if rows.dim < dims[0] - 1 else None
+    kind = "amax" if name.startswith("adaptive_max") else "sum"
+    return _reduce_over_rows(node, rows, kind, list(dims), shape)
 
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std", "linalg_vector_norm"), reduction),
-    "adaptive_avg_pool2d": adaptive_pool,
-    "adaptive_max_pool2d": adaptive_pool,
+    **{
+        f"adaptive_{kind}_pool{count}d{which}": adaptive_pool
+        for count in (1, 2, 3)
+        for kind, which in (("avg", ""), ("max", ""), ("max", "[0]"))
+    },
 }

@@ -36,7 +36,7 @@ def redundant_copies(graph: Graph) -> set[int]:
     users = graph.users()
     found, stays = set[int](), set[int]()
     for node in graph.nodes:
-        if not _is_contiguous_copy(node) or node.index in stays or node.index == graph.output:
+        if not _is_contiguous_copy(node) or node.index in stays or node.index in graph.outputs:
             continue
         ends = _final_copies(graph, node, users)
         if ends:
@@ -59,7 +59,7 @@ def _final_copies(graph: Graph, copy: Node, users: dict[int, list[Node]]) -> set
     waiting = [(copy, _view_without_copy(graph, copy))]
     while waiting:
         node, seen = waiting.pop()
-        if seen is None or node.index == graph.output:
+        if seen is None or node.index in graph.outputs:
             return set()
         for user in users.get(node.index, []):
             if _is_contiguous_copy(user):

@@ -57,7 +57,7 @@ class RuleContext:
     def use_counts(self) -> Counter[int]:
         """Number of nodes that take each result, the model's output counted once more."""
         found = Counter(one for node in self.graph.nodes for one in node.refs)
-        found[self.graph.output] += 1
+        found.update(self.graph.outputs)
         return found
 
     @cached_property
@@ -177,6 +177,21 @@ def banded_op(
 def replace_arg(args: tuple[Any, ...], position: int, value: Any) -> tuple[Any, ...]:
     """Return ``args`` with ``value`` at ``position``."""
     return (*args[:position], value, *args[position + 1 :])
+
+
+def samplewise(rule: Rule) -> Rule:
+    """Return the rule of an operator that treats the samples of (B, C, ...) alike.
+
+    Where rows are the batch, as frames often are, a band is a smaller batch.
+    """
+
+    def lowered(node: Node, context: RuleContext) -> RuleResult:
+        rows = context.row_axis(node.args[0])
+        if rows is None or rows.dim or any(map(context.row_axis, node.args[1:])):
+            return rule(node, context)
+        return banded_op(node, context, rows)
+
+    return lowered
 
 
 def op_name(target: Any) -> str:

@@ -1,46 +1,36 @@
-"""Rules of upsampling: nearest, bilinear, bicubic, pixel shuffle and unshuffle."""
+"""Rules of upsampling: nearest, (bi-, tri-)linear, bicubic, pixel shuffle and unshuffle."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.rules.conv import spatial_axis
 from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
-from lowtide.streaming.rules.rule import Rule, RuleContext, argument, banded_op, op_name
+from lowtide.streaming.rules.rule import (
+    Rule,
+    RuleContext,
+    argument,
+    banded_op,
+    op_name,
+    replace_arg,
+    samplewise,
+)
 from lowtide.streaming.spans import Span
 
 
 def repeat_rows(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower nearest upsampling by a whole factor, or repeat_interleave."""
+    """Lower a repeat_interleave by a whole factor along the rows, or along another dim."""
     rows = context.row_axis(node.args[0])
     if rows is None:
         return None
     times, rest = divmod(node.meta.shape[rows.dim], rows.size)
     if rest:
         return None
-    found, needed = (
-        RowAxis(rows.dim, rows.size * times, times * rows.grain),
-        _upsample_receptive_field(times),
-    )
-    if op_name(node.target) == "repeat_interleave":
-        return banded_op(node, context, found, input_spans=needed, cheap=True)
-    if rows.dim != 2 or len(node.meta.shape) != 4:
-        return None
-    across, factor = node.meta.shape[3] / context.meta(node.args[0]).shape[3], float(times)
-    if across != factor:
-        return None
-
-    def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return (args[0], None, [factor, across]), {}
-
-    plain = replace(node, target=torch.ops.aten.upsample_nearest2d.vec)
-    return banded_op(plain, context, found, input_spans=needed, change_args=change, cheap=True)
+    found = RowAxis(rows.dim, rows.size * times, times * rows.grain)
+    return banded_op(node, context, found, input_spans=_upsample_receptive_field(times), cheap=True)
 
 
 def _upsample_receptive_field(times: int) -> Callable[[Span], InputSpans]:
@@ -48,15 +38,15 @@ def _upsample_receptive_field(times: int) -> Callable[[Span], InputSpans]:
     return lambda span: ([(span[0] // times, span[1] // times)],)
 
 
-def _height_axis(node: Node, context: RuleContext) -> RowAxis | None:
-    """Return the row axis of an image operator's input if it is dim -2."""
+def _image_axis(node: Node, context: RuleContext) -> RowAxis | None:
+    """Return the row axis of an image operator's input if it is the height or the width."""
     rows = context.row_axis(node.args[0])
-    return rows if rows is not None and rows.dim == len(node.meta.shape) - 2 else None
+    return rows if rows is not None and rows.dim >= len(node.meta.shape) - 2 else None
 
 
 def pixel_shuffle(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a pixel shuffle."""
-    rows, factor = _height_axis(node, context), node.args[1]
+    rows, factor = _image_axis(node, context), node.args[1]
     if rows is None:
         return None
     found = RowAxis(rows.dim, rows.size * factor, rows.grain * factor)
@@ -67,7 +57,7 @@ def pixel_shuffle(node: Node, context: RuleContext) -> RowOp | None:
 
 def pixel_unshuffle(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a pixel unshuffle."""
-    rows, factor = _height_axis(node, context), node.args[1]
+    rows, factor = _image_axis(node, context), node.args[1]
     if rows is None:
         return None
 
@@ -80,23 +70,29 @@ def pixel_unshuffle(node: Node, context: RuleContext) -> RowOp | None:
 
 
 def interpolate(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower bilinear or bicubic upsampling by a whole factor, ``align_corners=False``.
+    """Lower an interpolation that upsamples rows by a whole factor, ``align_corners=False``.
 
-    A halo is computed around the band and cropped, so that only the image's real borders are
-    treated as borders.
+    Other dims may have any factor. A halo is computed around the band and cropped, so that only
+    the image's real borders are treated as borders.
     """
-    rows = context.row_axis(node.args[0])
-    name = op_name(node.target)
-    if rows is None or rows.dim != 2 or argument(node, 2, "align_corners"):
+    rows, before = context.row_axis(node.args[0]), context.meta(node.args[0]).shape[2:]
+    at = spatial_axis(node, context, len(before))
+    if at is None or rows is None:
         return None
-    before = context.meta(node.args[0]).shape
-    times, rest = divmod(node.meta.shape[2], rows.size)
-    if rest or node.meta.shape[3] != before[3] * times:
+    target = node.target
+    assert target is not None
+    # Nearest has no align_corners.
+    rest = [] if "nearest" in op_name(target) else [argument(node, 2, "align_corners")]
+    times, left = divmod(node.meta.shape[rows.dim], rows.size)
+    if left or (any(rest) and times > 1):
         return None
-    halo, mode = {"upsample_bilinear2d": (1, "bilinear"), "upsample_bicubic2d": (2, "bicubic")}[
-        name
+    halo = _HALOS[op_name(target)] if times > 1 else 0
+    sizes = node.meta.shape[2:]
+    # Factors as given: others would round positions differently.
+    factors = argument(node, 2 + len(rest), "scale_factors") or [
+        new / old if new % old == 0 else None for old, new in zip(before, sizes, strict=True)
     ]
-    found = RowAxis(2, rows.size * times, times)
+    found = RowAxis(rows.dim, rows.size * times, times * rows.grain)
 
     def around(span: Span) -> Span:
         return (
@@ -108,17 +104,27 @@ def interpolate(node: Node, context: RuleContext) -> RowOp | None:
         return ([around(span)],)
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        large = F.interpolate(pieces[0], scale_factor=times, mode=mode, align_corners=False)
-        return large.narrow(2, span[0] - around(span)[0] * times, span[1] - span[0])
+        first, last = around(span)
+        if None in factors:
+            given = [*replace_arg(sizes, at, (last - first) * times)], *rest, None
+        else:
+            given = None, *rest, [*replace_arg(tuple(factors), at, float(times))]
+        large = target(pieces[0], *given)
+        return large.narrow(rows.dim, span[0] - first * times, span[1] - span[0])
 
     return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
 
 
+# Input rows beyond the nearest ones that a result depends on.
+_HALOS = {
+    **dict.fromkeys(("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"), 0),
+    **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), 1),
+    "upsample_bicubic2d": 2,
+}
+
 RULES: dict[str, Rule] = {
-    "pixel_shuffle": pixel_shuffle,
-    "pixel_unshuffle": pixel_unshuffle,
+    "pixel_shuffle": samplewise(pixel_shuffle),
+    "pixel_unshuffle": samplewise(pixel_unshuffle),
     "repeat_interleave": repeat_rows,
-    "upsample_nearest2d": repeat_rows,
-    "upsample_bilinear2d": interpolate,
-    "upsample_bicubic2d": interpolate,
+    **dict.fromkeys(_HALOS, samplewise(interpolate)),
 }

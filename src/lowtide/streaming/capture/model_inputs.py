@@ -1,0 +1,237 @@
+"""Arguments of a model's call: streamed tensors with their axes, and fixed ones."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from lowtide.core.errors import UsageError
+
+# Dim that is streamed, of the first tensor or by position or name of the argument.
+StreamAxis = int | Mapping[int | str, int]
+_IMAGE_RANK, _IMAGE_AXIS = 4, 2
+_AXIS_HINT = (
+    "axis= names the dim to stream along for other inputs, such as axis=2 for T of (B, C, T)"
+)
+# Types of arguments whose repr is their value.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+# Place of a tensor among the other arguments.
+_TENSOR = object()
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """Arguments of one call, with the dim along which each streamed tensor is split.
+
+    Dim 0 is the batch, unless a tensor is streamed along it. Tensors that are not streamed are
+    fixed: every band takes them whole.
+
+    Attributes:
+        tensors: Every tensor of the arguments, in order.
+        axes: By position in ``tensors`` the streamed dim.
+        others: All arguments, flat, with a marker in place of each tensor.
+        spec: Nesting of the arguments; None for tensors alone.
+    """
+
+    tensors: tuple[Tensor, ...]
+    axes: Mapping[int, int]
+    others: tuple[Any, ...] = ()
+    spec: TreeSpec | None = None
+
+    @classmethod
+    def bind(
+        cls,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        axis: StreamAxis | None = None,
+    ) -> ModelInputs:
+        """Return the arguments of ``module(*args, **kwargs)`` with their axes.
+
+        Args:
+            module: Module to call.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            axis: Dim of the first tensor, or of each streamed argument by position or name; by
+                default the height of an image (B, C, H, W).
+
+        Raises:
+            UsageError: An argument cannot be streamed along this axis.
+        """
+        arguments = {**dict(enumerate(args)), **kwargs}
+        if isinstance(axis, Mapping):
+            chosen = {_find_argument(module, arguments, key): dim for key, dim in axis.items()}
+        else:
+            first = next((key for key, one in arguments.items() if isinstance(one, Tensor)), None)
+            chosen = {first: axis}
+        axes, position = dict[int, int](), 0
+        for key, value in arguments.items():
+            if key in chosen:
+                axes[position] = _checked_axis(value, chosen[key])
+            position += sum(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+        if not axes:
+            raise UsageError("streaming takes a tensor, and none is among the arguments")
+        leaves, spec = tree_flatten((args, dict(kwargs)))
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        others = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        for one in others:
+            if one is not _TENSOR and not isinstance(one, _PLAIN):
+                raise UsageError(
+                    "a streamed module takes tensors, numbers and strings, not an object of type"
+                    f" {type(one).__name__}"
+                )
+        made = cls(tensors, axes, others, spec)
+        if made.batched and len({len(one) for one in made.streamed}) > 1:
+            raise UsageError("the streamed tensors differ in batch size")
+        return made
+
+    @classmethod
+    def of(cls, inputs: Tensor | ModelInputs) -> ModelInputs:
+        """Return ``inputs``; for an image (B, C, H, W) those of a call with it alone."""
+        return inputs if isinstance(inputs, ModelInputs) else cls((inputs,), {0: _IMAGE_AXIS})
+
+    @property
+    def streamed(self) -> list[Tensor]:
+        """Tensors that are split into bands."""
+        return [self.tensors[position] for position in self.axes]
+
+    @property
+    def fixed(self) -> list[Tensor]:
+        """Tensors that every band takes whole."""
+        return [one for position, one in enumerate(self.tensors) if position not in self.axes]
+
+    @property
+    def first(self) -> Tensor:
+        """The first streamed tensor: its device and dtype are those of the run."""
+        return self.streamed[0]
+
+    @property
+    def batched(self) -> bool:
+        """Whether dim 0 of the streamed tensors is the batch."""
+        return 0 not in self.axes.values()
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples."""
+        return len(self.first) if self.batched else 1
+
+    @property
+    def key(self) -> object:
+        """All that a captured graph depends on, for one sample."""
+        one = self.sample(0)
+        facts = ((tuple(it.shape), it.dtype, it.device, memory_format_of(it)) for it in one.tensors)
+        return (*facts, *self.axes.items(), *self.arguments)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Arguments that are no tensors, and the nesting of all."""
+        return (*(repr(one) for one in self.others if one is not _TENSOR), repr(self.spec))
+
+    def call(self, module: Callable[..., Any], tensors: Sequence[Tensor] | None = None) -> Any:
+        """Call ``module``, with other ``tensors`` in place of these if given."""
+        given = iter(self.tensors if tensors is None else tensors)
+        if self.spec is None:
+            return module(*given)
+        leaves = [next(given) if one is _TENSOR else one for one in self.others]
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return module(*args, **kwargs)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> ModelInputs:
+        """Return the same call with other tensors."""
+        return replace(self, tensors=tuple(tensors))
+
+    def with_streamed(self, tensors: Sequence[Tensor]) -> ModelInputs:
+        """Return the same call with other streamed tensors."""
+        changed = dict(zip(self.axes, tensors, strict=True))
+        return self.with_tensors([changed.get(at, one) for at, one in enumerate(self.tensors)])
+
+    def has_batch(self, tensor: Tensor) -> bool:
+        """Whether dim 0 of one of the tensors is the batch, of several samples."""
+        return 1 < self.batch_size == (len(tensor) if tensor.dim() else 0)
+
+    def sample(self, index: int) -> ModelInputs:
+        """Return the call for one sample; fixed tensors without the batch stay whole."""
+        return self.with_tensors(
+            [one[index : index + 1] if self.has_batch(one) else one for one in self.tensors]
+        )
+
+    def samples(self) -> Iterator[ModelInputs]:
+        """Yield the call for each sample of the batch."""
+        return map(self.sample, range(self.batch_size))
+
+    def side_dims(self) -> list[int]:
+        """Return the dims of the first streamed tensor that a smaller example shortens.
+
+        These are the streamed dim and all after the channels, as in (B, C, D, H, W) or, streamed
+        along dim 1, (B, T, C, H, W).
+        """
+        axis, rank = next(iter(self.axes.values())), self.first.dim()
+        first = 2 if axis >= 2 else axis + 2 if rank - axis >= _IMAGE_RANK else rank
+        return sorted({axis, *range(first, rank)})
+
+    def resized(self, sides: Mapping[int, int]) -> ModelInputs:
+        """Return the call with random streamed tensors in 0..1 of another size.
+
+        Args:
+            sides: New sizes of dims of the first streamed tensor. The others keep their
+                proportions to it, dims counted from the streamed one.
+        """
+        generator, made = torch.Generator().manual_seed(0), []
+        first_axis = next(iter(self.axes.values()))
+        for tensor, axis in zip(self.streamed, self.axes.values(), strict=True):
+            shape = list(tensor.shape)
+            for dim, size in sides.items():
+                at = dim - first_axis + axis
+                if 0 <= at < len(shape):
+                    shape[at] = shape[at] * size // self.first.shape[dim]
+            values = torch.rand(shape, generator=generator).to(tensor.device, tensor.dtype)
+            made.append(values.contiguous(memory_format=memory_format_of(tensor)))
+        return self.with_streamed(made)
+
+
+def memory_format_of(tensor: Tensor) -> torch.memory_format:
+    """Return the memory format of a tensor, which decides the copies a model makes."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=last):
+        return torch.contiguous_format
+    return last
+
+
+def _find_argument(
+    module: nn.Module, arguments: Mapping[int | str, Any], key: int | str
+) -> int | str:
+    """Return the key under which an argument was passed, by position or name."""
+    if key in arguments:
+        return key
+    names = list(inspect.signature(module.forward).parameters)
+    other = names.index(key) if key in names else None
+    if isinstance(key, int):
+        other = names[key] if key < len(names) else None
+    if other is None or other not in arguments:
+        raise UsageError(f"axis names the argument {key!r}, which is not passed")
+    return other
+
+
+def _checked_axis(value: Any, axis: int | None) -> int:
+    """Return the axis of a streamed argument as a non-negative dim."""
+    if not isinstance(value, Tensor):
+        raise UsageError(f"only tensors are streamed, not {type(value).__name__}")
+    shape = "×".join(map(str, value.shape)) or "()"
+    if axis is None and value.dim() != _IMAGE_RANK:
+        raise UsageError(
+            f"streaming takes (batch, channels, height, width), not {shape}", hint=_AXIS_HINT
+        )
+    axis = _IMAGE_AXIS if axis is None else axis
+    if 0 in value.shape:
+        raise UsageError(f"streaming takes no empty tensor, and this one is {shape}")
+    if not -value.dim() <= axis < value.dim():
+        raise UsageError(f"a tensor of shape {shape} has no dim {axis} to stream along")
+    if not value.is_floating_point():
+        raise UsageError(f"streaming takes floating-point tensors, not {value.dtype}")
+    return axis % value.dim()

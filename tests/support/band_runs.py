@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import FullTensorOp, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage, memory_order
-from lowtide.streaming.pages.placement import memory_page_factory
-from lowtide.streaming.planner.cut_points import CutPoints
 
 
 def program_of(module, image):

@@ -17,14 +17,13 @@ from lowtide.memory.cache import package_digest, write_cached
 from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.output_container import unpack_output
+from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import memory_page_factory
-from lowtide.streaming.planner.cut_points import CutPoints
-from lowtide.streaming.rules.rule import op_name
 from lowtide.streaming.tolerance import tolerance
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
@@ -80,7 +79,7 @@ def certify(
         ModelError: The two differ by more than rounding, or the model runs other operators at
             another size.
     """
-    wanted = graph_digest(program)
+    wanted = program.operators_digest
     allowed = tolerance(node.meta.dtype for node in program.graph.nodes)
     scale = program.rows[program.output].size / image.shape[2]
     shares = [int(least * min(1, _MAX_SCALE / scale)) for least in _LEAST]
@@ -118,17 +117,6 @@ def _certify_cached(
         if path is not None:
             write_cached(path, json.dumps(asdict(found)))
     return found
-
-
-def graph_digest(program: StreamProgram) -> str:
-    """Return a digest of a program's operators, independent of the image size."""
-    names = (
-        f"{type(step).__name__} {op_name(program.graph.nodes[index].target)}"
-        if index < len(program.graph.nodes)
-        else type(step).__name__
-        for index, step in program.steps.items()
-    )
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
 def _small(side: int, least: int) -> int:
@@ -185,10 +173,10 @@ def _measure(
     error = max(relative_error(result, whole) for result in results)
     types = {image.dtype, *(node.meta.dtype for node in program.graph.nodes)}
     if error <= allowed or not types & {torch.bfloat16, torch.float16}:
-        return Certificate(error, graph_digest(program))
+        return Certificate(error, program.operators_digest)
     exact = _in_fp32(module, small)
     error = max(relative_error(result, exact) for result in results)
-    return Certificate(error, graph_digest(program), relative_error(whole, exact))
+    return Certificate(error, program.operators_digest, relative_error(whole, exact))
 
 
 def small_image(like: Tensor, height: int, width: int) -> Tensor:

@@ -21,14 +21,14 @@ from lowtide.streaming.capture.opaque_module import OpaqueModule
 from lowtide.streaming.capture.output_container import Repack
 from lowtide.streaming.certificate import Certificate, certify
 from lowtide.streaming.engine.executor import BandExecutor
-from lowtide.streaming.engine.graph_replay import HINT
+from lowtide.streaming.engine.placement import PagePlacement, allowed_placements, page_factory
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.module_fingerprint import AttributeKey, ModuleFingerprint
-from lowtide.streaming.pages.placement import PagePlacement, allowed_placements, page_factory
 from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
 from lowtide.streaming.planner.layout_search import StreamLayout
 from lowtide.streaming.planner.select import select_layout
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
+from lowtide.streaming.specialize.graph_replay import HINT
 
 _SPILL_LABELS = {"host": " on the host", "disk": " on disk"}
 # Share of the budget for what the heap keeps and libraries allocate in addition to rows. Smaller on

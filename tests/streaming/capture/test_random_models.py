@@ -7,12 +7,12 @@ import torch
 
 from lowtide.core.errors import BudgetError
 from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import page_factory
-from lowtide.streaming.planner.cut_points import CutPoints
 from lowtide.streaming.planner.dry_run import dry_run
 from lowtide.streaming.planner.select import select_layout
 from lowtide.streaming.rules.norm import Moments

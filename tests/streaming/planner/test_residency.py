@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from lowtide.core import scratch
+from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
+from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages import disk_page
 from lowtide.streaming.pages.disk_page import DiskPage
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import page_factory
-from lowtide.streaming.planner.cut_points import CutPoints
 from lowtide.streaming.planner.layout_search import LayoutSearch
 from lowtide.streaming.planner.residency import (
     PageLifetime,

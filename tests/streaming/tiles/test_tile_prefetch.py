@@ -12,7 +12,7 @@ from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Over
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.planner.tile_prefetch import with_prefetch
 from lowtide.streaming.tiles import runner, tile_transfer
-from lowtide.streaming.tiles.runner import plan_axes
+from lowtide.streaming.tiles.grid import plan_axes
 from lowtide.streaming.tiles.tile_transfer import AsyncTileTransfer, SyncTileTransfer
 from support.cuda_streams import Streams
 from support.toy_models import conv_net, costs, make_plan, network, pictures, run_array

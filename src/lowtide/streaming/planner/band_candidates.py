@@ -10,8 +10,6 @@ from lowtide.core.heap import heap_mode
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import BandPlan, Plan
-from lowtide.streaming.engine.run_rows import WRITE_ROWS
-from lowtide.streaming.engine.source_page import READ_ROWS
 from lowtide.streaming.planner.layout_search import StreamLayout
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
@@ -25,6 +23,8 @@ from lowtide.streaming.planner.program_cache import ProgramCache
 from lowtide.streaming.planner.select import MAX_DRAFT_RATIO
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
 from lowtide.streaming.tiles.panels import COPY_ROWS
+from lowtide.streaming.tiles.run_rows import WRITE_ROWS
+from lowtide.streaming.tiles.source_page import READ_ROWS
 from lowtide.streaming.tiles.tile_step import DTYPES
 
 # Bytes of a captured graph, and for each of its nodes. Most is not the graph itself but heap
@@ -196,7 +196,7 @@ class BandCandidates:
                 intermediate_peak_bytes=int(layout.pages_bytes * self._byte_factor),
                 spilled_peak_bytes=int(layout.spilled_peak_bytes * self._byte_factor),
                 arena_bytes=int(arena_bytes * self._byte_factor) // self._images_per_tile,
-                graph_digest=self.programs.graph_digest(height, width),
+                graph_digest=self.programs.program(height, width).operators_digest,
             ),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowtide.memory.plan import Plan
-from lowtide.streaming.tiles.runner import plan_axes
+from lowtide.streaming.tiles.grid import plan_axes
 
 # Ledger rows that each device, or each process's share of a CPU, has for itself.
 _CPU_ROWS_PER_DEVICE = {"live activations and workspace", "allocator", "margin"}

@@ -15,9 +15,9 @@ from lowtide.core.heap import trim_heap
 from lowtide.memory.cache import cache_folder
 from lowtide.memory.profiles import local_profile
 from lowtide.streaming.capture.export_graph import capture
-from lowtide.streaming.certificate import Certificate, certify, graph_digest
+from lowtide.streaming.certificate import Certificate, certify
+from lowtide.streaming.engine.placement import allowed_placements
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
-from lowtide.streaming.pages.placement import allowed_placements
 from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
 from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, LayoutSearch, StreamLayout
 from lowtide.streaming.tiles.tile_step import NetworkSpec
@@ -37,7 +37,6 @@ class _CachedProgram:
     refusal: str = ""
     search: LayoutSearch | None = None
     layouts: dict[bool, list[StreamLayout]] = field(default_factory=dict)
-    operators: str = ""
     certificate: Certificate | None = None
 
 
@@ -65,13 +64,6 @@ class ProgramCache:
         if known.program is None:
             raise ModelError(known.refusal)
         return known.program
-
-    def graph_digest(self, height: int, width: int) -> str:
-        """Return the digest of that program's operators."""
-        known = self._entry(height, width)
-        if not known.operators:
-            known.operators = graph_digest(self.program(height, width))
-        return known.operators
 
     def layouts(self, height: int, width: int, *, low_memory: bool = False) -> list[StreamLayout]:
         """Return a few drafts on the Pareto front of memory and time.

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import format_bytes
+from lowtide.streaming.engine.placement import Placement
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.pages.placement import Placement
 from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, LayoutSearch, StreamLayout
 
 # Largest ratio of a layout's exact bytes to its draft's.

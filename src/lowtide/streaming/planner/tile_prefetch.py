@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lowtide.memory.plan import Plan
 from lowtide.streaming.planner.ledger_rows import ledger_row
-from lowtide.streaming.tiles.runner import plan_axes
+from lowtide.streaming.tiles.grid import plan_axes
 
 
 def with_prefetch(plan: Plan, streams: int) -> Plan:

@@ -10,7 +10,7 @@ from lowtide.jobs.planning import _with_most_in_flight
 from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
-from lowtide.streaming.planner.tile_prefetch import with_prefetch
+from lowtide.streaming.planner.tile_variants import with_prefetch
 from lowtide.streaming.tiles import runner, tile_transfer
 from lowtide.streaming.tiles.grid import plan_axes
 from lowtide.streaming.tiles.tile_transfer import AsyncTileTransfer, SyncTileTransfer

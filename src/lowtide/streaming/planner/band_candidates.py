@@ -10,6 +10,7 @@ from lowtide.core.heap import heap_mode
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import BandPlan, Plan
+from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.planner.layout_search import StreamLayout
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
@@ -20,7 +21,7 @@ from lowtide.streaming.planner.ledger_rows import (
 )
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.planner.select import MAX_DRAFT_RATIO
+from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
 from lowtide.streaming.tiles.panels import COPY_ROWS
 from lowtide.streaming.tiles.run_rows import WRITE_ROWS
@@ -101,17 +102,8 @@ class BandCandidates:
         return len(split_axis(width, self._size[1], self._overlap, align=align).starts)
 
     def _candidates_of_width(self, *, low_memory: bool) -> list[Plan]:
-        height, width = self._size
-        plans: list[Plan] = []
-        for layout in self.programs.layouts(height, width, low_memory=low_memory):
-            drafted = ledger_row(
-                "bands and pages",
-                "device",
-                layout.peak_bytes,
-                layout.peak_bytes * MAX_DRAFT_RATIO,
-                "prior",
-            )
-            plans.append(self._plan(layout, [drafted]))
+        planner = self.programs.planner(*self._size)
+        plans = [self._plan(planner, one) for one in planner.candidates(low_memory=low_memory)]
         plans = with_heap_modes(plans, self.image_task.streamed_bounds)
         # Where memory is scarce, a draft that seems to fit may not: keep the smallest plans as
         # well.
@@ -140,24 +132,31 @@ class BandCandidates:
             if plan.upper_bytes >= largest or plan.seconds * EQUALLY_FAST < fastest
         ]
 
+    def is_exact(self, plan: Plan) -> bool:
+        """Return whether the bytes of ``plan``, one of `candidates`, are those of a dry run."""
+        return self._planner_of(plan).known_dry_run(_bands(plan).layout_key) is not None
+
     def with_dry_run(self, plan: Plan) -> Plan:
-        """Return ``plan``, one of `candidates`, with the exact bytes of its dry run."""
+        """Return ``plan``, one of `candidates`, with the exact bytes of its dry run.
+
+        `candidates` return it so from then on, and those like it corrected.
+        """
         if plan.tile_width != self._size[1]:
             return replace(self, panel_width=plan.tile_width).with_dry_run(plan)
-        height, width = self._size
-        assert plan.band_plan is not None
-        layout = self.programs.layout_for(height, width, plan.band_plan.layout_key)
-        told = self.programs.predict(height, width, layout)
-        both = with_heap_modes(
-            [self._plan(layout, told.rows, told.arena_bytes)], self.image_task.streamed_bounds
-        )
-        return next(one for one in both if one.heap == plan.heap)
+        planner = self._planner_of(plan)
+        layout = planner.layout(_bands(plan).layout_key)
+        planner.dry_run(layout)
+        modes = with_heap_modes([self._plan(planner, layout)], self.image_task.streamed_bounds)
+        return next(one for one in modes if one.heap == plan.heap)
 
-    def _plan(
-        self, layout: StreamLayout, network_rows: Sequence[LedgerRow], arena_bytes: int = 0
-    ) -> Plan:
+    def _planner_of(self, plan: Plan) -> StreamPlanner:
+        return self.programs.planner(*plan.network_size)
+
+    def _plan(self, planner: StreamPlanner, layout: StreamLayout) -> Plan:
         costs, shape, info = self.costs, self.geometry, self.image_task.info
         height, width = self._size
+        known = planner.known_dry_run(layout.key)
+        arena_bytes = known.arena_bytes if known else 0
         return Plan(
             strategy="streamed",
             accuracy="exact",
@@ -184,7 +183,7 @@ class BandCandidates:
             seconds=self._seconds(layout),
             recovery=("smaller plan",),
             ledger=calibrate_rows(
-                tuple(self._ledger(layout, network_rows)),
+                tuple(self._ledger(planner.program, layout, planner.expected_rows(layout))),
                 self.image_task.streamed_bounds.current_heap,
             ),
             band_plan=BandPlan(
@@ -196,7 +195,7 @@ class BandCandidates:
                 intermediate_peak_bytes=int(layout.pages_bytes * self._byte_factor),
                 spilled_peak_bytes=int(layout.spilled_peak_bytes * self._byte_factor),
                 arena_bytes=int(arena_bytes * self._byte_factor) // self._images_per_tile,
-                graph_digest=self.programs.program(height, width).operators_digest,
+                graph_digest=planner.program.operators_digest,
             ),
         )
 
@@ -261,9 +260,9 @@ class BandCandidates:
         return (given + info.row_bytes * self.geometry.scale**2) * info.height
 
     def _ledger(
-        self, layout: StreamLayout, network_rows: Sequence[LedgerRow]
+        self, program: StreamProgram, layout: StreamLayout, network_rows: Sequence[LedgerRow]
     ) -> Iterator[LedgerRow]:
-        info, program = self.image_task.info, self.programs.program(*self._size)
+        info = self.image_task.info
         row_bytes = info.row_bytes * self._size[1] // self.image_task.padded_size[1]
         graph = _RUN_OVERHEAD_BYTES + _GRAPH_BYTES + _NODE_BYTES * len(program.graph.nodes)
         rows = [
@@ -307,3 +306,8 @@ class BandCandidates:
             row_bytes=(held, made),
             scratch_bytes=int(on_disk) + self._panel_file_bytes,
         )
+
+
+def _bands(plan: Plan) -> BandPlan:
+    assert plan.band_plan is not None
+    return plan.band_plan

@@ -63,7 +63,7 @@ def run(name: str, side: int, way: str) -> list[float]:
     if way != OWN:
         tune_heap()
     if way == GIVES_BACK:
-        set_heap_mode("gives back")
+        set_heap_mode("trim")
     model, image = _model(name), given("Compact", side, side)
     seconds = []
     for _ in range(_IMAGES):

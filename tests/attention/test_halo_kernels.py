@@ -74,7 +74,7 @@ def drawn(seed):
 def reference(windows, whole, table):
     position = Position()
     if table is not None:
-        position = TableBias(len(table), windows.farthest)
+        position = TableBias(len(table), windows.max_distance)
         del position.table
         position.table = table
     tensors = whole.chunk(3, -1)

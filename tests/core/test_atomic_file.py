@@ -129,10 +129,10 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from lowtide.core.errors import OutputError
-from lowtide.core.atomic_file import writing
+from lowtide.core.atomic_file import atomic_output
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    with writing(Path(sys.argv[1])) as part:
+    with atomic_output(Path(sys.argv[1])) as part:
         try:
             part.write_bytes(bytes(5000))
         except OSError:
@@ -185,8 +185,8 @@ def test_only_a_file_is_appended_to(tmp_path):
 APPENDED = """
 import os, resource, sys
 from pathlib import Path
-from lowtide.core.atomic_file import append, open_own
-descriptor = open_own(Path(sys.argv[1]))
+from lowtide.core.atomic_file import append, open_for_append
+descriptor = open_for_append(Path(sys.argv[1]))
 append(descriptor, "whole\\n")
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:

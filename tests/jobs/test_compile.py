@@ -102,7 +102,7 @@ def test_a_folder_goes_on_as_it_began(tmp_path, source, known, monkeypatch):
     monkeypatch.setattr(
         PreparedModel,
         "picture",
-        lambda self, *given: seen.append(self.compiling) or made(self, *given),
+        lambda self, *given: seen.append(self.compile_gain) or made(self, *given),
     )
     folder = tmp_path / "in"
     folder.mkdir()

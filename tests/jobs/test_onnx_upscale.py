@@ -153,7 +153,7 @@ def both(x2):
 def test_two_parts_of_the_processor(tmp_path, source, both):
     (_, one), (report, two) = both(source, tmp_path)
     assert one == two
-    assert report.images[0].plan.lanes == 2
+    assert report.images[0].plan.device_count == 2
     assert report.versions["onnxruntime"]
 
 

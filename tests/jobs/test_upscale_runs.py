@@ -188,7 +188,7 @@ def test_streamed_equals_the_plain_model(tmp_path, run, save, read, crop, expect
     image = run(given=save(tmp_path / "bands.png", array), strategy="streamed")
     assert image.plan.strategy == "streamed"
     assert image.accuracy.execution == "exact"
-    assert "on a small image" in image.accuracy.why
+    assert "on a small image" in image.accuracy.reason
     assert image.memory.within_budget
     assert_within_a_level(read(image.output)[..., :3], expected(array[..., : min(bands, 3)]))
 
@@ -197,12 +197,12 @@ def test_a_streamed_run_can_be_replayed(tmp_path, run, read):
     first = run("a.png", strategy="streamed")
     (tmp_path / "plan.json").write_text(first.plan.model_dump_json())
     again = run("b.png", plan_file=tmp_path / "plan.json")
-    assert again.plan.banded == first.plan.banded
+    assert again.plan.band_plan == first.plan.band_plan
     np.testing.assert_array_equal(read(first.output), read(again.output))
 
 
 def test_no_bands_are_planned_for_what_is_done_sooner(run):
-    told = {refusal.what: refusal.reason for refusal in run().plan.refused}
+    told = {refusal.title: refusal.reason for refusal in run().plan.refused}
     assert "not considered" in told["streamed"]
 
 

@@ -17,8 +17,8 @@ COSTS = ModelCosts.model_validate(
         "weight_bytes": 10,
         "channels_last": False,
         "batchable": True,
-        "reach": None,
-        "reach_searched": 31,
+        "receptive_field": None,
+        "receptive_field_search_limit": 31,
         "points": [
             {"pixels": n, "peak_bytes": 9 * n, "resident_bytes": 10 * n, "seconds": 0.1 * n}
             for n in (100, 400)

@@ -60,7 +60,7 @@ class Live(TorchDispatchMode):
 
 def bytes_of(profile, shape, dtype, *, grad=False, mask=None, scratch=True, options=None):
     """(Kernel, peak forward, kept for backward, peak backward), above query, key and value."""
-    with FakeTensorMode(), Live() as live, simulate_attention(profile, scratch=scratch) as log:
+    with FakeTensorMode(), Live() as live, simulate_attention(profile, workspace=scratch) as log:
         tensors = qkv(shape, dtype, grad)
         bias = None if mask is None else torch.empty(mask, dtype=dtype)
         base = live.now

@@ -45,7 +45,7 @@ def costs_of(name: str, precision: str = "fp32") -> ModelCosts:
             weight_bytes=weights,
             channels_last=True,
             batchable=True,
-            reach=reach,
+            receptive_field=reach,
             receptive_field_search_limit=31,
             points=points,
         )

@@ -72,7 +72,7 @@ def log_of(folder):
 
 
 def weights_of(one):
-    return {name: weight.clone() for name, weight in one.average.state_dict().items()}
+    return {name: weight.clone() for name, weight in one.ema_network.state_dict().items()}
 
 
 class KilledError(Exception):
@@ -171,7 +171,7 @@ def test_the_best_score_is_of_one_measure(tmp_path):
         def __call__(self, network, step):
             return {self.name: next(self.scores)}
 
-        def keep_best(self, network):
+        def save_best(self, network):
             kept.append(True)
 
     def run(total, **val):
@@ -244,7 +244,7 @@ def test_checkpointing_gives_the_same_gradients(tmp_path):
         runs[-1].run()
     for name, weight in weights_of(runs[0]).items():
         for other in runs[1:]:
-            assert torch.equal(weight, other.average.state_dict()[name]), name
+            assert torch.equal(weight, other.ema_network.state_dict()[name]), name
 
 
 def test_losses_fall(tmp_path):

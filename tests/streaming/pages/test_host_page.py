@@ -55,7 +55,7 @@ class Late(SyncHostTransfer):
                     SyncHostTransfer.store(late, self.data, buffer, at)
 
         if buffer.write_event is not None:
-            buffer.write_event.there()
+            buffer.write_event.wait()
         buffer.write_event = Leaving(source)
         return buffer.write_event
 
@@ -68,7 +68,7 @@ class Late(SyncHostTransfer):
             def result(self):
                 if not found:
                     if buffer.write_event is not None:
-                        buffer.write_event.there()
+                        buffer.write_event.wait()
                     found.append(
                         SyncHostTransfer.fetch(late, buffer, byte_ranges, self.data).result()
                     )
@@ -176,12 +176,12 @@ class NotedComing:
         return self._coming.done
 
     def result(self):
-        run = self._coming.here()
+        run = self._coming.result()
         self._streams.access(run, writes=False)
         return run
 
     def end_reads(self):
-        self._coming.over()
+        self._coming.end_reads()
 
 
 def test_no_copy_is_in_the_way_of_another_or_of_the_computation(monkeypatch):

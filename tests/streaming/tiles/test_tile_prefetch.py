@@ -69,8 +69,11 @@ def flights(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("wishes", [{}, {"batch": 2}, {"hann_blend": True}, {"batch": 4}], ids=str)
-@pytest.mark.parametrize("most", [2, 3, 100])
+@pytest.mark.parametrize(
+    ("most", "wishes"),
+    [(2, {}), (3, {"batch": 2}), (2, {"hann_blend": True}), (100, {"batch": 4})],
+    ids=str,
+)
 def test_the_same_bytes_however_many_are_in_flight(flights, array, wishes, most):
     plan = plan_of(array, most, **wishes)
     alone, _ = run_array(network(conv_net()), array, plan_of(array, 1, **wishes))

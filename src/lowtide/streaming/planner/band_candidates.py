@@ -19,7 +19,7 @@ from lowtide.streaming.planner.ledger_rows import (
     run_ledger,
     with_heap_modes,
 )
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, plan_facts
 from lowtide.streaming.planner.program_cache import ProgramCache
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
@@ -134,7 +134,8 @@ class BandCandidates:
 
     def is_exact(self, plan: Plan) -> bool:
         """Return whether the bytes of ``plan``, one of `candidates`, are those of a dry run."""
-        return self._planner_of(plan).known_dry_run(_bands(plan).layout_key) is not None
+        planner, layout = self._find(plan)
+        return planner.known_dry_run(layout) is not None
 
     def with_dry_run(self, plan: Plan) -> Plan:
         """Return ``plan``, one of `candidates`, with the exact bytes of its dry run.
@@ -143,41 +144,30 @@ class BandCandidates:
         """
         if plan.tile_width != self._size[1]:
             return replace(self, panel_width=plan.tile_width).with_dry_run(plan)
-        planner = self._planner_of(plan)
-        layout = planner.layout(_bands(plan).layout_key)
+        planner, layout = self._find(plan)
         planner.dry_run(layout)
         modes = with_heap_modes([self._plan(planner, layout)], self.image_task.streamed_bounds)
         return next(one for one in modes if one.heap == plan.heap)
 
-    def _planner_of(self, plan: Plan) -> StreamPlanner:
-        return self.programs.planner(*plan.network_size)
+    def _find(self, plan: Plan) -> tuple[StreamPlanner, StreamLayout]:
+        assert plan.band_plan is not None
+        planner = self.programs.planner(*plan.network_size)
+        return planner, planner.layout(plan.band_plan.layout_key)
 
     def _plan(self, planner: StreamPlanner, layout: StreamLayout) -> Plan:
-        costs, shape, info = self.costs, self.geometry, self.image_task.info
         height, width = self._size
-        known = planner.known_dry_run(layout.key)
+        known = planner.known_dry_run(layout)
         arena_bytes = known.arena_bytes if known else 0
         return Plan(
+            **plan_facts(self.costs, self.geometry, self.image_task),
             strategy="streamed",
             accuracy="exact",
-            device=costs.device,
-            precision=costs.precision,
-            channels_last=costs.channels_last,
-            width=info.width,
-            height=info.height,
-            padded_width=self.image_task.padded_size[1],
-            padded_height=height,
-            scale=shape.scale,
-            align=shape.align,
-            minimum=shape.minimum,
-            square=shape.square,
             tile_width=width,
             tile_height=height,
             overlap=self._overlap if self.panel_width else 0,
             blend=0,
             batch=1,
             tiles=self._panels,
-            images_per_tile=self._images_per_tile,
             run_pixels=height * width * self._images_per_tile,
             seam_share=0.0,
             seconds=self._seconds(layout),
@@ -306,8 +296,3 @@ class BandCandidates:
             row_bytes=(held, made),
             scratch_bytes=int(on_disk) + self._panel_file_bytes,
         )
-
-
-def _bands(plan: Plan) -> BandPlan:
-    assert plan.band_plan is not None
-    return plan.band_plan

@@ -114,9 +114,10 @@ class StreamPlanner:
             self._dry_runs[layout.key] = layout, found
         return self._dry_runs[layout.key][1]
 
-    def known_dry_run(self, key: object) -> DryRunResult | None:
-        """Return the dry run of the candidate with this key if it was made."""
-        return self._dry_runs[key][1] if key in self._dry_runs else None
+    def known_dry_run(self, layout: StreamLayout) -> DryRunResult | None:
+        """Return the dry run of a candidate if it was made."""
+        _, found = self._dry_runs.get(layout.key, (layout, None))
+        return found
 
     def expected_bytes(self, layout: StreamLayout) -> int:
         """Return the bytes to expect of a candidate, exact after its dry run.
@@ -125,7 +126,7 @@ class StreamPlanner:
         is about the same where bands are equally high. What exceeds a draft is mostly workspace of
         operators, which is a smaller part of lower bands.
         """
-        if known := self.known_dry_run(layout.key):
+        if known := self.known_dry_run(layout):
             return known.peak_bytes
         if not self._dry_runs:
             return layout.peak_bytes
@@ -143,7 +144,7 @@ class StreamPlanner:
 
     def expected_rows(self, layout: StreamLayout) -> tuple[LedgerRow, ...]:
         """Return the ledger rows to expect of a candidate."""
-        if known := self.known_dry_run(layout.key):
+        if known := self.known_dry_run(layout):
             return known.rows
         size = self.expected_bytes(layout)
         # What libraries set up is the same for every layout.
@@ -167,7 +168,7 @@ class StreamPlanner:
             while low_memory or self.expected_bytes(smallest) <= limit_bytes:
                 fitting = [one for one in layouts if self.expected_bytes(one) <= limit_bytes]
                 best = min(fitting, key=lambda one: one.cost, default=smallest)
-                if self.known_dry_run(best.key) is None:
+                if self.known_dry_run(best) is None:
                     self.dry_run(best)
                 elif fitting:
                     return replace(best, peak_bytes=self.expected_bytes(best))

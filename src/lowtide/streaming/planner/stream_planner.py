@@ -164,18 +164,19 @@ class StreamPlanner:
         """
         for low_memory in (False, True):
             layouts = self.candidates(low_memory=low_memory)
-            smallest = min(layouts, key=self.expected_bytes)
-            while low_memory or self.expected_bytes(smallest) <= limit_bytes:
+            while True:
                 fitting = [one for one in layouts if self.expected_bytes(one) <= limit_bytes]
-                best = min(fitting, key=lambda one: one.cost, default=smallest)
+                if not fitting and not low_memory:
+                    break
+                # The smallest draft is tried last, so that the bytes that an error names suffice.
+                best = min(fitting, key=lambda one: one.cost, default=layouts[0])
                 if self.known_dry_run(best) is None:
                     self.dry_run(best)
                 elif fitting:
                     return replace(best, peak_bytes=self.expected_bytes(best))
                 else:
                     break
-                smallest = min(layouts, key=self.expected_bytes)
-        least = self.expected_bytes(smallest)
+        least = self.expected_bytes(layouts[0])
         raise BudgetError(
             f"bands of this model need at least {format_bytes(least)}, and the limit is"
             f" {format_bytes(limit_bytes)}",

@@ -182,7 +182,7 @@ def test_no_plan_fits_and_the_hint_works(lowtide, source, out):
 def test_errors_as_json(lowtide, source, out):
     result = lowtide("upscale", source, "-o", out, "--budget", "2MiB", "--json")
     assert result.code == 3
-    assert result.json["schema_version"] == 1
+    assert result.json["schema_version"] == 2
     error = result.json["error"]
     assert error["type"] == "BudgetError"
     assert error["exit_code"] == 3
@@ -214,7 +214,7 @@ def test_every_failure_is_one_document(lowtide, source, out, words, kind, messag
     named = {"SOURCE": source, "OUT": out}
     result = lowtide(*[named.get(str(word), word) for word in words], "--json")
     assert result.code == 2
-    assert result.json["schema_version"] == 1
+    assert result.json["schema_version"] == 2
     error = result.json["error"]
     assert (error["type"], error["exit_code"]) == (kind, 2)
     assert message in error["message"]

@@ -74,7 +74,7 @@ def test_json(lowtide, source, out):
     result = lowtide("upscale", source, "-o", out, "--json", "-b", "256MiB")
     assert result.code == 0
     report = result.json
-    assert report["schema_version"] == 1
+    assert report["schema_version"] == 2
     assert report["model"]["name"] == "lowtide-x2"
     image = report["images"][0]
     assert image["status"] == "done"
@@ -189,7 +189,7 @@ def test_models(lowtide):
     assert "lowtide-x4: ParagonConv ×4" in text.out
     assert text.err == ""
     listed = lowtide("models", "--json").json
-    assert listed["schema_version"] == 1
+    assert listed["schema_version"] == 2
     names = [model["name"] for model in listed["models"]]
     assert names == ["lowtide-x2", "lowtide-x4", "lowtide-large-x2", "lowtide-large-x4"]
 
@@ -210,7 +210,7 @@ def test_doctor(lowtide, private_cache):
     for word in (*titles, "cpu: ", "sdpa-math"):
         assert word in text.out
     facts = lowtide("doctor", "--json").json
-    assert facts["schema_version"] == 1
+    assert facts["schema_version"] == 2
     assert facts["devices"][0]["name"] == "cpu"
     assert facts["cache"] == str(private_cache)
     assert {"lowtide", "torch", "libvips", "spandrel"} <= facts["versions"].keys()
@@ -245,7 +245,11 @@ def test_ways_to_upscale_are_compared(lowtide, tmp_path, save, photo):
     assert "identical" in shown.out
     assert "running memory" in shown.err
     report = json.loads(lowtide(*words, "--json").out)
-    assert [row["way"]["name"] for row in report["rows"]] == ["lowtide", "memory", "conservative"]
+    assert [row["variant"]["name"] for row in report["rows"]] == [
+        "lowtide",
+        "memory",
+        "conservative",
+    ]
     assert lowtide("bench", "upscale", source, "--only", "fastest").code == 2
 
 

@@ -59,7 +59,7 @@ def test_json_and_every_option(lowtide, target):
     )
     assert result.code == 0, result.err
     data = result.json
-    assert data["schema_version"] == 1
+    assert data["schema_version"] == 2
     assert (data["precision"], data["opset"], data["checked"]) == ("bf16", 23, False)
     assert data["bytes"] == target.stat().st_size
     assert "Conv(22)" in data["unchecked_reason"]

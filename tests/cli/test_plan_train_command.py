@@ -86,7 +86,7 @@ def test_json(plan) -> None:
     result = plan("--json", "-q")
     assert result.code == 0
     data = result.json
-    assert data["schema_version"] == 1
+    assert data["schema_version"] == 2
     assert data["device"] == "rtx3070-8gb"
     assert data["fit_report"]["chosen"] == 0
     assert data["fit_report"]["options"][0]["settings"]["size"] == [32, 32]

@@ -254,7 +254,7 @@ def test_max_pixels(run, source):
 def test_sidecar(run, tmp_path):
     image = run(sidecar=True)
     kept = json.loads((tmp_path / "out.png.lowtide.json").read_text())
-    assert kept["schema_version"] == 1
+    assert kept["schema_version"] == 2
     assert kept["model"]["name"] == "lowtide-x2"
     assert kept["image"] == image.model_dump(mode="json")
     assert sorted(path.name for path in tmp_path.iterdir()) == [

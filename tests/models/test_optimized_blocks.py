@@ -163,7 +163,7 @@ def test_parts_overwrite_only_what_nothing_else_needs(family, kind):
 @pytest.mark.parametrize("fitting", [1, 12, 22, 5000])
 def test_parts_are_equal_and_little_is_run_twice(total, fitting, monkeypatch):
     monkeypatch.setattr(
-        swin_blocks, "_PART_BYTES", fitting * swin_blocks._WORKSPACE_CHANNELS * 4 * 16 * 4
+        swin_blocks, "_CHUNK_BYTES", fitting * swin_blocks._WORKSPACE_CHANNELS * 4 * 16 * 4
     )
     some = swin_blocks.windows_per_chunk(torch.empty(1, total * 4, 16), total)
     most = min(fitting, total)

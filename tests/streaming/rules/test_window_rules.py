@@ -37,7 +37,7 @@ def test_it_gives_what_the_model_gives(shift, scale_last, size):
 @pytest.mark.parametrize("size", [(24, 12), (28, 36), (8, 4)])
 def test_layers_around_it_are_run_with_it(monkeypatch, shift, channels, heads, size):
     monkeypatch.setattr(
-        fuse_qkv_proj, "_PART_BYTES", 4 * SIDE**2 * 3 * 64 * 4
+        fuse_qkv_proj, "_CHUNK_BYTES", 4 * SIDE**2 * 3 * 64 * 4
     )  # four windows or five
     module = Windows(channels, heads, shift=shift)
     image = torch.rand(1, 3, *size)

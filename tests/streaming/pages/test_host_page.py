@@ -218,7 +218,9 @@ def test_a_missing_wait_is_a_race(monkeypatch, missing):
     if missing == "here waits":
         monkeypatch.setattr(_AsyncCopy, "result", lambda self: self.data)
     if missing == "over waits":
-        monkeypatch.setattr(_AsyncCopy, "end_reads", lambda self: setattr(self, "reads_done", nothing))
+        monkeypatch.setattr(
+            _AsyncCopy, "end_reads", lambda self: setattr(self, "reads_done", nothing)
+        )
     nothing = Event({}, streams)
     carrier.allocate(64)  # so that rooms are kept, and not unlocked
     rooms, former, memory = [], None, torch.empty(64, dtype=torch.uint8)

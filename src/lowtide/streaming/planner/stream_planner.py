@@ -25,7 +25,7 @@ from lowtide.streaming.planner.ledger_rows import ledger_row
 # Two candidates differ by at least this share of their bytes.
 _STEP = 0.08
 # Ratios of exact to drafted bytes differ by this much: what may fit is worth a dry run.
-_LEAST_SHARE = 0.95
+_LEAST_SHARE = 0.9
 
 
 class StreamPlanner:
@@ -168,20 +168,34 @@ class StreamPlanner:
                 fitting = [one for one in layouts if self.expected_bytes(one) <= limit_bytes]
                 if not fitting and not low_memory:
                     break
-                # The smallest draft is tried last, so that the bytes that an error names suffice.
-                best = min(fitting, key=lambda one: one.cost, default=layouts[0])
+                best = (
+                    min(fitting, key=lambda one: one.cost)
+                    if fitting
+                    else self._last_resort(layouts, limit_bytes)
+                )
                 if self.known_dry_run(best) is None:
                     self.dry_run(best)
                 elif fitting:
                     return replace(best, peak_bytes=self.expected_bytes(best))
                 else:
                     break
-        least = self.expected_bytes(layouts[0])
+        least = min(map(self.expected_bytes, layouts))
         raise BudgetError(
             f"bands of this model need at least {format_bytes(least)}, and the limit is"
             f" {format_bytes(limit_bytes)}",
             smallest=least,
         )
+
+    def _last_resort(self, layouts: list[StreamLayout], limit_bytes: int) -> StreamLayout:
+        """Return the layout to try where none is expected to fit.
+
+        A draft that only its correction rules out, so that the bytes that an error names suffice;
+        else the smallest.
+        """
+        for one in layouts:
+            if one.peak_bytes * _LEAST_SHARE <= limit_bytes and self.known_dry_run(one) is None:
+                return one
+        return min(layouts, key=self.expected_bytes)
 
 
 def _pareto_front(drafts: list[StreamLayout]) -> list[StreamLayout]:

@@ -15,7 +15,7 @@ from lowtide.core.errors import BudgetError
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.streaming.api import Streamed
 from lowtide.streaming.certificate import tf32
-from lowtide.streaming.pages.placement import PagePlacement
+from lowtide.streaming.engine.placement import PagePlacement
 from lowtide.streaming.specialize.cuda_graph import GraphRecording, graph_recorder_for
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}

@@ -33,7 +33,7 @@ from card_turns import DONE, MEASURED, PLANNED, Turn
 from common import ResultFile, ratio_of, spread
 
 from lowtide.core.units import GIB, parse_bytes
-from lowtide.streaming.pages.placement import PagePlacement
+from lowtide.streaming.engine.placement import PagePlacement
 
 # At every side; and the others at one.
 MODEL = "VAE decode"

@@ -13,7 +13,7 @@ from streaming_models import given, made
 from torch import Tensor
 
 from lowtide.streaming.api import Streamed
-from lowtide.streaming.pages.placement import PagePlacement
+from lowtide.streaming.engine.placement import PagePlacement
 
 # The tiles of diffusers: at this size or larger, or it does not tile at all.
 TILE = 256

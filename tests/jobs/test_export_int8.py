@@ -40,7 +40,12 @@ def test_smaller_and_near(tmp_path, photos, photo):
     report = export_onnx(
         "lowtide-x2", target, precision="int8", calibrate=[photos], progress=told.append
     )
-    assert [step.split()[0] for step in told] == ["tracing", "simplifying", "calibrating", "comparing"]
+    assert [step.split()[0] for step in told] == [
+        "tracing",
+        "simplifying",
+        "calibrating",
+        "comparing",
+    ]
     fp32 = export_onnx("lowtide-x2", tmp_path / "whole.onnx")
     assert report.file_bytes < fp32.file_bytes / 2
     assert [one.bound for one in report.sizes] == [None] * 4

@@ -16,15 +16,9 @@ from lowtide.core.errors import BudgetError, ModelError, OutputError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.streaming.certificate import Certificate, _measure
-from lowtide.streaming.engine import executor
 from lowtide.streaming.pages.disk_page import DiskPage
 from lowtide.streaming.pages.page import MemoryPage, memory_order
 from support.stream_models import Normed, whole
-
-
-@pytest.fixture(scope="module")
-def model():
-    return Normed().eval()
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +66,7 @@ def test_memory_stays_within_the_budget_and_below_the_whole(model, pages):
     image = torch.rand(1, 3, 512, 384)
     budget = 52 * MIB if pages == "memory" else 40 * MIB
     small = lowtide.stream(model, budget=budget, pages=pages)
-    small.prepare(image)
+    assert small.explain(image).startswith("streamed, segments: ")
     small(image)  # what libraries set up when they are first used
 
     taken = live_peak_bytes(lambda: small(image))
@@ -146,11 +140,6 @@ def test_as_many_pages_as_fit_stay_in_memory(budget):
     taken = live_peak_bytes(lambda: small(image))
     assert taken <= budget * MIB
     assert 0.99 <= layout.peak_bytes / taken <= 1.02
-
-
-def test_explains_itself(model):
-    text = lowtide.stream(model, budget="64MiB").explain(torch.rand(1, 3, 64, 64))
-    assert text.startswith("streamed, segments: ")
 
 
 def test_a_certificate_is_remembered(model, monkeypatch):
@@ -234,14 +223,10 @@ def test_a_certificate_is_of_what_a_module_does(tmp_path, monkeypatch):
     "enlarged, side, compared",
     [
         (1, 40, 40),
-        (1, 70, 70),
-        (1, 128, 64),
         (1, 200, 72),
-        (2, 200, 72),
+        (2, 128, 64),
         (8, 20, 20),
-        (8, 64, 32),
         (8, 66, 34),
-        (8, 100, 68),
     ],
 )
 def test_a_model_is_compared_on_a_small_image_of_the_same_rest(
@@ -276,21 +261,6 @@ def test_layouts_are_remembered(model, monkeypatch):
     assert (again.key, again.peak_bytes) == (first.key, first.peak_bytes)
     with pytest.raises(AssertionError, match="looked at again"):
         lowtide.stream(model, budget="64MiB").prepare(torch.rand(1, 3, 96, 72))
-
-
-@pytest.mark.parametrize("kept, planned", [(512, [True, True, False]), (0, [True, True, True])])
-def test_bands_are_planned_twice_at_most_unless_there_are_many(model, monkeypatch, kept, planned):
-    asked = []
-    plan = executor.schedule_bands
-    monkeypatch.setattr(executor, "schedule_bands", lambda *args: asked.append(args) or plan(*args))
-    monkeypatch.setattr(executor, "_MAX_CACHED_BANDS_ON_CPU", kept)
-    small = lowtide.stream(model, budget="64MiB")
-    image = torch.rand(1, 3, 75, 53)
-    small.prepare(image)
-    for anew in planned:
-        asked.clear()
-        assert (small(image) - whole(model, image)).abs().max() <= 5e-6
-        assert bool(asked) == anew
 
 
 def test_a_wrong_rule_is_found_out(monkeypatch):
@@ -364,8 +334,10 @@ def test_a_disk_page_holds_rows_of_any_dimension():
     page.close()
 
 
-@pytest.mark.parametrize("kind", ["memory", "disk"])
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 2, 3, 1], [0, 3, 2, 1]])
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [("memory", [0, 2, 3, 1]), ("memory", [0, 3, 2, 1]), ("disk", [0, 2, 3, 1])],
+)
 def test_pages_keep_the_order_in_memory(kind, order):
     """Channels-last maps come back channels last, of however few rows."""
     laid = torch.randn(1, 6, 10, 4).permute(order).contiguous()

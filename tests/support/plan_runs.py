@@ -13,14 +13,14 @@ def whole_of(plan):
     return plan.model_copy(update={"strategy": "whole", "band_plan": None})
 
 
-def run_plan(net, array, plan, programs=None, **more):
+def run_plan(net, array, plan, program=None, **more):
     sink = ArraySink()
-    execute_plan(net, ArraySource(array), sink, plan, programs=programs, **more)
+    execute_plan(net, ArraySource(array), sink, plan, program=program, **more)
     return sink.commit()
 
 
-def assert_same(net, array, plan, programs, **more):
-    result = run_plan(net, array, plan, programs, **more)
+def assert_same(net, array, plan, program, **more):
+    result = run_plan(net, array, plan, program, **more)
     expected = run_plan(net, array, whole_of(plan))
     assert result.dtype == expected.dtype
     step = 1e-6 if array.dtype == np.float32 else 1

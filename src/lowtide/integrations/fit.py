@@ -11,7 +11,7 @@ from lowtide.core.errors import UsageError
 from lowtide.integrations.fitted_module import FitSettings, fit_part, is_fitted, unfit_part
 from lowtide.integrations.part_selection import PARTS, check_part, chosen_parts, has_parts
 from lowtide.memory.budget import Budget
-from lowtide.streaming.pages.placement import PagePlacement
+from lowtide.streaming.engine.placement import PagePlacement
 
 # Attribute of an autoencoder: its own memory savings (tiling, slicing) that `fit` switched off.
 _SWITCHED_OFF = "_lowtide_switched_off"

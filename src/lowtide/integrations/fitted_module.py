@@ -22,7 +22,7 @@ from lowtide.core.errors import UsageError
 from lowtide.integrations.call_checks import check_eval_mode, check_not_traced, check_state
 from lowtide.memory.budget import Budget
 from lowtide.streaming.api import Streamed
-from lowtide.streaming.pages.placement import PagePlacement
+from lowtide.streaming.engine.placement import PagePlacement
 
 # Attribute of a part: its settings.
 _SETTINGS_ATTRIBUTE = "_lowtide_fitting"

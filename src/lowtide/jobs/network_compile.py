@@ -12,7 +12,7 @@ from lowtide.memory.plan import Plan
 from lowtide.streaming.specialize.cuda_graph import cuda_graph_for
 from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 from lowtide.streaming.specialize.torch_compile import CompileCache, compile_for, preload_compiler
-from lowtide.streaming.tiles.runner import plan_axes
+from lowtide.streaming.tiles.grid import plan_axes
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 Shape = tuple[int, ...]

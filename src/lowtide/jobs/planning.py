@@ -21,12 +21,14 @@ from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan,
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.plan_file import PlanFile, check_replay
 from lowtide.streaming.planner.band_candidates import BandCandidates
-from lowtide.streaming.planner.compile_candidates import with_compile
-from lowtide.streaming.planner.graph_candidates import with_cuda_graph
-from lowtide.streaming.planner.model_facts import ImageTask, Overrides
-from lowtide.streaming.planner.multi_device import with_devices
+from lowtide.streaming.planner.model_facts import ImageTask
 from lowtide.streaming.planner.tile_candidates import tile_candidates
-from lowtide.streaming.planner.tile_prefetch import with_prefetch
+from lowtide.streaming.planner.tile_variants import (
+    with_compile,
+    with_cuda_graph,
+    with_devices,
+    with_prefetch,
+)
 
 
 @dataclass
@@ -123,14 +125,11 @@ def _choose(
 ) -> tuple[list[Plan], Plan]:
     """Return all candidate plans and the one to run, which may be streamed.
 
-    Streamed plans run only if they give the same result as the whole image on a small input.
+    Raises as `choose_plan`.
     """
     overrides, accuracy = settings.overrides, settings.accuracy_request
-    band_candidates = BandCandidates(
-        prepared.costs, prepared.geometry, image_task, prepared.programs
-    )
+    bands = BandCandidates(prepared.costs, prepared.geometry, image_task, prepared.programs)
     plans: list[Plan] = []
-    refused: list[Refusal] = []
     if overrides.strategy != "streamed":
         plans = tile_candidates(prepared.costs, prepared.geometry, image_task, overrides)
         if not prepared.replicas:
@@ -138,106 +137,67 @@ def _choose(
                 _with_most_in_flight(plan, settings.streams, budget, limit_bytes) for plan in plans
             ]
         plans = _specialized_plans(plans, prepared, settings, images)
-    if settings.compile == "on" or settings.cuda_graphs:
-        how = "captured in CUDA graphs" if settings.cuda_graphs else "compiled"
-        refused.append(Refusal(title="streamed", reason=f"streamed networks are not {how}"))
-    elif prepared.network.free_memory is not None:
-        refused.append(
-            Refusal(title="streamed", reason="ONNX Runtime runs the whole graph of a file")
-        )
-    elif is_eight_bits(prepared.precision):
-        refused.append(Refusal(title="streamed", reason="8-bit layers do not run in bands"))
-    elif why := _reason_not_streamed(plans, overrides, budget, accuracy, band_candidates, images):
-        refused.append(Refusal(title="streamed", reason=why))
-    elif overrides.strategy in ("auto", "streamed") and not overrides.requires_tiles:
-        cache = StrategyCache(prepared, image_task, budget, accuracy)
-        cached_title = cache.get(plans) if limit_bytes is None else None
-        if cached_title is None:
-            found = _choose_with_bands(
-                plans, prepared, band_candidates, budget, accuracy, refused, limit_bytes
-            )
-            if limit_bytes is None:
-                cache.put(found[1])
-            return found
-        reason = f"considered before, when {cached_title} was the better choice"
-        refused.append(Refusal(title="streamed", reason=reason))
-    return _choose_verified(
-        _plans_below(plans, limit_bytes), prepared, band_candidates, budget, accuracy, refused
-    )
+    cache = StrategyCache(prepared, image_task, budget, accuracy) if limit_bytes is None else None
+    reason = _reason_not_streamed(plans, prepared, settings, budget, bands, images, cache)
+    if reason is None:
+        try:
+            candidates, chosen = _choose_with_bands(plans, bands, budget, accuracy, limit_bytes)
+        except ModelError as error:
+            reason = error.message
+        else:
+            if cache is not None:
+                cache.put(chosen)
+            return candidates, chosen
+    refused = [Refusal(title="streamed", reason=reason)] if reason else []
+    plans = _plans_below(plans, limit_bytes)
+    return plans, choose_plan(plans, budget, accuracy, refused)
 
 
 def _choose_with_bands(
     plans: list[Plan],
-    prepared: PreparedModel,
-    band_candidates: BandCandidates,
+    bands: BandCandidates,
     budget: Budget,
     accuracy: AccuracyRequest,
-    refused: list[Refusal],
     limit_bytes: int | None,
 ) -> tuple[list[Plan], Plan]:
-    """As `_choose_verified`, with streamed candidates; narrow bands only where no others fit."""
-    try:
-        usual = _plans_below(plans + band_candidates.candidates(), limit_bytes)
-    except ModelError as error:
-        refused.append(Refusal(title="streamed", reason=error.message))
-        return _choose_verified(
-            _plans_below(plans, limit_bytes), prepared, band_candidates, budget, accuracy, refused
-        )
-    if any(shortfall(plan, budget) is None for plan in usual):
-        try:
-            return _choose_verified(
-                usual, prepared, band_candidates, budget, accuracy, list(refused)
-            )
-        except BudgetError:
-            pass  # the exact peaks exceed the drafts that seemed to fit
-    narrow = _plans_below(plans + band_candidates.candidates(low_memory=True), limit_bytes)
-    return _choose_verified(narrow, prepared, band_candidates, budget, accuracy, refused)
+    """Return ``plans`` with streamed ones, and the best of all.
+
+    Streamed plans are drafts until a dry run: it is made of the best one, with which another may be
+    better. Narrow bands are considered only where no other plan fits.
+
+    Raises:
+        ModelError: The network cannot be streamed exactly.
+        BudgetError: No plan fits; names the exact bytes of the smallest.
+    """
+    for low_memory in (False, True):
+        while True:
+            candidates = plans + bands.candidates(low_memory=low_memory)
+            candidates, failure = _plans_below(candidates, limit_bytes), None
+            try:
+                chosen = choose_plan(candidates, budget, accuracy)
+            except BudgetError as error:
+                if not low_memory:
+                    break
+                failure = error
+                considered = accurate_enough(candidates, accuracy)
+                chosen = min(considered, key=lambda plan: plan.upper_bytes)
+            if chosen.strategy == "streamed" and not bands.is_exact(chosen):
+                bands.with_dry_run(chosen)
+                continue
+            if failure is not None:
+                raise failure
+            if chosen.strategy == "streamed":
+                bands.programs.certificate(*chosen.network_size)
+            return candidates, chosen
+    raise AssertionError("the last round returns or raises")
 
 
 def _plans_below(plans: list[Plan], limit_bytes: int | None) -> list[Plan]:
     """Return the plans below ``limit_bytes`` bytes, or else the smallest plan."""
-    if limit_bytes is None:
+    if limit_bytes is None or not plans:
         return plans
     smallest = min(plans, key=lambda plan: plan.upper_bytes)
     return [plan for plan in plans if plan.upper_bytes < limit_bytes] or [smallest]
-
-
-def _choose_verified(
-    plans: list[Plan],
-    prepared: PreparedModel,
-    band_candidates: BandCandidates,
-    budget: Budget,
-    accuracy: AccuracyRequest,
-    refused: list[Refusal],
-) -> tuple[list[Plan], Plan]:
-    """Choose the plan to run; a streamed one is predicted exactly and verified.
-
-    Raises as `choose_plan`.
-    """
-    dry_run_keys: set[object] = set()
-    while True:
-        try:
-            chosen = choose_plan(plans, budget, accuracy, refused)
-        except BudgetError:
-            # The message has to name the exact bytes of the smallest plan.
-            chosen = min(accurate_enough(plans, accuracy), key=lambda plan: plan.upper_bytes)
-            if chosen.strategy != "streamed" or _draft_key(chosen) in dry_run_keys:
-                raise
-        else:
-            if chosen.strategy != "streamed":
-                return plans, chosen
-            try:
-                prepared.programs.certificate(*chosen.network_size)
-            except ModelError as error:
-                refused.append(Refusal(title="streamed", reason=error.message))
-                plans = [plan for plan in plans if plan.strategy != "streamed"]
-                continue
-            if _draft_key(chosen) in dry_run_keys:
-                return plans, chosen
-        # Candidates are drafts: with the exact bytes of the best, another may be better.
-        exact = band_candidates.with_dry_run(chosen)
-        dry_run_keys.add(_draft_key(exact))
-        plans = [exact if _draft_key(plan) == _draft_key(exact) else plan for plan in plans]
 
 
 def _specialized_plans(
@@ -275,32 +235,39 @@ def _with_most_in_flight(plan: Plan, streams: int, budget: Budget, limit_bytes: 
 
 def _reason_not_streamed(
     plans: list[Plan],
-    overrides: Overrides,
+    prepared: PreparedModel,
+    settings: UpscaleSettings,
     budget: Budget,
-    accuracy: AccuracyRequest,
-    band_candidates: BandCandidates,
+    bands: BandCandidates,
     images: int,
+    cache: StrategyCache | None,
 ) -> str | None:
-    """Return why bands are not worth planning, or None if they may save time."""
-    if overrides.strategy != "auto" or overrides.requires_tiles:
-        return None
-    able = [
-        plan.seconds
-        for plan in plans
-        if shortfall(plan, budget) is None and (plan.accuracy == "exact" or accuracy == "fast")
-    ]
-    saved = images * (min(able, default=math.inf) - band_candidates.least_seconds)
-    takes = band_candidates.programs.planning_seconds * band_candidates.costs.time_scale
-    if saved > takes:
-        return None
-    return (
-        f"not considered: planning it takes about {format_seconds(takes)}, and it would save at"
-        f" most {format_seconds(max(saved, 0))}"
-    )
-
-
-def _draft_key(plan: Plan) -> tuple[object, ...]:
-    return plan.band_plan, plan.heap, plan.tile_width
+    """Return why bands are not planned, or None if they are; "" where tiles are requested."""
+    overrides, accuracy = settings.overrides, settings.accuracy_request
+    if settings.cuda_graphs or settings.compile == "on":
+        how = "captured in CUDA graphs" if settings.cuda_graphs else "compiled"
+        return f"streamed networks are not {how}"
+    if prepared.network.free_memory is not None:
+        return "ONNX Runtime runs the whole graph of a file"
+    if is_eight_bits(prepared.precision):
+        return "8-bit layers do not run in bands"
+    if overrides.strategy not in ("auto", "streamed") or overrides.requires_tiles:
+        return ""
+    if overrides.strategy == "auto":
+        able = [
+            plan.seconds
+            for plan in plans
+            if shortfall(plan, budget) is None and (plan.accuracy == "exact" or accuracy == "fast")
+        ]
+        saved = images * (min(able, default=math.inf) - bands.least_seconds)
+        takes = prepared.programs.planning_seconds * prepared.costs.time_scale
+        if saved <= takes:
+            return (
+                f"not considered: planning it takes about {format_seconds(takes)}, and it would"
+                f" save at most {format_seconds(max(saved, 0))}"
+            )
+    better = cache.get(plans) if cache is not None else None
+    return None if better is None else f"considered before, when {better} was the better choice"
 
 
 def _replay(

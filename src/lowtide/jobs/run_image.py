@@ -96,6 +96,11 @@ def _compute(session: UpscaleSession, job: ImageJob, task: ImageTaskPlan) -> Com
             held_memory = _HeldMemory(session, plan, queue_bytes)
             with divide_threads(plan.device_count, session.threads):
                 network = network_for(session, job, plan, task.notes)
+                program = (
+                    session.prepared.programs.program(*plan.network_size)
+                    if plan.strategy == "streamed"
+                    else None
+                )
                 outcome = execute_plan(
                     network,
                     reading,
@@ -106,7 +111,7 @@ def _compute(session: UpscaleSession, job: ImageJob, task: ImageTaskPlan) -> Com
                     cancel=session.cancel,
                     over_budget=held_memory.over_budget,
                     before_step=held_memory.make_room,
-                    programs=session.prepared.programs,
+                    program=program,
                     scratch=session.scratch,
                 )
             sink.close_rows()

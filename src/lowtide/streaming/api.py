@@ -22,10 +22,10 @@ from lowtide.streaming.capture.model_inputs import ModelInputs, StreamAxis
 from lowtide.streaming.certificate import tf32_is_allowed
 from lowtide.streaming.engine.arena import hold_arena
 from lowtide.streaming.engine.executor import allocate_result, collect_rows
-from lowtide.streaming.engine.graph_replay import HINT, GraphReplays
+from lowtide.streaming.engine.placement import PagePlacement, Placement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
-from lowtide.streaming.pages.placement import PagePlacement, Placement
 from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
+from lowtide.streaming.specialize.graph_replay import HINT, GraphReplays
 
 # Image sizes whose programs are kept.
 _MAX_PROGRAMS = 4

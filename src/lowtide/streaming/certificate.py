@@ -19,14 +19,13 @@ from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs, memory_format_of
 from lowtide.streaming.capture.output_container import unpack_output
+from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
+from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES
 from lowtide.streaming.pages.page import input_pages
-from lowtide.streaming.pages.placement import memory_page_factory
-from lowtide.streaming.planner.cut_points import CutPoints
-from lowtide.streaming.rules.rule import op_name
 from lowtide.streaming.tolerance import tolerance
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
@@ -83,7 +82,7 @@ def certify(
         ModelError: The two differ by more than rounding, or the model runs other operators at
             another size.
     """
-    wanted = graph_digest(program)
+    wanted = program.operators_digest
     allowed = tolerance(node.meta.dtype for node in program.graph.nodes)
     inputs = ModelInputs.of(inputs)
     for small in (_small_inputs(inputs, program, which) for which in range(2)):
@@ -119,17 +118,6 @@ def _certify_cached(
         if path is not None:
             write_cached(path, json.dumps(asdict(found)))
     return found
-
-
-def graph_digest(program: StreamProgram) -> str:
-    """Return a digest of a program's operators, independent of the image size."""
-    names = (
-        f"{type(step).__name__} {op_name(program.graph.nodes[index].target)}"
-        if index < len(program.graph.nodes)
-        else type(step).__name__
-        for index, step in program.steps.items()
-    )
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
 def _small_inputs(inputs: ModelInputs, program: StreamProgram, which: int) -> ModelInputs:
@@ -197,10 +185,10 @@ def _measure(module: nn.Module, small: ModelInputs, allowed: float) -> Certifica
     error = max(_largest_error(result, whole) for result in results)
     types = {dtype, *(node.meta.dtype for node in program.graph.nodes)}
     if error <= allowed or not types & {torch.bfloat16, torch.float16}:
-        return Certificate(error, graph_digest(program))
+        return Certificate(error, program.operators_digest)
     exact = _in_fp32(module, small)
     error = max(_largest_error(result, exact) for result in results)
-    return Certificate(error, graph_digest(program), _largest_error(whole, exact))
+    return Certificate(error, program.operators_digest, _largest_error(whole, exact))
 
 
 def call_model(module: Callable[..., Any], inputs: ModelInputs) -> list[Tensor]:

@@ -5,32 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
-from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
-from lowtide.memory.cache import cache_folder
-from lowtide.memory.profiles import local_profile
-from lowtide.streaming.capture.autocast_state import no_autocast
-from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_module import OpaqueModule
 from lowtide.streaming.capture.output_container import Repack
-from lowtide.streaming.certificate import Certificate, certify
+from lowtide.streaming.certificate import Certificate
 from lowtide.streaming.engine.executor import BandExecutor, OutputRows
-from lowtide.streaming.engine.graph_replay import HINT
-from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
+from lowtide.streaming.engine.placement import PagePlacement, page_factory
+from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.module_fingerprint import AttributeKey, ModuleFingerprint
 from lowtide.streaming.pages.page import input_pages
-from lowtide.streaming.pages.placement import PagePlacement, allowed_placements, page_factory
-from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
 from lowtide.streaming.planner.layout_search import StreamLayout
-from lowtide.streaming.planner.select import select_layout
+from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
+from lowtide.streaming.specialize.graph_replay import HINT
 
 _SPILL_LABELS = {"host": " on the host", "disk": " on disk"}
 # Share of the budget for what the heap keeps and libraries allocate in addition to rows. Smaller on
@@ -149,12 +143,19 @@ def prepare_stream(
         require_cuda_graphs(device, HINT)
     if on_cpu and settings.pages == "host":
         raise UsageError("on a CPU, pages are in host memory anyway", hint="pages='memory'")
-    program = lower_to_rows(capture(module, inputs))
+    planner = StreamPlanner(
+        module,
+        inputs,
+        pages=settings.pages,
+        # A CUDA graph has a memory pool of its own, which an arena cannot serve.
+        use_arena=not settings.recorded,
+    )
+    program = planner.program
     if settings.recorded and len(inputs.tensors) + len(program.outputs) > 2:
         raise UsageError("a CUDA graph is recorded for one input and one result", hint=HINT)
-    with no_autocast(image.device.type):
-        layout, arena_bytes = _choose_layout(program, inputs, settings)
-    certificate = certify(module, inputs, program, cache_folder()) if settings.certified else None
+    layout = _choose_layout(planner, image, settings)
+    arena_bytes = planner.dry_run(layout).arena_bytes
+    certificate = planner.certificate if settings.certified else None
     make_page = page_factory(
         program, layout.placement, image.device, settings.scratch, resident=layout.resident
     )
@@ -167,36 +168,15 @@ def prepare_stream(
     )
 
 
-def _choose_layout(
-    program: StreamProgram, inputs: ModelInputs, settings: StreamSettings
-) -> tuple[StreamLayout, int]:
-    """Return the layout within the budget, and the bytes to allocate in one piece."""
-    image = inputs.first
+def _choose_layout(planner: StreamPlanner, image: Tensor, settings: StreamSettings) -> StreamLayout:
+    """Return the layout within the budget."""
     on_cpu, device = image.device.type == "cpu", str(image.device)
-    profile = None if on_cpu else local_profile(device)
     allowed = Budget.parse(settings.budget, device="cpu" if on_cpu else device).device_bytes
     # A CUDA graph reads and writes fixed memory, in addition to the image and result of the caller.
-    copies = image.nbytes + program.bytes_of(program.output)
+    copies = image.nbytes + planner.program.bytes_of(planner.program.output)
     reserve = _BudgetShare.for_device(on_cpu=on_cpu, recorded=settings.recorded, copy_bytes=copies)
-    dry_runs: dict[Any, DryRunResult] = {}
-
-    def bytes_of(draft: StreamLayout) -> int:
-        # A CUDA graph has a private memory pool, so a block allocated up front cannot serve its
-        # run.
-        use_arena = not settings.recorded
-        found = dry_runs[draft.key] = dry_run(
-            program, draft, whole_image=True, profile=profile, use_arena=use_arena
-        )
-        return found.peak_bytes
-
     try:
-        layout = select_layout(
-            program,
-            reserve.available_bytes(allowed),
-            bytes_of,
-            allowed_placements(image.device, settings.pages),
-            partial_spill=settings.pages == "auto",
-        )
+        return planner.choose(reserve.available_bytes(allowed))
     except BudgetError as error:
         least = reserve.smallest_budget(error.smallest or 0)
         raise BudgetError(
@@ -205,4 +185,3 @@ def _choose_layout(
             smallest=least,
             hint=f"a budget of {-(-least // MIB)}MiB",
         ) from error
-    return layout, dry_runs[layout.key].arena_bytes

@@ -22,10 +22,10 @@ from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.graph import Graph
 from lowtide.streaming.engine import arena
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
+from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import memory_page_factory
 from lowtide.streaming.planner.dry_run import dry_run, trace_run
 from lowtide.streaming.planner.layout_search import LayoutSearch
 

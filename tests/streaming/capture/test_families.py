@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowtide.streaming.pages.placement import page_factory
+from lowtide.streaming.engine.placement import page_factory
 from support.band_runs import by_bands, check_parity, convolved_orders, program_of
 from support.stream_families import AUTOENCODERS, FAMILIES, Part, rolled
 

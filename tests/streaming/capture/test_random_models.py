@@ -7,14 +7,13 @@ import torch
 
 from lowtide.core.errors import BudgetError
 from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import page_factory
-from lowtide.streaming.planner.cut_points import CutPoints
-from lowtide.streaming.planner.dry_run import dry_run
-from lowtide.streaming.planner.select import select_layout
+from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.rules.norm import Moments
 from lowtide.streaming.rules.row_op import Reduction
 from support.random_models import BOUND, drawn_size, made
@@ -23,16 +22,16 @@ from support.stream_families import AUTOENCODERS, FAMILIES
 CPU = torch.device("cpu")
 
 
-def drawn_layout(program, draw):
+def drawn_layout(module, image, program, draw):
     """(segments, bands of each, where pages lie, those in memory in any case)"""
     again, pages = draw.choice((0, 16, 128)), draw.choice(("memory", "disk"))
     if draw.random() < 0.1:
         limit = int(2 ** draw.uniform(16, 23))
-        told = lambda layout: dry_run(program, layout, whole_image=True).peak_bytes  # noqa: E731
+        planner = StreamPlanner(module, image, pages=pages)
         try:
-            layout = select_layout(program, limit, told, (pages,), partial_spill=True)
+            layout = planner.choose(limit)
         except BudgetError as error:
-            layout = select_layout(program, error.smallest, told, (pages,), partial_spill=True)
+            layout = planner.choose(error.smallest)
         return layout.segments, layout.bands, pages, layout.resident
     segments = cut_segments(program, CutPoints(program).cuts(draw.randint(1, 12)), again)
     held = {index for part in segments for index in part.pages if draw.random() < 0.3}
@@ -47,7 +46,7 @@ def check_draws(name, number, size, layouts):
         whole = module(image.clone())
     program = lower_to_rows(capture(module, image))
     for _ in range(layouts):
-        segments, bands, pages, held = drawn_layout(program, draw)
+        segments, bands, pages, held = drawn_layout(module, image, program, draw)
         sweep = BandExecutor(
             program, segments, bands, page_factory(program, pages, CPU, resident=held)
         )
@@ -65,15 +64,11 @@ def test_a_few_draws(name):
 def test_the_least_budget_that_an_error_names_is_enough(name):
     """Of few pixels too, of which operators take less for themselves than of many."""
     module, channels = made(name)
-    program = lower_to_rows(capture(module, torch.randn(1, channels, 24, 20)))
-
-    def told(layout):
-        return dry_run(program, layout, whole_image=True).peak_bytes
-
+    image = torch.randn(1, channels, 24, 20)
     with pytest.raises(BudgetError) as error:
-        select_layout(program, 1024, told)
+        StreamPlanner(module, image).choose(1024)
     least = error.value.smallest
-    assert select_layout(program, least, told).peak_bytes <= least
+    assert StreamPlanner(module, image).choose(least).peak_bytes <= least
 
 
 @pytest.mark.slow

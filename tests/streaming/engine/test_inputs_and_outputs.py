@@ -11,9 +11,9 @@ import lowtide
 from lowtide.core.errors import BudgetError, ModelError, UsageError
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.streaming.engine.executor import BandExecutor
+from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import memory_page_factory
 from support.band_runs import program_of
 from support.stream_models import Normed
 

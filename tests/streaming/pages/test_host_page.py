@@ -10,19 +10,19 @@ from lowtide.core.units import MIB
 from lowtide.memory.pinned import PinnedMemory
 from lowtide.memory.profiles import load_profile
 from lowtide.streaming.engine.band_schedule import schedule_bands
+from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
+from lowtide.streaming.engine.placement import allowed_placements, memory_page_factory, page_factory
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.host_page import HostPage
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import allowed_placements, memory_page_factory, page_factory
 from lowtide.streaming.pages.transfer import (
     CompletedCopy,
     CudaHostTransfer,
     SyncHostTransfer,
     _AsyncCopy,
 )
-from lowtide.streaming.planner.cut_points import CutPoints
 from lowtide.streaming.planner.dry_run import dry_run, trace_run
 from lowtide.streaming.planner.layout_search import LayoutSearch
 from support.band_runs import by_bands, program_of
@@ -97,7 +97,7 @@ def test_all_bands_were_fetched_ahead(monkeypatch):
             fetched.append(carrier.begun - before)
             return rows
 
-    monkeypatch.setattr("lowtide.streaming.pages.placement.HostPage", Watched)
+    monkeypatch.setattr("lowtide.streaming.engine.placement.HostPage", Watched)
     image, carrier = torch.rand(1, 3, 61, 40), Late()
     program = program_of(net(), image)
     pages = 3  # one before each norm
@@ -130,7 +130,7 @@ def test_no_page_keeps_rows_on_the_card_between_segments(monkeypatch):
             found = self.first(x)
             return self.rest(found) + found  # a page from the first segment to the last
 
-    monkeypatch.setattr("lowtide.streaming.pages.placement.HostPage", Watched)
+    monkeypatch.setattr("lowtide.streaming.engine.placement.HostPage", Watched)
     image = torch.rand(1, 3, 61, 40)
     program = program_of(Skips().eval(), image)
     by_bands(program, image, 6, 1, page_factory(program, "host", CPU, transfer=SyncHostTransfer()))

@@ -14,10 +14,10 @@ from lowtide.streaming.capture.graph import Graph
 from lowtide.streaming.engine.band_schedule import schedule_bands
 from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows
 from lowtide.streaming.engine.halo_recompute import recomputed_results
+from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage, concat_by_copy
-from lowtide.streaming.pages.placement import page_factory
 from lowtide.streaming.planner.dry_run import dry_run
 from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, LayoutSearch
 from lowtide.streaming.planner.segment_cost import estimate_segment

@@ -9,12 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.graph import Graph
+from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
+from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.pages.placement import memory_page_factory
-from lowtide.streaming.planner.cut_points import CutPoints
 from lowtide.streaming.rules.row_op import RowOp
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.streaming.planner.graph_candidates import with_cuda_graph
+from lowtide.streaming.planner.tile_variants import with_cuda_graph
 from lowtide.streaming.specialize.cuda_graph import cuda_graph_for
 from lowtide.streaming.specialize.shape_specialized import ShapeSpecialized
 from support.toy_models import conv_net, make_plan, network, pictures

@@ -8,7 +8,7 @@ import torch._inductor.config
 from torch import nn
 
 from lowtide.core.errors import ModelError
-from lowtide.streaming.planner.compile_candidates import with_compile
+from lowtide.streaming.planner.tile_variants import with_compile
 from lowtide.streaming.specialize.shape_specialized import ShapeSpecialized, SpecializationGain
 from lowtide.streaming.specialize.torch_compile import CompileCache, compile_for
 from support.toy_models import conv_net, make_plan, network, pictures

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowtide.core.errors import Cancelled, NotFiniteError
-from lowtide.streaming.planner.multi_device import with_devices
+from lowtide.streaming.planner.tile_variants import with_devices
 from lowtide.streaming.tiles.device_workers import DeviceWorker, DeviceWorkers
 from support.toy_models import conv_net, make_plan, network, pictures, run_array
 

@@ -28,8 +28,10 @@ def disc(color, hidden, side=64):
     return image
 
 
-@pytest.mark.parametrize("hidden", [(0, 0, 0), (255, 255, 255), (0, 255, 0)])
-@pytest.mark.parametrize("color", [(255, 0, 0), (200, 180, 40)])
+@pytest.mark.parametrize(
+    ("color", "hidden"),
+    [((255, 0, 0), (0, 0, 0)), ((255, 0, 0), (0, 255, 0)), ((200, 180, 40), (255, 255, 255))],
+)
 def test_no_fringe_round_a_transparent_edge(color, hidden):
     image = disc(color, hidden)
     result, _ = run_array(network(Sharpen()), image, make_plan(image, 2))

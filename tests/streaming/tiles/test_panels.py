@@ -34,7 +34,8 @@ def priced(net, size, bands=3, sample="uint8", align=1, reach=REACH, panel=None)
 def in_panels(net, array, panel, **more):
     height, width, bands = array.shape
     pricing = priced(net, (height, width), bands, str(array.dtype), panel=panel, **more)
-    return pricing.candidates()[0], pricing.programs
+    plan = pricing.candidates()[0]
+    return plan, pricing.programs.program(*plan.network_size)
 
 
 @pytest.mark.parametrize(
@@ -42,47 +43,47 @@ def in_panels(net, array, panel, **more):
 )
 def test_every_kind_of_image_equals_the_whole(tmp_path, sample, bands):
     net, array = network(conv_net()), picture(23, 67, bands, sample)
-    plan, programs = in_panels(net, array, 20)
+    plan, program = in_panels(net, array, 20)
     assert plan.tiles == len(panel_columns(plan).starts) > 4
-    assert_same(net, array, plan, programs, scratch=tmp_path)
+    assert_same(net, array, plan, program, scratch=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("width", [21, 64, 97])
 def test_any_width(width):
     net, array = network(conv_net()), picture(11, width, 3)
-    plan, programs = in_panels(net, array, 20)
-    assert_same(net, array, plan, programs)
+    plan, program = in_panels(net, array, 20)
+    assert_same(net, array, plan, program)
 
 
 @pytest.mark.parametrize(("height", "width"), [(5, 65), (61, 79), (64, 128), (30, 90)])
 def test_padding_is_that_of_the_whole(height, width):
     net, array = network(Strided().eval(), scale=1), picture(height, width, 3)
-    plan, programs = in_panels(net, array, 32, align=4, reach=8)
+    plan, program = in_panels(net, array, 32, align=4, reach=8)
     assert plan.tiles > 1
-    assert_same(net, array, plan, programs)
+    assert_same(net, array, plan, program)
 
 
 def test_an_opacity_keeps_its_edges_where_a_model_reaches_nothing():
     pointwise = torch.nn.Conv2d(3, 3, 1).eval().requires_grad_(False)
     net, array = network(pointwise, scale=1), picture(12, 50, 4)
     array[:, :, 3] = np.where(np.arange(50) < 25, 0, 255)
-    plan, programs = in_panels(net, array, 10, reach=0)
-    assert_same(net, array, plan, programs)
+    plan, program = in_panels(net, array, 10, reach=0)
+    assert_same(net, array, plan, program)
 
 
 def test_progress_counts_rows_of_the_image():
     net, array = network(conv_net()), picture(40, 60, 3)
-    plan, programs = in_panels(net, array, 20)
+    plan, program = in_panels(net, array, 20)
     told = []
-    execute_plan(net, ArraySource(array), ArraySink(), plan, programs=programs, on_rows=told.append)
+    execute_plan(net, ArraySource(array), ArraySink(), plan, program=program, on_rows=told.append)
     assert sum(told) == 80
     assert all(rows > 0 for rows in told)
 
 
 def test_stops_between_bands(tmp_path):
     net, array = network(conv_net()), picture(40, 60, 3)
-    plan, programs = in_panels(net, array, 20)
+    plan, program = in_panels(net, array, 20)
     asked, sink = [], ArraySink()
 
     def cancel():
@@ -91,7 +92,7 @@ def test_stops_between_bands(tmp_path):
 
     with pytest.raises(Cancelled):
         execute_plan(
-            net, ArraySource(array), sink, plan, programs=programs, cancel=cancel, scratch=tmp_path
+            net, ArraySource(array), sink, plan, program=program, cancel=cancel, scratch=tmp_path
         )
     assert not sink.parts
     assert not list(tmp_path.iterdir())
@@ -99,17 +100,16 @@ def test_stops_between_bands(tmp_path):
 
 def test_a_file_that_ends_early_is_named_as_such():
     net, array = network(conv_net()), picture(40, 60, 3)
-    plan, programs = in_panels(net, array, 20)
+    plan, program = in_panels(net, array, 20)
     source = ArraySource(array)
     source.array = array[:17]
     with pytest.raises(ImageError, match="ended after 17 of 40 rows"):
-        execute_plan(net, source, ArraySink(), plan, programs=programs)
+        execute_plan(net, source, ArraySink(), plan, program=program)
 
 
 def test_pages_of_all_panels_share_a_file(tmp_path, monkeypatch):
     net, array = network(conv_net()), picture(40, 60, 3)
-    plan, programs = in_panels(net, array, 20)
-    program = programs.program(plan.padded_height, plan.tile_width)
+    plan, program = in_panels(net, array, 20)
     cuts = (list(program.steps)[len(program.steps) // 2],)
     bands = (3,) * len(cut_segments(program, cuts))
     how = plan.band_plan.model_copy(update={"cuts": cuts, "bands": bands, "pages": "disk"})
@@ -117,14 +117,14 @@ def test_pages_of_all_panels_share_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(
         scratch.ScratchBlocks, "__init__", lambda self, at: (made.append(at), create(self, at))[1]
     )
-    assert_same(net, array, plan.model_copy(update={"band_plan": how}), programs, scratch=tmp_path)
+    assert_same(net, array, plan.model_copy(update={"band_plan": how}), program, scratch=tmp_path)
     assert made == [tmp_path]
     assert len(panel_columns(plan).starts) > 1
 
 
 def test_a_full_disk_is_said(monkeypatch):
     net, array = network(conv_net()), picture(40, 60, 3)
-    plan, programs = in_panels(net, array, 20)
+    plan, program = in_panels(net, array, 20)
 
     class Full:
         def seek(self, at):
@@ -138,7 +138,7 @@ def test_a_full_disk_is_said(monkeypatch):
 
     monkeypatch.setattr(scratch.tempfile, "TemporaryFile", lambda **_: Full())
     with pytest.raises(OutputError, match="the disk is full"):
-        run_plan(net, array, plan, programs)
+        run_plan(net, array, plan, program)
 
 
 def test_rows_come_back_from_a_file_as_they_went():

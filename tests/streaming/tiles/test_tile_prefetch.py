@@ -10,9 +10,9 @@ from lowtide.jobs.planning import _with_most_in_flight
 from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
-from lowtide.streaming.planner.tile_prefetch import with_prefetch
+from lowtide.streaming.planner.tile_variants import with_prefetch
 from lowtide.streaming.tiles import runner, tile_transfer
-from lowtide.streaming.tiles.runner import plan_axes
+from lowtide.streaming.tiles.grid import plan_axes
 from lowtide.streaming.tiles.tile_transfer import AsyncTileTransfer, SyncTileTransfer
 from support.cuda_streams import Streams
 from support.toy_models import conv_net, costs, make_plan, network, pictures, run_array
@@ -69,8 +69,11 @@ def flights(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("wishes", [{}, {"batch": 2}, {"hann_blend": True}, {"batch": 4}], ids=str)
-@pytest.mark.parametrize("most", [2, 3, 100])
+@pytest.mark.parametrize(
+    ("most", "wishes"),
+    [(2, {}), (3, {"batch": 2}), (2, {"hann_blend": True}), (100, {"batch": 4})],
+    ids=str,
+)
 def test_the_same_bytes_however_many_are_in_flight(flights, array, wishes, most):
     plan = plan_of(array, most, **wishes)
     alone, _ = run_array(network(conv_net()), array, plan_of(array, 1, **wishes))

@@ -22,16 +22,26 @@ def reference(module, array):
     return result
 
 
-@pytest.mark.parametrize("sample", ["uint8", "uint16", "float32"])
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (5, 130), (97, 64), (131, 203)])
-@pytest.mark.parametrize(
-    "wishes",
-    [dict(strategy="whole"), dict(tile=32), dict(tile=48, batch=3), dict(tile=40, hann_blend=True)],
-    ids=["whole", "tiled", "batched", "blended"],
-)
-def test_equals_the_plain_model(sample, height, width, wishes):
-    module = conv_net()
-    array = picture(height, width, 3, sample)
+SAMPLES = "uint8", "uint16", "float32"
+SIZES = (1, 1), (5, 130), (97, 64), (131, 203)
+WISHES = {
+    "whole": dict(strategy="whole"),
+    "tiled": dict(tile=32),
+    "batched": dict(tile=48, batch=3),
+    "blended": dict(tile=40, hann_blend=True),
+}
+# Each way with each type of sample, and with all but one of the sizes.
+RUNS = [
+    (sample, SIZES[(first + second) % 4], way)
+    for first, way in enumerate(WISHES)
+    for second, sample in enumerate(SAMPLES)
+]
+
+
+@pytest.mark.parametrize(("sample", "size", "way"), RUNS)
+def test_equals_the_plain_model(sample, size, way):
+    module, wishes = conv_net(), WISHES[way]
+    array = picture(*size, 3, sample)
     plan = make_plan(array, 4, **wishes)
     assert plan.accuracy == "exact"
     result, outcome = run_array(network(module), array, plan)
@@ -92,8 +102,7 @@ def test_blending_softens_the_seams_of_an_inexact_model():
     assert seam_step(hann_blend=True) < 0.5 * seam_step(hann_blend=False)
 
 
-@pytest.mark.parametrize("bands", [1, 2, 3, 4])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("bands", "channels"), [(1, 3), (2, 1), (3, 1), (4, 3)])
 def test_every_kind_of_image_through_every_kind_of_network(bands, channels):
     array = picture(70, 50, bands, "uint8")
     array[..., -1] |= 128  # visible everywhere

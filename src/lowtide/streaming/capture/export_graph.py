@@ -19,12 +19,11 @@ from lowtide.streaming.capture.capture_errors import (
     module_path_of,
     silence_graph_printing,
 )
-from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta
+from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta, op_name
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_search import AnyOpaqueModule, OpaqueModules
 from lowtide.streaming.capture.output_container import Repack, unpack_output
 from lowtide.streaming.module_fingerprint import AttributeKey
-from lowtide.streaming.rules.rule import op_name
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"}
 

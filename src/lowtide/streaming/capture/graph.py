@@ -171,3 +171,10 @@ def substitute_refs(tree: Any, values: Callable[[int], Any]) -> Any:
 
 
 _DEEP = (NodeRef, tuple, list, dict)
+
+
+def op_name(target: Any) -> str:
+    """Return the name of an operator, such as ``conv2d`` for ``aten.conv2d.default``."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.overloadpacket.__name__
+    return getattr(target, "__name__", str(target))

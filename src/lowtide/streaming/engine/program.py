@@ -88,6 +88,17 @@ class StreamProgram:
         return next((one for one in self.outputs if one in self.rows), -1)
 
     @cached_property
+    def operators_digest(self) -> str:
+        """Hash of the operators in order, independent of the image size."""
+        names = (
+            f"{type(step).__name__} {op_name(self.graph.nodes[index].target)}"
+            if index < len(self.graph.nodes)
+            else type(step).__name__
+            for index, step in self.steps.items()
+        )
+        return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+    @cached_property
     def has_matmul(self) -> bool:
         """Whether a step is or contains a matrix product."""
         return any(op_name(node.target) in _MATMUL_OPS for node in self.graph.nodes)
@@ -107,6 +118,14 @@ class StreamProgram:
         if known is None:
             known = self._row_bytes[index] = self.bytes_of(index) // self.rows[index].size
         return known
+
+    def view_base(self, index: int) -> int:
+        """Return the index of the result that owns a view's memory."""
+        step = self.steps.get(index)
+        while isinstance(step, RowOp) and step.view:
+            index = step.inputs[0]
+            step = self.steps.get(index)
+        return index
 
     def full_inputs(self, index: int) -> tuple[int, ...]:
         """Return the arguments of a step that it takes as whole tensors."""

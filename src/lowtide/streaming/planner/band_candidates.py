@@ -10,8 +10,7 @@ from lowtide.core.heap import heap_mode
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import BandPlan, Plan
-from lowtide.streaming.engine.run_rows import WRITE_ROWS
-from lowtide.streaming.engine.source_page import READ_ROWS
+from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.planner.layout_search import StreamLayout
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
@@ -20,11 +19,13 @@ from lowtide.streaming.planner.ledger_rows import (
     run_ledger,
     with_heap_modes,
 )
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, plan_facts
 from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.planner.select import MAX_DRAFT_RATIO
+from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
 from lowtide.streaming.tiles.panels import COPY_ROWS
+from lowtide.streaming.tiles.run_rows import WRITE_ROWS
+from lowtide.streaming.tiles.source_page import READ_ROWS
 from lowtide.streaming.tiles.tile_step import DTYPES
 
 # Bytes of a captured graph, and for each of its nodes. Most is not the graph itself but heap
@@ -101,17 +102,8 @@ class BandCandidates:
         return len(split_axis(width, self._size[1], self._overlap, align=align).starts)
 
     def _candidates_of_width(self, *, low_memory: bool) -> list[Plan]:
-        height, width = self._size
-        plans: list[Plan] = []
-        for layout in self.programs.layouts(height, width, low_memory=low_memory):
-            drafted = ledger_row(
-                "bands and pages",
-                "device",
-                layout.peak_bytes,
-                layout.peak_bytes * MAX_DRAFT_RATIO,
-                "prior",
-            )
-            plans.append(self._plan(layout, [drafted]))
+        planner = self.programs.planner(*self._size)
+        plans = [self._plan(planner, one) for one in planner.candidates(low_memory=low_memory)]
         plans = with_heap_modes(plans, self.image_task.streamed_bounds)
         # Where memory is scarce, a draft that seems to fit may not: keep the smallest plans as
         # well.
@@ -140,51 +132,48 @@ class BandCandidates:
             if plan.upper_bytes >= largest or plan.seconds * EQUALLY_FAST < fastest
         ]
 
+    def is_exact(self, plan: Plan) -> bool:
+        """Return whether the bytes of ``plan``, one of `candidates`, are those of a dry run."""
+        planner, layout = self._find(plan)
+        return planner.known_dry_run(layout) is not None
+
     def with_dry_run(self, plan: Plan) -> Plan:
-        """Return ``plan``, one of `candidates`, with the exact bytes of its dry run."""
+        """Return ``plan``, one of `candidates`, with the exact bytes of its dry run.
+
+        `candidates` return it so from then on, and those like it corrected.
+        """
         if plan.tile_width != self._size[1]:
             return replace(self, panel_width=plan.tile_width).with_dry_run(plan)
-        height, width = self._size
-        assert plan.band_plan is not None
-        layout = self.programs.layout_for(height, width, plan.band_plan.layout_key)
-        told = self.programs.predict(height, width, layout)
-        both = with_heap_modes(
-            [self._plan(layout, told.rows, told.arena_bytes)], self.image_task.streamed_bounds
-        )
-        return next(one for one in both if one.heap == plan.heap)
+        planner, layout = self._find(plan)
+        planner.dry_run(layout)
+        modes = with_heap_modes([self._plan(planner, layout)], self.image_task.streamed_bounds)
+        return next(one for one in modes if one.heap == plan.heap)
 
-    def _plan(
-        self, layout: StreamLayout, network_rows: Sequence[LedgerRow], arena_bytes: int = 0
-    ) -> Plan:
-        costs, shape, info = self.costs, self.geometry, self.image_task.info
+    def _find(self, plan: Plan) -> tuple[StreamPlanner, StreamLayout]:
+        assert plan.band_plan is not None
+        planner = self.programs.planner(*plan.network_size)
+        return planner, planner.layout(plan.band_plan.layout_key)
+
+    def _plan(self, planner: StreamPlanner, layout: StreamLayout) -> Plan:
         height, width = self._size
+        known = planner.known_dry_run(layout)
+        arena_bytes = known.arena_bytes if known else 0
         return Plan(
+            **plan_facts(self.costs, self.geometry, self.image_task),
             strategy="streamed",
             accuracy="exact",
-            device=costs.device,
-            precision=costs.precision,
-            channels_last=costs.channels_last,
-            width=info.width,
-            height=info.height,
-            padded_width=self.image_task.padded_size[1],
-            padded_height=height,
-            scale=shape.scale,
-            align=shape.align,
-            minimum=shape.minimum,
-            square=shape.square,
             tile_width=width,
             tile_height=height,
             overlap=self._overlap if self.panel_width else 0,
             blend=0,
             batch=1,
             tiles=self._panels,
-            images_per_tile=self._images_per_tile,
             run_pixels=height * width * self._images_per_tile,
             seam_share=0.0,
             seconds=self._seconds(layout),
             recovery=("smaller plan",),
             ledger=calibrate_rows(
-                tuple(self._ledger(layout, network_rows)),
+                tuple(self._ledger(planner.program, layout, planner.expected_rows(layout))),
                 self.image_task.streamed_bounds.current_heap,
             ),
             band_plan=BandPlan(
@@ -196,7 +185,7 @@ class BandCandidates:
                 intermediate_peak_bytes=int(layout.pages_bytes * self._byte_factor),
                 spilled_peak_bytes=int(layout.spilled_peak_bytes * self._byte_factor),
                 arena_bytes=int(arena_bytes * self._byte_factor) // self._images_per_tile,
-                graph_digest=self.programs.graph_digest(height, width),
+                graph_digest=planner.program.operators_digest,
             ),
         )
 
@@ -261,9 +250,9 @@ class BandCandidates:
         return (given + info.row_bytes * self.geometry.scale**2) * info.height
 
     def _ledger(
-        self, layout: StreamLayout, network_rows: Sequence[LedgerRow]
+        self, program: StreamProgram, layout: StreamLayout, network_rows: Sequence[LedgerRow]
     ) -> Iterator[LedgerRow]:
-        info, program = self.image_task.info, self.programs.program(*self._size)
+        info = self.image_task.info
         row_bytes = info.row_bytes * self._size[1] // self.image_task.padded_size[1]
         graph = _RUN_OVERHEAD_BYTES + _GRAPH_BYTES + _NODE_BYTES * len(program.graph.nodes)
         rows = [

@@ -29,10 +29,10 @@ from lowtide.streaming.capture.graph import TensorMeta
 from lowtide.streaming.engine.arena import splits_large_blocks
 from lowtide.streaming.engine.constants import Constants
 from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows
+from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.pages.disk_page import DiskPage
 from lowtide.streaming.pages.page import MemoryPage, Page
-from lowtide.streaming.pages.placement import page_factory
 from lowtide.streaming.pages.transfer import (
     CompletedCopy,
     HostBuffer,

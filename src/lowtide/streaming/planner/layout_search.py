@@ -8,12 +8,12 @@ from functools import cached_property
 
 from lowtide.core.units import MIB
 from lowtide.memory.cache import MeasurementCache, cache_folder, package_digest
+from lowtide.streaming.engine.cut_points import CutPoints
+from lowtide.streaming.engine.placement import Placement
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment, cut_segments
-from lowtide.streaming.pages.placement import Placement
 from lowtide.streaming.planner.band_count import BandCountSearch
 from lowtide.streaming.planner.cost_model import CostModel, cost_model_for
-from lowtide.streaming.planner.cut_points import CutPoints
 from lowtide.streaming.planner.residency import (
     PageLifetime,
     PageOccupancy,

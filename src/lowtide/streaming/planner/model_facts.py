@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from lowtide.core.signal import ImageInfo
+from lowtide.memory.costs import ModelCosts
 from lowtide.memory.prediction.calibration import RunBounds
 from lowtide.streaming.tiles.image_adapter import ChannelPlan
 
@@ -77,3 +78,17 @@ class Overrides:
         """Whether any override requires tiles; disabling blending does not."""
         numbers = self.tile, self.overlap, self.batch
         return bool(self.hann_blend) or any(number is not None for number in numbers)
+
+
+def plan_facts(costs: ModelCosts, geometry: ModelGeometry, image_task: ImageTask) -> dict[str, Any]:
+    """Return the fields of a plan that are the same for every strategy."""
+    info, (height, width) = image_task.info, image_task.padded_size
+    return {
+        **{name: getattr(costs, name) for name in ("device", "precision", "channels_last")},
+        **{name: getattr(geometry, name) for name in ("scale", "align", "minimum", "square")},
+        "width": info.width,
+        "height": info.height,
+        "padded_width": width,
+        "padded_height": height,
+        "images_per_tile": geometry.images(info),
+    }

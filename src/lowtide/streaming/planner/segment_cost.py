@@ -5,7 +5,7 @@ from __future__ import annotations
 from lowtide.streaming.engine.band_schedule import Band, schedule_bands
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment
-from lowtide.streaming.rules.row_op import Reduction, RowOp
+from lowtide.streaming.rules.row_op import RowOp
 from lowtide.streaming.spans import Span, count
 
 # Bands that the estimate counts, and further bands that must be scheduled to know what these keep.
@@ -68,7 +68,7 @@ class _LiveBytes:
                     # The rows that it overwrites are freed as soon as it is computed.
                     size = count(spans) * self._program.row_bytes(index)
                     self._add(index, size, new=index not in band.in_place)
-                if _base(self._program, index) not in ends[1]:
+                if self._program.view_base(index) not in ends[1]:
                     ends[0].setdefault(index, []).append(index)
             elif index not in band.targets:
                 continue
@@ -81,7 +81,7 @@ class _LiveBytes:
         """Return, by step, the results whose memory has its last use there; and all such."""
         last: dict[int, int] = {}
         for index, user in band.last_uses.items():
-            base = _base(self._program, index)
+            base = self._program.view_base(index)
             last[base] = max(user, last.get(base, user))
         ends: dict[int, list[int]] = {}
         for index, user in last.items():
@@ -109,34 +109,3 @@ class _LiveBytes:
         self._current += more
         if new:
             self.peak = max(self.peak, self._current)
-
-
-def _base(program: StreamProgram, index: int) -> int:
-    """Return the index of the result that owns a view's memory."""
-    step = program.steps.get(index)
-    while isinstance(step, RowOp) and step.view:
-        index = step.inputs[0]
-        step = program.steps.get(index)
-    return index
-
-
-def live_bytes_at_cuts(program: StreamProgram) -> dict[int, int]:
-    """Return, by step, the bytes of row results made before it and needed from it on."""
-    last: dict[int, int] = {}
-    order = {index: at for at, index in enumerate(program.steps)}
-    for index, step in program.steps.items():
-        if isinstance(step, (RowOp, Reduction)):
-            for one in step.inputs:
-                last[_base(program, one)] = order[index]
-    change = [0] * (len(order) + 1)
-    for index, until in last.items():
-        made = order.get(index)
-        if made is not None and made < until:
-            size = program.bytes_of(index)
-            change[made + 1] += size
-            change[until + 1] -= size
-    found, total = {}, 0
-    for index, at in order.items():
-        total += change[at]
-        found[index] = total
-    return found

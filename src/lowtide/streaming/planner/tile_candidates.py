@@ -18,7 +18,7 @@ from lowtide.streaming.planner.ledger_rows import (
     run_ledger,
     with_heap_modes,
 )
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides, plan_facts
 from lowtide.streaming.tiles.grid import (
     TileAxis,
     min_tile,
@@ -184,37 +184,25 @@ def _plan(
         for length, side in zip(image_task.padded_size, tile, strict=True)
     ]
     rows, columns = axes
-    info = image_task.info
     context = min(rows.context, columns.context)
     single = len(rows.starts) == len(columns.starts) == 1
     exact = single or (costs.receptive_field is not None and context >= costs.receptive_field)
-    images = geometry.images(info)
+    images = geometry.images(image_task.info)
     pixels = math.prod(round_up(axis.tile, geometry.align) for axis in axes) * images
     at_once = pixels * batch
     if not exact:
         # The error is measured with more context than the tiles have; that run must fit too.
         at_once = max(at_once, images * _reference_pixels(rows, columns, geometry.align))
     return Plan(
+        **plan_facts(costs, geometry, image_task),
         strategy=strategy,
         accuracy="exact" if exact else "bounded",
-        device=costs.device,
-        precision=costs.precision,
-        channels_last=costs.channels_last,
-        width=info.width,
-        height=info.height,
-        padded_width=image_task.padded_size[1],
-        padded_height=image_task.padded_size[0],
-        scale=geometry.scale,
-        align=geometry.align,
-        minimum=geometry.minimum,
-        square=geometry.square,
         tile_width=columns.tile,
         tile_height=rows.tile,
         overlap=overlap,
         blend=blend,
         batch=batch,
         tiles=len(rows.starts) * len(columns.starts),
-        images_per_tile=images,
         run_pixels=at_once,
         seam_share=0.0 if exact else 1 - _inner(rows, overlap) * _inner(columns, overlap),
         seconds=_seconds(costs, rows, columns, pixels, batch),

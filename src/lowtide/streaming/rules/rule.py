@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lowtide.streaming.capture.graph import (
@@ -19,6 +18,7 @@ from lowtide.streaming.capture.graph import (
     TensorMeta,
     bind_refs,
     iter_refs,
+    op_name,
     substitute_refs,
 )
 from lowtide.streaming.rules.row_op import (
@@ -192,10 +192,3 @@ def samplewise(rule: Rule) -> Rule:
         return banded_op(node, context, rows)
 
     return lowered
-
-
-def op_name(target: Any) -> str:
-    """Return the name of an operator, such as ``conv2d`` for ``aten.conv2d.default``."""
-    if isinstance(target, torch._ops.OpOverload):
-        return target.overloadpacket.__name__
-    return getattr(target, "__name__", str(target))

@@ -17,9 +17,8 @@ from torch import Tensor
 from lowtide.core.heap import trim_heap
 from lowtide.core.signal import RowSource
 from lowtide.memory.plan import Plan
-from lowtide.streaming.tiles.grid import TileAxis, round_up, split_axis
+from lowtide.streaming.tiles.grid import TileAxis, plan_axes, round_up, split_axis
 from lowtide.streaming.tiles.row_window import RowWindow
-from lowtide.streaming.tiles.runner import plan_axes
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
 _MEASURE_ALL_UP_TO, _MAX_SAMPLES, _SAMPLE_SHARE = 9, 8, 0.05

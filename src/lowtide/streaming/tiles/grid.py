@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from lowtide.core.errors import UsageError
+from lowtide.memory.plan import Plan
 
 _PIXEL_BLOCK = 8
 
@@ -165,3 +166,15 @@ def reflect_index(position: int, length: int) -> int:
     if position < length:
         return position
     return max(2 * length - 2 - position, 0)
+
+
+def plan_axes(plan: Plan) -> tuple[TileAxis, TileAxis]:
+    """Return the plan's tile grid as (rows, columns)."""
+    rows, columns = (
+        split_axis(length, tile, plan.overlap, align=plan.align, blend=plan.blend)
+        for length, tile in (
+            (plan.padded_height, plan.tile_height),
+            (plan.padded_width, plan.tile_width),
+        )
+    )
+    return rows, columns

@@ -18,10 +18,10 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchFile, ScratchSpace
 from lowtide.core.signal import ImageInfo, RowSource, RowWriter
 from lowtide.memory.plan import Plan
-from lowtide.streaming.engine.run_rows import RowProgress, run_streamed
-from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.tiles.grid import TileAxis, split_axis
 from lowtide.streaming.tiles.row_window import read_rows
+from lowtide.streaming.tiles.run_rows import RowProgress, run_streamed
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 # Rows copied from file to file at once.
@@ -35,10 +35,10 @@ def panel_columns(plan: Plan) -> TileAxis:
 
 def run_panels(
     network: NetworkSpec,
+    program: StreamProgram,
     source: RowSource,
     sink: RowWriter,
     plan: Plan,
-    programs: ProgramCache,
     *,
     scratch: ScratchSpace,
     on_rows: Callable[[int], None] | None = None,
@@ -77,10 +77,10 @@ def run_panels(
             left = (low - columns.starts[index]) * plan.scale
             run_streamed(
                 network,
+                program,
                 panel,
                 _PanelSink(result, left),
                 _panel_plan(plan, panel.info.width),
-                programs,
                 scratch=scratch,
                 on_rows=more,
                 cancel=cancel,

@@ -14,14 +14,14 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import RowSink, RowSource
 from lowtide.memory.plan import Plan
-from lowtide.streaming.engine.run_rows import run_streamed
-from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.tiles.device_workers import DeviceWorker, DeviceWorkers
-from lowtide.streaming.tiles.grid import TileAxis, split_axis
+from lowtide.streaming.tiles.grid import TileAxis, plan_axes
 from lowtide.streaming.tiles.merge import StripMerger
 from lowtide.streaming.tiles.panels import run_panels
 from lowtide.streaming.tiles.recovery import RetryingTileRunner
 from lowtide.streaming.tiles.row_window import RowWindow
+from lowtide.streaming.tiles.run_rows import run_streamed
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 from lowtide.streaming.tiles.tile_transfer import AsyncTileTransfer
 
@@ -35,18 +35,6 @@ class RunOutcome:
     events: list[str] = field(default_factory=list)
 
 
-def plan_axes(plan: Plan) -> tuple[TileAxis, TileAxis]:
-    """Return the plan's tile grid as (rows, columns)."""
-    rows, columns = (
-        split_axis(length, tile, plan.overlap, align=plan.align, blend=plan.blend)
-        for length, tile in (
-            (plan.padded_height, plan.tile_height),
-            (plan.padded_width, plan.tile_width),
-        )
-    )
-    return rows, columns
-
-
 def execute_plan(
     network: NetworkSpec,
     source: RowSource,
@@ -57,7 +45,7 @@ def execute_plan(
     cancel: Cancel = None,
     over_budget: Callable[[], bool] | None = None,
     before_step: Callable[[int], object] | None = None,
-    programs: ProgramCache | None = None,
+    program: StreamProgram | None = None,
     scratch: Path | None = None,
     replicas: Sequence[NetworkSpec] = (),
 ) -> RunOutcome:
@@ -72,7 +60,7 @@ def execute_plan(
         cancel: Cancels the run.
         over_budget: Called after each batch; while it returns True, batches shrink.
         before_step: Called before each operator of a band with the bytes that it needs, roughly.
-        programs: Captured programs of the network, for a streamed plan.
+        program: Captured program of the network, for a streamed plan.
         scratch: Folder of pages on disk.
         replicas: The same network on other devices, for the plan's lanes beyond the first.
 
@@ -82,14 +70,15 @@ def execute_plan(
         Exception: Whatever the source and the sink raise.
     """
     if plan.strategy == "streamed":
+        assert program is not None
         run_bands = run_panels if plan.tiles > 1 else run_streamed
         with closing(ScratchSpace(scratch)) as scratch_space:
             run_bands(
                 network,
+                program,
                 source,
                 sink,
                 plan,
-                programs or ProgramCache(network),
                 scratch=scratch_space,
                 on_rows=on_rows,
                 cancel=cancel,

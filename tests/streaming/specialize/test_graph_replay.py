@@ -10,8 +10,8 @@ import lowtide
 from lowtide.core.errors import BudgetError, ModelError, UsageError
 from lowtide.core.units import MIB
 from lowtide.streaming import prepared_stream
-from lowtide.streaming.engine import graph_replay
-from lowtide.streaming.engine.graph_replay import GraphReplays
+from lowtide.streaming.specialize import graph_replay
+from lowtide.streaming.specialize.graph_replay import GraphReplays
 from support.stream_models import Normed, Windows, whole
 
 

@@ -13,12 +13,12 @@ from lowtide.core.errors import NotFiniteError, UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import RowSource, RowWriter
-from lowtide.memory.plan import BandPlan, Plan
+from lowtide.memory.plan import Plan
 from lowtide.streaming.engine.executor import BandExecutor, OutputRows
-from lowtide.streaming.engine.segments import Segment, cut_segments
-from lowtide.streaming.engine.source_page import SourcePage, SourceRows
-from lowtide.streaming.pages.placement import page_factory
-from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.engine.placement import page_factory
+from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.engine.segments import cut_segments
+from lowtide.streaming.tiles.source_page import SourcePage, SourceRows
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
 BandIterator = Iterator[OutputRows]
@@ -28,10 +28,10 @@ WRITE_ROWS = 32
 
 def run_streamed(
     network: NetworkSpec,
+    program: StreamProgram,
     source: RowSource,
     sink: RowWriter,
     plan: Plan,
-    programs: ProgramCache,
     *,
     scratch: ScratchSpace,
     on_rows: Callable[[int], None] | None = None,
@@ -44,10 +44,10 @@ def run_streamed(
 
     Args:
         network: Network to run.
+        program: Program of the network, captured at the plan's size.
         source: Image file to read.
         sink: Image file to write.
         plan: Plan of the run.
-        programs: Cache of captured programs of the network.
         scratch: Disk space for pages that do not fit in memory.
         on_rows: Called with progress as a number of output rows. Rows stand for shares of the work,
             since segments before the last make no output.
@@ -62,10 +62,15 @@ def run_streamed(
         Exception: Whatever the source and the sink raise.
     """
     height, width = plan.padded_height, plan.padded_width
-    program, segments, band_plan = (
-        programs.program(height, width),
-        *_segments_and_plan(plan, programs),
-    )
+    band_plan = plan.band_plan
+    assert band_plan is not None
+    segments = cut_segments(program, band_plan.cuts, band_plan.recompute_limit)
+    same = band_plan.graph_digest == program.operators_digest
+    if not same or len(segments) != len(band_plan.bands):
+        raise UsageError(
+            "the plan was made for another network, or by another version",
+            hint="make the plan again",
+        )
     step = TileStep(network, source.info)
     samples = SourceRows(source, height, width)
     writer = _Writer(step, samples, sink, plan)
@@ -108,21 +113,6 @@ def _interleave(runs: Sequence[BandIterator]) -> Iterator[list[OutputRows]]:
             raise AssertionError("the runs of one plan have different numbers of bands")
         yield made
         del made
-
-
-def _segments_and_plan(plan: Plan, programs: ProgramCache) -> tuple[list[Segment], BandPlan]:
-    band_plan, height, width = plan.band_plan, plan.padded_height, plan.padded_width
-    assert band_plan is not None
-    segments = cut_segments(
-        programs.program(height, width), band_plan.cuts, band_plan.recompute_limit
-    )
-    same = band_plan.graph_digest == programs.graph_digest(height, width)
-    if not same or len(segments) != len(band_plan.bands):
-        raise UsageError(
-            "the plan was made for another network, or by another version",
-            hint="make the plan again",
-        )
-    return segments, band_plan
 
 
 class RowProgress:

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.planner.segment_cost import live_bytes_at_cuts
-from lowtide.streaming.rules.row_op import RowOp
+from lowtide.streaming.rules.row_op import Reduction, RowOp
 
 
 class CutPoints:
     """Finds cuts before steps where fewer bytes are live than around them."""
 
     def __init__(self, program: StreamProgram) -> None:
-        self._bytes = live_bytes_at_cuts(program)
+        self._bytes = _live_bytes(program)
         self._work, total = dict[int, int](), 0
         for index, step in program.steps.items():
             total += program.bytes_of(index) if isinstance(step, RowOp) and not step.view else 0
@@ -49,3 +48,25 @@ class CutPoints:
 
     def _best(self, places: Sequence[int], middle: float) -> int:
         return min(places, key=lambda place: (self._bytes[place], abs(self._work[place] - middle)))
+
+
+def _live_bytes(program: StreamProgram) -> dict[int, int]:
+    """Return, by step, the bytes of row results made before it and needed from it on."""
+    last: dict[int, int] = {}
+    order = {index: at for at, index in enumerate(program.steps)}
+    for index, step in program.steps.items():
+        if isinstance(step, (RowOp, Reduction)):
+            for one in step.inputs:
+                last[program.view_base(one)] = order[index]
+    change = [0] * (len(order) + 1)
+    for index, until in last.items():
+        made = order.get(index)
+        if made is not None and made < until:
+            size = program.bytes_of(index)
+            change[made + 1] += size
+            change[until + 1] -= size
+    found, total = {}, 0
+    for index, at in order.items():
+        total += change[at]
+        found[index] = total
+    return found

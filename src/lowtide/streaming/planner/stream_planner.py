@@ -1,0 +1,211 @@
+"""Planner of streamed runs: candidate layouts, their dry runs, and the choice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from lowtide.core.errors import BudgetError
+from lowtide.core.units import format_bytes
+from lowtide.memory.cache import cache_folder
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.profiles import local_profile
+from lowtide.streaming.capture.autocast_state import no_autocast
+from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.model_inputs import ModelInputs
+from lowtide.streaming.certificate import Certificate, certify
+from lowtide.streaming.engine.placement import PagePlacement, allowed_placements
+from lowtide.streaming.engine.program import lower_to_rows
+from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
+from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, LayoutSearch, StreamLayout
+from lowtide.streaming.planner.ledger_rows import ledger_row
+
+# Two candidates differ by at least this share of their bytes.
+_STEP = 0.08
+# Ratios of exact to drafted bytes differ by this much: what may fit is worth a dry run.
+_LEAST_SHARE = 0.9
+
+
+class StreamPlanner:
+    """Plans how a module runs in bands for inputs like one example.
+
+    Candidates are drafts: roughly estimated, until a dry run gives their exact bytes. Each dry run
+    also corrects the estimates of the layouts that are most like its own.
+
+    Args:
+        module: The module to run.
+        inputs: Example of the arguments, or of an image alone; may be fake tensors.
+        pages: Where pages may be kept.
+        whole_image: Whether image and result are held whole, and count.
+        use_arena: As for `dry_run`.
+
+    Raises:
+        ModelError: The module cannot be captured.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Tensor | ModelInputs,
+        *,
+        pages: PagePlacement = "auto",
+        whole_image: bool = True,
+        use_arena: bool = True,
+    ) -> None:
+        self.inputs = ModelInputs.of(inputs)
+        self.program = lower_to_rows(capture(module, self.inputs))
+        self._module, self._device = module, self.inputs.first.device
+        self._pages: PagePlacement = pages
+        self._whole_image, self._use_arena = whole_image, use_arena
+        self._candidates: dict[bool, list[StreamLayout]] = {}
+        # By layout key: the draft, and its dry run.
+        self._dry_runs: dict[object, tuple[StreamLayout, DryRunResult]] = {}
+
+    @cached_property
+    def _search(self) -> LayoutSearch:
+        return LayoutSearch(self.program)
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """The proof that bands reproduce the module, measured on a small image or cached.
+
+        Raises `ModelError` where the results differ.
+        """
+        return certify(self._module, self.inputs, self.program, cache_folder())
+
+    def candidates(self, *, low_memory: bool = False) -> list[StreamLayout]:
+        """Return drafts on the Pareto front of memory and time, smallest first.
+
+        ``low_memory`` adds those for scarce memory.
+        """
+        if low_memory not in self._candidates:
+            model = self._search.cost_model
+            caps = (*model.low_memory_caps, *model.caps) if low_memory else model.caps
+            places = allowed_placements(self._device, self._pages)
+            shares = RESIDENT_SHARES if self._pages == "auto" else ()
+            self._candidates[low_memory] = _pareto_front(
+                list(self._search.drafts(caps, places, shares))
+            )
+        return self._candidates[low_memory]
+
+    def layout(self, key: object) -> StreamLayout:
+        """Return the candidate with this key."""
+        known = self._candidates.values()
+        return next(one for found in known for one in found if one.key == key)
+
+    def dry_run(self, layout: StreamLayout) -> DryRunResult:
+        """Return the dry run of a candidate: the exact bytes of a run."""
+        if layout.key not in self._dry_runs:
+            device = self._device
+            profile = None if device.type == "cpu" else local_profile(str(device))
+            with no_autocast(device.type):
+                found = dry_run(
+                    self.program,
+                    layout,
+                    whole_image=self._whole_image,
+                    profile=profile,
+                    use_arena=self._use_arena,
+                )
+            self._dry_runs[layout.key] = layout, found
+        return self._dry_runs[layout.key][1]
+
+    def known_dry_run(self, layout: StreamLayout) -> DryRunResult | None:
+        """Return the dry run of a candidate if it was made."""
+        _, found = self._dry_runs.get(layout.key, (layout, None))
+        return found
+
+    def expected_bytes(self, layout: StreamLayout) -> int:
+        """Return the bytes to expect of a candidate, exact after its dry run.
+
+        A draft is corrected as the dry run with the most similar bands corrected its own: the ratio
+        is about the same where bands are equally high. What exceeds a draft is mostly workspace of
+        operators, which is a smaller part of lower bands.
+        """
+        if known := self.known_dry_run(layout):
+            return known.peak_bytes
+        if not self._dry_runs:
+            return layout.peak_bytes
+        height = max(layout.bands)
+        other, told = min(
+            self._dry_runs.values(),
+            key=lambda one: (
+                abs(math.log(max(one[0].bands) / height)),
+                one[0].placement != layout.placement,
+                abs(one[0].peak_bytes - layout.peak_bytes),
+            ),
+        )
+        ratio, lower = told.peak_bytes / other.peak_bytes, max(other.bands) / height
+        return int(_LEAST_SHARE * layout.peak_bytes * (1 + max(0, ratio - 1) * min(1, lower**2)))
+
+    def expected_rows(self, layout: StreamLayout) -> tuple[LedgerRow, ...]:
+        """Return the ledger rows to expect of a candidate."""
+        if known := self.known_dry_run(layout):
+            return known.rows
+        size = self.expected_bytes(layout)
+        # What libraries set up is the same for every layout.
+        others = next((told.rows for _, told in self._dry_runs.values()), ())
+        return (
+            ledger_row("bands and pages", "device", size, size, "prior"),
+            *(row for row in others if row.name == "runtime"),
+        )
+
+    def choose(self, limit_bytes: int) -> StreamLayout:
+        """Return the layout of least cost whose exact bytes are within ``limit_bytes``.
+
+        Layouts for scarce memory are considered where no other fits.
+
+        Raises:
+            BudgetError: No layout fits; the message names the least bytes that any layout takes.
+        """
+        for low_memory in (False, True):
+            layouts = self.candidates(low_memory=low_memory)
+            while True:
+                fitting = [one for one in layouts if self.expected_bytes(one) <= limit_bytes]
+                if not fitting and not low_memory:
+                    break
+                best = (
+                    min(fitting, key=lambda one: one.cost)
+                    if fitting
+                    else self._last_resort(layouts, limit_bytes)
+                )
+                if self.known_dry_run(best) is None:
+                    self.dry_run(best)
+                elif fitting:
+                    return replace(best, peak_bytes=self.expected_bytes(best))
+                else:
+                    break
+        least = min(map(self.expected_bytes, layouts))
+        raise BudgetError(
+            f"bands of this model need at least {format_bytes(least)}, and the limit is"
+            f" {format_bytes(limit_bytes)}",
+            smallest=least,
+        )
+
+    def _last_resort(self, layouts: list[StreamLayout], limit_bytes: int) -> StreamLayout:
+        """Return the layout to try where none is expected to fit.
+
+        A draft that only its correction rules out, so that the bytes that an error names suffice;
+        else the smallest.
+        """
+        for one in layouts:
+            if one.peak_bytes * _LEAST_SHARE <= limit_bytes and self.known_dry_run(one) is None:
+                return one
+        return min(layouts, key=self.expected_bytes)
+
+
+def _pareto_front(drafts: list[StreamLayout]) -> list[StreamLayout]:
+    """Return the drafts that no other draft beats in both memory and time.
+
+    Of those that take about the same memory, the fastest; the smallest of all stays.
+    """
+    front: list[StreamLayout] = []
+    for one in sorted(drafts, key=lambda one: (one.peak_bytes, one.overhead_seconds)):
+        if front and one.overhead_seconds >= front[-1].overhead_seconds:
+            continue
+        if len(front) > 1 and one.peak_bytes < (1 + _STEP) * front[-2].peak_bytes:
+            front.pop()
+        front.append(one)
+    return front

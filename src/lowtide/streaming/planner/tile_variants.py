@@ -1,0 +1,118 @@
+"""Variants of whole and tiled plans: compiled, as CUDA graphs, prefetching, on several devices."""
+
+from __future__ import annotations
+
+from lowtide.core.units import MIB
+from lowtide.memory.plan import Plan
+from lowtide.streaming.planner.ledger_rows import LIVE_ROW, ledger_row
+from lowtide.streaming.specialize.shape_specialized import SpecializationGain
+from lowtide.streaming.tiles.grid import plan_axes
+
+# Assumed until a run has measured it: light networks took a quarter of a minute and 70 MiB
+# (benchmarks/results/compiled.json), larger ones take more.
+_ASSUMED_GAIN = SpecializationGain(ratio=1.0, warmup_seconds=30.0)
+_COMPILER_BYTES, _COMPILER_UPPER = 150 * MIB, 1.5
+
+
+def with_compile(plan: Plan, gain: SpecializationGain | None, images: int) -> Plan:
+    """Return ``plan`` with a compiled network.
+
+    ``images`` of one size share the compile time.
+    """
+    known = gain or _ASSUMED_GAIN
+    value = known.host_bytes or _COMPILER_BYTES
+    origin = "measured" if known.host_bytes else "prior"
+    return plan.model_copy(
+        update={
+            "compiled": True,
+            "seconds": plan.seconds * known.ratio + known.warmup_seconds / images,
+            "ledger": (
+                *plan.ledger,
+                ledger_row("compiler", "host", value, value * _COMPILER_UPPER, origin),
+            ),
+        }
+    )
+
+
+# A CUDA graph keeps the memory of a run, allocator overhead included, in a private pool. In
+# addition there are the eager run that it is compared with, and tiles of other shapes. Blocks are
+# rounded up.
+_POOL_UPPER = 1.3
+# Three warm-up runs, the capture and the comparison.
+_CAPTURE_RUNS = 6
+
+
+def with_cuda_graph(plan: Plan, images: int) -> Plan:
+    """Return ``plan`` with its network replayed as a CUDA graph.
+
+    ``images`` of one size share the capture time.
+    """
+    taken = sum(one.value for one in plan.ledger if one.name in (LIVE_ROW, "allocator"))
+    passes = plan.tiles / plan.batch
+    return plan.model_copy(
+        update={
+            "cuda_graph": True,
+            "seconds": plan.seconds * (1 + _CAPTURE_RUNS / passes / images),
+            "ledger": (
+                *plan.ledger,
+                ledger_row("CUDA graph", "device", taken, taken * _POOL_UPPER, "prior"),
+            ),
+        }
+    )
+
+
+# Ledger rows that each device, or each process's share of a CPU, has for itself.
+_CPU_ROWS_PER_DEVICE = {"live activations and workspace", "allocator", "margin"}
+_GPU_ROWS_PER_DEVICE = {"copy buffers"}
+
+
+def with_devices(plan: Plan, devices: int) -> Plan:
+    """Return ``plan`` with the tiles of a row spread over up to ``devices`` devices.
+
+    Unchanged if there is one device. Each GPU has its own memory; parts of a CPU share memory, and
+    each has its own buffers.
+    """
+    _, columns = plan_axes(plan)
+    groups = -(-len(columns.starts) // plan.batch)
+    used = min(devices, groups)
+    if used < 2 or plan.tiles == 1:
+        return plan
+    repeated = _CPU_ROWS_PER_DEVICE if plan.device == "cpu" else _GPU_ROWS_PER_DEVICE
+    rows = tuple(
+        row.model_copy(update={"value": row.value * used, "upper": row.upper * used})
+        if row.name in repeated
+        else row
+        for row in plan.ledger
+    )
+    share = -(-groups // used) / groups
+    return plan.model_copy(
+        update={
+            "device_count": used,
+            "ledger": rows,
+            "seconds": plan.seconds * share,
+        }
+    )
+
+
+def with_prefetch(plan: Plan, streams: int) -> Plan:
+    """Return ``plan`` with up to ``streams`` batches of tiles in flight.
+
+    In flight: copied to the GPU or back. Unchanged on the CPU, which shares the host's memory, and
+    where there is one batch. Each batch has its own float32 buffers on host and GPU; the network's
+    activations count once, since a GPU runs batches one after another.
+    """
+    rows, columns = plan_axes(plan)
+    most = min(streams, len(rows.starts) * -(-len(columns.starts) // plan.batch))
+    if plan.device == "cpu" or plan.tiles == 1 or most < 2:
+        return plan
+    ledger = []
+    for one in plan.ledger:
+        if one.name == "copy buffers":
+            # In addition to what is in flight, images are held in float32 and in the file's dtype.
+            given = one.value // (1 + plan.scale**2) * 5 // 4
+            extra = (most - 1) * one.value
+            value, upper = most * (one.value + given), most * (one.upper + given)
+            one = one.model_copy(update={"value": value, "upper": upper})
+            ledger.append(ledger_row("tiles in flight", "device", extra, extra, "known"))
+        ledger.append(one)
+    return plan.model_copy(update={"in_flight": most, "ledger": tuple(ledger)})

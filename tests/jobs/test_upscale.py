@@ -1,6 +1,8 @@
 """One image through the whole job: the picture, its size and its file."""
 
+import inspect
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ from PIL import Image, ImageCms
 
 import lowtide
 from lowtide import ImageError, ModelError, UsageError
-from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.jobs.upscale_settings import UpscaleKeywords, UpscaleSettings
 from support.cpu_levels import assert_within_a_level
 from support.image_folders import statuses
 
@@ -151,6 +153,30 @@ def test_what_makes_no_sense_is_refused(run, tmp_path):
         with pytest.raises(UsageError, match=words):
             run(**options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photo.png"]
+
+
+def test_the_calls_show_their_keywords():
+    fields = UpscaleSettings.model_fields
+    assert UpscaleKeywords.__annotations__.keys() == fields.keys()
+    for call in (lowtide.upscale, lowtide.plan):
+        shown = inspect.signature(call).parameters
+        assert all(shown[name].default == field.default for name, field in fields.items())
+        assert "settings" not in shown
+
+
+def test_what_changes_bytes_is_in_the_hash():
+    """A field that is forgotten would let a resumed folder keep files of other settings."""
+    same = {
+        *("budget", "host_budget", "disk_budget", "scratch", "device", "devices", "streams"),
+        *("model", "max_pixels", "suffix"),  # the model is hashed by its content
+    }
+    plain = UpscaleSettings.of()
+    for name in UpscaleSettings.model_fields.keys() - {"plan_file"}:
+        other = plain.model_copy(update={name: 7})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # 7 is not what most of them take
+            hashes = {one.content_hash("model", "fp32") for one in (plain, other)}
+        assert (len(hashes) == 1) == (name in same), name
 
 
 # Its file

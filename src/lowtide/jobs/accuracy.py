@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from torch import nn
-
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import AccuracyReport, ErrorFigure, reported_db
@@ -101,10 +99,9 @@ def _accuracy(
 
 def _precision_note(network: NetworkSpec) -> str:
     """Return which layers stay in fp32, or what differs in an ONNX file."""
-    assert isinstance(network.forward, nn.Module)
-    for part in network.forward.modules():
-        if isinstance(part, OnnxNetwork):
-            return _onnx_note(part)
+    parts = getattr(network.forward, "modules", tuple)()
+    if onnx := next((part for part in parts if isinstance(part, OnnxNetwork)), None):
+        return _onnx_note(onnx)
     if not isinstance(network.forward, LowPrecision):
         return ""
     reason = network.forward.reason

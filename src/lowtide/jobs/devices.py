@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-import torch
-
 from lowtide.core.errors import UsageError
 from lowtide.core.precision import Precision
 from lowtide.memory.budget import Budget
@@ -22,6 +20,8 @@ def resolve_device(name: str) -> str:
     Raises:
         UsageError: This machine does not have the device.
     """
+    import torch
+
     if name == "auto":
         return "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
@@ -76,6 +76,8 @@ def divide_threads(workers: int, total: int | None = None) -> Iterator[int]:
     The share is of ``total`` threads, by default of the current ones. This process keeps it until
     the context ends, since measurements depend on the number of threads.
     """
+    import torch
+
     before = torch.get_num_threads()
     wanted = max(1, (total or before) // workers)
     if wanted == before:
@@ -111,6 +113,8 @@ def resolve_precision(
 
     ``auto`` is bf16, or fp16 where the model allows it, on GPUs that gain; fp32 on the CPU.
     """
+    import torch
+
     if requested == "auto":
         if device == "cpu":
             return "fp32"
@@ -129,6 +133,8 @@ def resolve_precision(
 
 def _check_fp8(device: str) -> None:
     """Raise `UsageError` for a device that has no fp8 matrix multiplication."""
+    import torch
+
     if device != "cpu" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
         return
     need = ".".join(map(str, FP8_CAPABILITY))

@@ -77,14 +77,17 @@ class PlannedItem(Protocol):
     @property
     def plan(self) -> Plan:
         """How it is run."""
+        ...
 
     @property
     def can_shrink(self) -> bool:
         """Whether a smaller plan can be made after an out-of-memory error."""
+        ...
 
     @property
     def result_bytes(self) -> int:
         """Bytes of the result in memory, which may wait to be written."""
+        ...
 
 
 class ResultFile(Protocol):
@@ -92,9 +95,11 @@ class ResultFile(Protocol):
 
     def commit(self) -> object:
         """Finish the file and give it its final name."""
+        ...
 
     def abort(self) -> object:
         """Remove it; no effect after `commit`."""
+        ...
 
 
 @dataclass

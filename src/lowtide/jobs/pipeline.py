@@ -41,15 +41,19 @@ class Job(Protocol):
     @property
     def budget(self) -> Budget:
         """What an item and the files still being written may take together."""
+        ...
 
     def plan(self, item: Item) -> PlannedItem:
         """Plan how to run an item, within ``item.limit_bytes`` if that is set."""
+        ...
 
     def run(self, item: Item, planned: Any, pipeline: Pipeline, queue_bytes: int) -> ComputedItem:
         """Compute an item. ``queue_bytes`` of its result may wait to be written."""
+        ...
 
     def in_fp32(self, pipeline: Pipeline) -> Job:
         """Return the same job in fp32, within what the other weights leave of the budget."""
+        ...
 
 
 class ResultListener(Protocol):
@@ -57,15 +61,19 @@ class ResultListener(Protocol):
 
     def new_part(self, index: int) -> Path | None:
         """Return a temporary name for the file of item ``index``; None for a random one."""
+        ...
 
     def begin(self, index: int) -> None:
         """Handle a complete file, before it is renamed to its target."""
+        ...
 
     def done(self, index: int, item: Any) -> None:
         """Handle a file that has its final name, with its `ItemReport`."""
+        ...
 
     def failed(self, index: int, error: LowtideError) -> None:
         """Handle a failed item."""
+        ...
 
 
 class Pipeline:

@@ -43,7 +43,7 @@ def test_too_little_overlap_is_bounded_and_measured(run, read, crop, expected):
     image = run(tile=32, tile_overlap=2)
     assert image.accuracy.execution == "bounded"
     error = image.accuracy.execution_error
-    assert error.against == "the whole image"
+    assert error.reference == "the whole image"
     assert 0 < error.tiles_sampled <= error.tiles_total == image.plan.tiles
     difference = np.abs(read(image.output).astype(float) - expected(crop)) / 255
     true_db = -10 * np.log10(np.square(difference).mean())
@@ -56,7 +56,7 @@ def test_bf16_says_what_it_costs(run, read, crop, expected):
     image = run(precision="bf16")
     assert image.plan.precision == image.accuracy.precision == "bf16"
     error = image.accuracy.precision_error
-    assert error.against == "fp32"
+    assert error.reference == "fp32"
     # What enters, what leaves and what is added to stays in fp32.
     assert image.accuracy.precision_note == "all but the first and the last convolution"
     assert 65 < error.psnr_db < 90

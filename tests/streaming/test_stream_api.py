@@ -22,6 +22,11 @@ from lowtide.streaming.pages.page import MemoryPage, memory_order
 from support.stream_models import Normed, whole
 
 
+@pytest.fixture(scope="module")
+def model():
+    return Normed().eval()
+
+
 @pytest.fixture(autouse=True)
 def _results_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))

@@ -1,6 +1,5 @@
 """Small models whose streamed runs several tests compare with the whole run."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -26,11 +25,6 @@ class Normed(nn.Module):
         for block in self.blocks:
             x = x + block(x)
         return F.pixel_shuffle(self.last(x), 2)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return Normed().eval()
 
 
 def whole(model, image):

@@ -214,7 +214,7 @@ def test_a_run_that_is_to_be_shorter_than_it_is_ends(tmp_path):
 
 
 def test_parts_of_a_batch_give_its_gradients(tmp_path):
-    runs = [trainer(config_of(total=3), tmp_path / str(parts), parts=parts) for parts in (1, 2, 4)]
+    runs = [trainer(config_of(total=3), tmp_path / str(parts), micro_batches=parts) for parts in (1, 2, 4)]
     for run in runs:
         run.run()
     for name, weight in weights_of(runs[0]).items():

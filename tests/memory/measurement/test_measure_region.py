@@ -204,7 +204,7 @@ def test_a_decorated_function_keeps_its_last_region():
 
     worker = Worker()
     assert worker.double.__doc__ == "Twice as much."
-    assert worker.double(3).nbytes == worker.double.last_region.held_bytes == 6 * MIB
+    assert worker.double(3).nbytes == worker.double.last_region.retained_bytes == 6 * MIB
     countdown(3)
     countdown(2)
     assert countdown.last_region.peak_bytes == 4 * MIB

@@ -113,11 +113,11 @@ class WatchedLane(HostLoader):
         super().load(slot, layout, source)
         self.loaded.add(slot)
 
-    def before(self, slot):
+    def wait_for_copy(self, slot):
         assert slot in self.loaded
         self.used.add(slot)
 
-    def after(self, slot):
+    def mark_used(self, slot):
         assert slot in self.used
         self.used.discard(slot)
 
@@ -158,7 +158,7 @@ def turns_by(lane, model, in_flight):
 class HastyLane(HostLoader):
     """Overwrites a slot as soon as it may, which on CUDA the next block's copy does."""
 
-    def after(self, slot):
+    def mark_used(self, slot):
         slot.buffer.data.fill_(255)  # by another name: only the block's own changes are counted
 
 

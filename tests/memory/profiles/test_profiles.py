@@ -97,8 +97,8 @@ def test_an_unknown_name_lists_the_names_and_the_closest():
 
 def test_profiles_are_read_without_torch():
     program = (
-        "import sys; from lowtide.memory.profiles import load_profile, profile_of;"
-        "load_profile('rtx3060'); profile_of('cpu'); assert 'torch' not in sys.modules"
+        "import sys; from lowtide.memory.profiles import load_profile, local_profile;"
+        "load_profile('rtx3060'); local_profile('cpu'); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -111,7 +111,7 @@ def test_a_run_says_whether_it_multiplies(monkeypatch):
     offered = []
     monkeypatch.setattr(
         "lowtide.streaming.engine.executor.reserve_arena",
-        lambda size, _, *, products: offered.append((size, products)),
+        lambda size, _, *, has_matmul: offered.append((size, has_matmul)),
     )
     image = torch.rand(1, 3, 24, 20)
     for net in nn.Conv2d(3, 8, 1), nn.Sequential(nn.Conv2d(3, 8, 1), nn.Linear(20, 30)):

@@ -173,7 +173,7 @@ class NotedComing:
 
     @property
     def reads_done(self):
-        return self._coming.done
+        return self._coming.reads_done
 
     def result(self):
         run = self._coming.result()
@@ -216,9 +216,9 @@ def test_a_missing_wait_is_a_race(monkeypatch, missing):
         stream = carrier._store_stream if missing == "out waits" else carrier._fetch_stream
         monkeypatch.setattr(stream, "wait_event", lambda event: None)
     if missing == "here waits":
-        monkeypatch.setattr(_AsyncCopy, "result", lambda self: self.run)
+        monkeypatch.setattr(_AsyncCopy, "result", lambda self: self.data)
     if missing == "over waits":
-        monkeypatch.setattr(_AsyncCopy, "end_reads", lambda self: setattr(self, "done", nothing))
+        monkeypatch.setattr(_AsyncCopy, "end_reads", lambda self: setattr(self, "reads_done", nothing))
     nothing = Event({}, streams)
     carrier.allocate(64)  # so that rooms are kept, and not unlocked
     rooms, former, memory = [], None, torch.empty(64, dtype=torch.uint8)

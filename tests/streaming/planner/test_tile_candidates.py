@@ -134,7 +134,7 @@ def test_wide_images_get_low_tiles(width):
 
 
 def test_small_tiles_are_for_small_budgets():
-    size = dict(info=PHOTO, padded=(2000, 3000))
+    size = dict(info=PHOTO, padded_size=(2000, 3000))
     ample = plans(picture=ImageTask(**size, ample_bytes=400 * MIB), strategy="tiled")
     assert min(plan.run_pixels for plan in ample) >= 240 * 240
     scarce = plans(picture=ImageTask(**size, ample_bytes=20 * MIB), strategy="tiled")

@@ -37,11 +37,11 @@ class Logged(SyncTileTransfer):
         super().__init__(device)
         self.__dict__["log"] = []
 
-    def there(self, images):
+    def to_device(self, images):
         self.log.append("there")
         return super().to_device(images.clone())
 
-    def back(self, result):
+    def to_host(self, result):
         landing = super().to_host(result)
         if not result.dim():
             return landing

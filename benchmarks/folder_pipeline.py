@@ -131,7 +131,7 @@ def _job(folder: Path, suffix: str, **settings: Any) -> tuple[float, float]:
 
 def _prepared() -> tuple[Any, Any, Any]:
     from lowtide.jobs.prepare import prepare
-    from lowtide.jobs.settings import UpscaleSettings
+    from lowtide.jobs.upscale_settings import UpscaleSettings
     from lowtide.memory.budget import Budget
 
     settings = UpscaleSettings.of(model=MODEL, device="cpu")

@@ -13,7 +13,7 @@ import typer
 from lowtide.cli.main import app
 from lowtide.core import errors
 from lowtide.jobs import report
-from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media import FORMATS
 
 ROOT = Path(__file__).parent.parent

@@ -28,18 +28,18 @@ def complaint(result, code, words, hint=""):
         assert hint in lines[at + 2]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "the file is empty (0 bytes)"),
-        (b"hello, this is a letter\n" * 4, "this is a text file"),
-        (b"<!DOCTYPE html><html>", "this is"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(30), "damaged or unsupported PNG"),
-    ],
-)
-def test_files_that_are_no_images(lowtide, tmp_path, out, content, words):
-    (tmp_path / "bad.png").write_bytes(content)
-    complaint(lowtide("upscale", tmp_path / "bad.png", "-o", out), 2, words)
+NO_IMAGES = [
+    (b"", "the file is empty (0 bytes)"),
+    (b"hello, this is a letter\n" * 4, "this is a text file"),
+    (b"<!DOCTYPE html><html>", "this is"),
+    (b"\x89PNG\r\n\x1a\n" + bytes(30), "damaged or unsupported PNG"),
+]
+
+
+def test_files_that_are_no_images(lowtide, tmp_path, out):
+    for content, words in NO_IMAGES:
+        (tmp_path / "bad.png").write_bytes(content)
+        complaint(lowtide("upscale", tmp_path / "bad.png", "-o", out), 2, words)
     assert not out.exists()
 
 
@@ -81,31 +81,22 @@ def test_a_hostile_model_does_not_run(lowtide, source, tmp_path, out):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_file_that_is_no_model(lowtide, source, tmp_path, out, suffix):
-    (tmp_path / f"letter{suffix}").write_text("dear model")
-    result = lowtide("upscale", source, "-o", out, "-m", tmp_path / f"letter{suffix}")
-    complaint(result, 2, "letter")
-
-
-def test_weights_of_nothing_known(lowtide, source, tmp_path, out):
+def test_files_that_are_no_models(lowtide, source, tmp_path, out):
+    for suffix in (".pth", ".safetensors"):
+        (tmp_path / f"letter{suffix}").write_text("dear model")
+        result = lowtide("upscale", source, "-o", out, "-m", tmp_path / f"letter{suffix}")
+        complaint(result, 2, "letter")
     torch.save({"weight": torch.zeros(3)}, tmp_path / "odd.pth")
     complaint(lowtide("upscale", source, "-o", out, "-m", tmp_path / "odd.pth"), 2, "odd.pth")
 
 
-@pytest.mark.parametrize("name", ["photo.png/out.png", "photo.png/deep/out.png"])
-def test_a_target_below_a_file(lowtide, source, tmp_path, name):
-    complaint(lowtide("upscale", source, "-o", tmp_path / name), 1, "cannot be written")
-
-
-@pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_folder_where_a_file_is(lowtide, source, tmp_path, name):
+def test_targets_below_a_file(lowtide, source, tmp_path):
     (tmp_path / "file").write_text("a regular file")
-    complaint(
-        lowtide("upscale", source, source.parent / "*.png", "-o", tmp_path / name),
-        1,
-        "cannot be written",
-    )
+    for name in ("photo.png/out.png", "photo.png/deep/out.png"):
+        complaint(lowtide("upscale", source, "-o", tmp_path / name), 1, "cannot be written")
+    for name in ("file", "file/below"):
+        result = lowtide("upscale", source, source.parent / "*.png", "-o", tmp_path / name)
+        complaint(result, 1, "cannot be written")
 
 
 def test_one_name_for_several_results(lowtide, source, tmp_path, out):
@@ -137,35 +128,33 @@ def test_an_existing_target(lowtide, source, out):
     assert out.read_text() == "precious"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--scale", 2, "--width", 9], "--scale and --width/--height contradict"),
-        (["--tile-auto", "--tile", 64], "--tile-auto and --tile contradict"),
-        (["--strategy", "whole", "--tile", 64], "has no tiles"),
-        (["--budget", "plenty"], "not a number of bytes"),
-        (["--budget", "6"], "a run needs at least"),
-        (["--budget", "900TiB"], "more than this machine has"),
-        (["--device", "cuda:7"], "this machine has"),
-        (["--format", "bmp"], "'bmp' does not name an image format"),
-        (["--scale", 0], "--scale 0 has to be above 0"),
-        (["--suffix", "_x2"], "a file's own name"),
-        (["--jpeg-quality", 0], "--jpeg-quality 0"),
-    ],
-)
-def test_options_that_make_no_sense(lowtide, source, out, words, message):
-    complaint(lowtide("upscale", source, "-o", out, *words), 2, message)
+REFUSED = [
+    (["--scale", 2, "--width", 9], "--scale and --width/--height contradict"),
+    (["--tile-auto", "--tile", 64], "--tile-auto and --tile contradict"),
+    (["--strategy", "whole", "--tile", 64], "has no tiles"),
+    (["--budget", "plenty"], "not a number of bytes"),
+    (["--budget", "6"], "a run needs at least"),
+    (["--budget", "900TiB"], "more than this machine has"),
+    (["--device", "cuda:7"], "this machine has"),
+    (["--format", "bmp"], "'bmp' names no image format"),
+    (["--scale", 0], "--scale 0 has to be above 0"),
+    (["--suffix", "_x2"], "a file's own name"),
+    (["--jpeg-quality", 0], "--jpeg-quality 0"),
+]
 
 
-@pytest.mark.parametrize(
-    "words", [["--sclae", "2"], ["--tile", "many"], ["--precision", "fp4"], []], ids=str
-)
-def test_words_that_are_no_options(lowtide, source, words):
+def test_options_that_make_no_sense(lowtide, source, out):
+    for words, message in REFUSED:
+        complaint(lowtide("upscale", source, "-o", out, *words), 2, message)
+
+
+def test_words_that_are_no_options(lowtide, source):
     """These are typer's own messages; the code is the same."""
-    result = lowtide("upscale", *([source, "-o", "x.png", *words] if words else []))
-    assert result.code == 2
-    assert result.out == ""
-    assert "Usage: lowtide upscale" in result.err
+    for words in (["--sclae", "2"], ["--tile", "many"], ["--precision", "fp4"], []):
+        result = lowtide("upscale", *([source, "-o", "x.png", *words] if words else []))
+        assert result.code == 2
+        assert result.out == ""
+        assert "Usage: lowtide upscale" in result.err
 
 
 def test_no_output(lowtide, source):
@@ -190,36 +179,36 @@ def test_errors_as_json(lowtide, source, out):
     assert "error: " in result.err
 
 
-@pytest.mark.parametrize(
-    ("words", "kind", "message"),
-    [
-        (["upscale"], "UsageError", "Missing argument"),
-        (["upscale", "SOURCE"], "UsageError", "no output is given"),
-        (["upscale", "SOURCE", "-o", "OUT", "--sclae", 2], "UsageError", "No such option"),
-        (["upscale", "SOURCE", "-o", "OUT", "--tile", "many"], "UsageError", "'many' is not"),
-        (["upscale", "no.png", "-o", "OUT"], "ImageError", "no such file"),
-        (["plan", "upscale", "no.png"], "ImageError", "no such file"),
-        (["plan", "upscale", "no.png", "--all-devices"], "ImageError", "no such file"),
-        (["plan", "train", "no", "--device", "cpu"], "ModelError", "no"),
-        (["bench", "upscale", "no.png"], "ImageError", "no such file"),
-        (["export", "onnx", "lowtide-x2", "-o", "x.bin"], "UsageError", "end in .onnx"),
-        (["models", "nothing"], "ModelError", "no model"),
-        (["train", "sr"], "UsageError", "no configuration"),
-        (["train", "sr", "--example"], "UsageError", "YAML"),
-        (["upscull"], "UsageError", "No such command"),
-        (["doctor", "--fast"], "UsageError", "No such option"),
-    ],
-)
-def test_every_failure_is_one_document(lowtide, source, out, words, kind, message):
-    named = {"SOURCE": source, "OUT": out}
-    result = lowtide(*[named.get(str(word), word) for word in words], "--json")
-    assert result.code == 2
-    assert result.json["schema_version"] == 2
-    error = result.json["error"]
-    assert (error["type"], error["exit_code"]) == (kind, 2)
-    assert message in error["message"]
-    assert "hint" in error
-    assert result.err
+FAILURES = [
+    (["upscale"], "UsageError", "Missing argument"),
+    (["upscale", "SOURCE"], "UsageError", "no output is given"),
+    (["upscale", "SOURCE", "-o", "OUT", "--sclae", 2], "UsageError", "No such option"),
+    (["upscale", "SOURCE", "-o", "OUT", "--tile", "many"], "UsageError", "'many' is not"),
+    (["upscale", "no.png", "-o", "OUT"], "ImageError", "no such file"),
+    (["plan", "upscale", "no.png"], "ImageError", "no such file"),
+    (["plan", "upscale", "no.png", "--all-devices"], "ImageError", "no such file"),
+    (["plan", "train", "no", "--device", "cpu"], "ModelError", "no"),
+    (["bench", "upscale", "no.png"], "ImageError", "no such file"),
+    (["export", "onnx", "lowtide-x2", "-o", "x.bin"], "UsageError", "end in .onnx"),
+    (["models", "nothing"], "ModelError", "no model"),
+    (["train", "sr"], "UsageError", "no configuration"),
+    (["train", "sr", "--example"], "UsageError", "YAML"),
+    (["upscull"], "UsageError", "No such command"),
+    (["doctor", "--fast"], "UsageError", "No such option"),
+]
+
+
+def test_every_failure_is_one_document(lowtide, source, out):
+    for words, kind, message in FAILURES:
+        named = {"SOURCE": source, "OUT": out}
+        result = lowtide(*[named.get(str(word), word) for word in words], "--json")
+        assert result.code == 2
+        assert result.json["schema_version"] == 2
+        error = result.json["error"]
+        assert (error["type"], error["exit_code"]) == (kind, 2)
+        assert message in error["message"]
+        assert "hint" in error
+        assert result.err
 
 
 def test_a_fault_of_ours_is_a_document_before_its_traceback(source, out, monkeypatch, capsys):

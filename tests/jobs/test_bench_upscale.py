@@ -5,7 +5,7 @@ import pytest
 
 from lowtide import ImageError, UsageError
 from lowtide.jobs.bench_upscale import BASELINE, REFERENCE, VARIANTS, bench, image_difference
-from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.upscale_settings import UpscaleSettings
 
 
 def test_every_way_is_one_of_upscale():
@@ -40,6 +40,7 @@ def test_rows_tell_what_each_way_took_and_changed(tmp_path, source):
     assert picture.read_text().lstrip().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_a_way_that_is_not_possible_says_why(source):
     report = bench(source, budget="8MiB", only=["whole"], device="cpu")
     whole = next(row for row in report.rows if row.variant.name == "whole")

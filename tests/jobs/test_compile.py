@@ -7,7 +7,6 @@ import lowtide
 from lowtide import UsageError
 from lowtide.core.errors import ModelError
 from lowtide.jobs import network_compile
-from lowtide.jobs.prepare import PreparedModel
 from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 from lowtide.streaming.specialize.torch_compile import CompileCache
 from support.image_folders import statuses
@@ -96,23 +95,17 @@ def test_where_it_fails_it_is_an_error_only_if_asked_for(tmp_path, source, known
         lowtide.upscale(source, tmp_path / "on.png", budget="2GiB", compile="on")
 
 
-def test_a_folder_goes_on_as_it_began(tmp_path, source, known, monkeypatch):
-    seen = []
-    made = PreparedModel.image_task
-    monkeypatch.setattr(
-        PreparedModel,
-        "image_task",
-        lambda self, *given: seen.append(self.compile_gain) or made(self, *given),
-    )
+def test_a_folder_goes_on_as_it_began(tmp_path, source, known):
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "a.png").write_bytes(source.read_bytes())
-    lowtide.upscale(folder, tmp_path / "out", compile="auto", strategy="whole")
+    known(SpecializationGain(ratio=2.0, warmup_seconds=60.0))
+    lowtide.upscale(folder, tmp_path / "out", budget="2GiB")
     known(PAYS)
     (folder / "b.png").write_bytes(source.read_bytes())
-    lowtide.upscale(folder, tmp_path / "out", compile="auto", strategy="whole")
-    assert len(seen) == 2
-    assert seen[0] == seen[1] != PAYS
+    report = lowtide.upscale(folder, tmp_path / "out", budget="2GiB")
+    assert statuses(report) == ["skipped", "done"]
+    assert not report.images[1].plan.compiled
 
 
 def test_bands_are_not_compiled():

@@ -81,18 +81,18 @@ def test_the_cpu_has_none(tmp_path, source):
             job(source, tmp_path / "out.png", cuda_graphs=True, device="cpu")
 
 
-@pytest.mark.parametrize(
-    "options, match",
-    [
-        ({"strategy": "streamed"}, "streamed networks"),
-        ({"compile": "on"}, "compiled networks"),
-        ({"devices": "cuda:0,cuda:1"}, "several devices"),
-        ({"model": "a.onnx"}, "ONNX files"),
-    ],
-)
-def test_what_is_not_recorded_is_refused(tmp_path, source, options, match):
-    with pytest.raises(UsageError, match=match):
-        lowtide.upscale(source, tmp_path / "out.png", cuda_graphs=True, **options)
+REFUSED = [
+    ({"strategy": "streamed"}, "streamed networks"),
+    ({"compile": "on"}, "compiled networks"),
+    ({"devices": "cuda:0,cuda:1"}, "several devices"),
+    ({"model": "a.onnx"}, "ONNX files"),
+]
+
+
+def test_what_is_not_recorded_is_refused(tmp_path, source):
+    for options, match in REFUSED:
+        with pytest.raises(UsageError, match=match):
+            lowtide.upscale(source, tmp_path / "out.png", cuda_graphs=True, **options)
 
 
 @pytest.mark.gpu

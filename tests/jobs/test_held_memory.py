@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lowtide.jobs import run_image
-from lowtide.jobs.run_image import _HeldMemory
+from lowtide.jobs import upscale_job
+from lowtide.jobs.upscale_job import HeldMemory
 
 MIB = 1 << 20
 
@@ -28,12 +28,11 @@ class Meter:
 def held(monkeypatch):
     def make(living, kept, strategy="streamed", budget=1000 * MIB, waiting=0):
         meter = Meter(living * MIB, kept * MIB)
-        monkeypatch.setattr(run_image, "trim_allocators", lambda device: meter.trim())
-        context = SimpleNamespace(meter=meter, budget=SimpleNamespace(device_bytes=budget))
+        monkeypatch.setattr(upscale_job, "trim_allocators", lambda device: meter.trim())
         plan = SimpleNamespace(
             strategy=strategy, device="cpu", predicted_bytes=100 * MIB, upper_bytes=200 * MIB
         )
-        return meter, _HeldMemory(context, plan, waiting)
+        return meter, HeldMemory(meter, plan, budget, waiting)
 
     return make
 

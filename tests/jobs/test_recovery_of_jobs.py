@@ -9,7 +9,7 @@ import torch
 
 import lowtide
 from lowtide import OutOfMemoryError
-from lowtide.jobs import prepare
+from lowtide.jobs import prepare, upscale_job
 
 
 class Cramped(torch.nn.Module):
@@ -67,15 +67,13 @@ def test_where_nothing_helps_it_is_said(source, tmp_path, cramp):
 
 def test_each_new_plan_is_smaller(source, tmp_path, cramp, monkeypatch):
     """Each try takes less memory than the one that failed, down to the smallest plan."""
-    from lowtide.jobs import run_image as room
-
     tried = []
 
     def noted(network, reading, sink, plan, **more):
         tried.append(plan.upper_bytes)
         raise MemoryError
 
-    monkeypatch.setattr(room, "execute_plan", noted)
+    monkeypatch.setattr(upscale_job, "execute_plan", noted)
     with pytest.raises(OutOfMemoryError, match="memory ran out outside the network"):
         lowtide.upscale(source, tmp_path / "out.png", budget="256MiB")
     assert len(tried) > 1

@@ -10,7 +10,7 @@ from torch import nn
 import lowtide
 from lowtide.core.errors import UsageError
 from lowtide.core.metrics import psnr
-from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.models.loaded_model import weight_bytes
 from lowtide.models.optimized.token_linear import OptimizedLinear
 from lowtide.models.quantize import quantize_linear
@@ -123,5 +123,5 @@ def test_without_torchao_it_says_what_to_install():
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_bands_of_rows_are_refused(precision):
-    with pytest.raises(UsageError, match="8-bit"):
+    with pytest.raises(UsageError, match="8-bit layers"):
         UpscaleSettings.of(precision=precision, strategy="streamed")

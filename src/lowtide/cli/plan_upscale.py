@@ -63,9 +63,9 @@ def _plan_all_devices(given: dict[str, Any]) -> None:
     from lowtide.jobs.plan_upscale import plan_on_all_devices
 
     as_json, inputs, output = given.pop("as_json"), given.pop("inputs"), given.pop("output")
-    given.pop("quiet")
-    output, settings = output or command.DEFAULT_OUTPUT, command.as_settings(given)
-    reports = plan_on_all_devices(inputs, output, **settings)
+    for name in ("quiet", "tile_auto"):
+        del given[name]
+    reports = plan_on_all_devices(inputs, output or command.DEFAULT_OUTPUT, **given)
     if as_json:
         import json
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +15,8 @@ from lowtide.core.errors import UsageError
 if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
 
+# Arguments that are not settings of the job.
+_OWN = {"inputs", "output", "dry_run", "force", "report", "as_json", "quiet", "tile_auto"}
 DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 _MAIN, _SIZE, _TILES, _FILES, _OUT = (
     "Main",
@@ -24,42 +25,6 @@ _MAIN, _SIZE, _TILES, _FILES, _OUT = (
     "Files",
     "Output",
 )
-
-
-class PrecisionOption(StrEnum):
-    """Values of --precision."""
-
-    auto, fp32, bf16, fp16, int8, fp8 = "auto", "fp32", "bf16", "fp16", "int8", "fp8"
-
-
-class StrategyOption(StrEnum):
-    """Values of --strategy."""
-
-    auto, whole, streamed, tiled = "auto", "whole", "streamed", "tiled"
-
-
-class ProviderOption(StrEnum):
-    """Values of --provider."""
-
-    cpu, tensorrt = "cpu", "tensorrt"
-
-
-class CompileOption(StrEnum):
-    """Values of --compile."""
-
-    auto, on, off = "auto", "on", "off"
-
-
-class AccuracyOption(StrEnum):
-    """Values of --accuracy."""
-
-    exact, bounded, fast = "exact", "bounded", "fast"
-
-
-class TiffCompression(StrEnum):
-    """Values of --tiff-compression."""
-
-    none, lzw, deflate = "none", "lzw", "deflate"
 
 
 @handle_errors
@@ -159,7 +124,7 @@ def upscale(
         ),
     ] = False,
     precision: Annotated[
-        PrecisionOption,
+        Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"],
         option(
             panel=_TILES,
             help=(
@@ -168,9 +133,9 @@ def upscale(
                 " 8.9 or higher, with everything else in bf16."
             ),
         ),
-    ] = PrecisionOption.auto,
+    ] = "auto",
     accuracy: Annotated[
-        AccuracyOption | None,
+        Literal["exact", "bounded", "fast"] | None,
         option(
             panel=_MAIN,
             help=(
@@ -181,7 +146,7 @@ def upscale(
         ),
     ] = None,
     strategy: Annotated[
-        StrategyOption,
+        Literal["auto", "whole", "streamed", "tiled"],
         option(
             panel=_TILES,
             help=(
@@ -189,7 +154,7 @@ def upscale(
                 " tiles."
             ),
         ),
-    ] = StrategyOption.auto,
+    ] = "auto",
     cuda_graphs: Annotated[
         bool,
         option(
@@ -202,11 +167,11 @@ def upscale(
         ),
     ] = False,
     provider: Annotated[
-        ProviderOption,
+        Literal["cpu", "tensorrt"],
         option(panel=_TILES, help=("Execution provider of ONNX Runtime for an .onnx file.")),
-    ] = ProviderOption.cpu,
+    ] = "cpu",
     compile: Annotated[
-        CompileOption,
+        Literal["auto", "on", "off"],
         option(
             panel=_TILES,
             help=(
@@ -214,7 +179,7 @@ def upscale(
                 " an earlier run with on was faster for this model."
             ),
         ),
-    ] = CompileOption.auto,
+    ] = "auto",
     tile: Annotated[
         int | None,
         option(panel=_TILES, metavar="PIXELS", help=("Side of the tiles, in input pixels.")),
@@ -308,8 +273,8 @@ def upscale(
     ] = False,
     avif_quality: Annotated[int, option(panel=_FILES, help="1 to 100.")] = 80,
     tiff_compression: Annotated[
-        TiffCompression, option(panel=_FILES, help="Compression of TIFF files.")
-    ] = TiffCompression.deflate,
+        Literal["none", "lzw", "deflate"], option(panel=_FILES, help="Compression of TIFF files.")
+    ] = "deflate",
     host_budget: Annotated[
         str | None,
         option(panel=_MAIN, help=("Host memory for a run on a GPU. Default: 60% of what is free.")),
@@ -338,66 +303,18 @@ def upscale(
     The result equals that of the unconstrained model unless the report says otherwise, and
     then it states the error. A stopped folder resumes where it was.
     """
+    given = dict(locals())
     if tile_auto and tile is not None:
         raise UsageError("--tile-auto and --tile contradict each other", hint="drop one of them")
     if output is None and not dry_run:
         raise UsageError("no output is given", hint="add -o OUTPUT")
-    settings = as_settings(
-        dict(
-            model=model,
-            scale=scale,
-            width=width,
-            height=height,
-            max_side=max_side,
-            device=device,
-            devices=devices or (),
-            self_ensemble=self_ensemble,
-            precision=precision,
-            accuracy=accuracy,
-            strategy=strategy,
-            compile=compile,
-            cuda_graphs=cuda_graphs,
-            provider=provider,
-            tile=tile,
-            tile_overlap=tile_overlap,
-            tile_batch_size=tile_batch_size,
-            hann_blend=hann_blend,
-            streams=streams,
-            format=format,
-            suffix=suffix,
-            strip_metadata=strip_metadata,
-            max_pixels=max_pixels,
-            png_compression=png_compression,
-            jpeg_quality=jpeg_quality,
-            webp_quality=webp_quality,
-            webp_lossless=webp_lossless,
-            avif_quality=avif_quality,
-            tiff_compression=tiff_compression,
-            plan_file=plan_file,
-            budget=budget,
-            host_budget=host_budget,
-            disk_budget=disk_budget,
-            scratch=scratch,
-        )
-    )
+    settings = {name: value for name, value in given.items() if name not in _OWN}
     progress = ProgressLine(quiet=quiet)
     try:
         result = _work(inputs, output, dry_run, force, report, progress, settings)
     finally:
         progress.close()
     _show(result, as_json=as_json)
-
-
-def as_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Convert the command's options to the job's keywords, as plain values.
-
-    Options that only the command line uses are left out.
-    """
-    return {
-        name: value.value if isinstance(value, StrEnum) else value
-        for name, value in given.items()
-        if name != "tile_auto"
-    }
 
 
 def _work(

@@ -44,6 +44,12 @@ ProgressCallback = Callable[[Progress], None]
 Cancel = threading.Event | Callable[[], bool] | None
 
 
+def report_phase(progress: ProgressCallback | None, phase: Phase, name: str = "") -> None:
+    """Report the start of a phase to ``progress``, if it is not None."""
+    if progress is not None:
+        progress(Progress(phase, name))
+
+
 def check_cancel(cancel: Cancel) -> None:
     """Raise `Cancelled` if the caller's event is set or its callable returns true."""
     if cancel is None:

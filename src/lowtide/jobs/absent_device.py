@@ -8,10 +8,13 @@ from typing import Literal
 
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.precision import Precision, is_eight_bits
+from lowtide.core.progress import ProgressCallback
 from lowtide.jobs.build_network import ensemble_network
 from lowtide.jobs.devices import castable_precisions, preferred_precision
-from lowtide.jobs.prepare import PreparedModel, prepare
-from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.network_compile import SpecializedNetworks
+from lowtide.jobs.prepare import prepare
+from lowtide.jobs.prepared import PreparedModel
+from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.prediction.roofline import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile
@@ -27,6 +30,7 @@ _SIDES = (128, 256, 512, 1024)
 def prepare_for_profile(
     settings: UpscaleSettings,
     profile: DeviceProfile,
+    progress: ProgressCallback | None = None,
     on_loaded: Callable[[int], object] = lambda scale: None,
 ) -> PreparedModel:
     """Return the model of ``settings`` with its costs predicted for ``profile``.
@@ -35,6 +39,7 @@ def prepare_for_profile(
     cached; memory comes from traces, seconds from the profile's rates.
 
     Args:
+        progress: As in `prepare`.
         on_loaded: As in `prepare`.
 
     Raises:
@@ -49,7 +54,9 @@ def prepare_for_profile(
     if settings.cuda_graphs:
         require_cuda_graphs(profile.kind)
     in_fp32 = {"precision": "fp32", "cuda_graphs": False}
-    reference = prepare(settings.model_copy(update=in_fp32), device="cpu", on_loaded=on_loaded)
+    reference = prepare(
+        settings.model_copy(update=in_fp32), device="cpu", progress=progress, on_loaded=on_loaded
+    )
     precision = _precision(settings.precision, reference.descriptor, profile)
     network = dataclasses.replace(
         reference.network, device=profile.name, precision=precision, channels_last=False
@@ -62,8 +69,13 @@ def prepare_for_profile(
             network = ensemble_network(network)
         weight_bytes += low.descriptor.weight_bytes
     costs = _costs(reference, network, profile, weight_bytes)
-    return PreparedModel(
-        reference.descriptor, network, reference.geometry, costs, precision, reference.programs
+    return dataclasses.replace(
+        reference,
+        network=network,
+        costs=costs,
+        precision=precision,
+        specialized=SpecializedNetworks(network),
+        bounds={},
     )
 
 

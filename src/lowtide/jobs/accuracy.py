@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from torch import nn
-
+from lowtide.jobs.pipeline import Pipeline
+from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import AccuracyReport, ErrorFigure, reported_db
-from lowtide.media import open_image
+from lowtide.media import ImageSource, open_image
 from lowtide.memory.meter import Usage
 from lowtide.memory.oom import trim_allocators
 from lowtide.memory.plan import Plan
@@ -18,47 +18,54 @@ from lowtide.streaming.planner.ledger_rows import affordable_pixels, comparable_
 from lowtide.streaming.tiles.error_sample import MeasuredError, execution_error, precision_error
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
-if TYPE_CHECKING:
-    from lowtide.jobs.session import UpscaleSession
-
 
 def measure_accuracy(
-    session: UpscaleSession, plan: Plan, source: Path, limit_bytes: int
+    prepared: PreparedModel,
+    plan: Plan,
+    source: Path,
+    pipeline: Pipeline,
+    *,
+    limit_bytes: int,
+    max_pixels: int,
 ) -> tuple[AccuracyReport, Usage | None]:
     """Measure the accuracy of one image's result within ``limit_bytes``.
 
     Returns:
         The report, and the memory that the measurement used, or None if nothing had to be measured.
     """
-    if plan.accuracy == "exact" and session.prepared.network.make_fp32_forward is None:
-        return _accuracy(session, plan, source, limit_bytes), None
+
+    def reopen() -> ImageSource:
+        return open_image(source, max_pixels=max_pixels, scratch_dir=pipeline.scratch)
+
+    if plan.accuracy == "exact" and prepared.network.make_fp32_forward is None:
+        return _accuracy(prepared, plan, reopen, limit_bytes), None
     # The measurement runs other tile sizes, which would not fit the heap's free blocks.
     trim_allocators(plan.device, collect=True)
-    session.lap()
-    session.commit_all()
-    accuracy = _accuracy(session, plan, source, limit_bytes)
-    measurement_usage = session.lap()
+    pipeline.lap()
+    pipeline.commit_all()
+    accuracy = _accuracy(prepared, plan, reopen, limit_bytes)
+    measurement_usage = pipeline.lap()
     trim_allocators(plan.device, collect=True)
-    session.lap()
+    pipeline.lap()
     return accuracy, measurement_usage
 
 
 def _accuracy(
-    session: UpscaleSession, plan: Plan, source: Path, limit_bytes: int
+    prepared: PreparedModel, plan: Plan, reopen: Callable[[], ImageSource], limit_bytes: int
 ) -> AccuracyReport:
     """Report the accuracy class, and measure the error on sampled tiles if not exact."""
-    network, costs = session.prepared.network, session.prepared.costs
+    network, costs = prepared.network, prepared.costs
     execution = precision = None
     if plan.accuracy == "bounded":
-        with _reopen(session, source) as rows:
+        with reopen() as rows:
             allowed = affordable_pixels(costs, plan, limit_bytes)
             execution = _figure(execution_error(network, rows, plan, allowed))
     if network.make_fp32_forward is not None:
-        with _reopen(session, source) as rows:
+        with reopen() as rows:
             allowed = comparable_pixels(costs, plan, limit_bytes)
             precision = _figure(precision_error(network, rows, plan, allowed))
     if plan.strategy == "streamed":
-        proof = session.prepared.programs.certificate(*plan.network_size)
+        proof = prepared.programs.certificate(*plan.network_size)
         reason = (
             "bands of rows with all that they depend on; on a small image the result differed from"
             f" that of the whole image by {proof.error:.0e} of its largest value"
@@ -92,10 +99,9 @@ def _accuracy(
 
 def _precision_note(network: NetworkSpec) -> str:
     """Return which layers stay in fp32, or what differs in an ONNX file."""
-    assert isinstance(network.forward, nn.Module)
-    for part in network.forward.modules():
-        if isinstance(part, OnnxNetwork):
-            return _onnx_note(part)
+    parts = getattr(network.forward, "modules", tuple)()
+    if onnx := next((part for part in parts if isinstance(part, OnnxNetwork)), None):
+        return _onnx_note(onnx)
     if not isinstance(network.forward, LowPrecision):
         return ""
     reason = network.forward.reason
@@ -111,10 +117,6 @@ def _onnx_note(network: OnnxNetwork) -> str:
     if network.low_precision:
         return f"with weights in {network.low_precision}; the file has no others to compare with"
     return ""
-
-
-def _reopen(session: UpscaleSession, source: Path):
-    return open_image(source, max_pixels=session.settings.max_pixels, scratch_dir=session.scratch)
 
 
 def _figure(error: MeasuredError) -> ErrorFigure:

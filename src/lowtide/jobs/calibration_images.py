@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lowtide.core.errors import ImageError, InputError
 from lowtide.media import open_image
-from lowtide.media.discover import list_images
+from lowtide.media.discover import list_files
 from lowtide.media.pixels import full_scale
 from lowtide.models.descriptor import SizeRule
 from lowtide.models.loaded_model import Model
@@ -33,7 +33,7 @@ def find_photographs(paths: Sequence[Path | str]) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            found += [image for image, _ in list_images(path)]
+            found += [image for image, _ in list_files(path)]
         elif path.is_file():
             found.append(path)
         else:

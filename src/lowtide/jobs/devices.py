@@ -1,14 +1,15 @@
-"""Choose the devices and the precision of a job on this machine."""
+"""Choose the devices and the precision of a job, and share what it may use."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
-
-import torch
 
 from lowtide.core.errors import UsageError
 from lowtide.core.precision import Precision
-from lowtide.jobs.settings import UpscaleSettings
+from lowtide.memory.budget import Budget
 from lowtide.models import ModelDescriptor
 from lowtide.models.quantize import FP8_CAPABILITY
 
@@ -19,6 +20,8 @@ def resolve_device(name: str) -> str:
     Raises:
         UsageError: This machine does not have the device.
     """
+    import torch
+
     if name == "auto":
         return "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
@@ -40,19 +43,51 @@ def resolve_device(name: str) -> str:
     return f"cuda:{device.index or 0}"
 
 
-def resolve_devices(settings: UpscaleSettings) -> list[str]:
-    """Return the names of the devices that a job runs on.
+def resolve_devices(names: Sequence[str]) -> list[str]:
+    """Resolve the names of the devices that a job runs on.
 
     Raises:
         UsageError: This machine does not have one of them, or a CPU is combined with GPUs.
     """
-    names = [resolve_device(name) for name in settings.devices or (settings.one_device,)]
+    names = [resolve_device(name) for name in names]
     if len({name.partition(":")[0] for name in names}) > 1:
         raise UsageError(
             "--devices cannot combine GPUs with the CPU: one cannot run what the other can",
             hint="run two commands, each on a part of the images",
         )
     return names
+
+
+def budget_share(budget: Budget, devices: Sequence[str]) -> Budget:
+    """Return the share of ``budget`` for each worker on ``devices``: equal parts."""
+    workers = max(devices.count(device) for device in devices)
+    return replace(
+        budget,
+        device_bytes=budget.device_bytes // workers,
+        host_bytes=budget.host_bytes // len(devices),
+        disk_bytes=budget.disk_bytes // len(devices),
+    )
+
+
+@contextlib.contextmanager
+def divide_threads(workers: int, total: int | None = None) -> Iterator[int]:
+    """Set torch's threads to a share for each of ``workers`` and yield it.
+
+    The share is of ``total`` threads, by default of the current ones. This process keeps it until
+    the context ends, since measurements depend on the number of threads.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    wanted = max(1, (total or before) // workers)
+    if wanted == before:
+        yield before
+        return
+    torch.set_num_threads(wanted)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
 
 
 def castable_precisions(model: ModelDescriptor) -> list[Precision]:
@@ -78,6 +113,8 @@ def resolve_precision(
 
     ``auto`` is bf16, or fp16 where the model allows it, on GPUs that gain; fp32 on the CPU.
     """
+    import torch
+
     if requested == "auto":
         if device == "cpu":
             return "fp32"
@@ -96,6 +133,8 @@ def resolve_precision(
 
 def _check_fp8(device: str) -> None:
     """Raise `UsageError` for a device that has no fp8 matrix multiplication."""
+    import torch
+
     if device != "cpu" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
         return
     need = ".".join(map(str, FP8_CAPABILITY))

@@ -1,13 +1,14 @@
-"""Compile a network or capture it in a CUDA graph if its plan says so."""
+"""Networks specialized for the shape of their tiles: compiled, or as a CUDA graph."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 from lowtide.core.errors import ModelError
-from lowtide.core.progress import Phase, Progress
+from lowtide.core.progress import Phase
 from lowtide.core.units import format_seconds
-from lowtide.jobs.finish import ImageJob
-from lowtide.jobs.session import UpscaleSession
-from lowtide.memory.meter import open_meter
+from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
 from lowtide.memory.plan import Plan
 from lowtide.streaming.specialize.cuda_graph import cuda_graph_for
 from lowtide.streaming.specialize.shape_specialized import SpecializationGain
@@ -18,79 +19,91 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec
 Shape = tuple[int, ...]
 
 
-def network_for(
-    session: UpscaleSession, job: ImageJob, plan: Plan, notes: list[str]
-) -> NetworkSpec:
-    """Return the network as ``plan`` runs it: compiled, as a CUDA graph, or plain.
+@dataclass
+class SpecializedNetworks:
+    """A network as plans run it, specialized once for each tile shape.
 
-    What is specialized for a tile shape is cached, and the gain of compiling is stored. Where only
-    the plan chose compiling and it fails, the plain network is returned, and an event of ``job``
-    states why.
-
-    Raises:
-        ModelError: Compiling or recording was requested and fails.
+    ``gain`` is what this machine has measured about compiling; None after compiling failed.
     """
-    prepared = session.prepared
-    if not plan.compiled and not plan.cuda_graph:
-        return prepared.network
-    rows, columns = plan_axes(plan)
-    shape = (
-        plan.batch * plan.images_per_tile,
-        prepared.geometry.in_channels,
-        rows.tile,
-        columns.tile,
-    )
-    if plan.cuda_graph:
-        return _capture_graph(session, shape, notes)
-    if shape not in prepared.compiled_networks:
+
+    network: NetworkSpec
+    sha256: str = ""
+    gain: SpecializationGain | None = None
+    compiled: dict[Shape, NetworkSpec] = field(default_factory=dict)
+    _graphs: dict[Shape, NetworkSpec] = field(default_factory=dict)
+
+    def for_plan(
+        self,
+        plan: Plan,
+        *,
+        required: bool,
+        notes: list[str],
+        events: list[str],
+        meter: HostMeter | CudaMeter,
+        on_phase: Callable[[Phase], None],
+    ) -> NetworkSpec:
+        """Return the network as ``plan`` runs it: compiled, as a CUDA graph, or plain.
+
+        The gain of compiling is stored. Where compiling fails and was not ``required``, the plain
+        network is returned, and an entry of ``events`` states why.
+
+        Raises:
+            ModelError: Compiling or capturing was requested and fails.
+        """
+        if not plan.compiled and not plan.cuda_graph:
+            return self.network
+        rows, columns = plan_axes(plan)
+        batch = plan.batch * plan.images_per_tile
+        shape = (batch, self.network.in_channels, rows.tile, columns.tile)
+        if plan.cuda_graph:
+            return self._capture(shape, notes, on_phase)
+        if shape not in self.compiled:
+            try:
+                self.compiled[shape] = self._compile(plan, shape, notes, meter, on_phase)
+            except ModelError as error:
+                if required:
+                    raise
+                events.append(error.message)
+                self.gain = None  # skip it for the next item
+                return self.network
+        return self.compiled[shape]
+
+    def _compile(
+        self,
+        plan: Plan,
+        shape: Shape,
+        notes: list[str],
+        meter: HostMeter | CudaMeter,
+        on_phase: Callable[[Phase], None],
+    ) -> NetworkSpec:
+        on_phase("compile")
+        with meter.excluding():
+            preload_compiler()
+        # Meter from here, not from the start of the job: memory that a long-lived program has freed
+        # since then would hide what compiling takes.
+        own_meter = open_meter("cpu")
+        own_meter.start()
         try:
-            prepared.compiled_networks[shape] = _compile_network(session, plan, shape, notes)
-        except ModelError as error:
-            if session.settings.compile == "on":
-                raise
-            job.events.append(error.message)
-            prepared.compile_gain = None  # skip it for the next image
-            return prepared.network
-    return prepared.compiled_networks[shape]
+            network, gain = compile_for(self.network, shape)
+        finally:
+            own_meter.stop()
+        if plan.device == "cpu":  # host memory is metered on the CPU only
+            known = self.gain.host_bytes if self.gain else 0
+            gain = gain.model_copy(update={"host_bytes": max(known, own_meter.peak_bytes)})
+        CompileCache(plan.device).put(self.sha256, plan.precision, gain)
+        notes.append(_gain_note("compiling", gain))
+        return network
 
-
-def _compile_network(
-    session: UpscaleSession, plan: Plan, shape: Shape, notes: list[str]
-) -> NetworkSpec:
-    prepared = session.prepared
-    _report_phase(session, "compile")
-    with session.meter.excluding():
-        preload_compiler()
-    # Meter from here, not from the start of the job: memory that a long-lived program has freed
-    # since then would hide what compiling takes.
-    meter = open_meter("cpu")
-    meter.start()
-    try:
-        network, facts = compile_for(prepared.network, shape)
-    finally:
-        meter.stop()
-    if plan.device == "cpu":  # host memory is metered on the CPU only
-        known = prepared.compile_gain.host_bytes if prepared.compile_gain else 0
-        facts = facts.model_copy(update={"host_bytes": max(known, meter.peak_bytes)})
-    CompileCache(plan.device).put(prepared.descriptor.sha256, plan.precision, facts)
-    notes.append(_gain_note("compiling", facts))
-    return network
-
-
-def _capture_graph(session: UpscaleSession, shape: Shape, notes: list[str]) -> NetworkSpec:
-    """Record a CUDA graph, of one shape at a time: each holds memory while it exists."""
-    known = session.prepared.graph_networks
-    if shape not in known:
-        known.clear()
-        _report_phase(session, "record")
-        known[shape], facts = cuda_graph_for(session.prepared.network, shape)
-        notes.append(_gain_note("capturing a CUDA graph", facts))
-    return known[shape]
-
-
-def _report_phase(session: UpscaleSession, phase: Phase) -> None:
-    if session.progress is not None:
-        session.progress(Progress(phase, session.prepared.descriptor.name))
+    def _capture(
+        self, shape: Shape, notes: list[str], on_phase: Callable[[Phase], None]
+    ) -> NetworkSpec:
+        """Capture a CUDA graph, of one shape at a time: each holds memory while it exists."""
+        if shape not in self._graphs:
+            self._graphs.clear()
+            on_phase("record")
+            self._graphs[shape], gain = cuda_graph_for(self.network, shape)
+            notes.append(_gain_note("capturing a CUDA graph", gain))
+        return self._graphs[shape]
 
 
 def _gain_note(what: str, gain: SpecializationGain) -> str:

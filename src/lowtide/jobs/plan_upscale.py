@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.progress import Cancel, ProgressCallback, check_cancel
 from lowtide.jobs.absent_device import prepare_for_profile
 from lowtide.jobs.devices import resolve_device
-from lowtide.jobs.job_monitor import JobMonitor, report_progress
-from lowtide.jobs.planning import plan_image
-from lowtide.jobs.prepare import PreparedModel, preload_libraries
+from lowtide.jobs.item import Item
+from lowtide.jobs.prepare import preload_libraries, prepare
 from lowtide.jobs.report import ImageReport, UpscaleReport, versions
-from lowtide.jobs.results import failed_image
-from lowtide.jobs.settings import UpscaleSettings
 from lowtide.jobs.target_size import scale_checker
 from lowtide.jobs.upscale import Inputs, find_jobs, skipped_inputs
+from lowtide.jobs.upscale_job import UpscaleJob, image_report
+from lowtide.jobs.upscale_settings import UpscaleKeywords, UpscaleSettings, show_keywords
 from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import open_meter
@@ -25,17 +23,14 @@ from lowtide.memory.plan_file import PlanFile
 from lowtide.memory.profiles import DeviceProfile, load_profile, profile_names
 
 
+@show_keywords
 def plan(
     inputs: Inputs,
     output: str | Path,
     *,
-    budget: str | int | Budget = "auto",
-    host_budget: str | int | None = None,
-    disk_budget: str | int | None = None,
-    scratch: str | Path | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
-    **settings: Any,
+    **settings: Unpack[UpscaleKeywords],
 ) -> UpscaleReport:
     """Plan what `upscale` would do with the same arguments; nothing is run or written.
 
@@ -47,49 +42,65 @@ def plan(
     """
     chosen = UpscaleSettings.of(**settings)
     found, _ = find_jobs(inputs, output, chosen)
-    jobs, check = found.pairs, scale_checker(found.pairs, chosen)
+    pairs = found.pairs
     plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
-    profile = absent_device_profile(chosen.device)
-    if profile is None:
-        device = resolve_device(chosen.one_device)
-        parsed = Budget.parse(
-            budget,
-            device=device,
-            host=host_budget,
-            disk=disk_budget,
-            scratch=Path(scratch) if scratch else Path(output),
-        )
-        preload_libraries(chosen)
-        monitor = JobMonitor(open_meter(device), progress, cancel)
-        monitor.meter.start()
-        try:
-            prepared = monitor.prepare(
-                chosen, device, parsed, plan_file, runs_job=False, on_loaded=check
-            )
-        finally:
-            monitor.meter.stop()
-    else:
-        report_progress(progress, "load", chosen.model_name)
-        parsed = Budget.for_profile(profile, budget)
-        prepared = prepare_for_profile(chosen, profile, check)
-        prepared.programs.on_capture = lambda: report_progress(
-            progress, "capture", chosen.model_name
-        )
-    planner = _PlannedImage(prepared, chosen, parsed, plan_file, len(jobs))
+    job = _load_job(chosen, pairs, plan_file, Path(output), progress, cancel)
     report = UpscaleReport(
-        model=prepared.descriptor.to_dict(),
-        device=prepared.network.device,
+        model=job.prepared.descriptor.to_dict(),
+        device=job.prepared.network.device,
         versions=versions(chosen.model_name),
         skipped_inputs=skipped_inputs(found),
     )
-    for job in jobs:
+    for index, pair in enumerate(pairs, start=1):
         check_cancel(cancel)
-        report.images.append(planner.plan(job, is_single=len(jobs) == 1))
+        item = Item(pair.source, pair.target, index)
+        try:
+            report.images.append(image_report(item, job.plan(item), "planned"))
+        except LowtideError as error:
+            if len(pairs) == 1:
+                raise
+            report.images.append(ImageReport.of_failure(pair.source, pair.target, error))
     return report
 
 
+def _load_job(
+    settings: UpscaleSettings,
+    pairs: list[FilePair],
+    plan_file: PlanFile | None,
+    output: Path,
+    progress: ProgressCallback | None,
+    cancel: Cancel,
+) -> UpscaleJob:
+    """Load the model on the device of ``settings``, which may be absent."""
+    check, profile = scale_checker(pairs, settings), absent_device_profile(settings.device)
+    if profile is not None:
+        budget = Budget.for_profile(profile, settings.budget)
+        prepared = prepare_for_profile(settings, profile, progress, check)
+    else:
+        (device,) = map(resolve_device, settings.device_names[:1])
+        budget = settings.parse_budget(device, settings.scratch or output)
+        preload_libraries(settings)
+        meter = open_meter(device)
+        meter.start()
+        try:
+            prepared = prepare(
+                settings,
+                device=device,
+                limit_bytes=budget.device_bytes // 2,
+                replayed=plan_file and plan_file.first,
+                meter=meter,
+                progress=progress,
+                cancel=cancel,
+                runs_job=False,
+                on_loaded=check,
+            )
+        finally:
+            meter.stop()
+    return UpscaleJob(prepared, settings, budget, plan_file=plan_file, images=len(pairs))
+
+
 def plan_on_all_devices(
-    inputs: Inputs, output: str | Path, **settings: Any
+    inputs: Inputs, output: str | Path, **settings: Unpack[UpscaleKeywords]
 ) -> dict[str, UpscaleReport | LowtideError]:
     """Run `plan` for the CPU and every GPU profile, and return reports by name.
 
@@ -99,7 +110,8 @@ def plan_on_all_devices(
     results: dict[str, UpscaleReport | LowtideError] = {}
     for name in profile_names():
         try:
-            results[name] = plan(inputs, output, **{**settings, "device": name})
+            settings["device"] = name
+            results[name] = plan(inputs, output, **settings)
         except LowtideError as error:
             results[name] = error
     first = next(iter(results.values()))
@@ -116,40 +128,3 @@ def absent_device_profile(device: str) -> DeviceProfile | None:
     """
     here = device == "auto" or device.partition(":")[0] in ("cpu", "cuda")
     return None if here else load_profile(device)
-
-
-@dataclass
-class _PlannedImage:
-    prepared: PreparedModel
-    settings: UpscaleSettings
-    budget: Budget
-    plan_file: PlanFile | None
-    images: int
-
-    def plan(self, job: FilePair, *, is_single: bool) -> ImageReport:
-        """Return the report of one image's plan; the error of a single image is raised."""
-        try:
-            task = plan_image(
-                job.source,
-                job.target,
-                self.prepared,
-                self.settings,
-                self.budget,
-                plan_file=self.plan_file,
-                images=self.images,
-            )
-        except LowtideError as error:
-            if is_single:
-                raise
-            return failed_image(job, error)
-        return ImageReport(
-            input=str(job.source),
-            output=str(job.target),
-            status="planned",
-            width=task.facts.info.width,
-            height=task.facts.info.height,
-            out_width=task.output.width,
-            out_height=task.output.height,
-            plan=task.plan,
-            notes=task.notes,
-        )

@@ -11,10 +11,10 @@ from lowtide.core.precision import is_eight_bits
 from lowtide.core.signal import ImageInfo
 from lowtide.core.units import format_seconds
 from lowtide.jobs.cpu_half_precision import slowdown_note
-from lowtide.jobs.prepare import PreparedModel
-from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.strategy_cache import StrategyCache
 from lowtide.jobs.target_size import TargetSize, target_size
+from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media import ImageFacts, output_cost
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
@@ -39,6 +39,17 @@ class ImageTaskPlan:
     plans: list[Plan]
     plan: Plan
     notes: list[str]
+    replayed: bool = False
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether a smaller plan can be made after an out-of-memory error."""
+        return "smaller plan" in self.plan.recovery and (len(self.plans) > 1 or self.replayed)
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the model's output in memory."""
+        return self.upscaled.height * self.upscaled.row_bytes
 
     @property
     def facts(self) -> ImageFacts:
@@ -104,7 +115,7 @@ def plan_image(
         )
     if plan_file is not None and limit_bytes is None:
         plan = _replay(plan_file, source, facts.info, prepared, budget)
-        return ImageTaskPlan(sizes, [plan], plan, notes)
+        return ImageTaskPlan(sizes, [plan], plan, notes, replayed=True)
     image_task = prepared.image_task(facts.info, codecs, facts.scratch_bytes, budget)
     plans, chosen = _choose(prepared, settings, image_task, budget, limit_bytes, images)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
@@ -112,7 +123,7 @@ def plan_image(
         notes.append(
             f"run on {chosen.device} only: no plan with tiles on several devices was chosen"
         )
-    return ImageTaskPlan(sizes, plans, chosen, notes)
+    return ImageTaskPlan(sizes, plans, chosen, notes, replayed=plan_file is not None)
 
 
 def _choose(
@@ -208,11 +219,11 @@ def _specialized_plans(
     Several devices where there are, graphs and compiling where requested; compiled plans are added
     to the others where an earlier run found that compiling may pay.
     """
-    facts, compiling = prepared.compile_gain, settings.compile
+    facts, compiling = prepared.specialized.gain, settings.compile
     if settings.cuda_graphs:
         return [with_cuda_graph(plan, images) for plan in plans]
     # Assume that all images share a shape until one needs another compilation.
-    sharing = 1 if prepared.compiled_networks else images
+    sharing = 1 if prepared.specialized.compiled else images
     if compiling == "on":
         return [with_compile(plan, facts, sharing) for plan in plans]
     if prepared.replicas:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
 
 from lowtide.core.errors import ModelError, OutOfMemoryError
-from lowtide.core.heap import trimming_heap
-from lowtide.core.precision import Precision, is_eight_bits
-from lowtide.core.progress import Cancel
-from lowtide.core.signal import ImageInfo
+from lowtide.core.heap import trim_heap, trimming_heap
+from lowtide.core.precision import is_eight_bits
+from lowtide.core.progress import Cancel, Phase, ProgressCallback, report_phase
+from lowtide.core.units import MIB
 from lowtide.jobs.build_network import (
     build_network,
     ensemble_network,
@@ -19,14 +20,16 @@ from lowtide.jobs.build_network import (
     to_memory_format,
 )
 from lowtide.jobs.devices import resolve_precision
+from lowtide.jobs.network_compile import SpecializedNetworks
+from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import versions
-from lowtide.jobs.settings import UpscaleSettings
-from lowtide.memory.budget import Budget
-from lowtide.memory.cache import CostCache, cache_folder
+from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.memory.cache import CostCache, MeasurementCache, cache_folder, package_digest
 from lowtide.memory.costs import ModelCosts
+from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.plan import Plan
-from lowtide.memory.prediction.calibration import RunBounds, run_bounds
+from lowtide.memory.prediction.calibration import RunBounds, RunKind, run_bounds
 from lowtide.models import Model, ModelDescriptor, load, names
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_model import OnnxModel
@@ -35,71 +38,16 @@ from lowtide.models.onnx_runtime import load_runtime
 from lowtide.models.quantize import torchao_scheme
 from lowtide.models.self_ensemble import as_ensemble
 from lowtide.models.spandrel_files import families
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
-from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.planner.model_facts import ModelGeometry
+from lowtide.streaming.planner.program_cache import ProgramCache, preload_capture
 from lowtide.streaming.probe.measure_costs import probe_costs
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
-from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 from lowtide.streaming.specialize.torch_compile import CompileCache
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
-# Share of the budget for rows that wait to be run or written.
-_ROW_SHARE = 0.03
-
-
-@dataclass
-class PreparedModel:
-    """A model on its device with its measured costs.
-
-    ``extra_resident_bytes`` is host memory that became resident with it and is not weights, such as
-    kernels that were built while its parts were compared. ``replicas`` are copies of the network on
-    further devices. ``compiled_networks`` and ``graph_networks`` are specialized networks by tile
-    shape, and ``compile_gain`` is what this machine has measured about compiling.
-    """
-
-    descriptor: ModelDescriptor
-    network: NetworkSpec
-    geometry: ModelGeometry
-    costs: ModelCosts
-    precision: Precision
-    programs: ProgramCache
-    tiled_bounds: RunBounds = field(default_factory=RunBounds)
-    streamed_bounds: RunBounds = field(default_factory=RunBounds)
-    extra_resident_bytes: int = 0
-    replicas: tuple[NetworkSpec, ...] = ()
-    compile_gain: SpecializationGain | None = None
-    compiled_networks: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
-    graph_networks: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
-
-    def padded_size(self, info: ImageInfo) -> tuple[int, int]:
-        """Return (H, W) of an image padded by the model's size rule."""
-        rows, columns = self.descriptor.size.padding(info.height, info.width)
-        return info.height + rows, info.width + columns
-
-    def image_task(
-        self,
-        info: ImageInfo,
-        codecs: tuple[tuple[int, int], ...],
-        scratch_bytes: int,
-        budget: Budget,
-    ) -> ImageTask:
-        """Return the `ImageTask` of an image, padded by the model's size rule.
-
-        ``codecs`` are (usual, upper) bytes that reading and writing its file formats take.
-        """
-        row_bytes = int(budget.host_bytes * _ROW_SHARE)
-        easy_bytes = budget.device_bytes // 4
-        return ImageTask(
-            info,
-            self.padded_size(info),
-            codecs,
-            scratch_bytes,
-            row_bytes,
-            easy_bytes,
-            self.tiled_bounds,
-            self.streamed_bounds,
-            self.extra_resident_bytes,
-        )
+_RUN_KINDS: tuple[RunKind, ...] = ("tiled", "streamed")
+# Resident memory differs by up to this much from run to run.
+_NOISE_BYTES = 8 * MIB
 
 
 def preload_libraries(settings: UpscaleSettings) -> None:
@@ -122,21 +70,25 @@ def prepare(
     settings: UpscaleSettings,
     *,
     device: str,
-    costs: ModelCosts | None = None,
     limit_bytes: int | None = None,
-    on_probe: Callable[[], None] | None = None,
-    cancel: Cancel = None,
+    known: Measurements | None = None,
     replayed: Plan | None = None,
+    meter: HostMeter | CudaMeter | None = None,
+    progress: ProgressCallback | None = None,
+    cancel: Cancel = None,
+    runs_job: bool = True,
     on_loaded: Callable[[int], object] = lambda scale: None,
 ) -> PreparedModel:
-    """Load the model and get its costs from ``costs``, the cache or a probe.
+    """Load the model and get its costs from ``known``, the cache or a probe.
 
     Args:
-        costs: Known costs, used if they belong to this model, device and precision.
         limit_bytes: Limit of the probe's memory, rounded down to a power of two, so that similar
             limits share a cache entry.
-        on_probe: Called before a probe.
+        known: Measurements to take over, if they are of this model, device and precision.
         replayed: Plan to run again, which sets precision and memory format.
+        meter: Running meter, which on the CPU measures what becomes resident and is not weights.
+        progress: Gets each slow phase, now or when a network is captured.
+        runs_job: Whether this process also runs the job, and so keeps what a probe leaves.
         on_loaded: Called with the model's scale before anything is measured; its exceptions
             propagate.
 
@@ -145,40 +97,80 @@ def prepare(
         UsageError: The settings do not suit the model or the device.
         OutOfMemoryError: Memory ran out while the model was loaded or probed.
     """
-    limit = None if limit_bytes is None else 1 << (limit_bytes.bit_length() - 1)
+    monitor = _Monitor(settings.model_name, meter, progress)
+    with _out_of_memory_named(settings.model_name):
+        if settings.cuda_graphs:
+            require_cuda_graphs(device)
+        monitor.begin()
+        requested = settings.precision if replayed is None else replayed.precision
+        with trimming_heap():
+            model = _loaded(settings)
+            on_loaded(model.descriptor.scale)
+            precision = resolve_precision(requested, model.descriptor, device)
+            network = build_network(model, device, precision)
+        descriptor = model.descriptor
+        if settings.self_ensemble:
+            descriptor, network = as_ensemble(descriptor), ensemble_network(network)
+        geometry = _geometry(descriptor)
+        if known is not None and not known.of_model(descriptor.sha256, device, precision):
+            known = None
+        identity = runtime_identity(descriptor, settings.provider)
+        if known is not None:
+            costs = known.costs
+        else:
+            costs = _costs(
+                network, model, descriptor, geometry, identity, limit_bytes, monitor, cancel
+            )
+        # Align tiles to the grid that the model pads to inside: its padding would be wasted work.
+        geometry = replace(geometry, align=math.lcm(geometry.align, costs.padding_multiple))
+        layout = costs if replayed is None else replayed
+        network = to_memory_format(network, model, layout.channels_last)
+        # Bounds from past runs hold for PyTorch's memory only.
+        own = network.free_memory is None
+        bounds: dict[RunKind, RunBounds] = {}
+        if own:
+            bounds = {kind: run_bounds(kind, device) for kind in _RUN_KINDS}
+        gain = CompileCache(device).get(descriptor.sha256, precision) if own else None
+        if known is not None:
+            gain = known.compile_gain
+            bounds = {
+                kind: found.model_copy(update={"current_heap": known.bounds.get(kind)})
+                for kind, found in bounds.items()
+            }
+            extra_bytes = known.extra_resident_bytes
+        else:
+            extra_bytes = monitor.extra_bytes(
+                device, costs.weight_bytes, f"{identity} {precision}", runs_job=runs_job
+            )
+        return PreparedModel(
+            descriptor,
+            network,
+            geometry,
+            costs,
+            precision,
+            ProgramCache(network, monitor.on_capture),
+            SpecializedNetworks(network, descriptor.sha256, gain),
+            bounds,
+            extra_bytes,
+        )
+
+
+@contextlib.contextmanager
+def _out_of_memory_named(model: str) -> Iterator[None]:
+    """Raise `OutOfMemoryError` that names the model where memory runs out."""
     try:
-        return _prepare(settings, device, costs, limit, on_probe, cancel, replayed, on_loaded)
+        yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemoryError(
-            f"memory ran out while {settings.model_name} was loaded and measured",
+            f"memory ran out while {model} was loaded and measured",
             hint="close other programs, or pass a smaller --budget so that less is tried",
         ) from error
 
 
-def _prepare(
-    settings: UpscaleSettings,
-    device: str,
-    costs: ModelCosts | None,
-    limit_bytes: int | None,
-    on_probe: Callable[[], None] | None,
-    cancel: Cancel,
-    replayed: Plan | None,
-    on_loaded: Callable[[int], object],
-) -> PreparedModel:
-    if settings.cuda_graphs:
-        require_cuda_graphs(device)
-    requested = settings.precision if replayed is None else replayed.precision
-    with trimming_heap():
-        model = _loaded(settings)
-        on_loaded(model.descriptor.scale)
-        precision = resolve_precision(requested, model.descriptor, device)
-        network = build_network(model, device, precision)
-    descriptor = model.descriptor
-    if settings.self_ensemble:
-        descriptor, network = as_ensemble(descriptor), ensemble_network(network)
-    geometry = ModelGeometry(
+def _geometry(descriptor: ModelDescriptor) -> ModelGeometry:
+    return ModelGeometry(
         scale=descriptor.scale,
         in_channels=descriptor.in_channels,
         out_channels=descriptor.out_channels,
@@ -187,44 +179,103 @@ def _prepare(
         square=descriptor.size.square,
         tileable=descriptor.tiling != "internal",
     )
-    same = (descriptor.sha256, device, precision)
-    if costs is None or (costs.sha256, costs.device, costs.precision) != same:
-        store, key = (
-            CostCache(),
-            (runtime_identity(descriptor, settings.provider), device, precision),
-        )
-        full, cut = store.key(*key), store.key(*key, limit_bytes)
-        costs = store.get(full) or store.get(cut)
-        if costs is None:
-            if on_probe is not None:
-                on_probe()
-            costs, complete = probe_costs(
-                network,
-                sha256=descriptor.sha256,
-                weight_bytes=network_weight_bytes(network, model),
-                align=geometry.align,
-                minimum=geometry.minimum,
-                limit_bytes=limit_bytes,
-                cancel=cancel,
-            )
-            store.put(full if complete else cut, costs)
-    # Align tiles to the grid that the model pads to inside: its padding would be wasted work.
-    geometry = replace(geometry, align=math.lcm(geometry.align, costs.padding_multiple))
-    layout = costs if replayed is None else replayed
-    network = to_memory_format(network, model, layout.channels_last)
-    # Bounds from past runs hold for PyTorch's memory only.
-    own = network.free_memory is None
-    return PreparedModel(
-        descriptor,
+
+
+def _costs(
+    network: NetworkSpec,
+    model: Model,
+    descriptor: ModelDescriptor,
+    geometry: ModelGeometry,
+    identity: str,
+    limit_bytes: int | None,
+    monitor: _Monitor,
+    cancel: Cancel,
+) -> ModelCosts:
+    """Return the model's costs from the cache, or probe them and put them there."""
+    if limit_bytes is not None:
+        limit_bytes = 1 << (limit_bytes.bit_length() - 1)  # similar limits share an entry
+    store, key = CostCache(), (identity, network.device, network.precision)
+    full, cut = store.key(*key), store.key(*key, limit_bytes)
+    if (costs := store.get(full) or store.get(cut)) is not None:
+        return costs
+    monitor.on_probe()
+    costs, complete = probe_costs(
         network,
-        geometry,
-        costs,
-        precision,
-        ProgramCache(network),
-        run_bounds("tiled", device) if own else RunBounds(),
-        run_bounds("streamed", device) if own else RunBounds(),
-        compile_gain=CompileCache(device).get(descriptor.sha256, precision) if own else None,
+        sha256=descriptor.sha256,
+        weight_bytes=network_weight_bytes(network, model),
+        align=geometry.align,
+        minimum=geometry.minimum,
+        limit_bytes=limit_bytes,
+        cancel=cancel,
     )
+    store.put(full if complete else cut, costs)
+    return costs
+
+
+class _Monitor:
+    """Progress and resident memory while a model is loaded and probed."""
+
+    def __init__(
+        self, model: str, meter: HostMeter | CudaMeter | None, progress: ProgressCallback | None
+    ) -> None:
+        self._model, self._meter, self._progress = model, meter, progress
+        self._before, self._before_probe = 0, None
+
+    def begin(self) -> None:
+        """Report the first phase, and note the resident memory."""
+        report_phase(self._progress, "load", self._model)
+        self._before = self._resident_bytes()
+
+    def on_probe(self) -> None:
+        """Note the resident memory, and load what only probes need."""
+        from lowtide.streaming.probe.trace_memory import preload_tracing
+
+        self._before_probe = self._resident_bytes()
+        self._start_phase("probe", preload_tracing)
+
+    def on_capture(self) -> None:
+        """Load what only captures need."""
+        self._start_phase("capture", preload_capture)
+
+    def extra_bytes(self, device: str, weight_bytes: int, key: str, *, runs_job: bool) -> int:
+        """Return the host memory that became resident on the CPU and is not weights."""
+        if self._meter is None or device != "cpu":
+            return 0
+        if runs_job and self._before_probe is not None:
+            # Only this process holds what a probe leaves.
+            return max(0, self._resident_bytes(collect=True) - self._before - weight_bytes)
+        held = self._before_probe or self._resident_bytes()
+        return _stable_bytes(key, max(0, held - self._before - weight_bytes))
+
+    def _resident_bytes(self, *, collect: bool = False) -> int:
+        if self._meter is None:
+            return 0
+        trim_heap(collect=collect)
+        return self._meter.current_bytes
+
+    def _start_phase(self, phase: Phase, load: Callable[[], object]) -> None:
+        """Report a phase and load its libraries, excluded from the measured memory.
+
+        Most runs do not need these libraries, and they are not memory of the run itself.
+        """
+        report_phase(self._progress, phase, self._model)
+        if self._meter is not None:
+            with self._meter.excluding():
+                load()
+
+
+def _stable_bytes(key: str, measured: int) -> int:
+    """Return ``measured``, or the stored figure if it differs by little.
+
+    A budget that an error message named has to be enough in the next run.
+    """
+    store = MeasurementCache(f"beside-{package_digest()}", cache_folder())
+    known = store.get(key)
+    if known is None or measured > known + _NOISE_BYTES:
+        known = measured
+        store.put(key, known)
+        store.save()
+    return known
 
 
 def _loaded(settings: UpscaleSettings) -> Model:

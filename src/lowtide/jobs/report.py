@@ -1,4 +1,4 @@
-"""Report of a job as plain data, for text, JSON and sidecar files."""
+"""Reports of jobs as plain data, for text, JSON and sidecar files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel
 
 from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
-from lowtide.core.errors import BatchError
+from lowtide.core.errors import BatchError, LowtideError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
@@ -70,16 +70,12 @@ class MemoryReport(BaseModel):
     ledger: tuple[LedgerRow, ...]
 
 
-class ImageReport(BaseModel):
-    """Result of one image: what was done, its accuracy, memory and time."""
+class ItemReport(BaseModel):
+    """Result of one item (a file, clip, volume or series): accuracy, memory and time."""
 
     input: str
     output: str
     status: Literal["done", "skipped", "failed", "planned"]
-    width: int = 0
-    height: int = 0
-    out_width: int = 0
-    out_height: int = 0
     plan: Plan | None = None
     accuracy: AccuracyReport | None = None
     memory: MemoryReport | None = None
@@ -90,6 +86,26 @@ class ImageReport(BaseModel):
     error: str | None = None
     hint: str | None = None
 
+    @classmethod
+    def of_failure(cls, source: Path, target: Path, error: LowtideError) -> Self:
+        """Return the report of an item that failed."""
+        return cls(
+            input=str(source),
+            output=str(target),
+            status="failed",
+            error=error.message,
+            hint=error.hint,
+        )
+
+
+class ImageReport(ItemReport):
+    """Result of one image: that of an item, with the sizes of input and output."""
+
+    width: int = 0
+    height: int = 0
+    out_width: int = 0
+    out_height: int = 0
+
 
 class SkippedInput(BaseModel):
     """File or folder among the inputs that is not an image, and the reason."""
@@ -98,30 +114,49 @@ class SkippedInput(BaseModel):
     reason: str
 
 
-class UpscaleReport(BaseModel):
-    """Report of a job; ``skipped_inputs`` lists inputs that are not images."""
+class JobReport(BaseModel):
+    """Report of a job of any kind; ``skipped_inputs`` lists inputs that are of another.
+
+    A kind of job adds its items under their own name, and says here what they are.
+    """
+
+    item_type: ClassVar[type[ItemReport]] = ItemReport
+    noun: ClassVar[str] = "items"
 
     schema_version: int = SCHEMA_VERSION
     lowtide: str = __version__
     model: dict[str, Any] = {}
     device: str = "cpu"
     versions: dict[str, str] = {}
-    images: list[ImageReport] = []
     skipped_inputs: list[SkippedInput] = []
     seconds: float = 0.0
 
     @property
-    def failures(self) -> list[ImageReport]:
-        """The images that failed."""
-        return [image for image in self.images if image.status == "failed"]
+    def items(self) -> list[Any]:
+        """Reports of the items, in the order of the inputs."""
+        return getattr(self, self.noun)
+
+    @property
+    def failures(self) -> list[Any]:
+        """The items that failed."""
+        return [item for item in self.items if item.status == "failed"]
 
     def raise_for_failures(self) -> None:
-        """Raise `BatchError` if any image failed; the others are done."""
+        """Raise `BatchError` if any item failed; the others are done."""
         if failed := self.failures:
             raise BatchError(
-                f"{len(failed)} of {len(self.images)} images failed",
-                failures={image.input: image.error or "" for image in failed},
+                f"{len(failed)} of {len(self.items)} {self.noun} failed",
+                failures={item.input: item.error or "" for item in failed},
             )
+
+
+class UpscaleReport(JobReport):
+    """Report of an upscaling job."""
+
+    item_type = ImageReport
+    noun = "images"
+
+    images: list[ImageReport] = []
 
 
 def versions(model: str = "") -> dict[str, str]:
@@ -140,13 +175,13 @@ def versions(model: str = "") -> dict[str, str]:
     }
 
 
-def sidecar_of(image: ImageReport) -> Path:
-    """Return the path of one image's report, next to its output."""
-    return Path(image.output + REPORT_SUFFIX)
+def sidecar_path(item: ItemReport) -> Path:
+    """Return the path of one item's report, next to its output."""
+    return Path(item.output + REPORT_SUFFIX)
 
 
-def write_sidecar(report: UpscaleReport, image: ImageReport, part: Path | None = None) -> Path:
-    """Save one image's report next to its output and return the file's path.
+def write_sidecar(report: JobReport, item: ItemReport, part: Path | None = None) -> Path:
+    """Save one item's report next to its output and return the file's path.
 
     Args:
         part: Temporary name until the file is complete; random by default.
@@ -154,9 +189,9 @@ def write_sidecar(report: UpscaleReport, image: ImageReport, part: Path | None =
     Raises:
         OutputError: The file cannot be written.
     """
-    path = sidecar_of(image)
-    data = report.model_dump(mode="json", exclude={"images", "skipped_inputs"})
-    data["image"] = image.model_dump(mode="json")
+    path = sidecar_path(item)
+    data = report.model_dump(mode="json", include=set(JobReport.model_fields) - {"skipped_inputs"})
+    data["image"] = item.model_dump(mode="json")
     with atomic_output(path, part) as made:
         made.write_text(json.dumps(data, indent=2) + "\n")
     return path

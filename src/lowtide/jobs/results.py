@@ -1,122 +1,118 @@
-"""Record results of a job's images in the report, the journal and sidecar files."""
+"""Record the results of items in the report, the journal and sidecar files."""
 
 from __future__ import annotations
 
 import os
 from bisect import bisect
+from collections.abc import Iterator
 from pathlib import Path
 
 from lowtide.core.errors import ImageError, LowtideError, OutputError, UsageError
 from lowtide.core.hashing import file_sha256
+from lowtide.jobs.item import Item
 from lowtide.jobs.journal import Journal
-from lowtide.jobs.report import ImageReport, UpscaleReport, sidecar_of, write_sidecar
+from lowtide.jobs.report import ItemReport, JobReport, sidecar_path, write_sidecar
 from lowtide.media.discover import FilePair
 
 
 class ResultRecorder:
-    """Record the results of ``jobs`` in ``report`` and ``journal``, by index from 1.
+    """Record the results of ``pairs`` in ``report`` and ``journal``, by index from 1.
 
-    An image that fails is reported and the others go on; the error of a single image is raised.
+    An item that fails is reported and the others go on; the error of a single item is raised.
     ``settings_key`` is a hash of all that determines the bytes of a result, except its input.
     """
 
     def __init__(
         self,
-        jobs: list[FilePair],
-        report: UpscaleReport,
+        pairs: list[FilePair],
+        report: JobReport,
         journal: Journal | None,
         settings_key: str,
         *,
         force: bool,
         sidecar: bool,
     ) -> None:
-        self.jobs = jobs
+        self.pairs, self.item_type = pairs, report.item_type
         self._report, self._journal, self._key = report, journal, settings_key
         self._force, self._sidecar = force, sidecar
         self._recorded: list[int] = []
         self._keys: dict[int, str] = {}
 
     def is_due(self, index: int) -> bool:
-        """Return whether an image has to be computed; if not, record why."""
-        job, journal = self.jobs[index - 1], self._journal
+        """Return whether an item has to be computed; if not, record why."""
+        pair, journal = self.pairs[index - 1], self._journal
         try:
             if journal is not None:
-                key = f"{_content(job.source)}-{self._key}"
-                if not self._force and journal.is_finished(job.target, key):
-                    skipped = ImageReport(
-                        input=str(job.source), output=str(job.target), status="skipped"
-                    )
+                key = f"{_content(pair.source)}-{self._key}"
+                if not self._force and journal.is_finished(pair.target, key):
+                    source, target = str(pair.source), str(pair.target)
+                    skipped = self.item_type(input=source, output=target, status="skipped")
                     self.record(index, skipped)
                     return False
                 self._keys[index] = key
-            refuse_overwriting(job.target, journal, self._force)
+            refuse_overwriting(pair.target, journal, self._force)
         except LowtideError as error:
             self.failed(index, error)
             return False
         return True
 
+    def due_items(self) -> Iterator[Item]:
+        """Iterate over the items that have to be computed."""
+        for index, pair in enumerate(self.pairs, start=1):
+            if self.is_due(index):
+                yield Item(pair.source, pair.target, index)
+
     def new_part(self, index: int) -> Path | None:
-        """Return a temporary name for the image's file; None for a random one."""
+        """Return a temporary name for the item's file; None for a random one."""
         journal = self._journal
-        return None if journal is None else journal.new_part(self.jobs[index - 1].target)
+        return None if journal is None else journal.new_part(self.pairs[index - 1].target)
 
     def begin(self, index: int) -> None:
         """Record that the complete file is about to be renamed to its target.
 
         Raises if another program has created the target meanwhile.
         """
-        target, journal = self.jobs[index - 1].target, self._journal
+        target, journal = self.pairs[index - 1].target, self._journal
         if journal is None or not journal.owns(target):
             refuse_overwriting(target, journal, self._force)
         if journal is not None:
             journal.begin(target, self._keys[index])
 
-    def done(self, index: int, image: ImageReport) -> None:
+    def done(self, index: int, item: ItemReport) -> None:
         """Record that the file has its final name."""
         if self._journal is not None:
             try:
-                self._journal.done(self.jobs[index - 1].target, self._keys[index])
+                self._journal.done(self.pairs[index - 1].target, self._keys[index])
             except OutputError as error:
                 # Its `begin` record is enough for the next run to find it complete.
-                image.events.append(f"not recorded as finished: {error.message}")
-        self.record(index, image)
+                item.events.append(f"not recorded as finished: {error.message}")
+        self.record(index, item)
 
     def failed(self, index: int, error: LowtideError) -> None:
-        """Record a failed image; raises ``error`` for a single image or a stop."""
-        job = self.jobs[index - 1]
+        """Record a failed item; raises ``error`` for a single item or a stop."""
         if self._journal is not None and index in self._keys:
-            self._journal.undo_begin(job.target)
+            self._journal.undo_begin(self.pairs[index - 1].target)
         # A stop ends the whole job.
-        if len(self.jobs) == 1 or error.exit_code == 130:
+        if len(self.pairs) == 1 or error.exit_code == 130:
             raise error
-        self.record(index, failed_image(job, error))
+        pair = self.pairs[index - 1]
+        self.record(index, self.item_type.of_failure(pair.source, pair.target, error))
 
-    def record(self, index: int, image: ImageReport) -> None:
-        """Put the report of an image in its place."""
-        if self._sidecar and image.status == "done":
+    def record(self, index: int, item: ItemReport) -> None:
+        """Put the report of an item in its place."""
+        if self._sidecar and item.status == "done":
             try:
-                journal, path = self._journal, sidecar_of(image)
+                journal, path = self._journal, sidecar_path(item)
                 part = None if journal is None else journal.new_part(path)
-                write_sidecar(self._report, image, part)
+                write_sidecar(self._report, item, part)
             except OutputError as error:
-                if len(self.jobs) == 1:
+                if len(self.pairs) == 1:
                     raise
-                image.status, image.hint = "failed", error.hint
-                image.error = f"its result was written, its report was not: {error.message}"
+                item.status, item.hint = "failed", error.hint
+                item.error = f"its result was written, its report was not: {error.message}"
         place = bisect(self._recorded, index)
         self._recorded.insert(place, index)
-        self._report.images.insert(place, image)
-
-
-def failed_image(job: FilePair, error: LowtideError) -> ImageReport:
-    """Return the report of a failed image."""
-    return ImageReport(
-        input=str(job.source),
-        output=str(job.target),
-        status="failed",
-        error=error.message,
-        hint=error.hint,
-    )
+        self._report.items.insert(place, item)
 
 
 def _content(source: Path) -> str:

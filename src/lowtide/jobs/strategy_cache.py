@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.jobs.prepare import PreparedModel
+from lowtide.jobs.prepared import PreparedModel
 from lowtide.memory.budget import Budget
 from lowtide.memory.cache import MeasurementCache, cache_folder, package_digest
 from lowtide.memory.choice import AccuracyRequest, shortfall

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lowtide.core.errors import ImageError
 from lowtide.core.signal import ImageInfo
-from lowtide.jobs.settings import UpscaleSettings
+from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media import ImageFacts, check_output, inspect_image
 from lowtide.media.discover import FilePair
 

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.hashing import file_sha256
-from lowtide.jobs.image_queue import ImageQueue
-from lowtide.jobs.job_monitor import JobMonitor
-from lowtide.jobs.prepare import preload_libraries
-from lowtide.jobs.report import ImageReport
-from lowtide.jobs.session import UpscaleSession
-from lowtide.jobs.settings import UpscaleSettings
-from lowtide.memory.budget import Budget
-from lowtide.memory.costs import ModelCosts
+from lowtide.jobs.item import Item
+from lowtide.jobs.pipeline import Pipeline
+from lowtide.jobs.prepare import preload_libraries, prepare
+from lowtide.jobs.prepared import Measurements
+from lowtide.jobs.report import ItemReport
+from lowtide.jobs.upscale_job import UpscaleJob
+from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.memory.meter import open_meter
 
 
@@ -27,42 +26,39 @@ class ValidationUpscaler:
 
     def __init__(self, budget: str, device: str) -> None:
         self._budget, self._device = budget, device
-        self._costs: ModelCosts | None = None
+        self._measured: Measurements | None = None
 
     def __call__(self, weights: Path, pictures: Iterable[tuple[Path, Path]]) -> None:
         """Upscale each of ``pictures``, (source, target), with ``weights``.
 
         Existing targets are replaced. Raises as `lowtide.upscale`.
         """
-        settings = UpscaleSettings.of(model=str(weights), device=self._device)
+        settings = UpscaleSettings.of(model=str(weights), device=self._device, budget=self._budget)
         preload_libraries(settings)
-        monitor = JobMonitor(open_meter(self._device), None, None)
-        monitor.meter.start()
+        meter = open_meter(self._device)
+        meter.start()
         try:
-            budget = Budget.parse(self._budget, device=self._device, scratch=weights.parent)
-            known = self._costs
-            if known is not None:
-                known = known.model_copy(update={"sha256": file_sha256(weights)})
-            prepared = monitor.prepare(settings, self._device, budget, None, known)
-            self._costs = prepared.costs
-            images = ImageQueue(
-                UpscaleSession(
-                    prepared, settings, budget, monitor.meter, None, None, weights.parent
-                ),
-                _Strict(),
+            budget = settings.parse_budget(self._device, weights.parent)
+            known = self._measured and self._measured.of_weights(file_sha256(weights))
+            prepared = prepare(
+                settings,
+                device=self._device,
+                limit_bytes=budget.device_bytes // 2,
+                known=known,
+                meter=meter,
             )
-            try:
-                for index, (source, target) in enumerate(pictures, start=1):
-                    images.submit(source, target, index)
-                images.finish()
-            finally:
-                images.abort()
+            self._measured = prepared.measurements
+            job = UpscaleJob(prepared, settings, budget)
+            Pipeline(job, _Strict(), meter, scratch=weights.parent).run(
+                Item(source, target, index)
+                for index, (source, target) in enumerate(pictures, start=1)
+            )
         finally:
-            monitor.meter.stop()
+            meter.stop()
 
 
 class _Strict:
-    """Result listener that raises the error of a failed image."""
+    """Result listener that raises the error of a failed item."""
 
     def new_part(self, index: int) -> None:
         pass
@@ -70,7 +66,7 @@ class _Strict:
     def begin(self, index: int) -> None:
         pass
 
-    def done(self, index: int, image: ImageReport) -> None:
+    def done(self, index: int, item: ItemReport) -> None:
         pass
 
     def failed(self, index: int, error: LowtideError) -> None:

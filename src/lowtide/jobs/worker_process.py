@@ -1,4 +1,4 @@
-"""Worker process that upscales images assigned by a parent process.
+"""Worker process that runs items assigned by a parent process.
 
 Both exchange JSON lines: orders come on standard input, messages go to standard output, and what
 libraries print goes to standard error.
@@ -6,6 +6,7 @@ libraries print goes to standard error.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -19,8 +20,8 @@ from lowtide.core.heap import tune_heap
 from lowtide.core.progress import Progress
 
 if TYPE_CHECKING:
-    from lowtide.jobs.report import ImageReport
-    from lowtide.jobs.session import UpscaleSession
+    from lowtide.jobs.pipeline import Pipeline
+    from lowtide.jobs.report import ItemReport
 
 _PROGRESS_SECONDS = 0.1
 
@@ -59,14 +60,14 @@ class WorkerConnection:
         return answer
 
     def progress(self, event: Progress) -> None:
-        """Send progress at intervals, and always at an image's start and end."""
+        """Send progress at intervals, and always at an item's start and end."""
         now = time.monotonic()
         if event.done in (0, event.total) or now - self._last_progress >= _PROGRESS_SECONDS:
             self._last_progress = now
             self.send("progress", progress=vars(event))
 
     def new_part(self, index: int) -> Path | None:
-        """Return a temporary name for the image's file, recorded by the parent process."""
+        """Return a temporary name for the item's file, recorded by the parent process."""
         name = self.ask("part", index=index)
         return None if name is None else Path(name)
 
@@ -74,12 +75,12 @@ class WorkerConnection:
         """Announce that a complete file is about to be renamed, and wait for the answer."""
         self.ask("begin", index=index)
 
-    def done(self, index: int, image: ImageReport) -> None:
+    def done(self, index: int, item: ItemReport) -> None:
         """Announce that a file has its final name."""
-        self.send("done", index=index, image=image.model_dump(mode="json"))
+        self.send("done", index=index, item=item.model_dump(mode="json"))
 
     def failed(self, index: int, error: LowtideError) -> None:
-        """Announce that an image failed."""
+        """Announce that an item failed."""
         self.send("failed", index=index, **error_to_message(error))
 
 
@@ -104,64 +105,40 @@ def main() -> None:
     if setup["tuned_heap"]:
         tune_heap()  # takes effect only before the libraries load
     try:
-        session = _make_session(setup, connection)
+        pipeline = _make_pipeline(setup, connection)
     except LowtideError as error:
         connection.send("cannot_start", **error_to_message(error))
         return
-    from lowtide.jobs.image_queue import ImageQueue
+    from lowtide.jobs.item import Item
 
-    images = ImageQueue(session, connection)
     try:
         while (order := connection.ask("next")) is not None:
-            images.submit(Path(order["source"]), Path(order["target"]), order["index"])
-        images.finish()
+            pipeline.submit(Item(Path(order["source"]), Path(order["target"]), order["index"]))
+        pipeline.commit_all()
     finally:
-        images.abort()
-        session.meter.stop()
+        pipeline.abort()
+        pipeline.meter.stop()
 
 
-def _make_session(setup: dict[str, Any], connection: WorkerConnection) -> UpscaleSession:
+def _make_pipeline(setup: dict[str, Any], connection: WorkerConnection) -> Pipeline:
     import torch
 
-    from lowtide.jobs.prepare import preload_libraries, prepare
-    from lowtide.jobs.session import UpscaleSession
-    from lowtide.jobs.settings import UpscaleSettings
-    from lowtide.memory.budget import Budget
-    from lowtide.memory.costs import ModelCosts
+    from lowtide.jobs.pipeline import Pipeline
     from lowtide.memory.meter import open_meter
-    from lowtide.memory.plan_file import PlanFile
-    from lowtide.memory.prediction.calibration import RunBounds
-    from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 
     torch.set_num_threads(setup["threads"])
-    settings = UpscaleSettings.model_validate(setup["settings"])
-    budget = Budget(**setup["budget"])
-    preload_libraries(settings)
-    meter = open_meter(budget.device)
+    job = importlib.import_module(setup["job"])
+    job.preload(setup["setup"])
+    meter = open_meter(setup["device"])
     meter.start()
-    plan_file = PlanFile.read(settings.plan_file) if settings.plan_file else None
-    prepared = prepare(
-        settings,
-        device=budget.device,
-        limit_bytes=budget.device_bytes // 2,
-        costs=ModelCosts.model_validate(setup["costs"]),
-        replayed=plan_file.plans[0][1] if plan_file else None,
-    )
-    known = setup["compile_gain"]
-    prepared.compile_gain = known and SpecializationGain.model_validate(known)
-    prepared.tiled_bounds = RunBounds.model_validate(setup["tiled"])
-    prepared.streamed_bounds = RunBounds.model_validate(setup["streamed"])
-    prepared.extra_resident_bytes = setup["extra_resident_bytes"]
-    return UpscaleSession(
-        prepared,
-        settings,
-        budget,
+    return Pipeline(
+        job.load_job(setup["setup"]),
+        connection,
         meter,
-        connection.progress,
-        None,
-        Path(setup["scratch"]),
-        setup["images"],
-        plan_file,
+        progress=connection.progress,
+        scratch=Path(setup["scratch"]),
+        count=setup["count"],
+        streams=setup["streams"],
     )
 
 

@@ -1,8 +1,8 @@
-"""Run a job's images in worker processes, on several devices or on one CPU.
+"""Run a job's items in worker processes, on several devices or on one CPU.
 
-Each worker is a process that requests the next image when it has computed one. How images are run
-is decided before they are assigned: all workers have the same costs and the same budget, that of
-the smallest, so that equal devices make equal files whichever gets an image.
+Each worker is a process that requests the next item when it has computed one. How items are run is
+decided before they are assigned: all workers have the same measurements and the same budget, that
+of the smallest, so that equal devices make equal files whichever gets an item.
 """
 
 from __future__ import annotations
@@ -15,62 +15,26 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from lowtide.core.errors import LowtideError, OutOfMemoryError
 from lowtide.core.heap import heap_is_tuned
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
-from lowtide.jobs.prepare import PreparedModel
-from lowtide.jobs.report import ImageReport
 from lowtide.jobs.results import ResultRecorder
-from lowtide.jobs.settings import UpscaleSettings
 from lowtide.jobs.worker_process import error_from_message, error_to_message
-from lowtide.memory.budget import Budget
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
 _TAIL = 600
-# An image whose worker died goes to another worker once more.
+# An item whose worker died goes to another worker once more.
 _TRIES = 2
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.readline());"
     " from lowtide.jobs.worker_process import main; main()"
 )
-
-
-def budget_share(budget: Budget, devices: list[str]) -> Budget:
-    """Return the share of ``budget`` for each worker on ``devices``: equal parts."""
-    workers = max(devices.count(device) for device in devices)
-    return replace(
-        budget,
-        device_bytes=budget.device_bytes // workers,
-        host_bytes=budget.host_bytes // len(devices),
-        disk_bytes=budget.disk_bytes // len(devices),
-    )
-
-
-@contextlib.contextmanager
-def divide_threads(workers: int, total: int | None = None) -> Iterator[int]:
-    """Set torch's threads to a share for each of ``workers`` and yield it.
-
-    The share is of ``total`` threads, by default of the current ones. This process keeps it until
-    the context ends, since measurements depend on the number of threads.
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    wanted = max(1, (total or before) // workers)
-    if wanted == before:
-        yield before
-        return
-    torch.set_num_threads(wanted)
-    try:
-        yield torch.get_num_threads()
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass
@@ -110,51 +74,45 @@ class _Worker:
 
 
 class Workers:
-    """Run the images of ``results`` that are due in worker processes on ``devices``."""
+    """Run the items of ``results`` that are due in worker processes on ``devices``.
+
+    Args:
+        job: Name of the module that makes the job in a worker: its ``preload(setup)`` imports
+            libraries, and its ``load_job(setup)`` returns a `lowtide.jobs.pipeline.Job`.
+        setups: What these are given, as plain data, by device.
+    """
 
     def __init__(
         self,
+        job: str,
+        setups: dict[str, Any],
         devices: list[str],
-        prepared: PreparedModel,
-        settings: UpscaleSettings,
-        budget: Budget,
         results: ResultRecorder,
         *,
+        streams: int,
         threads: int,
         scratch: Path,
         progress: ProgressCallback | None,
     ) -> None:
         self._results, self._progress = results, progress
-        self._pending = deque(range(1, len(results.jobs) + 1))
+        self._pending = deque(range(1, len(results.pairs) + 1))
         self._tries: dict[int, int] = {}
         self._messages: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
-        common = {
-            "settings": settings.model_copy(
-                update={"precision": prepared.precision, "devices": ()}
-            ).model_dump(mode="json"),
+        self._common = {
+            "job": job,
             "tuned_heap": heap_is_tuned(),
             "threads": threads,
             "scratch": str(scratch),
-            "tiled": prepared.tiled_bounds.model_dump(),
-            "streamed": prepared.streamed_bounds.model_dump(),
-            "images": len(results.jobs),
-            "extra_resident_bytes": prepared.extra_resident_bytes,
-            "compile_gain": prepared.compile_gain and prepared.compile_gain.model_dump(),
+            "count": len(results.pairs),
+            "streams": streams,
         }
-        self._setup = {
-            device: {
-                **common,
-                "budget": asdict(replace(budget, device=device)),
-                "costs": prepared.costs.model_copy(update={"device": device}).model_dump(),
-            }
-            for device in devices
-        }
+        self._setups = setups
         self._devices = devices
         self._running: list[_Worker] = []
         self._last_failure, self._idle_deaths = "", 0
 
     def run(self, cancel: Cancel) -> None:
-        """Run until all images are done or have failed; raises `Cancelled`."""
+        """Run until all items are done or have failed; raises `Cancelled`."""
         try:
             for device in self._devices:
                 self._start(device)
@@ -188,7 +146,7 @@ class Workers:
         worker = _Worker(device, process, errors)
         self._running.append(worker)
         worker.send(sys.path)
-        worker.send(self._setup[device])
+        worker.send({**self._common, "device": device, "setup": self._setups[device]})
         worker.listener = threading.Thread(
             target=self._read_messages, args=(worker,), name="lowtide-worker", daemon=True
         )
@@ -211,7 +169,7 @@ class Workers:
                 worker.send(_reply(lambda: results.begin(index)))
             case "done":
                 worker.assigned.discard(index)
-                results.done(index, ImageReport.model_validate(message["image"]))
+                results.done(index, results.item_type.model_validate(message["item"]))
             case "failed":
                 worker.assigned.discard(index)
                 results.failed(index, error_from_message(message))
@@ -226,13 +184,13 @@ class Workers:
             if index in self._tries or self._results.is_due(index):
                 self._tries[index] = self._tries.get(index, 0) + 1
                 worker.assigned.add(index)
-                job = self._results.jobs[index - 1]
-                return {"index": index, "source": str(job.source), "target": str(job.target)}
+                pair = self._results.pairs[index - 1]
+                return {"index": index, "source": str(pair.source), "target": str(pair.target)}
         worker.drained = True
         return None
 
     def _on_exit(self, worker: _Worker) -> None:
-        """Remove a finished worker; if it died, its images go back to the queue."""
+        """Remove a finished worker; if it died, its items go back to the queue."""
         self._running.remove(worker)
         self._last_failure = f"the process on {worker.device} ended early ({worker.close()})"
         lost = sorted(worker.assigned)
@@ -242,7 +200,7 @@ class Workers:
         self._pending.extendleft(reversed(again))
         self._idle_deaths += not lost and not worker.drained
         nobody = all(other.drained for other in self._running)
-        # Each image may cause two deaths at most; restarting idle workers that die needs a limit
+        # Each item may cause two deaths at most; restarting idle workers that die needs a limit
         # too.
         if self._pending and nobody and self._idle_deaths < _TRIES:
             self._start(worker.device)

@@ -1,31 +1,62 @@
-"""Input images and output paths of a command line: files, folders and globs."""
+"""Input files and output paths of a command line: files, folders and globs."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.atomic_file import PART_PATTERN
-from lowtide.core.errors import ImageError, UsageError
-from lowtide.media.formats import (
-    SUFFIXES,
-    format_of_suffix,
-    output_format,
-    unsupported_format_error,
-)
+from lowtide.core.errors import ImageError, InputError, UsageError
+from lowtide.media.formats import SUFFIXES, format_of_suffix
 from lowtide.media.skipped_files import SkippedFile, skip_reason, skipped_summary
 
 _GLOB_CHARACTERS = set("*?[")
 _SEPARATORS = tuple(sep for sep in (os.sep, os.altsep) if sep)
-_NO_IMAGE_HINT = f"supported suffixes are {', '.join(SUFFIXES)}"
+
+
+@dataclass(frozen=True)
+class MediaKind:
+    """Kind of files that a job reads and writes, by their suffixes.
+
+    Attributes:
+        noun: What one is called in messages.
+        suffixes: Supported suffixes, with their dot.
+        format_of: Returns the format that a suffix names, or None; the same for all its suffixes.
+        error: Raised where there is none of the kind.
+    """
+
+    noun: str
+    suffixes: Sequence[str]
+    format_of: Callable[[str], object | None]
+    error: type[InputError] = InputError
+
+    def is_named(self, path: Path) -> bool:
+        """Return whether the suffix of ``path`` is of this kind."""
+        return self.format_of(path.suffix or ".") is not None
+
+    def check_name(self, name: str, shown: str) -> None:
+        """Raise `UsageError` if ``name``, a suffix, is not of this kind."""
+        if self.format_of(name or ".") is None:
+            raise UsageError(
+                f"{shown} names no {self.noun} format that Lowtide writes",
+                hint=f"use one of {', '.join(self.suffixes)}",
+            )
+
+    def missing(self, what: str, others: list[SkippedFile]) -> InputError:
+        """Return the error for a place with none of the kind, but ``others``."""
+        hint = f"supported suffixes are {', '.join(self.suffixes)}"
+        return self.error("; ".join([what, *skipped_summary(others)]), hint=hint)
+
+
+IMAGES = MediaKind("image", SUFFIXES, format_of_suffix, ImageError)
 
 
 @dataclass(frozen=True)
 class FilePair:
-    """Input and output file of one image; ``name`` is the input's name in reports."""
+    """Input and output file of one item; ``name`` is the input's name in reports."""
 
     source: Path
     target: Path
@@ -48,10 +79,11 @@ def discover(
     inputs: list[str | Path] | list[str] | list[Path],
     output: Path | str,
     *,
+    kind: MediaKind = IMAGES,
     format: str | None = None,
     suffix_text: str = "",
 ) -> Found:
-    """Pair every input image with its output file.
+    """Pair every input file of a kind with its output file.
 
     ``inputs`` are files, folders (searched with their subfolders, whose tree is repeated under
     ``output``) and glob patterns. For a single file ``output`` is a file, in the format that its
@@ -62,25 +94,25 @@ def discover(
 
     Raises `UsageError` for an output suffix that is not supported, an output that is an input,
     two inputs with one output, a file's name for several inputs, and a ``suffix_text`` or
-    ``format`` that contradicts ``output``; `ImageError` for an input that does not exist or holds
-    no image.
+    ``format`` that contradicts ``output``; the kind's error for an input that does not exist or
+    holds none.
     """
-    target, suffix = Path(output), _output_suffix(format)
+    target, suffix = Path(output), _output_suffix(format, kind)
     skipped: list[SkippedFile] = []
-    found = _expand(inputs, target, skipped)
+    found = _expand(inputs, target, skipped, kind)
     folder = target.is_dir() or os.fspath(output).endswith(_SEPARATORS)
     if not folder and len(found) == 1 and len(inputs) == 1 and not Path(inputs[0]).is_dir():
-        _check_name(target, suffix, suffix_text)
+        _check_name(target, suffix, suffix_text, kind)
         jobs = [FilePair(found[0][0], target, found[0][1].as_posix())]
         _check_conflicts(jobs)
         return Found(jobs, skipped, single_file=True)
-    if not folder and format_of_suffix(target.suffix or ".") is not None:
+    if not folder and kind.is_named(target):
         raise UsageError(
             f"{target} names one file, and there may be several results",
             hint=f"name a folder: -o {target.with_suffix('')}",
         )
     jobs = [
-        FilePair(source, _place(target, relative, suffix, suffix_text), relative.as_posix())
+        FilePair(source, _place(target, relative, suffix, suffix_text, kind), relative.as_posix())
         for source, relative in found
     ]
     if suffix_text:
@@ -89,10 +121,12 @@ def discover(
     return Found(jobs, skipped, single_file=False)
 
 
-def _check_name(target: Path, suffix: str | None, text: str) -> None:
+def _check_name(target: Path, suffix: str | None, text: str, kind: MediaKind) -> None:
     """Raise `UsageError` if the name of a single file contradicts the options."""
-    named = target.suffix and output_format(target)
-    if named and suffix is not None and format_of_suffix(suffix) != named:
+    if target.suffix:
+        kind.check_name(target.suffix, f"{target}: the suffix {target.suffix!r}")
+    other = suffix is not None and kind.format_of(suffix) != kind.format_of(target.suffix or ".")
+    if target.suffix and suffix is not None and other:
         raise UsageError(
             f"--format {suffix[1:]} contradicts the name {target}", hint="drop one of them"
         )
@@ -116,69 +150,78 @@ def _without_results(jobs: list[FilePair], skipped: list[SkippedFile]) -> list[F
     return kept
 
 
-def _output_suffix(name: str | None) -> str | None:
+def _output_suffix(name: str | None, kind: MediaKind) -> str | None:
     if name is None:
         return None
-    if format_of_suffix(name) is None:
-        raise unsupported_format_error(f"format {name!r}")
+    kind.check_name(name, f"format {name!r}")
     return "." + name.lower().lstrip(".")
 
 
 def _expand(
-    inputs: list[str | Path] | list[str] | list[Path], output: Path, skipped: list[SkippedFile]
+    inputs: list[str | Path] | list[str] | list[Path],
+    output: Path,
+    skipped: list[SkippedFile],
+    kind: MediaKind,
 ) -> list[tuple[Path, Path]]:
-    """Return each input image once, with its path relative to the output folder."""
+    """Return each input file once, with its path relative to the output folder."""
     found: dict[Path, tuple[Path, Path]] = {}
     for item in inputs:
-        for source, relative in _expand_one(str(item), output, skipped):
+        for source, relative in _expand_one(str(item), output, skipped, kind):
             found.setdefault(source.resolve(), (source, relative))
     if not found:
-        raise UsageError("no input given", hint="name an image, a folder or a pattern")
+        raise UsageError("no input given", hint="name files, folders or patterns")
     return list(found.values())
 
 
-def _expand_one(item: str, output: Path, skipped: list[SkippedFile]) -> list[tuple[Path, Path]]:
+def _expand_one(
+    item: str, output: Path, skipped: list[SkippedFile], kind: MediaKind
+) -> list[tuple[Path, Path]]:
     path = Path(item)
     if path.is_dir():
-        return _in_folder(path, output, skipped)
+        return _in_folder(path, output, skipped, kind)
     # An existing file whose name contains a bracket is not a pattern.
     if path.exists() or not _GLOB_CHARACTERS & set(item):
         if not path.exists():
-            raise ImageError(f"{path}: no such file or folder")
+            raise kind.error(f"{path}: no such file or folder")
         return [(path, Path(path.name))]
     # `Path.glob` takes no absolute patterns.
     names = sorted(glob.glob(item, recursive=True))  # noqa: PTH207
-    images, others = _split_images(Path(name) for name in names)
-    if not images:
-        raise _no_image_error(f"{item}: the pattern matches no image", others)
+    files, others = _split(map(Path, names), kind)
+    if not files:
+        raise kind.missing(f"{item}: the pattern matches no {kind.noun}", others)
     skipped += others
-    return [(image, Path(image.name)) for image in images]
+    return [(file, Path(file.name)) for file in files]
 
 
-def _in_folder(folder: Path, output: Path, skipped: list[SkippedFile]) -> list[tuple[Path, Path]]:
+def _in_folder(
+    folder: Path, output: Path, skipped: list[SkippedFile], kind: MediaKind
+) -> list[tuple[Path, Path]]:
     root, results = folder.resolve(), output.resolve()
     # An output folder inside the input has results of an earlier run. If it is the input folder
     # itself, or one above, results can be recognized only by their names.
-    return list_images(folder, results if root in results.parents else None, skipped)
+    return list_files(folder, kind, results if root in results.parents else None, skipped)
 
 
-def list_images(
-    folder: Path, excluded: Path | None = None, skipped_files: list[SkippedFile] | None = None
+def list_files(
+    folder: Path,
+    kind: MediaKind = IMAGES,
+    excluded: Path | None = None,
+    skipped_files: list[SkippedFile] | None = None,
 ) -> list[tuple[Path, Path]]:
-    """Find the images in a folder and its subfolders, with their paths relative to it.
+    """Find the files of a kind in a folder and its subfolders, with their paths relative to it.
 
     The order does not depend on the file system. Hidden files and all below ``excluded``, a
     resolved path, are left out. What is left out is appended to ``skipped_files``, a folder as one
-    entry. Raises `ImageError` if there is no image.
+    entry. Raises the kind's error if there is none.
     """
     others: list[SkippedFile] = []
-    images, more = _split_images(_files_below(folder, excluded, others))
+    files, more = _split(_files_below(folder, excluded, others), kind)
     others += more
-    if not images:
-        raise _no_image_error(f"{folder}: no images in this folder", others)
+    if not files:
+        raise kind.missing(f"{folder}: no {kind.noun}s in this folder", others)
     if skipped_files is not None:
         skipped_files += others
-    return [(image, image.relative_to(folder)) for image in images]
+    return [(file, file.relative_to(folder)) for file in files]
 
 
 def _files_below(
@@ -204,27 +247,20 @@ def _files_below(
             yield from _files_below(path, excluded, skipped_files)
 
 
-def _split_images(paths: Iterable[Path]) -> tuple[list[Path], list[SkippedFile]]:
-    """Split paths into images, by their suffixes, and others."""
-    images, others = [], []
+def _split(paths: Iterable[Path], kind: MediaKind) -> tuple[list[Path], list[SkippedFile]]:
+    """Split paths into files of a kind, by their suffixes, and others."""
+    files, others = [], []
     for path in paths:
-        if path.is_file() and format_of_suffix(path.suffix or ".") is not None:
-            images.append(path)
+        if path.is_file() and kind.is_named(path):
+            files.append(path)
         else:
             others.append(SkippedFile(path, skip_reason(path)))
-    return images, others
+    return files, others
 
 
-def _no_image_error(what: str, others: list[SkippedFile]) -> ImageError:
-    return ImageError("; ".join([what, *skipped_summary(others)]), hint=_NO_IMAGE_HINT)
-
-
-def _place(folder: Path, relative: Path, suffix: str | None, text: str) -> Path:
+def _place(folder: Path, relative: Path, suffix: str | None, text: str, kind: MediaKind) -> Path:
     ending = suffix or relative.suffix
-    if format_of_suffix(ending or ".") is None:
-        raise unsupported_format_error(
-            f"{relative}: {relative.suffix or 'a name without a suffix'!r}"
-        )
+    kind.check_name(ending, f"{relative}: {relative.suffix or 'a name without a suffix'!r}")
     return folder / relative.with_name(f"{relative.stem}{text}{ending}")
 
 

@@ -101,7 +101,7 @@ def format_of_suffix(suffix: str) -> ImageFormat | None:
 def unsupported_format_error(what: str) -> UsageError:
     """Build the error for a suffix or format name that Lowtide does not write."""
     return UsageError(
-        f"{what} does not name an image format Lowtide writes",
+        f"{what} names no image format that Lowtide writes",
         hint=f"use one of {', '.join(SUFFIXES)}",
     )
 

@@ -48,6 +48,11 @@ class PlanFile:
             )
         return cls(path, found)
 
+    @property
+    def first(self) -> Plan:
+        """The first plan, which says how the model of all is prepared."""
+        return self.plans[0][1]
+
     def find(self, source: str, width: int, height: int) -> Plan:
         """Return the plan for an image: that of its name and size, else of its size.
 

@@ -15,7 +15,7 @@ import numpy as np
 from lowtide.core.errors import ImageError, InputError
 from lowtide.core.signal import ImageInfo
 from lowtide.media import inspect_image, open_image
-from lowtide.media.discover import list_images
+from lowtide.media.discover import list_files
 
 CACHE_BYTES = 512 << 20
 _RGB = 3
@@ -129,7 +129,7 @@ def find_images(folders: Sequence[Path]) -> list[FoundImage]:
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder")
         found += [
-            FoundImage(path, name.with_suffix(""), number) for path, name in list_images(folder)
+            FoundImage(path, name.with_suffix(""), number) for path, name in list_files(folder)
         ]
     return found
 

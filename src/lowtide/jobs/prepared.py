@@ -1,0 +1,120 @@
+"""A model that is ready to run: its network, and what was measured about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from lowtide.core.precision import Precision
+from lowtide.core.signal import ImageInfo
+from lowtide.jobs.network_compile import SpecializedNetworks
+from lowtide.memory.budget import Budget
+from lowtide.memory.costs import ModelCosts
+from lowtide.memory.prediction.calibration import Calibration, RunBounds, RunKind
+from lowtide.models import ModelDescriptor
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
+from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.specialize.shape_specialized import SpecializationGain
+from lowtide.streaming.tiles.tile_step import NetworkSpec
+
+# Share of the budget for rows that wait to be run or written.
+_ROW_SHARE = 0.03
+
+
+class Measurements(BaseModel):
+    """All that plans depend on and that differs a little each time it is measured.
+
+    A job that continues another, or runs in another process, takes them over, and so plans equally.
+
+    Attributes:
+        costs: Memory and time of the model.
+        bounds: Upper bounds of past runs in a heap that is set as this process's is.
+        extra_resident_bytes: Host memory that became resident with the model and is not weights,
+            such as kernels that were built while its parts were compared.
+        compile_gain: What this machine has measured about compiling the model.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    costs: ModelCosts
+    bounds: dict[RunKind, Calibration | None]
+    extra_resident_bytes: int
+    compile_gain: SpecializationGain | None
+
+    def of_model(self, sha256: str, device: str, precision: str) -> bool:
+        """Return whether they are of this model, device and precision."""
+        costs = self.costs
+        return (costs.sha256, costs.device, costs.precision) == (sha256, device, precision)
+
+    def on_device(self, device: str) -> Measurements:
+        """Return the same for an equal device of another name."""
+        return self.model_copy(update={"costs": self.costs.model_copy(update={"device": device})})
+
+    def of_weights(self, sha256: str) -> Measurements:
+        """Return the same for other weights of the same network."""
+        return self.model_copy(update={"costs": self.costs.model_copy(update={"sha256": sha256})})
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model on its device with its measured costs.
+
+    ``replicas`` are copies of the network on further devices. ``bounds`` are the upper bounds of
+    past runs, without an entry where there are none. `to_json` gives what `prepare` needs to
+    prepare the model equally.
+    """
+
+    descriptor: ModelDescriptor
+    network: NetworkSpec
+    geometry: ModelGeometry
+    costs: ModelCosts
+    precision: Precision
+    programs: ProgramCache
+    specialized: SpecializedNetworks
+    bounds: dict[RunKind, RunBounds] = field(default_factory=dict)
+    extra_resident_bytes: int = 0
+    replicas: tuple[NetworkSpec, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was measured, as plain data."""
+        return self.measurements.model_dump(mode="json")
+
+    @property
+    def measurements(self) -> Measurements:
+        """What was measured, to prepare the model equally."""
+        return Measurements(
+            costs=self.costs,
+            bounds={kind: bounds.current_heap for kind, bounds in self.bounds.items()},
+            extra_resident_bytes=self.extra_resident_bytes,
+            compile_gain=self.specialized.gain,
+        )
+
+    def padded_size(self, info: ImageInfo) -> tuple[int, int]:
+        """Return (H, W) of an image padded by the model's size rule."""
+        rows, columns = self.descriptor.size.padding(info.height, info.width)
+        return info.height + rows, info.width + columns
+
+    def image_task(
+        self,
+        info: ImageInfo,
+        codecs: tuple[tuple[int, int], ...],
+        scratch_bytes: int,
+        budget: Budget,
+    ) -> ImageTask:
+        """Return the `ImageTask` of an image, padded by the model's size rule.
+
+        ``codecs`` are (usual, upper) bytes that reading and writing its file formats take.
+        """
+        return ImageTask(
+            info,
+            self.padded_size(info),
+            codecs,
+            scratch_bytes,
+            row_buffer_bytes=int(budget.host_bytes * _ROW_SHARE),
+            ample_bytes=budget.device_bytes // 4,
+            tiled_bounds=self.bounds.get("tiled", RunBounds()),
+            streamed_bounds=self.bounds.get("streamed", RunBounds()),
+            extra_resident_bytes=self.extra_resident_bytes,
+        )

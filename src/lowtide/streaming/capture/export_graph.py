@@ -91,11 +91,12 @@ class _FlatModule(nn.Module):
     ``pack`` puts tensors back into the module's output container.
     """
 
+    pack: Repack
+    written: set[AttributeKey]
+
     def __init__(self, module: nn.Module, inputs: ModelInputs) -> None:
         super().__init__()
         self.module, self.inputs = module, inputs
-        self.pack: Repack = lambda tensors: tensors
-        self.written: set[AttributeKey] = set()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the module's result tensors for these tensors of its arguments."""

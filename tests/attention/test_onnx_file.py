@@ -60,6 +60,7 @@ def local(form, boundary, position):
     )
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("opset", [pytest.param(20, marks=pytest.mark.slow), 23])
 @pytest.mark.parametrize(
     "make",

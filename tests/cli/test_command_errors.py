@@ -191,7 +191,7 @@ FAILURES = [
     (["bench", "upscale", "no.png"], "ImageError", "no such file"),
     (["export", "onnx", "lowtide-x2", "-o", "x.bin"], "UsageError", "end in .onnx"),
     (["models", "nothing"], "ModelError", "no model"),
-    (["train", "sr"], "UsageError", "no configuration"),
+    (["train", "sr"], "UsageError", "neither a configuration nor data"),
     (["train", "sr", "--example"], "UsageError", "YAML"),
     (["upscull"], "UsageError", "No such command"),
     (["doctor", "--fast"], "UsageError", "No such option"),

@@ -112,6 +112,7 @@ def settings(result) -> dict:
     return result.json["fit_report"]["options"][0]["settings"]
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     ("words", "name", "value"),
     [

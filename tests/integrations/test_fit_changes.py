@@ -34,6 +34,7 @@ ATTENDED = {"mid_block_add_attention": True}
 CHANGES = (other_weights, circular, another_layer, another_processor)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_after_the_first_call_counts(change):
     vae, wanted = small_vae(**ATTENDED), small_vae(**ATTENDED)

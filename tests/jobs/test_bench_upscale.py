@@ -18,6 +18,7 @@ def test_every_way_is_one_of_upscale():
     assert words["tiles, not blended"] == "--tile 256 --no-hann-blend"
 
 
+@pytest.mark.slow
 def test_rows_tell_what_each_way_took_and_changed(tmp_path, source):
     told, picture = [], tmp_path / "bench.svg"
     report = bench(

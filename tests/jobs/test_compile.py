@@ -53,6 +53,7 @@ def test_it_is_the_same_picture_and_its_worth_is_remembered(
     assert (tmp_path / "out" / "a.png").read_bytes() == (tmp_path / "on.png").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_memory_is_that_of_compiling_whatever_the_program_lets_go_of(tmp_path, source, model):
     held = [np.ones(1 << 30, np.uint8)]

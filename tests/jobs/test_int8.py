@@ -65,6 +65,7 @@ def test_fp8_is_of_cards_that_multiply_in_it(tmp_path, source, swin, model, monk
         resolve_precision("fp8", replace(facts, supports_bfloat16=False), "cuda:0")
 
 
+@pytest.mark.slow
 def test_a_file_is_run_in_fp8(tmp_path, save, photo, swin, monkeypatch):
     # PyTorch has these products for the CPU too; only the two that ask for a card are silenced.
     monkeypatch.setattr(devices, "_check_fp8", lambda device: None)

@@ -172,7 +172,7 @@ def test_the_weights_of_a_bundled_model_are_trained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "device", "applied"),
+    ("optimizer", "device", "taken"),
     [
         ("auto", "rtx3070-8gb", "adamw-foreach"),
         ("auto", "cpu", "adamw"),

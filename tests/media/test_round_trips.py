@@ -21,7 +21,7 @@ CASES = [
 ]
 
 
-@pytest.mark.grid(2)
+@pytest.mark.grid(5)
 @pytest.mark.parametrize(
     ("entry", "sample", "bands"), CASES, ids=[f"{f.name}-{s}-{b}" for f, s, b in CASES]
 )

@@ -60,6 +60,7 @@ def caught(call):
     raise AssertionError("nothing failed")
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("call", [plain, chained, in_the_handler, suppressed_twice, from_elsewhere])
 def test_all_is_held_before_and_nothing_after(call):
     with VirtualDevice(4 << 20) as device:

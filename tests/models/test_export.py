@@ -86,6 +86,7 @@ def test_bundled_models(name, tmp_path):
     assert_same(lowtide.load(name), tmp_path / "model.onnx")
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     ("name", "scale", "changes"),
     [
@@ -142,6 +143,7 @@ def test_attention_is_one_operator_from_opset_23_on(tmp_path):
         assert ("Attention" in {node.op_type for node in graph.graph.node}) == fused
 
 
+@pytest.mark.slow
 def test_what_only_depends_on_the_size_is_made_once_for_all_blocks(tmp_path, monkeypatch):
     # Else what is there twice would be dropped, late and after minutes.
     monkeypatch.setattr(onnx_graph, "simplify", lambda graph: None)

@@ -68,6 +68,7 @@ def test_what_half_precision_is_compared_with_is_an_ensemble_too():
     assert 0 < (low - expected).abs().max() < 0.02
 
 
+@pytest.mark.slow
 def test_the_command_plans_for_the_ensemble(tmp_path, save, photo):
     source = str(save(tmp_path / "photo.png", photo[:40, :50]))
     words = ["upscale", source, "--dry-run", "--json", "-b", "1GiB"]

@@ -108,6 +108,7 @@ def test_two_take_the_steps_of_one(tmp_path, words):
     assert "another number of processes" in alone.stderr
 
 
+@pytest.mark.slow
 def test_both_stop_after_one_step(tmp_path, words):
     job = subprocess.Popen(
         words("long", 2, 2, steps=100_000),

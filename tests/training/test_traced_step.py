@@ -39,6 +39,7 @@ def task_of(config):
     return make_pairs_task(config, generator, None, judge)
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(
     "config",

@@ -82,7 +82,7 @@ def cuda_autocast(dtype: torch.dtype) -> Iterator[None]:
         torch.set_autocast_dtype("cuda", before[1])
 
 
-@pytest.mark.grid(3)
+@pytest.mark.grid(7)
 # PyTorch 2.11 warns that RMS norm's fp32 weights keep it from a fused kernel.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
 @pytest.mark.parametrize("given", [torch.bfloat16, torch.float32])

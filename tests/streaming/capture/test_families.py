@@ -8,6 +8,7 @@ from support.band_runs import by_bands, check_parity, convolved_orders, program_
 from support.stream_families import AUTOENCODERS, FAMILIES, Part, rolled
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_upscalers(family):
     size = (40, 32) if family == "DRCT" else (37, 29)  # padded by its caller
@@ -25,6 +26,7 @@ def test_autoencoders(name):
     check_parity(module, image, bands=(1, 2, 5), parts=(1, 6), share=1e-9)
 
 
+@pytest.mark.grid(4)
 # Of the U-Net, PyTorch's norm leaves two maps channels last, others not; here none is, which rounds
 # less.
 @pytest.mark.parametrize("name", [*FAMILIES, *(one for one in AUTOENCODERS if one != "U-Net")])

@@ -60,6 +60,7 @@ def test_a_few_draws(name):
     check_draws(name, 0, drawn_size(name, random.Random(name)), 2)
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("name", ["SwinIR", "HAT", "decoder"])
 def test_the_least_budget_that_an_error_names_is_enough(name):
     """Of few pixels too, of which operators take less for themselves than of many."""

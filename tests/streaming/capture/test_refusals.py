@@ -122,6 +122,7 @@ def flat(tree):
     return [tree]
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("name", PACKED)
 def test_one_tensor_comes_back_in_its_container(name):
     module = Net(torch.relu, PACKED[name]).eval()

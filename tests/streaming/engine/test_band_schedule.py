@@ -3,6 +3,7 @@
 import random
 import tracemalloc
 
+import pytest
 import torch
 from torch import nn
 
@@ -62,6 +63,7 @@ def test_a_row_is_held_as_long_as_a_later_band_takes_it():
         )
 
 
+@pytest.mark.slow
 def test_thousands_of_bands_are_not_there_at_once():
     net = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(12)))
     program = program_of(net, torch.rand(1, 3, 3000, 4))

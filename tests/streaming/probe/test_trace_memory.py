@@ -85,6 +85,7 @@ def test_a_network_of_ever_more_operators_is_not_followed_to_the_end(monkeypatch
     assert costs.activation_bytes(2048**2) == pytest.approx(2 * 12 * 2048**2, rel=0.01)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_shapes_that_were_traced() -> None:
     probe_costs(network(conv_net()), sha256="0", weight_bytes=0, align=1, minimum=0)
     assert not FakeTensorMode.cache

@@ -35,6 +35,7 @@ def _as_on_a_card(tmp_path, monkeypatch):
     monkeypatch.setattr(window_attention, "_is_on_cpu", lambda _: False)
 
 
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("name", [*FAMILIES, *AUTOENCODERS])
 def test_bands_give_what_the_model_gives(name):
     module, channels = made(name)

@@ -132,6 +132,7 @@ def test_a_device_without_graphs_and_pages_elsewhere_are_refused():
         lowtide.stream(model, pages="disk", recorded=True)
 
 
+@pytest.mark.slow
 def test_the_budget_has_room_for_what_a_recording_holds_beside_the_run(again):
     model, image = Normed(channels=8).eval(), torch.rand(1, 3, 512, 512)
     copies = image.nbytes + whole(model, image).nbytes

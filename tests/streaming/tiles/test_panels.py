@@ -38,6 +38,7 @@ def in_panels(net, array, panel, **more):
     return plan, pricing.programs.program(*plan.network_size)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     ("sample", "bands"), [("uint8", 3), ("uint8", 4), ("uint16", 2), ("float32", 1)]
 )
@@ -49,6 +50,7 @@ def test_every_kind_of_image_equals_the_whole(tmp_path, sample, bands):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("width", [21, 64, 97])
 def test_any_width(width):
     net, array = network(conv_net()), picture(11, width, 3)
@@ -56,6 +58,7 @@ def test_any_width(width):
     assert_same(net, array, plan, program)
 
 
+@pytest.mark.grid(4)
 @pytest.mark.parametrize(("height", "width"), [(5, 65), (61, 79), (64, 128), (30, 90)])
 def test_padding_is_that_of_the_whole(height, width):
     net, array = network(Strided().eval(), scale=1), picture(height, width, 3)
@@ -174,6 +177,7 @@ def test_panels_take_what_their_width_takes_and_disk_for_the_rest():
     assert told.network_size == (3000, panel)
 
 
+@pytest.mark.slow
 def test_several_ways_are_told_apart():
     net = network(conv_net(features=16))
     pricing = priced(net, (512, 9000))

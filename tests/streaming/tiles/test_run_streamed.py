@@ -91,6 +91,7 @@ def banded(net, array, bands=5, align=1, pages="memory", cut=False):
     return plan.model_copy(update={"band_plan": how}), program
 
 
+@pytest.mark.grid(4)
 @pytest.mark.parametrize("sample", ["uint8", "uint16", "float32"])
 @pytest.mark.parametrize(("bands", "channels"), [(1, 1), (1, 3), (2, 1), (3, 3), (4, 3)])
 def test_every_kind_of_image_equals_the_whole(sample, bands, channels):

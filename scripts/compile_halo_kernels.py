@@ -11,9 +11,80 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from typing import Any
 
-from lowtide.attention.halo.compile import KERNELS, TYPES, compile_halo_kernel
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from lowtide.attention.halo import kernels
+from lowtide.attention.halo.block_sizes import SHARED_MEMORY, choose_tiles, descriptor_block
+from lowtide.attention.halo.launch import constants
 from lowtide.attention.spatial.window_grid import Windows
+
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Name of each kernel's tile in `KernelTiles`.
+KERNELS = {
+    "forward": "forward",
+    "backward_query": "query",
+    "backward_key": "key",
+    "backward_bias": "bias",
+}
+# Pointers to fp32, independent of the tensors' dtype.
+_FP32_POINTERS = {"sums", "to_bias", "table"}
+_POINTERS = {"q", "k", "v", "out", "given", "to_q", "to_k", "to_v"} | _FP32_POINTERS
+
+
+def compile_halo_kernel(
+    name: str,
+    capability: tuple[int, int],
+    dtype: str,
+    windows: Windows,
+    head_dim: int,
+) -> dict[str, Any]:
+    """Compile one kernel for a GPU, and return the shared memory it takes.
+
+    Does not work in a process with TRITON_INTERPRET=1.
+
+    Returns:
+        ``kernel``, ``capability``, ``type``, ``head_dim``, ``shared_bytes`` (taken) and
+        ``limit_bytes`` (most that the GPU has for a thread block).
+    """
+    kernel = getattr(kernels, name)
+    tiles = choose_tiles(windows, head_dim, TYPES[dtype], SHARED_MEMORY[capability])
+    cut = getattr(tiles, KERNELS[name])
+    square = name == "backward_key"
+    known = constants(windows, cut, head_dim, TYPES[dtype], square=square)
+    block = descriptor_block(windows, cut, head_dim, square=square) if cut.tiled else None
+    known |= {"HAS_BIAS": True, "INSIDE": True, "TILED": block is not None}
+    described = () if block is None else ("q", "given") if square else ("k", "v")
+    options = {key: known.pop(key) for key in ("num_warps", "num_stages")}
+    fixed = {key: value for key, value in known.items() if key in kernel.arg_names}
+    signature = {
+        argument: "constexpr"
+        if argument in fixed
+        else f"tensordesc<{dtype}{block}>"
+        if argument in described
+        else _type(argument, dtype)
+        for argument in kernel.arg_names
+    }
+    source = triton.compiler.ASTSource(kernel, signature, fixed)
+    target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
+    found = triton.compile(source, target=target, options=options)
+    return {
+        "kernel": name,
+        "capability": f"{capability[0]}.{capability[1]}",
+        "type": dtype,
+        "head_dim": head_dim,
+        "shared_bytes": found.metadata.shared,
+        "limit_bytes": SHARED_MEMORY[capability],
+    }
+
+
+def _type(argument: str, dtype: str) -> str:
+    if argument in _POINTERS:
+        return "*fp32" if argument in _FP32_POINTERS else f"*{dtype}"
+    return "fp32" if argument == "scale" else "i32"
 
 
 def main() -> None:

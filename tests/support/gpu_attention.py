@@ -8,8 +8,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lowtide.attention.sdpa_rules import sdpa_kernel_for
+from lowtide.attention.spec import AttentionCall
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.profiles.attention import attention_path, simulate_attention
+from lowtide.memory.profiles.attention import simulate_attention
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 AMPERE, ADA, HOPPER, BLACKWELL, HOST = (
@@ -18,14 +20,14 @@ AMPERE, ADA, HOPPER, BLACKWELL, HOST = (
 
 
 def path(profile, *, dtype=BF16, head_dim=64, tokens=4096, **options):
-    return attention_path(
-        profile,
+    call = AttentionCall(
         dtype=dtype,
         head_dim=head_dim,
         query_tokens=tokens,
         key_tokens=options.pop("key_tokens", tokens),
         **options,
     )
+    return sdpa_kernel_for(profile, call)
 
 
 def qkv(shape=(1, 8, 256, 64), dtype=FP32, grad=False, value_dim=None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -62,8 +61,7 @@ class PreparedModel:
     """A model on its device with its measured costs.
 
     ``replicas`` are copies of the network on further devices. ``bounds`` are the upper bounds of
-    past runs, without an entry where there are none. `to_json` gives what `prepare` needs to
-    prepare the model equally.
+    past runs, without an entry where there are none.
     """
 
     descriptor: ModelDescriptor
@@ -76,10 +74,6 @@ class PreparedModel:
     bounds: dict[RunKind, RunBounds] = field(default_factory=dict)
     extra_resident_bytes: int = 0
     replicas: tuple[NetworkSpec, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what was measured, as plain data."""
-        return self.measurements.model_dump(mode="json")
 
     @property
     def measurements(self) -> Measurements:

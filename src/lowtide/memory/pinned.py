@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import platform
+import sys
 from typing import Any
 
 import torch
 
 from lowtide.core.units import MIB
 from lowtide.memory.meter import total_host_bytes
-from lowtide.memory.platform import current_platform
 
 # The size of a huge page on x86-64 and most other architectures.
 _HUGE = 2 * MIB
@@ -34,7 +35,7 @@ class PinnedMemory:
             return torch.empty(nbytes, dtype=torch.uint8)
         memory = _in_huge_pages(nbytes)
         if self.limit_bytes is None:
-            self.limit_bytes = int(current_platform().pinned_share * total_host_bytes())
+            self.limit_bytes = int(_pinned_share() * total_host_bytes())
         if nbytes and self.pinned_bytes + nbytes <= self.limit_bytes and _register(memory):
             self.pinned_bytes += nbytes
             self._registered.append(memory)
@@ -46,6 +47,12 @@ class PinnedMemory:
             _runtime().cudaHostUnregister(memory.data_ptr())
         self._registered.clear()
         self.pinned_bytes = 0
+
+
+def _pinned_share() -> float:
+    """Return the share of the host's memory that may be pinned: a prior, lower for Windows."""
+    windows = sys.platform == "win32" or "microsoft" in platform.release().lower()  # or WSL
+    return 0.4 if windows else 0.5
 
 
 def _in_huge_pages(nbytes: int) -> torch.Tensor:

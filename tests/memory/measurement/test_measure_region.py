@@ -13,7 +13,6 @@ from torch import nn
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.cache import WorkspaceCache
-from lowtide.memory.measurement.ledger_diff import compare_ledgers
 from lowtide.memory.measurement.region import RegionUsage, measure
 from lowtide.memory.meter import HostMeter
 from lowtide.memory.prediction.estimate import estimate
@@ -183,7 +182,7 @@ def test_an_estimate_beside_its_measurement(step, tmp_path):
             region.label(model.parameters(), "weights")
             region.label(plan.inputs, "inputs")
             run(region)
-    assert "within the bound" in compare_ledgers(expected.ledger, region.ledger)
+    assert sum(row.value for row in region.ledger) <= sum(row.upper for row in expected.ledger)
     # Memory events see tensors and scratch, not what pages and the process add.
     seen = sum(row.value for row in expected.ledger if row.name in SEEN_BY_EVENTS)
     assert region.usage.total_bytes == pytest.approx(seen, rel=0.02)

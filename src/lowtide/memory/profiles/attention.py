@@ -21,55 +21,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lowtide.attention.sdpa_rules import AttentionPath, promotes_three_dimensions, sdpa_kernel_for
-from lowtide.attention.spec import AttentionCall, AttentionSpec, describe_call
+from lowtide.attention.spec import AttentionSpec, describe_call
 from lowtide.memory.profiles.attention_kernels import run_fake_attention
 from lowtide.memory.profiles.profile import DeviceProfile
-
-__all__ = ["AttentionCall", "AttentionLog", "AttentionPath", "attention_path", "simulate_attention"]
-
-
-def attention_path(
-    profile: DeviceProfile,
-    *,
-    dtype: torch.dtype,
-    head_dim: int,
-    value_head_dim: int | None = None,
-    query_tokens: int,
-    key_tokens: int,
-    has_mask: bool = False,
-    mask_needs_grad: bool = False,
-    needs_grad: bool = False,
-    is_causal: bool = False,
-    dropout: float = 0.0,
-    dims: int = 4,
-) -> AttentionPath:
-    """Return the kernel that scaled_dot_product_attention selects on a device.
-
-    It is the default choice on ``profile``'s device; "math" materializes whole score matrices. The
-    device is assumed to run the PyTorch and cuDNN installed here, on contiguous, aligned tensors of
-    equal batch and heads. `sdpa_kernel_for` of ``lowtide.attention.sdpa_rules`` takes other cases
-    as an `AttentionCall`, and `refusal` says why a kernel is passed over.
-
-    Args:
-        needs_grad: Whether gradients are enabled and query, key or value needs one.
-        dims: Number of dims of query, key and value.
-    """
-    return sdpa_kernel_for(
-        profile,
-        AttentionCall(
-            dtype=dtype,
-            head_dim=head_dim,
-            value_head_dim=value_head_dim,
-            query_tokens=query_tokens,
-            key_tokens=key_tokens,
-            has_mask=has_mask,
-            mask_needs_grad=mask_needs_grad,
-            needs_grad=needs_grad,
-            is_causal=is_causal,
-            dropout=dropout,
-            dims=dims,
-        ),
-    )
 
 
 @dataclass

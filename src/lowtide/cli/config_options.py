@@ -254,6 +254,8 @@ def _set_value(
 
     Where the values have something else in the place of a section it stays, to be refused.
     """
+    from lowtide.training.run_config import section_of
+
     section: type[BaseModel] | None = config
     for name in path[:-1]:
         field = section.model_fields[name] if section is not None else None
@@ -263,8 +265,6 @@ def _set_value(
             values[name] = dump() if dump is not None else copy.deepcopy(default) or {}
         if not isinstance(values[name], dict):
             return
-        from lowtide.training.run_config import section_of
-
         values = values[name]
         section = section_of(field.annotation) if field is not None else None
     values[path[-1]] = value

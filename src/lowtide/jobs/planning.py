@@ -88,7 +88,8 @@ def plan_image(
 
     Args:
         limit_bytes: Leave out plans whose upper bound is not smaller, after one of that size
-        failed. plan_file: Plan file to replay; not used when ``limit_bytes`` is set.
+            failed.
+        plan_file: Plan file to replay; not used when ``limit_bytes`` is set.
 
     Raises:
         ImageError: The input cannot be read.

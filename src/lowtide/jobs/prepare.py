@@ -130,7 +130,6 @@ def prepare(
         bounds: dict[RunKind, RunBounds] = {}
         if own:
             bounds = {kind: run_bounds(kind, device) for kind in _RUN_KINDS}
-        gain = CompileCache(device).get(descriptor.sha256, precision) if own else None
         if known is not None:
             gain = known.compile_gain
             bounds = {
@@ -139,6 +138,7 @@ def prepare(
             }
             extra_bytes = known.extra_resident_bytes
         else:
+            gain = CompileCache(device).get(descriptor.sha256, precision) if own else None
             extra_bytes = monitor.extra_bytes(
                 device, costs.weight_bytes, f"{identity} {precision}", runs_job=runs_job
             )

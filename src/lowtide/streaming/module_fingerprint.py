@@ -43,7 +43,7 @@ class ModuleFingerprint:
     """Comparable facts about a module and its submodules, without weight values.
 
     Holds references to the objects it describes, so that no new object can take their addresses. A
-    class may list its own attributes to ignore in ``_passing``.
+    class may list its own attributes to ignore in ``_ignored_attributes``.
     """
 
     def __init__(self, module: nn.Module, *, addresses: bool = False) -> None:

@@ -70,10 +70,8 @@ class Trainer:
         device: str = "cpu",
     ) -> None:
         self.config, self.folder, self.task = config, folder, task
-        self._accelerator, self._process_group = (
-            make_accelerator(config, device),
-            ProcessGroup.from_environment(),
-        )
+        self._accelerator = make_accelerator(config, device)
+        self._process_group = ProcessGroup.from_environment()
         for network in task.networks.values():
             prepare_network(network, channels_last=config.channels_last)
         self._ema = MovingAverage(next(iter(task.networks.values())))

@@ -36,7 +36,7 @@ class BandCountSearch:
         """Return (bytes, operator calls, copied bytes) for ``number`` bands."""
         if number not in self._costs:
             even = self._round_to_windows(number)
-            key = f"glance {self._name} {even}"
+            key = f"band count {self._name} {even}"
             found = self._store.get(key)
             if found is None:
                 found = estimate_segment(self._program, self._segment, even)

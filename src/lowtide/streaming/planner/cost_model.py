@@ -20,8 +20,9 @@ class CostModel:
     Attributes:
         call_seconds: Overhead between two operator calls.
         copy_bytes_per_second: Bytes per second that light operators and copies of rows read and
-        write. spill_bytes_per_second: Bytes per second of a disk or a GPU's bus, by place of the
-        pages. seconds_per_mib: Seconds that one more MiB must save.
+            write.
+        spill_bytes_per_second: Bytes per second of a disk or a GPU's bus, by place of the pages.
+        seconds_per_mib: Seconds that one more MiB must save.
         caps: Bytes that the bands of a segment should stay within.
         low_memory_caps: Caps to try where memory is scarce.
     """

@@ -129,7 +129,7 @@ class StreamPlanner:
         if not self._dry_runs:
             return layout.peak_bytes
         height = max(layout.bands)
-        other, told = min(
+        other, found = min(
             self._dry_runs.values(),
             key=lambda one: (
                 abs(math.log(max(one[0].bands) / height)),
@@ -137,7 +137,7 @@ class StreamPlanner:
                 abs(one[0].peak_bytes - layout.peak_bytes),
             ),
         )
-        ratio, lower = told.peak_bytes / other.peak_bytes, max(other.bands) / height
+        ratio, lower = found.peak_bytes / other.peak_bytes, max(other.bands) / height
         return int(_LEAST_SHARE * layout.peak_bytes * (1 + max(0, ratio - 1) * min(1, lower**2)))
 
     def expected_rows(self, layout: StreamLayout) -> tuple[LedgerRow, ...]:
@@ -146,7 +146,7 @@ class StreamPlanner:
             return known.rows
         size = self.expected_bytes(layout)
         # What libraries set up is the same for every layout.
-        others = next((told.rows for _, told in self._dry_runs.values()), ())
+        others = next((found.rows for _, found in self._dry_runs.values()), ())
         return (
             ledger_row("bands and pages", "device", size, size, "prior"),
             *(row for row in others if row.name == "runtime"),

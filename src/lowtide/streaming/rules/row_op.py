@@ -46,18 +46,19 @@ class RowOp:
         inputs: Nodes with rows.
         full_inputs: Nodes without rows.
         input_spans: Returns the rows of each input that a span of the result needs.
-        run: Computes a span from these rows and the wholes.
+        run: Computes a span from these rows and the full inputs.
         cheap: Recomputing the result takes less time than keeping it.
         view: The result shares the memory of the first input.
-        sliced_dims: Wholes that are sliced to the span, with the dim of each.
-        pattern_dims: Constants among the wholes that are passed as `MaskPattern`s of the span, with
-            the dim of each.
+        sliced_dims: Full inputs that are sliced to the span, with the dim of each.
+        pattern_dims: Constants among them that are passed as `MaskPattern`s of the span, with the
+            dim of each.
         workspace_share: Workspace as a share of the bytes of its inputs and result.
         row_workspace_bytes: Workspace bytes for a number of rows.
         fixed_workspace_bytes: Workspace bytes of any band.
         padded: Bands at the image's ends are copied to pad them.
         in_place_runs: By input, a form of ``run`` that may write the result into that input's
-        memory. out_run: Form of ``run`` that writes into a given tensor.
+            memory.
+        out_run: Form of ``run`` that writes into a given tensor.
         overlap: Rows that neighboring result rows both need, of operators so light that a GPU
             recomputes them faster than it concatenates held rows with new ones; 0 for all others.
     """

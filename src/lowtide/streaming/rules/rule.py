@@ -44,7 +44,8 @@ class RuleContext:
         rows: Row axis of each result that has one.
         constants: Results that do not depend on the input.
         contiguous_sums: Sums whose result is made contiguous, even if not so in a run of the whole
-        model. redundant_copies: Copies that may be left out.
+            model.
+        redundant_copies: Copies that may be left out.
     """
 
     graph: Graph

@@ -136,9 +136,9 @@ class ResultFile:
         fresh: bool = False,
         packages: Sequence[str] = (),
         environments: Literal["one", "any", "each"] = "one",
-        folder: Path = RESULTS,
+        folder: Path | None = None,
     ) -> None:
-        self.path = folder / f"{name}.json"
+        self.path = (folder or RESULTS) / f"{name}.json"
         here = environment(packages)
         self._elsewhere: dict[str, Any] = {}
         self._each = environments == "each"

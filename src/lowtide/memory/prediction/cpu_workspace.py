@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lowtide.core.heap import trim_heap
 from lowtide.memory.cache import WorkspaceCache
@@ -186,7 +187,13 @@ def measure_operator(call: Call) -> int:
         return allocated
     # In low precision oneDNN allocates more than it may use; untouched pages are not resident.
     with _as_traced(call):
-        return min(allocated, _touched_bytes(materialize_call(call)) or allocated)
+        run = materialize_call(call)
+        touched = _touched_bytes(run)
+        if not touched:
+            return allocated
+        # What an operator returns it has written, even where the count of pages missed it.
+        results = [leaf for leaf in tree_leaves(run()) if isinstance(leaf, torch.Tensor)]
+        return min(allocated, max(touched, sum(tensor.nbytes for tensor in results)))
 
 
 def _allocated_bytes(call: Call) -> int:

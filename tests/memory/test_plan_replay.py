@@ -26,8 +26,8 @@ def test_a_plan_by_itself_is_a_book(tmp_path) -> None:
 def test_the_plan_of_the_name_comes_before_that_of_the_size(tmp_path) -> None:
     first, second = a_plan(overlap=14), a_plan(overlap=20)
     plans = book(tmp_path / "p.json", ("one.png", first), ("in/two.png", second))
-    assert plans.find("two.png", 100, 80).overlap == 20
-    assert plans.find("other.png", 100, 80).overlap == 14
+    assert plans.find("two.png", 100, 80).strategy.overlap == 20
+    assert plans.find("other.png", 100, 80).strategy.overlap == 14
 
 
 def test_no_plan_for_another_size_and_the_sizes_there_are(tmp_path) -> None:
@@ -65,4 +65,4 @@ def test_a_plan_over_the_budget_is_refused_with_what_it_needs() -> None:
 def test_a_plan_that_suits_is_taken_with_the_budget_of_now() -> None:
     plan = check_replay(a_plan(), {"scale": 2}, Budget(60 * MIB, 60 * MIB, 0))
     assert plan.budget_bytes == 60 * MIB
-    assert (plan.tile_width, plan.overlap) == (64, 14)
+    assert (plan.strategy.tile_width, plan.strategy.overlap) == (64, 14)

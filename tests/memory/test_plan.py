@@ -157,20 +157,17 @@ def test_a_plan_survives_json():
         assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "problem"),
-    [
+def test_what_belongs_to_another_strategy_is_refused_by_name():
+    for name, changes, problem in (
         ("whole", {"strategy": {"name": "whole", "tile_width": 32}}, "whole.tile_width"),
         ("tiled", {"strategy": {"name": "tiled", "bands": [4]}}, "tiled.bands"),
         ("tiled", {"strategy": {"name": "sliced"}}, "'whole', 'tiled', 'streamed'"),
         ("whole", {"accuracy": "bounded"}, "a whole plan is exact"),
         ("streamed", {"compiled": True}, "a streamed network is not compiled"),
         ("whole", {"tile_width": 32}, "tile_width"),
-    ],
-)
-def test_what_belongs_to_another_strategy_is_refused_by_name(name, changes, problem):
-    with pytest.raises(ValidationError, match=problem):
-        Plan.model_validate(candidate(name, 10).model_dump(mode="json") | changes)
+    ):
+        with pytest.raises(ValidationError, match=problem):
+            Plan.model_validate(candidate(name, 10).model_dump(mode="json") | changes)
 
 
 def test_exact_refuses_what_only_a_bounded_plan_could_do():

@@ -45,6 +45,19 @@ def test_files_that_hold_no_plan(tmp_path, text: str) -> None:
         PlanFile.read(path)
 
 
+def test_plans_of_another_layout_are_refused_with_the_way_out(tmp_path) -> None:
+    path, plan = tmp_path / "p.json", a_plan().model_dump(mode="json")
+    for changes, problem, hint in (
+        ({"schema_version": 1}, "a plan of schema 1", "lowtide plan upscale"),
+        ({"accuracy": "bounded", "strategy": {"name": "whole"}}, "not a plan: a whole plan", ""),
+        ({"strategy": {"name": "whole", "bands": [4]}}, "not a plan: strategy.whole.bands: ", ""),
+    ):
+        path.write_text(json.dumps(plan | changes))
+        with pytest.raises(UsageError, match=problem) as caught:
+            PlanFile.read(path)
+        assert hint in (caught.value.hint or "")
+
+
 def test_a_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.json"):
         PlanFile.read(tmp_path / "nowhere.json")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lowtide.memory.strategy import WholeStrategy
 from lowtide.streaming.tiles.runner import execute_plan
 from support.toy_models import (
     ArraySink,
@@ -10,7 +11,13 @@ from support.toy_models import (
 
 
 def whole_of(plan):
-    return plan.model_copy(update={"strategy": "whole", "band_plan": None})
+    return plan.model_copy(update={"strategy": WholeStrategy()})
+
+
+def with_dry_run(bands, plan):
+    """The same of ``bands``' candidates after its dry run."""
+    bands.dry_run(plan.strategy)
+    return next(one for one in bands.candidates() if one.strategy == plan.strategy)
 
 
 def run_plan(net, array, plan, program=None, **more):

@@ -21,13 +21,17 @@ def uneven(height, width):
     return (ramp + 0.05 * RNG.random((height, width, 3), np.float32)).astype(np.float32)
 
 
+def error_of(net, array, plan, allowed_pixels):
+    return execution_error(net, ArraySource(array), plan.image, plan.strategy, allowed_pixels)
+
+
 @pytest.mark.parametrize("blend", [True, False])
 def test_with_all_tiles_sampled_the_error_is_the_error(blend):
     array, net = uneven(90, 90), network(Centered(), scale=1)
     plan = make_plan(array, None, scale=1, tile=48, overlap=8, hann_blend=blend)
-    stated = execution_error(net, ArraySource(array), plan, 10**9)
+    stated = error_of(net, array, plan, 10**9)
     assert stated.against == "the whole image"
-    assert stated.tiles_sampled == stated.tiles_total == plan.tiles
+    assert stated.tiles_sampled == stated.tiles_total == plan.strategy.tiles
     tiled, _ = run_array(net, array, plan)
     whole, _ = run_array(net, array, make_plan(array, None, scale=1, strategy="whole"))
     actual = psnr(tiled, whole)
@@ -39,7 +43,7 @@ def test_with_all_tiles_sampled_the_error_is_the_error(blend):
 def test_a_sample_states_a_lower_bound():
     array, net = uneven(400, 420), network(Centered(), scale=1)
     plan = make_plan(array, None, scale=1, tile=64)
-    stated = execution_error(net, ArraySource(array), plan, 10**9)
+    stated = error_of(net, array, plan, 10**9)
     assert stated.tiles_sampled < stated.tiles_total
     whole, _ = run_array(net, array, make_plan(array, None, scale=1, strategy="whole"))
     tiled, _ = run_array(net, array, plan)
@@ -49,7 +53,7 @@ def test_a_sample_states_a_lower_bound():
 def test_without_room_for_the_whole_it_says_what_it_compared_with():
     array, net = uneven(200, 200), network(Centered(), scale=1)
     plan = make_plan(array, None, scale=1, tile=64)
-    stated = execution_error(net, ArraySource(array), plan, 80 * 80)
+    stated = error_of(net, array, plan, 80 * 80)
     assert stated.against == "tiles with 8 px more context on each side"
     assert math.isfinite(stated.psnr_db)
     assert stated.max_error > 0
@@ -65,7 +69,7 @@ def test_references_of_other_samples_are_let_go():
     alone = live_peak_bytes(lambda: _rounded(step([array[:80, :80]])[0], 255))
 
     def measure():
-        assert execution_error(net, ArraySource(array), plan, 80 * 80).tiles_sampled > 1
+        assert error_of(net, array, plan, 80 * 80).tiles_sampled > 1
 
     assert live_peak_bytes(measure) <= 1.05 * alone
 
@@ -81,7 +85,7 @@ def test_low_precision_is_measured_against_fp32():
 
     low = network(Low(), precision="bf16", make_fp32_forward=lambda: exact)
     plan = make_plan(array, 4, tile=64)
-    stated = precision_error(low, ArraySource(array), plan, 64 * 64)
+    stated = precision_error(low, ArraySource(array), plan.image, 64 * 64)
     assert stated.against == "fp32"
     assert 30 < stated.psnr_db < 90
     twin = dataclasses.replace(low, forward=exact, precision="fp32")
@@ -103,11 +107,10 @@ def test_low_precision_is_measured_on_parts_that_fit(align, minimum, square):
             return images.repeat_interleave(2, 2).repeat_interleave(2, 3)
 
     low = network(Watched(), precision="bf16", make_fp32_forward=Watched)
-    plan = make_plan(array, 4).model_copy(
+    image = make_plan(array, 4).image.model_copy(
         update={"align": align, "minimum": minimum, "square": square}
     )
-    assert plan.tiles == 1
-    stated = precision_error(low, ArraySource(array), plan, 20 * 50)
+    stated = precision_error(low, ArraySource(array), image, 20 * 50)
     assert math.isinf(stated.psnr_db)
     assert stated.tiles_sampled == 3 < stated.tiles_total
     (pixels,) = set(seen)

@@ -111,7 +111,7 @@ def test_a_fault_in_any_step_changes_nothing(runs):
 
 
 def test_a_fault_while_tiles_are_merged_repeats_no_tile(runs):
-    assert len(runs.merges) >= runs.plan.tiles
+    assert len(runs.merges) >= runs.plan.strategy.tiles
     assert [runs.check(number) for number in runs.merges[::3]] == [0] * len(runs.merges[::3])
 
 
@@ -130,7 +130,7 @@ def test_a_second_fault_divides_the_tile_and_keeps_what_was_done(runs):
     result, outcome = runs.disturbed(fail_at={number, number + 1})
     assert np.abs(result.astype(int) - runs.result).max() <= 1
     assert outcome.events == ["out of memory: tiles of 64×64 are divided from here on"]
-    finished = runs.steps.index(number) * runs.plan.tiles // len(runs.steps)
+    finished = runs.steps.index(number) * runs.plan.strategy.tiles // len(runs.steps)
     assert runs.forwards[:finished] == runs.calm[:finished]
     assert not set(runs.forwards[finished + 2 :]) & set(runs.calm[:finished])
 

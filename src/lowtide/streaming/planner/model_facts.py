@@ -8,6 +8,7 @@ from typing import Any, Literal
 from lowtide.core.signal import ImageInfo
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.prediction.calibration import RunBounds
+from lowtide.memory.strategy import ImageGeometry
 from lowtide.streaming.tiles.image_adapter import ChannelPlan
 
 StrategyName = Literal["auto", "whole", "streamed", "tiled"]
@@ -32,6 +33,17 @@ class ModelGeometry:
     def images(self, info: ImageInfo) -> int:
         """Return the network inputs made of one tile: color and alpha count separately."""
         return ChannelPlan(info.channels, self.in_channels, self.out_channels).inputs_per_tile
+
+    def of_image(self, info: ImageInfo, padded_size: tuple[int, int]) -> ImageGeometry:
+        """Return the sizes of an image that is padded to (height, width) ``padded_size``."""
+        return ImageGeometry(
+            **{name: getattr(self, name) for name in ("scale", "align", "minimum", "square")},
+            width=info.width,
+            height=info.height,
+            padded_width=padded_size[1],
+            padded_height=padded_size[0],
+            network_inputs=self.images(info),
+        )
 
 
 @dataclass(frozen=True)
@@ -82,13 +94,6 @@ class Overrides:
 
 def plan_facts(costs: ModelCosts, geometry: ModelGeometry, image_task: ImageTask) -> dict[str, Any]:
     """Return the fields of a plan that are the same for every strategy."""
-    info, (height, width) = image_task.info, image_task.padded_size
-    return {
-        **{name: getattr(costs, name) for name in ("device", "precision", "channels_last")},
-        **{name: getattr(geometry, name) for name in ("scale", "align", "minimum", "square")},
-        "width": info.width,
-        "height": info.height,
-        "padded_width": width,
-        "padded_height": height,
-        "images_per_tile": geometry.images(info),
-    }
+    image = geometry.of_image(image_task.info, image_task.padded_size)
+    names = "device", "precision", "channels_last"
+    return {"image": image, **{name: getattr(costs, name) for name in names}}

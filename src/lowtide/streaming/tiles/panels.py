@@ -17,7 +17,7 @@ from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchFile, ScratchSpace
 from lowtide.core.signal import ImageInfo, RowSource, RowWriter
-from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import ImageGeometry, StreamedStrategy
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.tiles.grid import TileAxis, split_axis
 from lowtide.streaming.tiles.row_window import read_rows
@@ -28,9 +28,9 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec
 COPY_ROWS = 16
 
 
-def panel_columns(plan: Plan) -> TileAxis:
-    """Return the column grid of a streamed plan's panels; one panel where it has none."""
-    return split_axis(plan.padded_width, plan.tile_width, plan.overlap, align=plan.align)
+def panel_columns(image: ImageGeometry, bands: StreamedStrategy) -> TileAxis:
+    """Return the column grid of the panels that a wide image runs in."""
+    return split_axis(image.padded_width, bands.panel_width, bands.panel_overlap, align=image.align)
 
 
 def run_panels(
@@ -38,20 +38,21 @@ def run_panels(
     program: StreamProgram,
     source: RowSource,
     sink: RowWriter,
-    plan: Plan,
+    image: ImageGeometry,
+    bands: StreamedStrategy,
     *,
     scratch: ScratchSpace,
     on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None,
     before_step: Callable[[int], object] | None = None,
 ) -> None:
-    """Run a streamed plan panel by panel, otherwise as `run_streamed`.
+    """Run an image panel by panel, otherwise as `run_streamed`.
 
     ``source`` is closed before the first panel runs. Raises what `run_streamed` does, and
     `OutputError` when the disk of ``scratch`` is full.
     """
-    columns = panel_columns(plan)
-    progress, done = RowProgress(plan.height * plan.scale, on_rows), 0
+    columns = panel_columns(image, bands)
+    progress, done = RowProgress(image.height * image.scale, on_rows), 0
 
     def more(rows: int) -> None:
         """Count finished rows of one panel."""
@@ -71,16 +72,19 @@ def run_panels(
         results = list[RowFile]()
         for index, panel in enumerate(panels):
             low, high = columns.span(index)
-            owned_width = min(high, plan.width) - low
-            result = RowFile(_with_width(source.info, owned_width * plan.scale), scratch.folder)
+            owned_width = min(high, image.width) - low
+            result = RowFile(_with_width(source.info, owned_width * image.scale), scratch.folder)
             results.append(files.enter_context(result))
-            left = (low - columns.starts[index]) * plan.scale
+            left = (low - columns.starts[index]) * image.scale
             run_streamed(
                 network,
                 program,
                 panel,
                 _PanelSink(result, left),
-                _panel_plan(plan, panel.info.width),
+                image.model_copy(
+                    update={"width": panel.info.width, "padded_width": bands.panel_width}
+                ),
+                bands,
                 scratch=scratch,
                 on_rows=more,
                 cancel=cancel,
@@ -89,7 +93,7 @@ def run_panels(
             panel.close()
             # Blocks of the next panel do not fit the gaps that this one left.
             trim_heap(collect=True)
-        _join_panels(results, sink, plan.height * plan.scale, cancel)
+        _join_panels(results, sink, image.height * image.scale, cancel)
     progress.finish()
 
 
@@ -103,11 +107,6 @@ def _panel_spans(columns: TileAxis, width: int) -> list[tuple[int, int]]:
 
 def _with_width(info: ImageInfo, width: int) -> ImageInfo:
     return ImageInfo(width, info.height, info.channels, info.sample_type)
-
-
-def _panel_plan(plan: Plan, width: int) -> Plan:
-    """Return the plan of one panel, ``width`` columns of which are in the file."""
-    return plan.model_copy(update={"width": width, "padded_width": plan.tile_width})
 
 
 def _split_into_panels(

@@ -13,7 +13,7 @@ from lowtide.core.errors import NotFiniteError, UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import RowSource, RowWriter
-from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import ImageGeometry, StreamedStrategy
 from lowtide.streaming.engine.executor import BandExecutor, OutputRows
 from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import StreamProgram
@@ -31,23 +31,25 @@ def run_streamed(
     program: StreamProgram,
     source: RowSource,
     sink: RowWriter,
-    plan: Plan,
+    image: ImageGeometry,
+    bands: StreamedStrategy,
     *,
     scratch: ScratchSpace,
     on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None,
     before_step: Callable[[int], object] | None = None,
 ) -> None:
-    """Run a whole image file by a plan whose strategy is `streamed`.
+    """Run a whole image file band by band.
 
     Color and opacity go through the network as two interleaved runs, each with its own bands.
 
     Args:
         network: Network to run.
-        program: Program of the network, captured at the plan's size.
+        program: Program of the network, captured at the size of ``image``.
         source: Image file to read.
         sink: Image file to write.
-        plan: Plan of the run.
+        image: Sizes of the image.
+        bands: Segments and bands to run.
         scratch: Disk space for pages that do not fit in memory.
         on_rows: Called with progress as a number of output rows. Rows stand for shares of the work,
             since segments before the last make no output.
@@ -61,33 +63,31 @@ def run_streamed(
         UsageError: The plan was made for another network.
         Exception: Whatever the source and the sink raise.
     """
-    height, width = plan.padded_height, plan.padded_width
-    band_plan = plan.band_plan
-    assert band_plan is not None
-    segments = cut_segments(program, band_plan.cuts, band_plan.recompute_limit)
-    same = band_plan.graph_digest == program.operators_digest
-    if not same or len(segments) != len(band_plan.bands):
+    height, width = image.padded_size
+    segments = cut_segments(program, bands.cuts, bands.recompute_limit)
+    same = bands.graph_digest == program.operators_digest
+    if not same or len(segments) != len(bands.bands):
         raise UsageError(
             "the plan was made for another network, or by another version",
             hint="make the plan again",
         )
     step = TileStep(network, source.info)
     samples = SourceRows(source, height, width)
-    writer = _Writer(step, samples, sink, plan)
-    meter = _Meter(plan, on_rows, cancel)
+    writer = _Writer(step, samples, sink, image)
+    meter = _Meter(image, on_rows, cancel)
     make_page = page_factory(
         program,
-        band_plan.pages,
+        bands.pages,
         torch.device(network.device),
         scratch,
-        resident=frozenset(band_plan.resident),
+        resident=frozenset(bands.resident),
     )
     executor = BandExecutor(
-        program, segments, band_plan.bands, make_page, arena_bytes=band_plan.arena_bytes
+        program, segments, bands.bands, make_page, arena_bytes=bands.arena_bytes
     )
     pages = [
-        SourcePage(samples, step, image, height)
-        for image in range(step.channel_plan.inputs_per_tile)
+        SourcePage(samples, step, index, height)
+        for index in range(step.channel_plan.inputs_per_tile)
     ]
     runs = [executor.run([page], (), meter.add_band, before_step) for page in pages]
     try:
@@ -143,16 +143,18 @@ class RowProgress:
 class _Meter:
     """Progress in shares of the work, reported as rows; checks for cancellation."""
 
-    def __init__(self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel) -> None:
-        self._total, self._images = plan.height * plan.scale, plan.images_per_tile
+    def __init__(
+        self, image: ImageGeometry, on_rows: Callable[[int], None] | None, cancel: Cancel
+    ) -> None:
+        self._total, self._inputs = image.height * image.scale, image.network_inputs
         self._progress = RowProgress(self._total, on_rows)
         self._cancel = cancel
         self._share = 0.0
 
     def add_band(self, share: float) -> None:
-        """Report a band that was this share of one image's work."""
+        """Report a band that was this share of one network input's work."""
         check_cancel(self._cancel)
-        self._share += share / self._images
+        self._share += share / self._inputs
         self._progress.advance_to(int(self._share * self._total))
 
     def finish(self) -> None:
@@ -163,13 +165,15 @@ class _Meter:
 class _Writer:
     """Conversion of result rows to samples of the file's type; crops the padding."""
 
-    def __init__(self, step: TileStep, samples: SourceRows, sink: RowWriter, plan: Plan) -> None:
-        self._step, self._samples, self._sink, self._plan = step, samples, sink, plan
+    def __init__(
+        self, step: TileStep, samples: SourceRows, sink: RowWriter, image: ImageGeometry
+    ) -> None:
+        self._step, self._samples, self._sink, self._image = step, samples, sink, image
         self._free_rows_before(0)
 
     def write(self, first: int, images: list[Tensor]) -> None:
         """Write rows from ``first`` on, one (1, C, H, W) for each image of the network."""
-        scale, height = self._plan.scale, self._plan.height * self._plan.scale
+        scale, height = self._image.scale, self._image.height * self._image.scale
         count = min(images[0].shape[2], height - first)
         # A block is a multiple of whole input rows.
         block = -(-WRITE_ROWS // scale) * scale
@@ -184,15 +188,15 @@ class _Writer:
     def _to_samples(self, first: int, part: Tensor) -> np.ndarray:
         if not torch.isfinite(part.sum()):
             raise NotFiniteError
-        width = self._plan.width * self._plan.scale
+        width = self._image.width * self._image.scale
         part = part[..., :width]
         if not self._step.channel_plan.alpha:
             return self._step.to_samples(self._step.from_network(part, None))
         # The conversion of opacity needs one input row above and below.
-        scale, last = self._plan.scale, -(-(first + part.shape[2]) // self._plan.scale)
+        scale, last = self._image.scale, -(-(first + part.shape[2]) // self._image.scale)
         low = max(0, first // scale - 1)
-        high = min(self._plan.height, last + 1)
-        rows = self._samples.rows(low, high)[:, : self._plan.width]
+        high = min(self._image.height, last + 1)
+        rows = self._samples.rows(low, high)[:, : self._image.width]
         above, below = first - low * scale, high * scale - first - part.shape[2]
         padded = torch.nn.functional.pad(part, (0, 0, above, below))
         unit = self._step.from_network(padded, rows)
@@ -200,5 +204,5 @@ class _Writer:
 
     def _free_rows_before(self, row: int) -> None:
         """Free the file rows that opacity from output row ``row`` on does not need."""
-        below = max(0, row - 1), self._plan.height
+        below = max(0, row - 1), self._image.height
         self._samples.retain(self, [below] if self._step.channel_plan.alpha else [])

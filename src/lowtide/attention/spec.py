@@ -122,9 +122,10 @@ class AttentionCall:
 def describe_call(
     tensors: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, spec: AttentionSpec
 ) -> AttentionCall:
-    """Describe the call that these 4-dimensional tensors make.
+    """Describe a call of 4-dimensional tensors as an `AttentionCall`.
 
-    ``tensors`` are query, key and value. ``needs_grad`` is set only if gradients are recorded now.
+    ``tensors`` are query, key and value, each (B, heads, N, head dim), ``mask`` is broadcastable to
+    (B, heads, queries, keys). ``needs_grad`` is set only if gradients are recorded now.
     """
     query, key, value = tensors
     # Heads may differ only where they are declared to be shared.

@@ -54,9 +54,10 @@ class Chunked(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention; queries that see no key get zeros.
+        """Compute attention: (B, heads, queries, value's head dim).
 
-        Differentiable with respect to a floating-point mask, too.
+        Queries that see no key get zeros. Differentiable with respect to a floating-point mask,
+        too. Exact up to rounding.
         """
         batch, heads, queries, _ = query.shape
         block = ChunkSize.of(batch, heads, queries, key.shape[2], self._scores)

@@ -77,7 +77,7 @@ class OneDnn(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention; the result's memory layout is (B, L, heads, D).
+        """Compute attention; the result's memory layout is (B, N, heads, head dim).
 
         Rounds as sums in one fixed order do: in the last two bits.
         """

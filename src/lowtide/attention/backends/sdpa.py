@@ -79,7 +79,7 @@ class Sdpa(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention of a call that is not described yet."""
+        """Describe the call, then compute attention: (B, heads, queries, value's head dim)."""
         call = describe_call((query, key, value), mask, spec)
         return self.run_with_call(call, query, key, value, mask, spec)
 
@@ -92,7 +92,7 @@ class Sdpa(Backend):
         mask: Tensor | None,
         spec: AttentionSpec,
     ) -> Tensor:
-        """Compute attention with this kernel.
+        """Compute attention with this kernel: (B, heads, queries, value's head dim).
 
         PyTorch's kernel switches are changed only if it would choose another kernel.
         """

@@ -84,7 +84,8 @@ def fuse_window_attention(node: Node, context: RuleContext) -> RowOp | None:
 def match_window_attention(node: Node, context: RuleContext) -> WindowAttentionMatch | None:
     """Match the product of a softmax and values as a window attention.
 
-    Returns None if it is none, or if rows are not the windows. Values are (N, heads, L, D).
+    Returns None if it is none, or if rows are not the windows. Values are (windows, heads, N, head
+    dim).
     """
     weights, value = node.args[:2]
     if not isinstance(value, NodeRef) or len(node.meta.shape) != 4:

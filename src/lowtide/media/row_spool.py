@@ -69,7 +69,7 @@ class Spool:
     def fill(self, read: Callable[[int], np.ndarray]) -> None:
         """Store all rows of the image, from repeated calls of ``read(count)``.
 
-        Raises `OutputError` if the scratch folder is full.
+        ``read`` returns the next (count, W, C). Raises `OutputError` if the scratch folder is full.
         """
         for top in range(0, self._info.height, self._block_rows):
             rows = read(min(self._block_rows, self._info.height - top))

@@ -30,7 +30,7 @@ class PinnedMemory:
         self._registered: list[torch.Tensor] = []
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Return uninitialized uint8 memory, pinned where possible."""
+        """Return uninitialized memory, uint8 (``nbytes``,), pinned where possible."""
         if not torch.cuda.is_available():
             return torch.empty(nbytes, dtype=torch.uint8)
         memory = _in_huge_pages(nbytes)

@@ -44,7 +44,7 @@ class OnnxModel(Model):
         return torch.float32
 
     def __call__(self, image: Tensor) -> Tensor:
-        """Run on a whole image of any size, as `Model` does.
+        """Run on a whole image (B, C, H, W) of any size, as `Model` does.
 
         Raises `ModelError` where the runtime fails, and `MemoryError`.
         """

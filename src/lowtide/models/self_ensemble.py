@@ -24,7 +24,7 @@ class SelfEnsemble(nn.Module):
         self.body = body
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return the mean; see the class."""
+        """Map (B, C, H, W) to the mean over its flips and transposes, as ``body`` shapes it."""
         total = self._sum_flips(image) + self._sum_flips(image.mT).mT
         return total / (2 * len(_MIRRORS))
 

@@ -49,7 +49,7 @@ class Objective(nn.Module):
     start_iter: int = 0
 
     def forward(self, networks: Mapping[str, TrainedNetwork], batch: Batch, step: int) -> Losses:
-        """Return the losses of ``batch`` in ``step``; they are means over B.
+        """Return the losses of ``batch`` in ``step``, scalars that are means over B.
 
         Random numbers belong into the batch: drawn here, they would depend on its split.
         """

@@ -41,8 +41,7 @@ class CudaWorkspace:
         device: The GPU.
         store: Cache of what was measured; by default in the package's cache folder.
         measure_allocated: Runs a closure and returns the bytes that it allocates in addition to its
-        result; by
-            default read from PyTorch's CUDA allocator.
+            result; by default read from PyTorch's CUDA allocator.
     """
 
     def __init__(

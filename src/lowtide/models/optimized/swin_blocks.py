@@ -59,7 +59,10 @@ class OptimizedWindowAttention(OptimizedModule):
         patterns: Sequence[MaskPattern],
         plus: Tensor | None = None,
     ) -> Tensor:
-        """Attend in each window with ``bias``, adding ``plus`` where given."""
+        """Attend in each window with ``bias``, adding ``plus`` where given.
+
+        ``x``, ``plus`` and the result are (windows, N, C), ``bias`` is (1, heads, N, N).
+        """
         query, key, value = heads.split(x).permute(2, 0, 3, 1, 4)
         found = attend_windows(query, key, value, bias, patterns, self.plain.scale)
         return heads.join(found.transpose(1, 2).flatten(2), plus)
@@ -163,9 +166,10 @@ def windows_per_chunk(x: Tensor, total: int) -> int:
 
 
 def scatter_rows(pixels: Tensor, indices: Tensor, rows: Tensor) -> None:
-    """Write ``pixels[places] = rows``, 16 bytes at a time on a CPU where aligned.
+    """Write ``pixels[indices] = rows``, 16 bytes at a time on a CPU where aligned.
 
-    PyTorch's own index_copy_ copies element by element.
+    ``pixels`` is (N, C), ``indices`` (n,) and ``rows`` (n, C). PyTorch's own index_copy_ copies
+    element by element.
     """
     plain = is_recorded() or rows.device.type != "cpu"
     if not plain and _is_wide(pixels) and _is_wide(rows):

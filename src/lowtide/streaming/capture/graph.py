@@ -91,7 +91,7 @@ class Graph:
         tensors: Parameters and buffers of the model by node, not copies.
         repack: Puts result tensors into the model's output container.
         written_attributes: Attributes that the model sets while it runs, as (id of the module,
-        name).
+            name).
     """
 
     nodes: list[Node]

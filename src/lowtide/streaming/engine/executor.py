@@ -40,8 +40,7 @@ class BandExecutor:
         make_page: Returns the page for a result that later segments read.
         refresh_constants: Masks and biases, shared by all runs.
         arena_bytes: Bytes of the arena that each run reserves first, unless the allocator of its
-        device
-            has cached as much.
+            device has cached as much.
     """
 
     def __init__(

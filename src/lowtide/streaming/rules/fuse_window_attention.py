@@ -52,7 +52,7 @@ class WindowAttentionMatch:
     def bias_and_patterns(
         self, values: Sequence[Any]
     ) -> tuple[Tensor | None, Sequence[MaskPattern]]:
-        """Return the sum of the biases, or None, and the patterns of the mask."""
+        """Return the sum of the biases, (1, heads, N, N) or None, and the mask's patterns."""
         patterns: Sequence[MaskPattern] = values[-1] if self.pattern_dims else ()
         bias = None
         for one in values[:-1] if self.pattern_dims else values:

@@ -27,7 +27,7 @@ class TileRunner(Protocol):
     """Interface of what runs tiles, as `TileStep` does."""
 
     def __call__(self, tiles: Tiles) -> Tensor:
-        """Return the results, stacked."""
+        """Return the results of tiles (H, W, C), stacked: (B, C, H·s, W·s)."""
         ...
 
     def begin(self, tiles: Tiles) -> PendingBatch:
@@ -35,7 +35,7 @@ class TileRunner(Protocol):
         ...
 
     def finish(self, pending: PendingBatch) -> Tensor:
-        """Return the results of a started batch."""
+        """Return the results of a started batch: (B, C, H·s, W·s)."""
         ...
 
 
@@ -80,10 +80,10 @@ class RetryingTileRunner:
         return results
 
     def run_pipelined(self, groups: Iterable[Tiles], max_in_flight: int) -> Iterator[list[Tensor]]:
-        """Yield the results of each group in order, with up to ``max_in_flight`` groups in flight.
+        """Yield the results of each group, (C, H·s, W·s) per tile, in order.
 
-        After a group ran out of memory, no other is started until all before it are finished; then
-        it runs alone.
+        Up to ``max_in_flight`` groups are in flight. After a group ran out of memory, no other is
+        started until all before it are finished; then it runs alone.
         """
         remaining, pending = iter(groups), deque[tuple[Tiles, PendingBatch | None]]()
         while True:

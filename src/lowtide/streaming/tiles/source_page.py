@@ -116,5 +116,5 @@ class SourcePage:
         self.retain([])
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Raise `AssertionError`: a source is read-only."""
+        """Raise `AssertionError` for rows of any shape: a source is read-only."""
         raise AssertionError("a source page is read-only")

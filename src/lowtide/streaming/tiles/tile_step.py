@@ -98,7 +98,7 @@ class TileStep:
 
     @torch.inference_mode()
     def begin(self, tiles: Sequence[np.ndarray]) -> PendingBatch:
-        """Start the network on the tiles, which are not read again."""
+        """Start the network on tiles (H, W, C), which are not read again."""
         images = self._to_batch(tiles)
         result = self.network.forward(self._network_input(images))
         # NaN and infinity survive a sum, so finiteness is checked without a copy of the whole
@@ -109,7 +109,10 @@ class TileStep:
 
     @torch.inference_mode()
     def finish(self, pending: PendingBatch) -> Tensor:
-        """Wait for the result of a batch. Raises `NotFiniteError`."""
+        """Wait for the result of a batch: (B, C, H·s, W·s), float32 in 0..1.
+
+        Raises `NotFiniteError`.
+        """
         network = self.network
         total, result = pending.result_sum.wait(), pending.result.wait()
         if not total.isfinite() and network.make_fp32_forward is not None:
@@ -126,7 +129,10 @@ class TileStep:
         return images.contiguous(memory_format=self.network.memory_format)
 
     def to_network(self, tiles: Sequence[np.ndarray]) -> Tensor:
-        """Convert sample tiles to network inputs, float32 (B·images, C, H, W)."""
+        """Convert tiles (H, W, C) to network inputs, float32 (inputs, C, H, W).
+
+        There are `ChannelPlan.inputs_per_tile` inputs for each tile.
+        """
         return self.channel_plan.to_network(self._to_batch(tiles))
 
     def from_network(self, result: Tensor, tile: np.ndarray | None) -> Tensor:

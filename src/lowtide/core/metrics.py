@@ -97,9 +97,9 @@ def _lumas(sr: np.ndarray, hr: np.ndarray, crop: int) -> tuple[np.ndarray, np.nd
 def ssim(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
     """Return the structural similarity (Wang et al., 2004), 1 for equal images.
 
-    Computed in float64. Protocol: windows of 11x11 pixels with Gaussian weights of sigma 1.5, only
-    those that lie wholly in the image; K1 = 0.01, K2 = 0.03; for color images the mean over the
-    channels, which are last. ``peak`` is the value of white.
+    Both are (H, W) or (H, W, C). Computed in float64. Protocol: windows of 11x11 pixels with
+    Gaussian weights of sigma 1.5, only those that lie wholly in the image; K1 = 0.01, K2 = 0.03;
+    for color images the mean over the channels, which are last. ``peak`` is the value of white.
 
     Raises:
         ValueError: for different shapes, and for images smaller than a window.

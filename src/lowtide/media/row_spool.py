@@ -83,7 +83,7 @@ class Spool:
                 raise self._failure(error) from error
 
     def read(self, top: int, count: int) -> np.ndarray:
-        """Return the upright rows ``top`` to ``top + count``, (N, W, channels)."""
+        """Return the upright rows ``top`` to ``top + count``, (rows, W, C)."""
         if count == 0:
             return self._empty(0, upright_info(self._info, self._orientation).width)
         if self._orientation in (3, 4):

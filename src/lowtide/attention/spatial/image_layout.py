@@ -53,7 +53,10 @@ def channels_last(image: Tensor) -> Tensor:
 
 
 def pointwise_conv(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute a 1×1 convolution of (B, C, H, W), as (B, H, W, C)."""
+    """Compute a 1×1 convolution of (B, C, H, W): (B, H, W, out channels).
+
+    ``weight`` is (out channels, C).
+    """
     return linear_pixels(rows_as_pixels(image, weight), weight, bias)
 
 

@@ -45,7 +45,7 @@ class MeterBackend(Protocol):
         ...
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Assign a kind (weights, inputs, ...) to tensors."""
+        """Assign a kind (weights, inputs, ...) to tensors of any shape."""
 
     def end(self) -> int:
         """Stop to measure and return the peak bytes of the last lap."""

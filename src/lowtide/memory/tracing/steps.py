@@ -35,7 +35,7 @@ class Observer(Protocol):
         ...
 
     def label(self, tensors: Iterable[Tensor], kind: Any) -> None:
-        """Assign a kind (weights, inputs, ...) to tensors."""
+        """Assign a kind (weights, inputs, ...) to tensors of any shape."""
         ...
 
 

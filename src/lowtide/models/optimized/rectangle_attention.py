@@ -27,7 +27,7 @@ class OptimizedRectangleAttention(OptimizedModule):
         rpi: Tensor,
         rpe_biases: Tensor,
     ) -> Tensor:
-        """Map ``qkv`` (3, B, N, C) to (B, H, W, C)."""
+        """Map ``qkv`` (3, B, N, C) to (B, H, W, C), N being H · W."""
         if torch.compiler.is_exporting() or mask is not None:
             return self.plain(qkv, H, W, mask=mask, rpi=rpi, rpe_biases=rpe_biases)
         plain = self.plain

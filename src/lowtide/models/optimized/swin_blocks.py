@@ -223,7 +223,7 @@ class OptimizedOverlapAttention(OptimizedModule):
 def gather_bias(table: Tensor, index: Tensor, queries: int) -> Tensor:
     """Gather the bias (1, heads, N, N') from a relative position table.
 
-    ``table`` is (positions, heads), ``index`` holds its row for each pair of pixels, L is
+    ``table`` is (positions, heads), ``index`` (N, N') holds its row for each pair of pixels, N is
     ``queries``.
     """
     chosen = table.detach()[index.flatten()]

@@ -48,9 +48,9 @@ def load_tier(
 ) -> tuple[ParagonTier, ModelDescriptor]:
     """Build a tier's network (fp32, on the CPU) and descriptor from a checkpoint.
 
-    ``state`` must satisfy `is_tier_checkpoint`. Sharpening of the fixed path and window size are
-    not in the file: they are those of the tier. Raises ModelError for tensors that do not fit
-    together.
+    ``state`` must satisfy `is_tier_checkpoint`; `infer_tier_config` says which shapes count.
+    Sharpening of the fixed path and window size are not in the file: they are those of the tier.
+    Raises ModelError for tensors that do not fit together.
     """
     config = infer_tier_config(path, state)
     network = ParagonTier(config)

@@ -37,7 +37,7 @@ class Samples(Protocol):
         ...
 
     def sample(self, index: int, generator: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Return a random sample of an item, such as LQ and GT, (H, W, C) each.
+        """Return a random sample of an item, such as LQ and GT, (C, H, W) each.
 
         Raises `InputError` for a damaged file.
         """

@@ -162,7 +162,7 @@ def test_blocks_of_scores_bound_what_chunked_holds(shape):
     assert peak - query.nbytes < max(whole, 4 * 5 * scores + 8 * call.score_count // keys)
 
 
-def test_memory_of_the_reference_is_as_told():
+def test_reference_memory_is_as_predicted():
     tensors = [torch.randn(1, 2, 300, 16) for _ in range(3)]
     call = describe_call(tuple(tensors), None, AttentionSpec())
     for name in ("reference", "sdpa-math"):

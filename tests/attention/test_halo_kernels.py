@@ -174,7 +174,7 @@ def test_the_module_gives_the_same_by_either_way(boundary, position):
         assert (module(image) - usual).abs().max() < 2e-6
 
 
-def test_what_the_kernels_cannot_do_is_told():
+def test_unsupported_calls_are_refused_by_name():
     usual, shape = Windows(), (1, 99, 99, 2, 32)
     assert (
         unsupported_reason(shape, torch.float32, usual, needs_grad=True, learned_bias=True) is None
@@ -282,7 +282,7 @@ def compiled(*arguments):
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def test_compiles_for_cards_that_are_not_here():
+def test_compiles_for_gpus_that_are_absent():
     found = compiled("--card", "8.0", "9.0", "--kernel", "forward")
     assert {row["capability"] for row in found} == {"8.0", "9.0"}
     assert all(0 < row["shared_bytes"] <= row["limit_bytes"] for row in found)
@@ -290,7 +290,7 @@ def test_compiles_for_cards_that_are_not_here():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("card", ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0"])
-def test_fits_the_shared_memory_of_every_card(card):
+def test_fits_the_shared_memory_of_every_gpu(card):
     """The cards between them have the shared memory of one of these."""
     types = ["fp16" if card == "7.5" else "bf16", "fp32"]
     found = compiled("--card", card, "--type", *types, "--head", "32", "64", "128")

@@ -185,7 +185,7 @@ def test_a_learned_bias_and_five_dimensions_stay_on_the_fused_kernel():
     assert resolve(describe(*qkv(), bias, AttentionSpec())).backend == "chunked"
 
 
-def test_many_heads_are_cut_to_what_a_launch_takes():
+def test_many_heads_are_split_into_launches():
     call = dataclasses.replace(CALL, batch=70_000, heads=2, key_heads=2)
     assert on(AMPERE, batch=70_000, heads=2, key_heads=2).max_heads == 65_535
     assert on(AMPERE).max_heads is None
@@ -246,7 +246,7 @@ def test_types_that_do_not_fit_are_named():
 
 
 @pytest.mark.parametrize("backend", [None, "sdpa-math"])
-def test_the_share_of_dropout_is_that_asked_for(backend):
+def test_dropout_drops_the_requested_fraction(backend):
     query, key = torch.zeros(1, 1, 200, 8), torch.zeros(1, 1, 300, 8)
     value = torch.ones(1, 1, 300, 8)
     result = attention(query, key, value, spec=AttentionSpec(dropout=0.5), backend=backend)

@@ -49,7 +49,7 @@ def test_every_window_gets_its_own_mask(monkeypatch, channels, others, has_bias,
 
 
 @pytest.mark.parametrize("channels", [6, 16])
-def test_windows_beside_one_another_are_not_copied_together(monkeypatch, channels):
+def test_contiguous_windows_are_not_copied(monkeypatch, channels):
     def never(*_, **__):
         raise AssertionError("windows were gathered")
 

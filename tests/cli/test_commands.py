@@ -121,7 +121,7 @@ def test_a_device_without_a_plan_says_why(lowtide, source):
         assert card["error"]["smallest_bytes"] > 100 << 20
 
 
-def test_reports_beside_results(lowtide, source, out, tmp_path):
+def test_reports_are_written_next_to_results(lowtide, source, out, tmp_path):
     assert lowtide("upscale", source, "-o", out, "--report").code == 0
     kept = json.loads((tmp_path / "out.png.lowtide.json").read_text())
     assert kept["image"]["output"] == str(out)

@@ -23,7 +23,7 @@ def read(blocks, number, size=100):
     return found
 
 
-def test_blocks_keep_their_bytes_apart(tmp_path):
+def test_blocks_do_not_share_bytes(tmp_path):
     blocks = ScratchBlocks(tmp_path)
     taken = [filled(blocks, blocks.allocate(), value) for value in range(5)]
     assert len(set(taken)) == 5

@@ -78,7 +78,7 @@ def test_says_what_it_cannot_fit():
             vae.decoder(latents(), torch.ones(1))
 
 
-def test_a_pipeline_is_told_what_to_pass():
+def test_a_pipeline_error_names_the_part_to_pass():
     pipe, _ = text_to_image()
     for call in (lowtide.fit, lowtide.unfit):
         with pytest.raises(

@@ -17,7 +17,7 @@ from lowtide.streaming.tiles.grid import split_axis
     ("size", "blend", "linear"),
     [((40, 56), 0, False), ((16, 40), 5, True), ((50, 17), 8, False), ((40, 56), 8, True)],
 )
-def test_pieces_of_one_picture_make_that_picture(size, blend, linear):
+def test_tiles_of_one_image_merge_to_that_image(size, blend, linear):
     rows, columns = (split_axis(side, 24, 8, align=2, blend=blend) for side in size)
     picture = torch.rand(1, 3, 2 * size[0], 2 * size[1])
     tiles = {
@@ -57,7 +57,7 @@ def test_a_model_that_reaches_less_than_tiles_share_has_no_seams(tmp_path, save,
     assert all(row.max_error >= row.step_rms for row in report.rows)
 
 
-def test_steps_are_those_at_cuts(monkeypatch, tmp_path, save):
+def test_steps_are_measured_at_cuts(monkeypatch, tmp_path, save):
     """Of a model that brightens what begins with a bright pixel, all is known beforehand."""
 
     class Loaded:

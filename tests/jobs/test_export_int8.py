@@ -149,7 +149,7 @@ def test_a_file_that_loses_too_much_is_not_kept(tmp_path, photos, monkeypatch):
     assert not list(tmp_path.glob("*.onnx*"))
 
 
-def test_what_is_asked_for_wrongly(tmp_path, photos):
+def test_wrong_options(tmp_path, photos):
     target = tmp_path / "x.onnx"
     with pytest.raises(UsageError, match="none is given") as caught:
         export_onnx("lowtide-x2", target, precision="int8")

@@ -185,7 +185,7 @@ def test_a_resumed_folder_keeps_its_automatic_budget(folder, out):
     assert made_first.plan.budget_bytes == made_later.plan.budget_bytes
 
 
-def test_what_a_model_holds_beside_its_weights_is_told_as_the_folder_began(
+def test_resident_bytes_of_a_model_are_pinned_when_a_folder_begins(
     folder, out, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
@@ -241,7 +241,7 @@ def test_remains_of_killed_runs_are_removed(folder, out):
 
 
 @pytest.mark.parametrize("entry", ["device_bytes", "measured"])
-def test_a_damaged_pin_is_measured_anew(folder, out, entry):
+def test_a_damaged_pinned_value_is_measured_again(folder, out, entry):
     upscale(folder, out)
     expected = files_of(out)
     (out / "b.png").unlink()
@@ -292,7 +292,7 @@ def test_links_are_not_written_through(folder, out, tmp_path):
     assert statuses(upscale(folder, tmp_path / "link")) == ["skipped"] * 3
 
 
-def test_reports_beside_every_result(folder, out):
+def test_reports_next_to_every_result(folder, out):
     upscale(folder, out, sidecar=True)
     assert {"a.png.lowtide.json", "deep/er/c.jpg.lowtide.json"} <= files_of(out).keys()
     assert statuses(upscale(folder, out, sidecar=True)) == ["skipped"] * 3
@@ -329,7 +329,7 @@ def test_images_of_a_batch_are_numbered(folder, out):
     ]
 
 
-def test_small_and_empty_pictures_in_one_folder(tmp_path, out, save):
+def test_small_and_empty_images_in_one_folder(tmp_path, out, save):
     for height, width in ((1, 1), (1, 70), (33, 2)):
         save(tmp_path / "tiny" / f"{height}x{width}.png", np.full((height, width, 3), 90, np.uint8))
     assert statuses(upscale(tmp_path / "tiny", out)) == ["done"] * 3

@@ -91,7 +91,7 @@ def test_several_processes_whose_journal_cannot_grow(tiny, tmp_path, files_of_at
     assert files_of(out) == {}
 
 
-def test_a_report_that_has_no_room(tiny, tmp_path, files_of_at_most):
+def test_a_report_on_a_full_disk(tiny, tmp_path, files_of_at_most):
     upscale(tiny, tmp_path / "calm", sidecar=True)
     reports = list((tmp_path / "calm").glob("*.lowtide.json"))
     least, out = min(path.stat().st_size for path in reports), tmp_path / "out"

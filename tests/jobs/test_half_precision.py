@@ -12,7 +12,7 @@ def test_both_precisions_are_measured():
     assert all(one[layer] > 0 for one in found.values() for layer in ("linear", "convolution"))
 
 
-def test_a_precision_is_told_of_only_where_nothing_gains():
+def test_a_precision_is_noted_only_where_nothing_gains():
     for linear, convolution, told in (
         (1.1, 1.9, True),
         (2.0, 3.0, True),

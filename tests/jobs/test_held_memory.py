@@ -46,7 +46,7 @@ def test_bands_are_relieved_of_more_than_is_expected(held):
     assert (meter.trims, meter.kept) == (1, 0)
 
 
-def test_room_is_made_before_it_is_taken(held):
+def test_memory_is_freed_before_it_is_needed(held):
     meter, holding = held(60, 30)
     holding.make_room(10 * MIB)
     assert not meter.trims

@@ -59,7 +59,7 @@ def test_so_many_are_in_flight(folder, tmp_path, monkeypatch, streams):
     assert max(most) == streams
 
 
-def test_reports_tell_of_what_was_written_beside(folder, tmp_path):
+def test_reports_count_images_written_meanwhile(folder, tmp_path):
     report = upscale(folder, tmp_path / "out", streams=2)
     rows = [{row.name: row for row in image.memory.ledger} for image in report.images]
     assert "other images being written" not in rows[0]
@@ -71,7 +71,7 @@ def test_reports_tell_of_what_was_written_beside(folder, tmp_path):
     assert all(image.memory.within_budget for image in report.images)
 
 
-def test_what_does_not_fit_beside_waits(folder, tmp_path, monkeypatch):
+def test_an_image_that_does_not_fit_with_others_waits(folder, tmp_path, monkeypatch):
     """With a budget of just one image's plan, one is written before the next begins."""
     needed = max(
         image.plan.upper_bytes

@@ -94,7 +94,7 @@ def test_sizes_off_the_grid(tmp_path, save, read, crop):
     assert apart(read(tmp_path / "out.png"), np.rint(wanted)) <= 1
 
 
-def test_the_budget_is_kept_and_foretold(tmp_path, save, photo, x2):
+def test_the_budget_is_kept_and_predicted(tmp_path, save, photo, x2):
     """Of a file that was never run here, in a process that did nothing before.
 
     The heap of one that did has room already, and the run is seen to take less than it does.
@@ -171,7 +171,7 @@ def test_what_does_not_reach_so_far_is_bounded(tmp_path, source, x2):
     assert image.accuracy.execution_error is not None
 
 
-def test_half_precision_is_told(tmp_path, source):
+def test_half_precision_is_reported(tmp_path, source):
     model = conv_file(tmp_path / "half.onnx", kind=np.float16)
     remember_onnx(model, reach=1)
     image = upscale(source, tmp_path / "out.png", model)

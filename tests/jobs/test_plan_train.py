@@ -245,7 +245,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> No
         (1 << 30, 1 << 30),
     ],
 )
-def test_budgets_of_a_card_that_is_not_here(budget: Any, expected: int) -> None:
+def test_budgets_of_an_absent_gpu(budget: Any, expected: int) -> None:
     plan = plan_training(net(), batch=1, size=(8, 8), device=CARD, budget=budget, full=False)
     assert plan.budget_bytes == expected
 
@@ -267,7 +267,7 @@ def test_devices_and_budgets_that_make_no_sense(options: dict[str, Any], words: 
         plan_training(net(), **options)
 
 
-def test_without_a_card_one_must_be_named() -> None:
+def test_without_a_gpu_one_must_be_named() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device, which is taken")
     with pytest.raises(UsageError, match="no other is named to plan for") as error:
@@ -304,7 +304,7 @@ def test_nothing_fits() -> None:
         plan_training(net(), strict=True, **options)
 
 
-def test_all_cards(tmp_path: Path) -> None:
+def test_all_gpus(tmp_path: Path) -> None:
     told: list[str] = []
     plans = plan_training_on_all_gpus(
         net(), batch=1, size=(16, 16), budget="7GiB", progress=told.append
@@ -324,7 +324,7 @@ def test_all_cards(tmp_path: Path) -> None:
         plan_training_on_all_gpus(net(), batch=1, size=(16, 16), budget="1MiB").require()
 
 
-def test_a_picture(tmp_path: Path) -> None:
+def test_a_plot(tmp_path: Path) -> None:
     plan_training(
         net(), batch=1, size=(16, 16), device=CARD, full=False, plot=tmp_path / "memory.svg"
     )

@@ -78,7 +78,7 @@ def test_exact_names_the_least_that_would_do():
     assert plan.accuracy == "exact"
 
 
-def test_what_cannot_be_streamed_is_refused_or_tiled_as_asked():
+def test_a_model_that_cannot_be_streamed_is_refused_or_tiled_as_requested():
     with pytest.raises(BudgetError, match="random numbers"):
         chosen(Drawing(), 150)
     _, plan = chosen(Drawing(), 150, accuracy="bounded")

@@ -122,7 +122,7 @@ def test_a_pattern_leaves_out_what_is_no_image(tmp_path: Path) -> None:
     }
 
 
-def test_results_beside_their_inputs_are_not_inputs(tmp_path: Path) -> None:
+def test_results_next_to_their_inputs_are_not_inputs(tmp_path: Path) -> None:
     touch(tmp_path, "in/a.png", "in/a_x2.png", "in/b_x2.png", "in/c.png")
     assert pairs(tmp_path, ["in"], "in", suffix_text="_x2") == {
         "in/a.png": "in/a_x2.png",

@@ -64,7 +64,7 @@ def ends_of(cases: list[tuple[str, int | None]]) -> dict[tuple[str, int | None],
 
 
 @pytest.mark.parametrize("seeds", [8, pytest.param(100, marks=pytest.mark.slow)])
-def test_damaged_pictures_are_read_or_refused(seeds):
+def test_damaged_images_are_read_or_refused(seeds):
     ends = ends_of([(kind, seed) for kind in KINDS for seed in range(seeds)])
     # The corpus is worth something: of each format, some are read and some are not.
     counts = Counter((kind, end == "read") for (kind, _), end in ends.items())
@@ -73,7 +73,7 @@ def test_damaged_pictures_are_read_or_refused(seeds):
         assert counts[kind, False] >= seeds // 5, counts
 
 
-def test_a_header_that_lies_of_its_size_takes_no_memory():
+def test_a_header_with_a_false_size_takes_no_memory():
     ends = ends_of([(kind, None) for kind in KINDS])
     assert "read" not in ends.values()
     # Formats that are decoded as a whole would take it, which is known beforehand.

@@ -29,7 +29,7 @@ print(peak("VmHWM") - before)
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with /proc")
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".avif", ".tif"])
-def test_reading_stays_under_its_price(tmp_path: Path, suffix: str) -> None:
+def test_reading_stays_under_its_estimate(tmp_path: Path, suffix: str) -> None:
     options = EncodeOptions(avif_effort=0, avif_quality=50, png_compression=1)
     small = write_image(tmp_path / f"s{suffix}", make_rows(64, 64, 3), options=options)
     large = write_image(

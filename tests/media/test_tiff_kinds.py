@@ -183,7 +183,7 @@ def test_our_own_transparency_is_read_again(tmp_path) -> None:
     assert np.array_equal(read_image(write_image(tmp_path / "a.tif", rows)), rows)
 
 
-def test_bands_that_are_left_out_are_priced(tmp_path) -> None:
+def test_the_estimate_counts_bands_that_are_dropped(tmp_path) -> None:
     """They are decoded like the others."""
     rows = make_rows(16, 4000, 3)
     plain = saved(tmp_path / "a.tif", {"rows": rows})

@@ -70,7 +70,7 @@ def test_a_linear_layer_by_the_blas_library_does_not_count():
     )
 
 
-def test_backward_passes_of_convolutions_count_apart():
+def test_backward_passes_of_convolutions_count_separately():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
     images = torch.empty(1, 3, 16, 16, device="meta")
     step = TrainingStep((images,), loss=lambda result: result.mean())
@@ -91,7 +91,7 @@ def run_many(by_onednn):
 
 
 @needs_onednn
-def test_what_onednn_keeps_of_them_is_what_is_told():
+def test_what_onednn_caches_is_as_predicted():
     taken = {
         how: measure_in_subprocess("test_runtime:run_many", how).retained_bytes
         for how in (True, False)

@@ -89,7 +89,7 @@ def refused(path: Path, words: str, limit: int) -> None:
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_what_training_programs_keep_beside_weights(
+def test_what_training_programs_store_besides_weights(
     network: Networks, tmp_path: Path, zipped: bool, protocol: int
 ) -> None:
     module, path = network("compact"), tmp_path / "model.pth"

@@ -81,7 +81,7 @@ class Shifted(nn.Module):
 
 
 @torch.no_grad()
-def test_convolutions_between_pictures_belong_to_the_ends():
+def test_convolutions_between_images_belong_to_the_ends():
     network = Shifted().eval()
     low = to_low_precision(network, torch.bfloat16, picture())
     assert set(edges(low.body)) == {"before", "head", "tail", "behind"}

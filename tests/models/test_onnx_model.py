@@ -150,7 +150,7 @@ def test_the_number_of_threads_is_pytorchs(bundled):
         torch.set_num_threads(before)
 
 
-def test_what_cannot_be_asked_of_a_file(bundled):
+def test_unsupported_requests_to_a_file(bundled):
     with pytest.raises(UsageError, match="on the CPU only: 'cuda:0' has not been verified"):
         lowtide.load(bundled, device="cuda:0")
     model = lowtide.load(bundled)

@@ -220,7 +220,7 @@ def test_a_group_holds_what_was_added_once():
     assert taken < 1.6 * 512 * 512 * dim * 4
 
 
-def test_of_an_image_less_is_held_than_queries_keys_and_values():
+def test_less_memory_is_held_than_queries_keys_and_values():
     net = network("DRCT")
     replace_modules(net)
     block = max(

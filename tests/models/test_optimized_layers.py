@@ -58,7 +58,7 @@ def test_layers_add_what_is_there_already():
 
 
 @pytest.mark.parametrize("between", [torch.nn.GELU(), torch.nn.GELU("tanh"), torch.nn.ReLU()])
-def test_what_lies_between_two_layers_is_what_the_model_has(between):
+def test_the_activation_of_an_mlp_is_that_of_the_model(between):
     home = importlib.import_module("spandrel.architectures.HAT.__arch.HAT")
     plain = torch.nn.ModuleDict({"mlp": home.Mlp(12, 30, act_layer=lambda: between)}).eval()
     fast = copy.deepcopy(plain)

@@ -109,7 +109,7 @@ def test_as_many_values_as_published(tier):
 @pytest.mark.grid(3)
 @pytest.mark.parametrize("scale", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 9), (13, 7)])
-def test_the_fixed_path_is_what_it_stands_for(scale, height, width):
+def test_the_fixed_path_equals_its_definition(scale, height, width):
     image = torch.rand(2, 3, height, width, dtype=torch.float64)
 
     def filtered(x, taps):

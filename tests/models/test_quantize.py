@@ -49,7 +49,7 @@ def test_large_layers_are_rounded_and_no_others():
     assert psnr(found.numpy(), expected.numpy(), peak=span) > 40
 
 
-def test_convolutions_beside_them_can_lie_channels_last(network, write):
+def test_unquantized_convolutions_can_be_channels_last(network, write):
     model = lowtide.load(write(network("swinir"), "swinir.pth"))
     with mock.patch("lowtide.models.quantize._LEAST", 4):
         assert quantize_linear(model.module, "cpu") > 0
@@ -62,7 +62,7 @@ def test_convolutions_beside_them_can_lie_channels_last(network, write):
     assert torch.allclose(model(image), before, atol=1e-3)
 
 
-def test_a_card_takes_multiples_of_8_only():
+def test_a_gpu_takes_multiples_of_8_only():
     assert quantize_linear(Layers(), "cuda:0") == 1
 
 

@@ -17,7 +17,7 @@ def test_copies_are_hidden_where_kernels_run():
     assert card_profile.overlapped([], kernels) is None
 
 
-def test_a_trace_tells_copies_from_kernels():
+def test_a_trace_distinguishes_copies_from_kernels():
     trace = [
         {"ph": "M", "name": "process_name"},
         {"cat": "cuda_runtime", "name": "cudaMemcpyAsync", "ts": 0, "dur": 9},

@@ -76,7 +76,7 @@ def test_memory_stays_within_the_budget_and_below_the_whole(model, pages):
 
 
 @pytest.mark.parametrize("budget", ["1GiB", "100MiB"])
-def test_what_is_told_is_what_is_taken(model, budget):
+def test_the_predicted_peak_is_the_measured_peak(model, budget):
     image = torch.rand(1, 3, 512, 384)
     small = lowtide.stream(model, budget=budget, pages="memory")
     prepared = small.prepare(image)
@@ -93,7 +93,7 @@ def test_rows_come_from_the_top_down(model):
     assert (torch.cat([rows for _, rows in found], 2) - whole(model, image)).abs().max() <= 5e-6
 
 
-def test_an_abandoned_run_leaves_nothing_but_room_for_the_next(model):
+def test_an_abandoned_run_leaves_only_reusable_buffers(model):
     small = lowtide.stream(model, budget="64MiB", pages="disk")
     before = open_files()
     for _ in range(2):

@@ -33,7 +33,7 @@ def test_defaults_are_there():
     assert config.val.metrics["psnr"].test_y_channel
 
 
-def test_one_folder_may_stand_alone():
+def test_one_folder_is_enough():
     config = SrConfig.from_values(plain(datasets={"train": {"dataroot_gt": "photos"}}))
     assert [str(path) for path in config.datasets.train.dataroot_gt] == ["photos"]
 

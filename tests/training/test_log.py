@@ -32,7 +32,7 @@ TORN = {
 
 
 @pytest.mark.parametrize("torn", TORN)
-def test_a_torn_log_is_cut_back_to_whole_rows(tmp_path, torn):
+def test_a_torn_log_is_truncated_to_whole_rows(tmp_path, torn):
     write(tmp_path, *TORN[torn])
     assert steps_of(tmp_path) == [1, 2]
     log = TrainLog(tmp_path, 2)

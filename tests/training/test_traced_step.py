@@ -52,7 +52,7 @@ def task_of(config):
     ],
     ids=["pixels", "several losses", "adversarial", "penalized", "checkpointed"],
 )
-def test_the_foretold_step_holds_what_the_trainers_step_holds(config, parts, tmp_path):
+def test_the_traced_step_holds_what_the_trainers_step_holds(config, parts, tmp_path):
     low, high = torch.rand(4, 3, 24, 24), torch.rand(4, 3, 48, 48)
     task = task_of(config)
     found = traced_estimate(
@@ -70,7 +70,7 @@ def test_the_foretold_step_holds_what_the_trainers_step_holds(config, parts, tmp
     assert abs(foretold - taken) <= 0.01 * taken + low.nbytes
 
 
-def test_a_network_with_attention_is_traced_for_a_card_that_is_not_here():
+def test_a_network_with_attention_is_traced_for_an_absent_gpu():
     # In a process of its own: a backend is tried once in each.
     code = """
 import torch

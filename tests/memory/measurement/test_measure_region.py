@@ -171,7 +171,7 @@ def test_events_add_labeled_tensors_of_before_to_the_ledger():
 
 
 @pytest.mark.parametrize("step", [InferenceStep, TrainingStep])
-def test_an_estimate_beside_its_measurement(step, tmp_path):
+def test_an_estimate_next_to_its_measurement(step, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.SiLU(), nn.Conv2d(32, 8, 3))
     plan = step((torch.rand(1, 8, 96, 96),))

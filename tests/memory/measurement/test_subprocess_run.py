@@ -142,7 +142,7 @@ def test_the_allocator_is_named_and_can_be_set(targets):
 
 
 @pytest.mark.skipif(not LINUX, reason="glibc's setting")
-def test_a_run_that_tunes_its_heap_is_found_out():
+def test_a_run_that_tunes_its_heap_is_detected():
     usage = measure_in_subprocess("lowtide.core.heap:tune_heap")
     assert ("tuned by the run" in usage.allocator) == usage.result
 

@@ -125,7 +125,7 @@ class WatchedLane(HostLoader):
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("kind", [Stack, Again, Mixed])
-def test_blocks_in_host_memory_and_the_moves_of_a_lane(kind, in_flight):
+def test_blocks_in_host_memory_and_copies_of_a_transfer(kind, in_flight):
     """What CUDA streams from, and what its events stand for, on the CPU."""
     model, expected, lane = build(kind), run(build(kind)), WatchedLane()
     turns = turns_by(lane, model, in_flight)

@@ -53,7 +53,7 @@ def test_layers_of_a_list_are_blocks_and_small_ones_share_one():
     assert 32 <= len(find_blocks(chain)) <= 64
 
 
-def test_layers_are_split_only_when_asked():
+def test_layers_are_split_only_on_request():
     model = build(Stack)
     whole = find_blocks(model, largest_bytes=0)
     assert "layers.0" in {block.name for block in whole}

@@ -69,7 +69,7 @@ def test_what_a_large_one_takes_grows_by_the_row(tmp_path):
         assert scratch.conv_workspace(wide, rows * width * 24 * 4) == 5_000 + 1_000 * rows
 
 
-def test_settings_that_choose_the_kernel_are_told_apart(tmp_path):
+def test_settings_that_choose_the_kernel_are_part_of_the_key(tmp_path):
     store, taken = WorkspaceCache(tmp_path), Counted()
     for allowed in (False, True):
         with tf32(allowed):
@@ -113,7 +113,7 @@ def test_what_was_measured_takes_the_place_of_what_a_profile_supposes():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precise", [False, True])
-def test_a_card_takes_what_was_measured(precise, tmp_path, monkeypatch):
+def test_a_gpu_takes_what_was_measured(precise, tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     model = nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(6))).cuda().eval()
     image = torch.rand(1, 64, 512, 512, device="cuda")

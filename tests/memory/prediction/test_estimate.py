@@ -78,7 +78,7 @@ def test_orderings() -> None:
     assert say(model, TrainingStep(larger)).predicted_bytes > whole
 
 
-def test_a_card_that_is_not_here_has_a_context_and_an_allocator() -> None:
+def test_an_absent_gpu_has_a_context_and_an_allocator() -> None:
     told = say(Net(), InferenceStep(IMAGE), "rtx3060-12gb")
     rows = {row.name: row for row in told.ledger}
     assert rows["context"].value > 100 * MIB

@@ -62,7 +62,7 @@ def test_contradictions_are_refused(change, complaint):
 
 
 @pytest.mark.parametrize("name", [name for name in profile_names() if name != "cpu"])
-def test_cards_are_sensible(name):
+def test_gpu_profiles_are_plausible(name):
     card = load_profile(name)
     nominal = int(name.rpartition("-")[2].removesuffix("gb"))
     # The driver keeps up to 5 % for itself; data center cards are sold by powers of ten.
@@ -119,7 +119,7 @@ def test_the_host_is_measured():
     assert host.flops["fp32"] == HOST.flops["fp32"] * host.multiprocessors // HOST.multiprocessors
 
 
-def test_a_known_card_keeps_its_figures_and_takes_the_drivers_memory():
+def test_a_known_gpu_keeps_its_profile_and_takes_the_drivers_memory():
     facts = DriverFacts("NVIDIA GeForce RTX 3070", (8, 6), 8 * GIB, 46)
     card = profile_from_driver(facts)
     assert card.name == "rtx3070-8gb" and card.total_bytes == 8 * GIB
@@ -130,7 +130,7 @@ def test_a_known_card_keeps_its_figures_and_takes_the_drivers_memory():
     assert other.name == "nvidia-geforce-rtx-3070" and other.flops == card.flops
 
 
-def test_an_unknown_card_takes_scaled_priors_of_the_nearest():
+def test_an_unknown_gpu_takes_scaled_priors_of_the_nearest():
     facts = DriverFacts("NVIDIA H100 PCIe", (9, 0), 79 * GIB, 114, 2_000_000_000_000)
     card = profile_from_driver(facts)
     assert card.architecture == "hopper" and card.workspaces == HOPPER.workspaces
@@ -140,7 +140,7 @@ def test_an_unknown_card_takes_scaled_priors_of_the_nearest():
     assert {card.provenance[f].kind for f in ("flops", "context_bytes")} == {"prior"}
 
 
-def test_a_card_before_ampere_has_no_bf16():
+def test_a_gpu_before_ampere_has_no_bf16():
     card = profile_from_driver(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
     assert card.architecture == "turing" and card.supports == ("fp32", "fp16")
     assert set(card.flops) == {"fp32", "fp16"}
@@ -158,7 +158,7 @@ def test_devices_that_are_not_there(device, complaint):
 
 
 @pytest.mark.gpu
-def test_the_card_is_recognized(card):
+def test_the_gpu_is_recognized(card):
     properties = torch.cuda.get_device_properties(0)
     assert card.total_bytes == properties.total_memory
     assert card.capability == (properties.major, properties.minor)

@@ -75,7 +75,7 @@ def test_equals_a_plain_implementation():
 
 @pytest.mark.parametrize("settings", [{}, {"max_split_size": 20 * MIB}], ids=str)
 @pytest.mark.parametrize("expandable", [False, True])
-def test_whatever_happens_blocks_are_apart_and_everything_comes_back(expandable, settings):
+def test_blocks_never_overlap_and_everything_is_freed(expandable, settings):
     chance = random.Random(7)
     allocator = CachingAllocator(300 * MIB, expandable_segments=expandable, **settings)
     held, failures = [], 0

@@ -73,7 +73,7 @@ def test_of_equal_sizes_nothing_is_gained():
     assert best_arena_bytes(HELD, equal) == best_arena_bytes(HELD, []) == 0
 
 
-def test_a_ledger_tells_the_piece_that_it_holds_with():
+def test_a_ledger_counts_its_arena():
     widths = (8, 11, 17, 23, 31, 8)
     layers = [nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)]
     trace = trace_step(nn.Sequential(*layers), InferenceStep((torch.rand(1, 8, 512, 512),)))
@@ -195,7 +195,7 @@ def test_what_the_allocator_keeps_is_not_taken_again(monkeypatch):
     assert taken == [0, 0, 0, 20 * MIB]
 
 
-def test_a_result_is_not_cut_out_of_the_piece_that_a_run_left(monkeypatch):
+def test_a_result_is_not_allocated_in_the_arena_of_an_earlier_run(monkeypatch):
     cuda, made = torch.device("cuda", 0), []
     monkeypatch.setattr(torch, "empty", lambda size, **_: made.append(size) or torch.zeros(1))
 
@@ -232,7 +232,7 @@ def test_the_workspace_of_products_comes_before_the_piece(products):
 
 
 @pytest.mark.parametrize("settings", ["max_split_size_mb:128", "backend:cudaMallocAsync"])
-def test_an_allocator_that_cuts_no_blocks_gets_none(settings, monkeypatch):
+def test_an_allocator_that_splits_no_blocks_gets_no_arena(settings, monkeypatch):
     assert arena.splits_large_blocks()
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments:False,{settings}")
     assert not arena.splits_large_blocks()
@@ -270,7 +270,7 @@ def test_a_run_takes_the_piece_before_all_else():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_card_reserves_what_is_told(dtype, tmp_path, monkeypatch):
+def test_a_gpu_reserves_what_is_predicted(dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     widths = (3, 32, 96, 64, 48, 12)
     layers = [nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)]

@@ -99,7 +99,7 @@ def peak(step: TrainingStep, model: nn.Module | None = None) -> int:
     return traced_estimate(model or Net(), step, CARD).predicted_bytes
 
 
-def test_all_rungs_are_there_in_order(ladder: FitReport) -> None:
+def test_all_options_are_there_in_order(ladder: FitReport) -> None:
     assert [rung.name for rung in ladder.options] == [
         "as requested",
         "fused optimizer",
@@ -160,7 +160,7 @@ def test_what_is_freed_is_a_difference_of_traces(ladder: FitReport) -> None:
         assert by_name(ladder)[name].freed_alone_bytes == first - peak(changed)
 
 
-def test_validation_is_the_peak_and_its_rung_lowers_it(ladder: FitReport) -> None:
+def test_validation_is_the_peak_and_its_option_lowers_it(ladder: FitReport) -> None:
     assert ladder.requested.phase == "validation"
     rung = by_name(ladder)["validation one by one"]
     assert (rung.freed_alone_bytes or 0) > 0
@@ -189,7 +189,7 @@ def test_fewer_diffusion_steps_free_nothing_and_say_why(ladder: FitReport) -> No
     assert "none of its tensors has the steps" in rung.reason
 
 
-def test_the_first_rung_that_fits_is_chosen(ladder: FitReport) -> None:
+def test_the_first_option_that_fits_is_chosen(ladder: FitReport) -> None:
     target = by_name(ladder)["selective checkpointing"]
     assert target.upper_bytes is not None
     found = fit_to_budget(
@@ -271,7 +271,7 @@ def test_what_does_not_apply_says_why() -> None:
         assert f"does not apply: {rung.reason}" in str(ladder)
 
 
-def test_settings_asked_for_already_are_no_rungs() -> None:
+def test_settings_requested_already_are_no_options() -> None:
     step = dataclasses.replace(
         plain(2, (16, 16)),
         autocast=torch.bfloat16,
@@ -363,7 +363,7 @@ def test_it_is_data(ladder: FitReport) -> None:
     assert text.splitlines()[-1].startswith("fits in 11.8 GiB")
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     told: list[str] = []
     fit_to_budget(
         Net(blocks=1),

@@ -42,7 +42,7 @@ def told() -> Estimate:
     return estimate(Net(), step, device="rtx3060-12gb")
 
 
-def test_every_point_is_there_when_there_is_room(told: Estimate) -> None:
+def test_every_point_is_there_if_they_fit(told: Estimate) -> None:
     assert told.trace is not None
     curve = memory_curve(told.trace)
     assert len(curve.ops) == len(told.trace.events) + 1

@@ -105,7 +105,7 @@ def test_a_batch_that_is_mixed_is_refused_and_one_image_of_it_is_not():
 
 
 @pytest.mark.parametrize("images", [2, 3, 5])
-def test_each_image_is_told_from_each_other(images):
+def test_dependence_between_any_two_images_is_detected(images):
     """Of five the last two, which differ in one digit of their places."""
 
     def mixed(x):

@@ -81,7 +81,7 @@ def test_the_steps_are_row_operators_with_the_module_inside():
     assert not program.unsupported
 
 
-def test_what_it_takes_is_foretold():
+def test_its_memory_is_predicted():
     module = net(LocalWindowAttention(32), channels=32)
     image = torch.rand(1, 3, 384, 512)
     whole = live_peak_bytes(lambda: module(image))

@@ -37,7 +37,7 @@ def test_points_are_what_runs_hold() -> None:
         assert point.peak_bytes == inside + image.nbytes
 
 
-def test_points_tell_what_lives_in_small_blocks() -> None:
+def test_points_count_bytes_in_small_blocks() -> None:
     small, *_, large = trace_points(network(conv_net().eval()), align=1, minimum=0)
     alive = small.reused_blocks[-1]
     assert 0 < alive.at_run_peak <= alive.max_live <= small.peak_bytes
@@ -122,7 +122,7 @@ def test_where_nothing_can_be_traced_the_grain_is_the_grid() -> None:
     assert padding_multiple(NetworkSpec(lambda x: x, 1, 3, 3), align=4) == 4
 
 
-def test_pixels_that_a_network_pads_are_priced() -> None:
+def test_the_estimate_counts_pixels_that_a_network_pads() -> None:
     costs = toy_costs(None).model_copy(update={"padding_multiple": 64})
     picture = ImageTask(ImageInfo(500, 300, 3), (300, 500))
     plans = tile_candidates(costs, ModelGeometry(1, 3, 3, align=64), picture, Overrides())

@@ -71,7 +71,7 @@ def test_others_stay_with_pytorchs_kernel(on_amd):
 
 
 @pytest.mark.parametrize("heads", [1, 4])
-def test_what_it_holds_is_told(on_amd, heads):
+def test_its_memory_is_predicted(on_amd, heads):
     image = torch.randn(1, 3, 40, 50)
     step = step_of(program_of(Attending(heads), image))
     tensors = [torch.randn(1, heads, 2000, 16 // heads) for _ in range(3)]

@@ -136,7 +136,7 @@ def test_rows_that_light_convolutions_make_twice(bands):
         assert set(band.recomputed_rows) <= twice
 
 
-def test_rows_that_are_made_twice_have_their_price():
+def test_recomputed_rows_cost_time():
     image = torch.rand(1, 3, 291, 21)
     program = lower_to_rows(capture(light_chain(4), image))
     (part,) = cut_segments(program, ())

@@ -49,7 +49,7 @@ def test_what_computes_keeps_the_order_of_a_whole_run(between):
     assert not redundant_copies(graph)
 
 
-def test_a_result_is_not_left_as_it_lies():
+def test_a_result_is_not_left_non_contiguous():
     class Last(nn.Module):
         def forward(self, image):
             copied = image.transpose(1, 3).contiguous()

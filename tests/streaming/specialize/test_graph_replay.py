@@ -133,7 +133,7 @@ def test_a_device_without_graphs_and_pages_elsewhere_are_refused():
 
 
 @pytest.mark.slow
-def test_the_budget_has_room_for_what_a_recording_holds_beside_the_run(again):
+def test_the_budget_includes_what_a_recording_holds_in_addition_to_the_run(again):
     model, image = Normed(channels=8).eval(), torch.rand(1, 3, 512, 512)
     copies = image.nbytes + whole(model, image).nbytes
     needed = []
@@ -158,7 +158,7 @@ def test_the_budget_has_room_for_what_a_recording_holds_beside_the_run(again):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("make, shape", [(Normed, (2, 3, 261, 190)), (Windows, (1, 3, 256, 192))])
-def test_a_card_replays_what_it_computes(make, shape, monkeypatch):
+def test_a_gpu_replays_what_it_computes(make, shape, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = make().eval().cuda()
     plain = lowtide.stream(model, budget="1GiB")

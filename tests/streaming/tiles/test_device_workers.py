@@ -110,7 +110,7 @@ def test_what_is_wrong_with_the_image_is_not_tried_elsewhere(array):
     assert not running()
 
 
-def test_memory_that_runs_out_shrinks_one_lane_only(array):
+def test_out_of_memory_shrinks_one_worker_only(array):
     tight = Failing(RuntimeError("DefaultCPUAllocator: can't allocate memory"), after=0)
     plan = plan_of(array, batch=2)
 
@@ -139,7 +139,7 @@ def test_a_stop_ends_the_threads(array):
     assert not running()
 
 
-def test_a_plan_for_lanes_counts_what_each_has(array):
+def test_a_plan_for_workers_counts_the_memory_of_each(array):
     one, two = plan_of(array, lanes=1), plan_of(array, lanes=2)
     at = {row.name: row.upper for row in one.ledger}
     for row in two.ledger:

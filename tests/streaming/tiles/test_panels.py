@@ -154,7 +154,7 @@ def test_rows_come_back_from_a_file_as_they_went():
     np.testing.assert_array_equal(np.concatenate(found), rows)
 
 
-def test_wide_images_of_local_models_are_priced_in_panels():
+def test_wide_images_of_local_models_are_planned_in_panels():
     net = network(conv_net(features=16))
     for width, expected in ((4000, False), (9000, True)):
         plans = priced(net, (64, width)).candidates()
@@ -178,7 +178,7 @@ def test_panels_take_what_their_width_takes_and_disk_for_the_rest():
 
 
 @pytest.mark.slow
-def test_several_ways_are_told_apart():
+def test_a_dry_run_keeps_the_layout_of_its_candidate():
     net = network(conv_net(features=16))
     pricing = priced(net, (512, 9000))
     for plan in pricing.candidates():
@@ -190,7 +190,7 @@ def test_several_ways_are_told_apart():
         )
 
 
-def test_files_are_priced_beyond_what_bands_take_between():
+def test_files_count_in_addition_to_bands():
     """They are read before and written after the panels; of a card's memory they get none."""
     net = network(conv_net())
 

@@ -203,7 +203,7 @@ def test_progress_goes_on_before_the_first_row_is_written():
     assert written[0] > 5
 
 
-def test_room_is_asked_for_before_each_operator():
+def test_memory_is_requested_before_each_operator():
     net, array = network(Twice().eval(), scale=1), picture(50, 20, 3)
     plan, program = banded(net, array, 10)
     asked = []
@@ -230,7 +230,7 @@ def test_stops_between_bands():
     assert 0 < sum(map(len, sink.parts)) < 128
 
 
-def test_what_is_not_finite_is_no_picture():
+def test_a_result_that_is_not_finite_is_no_image():
     module = conv_net()
     with torch.no_grad():
         module[0].bias[0] = torch.inf
@@ -276,7 +276,7 @@ def test_an_easy_budget_leaves_out_small_bands_but_not_where_memory_is_scarce():
     assert len(easy.candidates()) < len(priced.candidates())
 
 
-def test_what_is_told_of_a_candidate_counts_every_image_of_a_tile():
+def test_the_estimate_of_a_candidate_counts_every_input_of_a_tile():
     net = network(conv_net(features=32))
     told = {}
     for bands in (3, 4):

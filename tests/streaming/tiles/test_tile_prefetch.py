@@ -93,7 +93,7 @@ def test_so_many_are_begun_before_the_first_is_waited_for_rows_or_not(flights, a
     assert flights[0].log == ahead
 
 
-def test_an_opacity_beside_colors(flights):
+def test_alpha_together_with_colors(flights):
     array = picture(90, 120, 4, "uint8")
     alone, _ = run_array(network(conv_net()), array, plan_of(array, 1))
     result, _ = run_array(network(conv_net()), array, plan_of(array, 3))
@@ -195,7 +195,7 @@ def streams(monkeypatch):
     return Streams(monkeypatch)
 
 
-def test_no_copy_meets_what_a_card_computes(streams, array):
+def test_no_copy_races_with_a_gpus_kernels(streams, array):
     plan = plan_of(array)
     result, _ = run_array(network(Watched(streams)), array, plan)
     assert len(streams.log) > 4 * plan.tiles

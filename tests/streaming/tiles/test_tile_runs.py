@@ -181,7 +181,7 @@ def test_non_finite_fp32_is_an_error():
         run_array(network(Broken(), scale=1), array, make_plan(array, 0, scale=1))
 
 
-def test_no_result_is_held_while_the_next_is_made():
+def test_no_result_is_held_while_the_next_is_computed():
     module, array = conv_net(), picture(60, 150, 3, "uint8")
     net = network(module)
     storages, held = [], []

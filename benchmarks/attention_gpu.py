@@ -56,10 +56,10 @@ def unfolded(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     height, width = query.shape[1:3]
     step, size, margin = WINDOWS.stride, WINDOWS.size, WINDOWS.halo
     down, right = WINDOWS.count(height, 0), WINDOWS.count(width, 0)
-    below, beside = down * step + size - height, right * step + size - width
+    below, padded_right = down * step + size - height, right * step + size - width
 
     def cut(tensor: Tensor, first: int, side: int) -> Tensor:
-        tensor = torch.nn.functional.pad(tensor, (0, 0, 0, 0, margin, beside, margin, below))
+        tensor = torch.nn.functional.pad(tensor, (0, 0, 0, 0, margin, padded_right, margin, below))
         tensor = tensor[:, first:, first:].unfold(1, side, step)[:, :down]
         tensor = tensor.unfold(2, side, step)[:, :, :right]
         return tensor.permute(0, 1, 2, 3, 5, 6, 4).flatten(4, 5).flatten(0, 2)

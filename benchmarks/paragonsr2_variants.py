@@ -223,7 +223,7 @@ def inference(name: str, scale: int, side: int) -> dict[str, Any]:
         "scale": scale,
         "side": side,
         "live_bytes": said.live_bytes,
-        **beside_claim(name, said.predicted_bytes, said.upper_bytes, claimed[side]),
+        **compare_with_claim(name, said.predicted_bytes, said.upper_bytes, claimed[side]),
     }
 
 
@@ -241,11 +241,11 @@ def training(name: str, scale: int) -> dict[str, Any]:
         "budget_bytes": plan.budget_bytes,
         "fits_by": choice.name if choice else None,
         "fits_by_bytes": choice.upper_bytes if choice else None,
-        **beside_claim(name, asked.predicted_bytes, asked.upper_bytes, CLAIMED_TRAINING),
+        **compare_with_claim(name, asked.predicted_bytes, asked.upper_bytes, CLAIMED_TRAINING),
     }
 
 
-def beside_claim(
+def compare_with_claim(
     name: str, predicted: int, upper: int, claimed: tuple[float, float]
 ) -> dict[str, Any]:
     """Expected bytes, and what was announced; nothing was of the public tiers."""

@@ -114,10 +114,10 @@ def measure_tiled(results: ResultFile, folder: Path, model: str, name: str, scal
             level = psnr(pieces / 255.0, full / 255.0)
             actual[picture] = None if np.isinf(level) else round(level, 2)
             scores[picture] = psnr_y(pieces, high, scale)
-            apart = np.abs(pieces.astype(int) - full)
+            difference = np.abs(pieces.astype(int) - full)
             # None is no difference at all; 0.01 dB is the rounding of the statement itself.
             held.append(
-                apart.max() <= 1 and apart.mean() <= _ROUNDED
+                difference.max() <= 1 and difference.mean() <= _ROUNDED
                 if figure is None
                 else level >= figure.psnr_db - 0.01
             )

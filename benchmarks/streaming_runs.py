@@ -74,7 +74,7 @@ def run_times(
             figures[way]["preparing_cpu_s"] = round(time.process_time() - start, 2)
             result = runs[way](image)
             whole = result if whole is None else whole
-            figures[way] |= apart(result, whole)
+            figures[way] |= difference(result, whole)
             del result
         for _, way in in_turns(order, pairs):
             start = time.process_time()
@@ -105,7 +105,7 @@ def run_errors(
     return errors
 
 
-def apart(result: Tensor, whole: Tensor) -> dict[str, float | None]:
+def difference(result: Tensor, whole: Tensor) -> dict[str, float | None]:
     """The largest difference, and the mean one in decibels of the whole's range."""
     difference = (result.double() - whole.double()).abs()
     mean = difference.square().mean().sqrt().item()

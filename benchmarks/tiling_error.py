@@ -92,16 +92,16 @@ def main() -> None:
         ways = {"in tiles": tiled, "streamed": streamed(image)}
     panels = [("photograph", detail)]
     for name, result in ways.items():
-        apart = (result - whole).abs()
-        mean = apart.double().square().mean().sqrt().item()
+        difference = (result - whole).abs()
+        mean = difference.double().square().mean().sqrt().item()
         results.add(
             name,
-            max_abs_error=apart.max().item(),
+            max_abs_error=difference.max().item(),
             psnr_db=round(-20 * math.log10(mean), 1),
             **({"plan": streamed.explain(image)} if name == "streamed" else {}),
         )
         # Each pixel of the panel shows the largest of those made of one of the photograph's.
-        largest = F.max_pool2d(apart.amax(1, keepdim=True), SCALE)[0, 0]
+        largest = F.max_pool2d(difference.amax(1, keepdim=True), SCALE)[0, 0]
         panels.append((f"{name}: {results.row(name)['psnr_db']} dB", colored(largest)))
     TARGET.parent.mkdir(exist_ok=True)
     sheet(panels).quantize(192).save(TARGET, optimize=True)

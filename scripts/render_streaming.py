@@ -123,7 +123,7 @@ def streaming_gpu(rows: Rows) -> str:
             for row in profiles
         ],
     )
-    cards = table(
+    limits = table(
         ["image and card", "whole", "streamed"],
         [
             [
@@ -139,7 +139,7 @@ def streaming_gpu(rows: Rows) -> str:
             runs,
             *([_gpu_graphs(rows)] if any(row.get("way") == "recorded" for row in rows) else []),
             *([copies] if profiles else []),
-            cards,
+            limits,
         ]
     )
 

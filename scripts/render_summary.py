@@ -51,7 +51,7 @@ def summary(found: Results) -> list[str]:
         (BANDS, streamed),
         (WINDOWS, fast_windows),
     ]
-    beside = [cells for name, lines in sides for cells in _of(found, name, lines)]
+    compared = [cells for name, lines in sides for cells in _of(found, name, lines)]
     tables = [
         (
             ["file to file, ×2", "budget", "peak", "processor seconds", "accuracy", "processor"],
@@ -66,7 +66,7 @@ def summary(found: Results) -> list[str]:
                 "results differ by",
                 "processor",
             ],
-            beside,
+            compared,
         ),
         (["Set5", "PSNR-Y", "with self-ensemble", "cubic", "CRAFT"], _of(found, SET5, set5)),
         (

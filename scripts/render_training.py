@@ -196,8 +196,8 @@ def bundled(rows: Rows) -> str:
         ]
         for row in scored
     ]
-    told = table(["enlarged by", *pictures, "above cubic on all"], lines)
-    parts = [told, _stored(scored), *(_speed(row) for row in rows if "cpu_s" in row)]
+    scores = table(["enlarged by", *pictures, "above cubic on all"], lines)
+    parts = [scores, _stored(scored), *(_speed(row) for row in rows if "cpu_s" in row)]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -169,5 +169,5 @@ def test_reference_memory_is_as_predicted():
         backend: Backend = BACKENDS[name]
         with torch.no_grad():
             peak = live_peak_bytes(lambda run=backend.run: run(*tensors, None, AttentionSpec()))
-        told = backend.workspace_bytes(LocalDevice(), call)
-        assert 0.5 * told <= peak <= 1.2 * told
+        predicted = backend.workspace_bytes(LocalDevice(), call)
+        assert 0.5 * predicted <= peak <= 1.2 * predicted

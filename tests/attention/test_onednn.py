@@ -120,8 +120,8 @@ def test_what_it_holds(sizes, size, masked):
     with torch.no_grad():
         peak = live_peak_bytes(lambda: BACKEND.run(query, key, value, mask, AttentionSpec()))
     held = peak - query.nbytes  # the result has the query's shape
-    told = BACKEND.workspace_bytes(HERE, call)
-    assert 0.5 * told <= held <= 1.05 * told + 4096
+    predicted = BACKEND.workspace_bytes(HERE, call)
+    assert 0.5 * predicted <= held <= 1.05 * predicted + 4096
 
 
 @pytest.mark.parametrize("sizes", [(3, 4, 577, 1000, 32, 16), (1, 1, 7, 9, 8), (0, 2, 7, 9, 8)])

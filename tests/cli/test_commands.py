@@ -116,9 +116,9 @@ def test_a_device_without_a_plan_says_why(lowtide, source):
     words = ["plan", "upscale", source, "--all-devices", "--budget", "100MiB", "--json"]
     found = lowtide(*words).json["devices"]
     assert found.pop("cpu")["images"][0]["status"] == "planned"
-    for card in found.values():
-        assert (card["error"]["type"], card["error"]["exit_code"]) == ("BudgetError", 3)
-        assert card["error"]["smallest_bytes"] > 100 << 20
+    for failure in found.values():
+        assert (failure["error"]["type"], failure["error"]["exit_code"]) == ("BudgetError", 3)
+        assert failure["error"]["smallest_bytes"] > 100 << 20
 
 
 def test_reports_are_written_next_to_results(lowtide, source, out, tmp_path):

@@ -35,10 +35,10 @@ def test_the_report_is_on_stdout(lowtide, target):
 
 def test_each_step_is_printed(lowtide, target):
     result = lowtide("export", "onnx", "lowtide-x2", "-o", target)
-    told = result.err.splitlines()
-    assert told[0] == "exporting: tracing the model; a deep one takes minutes"
-    assert re.fullmatch(r"exporting: simplifying a graph of \d+ operators", told[1])
-    assert told[2] == "exporting: comparing with PyTorch at 50×33"
+    lines = result.err.splitlines()
+    assert lines[0] == "exporting: tracing the model; a deep one takes minutes"
+    assert re.fullmatch(r"exporting: simplifying a graph of \d+ operators", lines[1])
+    assert lines[2] == "exporting: comparing with PyTorch at 50×33"
 
 
 def test_json_and_every_option(lowtide, target):

@@ -67,8 +67,8 @@ def test_a_trimming_heap_keeps_nothing_until_it_may():
 
 
 @pytest.mark.skipif(not _gives_huge_pages(), reason="huge pages for who asks: not set here")
-@pytest.mark.parametrize("asked", [None, "0"])
-def test_large_tensors_come_in_huge_pages_unless_the_user_said_no(asked):
+@pytest.mark.parametrize("setting", [None, "0"])
+def test_large_tensors_come_in_huge_pages_unless_the_user_said_no(setting):
     code = (
         "from lowtide.core.heap import tune_heap; tune_heap(); import torch\n"
         "tensor = torch.ones(64 << 20, dtype=torch.uint8)\n"
@@ -76,8 +76,8 @@ def test_large_tensors_come_in_huge_pages_unless_the_user_said_no(asked):
         "(line,) = (line for line in lines if line.startswith('AnonHugePages'))\n"
         "print(int(line.split()[1]) << 10 > 40 << 20)"
     )
-    settings = {} if asked is None else {HUGE_PAGES: asked}
-    assert run(code, **settings) == str(asked is None)
+    settings = {} if setting is None else {HUGE_PAGES: setting}
+    assert run(code, **settings) == str(setting is None)
 
 
 @pytest.mark.skipif(not GLIBC, reason="only glibc has these settings")

@@ -32,16 +32,16 @@ def test_tiles_of_one_image_merge_to_that_image(size, blend, linear):
 
 
 def test_a_model_that_reaches_less_than_tiles_share_has_no_seams(tmp_path, save, photo):
-    told = []
+    messages = []
     report = compare_seams(
         save(tmp_path / "photo.png", photo[:100, :170]),
         tile=64,
         device="cpu",
         budget="512MiB",
-        progress=told.append,
+        progress=messages.append,
     )
     assert (report.width, report.height) == (160, 96)
-    assert told[:2] == ["the whole image", "bands of rows"]
+    assert messages[:2] == ["the whole image", "bands of rows"]
     assert [(row.blend, row.overlap) for row in report.rows] == [
         ("streamed", 0),
         *((blend, overlap) for overlap in OVERLAPS for blend in BLENDS),

@@ -20,12 +20,17 @@ def test_every_way_is_one_of_upscale():
 
 @pytest.mark.slow
 def test_rows_state_cost_and_error_of_each_strategy(tmp_path, source):
-    told, picture = [], tmp_path / "bench.svg"
+    reported, picture = [], tmp_path / "bench.svg"
     report = bench(
-        source, budget="512MiB", only=["memory"], plot=picture, progress=told.append, device="cpu"
+        source,
+        budget="512MiB",
+        only=["memory"],
+        plot=picture,
+        progress=reported.append,
+        device="cpu",
     )
     rows = {row.variant.name: row for row in report.rows}
-    assert list(rows) == told == [REFERENCE, "memory", BASELINE]
+    assert list(rows) == reported == [REFERENCE, "memory", BASELINE]
     assert (report.width, report.height) == (120, 100)
     for row in rows.values():
         assert not row.error

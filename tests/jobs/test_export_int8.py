@@ -36,11 +36,11 @@ def nodes(path):
 
 def test_smaller_and_near(tmp_path, photos, photo):
     target = tmp_path / "model.onnx"
-    told = []
+    messages = []
     report = export_onnx(
-        "lowtide-x2", target, precision="int8", calibrate=[photos], progress=told.append
+        "lowtide-x2", target, precision="int8", calibrate=[photos], progress=messages.append
     )
-    assert [step.split()[0] for step in told] == [
+    assert [step.split()[0] for step in messages] == [
         "tracing",
         "simplifying",
         "calibrating",

@@ -190,7 +190,7 @@ def test_resident_bytes_of_a_model_are_pinned_when_a_folder_begins(
 ):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
 
-    def told(holds_mib, **options):
+    def ledger_mib(holds_mib, **options):
         loaded = (holds_mib << 20) + lowtide.load("lowtide-x2").descriptor.weight_bytes
         held = itertools.chain([0], itertools.repeat(loaded))
         monkeypatch.setattr(prepare._Monitor, "_resident_bytes", lambda self, **how: next(held))
@@ -199,15 +199,15 @@ def test_resident_bytes_of_a_model_are_pinned_when_a_folder_begins(
         return next(row.value for row in ledger if row.name == "runtime") >> 20
 
     (folder / "b.png").write_bytes(b"")
-    assert told(7) == 7
+    assert ledger_mib(7) == 7
     (folder / "b.png").write_bytes((folder / "a.png").read_bytes())
-    assert told(30) == 7
-    assert told(30, devices="cpu,cpu", force=True) == 7
+    assert ledger_mib(30) == 7
+    assert ledger_mib(30, devices="cpu,cpu", force=True) == 7
     (out / JOURNAL_NAME).unlink()
-    assert told(30, devices="cpu,cpu", force=True) == 30
+    assert ledger_mib(30, devices="cpu,cpu", force=True) == 30
     # About the same is the same, so that a plan does not hang on it.
     (out / JOURNAL_NAME).unlink()
-    assert told(33, force=True) == 30
+    assert ledger_mib(33, force=True) == 30
 
 
 def test_the_journal_survives_a_torn_last_line(folder, out):

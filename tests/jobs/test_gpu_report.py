@@ -102,4 +102,4 @@ def test_it_stops_when_the_time_is_over(tmp_path, capsys):
     assert "3 rows are left, the same command goes on" in capsys.readouterr().out
     assert not results.path.exists()
     with pytest.raises(gpu_report.TimeOverError):
-        gpu_report.measured_apart(ROWS["streams"], CPU, time.monotonic() + 0.2)
+        gpu_report.measure_in_process(ROWS["streams"], CPU, time.monotonic() + 0.2)

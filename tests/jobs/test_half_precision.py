@@ -13,7 +13,7 @@ def test_both_precisions_are_measured():
 
 
 def test_a_precision_is_noted_only_where_nothing_gains():
-    for linear, convolution, told in (
+    for linear, convolution, has_note in (
         (1.1, 1.9, True),
         (2.0, 3.0, True),
         (1.1, 1.15, False),
@@ -22,7 +22,7 @@ def test_a_precision_is_noted_only_where_nothing_gains():
     ):
         found = [{"name": "bf16", "linear": linear, "convolution": convolution}]
         note = slowdown_note("bf16", found)
-        assert (note is not None) == told
+        assert (note is not None) == has_note
         if note is not None:
             assert f"convolutions take {convolution:.1f} times" in note
             assert f"linear layers {linear:.1f} times" in note

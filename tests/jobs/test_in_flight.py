@@ -64,10 +64,10 @@ def test_reports_count_images_written_meanwhile(folder, tmp_path):
     rows = [{row.name: row for row in image.memory.ledger} for image in report.images]
     assert "other images being written" not in rows[0]
     for image, ledger in zip(report.images[1:], rows[1:], strict=True):
-        beside = ledger["other images being written"]
-        assert beside.upper >= 80 * 100 * 3
-        assert image.memory.predicted_bytes == image.plan.predicted_bytes + beside.value
-        assert image.memory.upper_bytes == image.plan.upper_bytes + beside.upper
+        others = ledger["other images being written"]
+        assert others.upper >= 80 * 100 * 3
+        assert image.memory.predicted_bytes == image.plan.predicted_bytes + others.value
+        assert image.memory.upper_bytes == image.plan.upper_bytes + others.upper
     assert all(image.memory.within_budget for image in report.images)
 
 

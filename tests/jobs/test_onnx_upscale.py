@@ -39,7 +39,7 @@ def upscale(source, target, model, **options):
     return report.images[0]
 
 
-def apart(a, b):
+def max_difference(a, b):
     assert a.shape == b.shape
     return np.abs(a.astype(int) - b.astype(int)).max()
 
@@ -53,7 +53,7 @@ def test_the_file_is_pytorchs(options, tiles, tmp_path, save, read, crop, expect
     source = save(tmp_path / "in.png", array)
     image = upscale(source, tmp_path / "out.png", x2, accuracy="exact", **options)
     assert (image.plan.tiles, image.accuracy.execution) == (tiles, "exact")
-    assert apart(read(tmp_path / "out.png"), expected(array)) <= 1
+    assert max_difference(read(tmp_path / "out.png"), expected(array)) <= 1
     assert image.memory.within_budget
 
 
@@ -67,7 +67,7 @@ def test_gray_and_opacity_go_through_a_color_model(bands, tmp_path, save, read, 
         upscale(source, tmp_path / "out.png", model, force=True)
         made.append(read(tmp_path / "out.png"))
     assert made[0].shape == (100, 122, bands)
-    assert apart(*made) <= 1
+    assert max_difference(*made) <= 1
 
 
 def test_a_gray_model(tmp_path, save, read, crop):
@@ -91,7 +91,7 @@ def test_sizes_off_the_grid(tmp_path, save, read, crop):
     assert image.plan.tiles > 1
     given = torch.from_numpy(array / np.float32(255)).permute(2, 0, 1)[None]
     wanted = lowtide.load(model)(given)[0].permute(1, 2, 0).numpy() * 255
-    assert apart(read(tmp_path / "out.png"), np.rint(wanted)) <= 1
+    assert max_difference(read(tmp_path / "out.png"), np.rint(wanted)) <= 1
 
 
 def test_the_budget_is_kept_and_predicted(tmp_path, save, photo, x2):
@@ -125,7 +125,7 @@ def test_eight_views(tmp_path, source, read, crop, x2):
     given = torch.from_numpy(crop / np.float32(255)).permute(2, 0, 1)[None]
     with torch.inference_mode():
         wanted = plain(given).clamp(0, 1)[0].permute(1, 2, 0).numpy() * 255
-    assert apart(read(tmp_path / "out.png"), np.rint(wanted)) <= 1
+    assert max_difference(read(tmp_path / "out.png"), np.rint(wanted)) <= 1
 
 
 @pytest.fixture

@@ -202,8 +202,8 @@ def test_a_streamed_run_can_be_replayed(tmp_path, run, read):
 
 
 def test_no_bands_are_planned_for_what_is_done_sooner(run):
-    told = {refusal.title: refusal.reason for refusal in run().plan.refused}
-    assert "not considered" in told["streamed"]
+    reasons = {refusal.title: refusal.reason for refusal in run().plan.refused}
+    assert "not considered" in reasons["streamed"]
 
 
 def test_exact_is_the_default_and_refuses_tiles_that_would_differ(run):

@@ -96,6 +96,6 @@ def test_what_onednn_caches_is_as_predicted():
         how: measure_in_subprocess("test_runtime:run_many", how).retained_bytes
         for how in (True, False)
     }
-    told = COUNTS * shipped_runtime().product_bytes
-    assert taken[True] - taken[False] == pytest.approx(told, rel=0.5)
+    predicted = COUNTS * shipped_runtime().product_bytes
+    assert taken[True] - taken[False] == pytest.approx(predicted, rel=0.5)
     assert taken[True] - taken[False] > 4 * MIB

@@ -119,19 +119,19 @@ def test_so_many_windows_at_a_time_give_the_same_numbers(family, windows, monkey
     plain = network(family)
     fast = copy.deepcopy(plain)
     replace_modules(fast)
-    asked = []
+    sizes = []
     monkeypatch.setattr(swin_blocks, "windows_per_chunk", lambda x, total: min(windows, total))
     attend = OptimizedWindowAttention.attend
     monkeypatch.setattr(
         OptimizedWindowAttention,
         "attend",
-        lambda self, x, *more: asked.append(len(x)) or attend(self, x, *more),
+        lambda self, x, *more: sizes.append(len(x)) or attend(self, x, *more),
     )
     image = torch.rand(1, 3, 40, 56)
     with torch.inference_mode():
         torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)
     # All parts of 5·7 windows are of one size.
-    assert set(asked) == {min(windows, 35)}
+    assert set(sizes) == {min(windows, 35)}
 
 
 @pytest.mark.parametrize(

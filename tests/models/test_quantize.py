@@ -69,9 +69,9 @@ def test_a_gpu_takes_multiples_of_8_only():
 @pytest.fixture
 def as_on_a_card():
     """torchao asks for a card before it rounds; PyTorch computes the same on the CPU, slowly."""
-    with mock.patch("torchao.quantization.quant_api._check_hardware_support") as asked:
+    with mock.patch("torchao.quantization.quant_api._check_hardware_support") as check:
         yield
-    assert asked.called
+    assert check.called
 
 
 def in_fp8(tensor):
@@ -91,10 +91,10 @@ def test_in_fp8_weights_and_inputs_are_rounded_by_rows():
         found, expected = rounded.large(x), in_fp8(x) @ in_fp8(layer.weight).mT
         expected += layer.bias.float()
         # Results are rounded to bf16, and a number between two of e4m3 may go either way.
-        apart, gained = (
+        error, gained = (
             float((one - expected).square().mean().sqrt()) for one in (found, layer(x))
         )
-        assert apart < 0.1 * gained
+        assert error < 0.1 * gained
         whole, low = plain(x).float(), rounded(x).float()
     assert psnr(low.numpy(), whole.numpy(), peak=float(whole.max() - whole.min())) > 25
     # A byte of each weight is saved, but for a scale of each row.

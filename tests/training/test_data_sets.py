@@ -173,14 +173,14 @@ def test_all_errors_are_reported_at_once(folders, save):
         paired(folders)
     message = caught.value.message
     assert message.startswith("5 problems")
-    for told in (
+    for problem in (
         f"{gt / 'deep' / 'd.png'}: has no LQ file",
         f"{lq / 'strayx2.png'}: has no GT file",
         f"{gt / 'size.png'}: 40 x 33 pixels is not 2 times {lq / 'sizex2.png'}: 20 x 16 pixels",
         f"{gt / 'gray.png'}: it is grayscale",
         f"{lq / 'cutx2.png'}: the file is empty",
     ):
-        assert told in message
+        assert problem in message
     assert caught.value.hint is not None
 
 

@@ -89,8 +89,8 @@ def log_of(folder):
 
 def test_two_take_the_steps_of_one(tmp_path, words):
     run(words("one", 4, 1))
-    told = run(words("two", 2, 2))
-    assert told.stdout.count("two: 4 steps") == 1
+    finished = run(words("two", 2, 2))
+    assert finished.stdout.count("two: 4 steps") == 1
     one, two = (log_of(tmp_path / name) for name in ("one", "two"))
     assert len(one) == len(two) == 4
     for ours, theirs in zip(one, two, strict=True):

@@ -61,13 +61,13 @@ def test_the_traced_step_holds_what_the_trainers_step_holds(config, parts, tmp_p
         load_profile("cpu"),
     )
     made = ("live activations", "workspace", "gradients")
-    foretold = sum(row.value for row in found.ledger if row.name in made)
+    predicted = sum(row.value for row in found.ledger if row.name in made)
     trainer = Trainer(config, tmp_path, task_of(config), micro_batches=parts)
     for _ in range(3):  # makes the optimizers' state, and sees that weights have gradients
         trainer._run_step((low, high))
     taken = live_peak_bytes(lambda: trainer._run_step((low, high)))
     # Operators' buffers of a few KiB are not told.
-    assert abs(foretold - taken) <= 0.01 * taken + low.nbytes
+    assert abs(predicted - taken) <= 0.01 * taken + low.nbytes
 
 
 def test_a_network_with_attention_is_traced_for_an_absent_gpu():

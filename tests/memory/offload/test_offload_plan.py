@@ -57,8 +57,8 @@ def test_layers_are_split_only_on_request():
     model = build(Stack)
     whole = find_blocks(model, largest_bytes=0)
     assert "layers.0" in {block.name for block in whole}
-    apart = {block.name for block in find_blocks(model, largest_bytes=0, split_layers=True)}
-    assert {"layers.0.norm", "layers.0.up", "layers.0.down"} <= apart
+    split = {block.name for block in find_blocks(model, largest_bytes=0, split_layers=True)}
+    assert {"layers.0.norm", "layers.0.up", "layers.0.down"} <= split
 
 
 def test_what_reads_into_its_parts_is_not_split():

@@ -125,9 +125,9 @@ def test_kinds_of_runs_are_calibrated_separately(tmp_path, monkeypatch) -> None:
 def test_heap_slack_has_its_own_share() -> None:
     plain = Calibration(share=0.1, fixed_bytes=5, count=30, coverage=0.99)
     assert plain.upper(1000, 400) == plain.upper(1000) == 1105
-    apart = plain.model_copy(update={"kept_share": 1.0})
-    assert apart.upper(1000, 400) == 660 + 5 + 800
-    assert apart.upper(1000) == 1105
+    separate = plain.model_copy(update={"kept_share": 1.0})
+    assert separate.upper(1000, 400) == 660 + 5 + 800
+    assert separate.upper(1000) == 1105
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path) -> None:

@@ -276,7 +276,7 @@ CASES = [
 @pytest.mark.gpu
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_table_is_what_the_gpu_takes_and_holds(card, case, grad):
+def test_the_table_is_what_the_gpu_takes_and_holds(gpu, case, grad):
     shape, dtype = case.get("shape", (1, 8, 4096, 64)), case.get("dtype", BF16)
     rows = (shape[-2], shape[-2]) if case.get("mask") else None
     tensors = [torch.rand(shape, device="cuda", dtype=dtype, requires_grad=grad) for _ in range(3)]
@@ -295,7 +295,7 @@ def test_the_table_is_what_the_gpu_takes_and_holds(card, case, grad):
     if grad:
         out.backward(torch.empty_like(out))
     peak = torch.cuda.max_memory_allocated() - base
-    name, expected_forward, _, expected_peak = bytes_of(card, shape, dtype, grad=grad, mask=rows)
+    name, expected_forward, _, expected_peak = bytes_of(gpu, shape, dtype, grad=grad, mask=rows)
     assert name == chosen.name.removesuffix("_ATTENTION").lower()
     assert forward == pytest.approx(expected_forward, rel=0.05, abs=MIB)
     assert peak == pytest.approx(max(expected_forward, expected_peak), rel=0.15, abs=MIB)

@@ -153,8 +153,8 @@ def test_what_is_taken_before_a_run_is_none_of_its_piece():
         profile = load_profile("rtx3060-12gb")
         found.append(predict_cuda(tracer.trace, profile, NO_MARGIN, arena_phase="bands"))
     assert found[0].arena_bytes == found[1].arena_bytes > 0
-    apart = [sum(row.value for row in priced.rows) for priced in found]
-    assert apart[1] - apart[0] == 50 * MIB
+    totals = [sum(row.value for row in priced.rows) for priced in found]
+    assert totals[1] - totals[0] == 50 * MIB
 
 
 def test_the_result_is_taken_before_all_bands(tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ def test_a_result_is_not_allocated_in_the_arena_of_an_earlier_run(monkeypatch):
     cuda, made = torch.device("cuda", 0), []
     monkeypatch.setattr(torch, "empty", lambda size, **_: made.append(size) or torch.zeros(1))
 
-    def card(*free, device=0, pool=(0, 0)):
+    def gpu(*free, device=0, pool=(0, 0)):
         blocks = [{"size": size * MIB, "state": "inactive"} for size in free]
         blocks.append({"size": 99 * MIB, "state": "active_allocated"})
         segment = {"device": device, "segment_pool_id": pool, "blocks": blocks}
@@ -215,7 +215,7 @@ def test_a_result_is_not_allocated_in_the_arena_of_an_earlier_run(monkeypatch):
         ((50,), {"pool": (0, 7)}, False),
     ):
         made.clear()
-        card(*free, **facts)
+        gpu(*free, **facts)
         assert (arena.hold_arena(50 * MIB, cuda, 20 * MIB) is not None) == aside
         assert made == [50 * MIB] * aside
     assert arena.hold_arena(0, cuda, 20 * MIB) is None
@@ -277,7 +277,7 @@ def test_a_gpu_reserves_what_is_predicted(dtype, tmp_path, monkeypatch):
     model = nn.Sequential(*layers).eval().to("cuda", dtype)
     image = torch.rand(1, 3, 1024, 768, device="cuda", dtype=dtype)
     small = lowtide.stream(model, budget="160MiB")
-    told = small.prepare(image).layout.peak_bytes
+    predicted = small.prepare(image).layout.peak_bytes
     small(image)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -286,7 +286,7 @@ def test_a_gpu_reserves_what_is_predicted(dtype, tmp_path, monkeypatch):
         small(image)
     seen = torch.cuda.max_memory_reserved() - before
     # Some of it may be in segments that weights take a part of.
-    assert 0.8 * told <= seen <= 1.01 * told
+    assert 0.8 * predicted <= seen <= 1.01 * predicted
     # Results that are kept are none of what the next run is cut out of.
     results = [small(image) for _ in range(4)]
     more = torch.cuda.max_memory_reserved() - before - seen

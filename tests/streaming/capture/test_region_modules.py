@@ -86,11 +86,11 @@ def test_its_memory_is_predicted():
     image = torch.rand(1, 3, 384, 512)
     whole = live_peak_bytes(lambda: module(image))
     small = lowtide.stream(module, budget=whole // 2)
-    told = small.prepare(image).layout.peak_bytes
+    predicted = small.prepare(image).layout.peak_bytes
     small(image)
     taken = live_peak_bytes(lambda: small(image))
     assert taken < 0.6 * whole
-    assert 0.8 * told <= taken <= 1.05 * told
+    assert 0.8 * predicted <= taken <= 1.05 * predicted
 
 
 def test_what_modules_of_a_kind_take_is_measured_once(monkeypatch):

@@ -348,11 +348,11 @@ def test_gpu_memory_is_predicted_without_a_gpu():
     # Rows on their way, both for this band and for the next one.
     assert lives["disk"] <= lives["host"]
     profile = load_profile("rtx3060-12gb")
-    told = {
+    predicted = {
         place: dry_run(program, layout, whole_image=True, profile=profile).peak_bytes
         for place, layout in by_place.items()
     }
-    assert told["host"] < told["memory"]
+    assert predicted["host"] < predicted["memory"]
     assert allowed_placements(torch.device("cuda"), "auto") == ("memory", "host", "disk")
     assert allowed_placements(CPU, "auto") == ("memory", "disk")
 
@@ -385,11 +385,11 @@ def test_a_gpu_reserves_what_is_predicted_for_host_pages(dtype, tmp_path, monkey
         lowtide.stream(model, budget="8MiB", pages="host").prepare(image)
     assert error.value.smallest is not None
     small = lowtide.stream(model, budget=int(1.2 * error.value.smallest), pages="host")
-    told = small.prepare(image).layout.peak_bytes
+    predicted = small.prepare(image).layout.peak_bytes
     with torch.inference_mode():
         small(image)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_reserved()
         small(image)
-    assert torch.cuda.max_memory_reserved() - before <= 1.02 * told
+    assert torch.cuda.max_memory_reserved() - before <= 1.02 * predicted

@@ -86,9 +86,9 @@ def test_batches_are_tried_where_they_gain():
 def test_no_batch_is_larger_than_a_row_of_tiles():
     """Neighbors in a row run at once: what a fuller batch would take is never taken."""
     narrow = ImageTask(ImageInfo(600, 400, 3), (400, 600))
-    asked, enough = (plans(7, picture=narrow, tile=512, batch=batch) for batch in (16, 2))
-    assert {plan.batch for plan in asked} == {2}
-    assert [plan.upper_bytes for plan in asked] == [plan.upper_bytes for plan in enough]
+    requested, enough = (plans(7, picture=narrow, tile=512, batch=batch) for batch in (16, 2))
+    assert {plan.batch for plan in requested} == {2}
+    assert [plan.upper_bytes for plan in requested] == [plan.upper_bytes for plan in enough]
 
 
 def test_models_with_a_global_receptive_field_are_never_tiled():
@@ -243,8 +243,8 @@ def test_heap_slack_is_predicted_from_the_blocks_of_the_run(monkeypatch, heap):
     )
     measured = costs(4).model_copy(update={"traced_points": points})
     (kept,) = (one for one in activation_row(measured, 64 * 64) if one.name == "allocator")
-    told = blocks[-1].retained_bytes if heap else measured.slack_bytes(64 * 64)
-    assert kept.value == told
+    predicted = blocks[-1].retained_bytes if heap else measured.slack_bytes(64 * 64)
+    assert kept.value == predicted
 
 
 def test_a_trimming_heap_is_for_budgets_that_the_other_exceeds():

@@ -50,11 +50,11 @@ def test_no_operator_beyond_the_limit_is_run(monkeypatch) -> None:
     run, limit = [], 4 << 20
     measure = cpu_workspace._allocated_bytes
 
-    def asked(call):
+    def observed(call):
         run.append(operand_bytes(call))
         return measure(call)
 
-    monkeypatch.setattr(cpu_workspace, "_allocated_bytes", asked)
+    monkeypatch.setattr(cpu_workspace, "_allocated_bytes", observed)
     net = NetworkSpec(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))), 1, 3, 3)
     points = trace_points(net, align=1, minimum=0, limit_bytes=limit)
     assert run

@@ -49,9 +49,9 @@ def test_bands_give_what_the_model_gives(name):
     )
     profile = load_profile("rtx3060-12gb")
     for layout in random.Random(name).sample(drafts, 2):
-        told = dry_run(program, layout, whole_image=True, profile=profile)
-        live = sum(row.value for row in told.rows if row.name == "live activations")
-        assert told.peak_bytes >= live
+        predicted = dry_run(program, layout, whole_image=True, profile=profile)
+        live = sum(row.value for row in predicted.rows if row.name == "live activations")
+        assert predicted.peak_bytes >= live
         pages = page_factory(program, layout.placement, image.device, resident=layout.resident)
         sweep = BandExecutor(program, layout.segments, layout.bands, pages)
         tracer = Tracer()

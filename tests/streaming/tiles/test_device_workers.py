@@ -75,13 +75,13 @@ def test_a_device_that_disappears_loses_nothing(array):
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "events"),
     [
         ("b", ["b failed (lost): its tiles went to a"]),
         ("ab", ["a failed (lost): its tiles went to b", "b failed (lost): its tiles went to c"]),
     ],
 )
-def test_what_one_had_goes_to_another_whoever_is_lost(broken, told):
+def test_what_one_had_goes_to_another_whoever_is_lost(broken, events):
     def lane(name):
         def run(group):
             if name in broken:
@@ -92,7 +92,7 @@ def test_what_one_had_goes_to_another_whoever_is_lost(broken, told):
 
     lanes = DeviceWorkers([lane(name) for name in "abc"])
     assert list(lanes.run("uvwxyz")) == [[group] for group in "uvwxyz"]
-    assert lanes.events == told
+    assert lanes.events == events
     lanes.close()
 
 

@@ -78,20 +78,22 @@ def test_an_opacity_keeps_its_edges_where_a_model_reaches_nothing():
 def test_progress_counts_rows_of_the_image():
     net, array = network(conv_net()), picture(40, 60, 3)
     plan, program = in_panels(net, array, 20)
-    told = []
-    execute_plan(net, ArraySource(array), ArraySink(), plan, program=program, on_rows=told.append)
-    assert sum(told) == 80
-    assert all(rows > 0 for rows in told)
+    reported = []
+    execute_plan(
+        net, ArraySource(array), ArraySink(), plan, program=program, on_rows=reported.append
+    )
+    assert sum(reported) == 80
+    assert all(rows > 0 for rows in reported)
 
 
 def test_stops_between_bands(tmp_path):
     net, array = network(conv_net()), picture(40, 60, 3)
     plan, program = in_panels(net, array, 20)
-    asked, sink = [], ArraySink()
+    calls, sink = [], ArraySink()
 
     def cancel():
-        asked.append(None)
-        return len(asked) == 6
+        calls.append(None)
+        return len(calls) == 6
 
     with pytest.raises(Cancelled):
         execute_plan(
@@ -168,13 +170,13 @@ def test_panels_take_what_their_width_takes_and_disk_for_the_rest():
     size = 3000, 9000
     pricing = priced(net, size)
     (panel,) = {plan.tile_width for plan in pricing.candidates() if plan.tiles > 1}
-    told = pricing.with_dry_run(next(plan for plan in pricing.candidates() if plan.tiles > 1))
+    planned = pricing.with_dry_run(next(plan for plan in pricing.candidates() if plan.tiles > 1))
     narrow = priced(net, (3000, panel)).candidates()
-    assert told.band_plan.bands in {plan.band_plan.bands for plan in narrow}
-    disk = told.bytes_at("disk")
+    assert planned.band_plan.bands in {plan.band_plan.bands for plan in narrow}
+    disk = planned.bytes_at("disk")
     assert 3 * 3000 * 9000 * 5 < disk < 1.02 * 3 * 3000 * 9000 * 5
-    assert "panels" in told.title
-    assert told.network_size == (3000, panel)
+    assert "panels" in planned.title
+    assert planned.network_size == (3000, panel)
 
 
 @pytest.mark.slow
@@ -209,5 +211,5 @@ def test_files_count_in_addition_to_bands():
     found, expected, most = formats(large)
     assert found.value == 10**9 + moved - expected
     assert found.upper == 2 * 10**9 + moved - most
-    beside, _, _ = formats(small, "cuda")
-    assert (beside.value, beside.upper) == (1000 + moved, 2000 + moved)
+    on_gpu, _, _ = formats(small, "cuda")
+    assert (on_gpu.value, on_gpu.upper) == (1000 + moved, 2000 + moved)

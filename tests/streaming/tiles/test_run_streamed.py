@@ -118,12 +118,14 @@ def test_some_pages_stay_in_memory(tmp_path):
     plans = [plan for plan in priced.candidates() if plan.band_plan.resident]
     assert plans
     for plan in plans[:3]:
-        told = priced.with_dry_run(plan)
-        assert told.band_plan == plan.band_plan
+        exact = priced.with_dry_run(plan)
+        assert exact.band_plan == plan.band_plan
         assert 0 < plan.band_plan.spilled_peak_bytes < plan.band_plan.intermediate_peak_bytes
         assert " of them on disk" in plan.title
-        assert Plan.model_validate_json(told.model_dump_json()) == told
-        assert_same(net, array, told, priced.programs.program(*told.network_size), scratch=tmp_path)
+        assert Plan.model_validate_json(exact.model_dump_json()) == exact
+        assert_same(
+            net, array, exact, priced.programs.program(*exact.network_size), scratch=tmp_path
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -190,29 +192,29 @@ def test_result_rows_are_let_go_before_the_next_band_is_computed(monkeypatch, ch
 def test_progress_goes_on_before_the_first_row_is_written():
     net, array = network(Twice().eval(), scale=1), picture(50, 20, 3)
     plan, program = banded(net, array, 10)
-    told, written = [], []
+    reported, written = [], []
 
     class Watched(ArraySink):
         def write(self, rows):
-            written.append(sum(told))
+            written.append(sum(reported))
             super().write(rows)
 
-    execute_plan(net, ArraySource(array), Watched(), plan, program=program, on_rows=told.append)
-    assert sum(told) == 50
-    assert all(rows > 0 for rows in told)
+    execute_plan(net, ArraySource(array), Watched(), plan, program=program, on_rows=reported.append)
+    assert sum(reported) == 50
+    assert all(rows > 0 for rows in reported)
     assert written[0] > 5
 
 
 def test_memory_is_requested_before_each_operator():
     net, array = network(Twice().eval(), scale=1), picture(50, 20, 3)
     plan, program = banded(net, array, 10)
-    asked = []
+    requested = []
     execute_plan(
-        net, ArraySource(array), ArraySink(), plan, program=program, before_step=asked.append
+        net, ArraySource(array), ArraySink(), plan, program=program, before_step=requested.append
     )
-    assert min(asked) > 0
+    assert min(requested) > 0
     rows = 5 + 2 * 2  # of a band, and those that the convolution takes around it
-    assert 5 * 20 * 3 * 4 <= max(asked) <= 10 * rows * 20 * 3 * 4
+    assert 5 * 20 * 3 * 4 <= max(requested) <= 10 * rows * 20 * 3 * 4
 
 
 def test_stops_between_bands():
@@ -278,15 +280,15 @@ def test_an_easy_budget_leaves_out_small_bands_but_not_where_memory_is_scarce():
 
 def test_the_estimate_of_a_candidate_counts_every_input_of_a_tile():
     net = network(conv_net(features=32))
-    told = {}
+    live = {}
     for bands in (3, 4):
         array = picture(1024, 600, bands)
         priced = pricing(net, array)
         plan = priced.candidates()[0]
         exact = priced.with_dry_run(plan)
         assert exact.band_plan == plan.band_plan
-        told[bands] = next(row.value for row in exact.ledger if row.name == "live activations")
-    assert told[4] == 2 * told[3]
+        live[bands] = next(row.value for row in exact.ledger if row.name == "live activations")
+    assert live[4] == 2 * live[3]
 
 
 def test_a_network_that_is_no_module_is_refused():

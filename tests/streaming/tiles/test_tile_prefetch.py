@@ -61,11 +61,11 @@ def flights(monkeypatch):
     """Crossings of the runs of a test."""
     made = []
 
-    def beside(device):
+    def transfer(device):
         made.append(Logged(device))
         return made[-1]
 
-    monkeypatch.setattr(runner, "AsyncTileTransfer", beside)
+    monkeypatch.setattr(runner, "AsyncTileTransfer", transfer)
     return made
 
 
@@ -201,9 +201,9 @@ def test_no_copy_races_with_a_gpus_kernels(streams, array):
     assert len(streams.log) > 4 * plan.tiles
     assert streams.races == []
     # The allocator was told of every tensor that a second stream touches.
-    told = {one.data_ptr() for one, _ in streams.recorded}
+    registered = {one.data_ptr() for one, _ in streams.recorded}
     moved = {one.tensor.data_ptr() for one in streams.log if one.stream == "computing"}
-    assert moved <= told
+    assert moved <= registered
     # Copies there and back are of two streams.
     assert {one.stream for one in streams.log} == {"computing", "copies 1", "copies 2"}
     assert result.shape == (260, 340, 3)
@@ -211,14 +211,14 @@ def test_no_copy_races_with_a_gpus_kernels(streams, array):
 
 @pytest.mark.parametrize("missing", ["nothing", "there", "back"])
 def test_a_missing_wait_is_a_race(monkeypatch, streams, missing):
-    beside = AsyncTileTransfer("cpu")
+    transfer = AsyncTileTransfer("cpu")
     if missing == "there":
         monkeypatch.setattr(streams.computing, "wait_event", lambda event: None)
     if missing == "back":
-        monkeypatch.setattr(beside._download_stream, "wait_event", lambda event: None)
+        monkeypatch.setattr(transfer._download_stream, "wait_event", lambda event: None)
     watched = Watched(streams)
     for _ in range(2):
-        landing = beside.to_host(watched(beside.to_device(torch.rand(1, 3, 8, 8))))
+        landing = transfer.to_host(watched(transfer.to_device(torch.rand(1, 3, 8, 8))))
     assert bool(streams.races) == (missing != "nothing")
     copied = streams.log[-1].clock["copies 2"]
     assert streams.host.get("copies 2", 0) < copied
@@ -226,7 +226,7 @@ def test_a_missing_wait_is_a_race(monkeypatch, streams, missing):
     assert streams.host["copies 2"] >= copied
 
 
-def card_plans(array, **wishes):
+def gpu_plans(array, **wishes):
     height, width, bands = array.shape
     info = ImageInfo(width, height, bands, str(array.dtype))
     given = costs(4, device="cuda:0").model_copy(update={"context_bytes": 1 << 20})
@@ -236,7 +236,7 @@ def card_plans(array, **wishes):
 
 
 def test_a_plan_counts_what_is_in_flight(array):
-    (one,) = [plan for plan in card_plans(array, tile=40) if plan.batch == 1]
+    (one,) = [plan for plan in gpu_plans(array, tile=40) if plan.batch == 1]
     assert one.in_flight == 1
     three = with_prefetch(one, 3)
     assert three.in_flight == 3 and "3 in flight" in three.title
@@ -250,14 +250,14 @@ def test_a_plan_counts_what_is_in_flight(array):
     assert three.bytes_at("device", upper=True) == one.bytes_at("device", upper=True) + 2 * staged
     # No more than there are batches, and none beside one.
     assert with_prefetch(one, 10**6).in_flight == one.tiles
-    whole = next(plan for plan in card_plans(array) if plan.tiles == 1)
+    whole = next(plan for plan in gpu_plans(array) if plan.tiles == 1)
     assert with_prefetch(whole, 4) is whole
     here = make_plan(array, 4, tile=40)
     assert with_prefetch(here, 4) is here
 
 
 def test_more_streams_than_memory_are_fewer(array):
-    (one,) = [plan for plan in card_plans(array, tile=40) if plan.batch == 1]
+    (one,) = [plan for plan in gpu_plans(array, tile=40) if plan.batch == 1]
     needs = [one.upper_bytes, *(with_prefetch(one, most).upper_bytes for most in (2, 3))]
     ample = 1 << 40
     for most, limit in enumerate(needs, 1):

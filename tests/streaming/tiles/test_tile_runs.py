@@ -122,15 +122,15 @@ def test_gray_goes_through_color_networks_as_equal_channels():
 
 def test_cancel_stops_between_batches():
     array = picture(100, 100, 3, "uint8")
-    asked = []
+    calls = []
 
     def cancel():
-        asked.append(1)
-        return len(asked) > 3
+        calls.append(1)
+        return len(calls) > 3
 
     with pytest.raises(Cancelled):
         run_array(network(conv_net()), array, make_plan(array, 4, tile=32), cancel=cancel)
-    assert len(asked) == 4
+    assert len(calls) == 4
 
 
 def test_progress_counts_every_output_row():

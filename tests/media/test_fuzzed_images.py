@@ -27,11 +27,11 @@ def become_of(case: tuple[str, int | None]) -> str:
         path.write_bytes(fuzzed(kind, seed))
         meter = HostMeter()
         meter.start()
-        foretold = 0
+        predicted = 0
         try:
             facts = inspect_image(path)
-            foretold = facts.resident_bytes
-            if foretold + facts.info.row_bytes * 16 + facts.scratch_bytes > BUDGET:
+            predicted = facts.resident_bytes
+            if predicted + facts.info.row_bytes * 16 + facts.scratch_bytes > BUDGET:
                 return "too much"
             return _copied(path, Path(folder))
         except LowtideError as error:
@@ -39,8 +39,8 @@ def become_of(case: tuple[str, int | None]) -> str:
         finally:
             taken = meter.lap().corrected_peak_bytes
             meter.stop()
-            if taken > foretold + SLACK:
-                raise AssertionError(f"{taken >> 20} MiB where {foretold >> 20} were foretold")
+            if taken > predicted + SLACK:
+                raise AssertionError(f"{taken >> 20} MiB where {predicted >> 20} were predicted")
 
 
 def _copied(path: Path, folder: Path) -> str:

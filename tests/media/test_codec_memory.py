@@ -41,8 +41,8 @@ def test_reading_stays_under_its_estimate(tmp_path: Path, suffix: str) -> None:
         text=True,
         check=True,
     )
-    asked = 16 * 1300 * 3
-    assert int(done.stdout) <= inspect_image(large).resident_bytes + 2 * asked
+    read_bytes = 16 * 1300 * 3
+    assert int(done.stdout) <= inspect_image(large).resident_bytes + 2 * read_bytes
 
 
 def test_formats_that_are_written_by_rows_do_not_cost_by_height() -> None:

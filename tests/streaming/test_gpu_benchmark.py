@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 # The benchmarks are scripts, not a package.
-gpu_profile = importlib.import_module("card_profile")
+gpu_profile = importlib.import_module("gpu_profile")
 
 
 def test_copies_are_hidden_where_kernels_run():

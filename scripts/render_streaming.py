@@ -124,7 +124,7 @@ def streaming_gpu(rows: Rows) -> str:
         ],
     )
     limits = table(
-        ["image and card", "whole", "streamed"],
+        ["image and GPU memory", "whole", "streamed"],
         [
             [
                 row["row"],

@@ -60,7 +60,7 @@ def summary(found: Results) -> list[str]:
         (
             [
                 "run",
-                "beside",
+                "compared with",
                 "of its processor time (range)",
                 "of its peak",
                 "results differ by",

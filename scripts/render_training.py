@@ -68,7 +68,7 @@ def _checkpointed(rows: Rows) -> str:
 
 
 def _validated(rows: Rows) -> str:
-    head = ["picture of 2 megapixels", "budget", "peak", "PSNR-Y", "of the whole's"]
+    head = ["image of 2 megapixels", "budget", "peak", "PSNR-Y", "of the whole's"]
     return table(
         head,
         [

@@ -1,4 +1,4 @@
-"""Networks compiled by PyTorch beside the same ones as they are, for one shape of tiles.
+"""Networks compiled by PyTorch, against the same ones uncompiled, for one tile shape.
 
     python benchmarks/compiled.py [--only TEXT] [--pairs 7] [--fresh]
 

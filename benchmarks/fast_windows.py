@@ -1,4 +1,4 @@
-"""Window transformers as Lowtide runs their files, beside the forward pass of spandrel's classes.
+"""Window transformers as Lowtide runs their files, against spandrel's forward pass.
 
     LOWTIDE_DATA=... python benchmarks/fast_windows.py [--only TEXT] [--pairs 5] [--fresh]
 

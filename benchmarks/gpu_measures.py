@@ -189,7 +189,7 @@ def onnx_file(place: Place, folder: Path) -> Path:
 def reserved(
     direction: str, side: int, precision: str, pages: Literal["auto", "host"]
 ) -> Callable[[Place], Figures]:
-    """What a streamed autoencoder was told to take, and what the allocator took for it."""
+    """Predicted peak of a streamed autoencoder, and the bytes the allocator reserved."""
 
     def measure(place: Place) -> Figures:
         case = Case(direction, side, precision, pages)
@@ -222,7 +222,7 @@ _TRAINING = {
 
 
 def training_by_two(place: Place) -> Figures:
-    """Losses of two processes with half a batch each, beside those of one with all of it."""
+    """Losses of two processes with half a batch each, and of one with all of it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "photos").mkdir()

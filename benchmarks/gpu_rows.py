@@ -101,7 +101,7 @@ def _graphs(precision: str) -> Row:
 
 _FP32 = {"precision": "fp32"}
 _TILES = _FP32 | {"tile": 256}
-# Where reserved bytes were furthest from what was told on an H200.
+# Where reserved bytes were furthest from the prediction on an H200.
 _AUTOENCODERS: tuple[tuple[str, int, str, Literal["auto", "host"]], ...] = (
     ("VAE decode", 1024, "tf32", "auto"),
     ("VAE decode", 1024, "fp32", "host"),

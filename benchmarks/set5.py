@@ -31,7 +31,7 @@ from lowtide.models.self_ensemble import SelfEnsemble
 
 ABOUT = "PSNR-Y in dB on Set5: 8-bit rounding, BT.601 luma, crop = scale"
 CUBIC_SCALES = (2, 4)
-# Samples of a result that is exact but for rounding may be one level apart, so many of them.
+# Share of samples of a result exact up to rounding that may differ by one level.
 _ROUNDED = 1e-3
 
 
@@ -137,7 +137,7 @@ def main() -> None:
     default = os.environ.get("LOWTIDE_DATA")
     parser.add_argument("--data", type=Path, default=default, required=default is None)
     parser.add_argument(
-        "--model", action="append", default=[], help="model file beside the bundled ones"
+        "--model", action="append", default=[], help="model file in addition to the bundled ones"
     )
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     options = parser.parse_args()

@@ -1,17 +1,17 @@
-"""Models streamed in bands beside the same models run whole, on a GPU.
+"""Models streamed in bands, compared with the same models run whole, on a GPU.
 
     python benchmarks/streaming_gpu.py [--sides 1024 2048 4096] [--only TEXT] [--fresh]
 
-A row for each model, side, precision and way. All cases are planned at once, in processes of their
-own, and then have the card one after another. Clock time between events, in turns; bytes are the
-most that PyTorch's allocator handed out, weights included; and of a streamed run what the allocator
-took from the card, beside what was told. Errors are against a run in fp64 where that fits, and the
-streamed result's also against the whole one. ``fp32`` is without TF32, ``tf32`` with it. The budget
-is 60 % of what the whole run takes, where pages stay on the card, or 40 %, for which they go to the
-host: which share of the time of copies a kernel ran then is told by a profile.
-Up to 1024², both are also recorded as CUDA graphs where that can be, as for many images of one
-size: ``held_bytes`` is what the streamed one then keeps of the card. And which side a card of
-``--gpu-memory`` takes, whole and streamed, with the allocator held to that.
+A row for each model, side, precision and strategy. All cases are planned at once, each in its own
+process, and then use the GPU one after another. Wall time between events, in alternating runs;
+bytes are the peak of PyTorch's allocated memory, weights included; and for a streamed run what the
+allocator reserved, next to the prediction. Errors are relative to a run in fp64 where that fits,
+and those of the streamed result also to the whole one. ``fp32`` is without TF32, ``tf32`` with it.
+The budget is 60 % of what the whole run takes, where pages stay on the GPU, or 40 %, which moves
+them to the host: a profile shows during what share of the copies' time a kernel ran. Up to 1024²,
+both are also captured as CUDA graphs where possible, as for many images of one size: ``held_bytes``
+is the GPU memory that the streamed one then keeps. And which side fits in a GPU with
+``--gpu-memory``, whole and streamed, with the allocator limited to that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODEL = "VAE decode"
 OTHERS = {"VAE encode": 1024, "Compact": 1024, "SwinIR": 512}
 # These mix types when they are given 16-bit numbers.
 FP32_ALONE = ("SwinIR",)
-# Of what the whole run takes, by where pages are kept; beyond that, of the card.
+# Of the whole run's peak, by where pages are kept; beyond that, of the GPU's memory.
 SHARES = {"auto": 0.6, "host": 0.4}
 Found = dict[str, dict[str, Any]]
 
@@ -107,7 +107,7 @@ def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
 
 
 def limit(side: int, gpu_bytes: int, turn: Turn) -> Iterator[Found]:
-    """Whether a side fits in a card of so many bytes, whole and streamed."""
+    """Whether a side fits in a GPU of ``gpu_bytes``, whole and streamed."""
     total = torch.cuda.get_device_properties(0).total_memory
     case = Case(MODEL, side, "fp32", "auto")
     run = case.streamed(int(gpu_bytes * 0.9)).run
@@ -169,7 +169,7 @@ def jobs_of(options: argparse.Namespace, results: ResultFile, kept: Path) -> lis
     more: dict[str, Any] = dict(patience=options.patience, kept=kept)
     gpu_bytes = parse_bytes(options.gpu_memory)
     found = [
-        # Large ones take long enough for a few of them to tell.
+        # Large ones take long enough for a few runs to suffice.
         Job(
             name,
             side,

@@ -1,10 +1,10 @@
-"""One photograph through a window transformer in tiles and by bands: where each differs from whole.
+"""Where a window transformer in tiles and by bands differs from the whole run.
 
     LOWTIDE_DATA=... python benchmarks/tiling_error.py
 
-Draws docs/images/tiling_error.png: the largest difference at each of the photograph's pixels, on a
-scale by powers of ten, beside it. Tiles are the usual loop: padded on all sides, run
-one by one, cropped.
+Draws docs/images/tiling_error.png: a photograph, and next to it the largest difference at each of
+its pixels, on a logarithmic scale. Tiles are the usual loop: padded on all sides, run one by one,
+cropped.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ WAYS = ("none", "selective", "full")
 VALIDATED, WIDTH, HEIGHT = ("nano", "s"), 1632, 1226
 # Of the whole validation's peak.
 SHARE = 0.5
-# More than there is, so that no batch is cut and every plan is told.
+# More than there is, so that no batch is split and every plan is reported.
 ENOUGH = 1 << 50
 
 

@@ -1,8 +1,8 @@
-"""Compile the halo kernels for cards that are not here.
+"""Compile the halo kernels for GPUs that are absent.
 
     python scripts/compile_halo_kernels.py --capability 8.6 --type bf16 --window 32 --shared 8
 
-Prints a line of JSON for each kernel, with the shared memory it takes and that the card has. Needs
+Prints a line of JSON for each kernel, with the shared memory it takes and that the GPU has. Needs
 Triton, but no GPU.
 """
 

@@ -1,4 +1,4 @@
-"""Softmax by powers of two: scores of any size, whatever else is computed beside them."""
+"""Softmax by powers of two: scores of any size, whatever else is computed with them."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Triton's halo kernels: interpreted against the definition, and compiled for cards by name.
+"""Triton's halo kernels: interpreted against the definition, and compiled for named GPUs.
 
 The interpreter runs the same programs on the CPU; where there is a GPU they run on it.
 """
@@ -290,7 +290,7 @@ def test_compiles_for_gpus_that_are_absent():
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0"])
 def test_fits_the_shared_memory_of_every_gpu(gpu):
-    """The cards between them have the shared memory of one of these."""
+    """GPUs of other capabilities have the shared memory of one of these."""
     types = ["fp16" if gpu == "7.5" else "bf16", "fp32"]
     found = compiled("--capability", gpu, "--type", *types, "--head", "32", "64", "128")
     assert len(found) == 24

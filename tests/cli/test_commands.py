@@ -112,7 +112,7 @@ def test_plans_write_nothing(lowtide, source, tmp_path, words, monkeypatch):
 
 
 def test_a_device_without_a_plan_says_why(lowtide, source):
-    """A card's context alone takes more than this."""
+    """A GPU's context alone takes more than this."""
     words = ["plan", "upscale", source, "--all-devices", "--budget", "100MiB", "--json"]
     found = lowtide(*words).json["devices"]
     assert found.pop("cpu")["images"][0]["status"] == "planned"

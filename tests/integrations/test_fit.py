@@ -37,7 +37,7 @@ def test_it_is_run_by_bands():
 
 
 class Scaled(nn.Module):
-    """A part with weights of its own, beside its layers."""
+    """A part with weights of its own in addition to its layers'."""
 
     def __init__(self):
         super().__init__()

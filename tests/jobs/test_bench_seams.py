@@ -1,4 +1,4 @@
-"""Seams of tiles, not blended and blended, beside bands."""
+"""Seams of tiles, blended and not, compared with bands."""
 
 from dataclasses import replace
 

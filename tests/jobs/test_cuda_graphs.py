@@ -1,4 +1,4 @@
-"""Upscaling with a network that is recorded once; the card's part is done by the CPU here."""
+"""Upscaling with a recorded network; the CPU stands in for the GPU."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ OPTIONS = {"cuda_graphs": True, "budget": "512MiB"}
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """The CPU as a device that records: it runs what was recorded again. Tells how often."""
+    """The CPU as a recording device: it reruns what was recorded, and counts how often."""
     made = []
 
     def record(run):

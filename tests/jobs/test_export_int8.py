@@ -91,7 +91,7 @@ def test_what_tunes_does_not_measure(photos, photo):
     given = torch.from_numpy(photo / np.float32(255)).permute(2, 0, 1)
     tuned = calibration_images.calibration_crops(paths[:2], model)
     assert [tuple(one.shape) for one in tuned] == [(1, 3, 128, 128)] * 2
-    # Beside each other in the middle of the first picture.
+    # Next to each other in the middle of the first image.
     torch.testing.assert_close(tuned[0][0], given[:, 11:139, 16:144], rtol=0, atol=1e-6)
     torch.testing.assert_close(tuned[1][0], given[:, 11:139, 176:304], rtol=0, atol=1e-6)
     (measured,) = calibration_images.evaluation_crops(paths[:2], model, [(129, 131)])
@@ -136,7 +136,7 @@ def test_sizes_that_the_model_takes(photos):
 
 
 def test_a_file_that_loses_too_much_is_not_kept(tmp_path, photos, monkeypatch):
-    # Tuned on darkness: nothing brighter can be told apart.
+    # Calibrated on darkness: all brighter values are clipped to one.
     monkeypatch.setattr(
         job.calibration_images,
         "calibration_crops",

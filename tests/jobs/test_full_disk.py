@@ -129,7 +129,7 @@ def test_a_disk_that_is_really_full(folder, tmp_path, save, photo, small_disk):
     save(folder / "d.jpg", photo[40:60, :30])
     calm, out = tmp_path / "calm", small_disk / "out"
     words = [sys.executable, "-m", "lowtide", "upscale", str(folder), "--tile", "64", "--json"]
-    # One after another: a picture that is still being written would hold space beside the next.
+    # One after another: an image still being written would occupy space during the next.
     words += ["--budget", "256MiB", "--format", "png", "--streams", "1"]
     subprocess.run([*words, "-o", str(calm)], check=True, capture_output=True)
     done = subprocess.run([*words, "-o", str(out)], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What half precision does for the time of a processor, and who is told."""
+"""The speed of half precision on a CPU, and the note about it."""
 
 import pytest
 

@@ -127,7 +127,7 @@ def test_memory_that_runs_out_while_a_file_is_finished_means_another_try(
 
 
 def test_so_it_does_for_a_plan_that_was_kept(tmp_path, monkeypatch, save, photo):
-    """Which had no others beside it to fall back on."""
+    """It had no others in flight to wait for."""
     source = save(tmp_path / "b.png", photo[:256, :300])
     kept = tmp_path / "plan.json"
     kept.write_text(lowtide.plan(source, tmp_path / "b2.png", budget="256MiB").model_dump_json())

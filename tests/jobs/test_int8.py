@@ -67,7 +67,7 @@ def test_fp8_needs_a_gpu_with_fp8_products(tmp_path, source, swin, model, monkey
 
 @pytest.mark.slow
 def test_a_file_is_run_in_fp8(tmp_path, save, photo, swin, monkeypatch):
-    # PyTorch has these products for the CPU too; only the two that ask for a card are silenced.
+    # PyTorch has these products for the CPU too; only the two checks for a GPU are replaced.
     monkeypatch.setattr(devices, "_check_fp8", lambda device: None)
     monkeypatch.setattr("torchao.quantization.quant_api._check_hardware_support", lambda _: None)
     source = save(tmp_path / "in.png", photo[:24, :40])

@@ -1,4 +1,4 @@
-"""Planning a training: models by their place, steps from words, cards that are not here."""
+"""Planning a training: models by their path, steps from options, absent GPUs."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_all_gpus(tmp_path: Path) -> None:
     assert plans.fits
     plans.require()
     by_gpu = {plan.device: plan for plan in plans.plans}
-    # No card is given more than it has.
+    # No GPU gets a budget above its memory.
     laptop = load_profile("laptop-6gb")
     assert by_gpu["laptop-6gb"].budget_bytes == laptop.total_bytes - laptop.desktop_bytes
     assert by_gpu["rtx3060-12gb"].budget_bytes == 7 << 30

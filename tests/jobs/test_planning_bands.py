@@ -66,7 +66,7 @@ def test_bands_are_the_way_where_the_whole_does_not_fit():
     _, plan = chosen(global_net(), 200)
     assert (plan.strategy, plan.accuracy) == ("streamed", "exact")
     assert {one.title.split()[0] for one in plan.refused} == {"whole", "tiled"}
-    # Told, not drafted: the ledger has the operators' own rows.
+    # From a dry run, not a rough estimate: the ledger has the operators' own rows.
     assert any(row.name == "live activations" for row in plan.ledger)
     assert plan.upper_bytes <= 200 * MIB
 

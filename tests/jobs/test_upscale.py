@@ -224,7 +224,7 @@ def test_a_name_without_a_suffix_is_a_file_too(run, read, tmp_path, format, kind
 
 
 def test_a_suffix_goes_between_name_and_extension(source, tmp_path):
-    """Beside their inputs, too, where results are not taken for inputs the next time."""
+    """Next to their inputs, too, where results are not taken for inputs the next time."""
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "b.png").write_bytes(source.read_bytes())
     for done, status in ((2, "done"), (2, "skipped")):

@@ -1,4 +1,4 @@
-"""Damaged pictures are read to their end or refused by name, in the memory that was foretold."""
+"""Damaged images are read to their end or refused by name, in the predicted memory."""
 
 import tempfile
 from collections import Counter

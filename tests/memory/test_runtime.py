@@ -1,4 +1,4 @@
-"""What a run leaves beside its tensors: what counts, and what oneDNN keeps of a linear layer."""
+"""Memory that a run leaves in addition to tensors, such as oneDNN's kernels."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_backward_passes_of_convolutions_count_separately():
 
 
 def run_many(by_onednn):
-    """Linear layers of so many numbers of tokens, once each."""
+    """Linear layers of several numbers of tokens, once each."""
     torch.set_num_threads(1)
     weight, x = torch.randn(180, 180), torch.randn(4096, 180)
     layer = linear_ops.onednn_linear_any_layout if by_onednn else F.linear

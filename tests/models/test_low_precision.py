@@ -145,7 +145,7 @@ def test_ends_hold_strips_of_what_they_convert():
     edge = EdgeConv.of(nn.Conv2d(64, 3, 3, padding=1), torch.float32)
     images = torch.randn(1, 64, 640, 512).bfloat16()
     converted = 4 * images.numel()
-    # What a convolution takes beside what it is given differs by processor.
+    # The workspace of a convolution differs by processor.
     assert live_peak_bytes(lambda: edge(images)) < 0.75 * converted
     assert live_peak_bytes(lambda: edge.float()(images.float())) > 1.4 * converted
 

@@ -106,7 +106,7 @@ def test_spectra_distinguish_fine_from_coarse_stripes_locally():
     picture = torch.where(columns < 32, fine, coarse) * 0.4 + 0.5
     branch(picture.expand(1, 3, 32, 64))
     strength = seen[0].unflatten(1, (16, 9))[0, 0]  # (column frequency, rows, columns)
-    # Beside the mean, which is at 0 and leaks into 1.
+    # Except the mean, which is at 0 and leaks into 1.
     strongest = strength[2:, 2].argmax(0) + 2
     assert strongest[:3].tolist() == [4, 4, 4]
     assert (strength[1, 2, 5:] > strength[4, 2, 5:]).all()

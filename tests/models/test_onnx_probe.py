@@ -25,7 +25,7 @@ from support.onnx_files import conv_file, graph_file  # noqa: E402
 
 
 def loop(count):
-    """A loop that adds nothing, so many times."""
+    """A loop of ``count`` iterations that adds nothing."""
     value = helper.make_tensor_value_info
     inside = helper.make_graph(
         [

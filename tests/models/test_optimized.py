@@ -1,4 +1,4 @@
-"""Faster window transformers beside those of spandrel's."""
+"""Faster window transformers, compared with spandrel's."""
 
 import copy
 import functools

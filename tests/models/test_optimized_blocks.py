@@ -216,7 +216,7 @@ def test_a_group_holds_what_was_added_once():
     with torch.inference_mode():
         group(x, (512, 512))
         taken = live_peak_bytes(lambda: group(x, (512, 512)))
-    # Beside the map: what some windows hold, and the pixels' order. The result takes x's place.
+    # In addition to the map: what some windows hold, and the pixels' order. The result replaces x.
     assert taken < 1.6 * 512 * 512 * dim * 4
 
 

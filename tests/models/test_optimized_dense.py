@@ -12,7 +12,7 @@ from support.window_transformers import network
 
 
 def _watched(monkeypatch):
-    """Rows and columns of weights that products have got beside what is there already."""
+    """Shapes of the weights of each linear product, in order."""
     made, product = [], dense_group.onednn_linear_any_layout
 
     def watched(x, weight, *more, **named):

@@ -80,7 +80,7 @@ def test_convolutions_of_one_pixel_leave_tokens_as_they_lie(bias, dtype):
         torch.testing.assert_close(found, plain(image))
         torch.testing.assert_close(fast(image[0]), plain(image[0]))
         assert found.permute(0, 2, 3, 1).is_contiguous()
-        # Pixels beside one another stay so.
+        # Adjacent pixels stay adjacent.
         assert torch.equal(fast(image.contiguous()), plain(image.contiguous()))
         assert fast(image.contiguous()).is_contiguous()
 

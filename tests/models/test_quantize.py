@@ -68,7 +68,7 @@ def test_a_gpu_takes_multiples_of_8_only():
 
 @pytest.fixture
 def as_on_a_card():
-    """torchao asks for a card before it rounds; PyTorch computes the same on the CPU, slowly."""
+    """torchao requires a GPU before it rounds; PyTorch computes the same on the CPU, slowly."""
     with mock.patch("torchao.quantization.quant_api._check_hardware_support") as check:
         yield
     assert check.called

@@ -168,7 +168,7 @@ def test_16_bits_that_leave_a_lot_are_judged_by_fp32(model):
     usual = _measure(low, inputs, allowed=1.0)
     assert usual.own_error is None
     assert usual.holds(1.0)
-    strict = _measure(low, inputs, allowed=-1.0)  # whatever they are apart
+    strict = _measure(low, inputs, allowed=-1.0)  # whatever their difference
     exact = copy.deepcopy(model).bfloat16().float()
     with torch.no_grad():
         whole, found = exact(image.float()), low(image)

@@ -1,4 +1,4 @@
-"""What the tests of bands share: a module run by bands, beside the module itself."""
+"""What tests of bands share: a module run by bands, compared with the module itself."""
 
 from __future__ import annotations
 

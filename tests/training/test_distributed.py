@@ -39,7 +39,7 @@ def folder(tmp_path, save, photo):
 
 @pytest.fixture
 def words(tmp_path, folder):
-    """The command for a configuration, by so many processes."""
+    """The command for a configuration, by ``processes`` processes."""
 
     def made(name, batch, processes, steps=4):
         config = tmp_path / f"{name}.yml"

@@ -124,7 +124,7 @@ def test_a_run_that_is_stopped_keeps_its_step(tmp_path):
 
 @contextlib.contextmanager
 def files_of_at_most(size):
-    """As on a disk that is full: nothing is written beyond so many bytes of a file."""
+    """As on a full disk: nothing is written beyond ``size`` bytes of a file."""
     resource = pytest.importorskip("resource", reason="limits files as Unix does")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))

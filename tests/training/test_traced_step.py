@@ -1,4 +1,4 @@
-"""What is told of a step's memory beforehand, against the trainer's own step."""
+"""The predicted memory of a step, against the trainer's own step."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_traced_step_holds_what_the_trainers_step_holds(config, parts, tmp_p
     for _ in range(3):  # makes the optimizers' state, and sees that weights have gradients
         trainer._run_step((low, high))
     taken = live_peak_bytes(lambda: trainer._run_step((low, high)))
-    # Operators' buffers of a few KiB are not told.
+    # Operators' buffers of a few KiB are not predicted.
     assert abs(predicted - taken) <= 0.01 * taken + low.nbytes
 
 

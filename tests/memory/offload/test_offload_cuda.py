@@ -1,4 +1,4 @@
-"""Streamed weights on a card."""
+"""Streamed weights on a GPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What convolutions take for themselves on a card, measured there: all but the calls to one."""
+"""Workspaces of convolutions on a GPU, measured there: all but the calls to it."""
 
 import pytest
 import torch
@@ -133,5 +133,5 @@ def test_a_gpu_takes_what_was_measured(precise, tmp_path, monkeypatch):
         before = torch.cuda.memory_allocated()
         small(image)
         seen = torch.cuda.max_memory_allocated() - before
-    # What is told is what is reserved, which is rounded up.
+    # The prediction is of reserved bytes, which are rounded up.
     assert seen <= plan.layout.peak_bytes <= 1.2 * seen + 20 * MIB

@@ -87,7 +87,7 @@ def test_an_absent_gpu_has_a_context_and_an_allocator() -> None:
 
 
 def test_products_keep_a_workspace_in_each_thread_that_makes_them() -> None:
-    """Autograd runs backward passes on a card in a thread of its own."""
+    """Autograd runs backward passes on a GPU in a thread of its own."""
     tokens = (torch.empty(4, 64, device="meta"),)
     layers, size = nn.Linear(64, 64), 32 * MIB
     for step, count in ((InferenceStep(tokens), 1), (TrainingStep(tokens), 2)):

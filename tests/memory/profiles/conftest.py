@@ -1,4 +1,4 @@
-"""The card of this machine."""
+"""The GPU of this machine."""
 
 import pytest
 import torch

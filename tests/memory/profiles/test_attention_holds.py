@@ -1,4 +1,4 @@
-"""What attention holds on a card."""
+"""Memory of attention on a GPU."""
 
 from dataclasses import replace
 

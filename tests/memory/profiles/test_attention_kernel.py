@@ -1,4 +1,4 @@
-"""Which kernel attention takes on a card."""
+"""Which kernel attention uses on a GPU."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ from support.gpu_attention import (
             "efficient",
             ADA,
             dict(head_dim=208, needs_grad=True),
-            id="no flash backward of 193 to 224 on consumer cards",
+            id="no flash backward of 193 to 224 on consumer GPUs",
         ),
         pytest.param("flash", ADA, dict(head_dim=208), id="forward alone takes 208"),
         pytest.param("flash", ADA, dict(head_dim=256, needs_grad=True), id="256 has a backward"),

@@ -65,7 +65,7 @@ def test_contradictions_are_refused(change, complaint):
 def test_gpu_profiles_are_plausible(name):
     gpu = load_profile(name)
     nominal = int(name.rpartition("-")[2].removesuffix("gb"))
-    # The driver keeps up to 5 % for itself; data center cards are sold by powers of ten.
+    # The driver keeps up to 5 % for itself; data center GPUs are sold by powers of ten.
     assert 0.95 * nominal * (GIB if nominal < 100 else 10**9) < gpu.total_bytes <= nominal * GIB
     assert 200 * MIB <= gpu.context_bytes <= gpu.context_upper_bytes <= GIB
     assert gpu.desktop_upper_bytes + gpu.context_upper_bytes < 0.4 * gpu.total_bytes
@@ -125,7 +125,7 @@ def test_a_known_gpu_keeps_its_profile_and_takes_the_drivers_memory():
     assert gpu.name == "rtx3070-8gb" and gpu.total_bytes == 8 * GIB
     assert gpu.provenance["total_bytes"].kind == "known"
     assert gpu.flops == load_profile("rtx3070").flops
-    # A card of that name with other memory is another card.
+    # A GPU of that name with other memory is another GPU.
     other = profile_from_driver(replace(facts, total_bytes=16 * GIB))
     assert other.name == "nvidia-geforce-rtx-3070" and other.flops == gpu.flops
 

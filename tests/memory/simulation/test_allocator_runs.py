@@ -54,7 +54,7 @@ class PlainAllocator:
                 joined[-1][0] += size
             else:
                 joined.append([size, used])
-        # Parts are told apart by identity, so those in use stay the same lists.
+        # Parts are distinguished by identity, so those in use stay the same lists.
         held = iter([part for part in parts if part[1]])
         parts[:] = [next(held) if part[1] else part for part in joined]
 

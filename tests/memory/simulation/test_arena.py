@@ -1,4 +1,4 @@
-"""A piece of memory that a card's allocator cuts up: how large it is, and that runs take it."""
+"""The arena that a GPU's allocator splits: its size, and that runs use it."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def images(batch: int, size: tuple[int, int]) -> tuple[Tensor, ...]:
 
 
 def requested_step(batch: int, size: tuple[int, int]) -> TrainingStep:
-    """Everything that there is a rung for."""
+    """A step to which every option applies."""
     return TrainingStep(
         images(batch, size), optimizer="adamw-foreach", ema=True, validation=images(8, (128, 128))
     )
@@ -84,7 +84,7 @@ def by_name(ladder: FitReport) -> dict[str, FitOption]:
 
 @pytest.fixture(scope="module")
 def ladder() -> FitReport:
-    """All rungs of the small network, on a card that needs none."""
+    """All options of the small network, on a GPU that needs none."""
     return fit_to_budget(
         Net(),
         requested_step(4, (64, 64)),
@@ -351,7 +351,7 @@ def test_on_the_cpu_a_change_that_costs_nothing_stays(tmp_path: Path) -> None:
     )
     assert ladder.device == "cpu"
     by_title = by_name(ladder)
-    # The activations are the peak, for now; no other rung may free nothing and be kept.
+    # The activations are the peak, for now; no other option may free nothing and be kept.
     assert by_title["fused optimizer"].freed_alone_bytes == 0
     assert by_title["fused optimizer"].status == "not needed"
     assert by_title["full checkpointing"].settings.optimizer == "adamw-fused"

@@ -113,7 +113,7 @@ def test_a_bare_trace_has_no_device(estimated: Estimate, tmp_path: Path) -> None
 
 
 def test_colors_differ_in_lightness_too() -> None:
-    """Neighbors in the stack can be told apart without hue."""
+    """Neighbors in the stack can be distinguished without hue."""
     light = [
         0.2126 * r + 0.7152 * g + 0.0722 * b
         for r, g, b in (to_rgb(color) for color in memory_plot._COLORS.values())

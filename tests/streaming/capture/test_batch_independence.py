@@ -67,7 +67,7 @@ MIXED = {
     # Nothing of these shows in the results of small random images.
     "seldom": lambda x: torch.where(x.amax() > 1e4, x, x * 2),
     "almost always": lambda x: x * (x > -1e4).any(),
-    # Apart from each other, but not what each alone gives.
+    # Independent of each other, but not what each alone gives.
     "number of images": lambda x: x / len(x),
     "only alone": lambda x: x.relu() if len(x) == 1 else x,
     "places": lambda x: x + torch.arange(len(x)).view(-1, 1, 1, 1),

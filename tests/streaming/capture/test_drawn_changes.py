@@ -43,7 +43,7 @@ class Attention(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A layer with another one beside it."""
+    """A layer with another one in parallel."""
 
     def __init__(self, layer):
         super().__init__()

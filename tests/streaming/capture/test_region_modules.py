@@ -1,4 +1,4 @@
-"""Attention modules that tell their rows themselves are run by bands as they are."""
+"""Attention modules that declare their rows are run by bands as they are."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Pages in the memory of a card's host: what is fetched when, and who waits for whom."""
+"""Pages in a GPU's host memory: what is fetched when, and what waits for what."""
 
 import pytest
 import torch
@@ -281,7 +281,7 @@ def test_a_gpu_does_not_wait_for_plans_again(monkeypatch):
     monkeypatch.setattr("lowtide.streaming.engine.executor.schedule_bands", noted)
     image = torch.rand(1, 3, 61, 40)
     program = program_of(net(), image)
-    program.graph.on_cpu = False  # as it would be found of a card's model
+    program.graph.on_cpu = False  # as for a model on a GPU
     segments = cut_segments(program, CutPoints(program).cuts(3))
     sweep = BandExecutor(program, segments, [5] * len(segments), memory_page_factory(program, CPU))
     results = [

@@ -1,4 +1,4 @@
-"""What a glance at a segment tells of its bands, and what of a run may stay in the heap."""
+"""Rough costs of a segment's bands, and the bytes that may stay in the heap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tiles hold, told from traces: exact where it can be, within limits where it is measured."""
+"""Memory of tiles predicted from traces: exact where possible, else within bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are put beside those of the band before, with which they are read."""
+"""Rows written adjacent to those of the previous band, with which they are read."""
 
 from unittest import mock
 

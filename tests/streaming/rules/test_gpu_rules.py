@@ -1,4 +1,4 @@
-"""The rules that a model on a card is followed by, run on the CPU."""
+"""Rules for a model on a GPU, run on the CPU."""
 
 import random
 
@@ -89,7 +89,7 @@ def test_a_convolution_of_few_channels_to_many_is_light():
             )
 
         def forward(self, x):
-            return self.chain(x) + x  # whose rows are held beside the chain's
+            return self.chain(x) + x  # whose rows are held together with the chain's
 
     for channels, light in ((1, True), (8, False)):
         program = lower_to_rows(capture(Net(channels).eval(), torch.rand(1, channels, 96, 20)))

@@ -1,4 +1,4 @@
-"""Light convolutions in bands, as on a card."""
+"""Light convolutions in bands, as on a GPU."""
 
 from collections import Counter
 

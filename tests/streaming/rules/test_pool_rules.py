@@ -1,4 +1,4 @@
-"""The greatest of windows, down and then across, beside PyTorch's own pooling."""
+"""Separable max pooling, compared with PyTorch's own."""
 
 import itertools
 

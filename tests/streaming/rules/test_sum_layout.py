@@ -50,7 +50,7 @@ def test_sums_that_norms_read_are_found():
 
 
 class Parallel(Blocks):
-    """As HAT has them: two convolutions of the normalized tokens beside each inner layer."""
+    """As HAT has them: two convolutions of the normalized tokens, parallel to each inner layer."""
 
     def __init__(self):
         super().__init__()

@@ -117,7 +117,7 @@ def test_dry_runs_keep_no_scores():
 
 
 def test_equal_windows_of_all_bands_are_one_pattern():
-    """While a CUDA graph is recorded, where they are cannot be told to a card anew."""
+    """During capture of a CUDA graph, window indices cannot be copied to the GPU again."""
     model = Windows().eval()
     program = program_of(model, torch.rand(1, 3, 32, 24))
     (step,) = (

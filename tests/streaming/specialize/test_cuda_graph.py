@@ -1,4 +1,4 @@
-"""Networks that a device replays: all but the calls to a card."""
+"""Networks as CUDA graphs: all but the calls to a GPU."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_channels_that_lie_last_do_so_in_the_recording():
 
 
 class AsksTheHost(nn.Module):
-    """As a card refuses while it records."""
+    """As a GPU refuses during capture."""
 
     def __init__(self, error):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A run by bands that a device replays: all but the calls to a card."""
+"""Runs by bands as CUDA graphs: all but the calls to a GPU."""
 
 import gc
 import weakref
@@ -41,7 +41,7 @@ class Again:
 
 @pytest.fixture()
 def again(monkeypatch):
-    """A device that records, in place of a card."""
+    """A recording device in place of a GPU."""
     recorder = Again()
     monkeypatch.setattr(graph_replay, "graph_recorder_for", lambda device: recorder)
     monkeypatch.setattr(prepared_stream, "require_cuda_graphs", lambda device, hint: None)
@@ -150,7 +150,7 @@ def test_the_budget_includes_what_a_recording_holds_in_addition_to_the_run(again
     with pytest.raises(BudgetError) as caught:
         lowtide.stream(model, budget="17MiB", recorded=True)(image)
     assert caught.value.smallest == needed[1]
-    # Of the rest each keeps a share for what comes beside it.
+    # Each keeps a share of the rest for additional memory.
     rows = min(0.9 * needed[0], needed[0] - 16 * MIB)
     assert needed[1] == pytest.approx((rows + copies + 64 * MIB) / 0.9, rel=1e-3)
 

@@ -193,7 +193,7 @@ def test_a_dry_run_keeps_the_layout_of_its_candidate():
 
 
 def test_files_count_in_addition_to_bands():
-    """They are read before and written after the panels; of a card's memory they get none."""
+    """They are read before and written after the panels, and take no GPU memory."""
     net = network(conv_net())
 
     def formats(codecs, device="cpu"):

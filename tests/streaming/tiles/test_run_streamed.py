@@ -79,7 +79,7 @@ def pricing(net, array, align=1):
 
 
 def banded(net, array, bands=5, align=1, pages="memory", cut=False):
-    """A streamed plan with so many bands in each segment, and the program it belongs to."""
+    """A streamed plan with ``bands`` bands in each segment, and its program."""
     priced = pricing(net, array, align)
     plan = priced.candidates()[0]
     program = priced.programs.program(plan.padded_height, plan.padded_width)

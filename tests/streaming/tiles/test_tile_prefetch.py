@@ -1,4 +1,4 @@
-"""Tiles on their way to a card and back while others are run: a card that is not there."""
+"""Tiles copied to a GPU and back while others are run, on a simulated GPU."""
 
 import numpy as np
 import pytest
@@ -124,7 +124,7 @@ def test_memory_that_runs_out_once_is_waited_for(flights, array, call):
     result, outcome = run_array(network(Failing(LACK, call)), array, plan)
     assert np.array_equal(result, alone)
     assert outcome.events == ["out of memory once: the failed step was repeated and succeeded"]
-    # What was begun before was finished first, and nothing was begun beside it.
+    # What was begun before was finished first, and nothing was begun meanwhile.
     log = flights[1].log
     failed = [place for place, what in enumerate(log) if what == "there"][call - 1]
     waiting = log[:failed].count("back") - log[:failed].count("wait")
@@ -174,7 +174,7 @@ def test_a_stop_is_heard(flights, array):
 
 
 class Watched(torch.nn.Module):
-    """Notes what a network reads and writes, as a card's kernels do."""
+    """Records what a network reads and writes, as a GPU's kernels do."""
 
     def __init__(self, streams):
         super().__init__()
@@ -200,7 +200,7 @@ def test_no_copy_races_with_a_gpus_kernels(streams, array):
     result, _ = run_array(network(Watched(streams)), array, plan)
     assert len(streams.log) > 4 * plan.tiles
     assert streams.races == []
-    # The allocator was told of every tensor that a second stream touches.
+    # The allocator knows of every tensor that a second stream touches (`record_stream`).
     registered = {one.data_ptr() for one, _ in streams.recorded}
     moved = {one.tensor.data_ptr() for one in streams.log if one.stream == "computing"}
     assert moved <= registered
@@ -248,7 +248,7 @@ def test_a_plan_counts_what_is_in_flight(array):
     assert rows["copy buffers"].value > 3 * before.value
     assert rows["copy buffers"].upper > 3 * before.upper
     assert three.bytes_at("device", upper=True) == one.bytes_at("device", upper=True) + 2 * staged
-    # No more than there are batches, and none beside one.
+    # No more than there are batches, and none if there is one.
     assert with_prefetch(one, 10**6).in_flight == one.tiles
     whole = next(plan for plan in gpu_plans(array) if plan.tiles == 1)
     assert with_prefetch(whole, 4) is whole

@@ -185,6 +185,7 @@ def test_a_resumed_folder_keeps_its_automatic_budget(folder, out):
     assert made_first.plan.budget_bytes == made_later.plan.budget_bytes
 
 
+@pytest.mark.slow
 def test_resident_bytes_of_a_model_are_pinned_when_a_folder_begins(
     folder, out, tmp_path, monkeypatch
 ):

@@ -40,6 +40,7 @@ def case(request, tmp_path_factory):
     patch.undo()
 
 
+@pytest.mark.slow
 @pytest.mark.grid(2)
 def test_the_choice_fits_and_costs_about_the_least_if_memory_allows(case):
     new, exact = case

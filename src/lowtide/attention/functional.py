@@ -125,7 +125,7 @@ def describe(
 def _check(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> None:
-    """Raise `UsageError` that names what does not fit."""
+    """Raise `UsageError` for tensors that do not fit together, by name."""
     if (problem := _shape_error(query, key, value, spec)) is not None:
         what, hint = problem
         shapes = f"query {_shape(query)}, key {_shape(key)}, value {_shape(value)}"
@@ -185,7 +185,7 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _mask_to_4d(mask: Tensor, lead: torch.Size, query: Tensor) -> Tensor:
-    """Reshape the mask to 4 dimensions, the first that of the flattened batch or 1.
+    """Reshape the mask to 4 dimensions, the first being 1 or the flattened batch.
 
     It is detached where no gradient is recorded: a mask that requires one rules out fused kernels.
     """

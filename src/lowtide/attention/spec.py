@@ -105,7 +105,7 @@ class AttentionCall:
 
     @property
     def value_dim(self) -> int:
-        """Head dim of the value, by default that of query and key."""
+        """Head dim of the value, by default equal to query's and key's."""
         return self.head_dim if self.value_head_dim is None else self.value_head_dim
 
     @property

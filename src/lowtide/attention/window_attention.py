@@ -142,7 +142,7 @@ def _attend_ranges(
 
 
 def _empty(query: Tensor, value: Tensor) -> Tensor:
-    """Allocate a result in the memory layout (windows, N, heads, head dim) of PyTorch's kernels."""
+    """Allocate a result in PyTorch's memory layout (windows, N, heads, head dim)."""
     windows, heads, places = query.shape[:3]
     return query.new_empty(windows, places, heads, value.shape[-1]).transpose(1, 2)
 
@@ -230,6 +230,6 @@ def _attend_padded(
 
 
 def _zeros(like: Tensor, wide: int) -> Tensor:
-    """Allocate zeros like these windows in the memory layout (windows, N, heads, ``wide``)."""
+    """Allocate zeros in the memory layout (windows, N, heads, ``wide``)."""
     windows, heads, places = like.shape[:3]
     return like.new_zeros(windows, places, heads, wide).transpose(1, 2)

@@ -50,7 +50,7 @@ class PinnedMemory:
 
 
 def _pinned_share() -> float:
-    """Return the share of the host's memory that may be pinned: a prior, lower for Windows."""
+    """Return the share of host memory that may be pinned, a prior, lower on Windows."""
     windows = sys.platform == "win32" or "microsoft" in platform.release().lower()  # or WSL
     return 0.4 if windows else 0.5
 

@@ -110,7 +110,7 @@ class OnnxModel(Model):
         return self
 
     def another_session(self) -> object:
-        """Open a second session of the file, to measure what that takes."""
+        """Open a second session of the file, to measure its memory."""
         session = self.module.session
         return open_session(session.path, torch.get_num_threads(), provider=session.provider)
 

@@ -179,7 +179,7 @@ class Streamed(nn.Module):
             return self._prepared[key]
 
     def _repack_for(self, known: PreparedStream, inputs: ModelInputs) -> Any:
-        """Return what turns tensors into the module's output container, for this batch."""
+        """Return the function that packs tensors into the module's output container."""
         if inputs.batch_size == 1:
             return known.program.graph.repack
         shapes = tuple(one.shape for one in inputs.tensors)

@@ -193,7 +193,7 @@ def _measure(module: nn.Module, small: ModelInputs, allowed: float) -> Certifica
 
 
 def call_model(module: Callable[..., Any], inputs: ModelInputs) -> list[Tensor]:
-    """Return the model's result tensors, of any shape; it may change copies of its inputs."""
+    """Return the model's result tensors, of any shape, for copies of its inputs."""
     return unpack_output(inputs.call(module, [one.clone() for one in inputs.tensors]))[0]
 
 

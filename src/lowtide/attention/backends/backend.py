@@ -15,7 +15,7 @@ MAX_HEADS_ON_CUDA = 65_535
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a backend cannot run on this machine, and how to install what it needs."""
+    """Missing requirement of a backend, and the command that installs it."""
 
     reason: str
     fix: str = ""
@@ -34,7 +34,7 @@ class Backend(ABC):
 
     @abstractmethod
     def missing_requirement(self, device: AttentionDevice) -> Missing | None:
-        """Return what the backend needs to run on ``device``, None if it can run."""
+        """Return the requirement missing on ``device``, None if the backend can run."""
 
     @abstractmethod
     def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:

@@ -57,5 +57,5 @@ class Reference(Backend):
 
 
 def causal_mask(scores: Tensor) -> Tensor:
-    """Return the causal mask (queries, keys) of scores: True where query i sees keys 0..i."""
+    """Return the causal mask (queries, keys): True where query i sees keys 0..i."""
     return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()

@@ -56,7 +56,7 @@ class Sdpa(Backend):
         return Missing("needs a CUDA device") if device.kind == "cpu" and not on_cpu else None
 
     def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """Refuse what PyTorch's kernel refuses, and calls known to give wrong results."""
+        """Refuse calls that PyTorch's kernel refuses or is known to compute wrongly."""
         return known_bad(self._path, device, call) or kernel_unsupported_reason(
             self._on(device), device, call
         )
@@ -79,7 +79,7 @@ class Sdpa(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Describe the call, then compute attention: (B, heads, queries, value's head dim)."""
+        """Compute attention of a call not described yet, in the shape of `Backend.run`."""
         call = describe_call((query, key, value), mask, spec)
         return self.run_with_call(call, query, key, value, mask, spec)
 

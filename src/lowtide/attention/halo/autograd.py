@@ -29,7 +29,7 @@ _MOST = 65_535
 
 
 def missing_requirement(device: AttentionDevice) -> Missing | None:
-    """Return what the kernels need to run on ``device``, None if they can run."""
+    """Return the requirement missing on ``device``, None if the kernels can run."""
     if importlib.util.find_spec("triton") is None:
         return Missing("Triton is not installed", "pip install triton (on Windows: triton-windows)")
     if _interpreted():

@@ -131,7 +131,7 @@ def constants(
 
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Return the strides along B, H, W and heads of tensors (B, H, W, heads, head dim)."""
+    """Return strides along the first 4 dims of tensors (B, H, W, heads, head dim)."""
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:4])
 
 

@@ -152,7 +152,7 @@ def _sources(
 
 
 def _gather_windows(tensor: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Gather windows: (B, windows down, windows right, rows, columns, heads, head dim)."""
+    """Gather (B, windows down, windows right, rows, columns, heads, head dim)."""
     tensor = tensor.index_select(1, down.flatten()).unflatten(1, down.shape)
     tensor = tensor.index_select(3, right.flatten()).unflatten(3, right.shape)
     return tensor.transpose(2, 3)

@@ -142,7 +142,7 @@ class LocalWindowAttention(RowRegionModule):
         return self._project_out(image, last - first, pieces())
 
     def row_multiple(self, height: int, width: int) -> int:
-        """Return the number of result rows computed together: those of one window."""
+        """Return the number of result rows computed together: the stride of windows."""
         return self.windows.stride if self.windows.phase[0] == 0 else 1
 
     def explain(self, image: Tensor) -> str:

@@ -88,7 +88,7 @@ class RowWindowAttention:
             pending = [one for one in pending if _last_query(self._rows[one[0]]) > done]
 
     def _window_rows(self, first: int, last: int) -> list[int]:
-        """Return the indices of the rows of windows that compute any of these rows."""
+        """Return the indices of window rows that compute any of these image rows."""
         return [
             place
             for place, one in enumerate(self._rows)
@@ -228,7 +228,7 @@ class RowWindowAttention:
         return blend_sources(self._columns, self._shares, self._width)
 
     def _blend_runs(self, strip: Tensor) -> Tensor:
-        """Do what `_accumulate` does for all runs, differentiably."""
+        """Blend all runs as `_accumulate` does, differentiably."""
         return strip if self._windows.form == "halo" else blend_along(strip, 1, self._sources)
 
     def _blend_rows(

@@ -257,7 +257,7 @@ class AllocatorBackend:
 
 
 def meter_backend(device: str, how: BackendName) -> MeterBackend:
-    """Create the backend ``how`` for a device; `BACKENDS` lists those of each device."""
+    """Create the backend ``how`` for a device; see `BACKENDS`."""
     if how == "events":
         return EventsBackend()
     if how == "storages":

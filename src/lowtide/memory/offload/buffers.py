@@ -87,7 +87,7 @@ class HostWeightSource:
         self._blocks: dict[str, torch.Tensor] = {}
 
     def add(self, layout: BufferLayout, fill: Callable[[torch.Tensor], None]) -> None:
-        """Allocate memory, uint8 (bytes,), for a block and let ``fill`` write the block into it."""
+        """Allocate uint8 (bytes,) for a block, which ``fill`` writes into it."""
         memory = self._pinned.empty(layout.nbytes)
         fill(memory)
         self._blocks[layout.block.name] = memory

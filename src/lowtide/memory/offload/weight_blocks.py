@@ -71,7 +71,7 @@ def tensor_slots(model: nn.Module) -> Iterator[TensorSlot]:
 
 
 def set_tensor(place: TensorSlot, tensor: torch.Tensor) -> None:
-    """Replace the parameter or buffer of ``place`` by ``tensor``, usually of the same shape."""
+    """Replace the parameter or buffer of ``place`` by a tensor, often of the same shape."""
     if place.is_buffer:
         place.owner._buffers[place.key] = tensor
     else:
@@ -85,7 +85,7 @@ def align_bytes(nbytes: int) -> int:
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
-    """Return the dims of a tensor of any shape, from the slowest to the fastest in memory."""
+    """Return the dims of a tensor of any shape, slowest in memory first."""
     strides = tensor.stride()
     return sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
 

@@ -180,7 +180,7 @@ def _image_copy_bytes(call: Call) -> int:
 
 
 def _suggests_channels_last(facts: Any) -> bool:
-    """Return what ``c10::is_channels_last_strides_2d`` of pytorch/pytorch returns."""
+    """Evaluate ``c10::is_channels_last_strides_2d`` of pytorch/pytorch."""
     if len(facts.shape) != 4:
         return False
     least = 0

@@ -56,7 +56,7 @@ class CudaWorkspace:
         self._measure_allocated = measure_allocated or self._cuda_allocated
 
     def conv_workspace(self, call: Call, result_bytes: int) -> int:
-        """Return the workspace bytes of a convolution with a result of ``result_bytes`` bytes.
+        """Return the workspace bytes of a convolution, given its ``result_bytes``.
 
         A large convolution is not run: its workspace is extrapolated linearly in the rows, from
         measurements at two heights, on top of the constant part of its weights.

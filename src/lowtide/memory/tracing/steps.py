@@ -28,7 +28,7 @@ OPTIMIZERS: tuple[Optimizer, ...] = (
 
 
 class Observer(Protocol):
-    """Protocol of what observes a step: a tracer, a measured region, or nothing."""
+    """Protocol of a step's observer: a tracer, a measured region, or nothing."""
 
     def mark(self, phase: str) -> None:
         """Start a named phase of the step."""

@@ -27,7 +27,7 @@ _PIECE = 1 << 20
 
 
 class UnacceptedError(ValueError):
-    """The file is of a kind that is not loaded; ``hint`` says what to do instead."""
+    """Error for a kind of file that is not loaded; ``hint`` names the alternative."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)

@@ -48,7 +48,7 @@ class MagicUpsample(nn.Module):
         )
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Map (B, C, h, w) and the skip (B, C skip, 2h, 2w) to (B, C', 2h, 2w)."""
+        """Map (B, C, h, w) and the skip (B, skip channels, 2h, 2w) to (B, C', 2h, 2w)."""
         return self.merge(torch.cat([self.soften(self.enlarge(x)), skip], 1))
 
 
@@ -132,6 +132,6 @@ class MUNet(nn.Module):
         return dict(zip(BRANCHES, found, strict=True))
 
     def fuse(self, features: dict[str, Tensor], image: Tensor) -> Tensor:
-        """Fuse the features of `branches` to logits (B, 1, H, W) of the size of ``image``."""
+        """Fuse the features of `branches` to logits (B, 1, H, W), as large as ``image``."""
         logits = self.conv_out(self.fusion([features[name] for name in BRANCHES]))
         return logits[:, :, : image.shape[2], : image.shape[3]]

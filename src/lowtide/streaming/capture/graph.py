@@ -38,7 +38,7 @@ class TensorMeta:
 
 @dataclass
 class Node:
-    """Operator of a graph, input of the model, or tensor of the model.
+    """Node of a graph: an operator, an input or a tensor of the model.
 
     Attributes:
         index: Its position in `Graph.nodes`.

@@ -155,7 +155,7 @@ class ModelInputs:
         return self.with_tensors([changed.get(at, one) for at, one in enumerate(self.tensors)])
 
     def has_batch(self, tensor: Tensor) -> bool:
-        """Whether dim 0 of one of the tensors, (B, ...), is the batch, of several samples."""
+        """Whether dim 0 of a tensor (B, ...) is the batch, of several samples."""
         return 1 < self.batch_size == (len(tensor) if tensor.dim() else 0)
 
     def sample(self, index: int) -> ModelInputs:

@@ -73,7 +73,7 @@ class HostPage:
             self._start_fetches()
 
     def read(self, spans: Spans) -> Tensor:
-        """Return rows, such as (B, C, rows, W), from the prefetched ones, or fetch them now."""
+        """Return rows, such as (B, C, rows, W), prefetched or fetched now."""
         self._start_fetches()
         for ahead in self._prefetched:
             if count(intersection(ahead.spans, spans)) == count(spans):

@@ -61,7 +61,7 @@ class MemoryPage:
 
     @classmethod
     def from_tensor(cls, rows: Tensor, dim: int) -> MemoryPage:
-        """Create a page that holds a whole feature map already computed, such as (B, C, H, W)."""
+        """Create a page from a whole feature map, such as (B, C, H, W)."""
         page = cls(dim, rows.device)
         page.write(0, rows)
         return page
@@ -212,6 +212,6 @@ def memory_order(rows: Tensor) -> list[int]:
 
 
 def compact(rows: Tensor) -> Tensor:
-    """Return ``rows``, of any shape, cloned if their storage is more than twice their size."""
+    """Return rows of any shape, cloned if their storage is over twice their size."""
     own = rows.numel() * rows.itemsize
     return rows if rows.untyped_storage().nbytes() <= 2 * own else rows.clone()

@@ -74,7 +74,7 @@ class HostTransfer(Protocol):
         ...
 
     def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
-        """Start a copy of ``source``, uint8 (bytes,) on the device, to byte ``at`` of a page."""
+        """Start a copy of uint8 (bytes,) on the device to byte ``at`` of a page."""
         ...
 
     def fetch(

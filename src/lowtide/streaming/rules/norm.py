@@ -97,7 +97,7 @@ class Moments:
         return Moments(count, mean, squares)
 
     def variance(self, correction: float = 0.0) -> Tensor:
-        """Return the variance (groups,): squared deviations over the count less ``correction``."""
+        """Return the variance (groups,), divided by the count less ``correction``."""
         return self.squares / max(self.count - correction, 0)
 
 

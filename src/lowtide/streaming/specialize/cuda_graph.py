@@ -30,7 +30,7 @@ class GraphRecorder(Protocol):
     """Captures a call as a CUDA graph on a device."""
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """Return the captured result, of any shape, and a function that recomputes it in place."""
+        """Return the captured result, of any shape, and its in-place replay."""
         ...
 
 

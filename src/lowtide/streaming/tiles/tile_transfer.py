@@ -29,7 +29,7 @@ class TileTransfer(Protocol):
         ...
 
     def to_host(self, result: Tensor) -> PendingResult:
-        """Start the copy of a result of any shape to the host, after the work issued so far."""
+        """Start the copy of a result of any shape to the host, after issued work."""
         ...
 
 
@@ -81,7 +81,7 @@ class AsyncTileTransfer:
         )
 
     def to_device(self, images: Tensor) -> Tensor:
-        """Start the copy of (B, C, H, W); the current stream waits for it, Python does not."""
+        """Start the copy of (B, C, H, W), for which only the current stream waits."""
         pinned = _empty_pinned(images)
         pinned.copy_(images)
         with torch.cuda.device(self._device), torch.cuda.stream(self._upload_stream):

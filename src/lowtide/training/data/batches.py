@@ -109,7 +109,7 @@ class Batches:
         return self.samples.example(batch)
 
     def prefetch(self, first_step: int) -> Generator[tuple[Tensor, ...]]:
-        """Yield the batches of ``first_step`` and all later steps, (B, ...) each, without end.
+        """Yield the batches of ``first_step`` and all later steps, (B, ...) each.
 
         They are those of `at`, in order. Each thread prefetches up to two batches. An error of a
         thread is raised when its batch is due. Closing the generator waits for the batches in

@@ -68,7 +68,7 @@ class PairsObjective(Objective):
 
 
 class DiscriminatorObjective(Objective):
-    """Losses of a discriminator on originals and on what the generator made of the batch.
+    """Losses of a discriminator on original and generated images.
 
     The batch is (low, high, prediction): (B, 3, H, W), then twice (B, 3, H * scale, W * scale), all
     in 0..1. Logits are (B, 1, H * scale, W * scale).

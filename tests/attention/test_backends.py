@@ -21,7 +21,7 @@ FAST = [name for name in HERE if name != "reference"]
 MASKS = ("none", "bool", "float", "learned", "heads only", "row", "blind rows")
 
 
-def test_what_runs_on_a_cpu():
+def test_backends_that_run_on_a_cpu():
     assert {"reference", "chunked", "sdpa-flash", "sdpa-math"} == set(HERE)
 
 

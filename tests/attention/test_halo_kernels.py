@@ -218,7 +218,7 @@ def test_taken_unasked_only_where_it_was_measured():
 
 @pytest.mark.grid(5)
 @pytest.mark.parametrize("seed", range(40))
-def test_what_needs_no_masks_is_inside(seed):
+def test_unmasked_windows_and_tiles_are_inside_the_image(seed):
     """Window by window, and for tiles of keys also tile by tile."""
     draw = random.Random(seed)
     size = draw.choice([8, 16, 32])

@@ -113,7 +113,7 @@ def test_tokens_may_lie_in_another_order(channels):
     )
 
 
-def test_it_makes_some_tokens_at_a_time(monkeypatch):
+def test_tokens_are_computed_in_blocks(monkeypatch):
     seen, plain = [], torch.addmm
 
     def noted(bias, given, *rest, **more):

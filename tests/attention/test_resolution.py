@@ -52,7 +52,7 @@ def test_each_passed_over_backend_has_a_reason():
     assert found.explain().startswith("→ sdpa-efficient")
 
 
-def test_what_was_never_run_on_hardware_is_not_taken_unasked(monkeypatch):
+def test_unverified_backends_are_used_only_by_name(monkeypatch):
     for name in ("flash2", "sage", "flex"):
         monkeypatch.setattr(backends.BACKENDS[name], "missing_requirement", lambda device: None)
     found = on(HOPPER)
@@ -97,7 +97,7 @@ def test_gradients_through_an_inference_kernel_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["flash2", "sage"])
-def test_what_is_missing_says_what_brings_it(name):
+def test_a_missing_package_is_named_with_its_command(name):
     with pytest.raises(UsageError, match="not installed; needs") as caught:
         attention(*qkv(), backend=name)
     assert caught.value.hint.startswith("pip install lowtide[")

@@ -141,7 +141,7 @@ def test_a_folder_twice(lowtide, source, tmp_path):
     assert "2 skipped in" in second.out
 
 
-def test_what_a_folder_leaves_out_is_said(lowtide, source, tmp_path):
+def test_skipped_files_of_a_folder_are_printed(lowtide, source, tmp_path):
     folder = source.parent / "in"
     folder.mkdir()
     for name in ("a.png", "b.png"):
@@ -217,7 +217,7 @@ def test_doctor(lowtide, private_cache):
     assert all(row["available"] or row["reason"] for row in facts["attention"])
 
 
-def test_as_a_process_on_a_terminal_without_these_signs(lowtide_process, source, out):
+def test_a_terminal_whose_encoding_lacks_characters(lowtide_process, source, out):
     """`→` and `×` are not in every encoding, which must not spoil a finished job."""
     done = lowtide_process(
         "upscale",

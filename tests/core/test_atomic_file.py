@@ -42,7 +42,7 @@ def test_a_file_is_replaced_when_the_block_ends(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_what_was_there_stays_when_the_block_fails(tmp_path, error):
+def test_the_old_file_stays_when_the_block_fails(tmp_path, error):
     target = tmp_path / "a.json"
     target.write_text("old")
     with pytest.raises(error), atomic_write(target) as part:

@@ -11,7 +11,7 @@ from support.tiny_pipelines import text_to_image
 
 
 @pytest.mark.parametrize("pages", ["memory", "disk"])
-def test_it_gives_what_it_gave(pages):
+def test_a_fitted_autoencoder_gives_the_same_results(pages):
     vae = small_vae(mid_block_add_attention=True)
     wanted = encoded(vae), decoded(vae)
     assert lowtide.fit(vae, budget="64MiB", pages=pages) is vae

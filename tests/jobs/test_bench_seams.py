@@ -93,7 +93,7 @@ def test_steps_are_measured_at_cuts(monkeypatch, tmp_path, save):
     assert rows["linear", 16].step_rms < rows["hann", 16].step_rms < 0.2 * plain.step_rms
 
 
-def test_what_makes_no_tiles(tmp_path, save, photo):
+def test_unsuitable_tiles_and_images_are_refused(tmp_path, save, photo):
     picture = save(tmp_path / "photo.png", photo[:100, :170])
     for tile in (60, 32, 160):
         with pytest.raises(UsageError, match="tiles here"):

@@ -89,7 +89,7 @@ REFUSED = [
 ]
 
 
-def test_what_is_not_recorded_is_refused(tmp_path, source):
+def test_networks_that_cannot_be_recorded_are_refused(tmp_path, source):
     for options, match in REFUSED:
         with pytest.raises(UsageError, match=match):
             lowtide.upscale(source, tmp_path / "out.png", cuda_graphs=True, **options)

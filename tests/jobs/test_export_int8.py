@@ -85,7 +85,7 @@ def test_few_photographs_are_noted(tmp_path, save, photo, count, words):
     assert all(f"note       {note}" in str(report) for note in report.notes)
 
 
-def test_what_tunes_does_not_measure(photos, photo):
+def test_calibration_images_do_not_measure(photos, photo):
     model, paths = lowtide.load("lowtide-x2"), calibration_images.find_photographs([photos])
     assert [path.name for path in paths] == ["a.png", "b.png", "c.jpg"]
     given = torch.from_numpy(photo / np.float32(255)).permute(2, 0, 1)

@@ -37,7 +37,7 @@ def upscale(source, target, **options):
     return lowtide.upscale(source, target, **{**OPTIONS, **options})
 
 
-def test_what_fits_is_done_and_reported(folder, tmp_path, files_of_at_most):
+def test_images_that_fit_are_done_and_reported(folder, tmp_path, files_of_at_most):
     upscale(folder, tmp_path / "calm")
     out = tmp_path / "out"
     with files_of_at_most(20_000):

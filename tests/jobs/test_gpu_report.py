@@ -59,7 +59,7 @@ def test_other_rows_say_what_they_need(name):
     )
 
 
-def test_what_had_waited_is_all_there():
+def test_all_pending_measurements_have_a_row():
     wanted = "tile loop, large image, int8, compiled, streams, devices, two GPUs, fp8, CUDA graphs"
     for word in [*wanted.split(", "), "TensorRT", "reserved by VAE", "tests"]:
         assert any(word in name for name in ROWS), word

@@ -36,7 +36,7 @@ def test_the_files_are_those_of_one_after_another(folder, tmp_path, streams):
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_so_many_are_in_flight(folder, tmp_path, monkeypatch, streams):
+def test_the_number_of_images_in_flight(folder, tmp_path, monkeypatch, streams):
     """Files that do not get ready hold up no more images than asked for."""
     gate, begun, most = threading.Event(), [], []
     finish, write = ImageSink.finish, ImageSink.__init__
@@ -126,7 +126,9 @@ def test_memory_that_runs_out_while_a_file_is_finished_means_another_try(
     assert sorted(files_of(tmp_path / "out")) == ["a.png", "b.png", "c.png", "d.png"]
 
 
-def test_so_it_does_for_a_plan_that_was_kept(tmp_path, monkeypatch, save, photo):
+def test_a_given_plan_is_replanned_when_finishing_runs_out_of_memory(
+    tmp_path, monkeypatch, save, photo
+):
     """It had no others in flight to wait for."""
     source = save(tmp_path / "b.png", photo[:256, :300])
     kept = tmp_path / "plan.json"

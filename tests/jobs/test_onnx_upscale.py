@@ -165,7 +165,7 @@ def test_two_processes(tmp_path, save, crop, both):
     assert one == two
 
 
-def test_what_does_not_reach_so_far_is_bounded(tmp_path, source, x2):
+def test_an_overlap_below_the_reach_is_bounded(tmp_path, source, x2):
     image = upscale(source, tmp_path / "out.png", x2, tile=48, tile_overlap=2)
     assert image.accuracy.execution == "bounded"
     assert image.accuracy.execution_error is not None
@@ -190,7 +190,7 @@ REFUSED = [
 ]
 
 
-def test_what_is_refused(tmp_path, source, x2):
+def test_refused_requests(tmp_path, source, x2):
     for options, words in REFUSED:
         for job in (lowtide.upscale, lowtide.plan):
             if job is lowtide.plan and "devices" in options:

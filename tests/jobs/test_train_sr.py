@@ -351,7 +351,7 @@ def test_checkpointing_takes_less_and_a_discriminator_more(photos):
         ),
     ],
 )
-def test_what_cannot_be_is_said_before_the_first_step(
+def test_impossible_settings_are_refused_before_the_first_step(
     photos, tmp_path, monkeypatch, change, error, words
 ):
     monkeypatch.chdir(photos)

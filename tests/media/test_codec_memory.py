@@ -60,7 +60,7 @@ def test_formats_that_are_written_whole_cost_by_pixels() -> None:
         assert "as a whole" in high.reason
 
 
-def test_what_is_usual_leaves_out_what_is_only_allowed(tmp_path: Path) -> None:
+def test_typical_bytes_are_below_the_bound(tmp_path: Path) -> None:
     png, webp = (output_cost(name, ImageInfo(4000, 4000, 3)) for name in ("a.png", "a.webp"))
     for cost in (png, webp):
         assert 0 < cost.typical_bytes < cost.resident_bytes

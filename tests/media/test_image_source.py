@@ -214,7 +214,7 @@ def test_a_truncated_png_error_names_the_rows_read(tmp_path: Path) -> None:
         (b"RIFF\x10\0\0\0WEBPVP8 ", "unsupported WebP"),
     ],
 )
-def test_what_is_no_image_is_named(tmp_path: Path, content: bytes, what: str) -> None:
+def test_a_file_that_is_no_image_is_named(tmp_path: Path, content: bytes, what: str) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(content)
     with pytest.raises(ImageError, match=what):

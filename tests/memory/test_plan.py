@@ -69,7 +69,7 @@ def test_exact_comes_before_fast():
     assert choose_plan([rough, exact], budget(20)).strategy == "b"
 
 
-def test_of_inexact_plans_the_one_with_fewest_seams():
+def test_the_inexact_plan_with_fewest_seams_is_chosen():
     plans = [
         candidate("a", 10, 1, accuracy="bounded", seams=0.5),
         candidate("b", 50, 9, accuracy="bounded", seams=0.2),

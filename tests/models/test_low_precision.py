@@ -55,7 +55,7 @@ def test_both_ends_of_a_network_stay_in_fp32(network, name, ends):
 
 @pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 70), (torch.float16, 90)])
 @torch.no_grad()
-def test_what_the_bundled_models_add_to_is_not_rounded(dtype, least):
+def test_the_fixed_path_of_bundled_models_stays_in_fp32(dtype, least):
     model = lowtide.load("lowtide-x2")
     images = picture()
     expected, weight_bytes = model(images), model.descriptor.weight_bytes

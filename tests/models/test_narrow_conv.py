@@ -42,7 +42,7 @@ def test_strips_meet_without_a_seam(height, monkeypatch):
     assert ours <= 1.5 * theirs
 
 
-def test_it_holds_no_more_than_some_rows_of_products():
+def test_only_some_rows_of_products_are_held():
     conv, x = torch.nn.Conv2d(64, 3, 3, padding=1), torch.randn(1, 64, 1024, 1024)
     with torch.inference_mode():
         taken = live_peak_bytes(lambda: narrow_conv2d(conv, x))

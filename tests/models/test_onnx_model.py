@@ -238,7 +238,7 @@ def test_a_fixed_size_names_a_way_out(tmp_path):
         (node("AveragePool", "x", kernel_shape=[2, 2]), r"which is not an image upscaled"),
     ],
 )
-def test_what_the_runtime_or_the_graph_cannot_do(made, words, tmp_path):
+def test_limits_of_the_runtime_and_the_graph(made, words, tmp_path):
     weights = {"one": np.array([1], np.int64)} if "one" in made.input else {}
     with pytest.raises(ModelError, match=words) as caught:
         lowtide.load(graph_file(tmp_path / "model.onnx", [made], weights))

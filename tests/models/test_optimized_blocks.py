@@ -115,7 +115,7 @@ def test_blocks_put_pixels_in_the_order_of_windows(family):
 
 @pytest.mark.parametrize("family", ["SwinIR", "DRCT"])
 @pytest.mark.parametrize("windows", [1, 3, 1 << 20])
-def test_so_many_windows_at_a_time_give_the_same_numbers(family, windows, monkeypatch):
+def test_any_number_of_windows_at_a_time_gives_the_same_values(family, windows, monkeypatch):
     plain = network(family)
     fast = copy.deepcopy(plain)
     replace_modules(fast)

@@ -18,7 +18,7 @@ from support.window_transformers import network
 
 @pytest.mark.parametrize("family", ["SwinIR", "DRCT", "HAT"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_heads_with_channels_of_zeros_give_the_same_numbers(family, bias, monkeypatch):
+def test_heads_with_channels_of_zeros_give_the_same_values(family, bias, monkeypatch):
     plain = network(family, embed_dim=60, qkv_bias=bias)  # heads of 30 channels, and of 54
     fast = copy.deepcopy(plain)
     replace_modules(fast)

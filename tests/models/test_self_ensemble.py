@@ -58,7 +58,7 @@ def test_costs_are_not_those_of_the_model_alone():
     assert as_ensemble(facts).scale == facts.scale
 
 
-def test_what_half_precision_is_compared_with_is_an_ensemble_too():
+def test_the_fp32_reference_of_half_precision_is_an_ensemble_too():
     network = ensemble_network(build_network(lowtide.load("lowtide-x2"), "cpu", "bf16"))
     image = torch.rand(1, 3, 24, 31, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

@@ -130,7 +130,7 @@ def test_a_budget_that_is_too_small_names_one_that_is_not(model, enlarged):
 
 
 @pytest.mark.parametrize("budget", [56, 60])
-def test_as_many_pages_as_fit_stay_in_memory(budget):
+def test_pages_stay_in_memory_as_far_as_they_fit(budget):
     model, image = Skipped().eval(), torch.rand(1, 3, 512, 384)
     small = lowtide.stream(model, budget=budget * MIB)
     layout = small.prepare(image).layout

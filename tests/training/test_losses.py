@@ -198,7 +198,7 @@ def test_other_shapes_are_refused():
                 loss(torch.rand(prediction), torch.rand(target))
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_values_are_refused():
     bytes_ = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
     with pytest.raises(UsageError, match=r"torch\.uint8"):
         L1Loss()(bytes_, bytes_)

@@ -163,7 +163,7 @@ class HastyLane(HostLoader):
         slot.buffer.data.fill_(255)  # by another name: only the block's own changes are counted
 
 
-def test_what_a_block_returns_of_its_weights_is_copied_before_the_slot_goes():
+def test_weights_returned_by_a_block_are_copied_before_its_slot_is_reused():
     model, expected = build(Mixed), run(build(Mixed))
     turns = turns_by(HastyLane(), model, 2)
     assert same(run(model), expected)

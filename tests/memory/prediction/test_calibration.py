@@ -44,7 +44,7 @@ def test_the_bound_is_tight() -> None:
     assert 1 <= widths[len(widths) // 2] < 1.10
 
 
-def test_what_every_run_takes_more_becomes_the_fixed_part() -> None:
+def test_a_constant_excess_becomes_the_fixed_part() -> None:
     assert calibrate(runs(200, fixed=20 * MIB, spread=0.0)).fixed_bytes >= 16 * MIB
     assert calibrate(runs(200, fixed=0, spread=0.0)).fixed_bytes == 0
 

@@ -48,7 +48,7 @@ def test_a_convolution_is_measured_once_for_each_height(tmp_path):
 
 
 @pytest.mark.slow
-def test_of_a_wide_one_two_heights_are_run(tmp_path):
+def test_a_wide_convolution_is_measured_at_two_heights(tmp_path):
     taken = Counted()
     for width in 20_000, 200_000:
         wide = convolution(500, channels_last=True, width=width)
@@ -60,7 +60,7 @@ def test_of_a_wide_one_two_heights_are_run(tmp_path):
         assert 64 * MIB < high * width * (16 + 24) * 4 <= 128 * MIB
 
 
-def test_what_a_large_one_takes_grows_by_the_row(tmp_path):
+def test_the_workspace_of_a_large_convolution_is_linear_in_rows(tmp_path):
     def taken(run):
         return 5_000 + 1_000 * run().shape[2]
 
@@ -97,7 +97,7 @@ def _room(rows):
     return live_peak_bytes(lambda: function(*given)) - rows * MADE
 
 
-def test_what_was_measured_takes_the_place_of_what_a_profile_supposes():
+def test_measurements_replace_the_priors_of_a_profile():
     model = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)))
     trace = trace_step(model, InferenceStep((torch.rand(1, 8, 512, 512),)))
     profile = load_profile("rtx3060-12gb")

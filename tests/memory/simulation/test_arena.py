@@ -68,7 +68,7 @@ def test_a_piece_is_only_taken_where_less_is_reserved(seed):
     assert with_it < without if best else with_it == without
 
 
-def test_of_equal_sizes_nothing_is_gained():
+def test_equal_sizes_need_no_arena():
     equal = [event for step in range(9) for event in ((step, 20 * MIB), (step, -20 * MIB))]
     assert best_arena_bytes(HELD, equal) == best_arena_bytes(HELD, []) == 0
 
@@ -136,7 +136,7 @@ def test_the_image_of_a_convolution_is_copied_before_its_result(part):
     assert own == ([given.nbytes, *run, -given.nbytes] if part else run)
 
 
-def test_what_is_taken_before_a_run_is_none_of_its_piece():
+def test_bytes_taken_before_a_run_are_not_in_its_arena():
     layers = [nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise((8, 11, 17, 23, 8))]
     model, image = nn.Sequential(*layers).eval().requires_grad_(False), torch.rand(1, 8, 512, 512)
     found = []
@@ -185,7 +185,7 @@ def test_a_recording_has_none(tmp_path, monkeypatch):
         assert own.arena_bytes == 0 and usual.peak_bytes <= own.peak_bytes
 
 
-def test_what_the_allocator_keeps_is_not_taken_again(monkeypatch):
+def test_a_cached_arena_is_not_allocated_again(monkeypatch):
     cpu, taken = torch.device("cpu"), []
     monkeypatch.setattr(arena, "_cached_bytes", lambda _: 10 * MIB)
     for size in (0, 9 * MIB, 12 * MIB, 20 * MIB):

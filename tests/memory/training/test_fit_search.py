@@ -145,7 +145,7 @@ def test_figures_are_those_of_the_steps_they_name(ladder: FitReport) -> None:
     }
 
 
-def test_what_is_freed_is_a_difference_of_traces(ladder: FitReport) -> None:
+def test_freed_bytes_are_differences_of_traces(ladder: FitReport) -> None:
     first = ladder.requested.predicted_bytes
     before = first
     for option in ladder.options[1:]:
@@ -253,7 +253,7 @@ def test_checkpointing_frees_nothing_where_the_optimizer_is_the_peak() -> None:
     assert (by_title["full checkpointing"].freed_alone_bytes or 0) <= 0
 
 
-def test_what_does_not_apply_says_why() -> None:
+def test_options_that_do_not_apply_say_why() -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8))
     ladder = fit_to_budget(
         flat, plain(1, (16, 16)), budget_bytes=TOP, device=GPU, make_step=plain, sizes=[(8, 8)]
@@ -358,7 +358,7 @@ def test_on_the_cpu_a_change_that_costs_nothing_stays(tmp_path: Path) -> None:
     assert by_title["EMA on the host"].reason == "on the CPU the host is the device"
 
 
-def test_it_is_data(ladder: FitReport) -> None:
+def test_the_report_is_plain_data(ladder: FitReport) -> None:
     again = FitReport.model_validate_json(ladder.model_dump_json())
     assert again.options == ladder.options
     assert again.requested.model_dump() == ladder.requested.model_dump()

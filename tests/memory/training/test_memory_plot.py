@@ -79,7 +79,7 @@ def words(path: Path) -> str:
     )
 
 
-def test_what_is_drawn_is_named(estimated: Estimate, tmp_path: Path) -> None:
+def test_areas_and_lines_have_names(estimated: Estimate, tmp_path: Path) -> None:
     plot_memory(estimated, tmp_path / "a.svg", budget_bytes=3 << 30, title="A net in training")
     text = words(tmp_path / "a.svg")
     for word in (
@@ -122,7 +122,7 @@ def test_colors_differ_in_lightness_too() -> None:
     assert all(abs(a - b) > 0.08 for a, b in itertools.pairwise(light))
 
 
-def test_what_cannot_be_drawn(estimated: Estimate, tmp_path: Path, monkeypatch) -> None:
+def test_estimates_that_cannot_be_plotted(estimated: Estimate, tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(UsageError, match=r"written as \.png or \.svg"):
         plot_memory(estimated, tmp_path / "a.jpg")
     untraced = Estimate.model_validate(estimated.model_dump())

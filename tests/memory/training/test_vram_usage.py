@@ -171,7 +171,7 @@ def test_a_model_without_attention_says_so() -> None:
         ({"image_size": (0, 4)}, "are not a valid batch", ""),
     ],
 )
-def test_what_makes_no_sense(options: dict[str, Any], words: str, hint: str) -> None:
+def test_invalid_arguments(options: dict[str, Any], words: str, hint: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
         usage(**options)
     assert hint in (error.value.hint or "")

@@ -115,7 +115,7 @@ def test_dependence_between_any_two_images_is_detected(images):
         require_independent_images(made(mixed), torch.rand(images, 3, 16, 16), None)
 
 
-def test_what_is_done_by_the_number_of_images_is_looked_at_for_each_number():
+def test_independence_is_proven_for_each_batch_size():
     module = made(lambda x: x - x.mean() if len(x) == 3 else x)
     small, images = lowtide.stream(module, budget="64MiB"), torch.rand(3, 3, 16, 16)
     assert (small(images[:2]) - module(images[:2])).abs().max() <= 5e-6

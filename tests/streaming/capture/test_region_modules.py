@@ -93,7 +93,7 @@ def test_its_memory_is_predicted():
     assert 0.8 * predicted <= taken <= 1.05 * predicted
 
 
-def test_what_modules_of_a_kind_take_is_measured_once(monkeypatch):
+def test_the_workspace_of_equal_modules_is_measured_once(monkeypatch):
     measured = []
 
     def noted(run):

@@ -91,7 +91,7 @@ def test_nothing_is_kept_of_shapes_that_were_traced() -> None:
     assert not FakeTensorMode.cache
 
 
-def test_what_cannot_be_traced_has_no_points() -> None:
+def test_an_untraceable_network_has_no_points() -> None:
     class Deciding(nn.Module):
         def forward(self, x):
             return x if x.sum() > 0 else -x

@@ -73,7 +73,7 @@ class Parallel(Blocks):
 
 @pytest.mark.parametrize("kind", [Blocks, Parallel])
 @pytest.mark.parametrize("size", [(24, 10), (31, 13)])
-def test_they_give_the_same_numbers(size, kind):
+def test_they_give_the_same_values(size, kind):
     check_parity(kind().double(), torch.rand(1, 3, *size, dtype=torch.float64))
 
 

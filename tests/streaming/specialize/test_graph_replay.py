@@ -95,7 +95,7 @@ def test_another_size_or_other_rounding_is_recorded_anew_and_the_former_goes(aga
     assert again.recorded == 3
 
 
-def test_what_differs_or_cannot_be_recorded_is_refused(monkeypatch):
+def test_a_recording_that_differs_or_fails_is_refused(monkeypatch):
     image = torch.rand(1, 3, 100, 9)
 
     def forgets(run):

@@ -40,7 +40,7 @@ def test_the_same_bytes_whoever_ran_what(array, wishes):
     assert not running()
 
 
-def test_they_do_run_at_once(array):
+def test_workers_run_at_the_same_time(array):
     both = threading.Barrier(2, timeout=20)
     inner = conv_net()
 
@@ -81,7 +81,7 @@ def test_a_device_that_disappears_loses_nothing(array):
         ("ab", ["a failed (lost): its tiles went to b", "b failed (lost): its tiles went to c"]),
     ],
 )
-def test_what_one_had_goes_to_another_whoever_is_lost(broken, events):
+def test_groups_of_a_lost_worker_go_to_another(broken, events):
     def lane(name):
         def run(group):
             if name in broken:
@@ -103,7 +103,7 @@ def test_the_last_ones_error_is_raised(array):
     assert not running()
 
 
-def test_what_is_wrong_with_the_image_is_not_tried_elsewhere(array):
+def test_errors_of_the_image_are_not_tried_elsewhere(array):
     infinite = network(lambda x: conv_net()(x) * torch.inf)
     with pytest.raises(NotFiniteError):
         run_array(network(conv_net()), array, plan_of(array), replicas=[infinite])

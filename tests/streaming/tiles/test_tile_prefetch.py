@@ -82,7 +82,7 @@ def test_the_same_bytes_however_many_are_in_flight(flights, array, wishes, most)
     assert outcome.tiles == plan.tiles and len(flights) == 1
 
 
-def test_so_many_are_begun_before_the_first_is_waited_for_rows_or_not(flights, array):
+def test_batches_in_flight_cross_rows_of_tiles(flights, array):
     plan = plan_of(array, 3, batch=4)
     run_array(network(conv_net()), array, plan)
     rows, columns = plan_axes(plan)
@@ -147,7 +147,7 @@ def test_a_batch_that_is_too_large_shrinks(flights, array):
     assert "out of memory: batch size 1 from here on" in outcome.events
 
 
-def test_what_is_not_finite_is_computed_again(flights, array):
+def test_batches_that_are_not_finite_are_computed_again(flights, array):
     class Half(torch.nn.Module):
         def forward(self, x):
             return conv_net()(x) * torch.inf

@@ -116,8 +116,7 @@ class MUNet(nn.Module):
             raise UsageError(f"MUNet takes (B, 3, H, W), not {tuple(image.shape)}")
         step = self.config.multiple_of
         pad = 0, -image.shape[3] % step, 0, -image.shape[2] % step
-        # contiguous(): the compiled backward of the padding takes gradients for contiguous that are
-        # not.
+        # contiguous(): the compiled backward of the padding assumes contiguous gradients.
         filled = F.pad(image.contiguous(), pad, mode="replicate") if any(pad) else image
         x = self.conv_in(filled)
         passed = [x]

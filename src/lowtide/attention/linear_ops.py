@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.core.repeat import repeat_call
 
-# Weight and bias of a linear layer.
+# Weight (out channels, C) and bias (out channels,) of a linear layer.
 Layer = tuple[Tensor, Tensor | None]
 
 

@@ -20,7 +20,7 @@ Batch = tuple[Tensor, ...]
 
 
 class Term(NamedTuple):
-    """A loss, which is logged as it is, and its weight in the sum to minimize."""
+    """A scalar loss, which is logged as it is, and its weight in the sum to minimize."""
 
     loss: Tensor
     weight: float = 1.0

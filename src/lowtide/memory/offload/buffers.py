@@ -105,7 +105,8 @@ class HostWeightSource:
 class WeightBuffer:
     """One weight buffer, the block that is loaded or loading, and its CUDA events.
 
-    ``tensors`` are the weights of each block as views of this buffer.
+    ``buffer`` and ``staging`` are uint8 (bytes,); ``tensors`` are the weights of each block as
+    views of this buffer.
     """
 
     buffer: torch.Tensor

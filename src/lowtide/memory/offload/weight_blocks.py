@@ -51,7 +51,7 @@ class WeightBlock(BaseModel):
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """One attribute of a module that holds a tensor; tied tensors have several."""
+    """One attribute of a module that holds a tensor of any shape; tied tensors have several."""
 
     name: str
     owner: nn.Module

@@ -84,8 +84,8 @@ class ShiftMask:
 class WindowOrder:
     """Order of an image's pixels that groups windows with the same mask.
 
-    Windows are shifted as those of ``mask``; ``pixel_indices`` holds the pixels' indices in that
-    order.
+    Windows are shifted as those of ``mask``; ``pixel_indices``, int64 (H · W,), holds the pixels'
+    indices in that order.
     """
 
     mask: ShiftMask

@@ -23,7 +23,7 @@ from lowtide.models.optimized.token_linear import linear_add
 # more on a GPU, which needs many windows in flight.
 _WORKSPACE_CHANNELS, _CHUNK_BYTES, _GPU_CHUNK_BYTES = 8, 32 << 20, 256 << 20
 
-# The end of a block: of normalized pixels and the pixels themselves.
+# The end of a block, from normalized pixels and the pixels themselves, both (N, C).
 End = Callable[[Tensor, Tensor], Tensor]
 
 

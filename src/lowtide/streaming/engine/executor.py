@@ -23,7 +23,7 @@ from lowtide.streaming.rules.row_op import Reduction, RowOp
 from lowtide.streaming.spans import Span, Spans
 
 MakePage = Callable[[int], Page]
-# (position of the result, first row, rows)
+# (position of the result, first row, rows), such as (1, C, rows, W) for an image.
 OutputRows = tuple[int, int, Tensor]
 # Most bands of all segments whose schedules are cached, up to 20 kilobytes each; on the CPU they
 # use the memory of the tensors.

@@ -33,7 +33,7 @@ _FREE_BUFFER_DIVISOR = 8
 
 @dataclass(eq=False)
 class HostBuffer:
-    """Host memory of one page, uint8, and the event of its last write."""
+    """Host memory of one page, uint8 (bytes,), and the event of its last write."""
 
     memory: Tensor
     write_event: Any = None
@@ -99,7 +99,7 @@ class HostTransfer(Protocol):
 
 @dataclass(frozen=True)
 class CompletedCopy:
-    """A copy that is already done, used where calls are synchronous."""
+    """A copy of uint8 (bytes,) that is already done, used where calls are synchronous."""
 
     data: Tensor
     reads_done: Any = None

@@ -191,9 +191,9 @@ def group_norm(node: Node, context: RuleContext) -> RuleResult:
 
 @dataclass(frozen=True)
 class Affine:
-    """Normalization by known statistics: ``scale`` and ``shift`` for each channel of each sample.
+    """Normalization by known statistics: scale and shift per channel and sample.
 
-    It runs as a batch norm with mean 0 (``zeros``) and variance 1 (``ones``).
+    It runs as a batch norm with mean 0 (``zeros``) and variance 1 (``ones``). All are (B · C,).
     """
 
     scale: Tensor

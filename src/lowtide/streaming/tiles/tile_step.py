@@ -68,7 +68,7 @@ class NetworkSpec:
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch in flight: its float32 input, and the pending result with its sum."""
+    """A batch in flight: float32 (B, C, H, W), and the pending result with its sum."""
 
     images: Tensor
     result: PendingResult

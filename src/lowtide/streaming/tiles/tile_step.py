@@ -93,7 +93,7 @@ class TileStep:
         self.fp32_reruns = 0
 
     def __call__(self, tiles: Sequence[np.ndarray]) -> Tensor:
-        """Run (H, W, C) sample tiles; return float32 (B, C, H·s, W·s) in 0..1 on the host."""
+        """Run tiles (H, W, C): float32 (B, C, H * scale, W * scale) in 0..1 on the host."""
         return self.finish(self.begin(tiles))
 
     @torch.inference_mode()
@@ -109,7 +109,7 @@ class TileStep:
 
     @torch.inference_mode()
     def finish(self, pending: PendingBatch) -> Tensor:
-        """Wait for the result of a batch: (B, C, H·s, W·s), float32 in 0..1.
+        """Wait for the result of a batch: (B, C, H * scale, W * scale), float32 in 0..1.
 
         Raises `NotFiniteError`.
         """
@@ -136,7 +136,7 @@ class TileStep:
         return self.channel_plan.to_network(self._to_batch(tiles))
 
     def from_network(self, result: Tensor, tile: np.ndarray | None) -> Tensor:
-        """Convert the network's result for one tile to float32 (C, H·s, W·s) in 0..1.
+        """Convert the network's result for one tile to float32 (C, H * scale, W * scale) in 0..1.
 
         Of the tile's samples only alpha is read. ``result`` may be modified in place.
         """

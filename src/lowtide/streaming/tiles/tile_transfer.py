@@ -17,7 +17,7 @@ class PendingResult(Protocol):
     """A result in flight to the host."""
 
     def wait(self) -> Tensor:
-        """Wait for the result, such as (B, C, H·s, W·s), and return it."""
+        """Wait for the result, such as (B, C, H * scale, W * scale), and return it."""
         ...
 
 

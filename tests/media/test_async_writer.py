@@ -80,7 +80,7 @@ def test_aborting_leaves_nothing(tmp_path, pixels, closed):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_is_raised_by_the_next_write_and_at_the_end(tmp_path, pixels, monkeypatch):
+def test_a_failure_is_told_to_who_writes_next_and_at_the_end(tmp_path, pixels, monkeypatch):
     def full(self, rows):
         raise OutputError("the disk is full")
 

@@ -61,7 +61,7 @@ class RowSource(Protocol):
         ...
 
     def read(self, count: int) -> np.ndarray:
-        """Read the next ``count`` rows, (count, W, C); fewer only at the end."""
+        """Read the next ``count`` rows, (count, width, channels); fewer only at the end."""
         ...
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class RowWriter(Protocol):
     """Protocol of what takes image rows, from top to bottom."""
 
     def write(self, rows: np.ndarray) -> None:
-        """Append rows (rows, W, C), in the sample type the sink was opened with."""
+        """Append rows (n, width, channels), in the sample type the sink was opened with."""
         ...
 
 

@@ -36,7 +36,7 @@ class AsyncWriter:
         self._thread.start()
 
     def write(self, rows: np.ndarray) -> None:
-        """Queue rows, (rows, W, C); raises what writing earlier rows raised."""
+        """Queue rows, (N, W, channels); raises what writing earlier rows raised."""
         count = max(1, _CHUNK_BYTES // self.info.row_bytes)
         for top in range(0, len(rows), count):
             chunk = rows[top : top + count]

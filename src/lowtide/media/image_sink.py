@@ -195,7 +195,7 @@ class ImageSink:
             view = view[os.write(self._pipe, view) :]
 
     def write(self, rows: np.ndarray) -> None:
-        """Append rows, (rows, W, C), in the sample type the sink was opened with.
+        """Append rows, (N, W, channels), in the sample type the sink was opened with.
 
         Raises `OutputError` if the encoder failed; no files are left behind.
         """

@@ -124,7 +124,7 @@ class ImageSource:
         return self.facts.info
 
     def read(self, count: int) -> np.ndarray:
-        """Return the next ``count`` rows, (rows, W, C); fewer only at the end.
+        """Return the next ``count`` rows, (N, W, channels); fewer only at the end.
 
         The first call on an image that must be rotated decodes all of it into the scratch folder.
         Raises `ImageError` if the file is damaged or truncated, and `OutputError` if the scratch

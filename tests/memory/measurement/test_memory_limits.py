@@ -84,7 +84,7 @@ def test_a_limit_of_nothing_makes_no_sense():
         pass
 
 
-def test_other_systems_get_a_clear_error(monkeypatch):
+def test_other_systems_are_told(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UsageError, match="only Linux can limit") as caught, process_limit(1 << 20):
         pass

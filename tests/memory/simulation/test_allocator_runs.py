@@ -54,7 +54,7 @@ class PlainAllocator:
                 joined[-1][0] += size
             else:
                 joined.append([size, used])
-        # Parts are distinguished by identity, so those in use stay the same lists.
+        # Parts are told apart by identity, so those in use stay the same lists.
         held = iter([part for part in parts if part[1]])
         parts[:] = [next(held) if part[1] else part for part in joined]
 
@@ -75,7 +75,7 @@ def test_equals_a_plain_implementation():
 
 @pytest.mark.parametrize("settings", [{}, {"max_split_size": 20 * MIB}], ids=str)
 @pytest.mark.parametrize("expandable", [False, True])
-def test_blocks_never_overlap_and_everything_is_freed(expandable, settings):
+def test_whatever_happens_blocks_are_apart_and_everything_comes_back(expandable, settings):
     chance = random.Random(7)
     allocator = CachingAllocator(300 * MIB, expandable_segments=expandable, **settings)
     held, failures = [], 0

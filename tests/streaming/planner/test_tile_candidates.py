@@ -86,12 +86,12 @@ def test_batches_are_tried_where_they_gain():
 def test_no_batch_is_larger_than_a_row_of_tiles():
     """Neighbors in a row run at once: what a fuller batch would take is never taken."""
     narrow = ImageTask(ImageInfo(600, 400, 3), (400, 600))
-    requested, enough = (plans(7, picture=narrow, tile=512, batch=batch) for batch in (16, 2))
-    assert {plan.batch for plan in requested} == {2}
-    assert [plan.upper_bytes for plan in requested] == [plan.upper_bytes for plan in enough]
+    asked, enough = (plans(7, picture=narrow, tile=512, batch=batch) for batch in (16, 2))
+    assert {plan.batch for plan in asked} == {2}
+    assert [plan.upper_bytes for plan in asked] == [plan.upper_bytes for plan in enough]
 
 
-def test_models_with_a_global_receptive_field_are_never_tiled():
+def test_models_that_must_see_everything_are_never_cut():
     shape = ModelGeometry(2, 3, 3, tileable=False)
     assert [plan.strategy for plan in plans(shape=shape)] == ["whole"]
     for wish in (dict(tile=64), dict(overlap=8), dict(batch=2), dict(hann_blend=True)):
@@ -155,7 +155,7 @@ def test_small_tiles_are_for_small_budgets():
     assert min(plan.run_pixels for plan in cached) == 64 * 64
 
 
-def test_the_ledger_counts_formats_scratch_and_alpha():
+def test_the_ledger_prices_formats_scratch_and_alpha():
     base = plans(strategy="whole")[0]
     picture = ImageTask(
         PHOTO, (2000, 3000), codec_bytes=((20 * MIB, 50 * MIB),), scratch_bytes=7 * MIB
@@ -178,7 +178,7 @@ def test_blended_rows_cost_floats():
     assert output_rows(hann_blend=True) > 3 * output_rows()
 
 
-def test_bounded_plans_count_the_run_that_measures_their_error():
+def test_bounded_plans_price_the_run_that_measures_their_error():
     bounded, exact = plans(None, tile=256, batch=1)[0], plans(4, tile=256, batch=1)[0]
     assert bounded.run_pixels == 320 * 320
     assert exact.run_pixels == 256 * 256
@@ -194,7 +194,7 @@ def test_affordable_pixels_grow_with_the_budget_and_stay_within_it():
     assert costs(None).activation_bytes(many) < plan.upper_bytes + 500 * MIB
 
 
-def test_the_fp32_comparison_fits_with_resident_memory():
+def test_what_is_compared_in_fp32_fits_beside_what_stays():
     array = np.empty((2000, 3000, 4), np.uint8)
     plan = make_plan(array, None, tile=256, batch=1)
     ample = comparable_pixels(costs(None), plan, 1 << 30)
@@ -232,7 +232,7 @@ def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
 
 
 @pytest.mark.parametrize("heap", ["cache", None])
-def test_heap_slack_is_predicted_from_the_blocks_of_the_run(monkeypatch, heap):
+def test_what_a_heap_keeps_is_told_by_the_blocks_of_the_run(monkeypatch, heap):
     monkeypatch.setattr("lowtide.streaming.planner.ledger_rows.heap_mode", lambda: heap)
     blocks = tuple(
         ReusedBlocks(at_run_peak=0, max_live=100 * side) for side in range(len(BLOCK_SIZES))
@@ -243,11 +243,11 @@ def test_heap_slack_is_predicted_from_the_blocks_of_the_run(monkeypatch, heap):
     )
     measured = costs(4).model_copy(update={"traced_points": points})
     (kept,) = (one for one in activation_row(measured, 64 * 64) if one.name == "allocator")
-    predicted = blocks[-1].retained_bytes if heap else measured.slack_bytes(64 * 64)
-    assert kept.value == predicted
+    told = blocks[-1].retained_bytes if heap else measured.slack_bytes(64 * 64)
+    assert kept.value == told
 
 
-def test_a_trimming_heap_is_for_budgets_that_the_other_exceeds():
+def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():
     kept = Calibration(share=1.5, fixed_bytes=0, count=50, coverage=0.99, families=True)
     thrifty = kept.model_copy(update={"share": 0.05})
     bounds = RunBounds(current_heap=kept, trimming_heap=thrifty, can_trim=True)

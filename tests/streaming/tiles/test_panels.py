@@ -78,22 +78,20 @@ def test_an_opacity_keeps_its_edges_where_a_model_reaches_nothing():
 def test_progress_counts_rows_of_the_image():
     net, array = network(conv_net()), picture(40, 60, 3)
     plan, program = in_panels(net, array, 20)
-    reported = []
-    execute_plan(
-        net, ArraySource(array), ArraySink(), plan, program=program, on_rows=reported.append
-    )
-    assert sum(reported) == 80
-    assert all(rows > 0 for rows in reported)
+    told = []
+    execute_plan(net, ArraySource(array), ArraySink(), plan, program=program, on_rows=told.append)
+    assert sum(told) == 80
+    assert all(rows > 0 for rows in told)
 
 
 def test_stops_between_bands(tmp_path):
     net, array = network(conv_net()), picture(40, 60, 3)
     plan, program = in_panels(net, array, 20)
-    calls, sink = [], ArraySink()
+    asked, sink = [], ArraySink()
 
     def cancel():
-        calls.append(None)
-        return len(calls) == 6
+        asked.append(None)
+        return len(asked) == 6
 
     with pytest.raises(Cancelled):
         execute_plan(
@@ -156,7 +154,7 @@ def test_rows_come_back_from_a_file_as_they_went():
     np.testing.assert_array_equal(np.concatenate(found), rows)
 
 
-def test_wide_images_of_local_models_are_planned_in_panels():
+def test_wide_images_of_local_models_are_priced_in_panels():
     net = network(conv_net(features=16))
     for width, expected in ((4000, False), (9000, True)):
         plans = priced(net, (64, width)).candidates()
@@ -170,17 +168,17 @@ def test_panels_take_what_their_width_takes_and_disk_for_the_rest():
     size = 3000, 9000
     pricing = priced(net, size)
     (panel,) = {plan.tile_width for plan in pricing.candidates() if plan.tiles > 1}
-    planned = pricing.with_dry_run(next(plan for plan in pricing.candidates() if plan.tiles > 1))
+    told = pricing.with_dry_run(next(plan for plan in pricing.candidates() if plan.tiles > 1))
     narrow = priced(net, (3000, panel)).candidates()
-    assert planned.band_plan.bands in {plan.band_plan.bands for plan in narrow}
-    disk = planned.bytes_at("disk")
+    assert told.band_plan.bands in {plan.band_plan.bands for plan in narrow}
+    disk = told.bytes_at("disk")
     assert 3 * 3000 * 9000 * 5 < disk < 1.02 * 3 * 3000 * 9000 * 5
-    assert "panels" in planned.title
-    assert planned.network_size == (3000, panel)
+    assert "panels" in told.title
+    assert told.network_size == (3000, panel)
 
 
 @pytest.mark.slow
-def test_a_dry_run_keeps_the_layout_of_its_candidate():
+def test_several_ways_are_told_apart():
     net = network(conv_net(features=16))
     pricing = priced(net, (512, 9000))
     for plan in pricing.candidates():
@@ -192,8 +190,8 @@ def test_a_dry_run_keeps_the_layout_of_its_candidate():
         )
 
 
-def test_files_count_in_addition_to_bands():
-    """They are read before and written after the panels, and take no GPU memory."""
+def test_files_are_priced_beyond_what_bands_take_between():
+    """They are read before and written after the panels; of a card's memory they get none."""
     net = network(conv_net())
 
     def formats(codecs, device="cpu"):
@@ -211,5 +209,5 @@ def test_files_count_in_addition_to_bands():
     found, expected, most = formats(large)
     assert found.value == 10**9 + moved - expected
     assert found.upper == 2 * 10**9 + moved - most
-    on_gpu, _, _ = formats(small, "cuda")
-    assert (on_gpu.value, on_gpu.upper) == (1000 + moved, 2000 + moved)
+    beside, _, _ = formats(small, "cuda")
+    assert (beside.value, beside.upper) == (1000 + moved, 2000 + moved)

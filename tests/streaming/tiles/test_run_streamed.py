@@ -79,7 +79,7 @@ def pricing(net, array, align=1):
 
 
 def banded(net, array, bands=5, align=1, pages="memory", cut=False):
-    """A streamed plan with ``bands`` bands in each segment, and its program."""
+    """A streamed plan with so many bands in each segment, and the program it belongs to."""
     priced = pricing(net, array, align)
     plan = priced.candidates()[0]
     program = priced.programs.program(plan.padded_height, plan.padded_width)
@@ -118,14 +118,12 @@ def test_some_pages_stay_in_memory(tmp_path):
     plans = [plan for plan in priced.candidates() if plan.band_plan.resident]
     assert plans
     for plan in plans[:3]:
-        exact = priced.with_dry_run(plan)
-        assert exact.band_plan == plan.band_plan
+        told = priced.with_dry_run(plan)
+        assert told.band_plan == plan.band_plan
         assert 0 < plan.band_plan.spilled_peak_bytes < plan.band_plan.intermediate_peak_bytes
         assert " of them on disk" in plan.title
-        assert Plan.model_validate_json(exact.model_dump_json()) == exact
-        assert_same(
-            net, array, exact, priced.programs.program(*exact.network_size), scratch=tmp_path
-        )
+        assert Plan.model_validate_json(told.model_dump_json()) == told
+        assert_same(net, array, told, priced.programs.program(*told.network_size), scratch=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -192,29 +190,29 @@ def test_result_rows_are_let_go_before_the_next_band_is_computed(monkeypatch, ch
 def test_progress_goes_on_before_the_first_row_is_written():
     net, array = network(Twice().eval(), scale=1), picture(50, 20, 3)
     plan, program = banded(net, array, 10)
-    reported, written = [], []
+    told, written = [], []
 
     class Watched(ArraySink):
         def write(self, rows):
-            written.append(sum(reported))
+            written.append(sum(told))
             super().write(rows)
 
-    execute_plan(net, ArraySource(array), Watched(), plan, program=program, on_rows=reported.append)
-    assert sum(reported) == 50
-    assert all(rows > 0 for rows in reported)
+    execute_plan(net, ArraySource(array), Watched(), plan, program=program, on_rows=told.append)
+    assert sum(told) == 50
+    assert all(rows > 0 for rows in told)
     assert written[0] > 5
 
 
-def test_memory_is_requested_before_each_operator():
+def test_room_is_asked_for_before_each_operator():
     net, array = network(Twice().eval(), scale=1), picture(50, 20, 3)
     plan, program = banded(net, array, 10)
-    requested = []
+    asked = []
     execute_plan(
-        net, ArraySource(array), ArraySink(), plan, program=program, before_step=requested.append
+        net, ArraySource(array), ArraySink(), plan, program=program, before_step=asked.append
     )
-    assert min(requested) > 0
+    assert min(asked) > 0
     rows = 5 + 2 * 2  # of a band, and those that the convolution takes around it
-    assert 5 * 20 * 3 * 4 <= max(requested) <= 10 * rows * 20 * 3 * 4
+    assert 5 * 20 * 3 * 4 <= max(asked) <= 10 * rows * 20 * 3 * 4
 
 
 def test_stops_between_bands():
@@ -232,7 +230,7 @@ def test_stops_between_bands():
     assert 0 < sum(map(len, sink.parts)) < 128
 
 
-def test_a_result_that_is_not_finite_is_no_image():
+def test_what_is_not_finite_is_no_picture():
     module = conv_net()
     with torch.no_grad():
         module[0].bias[0] = torch.inf
@@ -278,17 +276,17 @@ def test_an_easy_budget_leaves_out_small_bands_but_not_where_memory_is_scarce():
     assert len(easy.candidates()) < len(priced.candidates())
 
 
-def test_the_estimate_of_a_candidate_counts_every_input_of_a_tile():
+def test_what_is_told_of_a_candidate_counts_every_image_of_a_tile():
     net = network(conv_net(features=32))
-    live = {}
+    told = {}
     for bands in (3, 4):
         array = picture(1024, 600, bands)
         priced = pricing(net, array)
         plan = priced.candidates()[0]
         exact = priced.with_dry_run(plan)
         assert exact.band_plan == plan.band_plan
-        live[bands] = next(row.value for row in exact.ledger if row.name == "live activations")
-    assert live[4] == 2 * live[3]
+        told[bands] = next(row.value for row in exact.ledger if row.name == "live activations")
+    assert told[4] == 2 * told[3]
 
 
 def test_a_network_that_is_no_module_is_refused():

@@ -1,4 +1,4 @@
-"""Tiles copied to a GPU and back while others are run, on a simulated GPU."""
+"""Tiles on their way to a card and back while others are run: a card that is not there."""
 
 import numpy as np
 import pytest
@@ -61,11 +61,11 @@ def flights(monkeypatch):
     """Crossings of the runs of a test."""
     made = []
 
-    def transfer(device):
+    def beside(device):
         made.append(Logged(device))
         return made[-1]
 
-    monkeypatch.setattr(runner, "AsyncTileTransfer", transfer)
+    monkeypatch.setattr(runner, "AsyncTileTransfer", beside)
     return made
 
 
@@ -82,7 +82,7 @@ def test_the_same_bytes_however_many_are_in_flight(flights, array, wishes, most)
     assert outcome.tiles == plan.tiles and len(flights) == 1
 
 
-def test_batches_in_flight_cross_rows_of_tiles(flights, array):
+def test_so_many_are_begun_before_the_first_is_waited_for_rows_or_not(flights, array):
     plan = plan_of(array, 3, batch=4)
     run_array(network(conv_net()), array, plan)
     rows, columns = plan_axes(plan)
@@ -93,7 +93,7 @@ def test_batches_in_flight_cross_rows_of_tiles(flights, array):
     assert flights[0].log == ahead
 
 
-def test_alpha_together_with_colors(flights):
+def test_an_opacity_beside_colors(flights):
     array = picture(90, 120, 4, "uint8")
     alone, _ = run_array(network(conv_net()), array, plan_of(array, 1))
     result, _ = run_array(network(conv_net()), array, plan_of(array, 3))
@@ -124,7 +124,7 @@ def test_memory_that_runs_out_once_is_waited_for(flights, array, call):
     result, outcome = run_array(network(Failing(LACK, call)), array, plan)
     assert np.array_equal(result, alone)
     assert outcome.events == ["out of memory once: the failed step was repeated and succeeded"]
-    # What was begun before was finished first, and nothing was begun meanwhile.
+    # What was begun before was finished first, and nothing was begun beside it.
     log = flights[1].log
     failed = [place for place, what in enumerate(log) if what == "there"][call - 1]
     waiting = log[:failed].count("back") - log[:failed].count("wait")
@@ -147,7 +147,7 @@ def test_a_batch_that_is_too_large_shrinks(flights, array):
     assert "out of memory: batch size 1 from here on" in outcome.events
 
 
-def test_batches_that_are_not_finite_are_computed_again(flights, array):
+def test_what_is_not_finite_is_computed_again(flights, array):
     class Half(torch.nn.Module):
         def forward(self, x):
             return conv_net()(x) * torch.inf
@@ -174,7 +174,7 @@ def test_a_stop_is_heard(flights, array):
 
 
 class Watched(torch.nn.Module):
-    """Records what a network reads and writes, as a GPU's kernels do."""
+    """Notes what a network reads and writes, as a card's kernels do."""
 
     def __init__(self, streams):
         super().__init__()
@@ -195,15 +195,15 @@ def streams(monkeypatch):
     return Streams(monkeypatch)
 
 
-def test_no_copy_races_with_a_gpus_kernels(streams, array):
+def test_no_copy_meets_what_a_card_computes(streams, array):
     plan = plan_of(array)
     result, _ = run_array(network(Watched(streams)), array, plan)
     assert len(streams.log) > 4 * plan.tiles
     assert streams.races == []
-    # The allocator knows of every tensor that a second stream touches (`record_stream`).
-    registered = {one.data_ptr() for one, _ in streams.recorded}
+    # The allocator was told of every tensor that a second stream touches.
+    told = {one.data_ptr() for one, _ in streams.recorded}
     moved = {one.tensor.data_ptr() for one in streams.log if one.stream == "computing"}
-    assert moved <= registered
+    assert moved <= told
     # Copies there and back are of two streams.
     assert {one.stream for one in streams.log} == {"computing", "copies 1", "copies 2"}
     assert result.shape == (260, 340, 3)
@@ -211,14 +211,14 @@ def test_no_copy_races_with_a_gpus_kernels(streams, array):
 
 @pytest.mark.parametrize("missing", ["nothing", "there", "back"])
 def test_a_missing_wait_is_a_race(monkeypatch, streams, missing):
-    transfer = AsyncTileTransfer("cpu")
+    beside = AsyncTileTransfer("cpu")
     if missing == "there":
         monkeypatch.setattr(streams.computing, "wait_event", lambda event: None)
     if missing == "back":
-        monkeypatch.setattr(transfer._download_stream, "wait_event", lambda event: None)
+        monkeypatch.setattr(beside._download_stream, "wait_event", lambda event: None)
     watched = Watched(streams)
     for _ in range(2):
-        landing = transfer.to_host(watched(transfer.to_device(torch.rand(1, 3, 8, 8))))
+        landing = beside.to_host(watched(beside.to_device(torch.rand(1, 3, 8, 8))))
     assert bool(streams.races) == (missing != "nothing")
     copied = streams.log[-1].clock["copies 2"]
     assert streams.host.get("copies 2", 0) < copied
@@ -226,7 +226,7 @@ def test_a_missing_wait_is_a_race(monkeypatch, streams, missing):
     assert streams.host["copies 2"] >= copied
 
 
-def gpu_plans(array, **wishes):
+def card_plans(array, **wishes):
     height, width, bands = array.shape
     info = ImageInfo(width, height, bands, str(array.dtype))
     given = costs(4, device="cuda:0").model_copy(update={"context_bytes": 1 << 20})
@@ -236,7 +236,7 @@ def gpu_plans(array, **wishes):
 
 
 def test_a_plan_counts_what_is_in_flight(array):
-    (one,) = [plan for plan in gpu_plans(array, tile=40) if plan.batch == 1]
+    (one,) = [plan for plan in card_plans(array, tile=40) if plan.batch == 1]
     assert one.in_flight == 1
     three = with_prefetch(one, 3)
     assert three.in_flight == 3 and "3 in flight" in three.title
@@ -248,16 +248,16 @@ def test_a_plan_counts_what_is_in_flight(array):
     assert rows["copy buffers"].value > 3 * before.value
     assert rows["copy buffers"].upper > 3 * before.upper
     assert three.bytes_at("device", upper=True) == one.bytes_at("device", upper=True) + 2 * staged
-    # No more than there are batches, and none if there is one.
+    # No more than there are batches, and none beside one.
     assert with_prefetch(one, 10**6).in_flight == one.tiles
-    whole = next(plan for plan in gpu_plans(array) if plan.tiles == 1)
+    whole = next(plan for plan in card_plans(array) if plan.tiles == 1)
     assert with_prefetch(whole, 4) is whole
     here = make_plan(array, 4, tile=40)
     assert with_prefetch(here, 4) is here
 
 
 def test_more_streams_than_memory_are_fewer(array):
-    (one,) = [plan for plan in gpu_plans(array, tile=40) if plan.batch == 1]
+    (one,) = [plan for plan in card_plans(array, tile=40) if plan.batch == 1]
     needs = [one.upper_bytes, *(with_prefetch(one, most).upper_bytes for most in (2, 3))]
     ample = 1 << 40
     for most, limit in enumerate(needs, 1):

@@ -25,11 +25,7 @@ KernelLaunch = tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]
 
 
 class Launch:
-    """Launch grids, arguments and constants of the halo kernels for one call.
-
-    ``query`` is (B, H, W, heads, head dim), ``table`` is (heads, distances down, distances right)
-    or None for no bias.
-    """
+    """Launch grids, arguments and constants of the halo kernels for one call."""
 
     def __init__(self, query: Tensor, windows: Windows, table: Tensor | None) -> None:
         self.batch, self.height, self.width, self.heads, self.dim = query.shape
@@ -67,10 +63,7 @@ class Launch:
     def descriptors(
         self, tile: KernelTile, *tensors: Tensor, square: bool = False
     ) -> list[Any] | None:
-        """Return tensor descriptors for loads of whole tiles, None where not possible.
-
-        Tensors are (B, H, W, heads, head dim).
-        """
+        """Return tensor descriptors for loads of whole tiles, None where not possible."""
         cut = descriptor_block(self.windows, tile, self.dim, square=square)
         if not tile.tiled or cut is None or not all(map(_aligned, tensors)):
             return None
@@ -131,7 +124,7 @@ def constants(
 
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Return strides along the first 4 dims of tensors (B, H, W, heads, head dim)."""
+    """Return the strides of each tensor along B, H, W and heads."""
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:4])
 
 

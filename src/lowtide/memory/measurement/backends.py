@@ -45,7 +45,7 @@ class MeterBackend(Protocol):
         ...
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Assign a kind (weights, inputs, ...) to tensors of any shape."""
+        """Assign a kind (weights, inputs, ...) to tensors."""
 
     def end(self) -> int:
         """Stop to measure and return the peak bytes of the last lap."""
@@ -78,7 +78,7 @@ class EventsBackend:
         return self._blocks.reset_peak()
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Record tensors, of any shape, that existed before `begin`.
+        """Record the tensors that existed before `begin`.
 
         The others count without their kind, since an event does not say what its block is for.
         """
@@ -132,7 +132,7 @@ class StoragesBackend:
         return peak
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Assign a kind to the storages of tensors of any shape."""
+        """Assign a kind to the tensors' storages."""
         self.tracer.label(tensors, kind)
 
     def end(self) -> int:
@@ -181,7 +181,7 @@ class ResidentBackend:
         return usage.corrected_peak_bytes
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Do nothing, whatever the tensors: pages do not say which they hold."""
+        """Do nothing: pages do not say which tensors they hold."""
 
     def end(self) -> int:
         """Stop to sample and return the peak bytes of the last lap."""
@@ -229,7 +229,7 @@ class AllocatorBackend:
         return max(0, allocated - self._before)
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Do nothing: the allocator counts earlier tensors, of any shape, as a whole."""
+        """Do nothing: the allocator counts earlier tensors as a whole."""
 
     def end(self) -> int:
         """Read the peaks, what remains allocated, and the context."""
@@ -257,7 +257,7 @@ class AllocatorBackend:
 
 
 def meter_backend(device: str, how: BackendName) -> MeterBackend:
-    """Create the backend ``how`` for a device; see `BACKENDS`."""
+    """Create the backend ``how`` for a device; `BACKENDS` lists those of each device."""
     if how == "events":
         return EventsBackend()
     if how == "storages":

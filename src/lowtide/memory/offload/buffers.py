@@ -40,8 +40,7 @@ class BufferLayout:
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Return the block's tensors as strided views of ``buffer``.
 
-        ``buffer`` is uint8 (n,) with n at least ``nbytes``; views have the shapes of the block's
-        tensors.
+        ``buffer`` is uint8, of at least ``nbytes``.
         """
         return [
             buffer[offset : offset + nbytes].view(dtype).as_strided(shape, stride)
@@ -55,11 +54,11 @@ class WeightSource(Protocol):
     """Protocol of a source of block weights: files or host memory."""
 
     def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
-        """Fill ``buffer``, uint8 (bytes,) in host memory, with the block."""
+        """Fill ``buffer``, uint8 in host memory, with the block."""
         ...
 
     def host_tensor(self, layout: BufferLayout) -> torch.Tensor | None:
-        """Return the block, uint8 (bytes,), if it is in host memory already, else None."""
+        """Return the block if it is in host memory already, else None."""
         ...
 
 
@@ -70,7 +69,7 @@ class FileWeightSource:
         self._files, self._permuted = files, permuted
 
     def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
-        """Read each tensor of the block into ``buffer`` (bytes,), in the model's order."""
+        """Read each tensor of the block, in the order of the model."""
         for place, view in zip(layout.places, layout.views(buffer), strict=True):
             target = view.permute(memory_order(view)) if self._permuted else view
             self._files.read(place.name, target)
@@ -87,17 +86,17 @@ class HostWeightSource:
         self._blocks: dict[str, torch.Tensor] = {}
 
     def add(self, layout: BufferLayout, fill: Callable[[torch.Tensor], None]) -> None:
-        """Allocate uint8 (bytes,) for a block, which ``fill`` writes into it."""
+        """Allocate memory for a block and let ``fill`` write the block into it."""
         memory = self._pinned.empty(layout.nbytes)
         fill(memory)
         self._blocks[layout.block.name] = memory
 
     def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
-        """Copy the block into ``buffer``, uint8 (bytes,)."""
+        """Copy the block into ``buffer``."""
         buffer[: layout.nbytes].copy_(self._blocks[layout.block.name])
 
     def host_tensor(self, layout: BufferLayout) -> torch.Tensor:
-        """Return the block, uint8 (bytes,), without a copy."""
+        """Return the block without a copy."""
         return self._blocks[layout.block.name]
 
 
@@ -105,8 +104,7 @@ class HostWeightSource:
 class WeightBuffer:
     """One weight buffer, the block that is loaded or loading, and its CUDA events.
 
-    ``buffer`` and ``staging`` are uint8 (bytes,); ``tensors`` are the weights of each block as
-    views of this buffer.
+    ``tensors`` are the weights of each block as views of this buffer.
     """
 
     buffer: torch.Tensor

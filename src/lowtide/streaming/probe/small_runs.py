@@ -129,6 +129,6 @@ def tile_step(network: NetworkSpec) -> TileStep:
 
 
 def random_tile(network: NetworkSpec, side: int, seed: int = 0) -> np.ndarray:
-    """Return a random uint8 tile (H, W, C), H and W being ``side``."""
+    """Return a random uint8 tile of shape (side, side, channels)."""
     shape = (side, side, network.in_channels)
     return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)

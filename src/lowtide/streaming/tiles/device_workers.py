@@ -61,7 +61,7 @@ class DeviceWorkers:
             lane.runner.shrink(reason)
 
     def run(self, groups: Iterable[Tiles]) -> Iterator[list[Tensor]]:
-        """Yield the results of each group, (C, H * scale, W * scale) per tile, in order.
+        """Yield the results of each group, in order.
 
         No more groups are held than run at once; a group is held until its result is there, and
         must not change.

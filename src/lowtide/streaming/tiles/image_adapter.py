@@ -40,7 +40,7 @@ class ChannelPlan:
         self.inputs_per_tile = self.color_inputs + self.alpha
 
     def to_network(self, tiles: Tensor) -> Tensor:
-        """Convert (B, C, H, W) in 0..1 to network inputs (inputs, in channels, H, W).
+        """Convert (B, C, H, W) in 0..1 to network inputs (B·images, channels, H, W).
 
         Inputs for alpha come last.
         """
@@ -51,9 +51,9 @@ class ChannelPlan:
         return torch.cat([self._color_to_inputs(color * opacity), self._expand_channels(opacity)])
 
     def from_network(self, output: Tensor, tiles: Tensor) -> Tensor:
-        """Convert the network's output to (B, C, H * scale, W * scale) in 0..1.
+        """Convert the network's output to (B, C, H·s, W·s) in 0..1.
 
-        ``tiles`` are the images given to `to_network`.
+        ``tiles`` are the images given to `to_network`, s is the scale.
         """
         count = len(tiles) * self.color_inputs
         if not self.alpha:

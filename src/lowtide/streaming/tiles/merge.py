@@ -55,7 +55,7 @@ class StripMerger:
         )
 
     def add(self, row: int, column: int, tile: Tensor) -> None:
-        """Merge one tile, float32 (C, H * scale, W * scale) in 0..1."""
+        """Merge one tile, float32 (C, H·s, W·s) in 0..1."""
         top, bottom = self._clip(self._rows.span(row), 0)
         left, right = self._clip(self._columns.span(column), 1)
         if top >= bottom or left >= right:

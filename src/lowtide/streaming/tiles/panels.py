@@ -147,7 +147,7 @@ class RowFile:
         self._written += len(rows)
 
     def read(self, count: int) -> np.ndarray:
-        """Return the next ``count`` rows, (count, W, C), fewer only at the end."""
+        """Return the next ``count`` rows, fewer only at the end."""
         count = min(count, self._written - self._read)
         rows = np.empty((count, self.info.width, self.info.channels), self.info.sample_type)
         if count:

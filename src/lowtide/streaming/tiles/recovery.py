@@ -27,7 +27,7 @@ class TileRunner(Protocol):
     """Interface of what runs tiles, as `TileStep` does."""
 
     def __call__(self, tiles: Tiles) -> Tensor:
-        """Return the results of tiles (H, W, C), stacked: (B, C, H * scale, W * scale)."""
+        """Return the results, stacked."""
         ...
 
     def begin(self, tiles: Tiles) -> PendingBatch:
@@ -35,7 +35,7 @@ class TileRunner(Protocol):
         ...
 
     def finish(self, pending: PendingBatch) -> Tensor:
-        """Return the results of a started batch: (B, C, H * scale, W * scale)."""
+        """Return the results of a started batch."""
         ...
 
 
@@ -65,10 +65,7 @@ class RetryingTileRunner:
         return True
 
     def __call__(self, tiles: Tiles) -> list[Tensor]:
-        """Run tiles (H, W, C) of one shape; return (C, H * scale, W * scale) in order.
-
-        The results are float32.
-        """
+        """Run (H, W, C) tiles of one shape; return float32 (C, H·s, W·s) results in order."""
         results: list[Tensor] = []
         while len(results) < len(tiles):
             group = tiles[len(results) : len(results) + self.batch]
@@ -83,10 +80,10 @@ class RetryingTileRunner:
         return results
 
     def run_pipelined(self, groups: Iterable[Tiles], max_in_flight: int) -> Iterator[list[Tensor]]:
-        """Yield the results of each group, (C, H * scale, W * scale) per tile, in order.
+        """Yield the results of each group in order, with up to ``max_in_flight`` groups in flight.
 
-        Up to ``max_in_flight`` groups are in flight. After a group ran out of memory, no other is
-        started until all before it are finished; then it runs alone.
+        After a group ran out of memory, no other is started until all before it are finished; then
+        it runs alone.
         """
         remaining, pending = iter(groups), deque[tuple[Tiles, PendingBatch | None]]()
         while True:

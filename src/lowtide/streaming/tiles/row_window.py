@@ -12,7 +12,7 @@ _READ_ROWS = 16  # decode in blocks, so that no second copy of a strip exists
 
 
 def read_rows(source: RowSource, rows_read: int, count: int) -> np.ndarray:
-    """Read the next ``count`` rows, (count, W, C), or what is left after ``rows_read``.
+    """Read the next ``count`` rows, or what is left after ``rows_read`` rows.
 
     Raises `ImageError` where a file ends before its image does.
     """
@@ -38,7 +38,7 @@ class RowWindow:
         self._first = self._filled = 0
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """Return rows ``start`` to ``stop`` of the padded image as a view (rows, W, C).
+        """Return rows ``start`` to ``stop`` of the padded image as a view.
 
         The view is valid until the next call. ``start`` may not decrease, and a row above it may
         not be requested again.

@@ -37,7 +37,7 @@ class SourceRows:
         self._retained: dict[object, Spans] = {}
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Return the samples of padded rows ``first`` to ``last``, (rows, W, C)."""
+        """Return the samples of padded rows ``first`` to ``last`` as (last - first, W, C)."""
         while self._next_row < min(last, self._info.height):
             self._read_next()
         whole = [self._gather(start, stop) for start, stop in self._file_spans(first, last)]
@@ -116,5 +116,5 @@ class SourcePage:
         self.retain([])
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Raise `AssertionError` for rows of any shape: a source is read-only."""
+        """Raise `AssertionError`: a source is read-only."""
         raise AssertionError("a source page is read-only")

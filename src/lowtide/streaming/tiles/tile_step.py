@@ -68,7 +68,7 @@ class NetworkSpec:
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch in flight: float32 (B, C, H, W), and the pending result with its sum."""
+    """A batch in flight: its float32 input, and the pending result with its sum."""
 
     images: Tensor
     result: PendingResult
@@ -93,12 +93,12 @@ class TileStep:
         self.fp32_reruns = 0
 
     def __call__(self, tiles: Sequence[np.ndarray]) -> Tensor:
-        """Run tiles (H, W, C): float32 (B, C, H * scale, W * scale) in 0..1 on the host."""
+        """Run (H, W, C) sample tiles; return float32 (B, C, H·s, W·s) in 0..1 on the host."""
         return self.finish(self.begin(tiles))
 
     @torch.inference_mode()
     def begin(self, tiles: Sequence[np.ndarray]) -> PendingBatch:
-        """Start the network on tiles (H, W, C), which are not read again."""
+        """Start the network on the tiles, which are not read again."""
         images = self._to_batch(tiles)
         result = self.network.forward(self._network_input(images))
         # NaN and infinity survive a sum, so finiteness is checked without a copy of the whole
@@ -109,10 +109,7 @@ class TileStep:
 
     @torch.inference_mode()
     def finish(self, pending: PendingBatch) -> Tensor:
-        """Wait for the result of a batch: (B, C, H * scale, W * scale), float32 in 0..1.
-
-        Raises `NotFiniteError`.
-        """
+        """Wait for the result of a batch. Raises `NotFiniteError`."""
         network = self.network
         total, result = pending.result_sum.wait(), pending.result.wait()
         if not total.isfinite() and network.make_fp32_forward is not None:
@@ -129,14 +126,11 @@ class TileStep:
         return images.contiguous(memory_format=self.network.memory_format)
 
     def to_network(self, tiles: Sequence[np.ndarray]) -> Tensor:
-        """Convert tiles (H, W, C) to network inputs, float32 (inputs, C, H, W).
-
-        There are `ChannelPlan.inputs_per_tile` inputs for each tile.
-        """
+        """Convert sample tiles to network inputs, float32 (B·images, C, H, W)."""
         return self.channel_plan.to_network(self._to_batch(tiles))
 
     def from_network(self, result: Tensor, tile: np.ndarray | None) -> Tensor:
-        """Convert the network's result for one tile to float32 (C, H * scale, W * scale) in 0..1.
+        """Convert the network's result for one tile to float32 (C, H·s, W·s) in 0..1.
 
         Of the tile's samples only alpha is read. ``result`` may be modified in place.
         """

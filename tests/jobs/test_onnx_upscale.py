@@ -39,7 +39,7 @@ def upscale(source, target, model, **options):
     return report.images[0]
 
 
-def max_difference(a, b):
+def apart(a, b):
     assert a.shape == b.shape
     return np.abs(a.astype(int) - b.astype(int)).max()
 
@@ -53,7 +53,7 @@ def test_the_file_is_pytorchs(options, tiles, tmp_path, save, read, crop, expect
     source = save(tmp_path / "in.png", array)
     image = upscale(source, tmp_path / "out.png", x2, accuracy="exact", **options)
     assert (image.plan.tiles, image.accuracy.execution) == (tiles, "exact")
-    assert max_difference(read(tmp_path / "out.png"), expected(array)) <= 1
+    assert apart(read(tmp_path / "out.png"), expected(array)) <= 1
     assert image.memory.within_budget
 
 
@@ -67,7 +67,7 @@ def test_gray_and_opacity_go_through_a_color_model(bands, tmp_path, save, read, 
         upscale(source, tmp_path / "out.png", model, force=True)
         made.append(read(tmp_path / "out.png"))
     assert made[0].shape == (100, 122, bands)
-    assert max_difference(*made) <= 1
+    assert apart(*made) <= 1
 
 
 def test_a_gray_model(tmp_path, save, read, crop):
@@ -91,10 +91,10 @@ def test_sizes_off_the_grid(tmp_path, save, read, crop):
     assert image.plan.tiles > 1
     given = torch.from_numpy(array / np.float32(255)).permute(2, 0, 1)[None]
     wanted = lowtide.load(model)(given)[0].permute(1, 2, 0).numpy() * 255
-    assert max_difference(read(tmp_path / "out.png"), np.rint(wanted)) <= 1
+    assert apart(read(tmp_path / "out.png"), np.rint(wanted)) <= 1
 
 
-def test_the_budget_is_kept_and_predicted(tmp_path, save, photo, x2):
+def test_the_budget_is_kept_and_foretold(tmp_path, save, photo, x2):
     """Of a file that was never run here, in a process that did nothing before.
 
     The heap of one that did has room already, and the run is seen to take less than it does.
@@ -125,7 +125,7 @@ def test_eight_views(tmp_path, source, read, crop, x2):
     given = torch.from_numpy(crop / np.float32(255)).permute(2, 0, 1)[None]
     with torch.inference_mode():
         wanted = plain(given).clamp(0, 1)[0].permute(1, 2, 0).numpy() * 255
-    assert max_difference(read(tmp_path / "out.png"), np.rint(wanted)) <= 1
+    assert apart(read(tmp_path / "out.png"), np.rint(wanted)) <= 1
 
 
 @pytest.fixture
@@ -165,13 +165,13 @@ def test_two_processes(tmp_path, save, crop, both):
     assert one == two
 
 
-def test_an_overlap_below_the_reach_is_bounded(tmp_path, source, x2):
+def test_what_does_not_reach_so_far_is_bounded(tmp_path, source, x2):
     image = upscale(source, tmp_path / "out.png", x2, tile=48, tile_overlap=2)
     assert image.accuracy.execution == "bounded"
     assert image.accuracy.execution_error is not None
 
 
-def test_half_precision_is_reported(tmp_path, source):
+def test_half_precision_is_told(tmp_path, source):
     model = conv_file(tmp_path / "half.onnx", kind=np.float16)
     remember_onnx(model, reach=1)
     image = upscale(source, tmp_path / "out.png", model)
@@ -190,7 +190,7 @@ REFUSED = [
 ]
 
 
-def test_refused_requests(tmp_path, source, x2):
+def test_what_is_refused(tmp_path, source, x2):
     for options, words in REFUSED:
         for job in (lowtide.upscale, lowtide.plan):
             if job is lowtide.plan and "devices" in options:

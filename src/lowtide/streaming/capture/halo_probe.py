@@ -34,7 +34,8 @@ def probe_halo(name: str, module: nn.Module, example: Tensor) -> OpaqueModule:
         name: Path of the module, for messages.
         module: Module that takes one image.
         example: Input in the model, (B, C, H, W): trial images have its channels, dtype, device,
-            and the remainder of its sides by 64.
+        and
+            the remainder of its sides by 64.
 
     Raises:
         ModelError: Rows of the result depend on rows far away, or the module draws random numbers,

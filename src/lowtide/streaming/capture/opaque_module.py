@@ -73,9 +73,6 @@ class OpaqueModule:
         return max(0, low), min(size, high)
 
     def run_band(self, rows: Tensor, span: Span, size: int) -> Tensor:
-        """Return result rows ``span``, (B, C', rows, W'), from those of `receptive_field`.
-
-        ``rows`` is (B, C, input rows, W); ``size`` is the height of the whole input.
-        """
+        """Return result rows ``span``, from the input rows of `receptive_field`."""
         low = self.receptive_field(span, size)[0] * self.upscale // self.downscale
         return self(rows).narrow(2, span[0] - low, span[1] - span[0])

@@ -117,7 +117,7 @@ def _threads() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Return an environment with the import path of this process."""
+    """Return an environment in which the subprocess imports what this process does."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 

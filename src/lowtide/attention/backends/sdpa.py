@@ -79,7 +79,7 @@ class Sdpa(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention of a call not described yet, in the shape of `Backend.run`."""
+        """Describe the call, then compute it: (B, heads, queries, value's head dim)."""
         call = describe_call((query, key, value), mask, spec)
         return self.run_with_call(call, query, key, value, mask, spec)
 

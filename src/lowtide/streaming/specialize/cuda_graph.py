@@ -30,7 +30,7 @@ class GraphRecorder(Protocol):
     """Captures a call as a CUDA graph on a device."""
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """Return the captured result, of any shape, and its in-place replay."""
+        """Return the captured result tensor, and a function that recomputes it in place."""
         ...
 
 
@@ -50,14 +50,11 @@ class GraphRecording:
         self._static_output, self._replay = record(lambda: forward(self._static_input))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Replay the graph for (B, C, H, W) and return a copy of the result."""
+        """Replay the graph and return a copy of the result."""
         return self.replay(images).clone(memory_format=torch.preserve_format)
 
     def replay(self, images: Tensor) -> Tensor:
-        """Replay the graph for (B, C, H, W) and return its own result tensor.
-
-        The next call overwrites it.
-        """
+        """Replay the graph and return its result tensor, which the next call overwrites."""
         self._static_input.copy_(images)
         self._replay()
         return self._static_output

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from virtual_device import VirtualDevice
 
 from lowtide.core.units import MIB
 from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory
-from lowtide.memory.simulation.virtual_device import VirtualDevice
 
 
 class PlainAllocator:

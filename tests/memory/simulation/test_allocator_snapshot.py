@@ -1,6 +1,7 @@
 """Recorded histories of the allocator, replayed: by hand here, real ones where there is a GPU."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import torch
 
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory
-from lowtide.memory.simulation.snapshot import replay_snapshot
+from support.recorded_history import replay_snapshot
 
 
 def entry(action, addr=0, size=0, stream=0, **more):
@@ -75,7 +76,7 @@ def test_pages_in_the_history_mean_expandable_segments():
 RECORD = """
 import json, sys, torch
 from torch import nn
-from lowtide.memory.simulation.snapshot import replay_snapshot
+from support.recorded_history import replay_snapshot
 
 torch.cuda.memory._record_memory_history(context=None, stacks="python", max_entries=1_000_000)
 width, body = 64, []
@@ -103,6 +104,7 @@ print(json.dumps({**vars(result), "measured": torch.cuda.max_memory_reserved()})
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 @pytest.mark.parametrize("expandable", ["False", "True"])
 def test_predicts_what_a_real_allocator_reserves(expandable, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     settings = f"expandable_segments:{expandable}"
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", settings)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings)  # the name before torch 2.9

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from virtual_device import VirtualDevice
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.oom import free_exception, is_out_of_memory
 from lowtide.memory.simulation.allocator import SimulatedOutOfMemory
-from lowtide.memory.simulation.virtual_device import VirtualDevice
 
 
 def small_net():

@@ -113,23 +113,10 @@ class _Machine:
         self.push(self.maker.build(self.stack.pop(), given))
 
 
-_LITERALS = (
-    "INT",
-    "BININT",
-    "BININT1",
-    "BININT2",
-    "LONG1",
-    "BINFLOAT",
-    "BINSTRING",
-    "SHORT_BINSTRING",
-    "BINUNICODE",
-    "SHORT_BINUNICODE",
-    "BINUNICODE8",
-    "BINBYTES",
-    "SHORT_BINBYTES",
-    "BINBYTES8",
-    "BYTEARRAY8",
-)
+_LITERALS = """
+    INT BININT BININT1 BININT2 LONG1 BINFLOAT BINSTRING SHORT_BINSTRING BINUNICODE SHORT_BINUNICODE
+    BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8
+""".split()
 _INSTRUCTIONS: dict[str, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(_LITERALS, _Machine.push),
     **dict.fromkeys(("PROTO", "FRAME"), lambda machine, _: None),

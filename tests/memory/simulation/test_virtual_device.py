@@ -258,9 +258,3 @@ def test_other_threads_are_not_followed_but_may_let_go():
         worker.join()
         assert device.live_bytes == 0
         assert device.peak_live_bytes == 2000
-
-
-def test_expandable_segments():
-    with VirtualDevice(expandable_segments=True) as device:
-        torch.empty(30 * MIB, dtype=torch.uint8)
-    assert device.peak_reserved == 40 * MIB

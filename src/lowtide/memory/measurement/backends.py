@@ -6,7 +6,7 @@ They read the profiler's memory events, live storages, resident memory, or CUDA'
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,38 +26,6 @@ BACKENDS: dict[str, tuple[BackendName, ...]] = {
     "cpu": ("events", "storages", "resident"),
     "cuda": ("allocator",),
 }
-
-
-class MeterBackend(Protocol):
-    """Protocol of a measurement backend.
-
-    Bytes count from `begin` on, except those of `ledger_rows`, which may include what existed
-    before.
-    """
-
-    source: str
-
-    def begin(self) -> None:
-        """Start to measure."""
-
-    def lap(self) -> int:
-        """Return the peak bytes since `begin` or the last lap."""
-        ...
-
-    def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Assign a kind (weights, inputs, ...) to tensors."""
-
-    def end(self) -> int:
-        """Stop to measure and return the peak bytes of the last lap."""
-        ...
-
-    def retained_bytes(self) -> int:
-        """Return the bytes allocated since `begin` and still alive at `end`."""
-        ...
-
-    def ledger_rows(self, peak: int) -> tuple[LedgerRow, ...]:
-        """Return the ledger at ``peak``, the highest of all laps; valid after `end`."""
-        ...
 
 
 class EventsBackend:
@@ -254,6 +222,10 @@ class AllocatorBackend:
             _row("allocator", max(0, self._reserved - self._allocated)),
             _row("context", self._context),
         )
+
+
+# Bytes count from `begin` on, except those of `ledger_rows`, which may include what existed before.
+MeterBackend = EventsBackend | StoragesBackend | ResidentBackend | AllocatorBackend
 
 
 def meter_backend(device: str, how: BackendName) -> MeterBackend:

@@ -150,14 +150,7 @@ class AttentionRouter:
         """Drop-in scaled_dot_product_attention, with PyTorch's parameters."""
         query, key, value, attn_mask = _as_autocast(query, key, value, attn_mask)
         lead = torch.broadcast_shapes(
-            *(
-                t.shape[: -3 if enable_gqa else -2]
-                for t in (
-                    query,
-                    key,
-                    value,
-                )
-            )
+            *(t.shape[: -3 if enable_gqa else -2] for t in (query, key, value))
         )
         inner = 3 if enable_gqa else 2
         missing = max(0, 4 - inner - len(lead))

@@ -62,11 +62,7 @@ class OffloadPlan(BaseModel):
 
 
 def plan_offload(
-    model: nn.Module,
-    budget_bytes: int,
-    *,
-    activation_bytes: int = 0,
-    resident: Iterable[str] = (),
+    model: nn.Module, budget_bytes: int, *, activation_bytes: int = 0, resident: Iterable[str] = ()
 ) -> OffloadPlan:
     """Choose which weights of ``model`` stay resident and which stream, by a budget.
 

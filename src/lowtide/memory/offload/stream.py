@@ -255,9 +255,7 @@ def _copy_weights(layout: BufferLayout, memory: torch.Tensor) -> None:
 
 
 def _restore_weights(
-    layout: BufferLayout,
-    source: WeightSource,
-    devices: Sequence[torch.device],
+    layout: BufferLayout, source: WeightSource, devices: Sequence[torch.device]
 ) -> None:
     """Restore the values of the model's own tensors."""
     memory = torch.empty(layout.nbytes, dtype=torch.uint8)

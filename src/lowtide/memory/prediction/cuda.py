@@ -31,10 +31,7 @@ _MATMULS = frozenset(
     }
 ) - {None}
 _CONVOLUTIONS = frozenset(
-    {
-        torch.ops.aten.convolution.default,
-        torch.ops.aten.convolution_backward.default,
-    }
+    {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
 )
 # Ids of storages that no trace has: the BLAS workspace that a thread keeps from its first matrix
 # product on (False: the step's thread, True: autograd's, which runs backward passes on CUDA),

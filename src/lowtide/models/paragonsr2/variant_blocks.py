@@ -9,11 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.attention.spatial import (
-    ChannelAttention,
-    HierarchicalAttention,
-    LocalWindowAttention,
-)
+from lowtide.attention.spatial import ChannelAttention, HierarchicalAttention, LocalWindowAttention
 from lowtide.models.paragonsr2.tier_blocks import LayerScale, RMSNorm
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lowtide.core.errors import UsageError
 from lowtide.core.heap import trim_heap
-from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.ledger import LedgerRow, device_row
 from lowtide.memory.measurement import profiler_events
 from lowtide.memory.meter import HostMeter, Usage, cuda_context_bytes, cuda_peaks
 from lowtide.memory.tracing.trace import KIND_TITLES, KINDS, Kind
@@ -248,5 +248,4 @@ def _rows(kinds: Mapping[Kind, int]) -> tuple[LedgerRow, ...]:
 
 
 def _row(name: str, value: int, upper: int | None = None) -> LedgerRow:
-    upper = value if upper is None else upper
-    return LedgerRow(name=name, place="device", value=value, upper=upper, origin="measured")
+    return device_row(name, value, "measured", upper)

@@ -90,9 +90,9 @@ def resident(entry: str, side: int, batches: list[int]) -> float:
 def reserved(entry: str, side: int, batches: list[int]) -> float:
     """Peak bytes that PyTorch's CUDA allocator would reserve."""
     import torch
+    from virtual_device import VirtualDevice
     from zoo_models import ENTRIES
 
-    from lowtide.memory.simulation.virtual_device import VirtualDevice
     from lowtide.memory.tracing.fake import FakeTwins
 
     faker = FakeTwins()

@@ -33,6 +33,9 @@ KERNELS = {
 # Pointers to fp32, independent of the tensors' dtype.
 _FP32_POINTERS = {"sums", "to_bias", "table"}
 _POINTERS = {"q", "k", "v", "out", "given", "to_q", "to_k", "to_v"} | _FP32_POINTERS
+# How many numbers each kernel's argument ``grid`` has, and how many tensors ``strides``.
+_GRIDS = {"forward": 6, "backward_query": 6, "backward_key": 8, "backward_bias": 3}
+_TENSORS = {"forward": 4, "backward_query": 5, "backward_key": 5, "backward_bias": 4}
 
 
 def compile_halo_kernel(
@@ -54,18 +57,15 @@ def compile_halo_kernel(
     tiles = choose_tiles(windows, head_dim, TYPES[dtype], SHARED_MEMORY[capability])
     cut = getattr(tiles, KERNELS[name])
     square = name == "backward_key"
-    known = constants(windows, cut, head_dim, TYPES[dtype], square=square)
     block = descriptor_block(windows, cut, head_dim, square=square) if cut.tiled else None
-    known |= {"HAS_BIAS": True, "INSIDE": True, "TILED": block is not None}
+    switches = dict(has_bias=True, inside=True, tiled=block is not None)
+    options = constants(windows, cut, head_dim, TYPES[dtype], **switches)
+    fixed = {"fixed": options.pop("fixed")}
     described = () if block is None else ("q", "given") if square else ("k", "v")
-    options = {key: known.pop(key) for key in ("num_warps", "num_stages")}
-    fixed = {key: value for key, value in known.items() if key in kernel.arg_names}
     signature = {
-        argument: "constexpr"
-        if argument in fixed
-        else f"tensordesc<{dtype}{block}>"
+        argument: f"tensordesc<{dtype}{block}>"
         if argument in described
-        else _type(argument, dtype)
+        else _type(name, argument, dtype)
         for argument in kernel.arg_names
     }
     source = triton.compiler.ASTSource(kernel, signature, fixed)
@@ -81,10 +81,12 @@ def compile_halo_kernel(
     }
 
 
-def _type(argument: str, dtype: str) -> str:
+def _type(kernel: str, argument: str, dtype: str) -> Any:
     if argument in _POINTERS:
         return "*fp32" if argument in _FP32_POINTERS else f"*{dtype}"
-    return "fp32" if argument == "scale" else "i32"
+    integers = {"image": ("i32",) * 5, "grid": ("i32",) * _GRIDS[kernel]}
+    strides = (("i32",) * 4,) * _TENSORS[kernel]
+    return {**integers, "strides": strides, "scale": "fp32", "fixed": "constexpr"}[argument]
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from torch import nn
 
 from lowtide.core.errors import ModelError
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.memory.rlimit import process_limit
 from lowtide.models import load
+from support.process_limit import process_limit
 
 Networks = Callable[[str], nn.Module]
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({}, 2)

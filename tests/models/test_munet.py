@@ -1,5 +1,7 @@
 """MUNet: logits for every pixel, and gradients through every branch."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import nn
@@ -125,7 +127,7 @@ def test_mixed_precision():
 
 
 def test_configurations():
-    assert MUNetConfig.from_dict(SMALL.to_dict()) == SMALL
+    assert MUNetConfig.from_dict(asdict(SMALL)) == SMALL
     assert MUNetConfig.from_dict({}) == MUNetConfig()
     for wrong in ({"features": 4}, {"widths": []}, {"slope": 1.0}, {"width": 3}):
         with pytest.raises(ModelError):

@@ -13,11 +13,11 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.jobs.user_models import load_user_model
 from lowtide.memory.meter import anonymous_bytes
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.memory.rlimit import process_limit
 from lowtide.models import Model, SizeRule
 from lowtide.models.export import write_onnx
 from lowtide.models.onnx_model import OnnxModel
 from lowtide.streaming.probe.receptive_field import measure_receptive_field
+from support.process_limit import process_limit
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 import lowtide
 from lowtide.core.errors import ModelError
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.memory.rlimit import process_limit
 from lowtide.models import SizeRule, onnx_probe
+from support.process_limit import process_limit
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

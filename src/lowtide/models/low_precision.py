@@ -18,16 +18,9 @@ from lowtide.models.optimized.upsample_tail import OptimizedTail
 # Layers with at most this many channels in and out map images to images.
 _MAX_IMAGE_CHANNELS = 4
 # Constructor arguments of a convolution.
-_CONV_ARGUMENTS = (
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "padding_mode",
-)
+_CONV_ARGUMENTS = """
+    in_channels out_channels kernel_size stride padding dilation groups padding_mode
+""".split()
 # Bytes of a strip that EdgeConv converts at once.
 _STRIP_BYTES = 16 << 20
 

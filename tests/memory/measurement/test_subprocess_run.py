@@ -1,5 +1,6 @@
 """Whole runs in processes of their own: faithful figures, and every way to end."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -197,10 +198,11 @@ def test_a_child_killed_by_a_signal(targets, name, kind):
 
 
 @pytest.mark.skipif(not LINUX, reason="limits data as Linux does")
-def test_a_real_lack_of_memory(tmp_path):
+def test_a_real_lack_of_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     script = tmp_path / "limited.py"
     script.write_text(
-        "from lowtide.memory.rlimit import process_limit\n"
+        "from support.process_limit import process_limit\n"
         "with process_limit(32 << 20):\n"
         "    bytearray(256 << 20)\n"
     )

@@ -140,7 +140,6 @@ def test_a_model_that_fits_is_left_alone():
     plan = plan_offload(model, 1 << 30)
     assert plan.streamed == ()
     assert plan.buffer_bytes == 0
-    assert "all weights resident" in plan.title
 
 
 def test_more_budget_means_more_residents_and_one_block_ahead():
@@ -183,4 +182,3 @@ def test_a_plan_needs_no_memory_and_is_json():
     plan = plan_offload(model, 60_000)
     assert plan == plan_offload(build(Stack), 60_000)
     assert OffloadPlan.model_validate_json(plan.model_dump_json()) == plan
-    assert str(plan.in_flight) in plan.title

@@ -11,11 +11,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from lowtide.attention.sdpa_rules import promotes_three_dimensions
+from lowtide.attention.spec import AttentionCall
 from lowtide.core.units import MIB
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.profiles.attention import simulate_attention
 from lowtide.memory.profiles.attention_scratch import (
-    AttentionShape,
     efficient_backward_bytes,
     efficient_forward_bytes,
     flash_backward_bytes,
@@ -245,7 +245,7 @@ def test_outside_everything_is_as_before_and_real_tensors_are_refused():
 
 
 def test_scratch_by_hand():
-    shape = AttentionShape(1, 8, 4096, 4096, 64, 64, 2)
+    shape = AttentionCall(torch.bfloat16, 64, 4096, 4096, heads=8)
     assert flash_forward_bytes(shape, 28) == 0  # 512 blocks of rows fill 56 slots
     assert flash_backward_bytes(shape) == 8 * 4096 * (64 + 1) * 4
     assert efficient_forward_bytes(shape) == 0
@@ -253,10 +253,10 @@ def test_scratch_by_hand():
     # One head: 64 blocks of rows on 264 slots, which 4 splits of the keys fill to 97 %.
     single = replace(shape, heads=1)
     assert flash_forward_bytes(single, 132) == 4 * 4096 * 65 * 4
-    assert flash_forward_bytes(replace(single, has_dropout=True), 132) == 0
-    grouped = replace(shape, is_grouped=True)
+    assert flash_forward_bytes(replace(single, dropout=0.1), 132) == 0
+    grouped = replace(shape, key_heads=2)
     assert flash_backward_bytes(grouped) - flash_backward_bytes(shape) == 2 * 8 * 4096 * 64 * 2
-    fp32 = replace(shape, element_bytes=4)
+    fp32 = replace(shape, dtype=torch.float32)
     assert efficient_backward_bytes(fp32) == 8 * 4096 * 4 + 8 * 4096 * 64 * 4
 
 

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from virtual_device import VirtualDevice
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.oom import free_exception, is_out_of_memory
 from lowtide.memory.simulation.allocator import SimulatedOutOfMemory
-from lowtide.memory.simulation.virtual_device import VirtualDevice
 
 
 def small_net():
@@ -258,9 +258,3 @@ def test_other_threads_are_not_followed_but_may_let_go():
         worker.join()
         assert device.live_bytes == 0
         assert device.peak_live_bytes == 2000
-
-
-def test_expandable_segments():
-    with VirtualDevice(expandable_segments=True) as device:
-        torch.empty(30 * MIB, dtype=torch.uint8)
-    assert device.peak_reserved == 40 * MIB

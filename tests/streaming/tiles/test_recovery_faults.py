@@ -8,11 +8,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from virtual_device import VirtualDevice
 
 import lowtide
 from lowtide.jobs import prepare
 from lowtide.memory.cache import CostCache
-from lowtide.memory.simulation.virtual_device import VirtualDevice
 from lowtide.streaming.tiles.merge import StripMerger
 from support.toy_models import costs, make_plan, network, run_array
 

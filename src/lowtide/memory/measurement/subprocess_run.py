@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import LowtideError, OutOfMemoryError, UsageError
-from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.ledger import LedgerRow, device_row
 
 # From this size on glibc gives a block its own pages and returns them when it is freed, so that
 # resident memory follows what is allocated. The default keeps freed blocks for reuse.
@@ -69,15 +69,7 @@ class SubprocessUsage(BaseModel):
         Its upper value is the kernel's high-water mark.
         """
         upper = max(self.peak_bytes, self.high_water_bytes or 0)
-        return (
-            LedgerRow(
-                name="resident memory",
-                place="device",
-                value=self.peak_bytes,
-                upper=upper,
-                origin="measured",
-            ),
-        )
+        return (device_row("resident memory", self.peak_bytes, "measured", upper),)
 
 
 def measure_in_subprocess(

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -50,18 +49,6 @@ class BufferLayout:
         ]
 
 
-class WeightSource(Protocol):
-    """Protocol of a source of block weights: files or host memory."""
-
-    def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
-        """Fill ``buffer``, uint8 in host memory, with the block."""
-        ...
-
-    def host_tensor(self, layout: BufferLayout) -> torch.Tensor | None:
-        """Return the block if it is in host memory already, else None."""
-        ...
-
-
 class FileWeightSource:
     """Blocks in safetensors files; ``permuted`` if `write_weights` wrote them."""
 
@@ -69,7 +56,7 @@ class FileWeightSource:
         self._files, self._permuted = files, permuted
 
     def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
-        """Read each tensor of the block, in the order of the model."""
+        """Fill ``buffer``, uint8 in host memory, tensor by tensor."""
         for place, view in zip(layout.places, layout.views(buffer), strict=True):
             target = view.permute(memory_order(view)) if self._permuted else view
             self._files.read(place.name, target)
@@ -98,6 +85,9 @@ class HostWeightSource:
     def host_tensor(self, layout: BufferLayout) -> torch.Tensor:
         """Return the block without a copy."""
         return self._blocks[layout.block.name]
+
+
+WeightSource = FileWeightSource | HostWeightSource
 
 
 @dataclass(eq=False)

@@ -45,10 +45,7 @@ _MIN_ROWS = 128
 _SMALL_BYTES, _TOUCHES = 1 << 20, 3
 _MAX_OPERAND_BYTES = 1 << 32
 _SCALABLE = frozenset(
-    {
-        torch.ops.aten.convolution.default,
-        torch.ops.aten.convolution_backward.default,
-    }
+    {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
 )
 
 

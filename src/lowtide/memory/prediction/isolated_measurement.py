@@ -31,16 +31,9 @@ _CHILD = (
 _NAMESPACES = frozenset({"aten", "prims", "mkldnn"})
 # In addition to `torch.Tag.core`: they copy integer elements, or read only their shape.
 _COPY_OPERATORS = frozenset(
-    {
-        "copy_",
-        "stack",
-        "roll",
-        "fill_",
-        "ones_like",
-        "empty_like",
-        "rand_like",
-        "randn_like",
-    }
+    """
+    copy_ stack roll fill_ ones_like empty_like rand_like randn_like
+    """.split()
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,7 @@ from lowtide.core.errors import UsageError
 from lowtide.memory.tracing.checkpointing import Checkpointing, checkpointed
 
 Optimizer = Literal["adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentum"]
-OPTIMIZERS: tuple[Optimizer, ...] = (
-    "adamw",
-    "adamw-foreach",
-    "adamw-fused",
-    "sgd",
-    "sgd-momentum",
-)
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 
 
 class Observer(Protocol):

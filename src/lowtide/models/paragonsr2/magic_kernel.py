@@ -30,9 +30,7 @@ class MagicKernelUpsample(nn.Module):
         self.sharp: Tensor
         self.places: Tensor
         self.register_buffer(
-            "sharp",
-            torch.outer(sharp, sharp).expand(channels, 1, -1, -1).clone(),
-            persistent=False,
+            "sharp", torch.outer(sharp, sharp).expand(channels, 1, -1, -1).clone(), persistent=False
         )
         places = torch.einsum("iy,jx->ijyx", phases, phases).flatten(0, 1)[:, None]
         self.register_buffer("places", places.repeat(channels, 1, 1, 1), persistent=False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lowtide.core.errors import ModelError
-from lowtide.models.descriptor import ModelDescriptor, SizeRule
+from lowtide.models.descriptor import ModelDescriptor
 from lowtide.models.paragonsr2.magic_kernel import BLUR, SHARP
 from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
@@ -73,15 +73,11 @@ def load_tier(
         scale=config.scale,
         in_channels=config.channels,
         out_channels=config.channels,
-        size=SizeRule(),
         supports_half=True,
         supports_bfloat16=True,
         tiling="discouraged" if everywhere else "supported",
         tags=(config.tier, f"{config.features}nf", f"{config.groups}x{config.blocks}"),
-        parameters=0,
-        weight_bytes=0,
         sha256=digest,
-        license=None,
         path=str(path),
     )
 

@@ -47,11 +47,10 @@ class VirtualDevice:
         capacity: int | None = None,
         *,
         fail_at: int | Collection[int] | None = None,
-        expandable_segments: bool = False,
     ) -> None:
         numbers = [fail_at] if isinstance(fail_at, int) else fail_at or ()
         self._fail_at = frozenset(numbers)
-        self._fresh = partial(CachingAllocator, capacity, expandable_segments=expandable_segments)
+        self._fresh = partial(CachingAllocator, capacity)
         self._ledger = _Ledger(self._fresh(), self._fail_at)
         self._mode = _ChargeMode(self._ledger)
 

@@ -144,7 +144,7 @@ def _choose(
     plans: list[Plan] = []
     if overrides.strategy != "streamed":
         plans = tile_candidates(prepared.costs, prepared.geometry, image_task, overrides)
-        if not prepared.replicas:
+        if not prepared.replicas and prepared.network.device != "cpu":
             plans = [
                 _with_most_in_flight(plan, settings.streams, budget, limit_bytes) for plan in plans
             ]

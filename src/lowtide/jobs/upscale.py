@@ -69,10 +69,10 @@ def upscale(
     chosen = UpscaleSettings.of(**settings)
     plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
     found, folder = find_jobs(inputs, output, chosen)
-    pairs = found.pairs
+    pairs, facts = found.pairs, None
     if folder is None:
         # Fail before a new model is measured, which may take minutes.
-        inspect_image(pairs[0].source, max_pixels=chosen.max_pixels)
+        facts = inspect_image(pairs[0].source, max_pixels=chosen.max_pixels)
         refuse_overwriting(pairs[0].target, None, force)
     scratch = Path(chosen.scratch) if chosen.scratch else folder or Path(output).parent
     devices = resolve_devices(chosen.device_names)
@@ -99,7 +99,7 @@ def upscale(
                 meter=meter,
                 progress=progress,
                 cancel=cancel,
-                on_loaded=scale_checker(pairs, chosen),
+                on_loaded=scale_checker(pairs, chosen, facts),
             )
             Pin.write(journal, now, budget, prepared.measurements)
             report = UpscaleReport(

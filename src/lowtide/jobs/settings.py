@@ -1,18 +1,19 @@
-"""Settings that every job has, validated."""
+"""Settings that every job has, validated; imports nothing heavy, so that help is quick."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
-
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_type_hints
 
 from lowtide.core.errors import UsageError
+from lowtide.core.option import Option
 from lowtide.core.precision import Precision
 from lowtide.memory.budget import Budget
-from lowtide.memory.choice import AccuracyRequest
 
-M = TypeVar("M", bound=BaseModel)
+S = TypeVar("S")
 
 _PROBLEMS = {
     "greater_than": "has to be above {gt:g}",
@@ -27,18 +28,18 @@ _PROBLEMS = {
 }
 
 
-def validate_settings(model_class: type[M], values: dict[str, Any]) -> M:
-    """Return ``kind(**values)``, or raise `UsageError` that names the invalid option."""
+def validate_settings(settings: Callable[..., S], values: dict[str, Any]) -> S:
+    """Return ``settings(**values)``, or raise `UsageError` that names the invalid option."""
+    from pydantic import ValidationError
+
     try:
-        return model_class(**values)
+        return type_adapter(settings).validate_python(values)
     except ValidationError as error:
         problem, *more = error.errors()
     name = str(problem["loc"][0])
-    option, field = "--" + name.replace("_", "-"), model_class.model_fields.get(name)
-    if field is None:
-        raise UsageError(
-            f"there is no setting {name!r}", hint=f"one of {', '.join(model_class.model_fields)}"
-        )
+    option, known = "--" + name.replace("_", "-"), settings_fields(settings)
+    if name not in known:
+        raise UsageError(f"there is no setting {name!r}", hint=f"one of {', '.join(known)}")
     given, words = problem["input"], _PROBLEMS.get(problem["type"])
     shown = f"{given:g}" if isinstance(given, float) else given
     # A union of "auto" and other types reports one error for each member.
@@ -48,13 +49,39 @@ def validate_settings(model_class: type[M], values: dict[str, Any]) -> M:
         "expected": ", ".join(filter(None, both)).replace(" or ", ", "),
     }
     trouble = words.format(**details) if words else problem["msg"].lower()
-    usual = field.examples[0] if field.examples else field.default
+    field, described, _ = known[name]
+    usual = field.default if described.example is None else described.example
     raise UsageError(
         f"{option} {shown} {trouble}", hint=f"{option} {usual}" if usual not in (None, ()) else None
     )
 
 
-class RunSettings(BaseModel):
+@functools.cache
+def type_adapter(settings: Any) -> Any:
+    """Return pydantic's adapter of a settings class, which validates and dumps it."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(settings)
+
+
+@functools.cache
+def settings_fields(settings: Any) -> dict[str, tuple[Field[Any], Option, Any]]:
+    """Return the fields of a settings class by name, each with its `Option` and its type."""
+    hints = get_type_hints(settings, include_extras=True)
+    return {
+        one.name: (one, *_described(hints[one.name]))  # pyright: ignore[reportReturnType]
+        for one in fields(settings)
+    }
+
+
+def _described(hint: Any) -> tuple[Option, Any]:
+    """Return the `Option` in the annotation of a field, and the type."""
+    (option,) = (one for one in hint.__metadata__ if isinstance(one, Option))
+    return option, hint.__origin__
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
     """Settings of any job that runs a model within a budget.
 
     Attributes:
@@ -69,32 +96,82 @@ class RunSettings(BaseModel):
         plan_file: Plans to replay.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
-    budget: str | int | Budget = "auto"
-    host_budget: str | int | None = None
-    disk_budget: str | int | None = None
-    scratch: Path | None = None
-    device: str = "auto"
-    devices: tuple[str, ...] = ()
-    precision: Literal["auto"] | Precision = "auto"
-    accuracy: AccuracyRequest | None = None
-    plan_file: Path | None = None
-
-    @field_validator("devices", mode="before")
-    @classmethod
-    def _split_devices(cls, given: Any) -> Any:
-        """Split ``"cuda:0,cuda:1"`` into a list."""
-        if isinstance(given, str):
-            return tuple(name.strip() for name in given.split(",") if name.strip())
-        return given or ()
+    budget: Annotated[
+        str | int | Budget,
+        Option(
+            "Memory for the run on the device: 6GiB, 80% of what is free, or auto.",
+            flags=("-b", "--budget"),
+        ),
+    ] = "auto"
+    host_budget: Annotated[
+        str | int | None,
+        Option("Host memory for a run on a GPU. Default: 60% of what is free."),
+    ] = None
+    disk_budget: Annotated[
+        str | int | None, Option("Disk for scratch files. Default: 90% of what is free.")
+    ] = None
+    scratch: Annotated[
+        Path | None, Option("Folder for scratch files. Default: the output folder.", "Files")
+    ] = None
+    device: Annotated[str, Option("auto, cpu, cuda:0, ...")] = "auto"
+    devices: Annotated[
+        tuple[str, ...],
+        Option(
+            "Images of a folder, or the tiles of one image, over several devices:"
+            " cuda:0,cuda:1, or cpu,cpu for two workers on the CPU that share its threads and"
+            " the budget.",
+            metavar="LIST",
+        ),
+    ] = ()
+    precision: Annotated[
+        Literal["auto"] | Precision,
+        Option(
+            "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it. int8 computes"
+            " linear layers in 8 bits, with torchao; fp8 does so on GPUs of compute capability"
+            " 8.9 or higher, with everything else in bf16.",
+            "Overriding the plan",
+        ),
+    ] = "auto"
+    accuracy: Annotated[
+        Literal["exact", "bounded", "fast"] | None,
+        Option(
+            "exact: equal to the unconstrained run, or refused. bounded: tiles where nothing"
+            " exact fits, and their error is measured. fast: whatever takes least time."
+            " Default: exact, or bounded where tiles are requested."
+        ),
+    ] = None
+    plan_file: Annotated[
+        Path | None,
+        Option(
+            "Replay a plan from `lowtide plan upscale --json`, or from a report.",
+            flags=("--plan",),
+            metavar="FILE",
+        ),
+    ] = None
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Build settings from keywords; raises `UsageError` for invalid ones."""
-        settings = validate_settings(cls, values)
+        """Build settings from keywords; raises `UsageError` for invalid ones.
+
+        ``devices`` may be text such as ``"cuda:0,cuda:1"``.
+        """
+        devices = values.get("devices") or ()
+        if isinstance(devices, str):
+            devices = tuple(name.strip() for name in devices.split(",") if name.strip())
+        settings = validate_settings(cls, {**values, "devices": devices})
         settings.check()
         return settings
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Build settings from what `to_json` returned."""
+        return validate_settings(cls, values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as plain data."""
+        return type_adapter(type(self)).dump_python(self, mode="json")
 
     def check(self) -> None:
         """Raise `UsageError` for settings that contradict each other."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -12,7 +11,7 @@ from typing import Unpack
 from lowtide.core.progress import Cancel, ProgressCallback, report_phase
 from lowtide.jobs.build_network import copy_network
 from lowtide.jobs.devices import budget_share, divide_threads, resolve_devices
-from lowtide.jobs.journal import Journal
+from lowtide.jobs.journal import open_journal
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.prepare import preload_libraries, prepare
 from lowtide.jobs.report import SkippedInput, UpscaleReport, versions
@@ -80,7 +79,7 @@ def upscale(
     meter = open_meter(devices[0])
     meter.start()
     try:
-        with _open_journal(folder) as journal, divide_threads(len(devices)) as threads:
+        with open_journal(folder) as journal, divide_threads(len(devices)) as threads:
             now = versions(chosen.model_name)
             pin = Pin.read(journal, now)
             budget = min(
@@ -106,7 +105,7 @@ def upscale(
                 model=prepared.descriptor.to_dict(),
                 device=",".join(devices),
                 versions=now,
-                skipped_inputs=skipped_inputs(found),
+                skipped_inputs=SkippedInput.of(found),
             )
             key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
             results = ResultRecorder(pairs, report, journal, key, force=force, sidecar=sidecar)
@@ -159,18 +158,3 @@ def find_jobs(
         given, output, kind=IMAGES, format=settings.format, suffix_text=settings.suffix
     )
     return found, None if found.single_file else Path(output)
-
-
-def skipped_inputs(found: Found) -> list[SkippedInput]:
-    """Return what was found in addition to images, as report entries."""
-    return [SkippedInput(path=str(one.path), reason=one.reason) for one in found.skipped]
-
-
-@contextlib.contextmanager
-def _open_journal(folder: Path | None) -> Iterator[Journal | None]:
-    if folder is None:
-        yield None
-        return
-    with Journal(folder) as journal:
-        journal.remove_parts()
-        yield journal

@@ -13,9 +13,9 @@ from lowtide.jobs.item import Item
 from lowtide.jobs.prepare import preload_libraries, prepare
 from lowtide.jobs.report import ImageReport, SkippedInput, UpscaleReport, versions
 from lowtide.jobs.target_size import scale_checker
-from lowtide.jobs.upscale import Inputs, find_jobs
+from lowtide.jobs.upscale import Inputs, UpscaleKeywords, find_jobs, show_keywords
 from lowtide.jobs.upscale_job import UpscaleJob, image_report
-from lowtide.jobs.upscale_settings import UpscaleKeywords, UpscaleSettings, show_keywords
+from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import open_meter

@@ -100,8 +100,8 @@ def plan_image(
     sizes = target_size(source, target, settings, prepared.geometry.scale)
     facts, upscaled, output = sizes.facts, sizes.upscaled, sizes.output
     notes = list(facts.notes)
-    if prepared.network.device == "cpu" and (note := slowdown_note(prepared.precision)):
-        notes.append(note)
+    if prepared.network.device == "cpu" and prepared.precision != "fp32":
+        notes += filter(None, [slowdown_note(prepared.precision)])
     resized = upscaled if upscaled != output else None
     if not target.suffix:
         notes.append(f"the name has no suffix: written as {sizes.format}")

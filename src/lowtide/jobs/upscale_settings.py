@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import inspect
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
 from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.core.option import Option
-from lowtide.core.precision import Precision, is_eight_bits
+from lowtide.core.precision import is_eight_bits
 from lowtide.core.signal import ImageInfo
 from lowtide.jobs.settings import RunSettings
-from lowtide.memory.budget import Budget
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_providers import ProviderName
 
 if TYPE_CHECKING:
     from lowtide.media import EncodeOptions
     from lowtide.memory.choice import AccuracyRequest
-    from lowtide.streaming.planner.model_facts import Overrides, StrategyName
-
-F = TypeVar("F", bound=Callable[..., Any])
+    from lowtide.streaming.planner.model_facts import Overrides
 
 _SIZE, _PLAN, _FILES = "Target size", "Overriding the plan", "Files"
 DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
@@ -41,58 +35,6 @@ _HASHED = (
     " cuda_graphs provider tile tile_overlap tile_batch_size hann_blend strip_metadata"
     " png_compression jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
 )
-
-
-class UpscaleKeywords(TypedDict, total=False):
-    """Keywords of the calls that upscale: the fields of `UpscaleSettings`."""
-
-    budget: str | int | Budget
-    host_budget: str | int | None
-    disk_budget: str | int | None
-    scratch: str | Path | None
-    device: str
-    devices: str | tuple[str, ...] | list[str]
-    precision: Literal["auto"] | Precision
-    accuracy: AccuracyRequest | None
-    plan_file: str | Path | None
-    model: str | Path | None
-    scale: float | None
-    width: int | None
-    height: int | None
-    max_side: int | None
-    format: str | None
-    suffix: str
-    strategy: StrategyName
-    self_ensemble: bool
-    compile: Literal["auto", "on", "off"]
-    cuda_graphs: bool
-    provider: ProviderName
-    tile: int | None
-    tile_overlap: int | None
-    tile_batch_size: int | None
-    hann_blend: bool | None
-    streams: int
-    strip_metadata: bool
-    max_pixels: int
-    png_compression: int
-    jpeg_quality: int
-    webp_quality: int
-    webp_lossless: bool
-    avif_quality: int
-    tiff_compression: Literal["none", "lzw", "deflate"]
-
-
-def show_keywords(call: F) -> F:
-    """Decorate a call with ``**settings`` so that its signature shows `UpscaleKeywords`."""
-    shape, fields = inspect.signature(call), UpscaleSettings.__dataclass_fields__
-    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    shown = [
-        keyword(name, default=fields[name].default, annotation=annotation)
-        for name, annotation in UpscaleKeywords.__annotations__.items()
-    ]
-    own = [one for one in shape.parameters.values() if one.name != "settings"]
-    call.__signature__ = shape.replace(parameters=[*own, *shown])  # pyright: ignore[reportFunctionMemberAccess]
-    return call
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,5 +60,9 @@ def test_its_command_has_an_option_for_each_setting(folder, tmp_path, capsys):
     assert (ended.value.code, capsys.readouterr().out) == (0, "done\n")
     assert (tmp_path / "a2.csv").read_text().split() == ["1.5", "4", "4.5"]
     assert given["devices"] is None and given["precision"] == "auto"
+    with pytest.raises(SystemExit):
+        app(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Steps of an average, the first of which is left out." in shown
     with pytest.raises(UsageError, match="--window 0 has to be at least 1"):
         series_job.average([folder], tmp_path / "out", window=0)

@@ -31,9 +31,14 @@ SERIES = MediaKind("series", (".csv",), lambda suffix: {".csv": "csv"}.get(suffi
 
 @dataclass(frozen=True, kw_only=True)
 class AverageSettings(RunSettings):
-    """Settings of a job that averages."""
+    """Settings of a job that averages.
 
-    window: Annotated[int, Ge(1), Option("Steps of an average.", "Model", metavar="N")] = 3
+    Attributes:
+        window: Steps of an average,
+            the first of which is left out.
+    """
+
+    window: Annotated[int, Ge(1), Option("Model", metavar="N")] = 3
 
 
 class SeriesReport(ItemReport):

@@ -9,7 +9,7 @@ import typer
 
 from lowtide.cli.progress_bar import step_printer
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors, option, print_result
+from lowtide.cli.shell import Quiet, handle_errors, option, print_result
 from lowtide.core.errors import UsageError
 from lowtide.jobs.train_settings import TrainSettings
 
@@ -72,7 +72,7 @@ def train(
     as_json: Annotated[
         bool, option("--json", panel=_OUT, help="Print the plan as JSON on stdout.")
     ] = False,
-    quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
+    quiet: Quiet = False,
     **settings: Any,
 ) -> None:
     """Predict whether training a model fits a GPU's memory, and what would make it fit.

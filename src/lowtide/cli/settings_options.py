@@ -9,8 +9,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from lowtide.cli.shell import option
-from lowtide.core.option import Option
-from lowtide.jobs.settings import settings_fields
+from lowtide.jobs.settings import SettingsField, settings_fields
 
 _KINDS = (bool, int, float, Path)
 
@@ -28,10 +27,7 @@ def with_settings(settings: Any, order: str = "") -> Callable[[Any], Any]:
 
     def decorate(command: Any) -> Any:
         shape = inspect.signature(command, eval_str=True)
-        found = {
-            name: _parameter(name, described, hint, field.default)
-            for name, (field, described, hint) in settings_fields(settings).items()
-        }
+        found = {name: _parameter(name, field) for name, field in settings_fields(settings).items()}
         for name, one in shape.parameters.items():
             if one.kind is not inspect.Parameter.VAR_KEYWORD:
                 found[name] = one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -41,14 +37,15 @@ def with_settings(settings: Any, order: str = "") -> Callable[[Any], Any]:
     return decorate
 
 
-def _parameter(name: str, described: Option, hint: Any, default: Any) -> inspect.Parameter:
+def _parameter(name: str, field: SettingsField) -> inspect.Parameter:
     """Return the parameter of a command for a field of a settings class."""
-    kind, flags, long = _kind(hint), described.flags, "--" + name.replace("_", "-")
+    kind, default, how = _kind(field.type), field.default, field.option
+    flags, long = how.flags, "--" + name.replace("_", "-")
     if isinstance(default, tuple):
-        kind, default = list[str] if described.repeats else str, described.example
+        kind, default = list[str] if how.repeats else str, how.example
     if kind is bool:
         flags = (long if default is False else f"{long}/--no-{long[2:]}",)
-    shown = option(*flags, panel=described.panel, metavar=described.metavar, help=described.help)
+    shown = option(*flags, panel=how.panel, metavar=how.metavar, help=field.help)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

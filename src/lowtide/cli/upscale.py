@@ -9,7 +9,7 @@ import typer
 
 from lowtide.cli.progress_bar import ProgressLine
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors, option, print_result
+from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
 from lowtide.core.errors import UsageError
 from lowtide.jobs.upscale_settings import UpscaleSettings
 
@@ -67,10 +67,8 @@ def upscale(
             "--report", panel=_OUT, help=("Write a report next to each result, NAME.lowtide.json.")
         ),
     ] = False,
-    as_json: Annotated[
-        bool, option("--json", panel=_OUT, help="Print the report as JSON on stdout.")
-    ] = False,
-    quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
+    as_json: JsonReport = False,
+    quiet: Quiet = False,
     **settings: Any,
 ) -> None:
     """Upscale photographs within a memory budget.

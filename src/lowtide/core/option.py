@@ -1,4 +1,4 @@
-"""Descriptions of settings, from which command lines make their options."""
+"""How settings become options of a command line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Option:
-    """Description of a settings field, as ``Annotated`` metadata, for a command line.
+    """``Annotated`` metadata of a settings field: how a command line shows it as an option.
 
     Attributes:
-        help: What it does, in one sentence or two.
         panel: Group of options in a command's help.
         flags: Names, where they are not the field's alone.
         metavar: Name of its value in help, where the type says too little.
@@ -19,7 +18,6 @@ class Option:
         repeats: Whether it takes one value each time that it is given.
     """
 
-    help: str
     panel: str = "Main"
     flags: tuple[str, ...] = ()
     metavar: str | None = None

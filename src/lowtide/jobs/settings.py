@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_type_hints
 
@@ -15,6 +16,8 @@ from lowtide.memory.budget import Budget
 
 S = TypeVar("S")
 
+# An attribute in a docstring: its name, and its text with the lines that go on deeper.
+_ATTRIBUTE = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
 _PROBLEMS = {
     "greater_than": "has to be above {gt:g}",
     "greater_than_equal": "has to be at least {ge:g}",
@@ -49,8 +52,8 @@ def validate_settings(settings: Callable[..., S], values: dict[str, Any]) -> S:
         "expected": ", ".join(filter(None, both)).replace(" or ", ", "),
     }
     trouble = words.format(**details) if words else problem["msg"].lower()
-    field, described, _ = known[name]
-    usual = field.default if described.example is None else described.example
+    field = known[name]
+    usual = field.default if field.option.example is None else field.option.example
     raise UsageError(
         f"{option} {shown} {trouble}", hint=f"{option} {usual}" if usual not in (None, ()) else None
     )
@@ -64,92 +67,70 @@ def type_adapter(settings: Any) -> Any:
     return TypeAdapter(settings)
 
 
+@dataclass(frozen=True)
+class SettingsField:
+    """Field of a settings class: type, default, help from the docstring, and `Option`."""
+
+    type: Any
+    default: Any
+    help: str
+    option: Option
+
+
 @functools.cache
-def settings_fields(settings: Any) -> dict[str, tuple[Field[Any], Option, Any]]:
-    """Return the fields of a settings class by name, each with its `Option` and its type."""
-    hints = get_type_hints(settings, include_extras=True)
-    return {
-        one.name: (one, *_described(hints[one.name]))  # pyright: ignore[reportReturnType]
-        for one in fields(settings)
+def settings_fields(settings: Any) -> dict[str, SettingsField]:
+    """Return the fields of a settings class by name; a base's texts are overridden."""
+    types = get_type_hints(settings, include_extras=True)
+    helps = {
+        name: " ".join(text.split())
+        for one in reversed(settings.__mro__)
+        for name, text in _ATTRIBUTE.findall((one.__doc__ or "").partition("Attributes:")[2])
     }
-
-
-def _described(hint: Any) -> tuple[Option, Any]:
-    """Return the `Option` in the annotation of a field, and the type."""
-    (option,) = (one for one in hint.__metadata__ if isinstance(one, Option))
-    return option, hint.__origin__
+    found = {}
+    for field in fields(settings):
+        extras = getattr(types[field.name], "__metadata__", ())
+        option = next((one for one in extras if isinstance(one, Option)), Option())
+        kind = types[field.name].__origin__ if extras else types[field.name]
+        help = helps.get(field.name, "")
+        found[field.name] = SettingsField(kind, field.default, help, option)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """Settings of any job that runs a model within a budget.
 
+    A budget is ``"6GiB"``, ``"80%"`` of what is free, ``"auto"``, bytes, or a `Budget`. Texts of
+    attributes are the help of a command's options.
+
     Attributes:
-        budget: ``"6GiB"``, ``"80%"`` of what is free, ``"auto"``, bytes, or a `Budget`.
-        host_budget: Host memory for a run on a GPU, in the same forms.
-        disk_budget: Disk for scratch files, in the same forms.
-        scratch: Folder for scratch files; by default that of the results.
-        device: ``"auto"``, ``"cpu"``, ``"cuda:0"``, ...
-        devices: Several devices, between which items or tiles are divided.
-        precision: What most layers compute in.
-        accuracy: What the result may differ from that of the unconstrained run.
-        plan_file: Plans to replay.
+        budget: Memory for the run on the device: 6GiB, 80% of what is free, or auto.
+        host_budget: Host memory for a run on a GPU. Default: 60% of what is free.
+        disk_budget: Disk for scratch files. Default: 90% of what is free.
+        scratch: Folder for scratch files. Default: the output folder.
+        device: auto, cpu, cuda:0, ...
+        devices: Images of a folder, or the tiles of one image, over several devices: cuda:0,cuda:1,
+            or cpu,cpu for two workers on the CPU that share its threads and the budget.
+        precision: auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it. int8 computes
+            linear layers in 8 bits, with torchao; fp8 does so on GPUs of compute capability 8.9 or
+            higher, with everything else in bf16.
+        accuracy: exact: equal to the unconstrained run, or refused. bounded: tiles where nothing
+            exact fits, and their error is measured. fast: whatever takes least time. Default:
+            exact, or bounded where tiles are requested.
+        plan_file: Replay a plan from `lowtide plan upscale --json`, or from a report.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
-    budget: Annotated[
-        str | int | Budget,
-        Option(
-            "Memory for the run on the device: 6GiB, 80% of what is free, or auto.",
-            flags=("-b", "--budget"),
-        ),
-    ] = "auto"
-    host_budget: Annotated[
-        str | int | None,
-        Option("Host memory for a run on a GPU. Default: 60% of what is free."),
-    ] = None
-    disk_budget: Annotated[
-        str | int | None, Option("Disk for scratch files. Default: 90% of what is free.")
-    ] = None
-    scratch: Annotated[
-        Path | None, Option("Folder for scratch files. Default: the output folder.", "Files")
-    ] = None
-    device: Annotated[str, Option("auto, cpu, cuda:0, ...")] = "auto"
-    devices: Annotated[
-        tuple[str, ...],
-        Option(
-            "Images of a folder, or the tiles of one image, over several devices:"
-            " cuda:0,cuda:1, or cpu,cpu for two workers on the CPU that share its threads and"
-            " the budget.",
-            metavar="LIST",
-        ),
-    ] = ()
-    precision: Annotated[
-        Literal["auto"] | Precision,
-        Option(
-            "auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it. int8 computes"
-            " linear layers in 8 bits, with torchao; fp8 does so on GPUs of compute capability"
-            " 8.9 or higher, with everything else in bf16.",
-            "Overriding the plan",
-        ),
-    ] = "auto"
-    accuracy: Annotated[
-        Literal["exact", "bounded", "fast"] | None,
-        Option(
-            "exact: equal to the unconstrained run, or refused. bounded: tiles where nothing"
-            " exact fits, and their error is measured. fast: whatever takes least time."
-            " Default: exact, or bounded where tiles are requested."
-        ),
-    ] = None
-    plan_file: Annotated[
-        Path | None,
-        Option(
-            "Replay a plan from `lowtide plan upscale --json`, or from a report.",
-            flags=("--plan",),
-            metavar="FILE",
-        ),
-    ] = None
+    budget: Annotated[str | int | Budget, Option(flags=("-b", "--budget"))] = "auto"
+    host_budget: str | int | None = None
+    disk_budget: str | int | None = None
+    scratch: Annotated[Path | None, Option("Files")] = None
+    device: str = "auto"
+    devices: Annotated[tuple[str, ...], Option(metavar="LIST")] = ()
+    precision: Annotated[Literal["auto"] | Precision, Option("Overriding the plan")] = "auto"
+    accuracy: Literal["exact", "bounded", "fast"] | None = None
+    plan_file: Annotated[Path | None, Option(flags=("--plan",), metavar="FILE")] = None
 
     @classmethod
     def of(cls, **values: Any) -> Self:

@@ -35,59 +35,41 @@ class TrainSettings:
     called, or images have the channels of its first convolution. ``optimizer`` ``"auto"`` is AdamW
     in the form that PyTorch takes by default. A low ``precision`` is autocast over fp32 weights.
     ``validation_batch`` images of ``validation_size`` (``size`` by default) are run after the step.
+
+    Attributes:
+        batch: Images in a micro-batch.
+        size: Size of the images, 256 or WIDTHxHEIGHT.
+        inputs: Shape of an input without the batch dimension: 3,h,w or 4,h/8,w/8 or 77,768 or
+            :int64. Once for each input, in order. Default: the model's own example_inputs(batch,
+            size), or images.
+        channels: Channels of the images. Default: those of the model's first convolution.
+        optimizer: auto is AdamW in the form that PyTorch takes by default on the device.
+        checkpointing: What the backward pass recomputes.
+        precision: bf16 and fp16 are autocast over fp32 weights.
+        ema: Keep a moving average of the weights on the device.
+        accumulate: Micro-batches in a step.
+        validation_batch: Images of a validation pass after the step. Default: no validation pass.
+        validation_size: Size of the validation images. Default: --size.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
-    batch: Annotated[int, Ge(1), Option("Images in a micro-batch.", _STEP)] = 4
-    size: Annotated[
-        tuple[int, int],
-        Option("Size of the images, 256 or WIDTHxHEIGHT.", _STEP, example="256"),
-    ] = (256, 256)
+    batch: Annotated[int, Ge(1), Option(_STEP)] = 4
+    size: Annotated[tuple[int, int], Option(_STEP, example="256")] = (256, 256)
     inputs: Annotated[
-        tuple[str, ...],
-        Option(
-            "Shape of an input without the batch dimension: 3,h,w or 4,h/8,w/8 or 77,768 or"
-            " :int64. Once for each input, in order. Default: the model's own"
-            " example_inputs(batch, size), or images.",
-            _STEP,
-            flags=("--input",),
-            metavar="SHAPE",
-            repeats=True,
-        ),
+        tuple[str, ...], Option(_STEP, flags=("--input",), metavar="SHAPE", repeats=True)
     ] = ()
-    channels: Annotated[
-        Annotated[int, Ge(1)] | None,
-        Option("Channels of the images. Default: those of the model's first convolution.", _STEP),
-    ] = None
+    channels: Annotated[Annotated[int, Ge(1)] | None, Option(_STEP)] = None
     optimizer: Annotated[
         Literal["auto", "adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentum"],
-        Option("auto is AdamW in the form that PyTorch takes by default on the device.", _STEP),
+        Option(_STEP),
     ] = "auto"
-    checkpointing: Annotated[
-        Literal["none", "selective", "full"],
-        Option("What the backward pass recomputes.", _STEP),
-    ] = "none"
-    precision: Annotated[
-        Literal["fp32", "bf16", "fp16"],
-        Option("bf16 and fp16 are autocast over fp32 weights.", _STEP),
-    ] = "fp32"
-    ema: Annotated[bool, Option("Keep a moving average of the weights on the device.", _STEP)] = (
-        False
-    )
-    accumulate: Annotated[int, Ge(1), Option("Micro-batches in a step.", _STEP)] = 1
-    validation_batch: Annotated[
-        Annotated[int, Ge(1)] | None,
-        Option(
-            "Images of a validation pass after the step. Default: no validation pass.",
-            _STEP,
-            metavar="N",
-        ),
-    ] = None
-    validation_size: Annotated[
-        tuple[int, int] | None,
-        Option("Size of the validation images. Default: --size.", _STEP, metavar="SIZE"),
-    ] = None
+    checkpointing: Annotated[Literal["none", "selective", "full"], Option(_STEP)] = "none"
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], Option(_STEP)] = "fp32"
+    ema: Annotated[bool, Option(_STEP)] = False
+    accumulate: Annotated[int, Ge(1), Option(_STEP)] = 1
+    validation_batch: Annotated[Annotated[int, Ge(1)] | None, Option(_STEP, metavar="N")] = None
+    validation_size: Annotated[tuple[int, int] | None, Option(_STEP, metavar="SIZE")] = None
 
     @classmethod
     def of(cls, **values: Any) -> TrainSettings:

@@ -15,12 +15,12 @@ from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.core.option import Option
 from lowtide.core.precision import is_eight_bits
-from lowtide.core.signal import ImageInfo
 from lowtide.jobs.settings import RunSettings
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_providers import ProviderName
 
 if TYPE_CHECKING:
+    from lowtide.core.signal import ImageInfo
     from lowtide.media import EncodeOptions
     from lowtide.memory.choice import AccuracyRequest
     from lowtide.streaming.planner.model_facts import Overrides
@@ -43,140 +43,75 @@ class UpscaleSettings(RunSettings):
 
     The target size is one of ``scale``, ``width`` and/or ``height`` (one keeps the aspect ratio,
     both are taken as they are), or ``max_side``; none means the model's own scale.
+
+    Attributes:
+        model: A bundled model or a file (.safetensors, .pth, .ckpt, .onnx). Default: lowtide-x2, or
+            lowtide-x4 for a --scale above 2.
+        scale: Size of the result relative to the input; resized after the model if necessary.
+        width: Width of the result; the height follows unless --height is given too.
+        height: Height of the result.
+        max_side: Longer side of the result.
+        self_ensemble: Run the model on eight rotations and flips of the image and average the
+            results: a little closer to the original, in eight times the time.
+        strategy: whole runs the image at once, streamed layer by layer over bands of rows, tiled in
+            tiles.
+        cuda_graphs: Capture the network in a CUDA graph for the shape of its tiles and replay it:
+            for light networks in small tiles. Takes the memory of a second run.
+        provider: Execution provider of ONNX Runtime for an .onnx file.
+        compile: torch.compile, which takes seconds to minutes before the first result. auto: where
+            an earlier run with on was faster for this model.
+        tile: Side of the tiles, in input pixels.
+        tile_overlap: Pixels that neighboring tiles share. Default: what the receptive field needs.
+        tile_batch_size: Tiles of a row run at once.
+        streams: Images of a folder in flight: while one is computed, others are being written. On a
+            GPU tiles of an image too: while one is computed, others are copied to and from it. As
+            far as the budget allows. 1: one after another.
+        hann_blend: Blend neighboring tiles over part of their overlap. Default: only where tiles
+            differ from the whole image.
+        format: png, jpg, webp, tif or avif, for results in a folder or without a suffix. Default:
+            as the input.
+        suffix: Insert this between name and extension of results that are named after inputs: _x2
+            makes photo_x2.png.
+        strip_metadata: Remove EXIF, XMP, IPTC and resolution, but not the color profile, on which
+            colors depend.
+        max_pixels: Refuse inputs with more pixels than this.
+        png_compression: 0 fast to 9 small.
+        jpeg_quality: 1 to 100.
+        webp_quality: 1 to 100.
+        webp_lossless: Lossless WebP.
+        avif_quality: 1 to 100.
+        tiff_compression: Compression of TIFF files.
     """
 
-    model: Annotated[
-        str | Path | None,
-        Option(
-            "A bundled model or a file (.safetensors, .pth, .ckpt, .onnx)."
-            " Default: lowtide-x2, or lowtide-x4 for a --scale above 2.",
-            flags=("-m", "--model"),
-        ),
-    ] = None
+    model: Annotated[str | Path | None, Option(flags=("-m", "--model"))] = None
     scale: Annotated[
-        Annotated[float, Gt(0), Le(64)] | None,
-        Option(
-            "Size of the result relative to the input; resized after the model if necessary.",
-            _SIZE,
-            flags=("-s", "--scale"),
-            example=2,
-        ),
+        Annotated[float, Gt(0), Le(64)] | None, Option(_SIZE, flags=("-s", "--scale"), example=2)
     ] = None
-    width: Annotated[
-        Annotated[int, Ge(1)] | None,
-        Option("Width of the result; the height follows unless --height is given too.", _SIZE),
-    ] = None
-    height: Annotated[Annotated[int, Ge(1)] | None, Option("Height of the result.", _SIZE)] = None
-    max_side: Annotated[
-        Annotated[int, Ge(1)] | None, Option("Longer side of the result.", _SIZE)
-    ] = None
-    self_ensemble: Annotated[
-        bool,
-        Option(
-            "Run the model on eight rotations and flips of the image and average the results: a"
-            " little closer to the original, in eight times the time."
-        ),
-    ] = False
-    strategy: Annotated[
-        Literal["auto", "whole", "streamed", "tiled"],
-        Option(
-            "whole runs the image at once, streamed layer by layer over bands of rows, tiled in"
-            " tiles.",
-            _PLAN,
-        ),
-    ] = "auto"
-    cuda_graphs: Annotated[
-        bool,
-        Option(
-            "Capture the network in a CUDA graph for the shape of its tiles and replay it: for"
-            " light networks in small tiles. Takes the memory of a second run.",
-            _PLAN,
-        ),
-    ] = False
-    provider: Annotated[
-        ProviderName, Option("Execution provider of ONNX Runtime for an .onnx file.", _PLAN)
-    ] = "cpu"
-    compile: Annotated[
-        Literal["auto", "on", "off"],
-        Option(
-            "torch.compile, which takes seconds to minutes before the first result. auto: where"
-            " an earlier run with on was faster for this model.",
-            _PLAN,
-        ),
-    ] = "auto"
-    tile: Annotated[
-        Annotated[int, Ge(1)] | None,
-        Option("Side of the tiles, in input pixels.", _PLAN, metavar="PIXELS"),
-    ] = None
-    tile_overlap: Annotated[
-        Annotated[int, Ge(0)] | None,
-        Option(
-            "Pixels that neighboring tiles share. Default: what the receptive field needs.",
-            _PLAN,
-            metavar="PIXELS",
-        ),
-    ] = None
+    width: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
+    height: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
+    max_side: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
+    self_ensemble: bool = False
+    strategy: Annotated[Literal["auto", "whole", "streamed", "tiled"], Option(_PLAN)] = "auto"
+    cuda_graphs: Annotated[bool, Option(_PLAN)] = False
+    provider: Annotated[ProviderName, Option(_PLAN)] = "cpu"
+    compile: Annotated[Literal["auto", "on", "off"], Option(_PLAN)] = "auto"
+    tile: Annotated[Annotated[int, Ge(1)] | None, Option(_PLAN, metavar="PIXELS")] = None
+    tile_overlap: Annotated[Annotated[int, Ge(0)] | None, Option(_PLAN, metavar="PIXELS")] = None
     tile_batch_size: Annotated[
-        Annotated[int, Ge(1), Le(256)] | None,
-        Option("Tiles of a row run at once.", _PLAN, metavar="N"),
+        Annotated[int, Ge(1), Le(256)] | None, Option(_PLAN, metavar="N")
     ] = None
-    streams: Annotated[
-        int,
-        Ge(1),
-        Le(16),
-        Option(
-            "Images of a folder in flight: while one is computed, others are being written. On"
-            " a GPU tiles of an image too: while one is computed, others are copied to and"
-            " from it. As far as the budget allows. 1: one after another.",
-            _PLAN,
-            metavar="N",
-        ),
-    ] = 2
-    hann_blend: Annotated[
-        bool | None,
-        Option(
-            "Blend neighboring tiles over part of their overlap."
-            " Default: only where tiles differ from the whole image.",
-            _PLAN,
-        ),
-    ] = None
-    format: Annotated[
-        str | None,
-        Option(
-            "png, jpg, webp, tif or avif, for results in a folder or without a suffix."
-            " Default: as the input.",
-            _FILES,
-            metavar="NAME",
-        ),
-    ] = None
-    suffix: Annotated[
-        str,
-        Option(
-            "Insert this between name and extension of results that are named after inputs:"
-            " _x2 makes photo_x2.png.",
-            _FILES,
-            metavar="TEXT",
-        ),
-    ] = ""
-    strip_metadata: Annotated[
-        bool,
-        Option(
-            "Remove EXIF, XMP, IPTC and resolution, but not the color profile, on which colors"
-            " depend.",
-            _FILES,
-        ),
-    ] = False
-    max_pixels: Annotated[
-        int, Ge(1), Option("Refuse inputs with more pixels than this.", _FILES)
-    ] = 1_000_000_000
-    png_compression: Annotated[int, Ge(0), Le(9), Option("0 fast to 9 small.", _FILES)] = 3
-    jpeg_quality: Annotated[int, Ge(1), Le(100), Option("1 to 100.", _FILES)] = 95
-    webp_quality: Annotated[int, Ge(1), Le(100), Option("1 to 100.", _FILES)] = 90
-    webp_lossless: Annotated[bool, Option("Lossless WebP.", _FILES)] = False
-    avif_quality: Annotated[int, Ge(1), Le(100), Option("1 to 100.", _FILES)] = 80
-    tiff_compression: Annotated[
-        Literal["none", "lzw", "deflate"], Option("Compression of TIFF files.", _FILES)
-    ] = "deflate"
+    streams: Annotated[int, Ge(1), Le(16), Option(_PLAN, metavar="N")] = 2
+    hann_blend: Annotated[bool | None, Option(_PLAN)] = None
+    format: Annotated[str | None, Option(_FILES, metavar="NAME")] = None
+    suffix: Annotated[str, Option(_FILES, metavar="TEXT")] = ""
+    strip_metadata: Annotated[bool, Option(_FILES)] = False
+    max_pixels: Annotated[int, Ge(1), Option(_FILES)] = 1_000_000_000
+    png_compression: Annotated[int, Ge(0), Le(9), Option(_FILES)] = 3
+    jpeg_quality: Annotated[int, Ge(1), Le(100), Option(_FILES)] = 95
+    webp_quality: Annotated[int, Ge(1), Le(100), Option(_FILES)] = 90
+    webp_lossless: Annotated[bool, Option(_FILES)] = False
+    avif_quality: Annotated[int, Ge(1), Le(100), Option(_FILES)] = 80
+    tiff_compression: Annotated[Literal["none", "lzw", "deflate"], Option(_FILES)] = "deflate"
 
     def check(self) -> None:
         """Raise `UsageError` for settings that contradict each other."""

@@ -60,6 +60,7 @@ def _kind(hint: Any) -> Any:
     if get_origin(hint) is Literal:
         return hint
     if all(get_origin(one) is Literal for one in kinds):
-        return Literal[tuple(word for one in kinds for word in get_args(one))]
+        words = [word for one in kinds for word in get_args(one)]
+        return Literal[tuple(sorted(words, key=lambda word: word != "auto"))]  # "auto" first
     first = get_args(kinds[0])[0] if get_origin(kinds[0]) is Annotated else kinds[0]
     return first if len(kinds) == 1 and first in _KINDS else str

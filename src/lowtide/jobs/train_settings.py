@@ -61,7 +61,7 @@ class TrainSettings:
     ] = ()
     channels: Annotated[Annotated[int, Ge(1)] | None, Option(_STEP)] = None
     optimizer: Annotated[
-        Literal["auto", "adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentum"],
+        Literal["adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentum"] | Literal["auto"],
         Option(_STEP),
     ] = "auto"
     checkpointing: Annotated[Literal["none", "selective", "full"], Option(_STEP)] = "none"

@@ -226,13 +226,13 @@ class Pipeline:
         self._begin(planned.plan)
         others_row = self._writing_row()
         computed = job.run(item, planned, self, queue_bytes)
-        formats = next(row for row in planned.plan.ledger if row.name == "file formats")
-        writing_row = formats.model_copy(
-            update={
-                "name": "being written",
-                "value": formats.value + queue_bytes // 2,
-                "upper": formats.upper + queue_bytes,
-            }
+        formats = [row for row in planned.plan.ledger if row.name == "file formats"]
+        writing_row = LedgerRow(
+            name="being written",
+            place="host",
+            origin="prior",
+            value=sum(row.value for row in formats) + queue_bytes // 2,
+            upper=sum(row.upper for row in formats) + queue_bytes,
         )
         return PendingItem(item, job, planned, computed, writing_row, others_row)
 

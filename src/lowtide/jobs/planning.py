@@ -103,8 +103,8 @@ def plan_image(
     sizes = target_size(source, target, settings, prepared.geometry.scale)
     facts, upscaled, output = sizes.facts, sizes.upscaled, sizes.output
     notes = list(facts.notes)
-    if prepared.network.device == "cpu" and (note := slowdown_note(prepared.precision)):
-        notes.append(note)
+    if prepared.network.device == "cpu" and prepared.precision != "fp32":
+        notes += filter(None, [slowdown_note(prepared.precision)])
     resized = upscaled if upscaled != output else None
     if not target.suffix:
         notes.append(f"the name has no suffix: written as {sizes.format}")
@@ -147,7 +147,7 @@ def _choose(
     plans: list[Plan] = []
     if overrides.strategy != "streamed":
         plans = tile_candidates(prepared.costs, prepared.geometry, image_task, overrides)
-        if not prepared.replicas:
+        if not prepared.replicas and prepared.network.device != "cpu":
             plans = [
                 _with_most_in_flight(plan, settings.streams, budget, limit_bytes) for plan in plans
             ]

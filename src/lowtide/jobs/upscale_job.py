@@ -108,7 +108,7 @@ class UpscaleJob:
     def in_fp32(self, pipeline: Pipeline) -> UpscaleJob:
         """Return the same job in fp32, within what the half-precision weights leave."""
         if self._fp32_job is None:
-            settings = self.settings.model_copy(update={"precision": "fp32", "plan_file": None})
+            settings = replace(self.settings, precision="fp32", plan_file=None)
             taken = self.prepared.costs.weight_bytes
             budget = replace(
                 self.budget,
@@ -128,9 +128,9 @@ class UpscaleJob:
 
     def worker_setup(self, device: str, budget: Budget) -> dict[str, Any]:
         """Return what `load_job` needs to make this job on ``device``, as plain data."""
-        alone = {"precision": self.prepared.precision, "devices": (), "budget": "auto"}
+        alone = replace(self.settings, precision=self.prepared.precision, devices=(), budget="auto")
         return {
-            "settings": self.settings.model_copy(update=alone).model_dump(mode="json"),
+            "settings": alone.to_json(),
             "budget": asdict(replace(budget, device=device)),
             "measured": self.prepared.measurements.on_device(device).model_dump(mode="json"),
             "images": self._images,
@@ -184,12 +184,12 @@ class UpscaleJob:
 
 def preload(setup: dict[str, Any]) -> None:
     """Import the libraries of a worker's job, before its meter takes its baseline."""
-    preload_libraries(UpscaleSettings.model_validate(setup["settings"]))
+    preload_libraries(UpscaleSettings.from_json(setup["settings"]))
 
 
 def load_job(setup: dict[str, Any]) -> UpscaleJob:
     """Make the job of a worker from what `UpscaleJob.worker_setup` returned."""
-    settings, budget = UpscaleSettings.model_validate(setup["settings"]), Budget(**setup["budget"])
+    settings, budget = UpscaleSettings.from_json(setup["settings"]), Budget(**setup["budget"])
     plan_file = PlanFile.read(settings.plan_file) if settings.plan_file else None
     prepared = prepare(
         settings,

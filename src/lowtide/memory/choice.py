@@ -113,7 +113,7 @@ def _score(plan: Plan) -> float:
     Rows measured in processes are excluded: they vary from run to run, and the choice would too.
     """
     known = sum(
-        row.value for row in plan.ledger if row.place != "disk" and row.name not in _PROCESS_ROWS
+        [row.value for row in plan.ledger if row.place != "disk" and row.name not in _PROCESS_ROWS]
     )
     return plan.seconds * (1 + _MIN_TIME_SAVED_PER_DOUBLING * math.log2(max(known / MIB, 1)))
 

@@ -74,7 +74,11 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     def bytes_at(self, place: Place, *, upper: bool = False) -> int:
         """Return the ledger's sum at ``place``; on the CPU, host and device are one."""
         places = {"device", "host"} if self.device == "cpu" and place != "disk" else {place}
-        return sum(row.upper if upper else row.value for row in self.ledger if row.place in places)
+        total = 0
+        for row in self.ledger:
+            if row.place in places:
+                total += row.upper if upper else row.value
+        return total
 
     def with_strategy(self, **changes: Any) -> Plan:
         """Return the plan with other values of fields of its strategy."""

@@ -79,6 +79,7 @@ class Model:
         """
         if dtype is not None:
             self._check_dtype(dtype)
+        before = self.device
         if device is not None:
             self.module.to(device=require_device(device))
         if dtype is not None:
@@ -88,7 +89,8 @@ class Model:
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if tensor.dim() == 4:
                     tensor.data = tensor.data.contiguous(memory_format=memory_format)
-        self._update_weight_bytes()
+        if dtype is not None or memory_format is not None or self.device != before:
+            self._update_weight_bytes()
         return self
 
     def to_low_precision(self, dtype: torch.dtype) -> Self:

@@ -26,9 +26,12 @@ from lowtide.streaming.tiles.grid import (
     round_up,
     smallest_equal_tile,
     split_axis,
+    tile_count,
 )
 
 _SIDES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+# Widths of a tile, in its heights.
+_WIDTHS = (1, 2, 4, 8)
 _BATCHES = (1, 2, 4, 8, 16)
 # Overlap and blend width for models with an unbounded receptive field: more overlap hardly helps,
 # with none seams show.
@@ -66,9 +69,7 @@ def tile_candidates(
         several = costs.batchable and costs.device != "cpu"
         batches = (overrides.batch,) if overrides.batch else _BATCHES if several else (1,)
         for tile in _tiles(geometry, image_task, overrides, overlap):
-            columns = len(
-                split_axis(image_task.padded_size[1], tile[1], overlap, align=geometry.align).starts
-            )
+            columns = tile_count(image_task.padded_size[1], tile[1], overlap, geometry.align)
             # A batch stays within one row of tiles, so a larger one would never be full.
             plans += [
                 _plan(costs, geometry, image_task, overlap, tile, batch, blend)
@@ -152,25 +153,22 @@ def _tiles(
                 hint=f"--tile {floor} is the smallest",
             )
         side = round_up(overrides.tile, geometry.align)
-        yield _clip(side, height, geometry), _clip(side, width, geometry)
+        yield (side, side) if geometry.square else (min(side, height), min(side, width))
         return
     sides = sorted({round_up(max(side, floor), geometry.align) for side in _SIDES})
-    seen = set()
-    for side in sides:
-        for wider in (1,) if geometry.square else (1, 2, 4, 8):
-            tile = _clip(side, height, geometry), _clip(side * wider, width, geometry)
-            if not geometry.square:
-                tile = (
-                    smallest_equal_tile(height, tile[0], overlap, geometry.align, floor),
-                    smallest_equal_tile(width, tile[1], overlap, geometry.align, floor),
-                )
-            if tile != image_task.padded_size and tile not in seen:
-                seen.add(tile)
-                yield tile
-
-
-def _clip(side: int, length: int, geometry: ModelGeometry) -> int:
-    return side if geometry.square else min(side, length)
+    if geometry.square:
+        yield from ((side, side) for side in sides if (side, side) != image_task.padded_size)
+        return
+    shapes = {(min(side, height), min(side * wide, width)): 0 for side in sides for wide in _WIDTHS}
+    seen = {image_task.padded_size}
+    for rows, columns in shapes:
+        tile = (
+            smallest_equal_tile(height, rows, overlap, geometry.align, floor),
+            smallest_equal_tile(width, columns, overlap, geometry.align, floor),
+        )
+        if tile not in seen:
+            seen.add(tile)
+            yield tile
 
 
 def _plan(
@@ -193,7 +191,7 @@ def _plan(
     single = len(rows.starts) == len(columns.starts) == 1
     exact = single or (costs.receptive_field is not None and context >= costs.receptive_field)
     images = geometry.images(image_task.info)
-    pixels = math.prod(round_up(axis.tile, geometry.align) for axis in axes) * images
+    pixels = math.prod([round_up(axis.tile, geometry.align) for axis in axes]) * images
     at_once = pixels * batch
     if not exact:
         # The error is measured with more context than the tiles have; that run must fit too.
@@ -261,8 +259,8 @@ def _ledger(
 ) -> Iterable[LedgerRow]:
     info, blended = image_task.info, rows.blended or columns.blended
     sample = info.row_bytes // info.width
-    spans = (rows.span(index) for index in range(len(rows.starts)))
-    tallest = max(high - low for low, high in spans) * scale
+    spans = map(rows.span, range(len(rows.starts)))
+    tallest = max([high - low for low, high in spans]) * scale
     out_row = info.width * scale * (4 * info.channels if blended else sample)
     row_in = columns.length * sample
     return run_ledger(

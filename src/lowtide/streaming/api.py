@@ -123,9 +123,10 @@ class Streamed(nn.Module):
         return pack([results[place] for place in known.output_places])
 
     def rows(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Tensor]]:
-        """Yield the result of one image in bands of rows, from the top down.
+        """Yield the result of one sample in bands of rows, in order.
 
-        Yields ``(first row, (1, C, rows, W))``. For results that are never held as a whole.
+        Yields ``(first row, rows)``, of an image (1, C, rows, W). For results that are never held
+        as a whole.
         """
         inputs = self._bind(args, kwargs)
         if inputs.batch_size > 1:

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 
 import lowtide
 from lowtide.core.errors import BudgetError, ModelError, UsageError
@@ -113,11 +114,19 @@ def test_what_differs_or_cannot_be_recorded_is_refused(monkeypatch):
         assert caught.value.hint == "leave out recorded=True"
 
 
-def test_windows_that_are_masked_differently_are_replayed(again):
-    model = Windows().eval()
-    small = lowtide.stream(model, budget="256MiB", recorded=True)
+@pytest.mark.parametrize(
+    ("make", "shape", "axis"),
+    [
+        (Windows, (1, 3, 256, 192), 2),
+        (lambda: nn.Conv1d(3, 2, 9, padding=4), (1, 3, 20011), -1),
+    ],
+    ids=["windows that are masked differently", "a series"],
+)
+def test_other_models_and_axes_are_replayed(again, make, shape, axis):
+    model = make().eval()
+    small = lowtide.stream(model, budget="256MiB", recorded=True, axis=axis)
     for number in range(3):
-        image = torch.rand(1, 3, 256, 192, generator=torch.Generator().manual_seed(number))
+        image = torch.rand(shape, generator=torch.Generator().manual_seed(number))
         assert (small(image) - whole(model, image)).abs().max() <= 5e-6
     assert again.replayed == 2
 

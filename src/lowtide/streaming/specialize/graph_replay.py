@@ -17,7 +17,7 @@ from lowtide.streaming.specialize.shape_specialized import as_model_error, verif
 from lowtide.streaming.tolerance import tolerance
 
 HINT = "leave out recorded=True"
-# Rows compared at once, so that the comparison does not need more memory than the run.
+# Rows of the longest dim compared at once: the comparison must not need more memory than the run.
 _ROWS_PER_COMPARISON = 64
 
 
@@ -41,7 +41,7 @@ class GraphReplays:
 
         Args:
             run: Function to record.
-            image: Its input, (B, C, H, W).
+            image: Its input.
             depends_on: Value that the recording depends on.
 
         Raises:
@@ -71,8 +71,11 @@ class GraphReplays:
 
 
 def _max_abs_difference(result: Tensor, other: Tensor) -> float:
-    """Return the largest absolute difference of two results (B, C, H, W)."""
+    """Return the largest absolute difference of two results, part by part."""
+    longest = max(range(result.dim()), key=result.shape.__getitem__)
     parts = zip(
-        result.split(_ROWS_PER_COMPARISON, 2), other.split(_ROWS_PER_COMPARISON, 2), strict=True
+        result.split(_ROWS_PER_COMPARISON, longest),
+        other.split(_ROWS_PER_COMPARISON, longest),
+        strict=True,
     )
     return float(torch.stack([(one - two).abs().max() for one, two in parts]).max())

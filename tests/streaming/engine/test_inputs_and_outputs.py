@@ -135,13 +135,7 @@ def test_several_results(images):
 
 
 AXES = {
-    "series": (lambda: nn.Conv1d(3, 5, 9, padding=4), (1, 3, 20011), 2),
     "width": (lambda: Normed(16, 2), (1, 3, 40, 150), 3),
-    "volume": (
-        lambda: nn.Sequential(nn.Conv3d(2, 8, 3, padding=1), nn.InstanceNorm3d(8)),
-        (1, 2, 33, 24, 20),
-        2,
-    ),
     "frames as a batch": (lambda: Normed(16, 2), (24, 3, 40, 36), 0),
     "clip, frames first": (
         lambda: FramesFirst(),

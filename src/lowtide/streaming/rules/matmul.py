@@ -127,8 +127,8 @@ def scaled_dot_product(node: Node, context: RuleContext) -> RowOp | None:
     if query is None or query.dim == rank - 1 or context.row_axis(mask):
         return None
     masks: tuple[int, ...] = () if mask is None else (mask.node,)
-    aligned = [aligned_dim(query, rank, context.graph.meta(one).shape) for one in masks]
-    slices = {one: dim for one, dim in zip(masks, aligned, strict=True) if dim is not None}
+    aligned = {one: aligned_dim(query, rank, context.graph.meta(one).shape) for one in masks}
+    slices = {one: dim for one, dim in aligned.items() if dim is not None}
     if query.dim < rank - 2:
         if not (query == key == value):
             return None

@@ -63,9 +63,18 @@ def doubled_but_first(x, axis):
 
 
 def selected_apart(x, axis):
-    """The first place goes another way, as frames of images do in video autoencoders."""
-    first, rest = x.select(axis, 0), x.narrow(axis, 1, x.shape[axis] - 1)
-    return torch.cat([torch.tanh(first).unsqueeze(axis), rest], axis)
+    """The first places go other ways, as frames of images do in video autoencoders."""
+    second, rest = x.narrow(axis, 1, 1), x.narrow(axis, 2, x.shape[axis] - 2)
+    alone = torch.tanh(x.select(axis, 0)), torch.sigmoid(second.squeeze(axis))
+    return torch.cat([*(one.unsqueeze(axis) for one in alone), rest], axis)
+
+
+def after_others(x, axis):
+    """Some places come before, from a cache or from the first one."""
+    times = [3 if dim == axis else 1 for dim in range(x.dim())]
+    cache = torch.linspace(0, 1, 2, dtype=x.dtype).view([2 if time > 1 else 1 for time in times])
+    cache = cache.expand([2 if dim == axis else side for dim, side in enumerate(x.shape)])
+    return torch.concat([cache, x.narrow(axis, 0, 1).repeat(times), x], axis) * 2
 
 
 def every_third(x, axis):
@@ -148,6 +157,8 @@ LAYERS = {
     "attention to earlier places": lambda rank, axis: lambda x: attended(x, axis, is_causal=True),
     "attention with a mask": lambda rank, axis: lambda x: attended(x, axis, attn_mask=True),
     "the first apart": lambda rank, axis: lambda x: selected_apart(x, axis),
+    "after others": lambda rank, axis: lambda x: after_others(x, axis),
+    "repeated": lambda rank, axis: lambda x: x[:, :4].repeat(1, 2, *[2] * rank),
     "group norm": lambda rank, axis: nn.GroupNorm(4, 8),
     "instance norm": lambda rank, axis: layer("InstanceNorm", rank, 8, affine=True),
     "batch norm": lambda rank, axis: layer("BatchNorm", rank, 8),

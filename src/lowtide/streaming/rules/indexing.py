@@ -28,7 +28,7 @@ from lowtide.streaming.spans import Span
 class RowRange:
     """Result rows ``first`` to ``last``, copied from an input or filled.
 
-    ``source`` is the position of the input, or -1 for the fill value. Rows come from row ``start``
+    ``source`` is the position of the source, or -1 for the fill value. Rows come from row ``start``
     on, every ``step``-th of them, or upward with ``step`` -1.
     """
 
@@ -59,6 +59,7 @@ def gather_ranges(
     ranges: list[RowRange],
     fill: float = 0.0,
     transform: Any = None,
+    full_inputs: tuple[int, ...] = (),
 ) -> RowOp:
     """Return an operator that concatenates row ranges.
 
@@ -66,10 +67,11 @@ def gather_ranges(
 
     Args:
         rows: Row axis of the result.
-        inputs: Nodes of the sources.
+        inputs: Nodes of the sources with rows.
         ranges: Row ranges in order, which cover the result.
         fill: Value of rows without a source.
         transform: Applied to the result for the other dims.
+        full_inputs: Nodes of the sources without rows, numbered after the others.
     """
 
     def parts(span: Span) -> list[RowRange]:
@@ -90,9 +92,15 @@ def gather_ranges(
                 shape[rows.dim] = part.last - part.first
                 found.append(pieces[0].new_full(shape, fill))
                 continue
-            count = part.source_span[1] - part.source_span[0]
-            piece = pieces[part.source].narrow(rows.dim, used[part.source], count)
-            used[part.source] += count
+            first, last = part.source_span
+            if part.source < len(pieces):
+                piece = pieces[part.source].narrow(rows.dim, used[part.source], last - first)
+                used[part.source] += last - first
+            else:
+                # copied, since what reads the result may write into its memory
+                piece = (
+                    whole[part.source - len(pieces)].narrow(rows.dim, first, last - first).clone()
+                )
             if part.step != 1:
                 every = (*[slice(None)] * rows.dim, slice(None, None, part.step))
                 piece = piece.flip(rows.dim) if part.step < 0 else piece[every]
@@ -100,7 +108,7 @@ def gather_ranges(
         result = found[0] if len(found) == 1 else torch.cat(found, rows.dim)
         return result if transform is None else transform(result)
 
-    return RowOp(RowAxis(rows.dim, rows.size), inputs, (), needed, run, cheap=True)
+    return RowOp(RowAxis(rows.dim, rows.size), inputs, full_inputs, needed, run, cheap=True)
 
 
 def roll(node: Node, context: RuleContext) -> RowOp | None:
@@ -130,6 +138,23 @@ def roll(node: Node, context: RuleContext) -> RowOp | None:
         RowRange(shift_rows, rows.size, 0, 0),
     ]
     return gather_ranges(rows, (node.args[0].node,), ranges, transform=across if others else None)
+
+
+def repeat(node: Node, context: RuleContext) -> RowOp | None:
+    """Lower a repeat, of all rows after each other or of other dims."""
+    rows, times = context.row_axis(node.args[0]), argument(node, 1, "repeats")
+    if rows is None:
+        return None
+    dim = rows.dim + len(times) - len(context.meta(node.args[0]).shape)
+    found = RowAxis(dim, rows.size * times[dim], rows.grain)
+    if times[dim] == 1:
+        return banded_op(node, context, found, cheap=True)
+    if dim != rows.dim:
+        return None
+    ranges = [RowRange(at * rows.size, (at + 1) * rows.size, 0) for at in range(times[dim])]
+    others = [1 if at == dim else count for at, count in enumerate(times)]
+    across = (lambda result: result.repeat(others)) if set(others) != {1} else None
+    return gather_ranges(found, (node.args[0].node,), ranges, transform=across)
 
 
 def flip(node: Node, context: RuleContext) -> RowOp | None:
@@ -206,15 +231,15 @@ def concatenate(node: Node, context: RuleContext) -> RowOp | None:
             ref.node: rows.dim for ref, found in zip(refs, each, strict=True) if found is None
         }
         return banded_op(node, context, rows, sliced_dims=slices, cheap=True)
-    if len(known) < len(each):
-        return None
-    inputs = tuple(dict.fromkeys(ref.node for ref in refs))
+    nodes = dict.fromkeys(ref.node for ref in refs)
+    inputs = tuple(one for one in nodes if one in context.rows)
+    full_inputs = tuple(one for one in nodes if one not in context.rows)
     ranges, first = [], 0
-    for ref, found in zip(refs, known, strict=True):
-        position = inputs.index(ref.node)
-        ranges.append(RowRange(first, first + found.size, position))
-        first += found.size
-    return gather_ranges(rows, inputs, ranges)
+    for ref in refs:
+        last = first + context.meta(ref).shape[dim]
+        ranges.append(RowRange(first, last, (*inputs, *full_inputs).index(ref.node)))
+        first = last
+    return gather_ranges(rows, inputs, ranges, full_inputs=full_inputs)
 
 
 def _along(dim: int, rows: RowAxis | None, shape: Sequence[int]) -> RowAxis | None:
@@ -312,10 +337,12 @@ _PAD_RANGES = {
 RULES: dict[str, Rule] = {
     "roll": roll,
     "flip": flip,
+    "repeat": repeat,
     "slice": slice_dim,
     "unfold": windows,
     "cat": concatenate,
     "concat": concatenate,
+    "concatenate": concatenate,
     "stack": stack,
     "pad": pad,
 }

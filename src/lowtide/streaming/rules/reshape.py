@@ -85,19 +85,20 @@ def drop_dim(node: Node, context: RuleContext) -> RowOp | None:
 
 
 def _select_row(node: Node, context: RuleContext, rows: RowAxis) -> RowOp | None:
-    """Lower a select of one row, such as the first frame of a clip.
+    """Lower a select of one row, such as the first frame of a clip, or the squeeze of the only one.
 
     It is row 0 of a dim of size 1, of the batch if there is one.
     """
-    if op_name(node.target) != "select" or 1 not in node.meta.shape:
+    if 1 not in node.meta.shape:
         return None
-    at = argument(node, 2, "index") % rows.size
+    selected = op_name(node.target) == "select"
+    at = argument(node, 2, "index") % rows.size if selected else 0
 
     def needed(span: Span) -> InputSpans:
         return ([(at + span[0], at + span[1])],)
 
     def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return (*args[:2], 0), {}
+        return ((*args[:2], 0), {}) if selected else (args, kwargs)
 
     found = RowAxis(node.meta.shape.index(1), 1)
     return banded_op(

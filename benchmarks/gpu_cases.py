@@ -65,7 +65,7 @@ class Case:
     def recording(self) -> Callable[[], Tensor]:
         """The model's own result, recorded."""
         with torch.inference_mode(), tf32(self.precision == "tf32"):
-            made = GraphRecording(self.model, self.image, graph_recorder_for("cuda"))
+            made = GraphRecording(self.model, graph_recorder_for("cuda"), self.image)
         return lambda: made(self.image)
 
     def streamed(self, budget: int, recorded: bool = False) -> Planned:

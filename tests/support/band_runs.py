@@ -11,7 +11,7 @@ from torch import nn
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.engine.cut_points import CutPoints
-from lowtide.streaming.engine.executor import BandExecutor, collect_rows
+from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import FullTensorOp, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
@@ -32,7 +32,7 @@ def results_by_bands(program, image, bands, parts=1, make_page=None):
     for output in range(len(program.outputs)):
         starts = [first for one, first, _ in made if one == output]
         assert starts == sorted(starts)
-    found = collect_rows(program, made)
+    found = collect_rows(program, made, allocate_result(program, image.device))
     return [found[program.outputs.index(one)] for one in program.graph.outputs]
 
 

@@ -55,7 +55,7 @@ class Streamed(nn.Module):
 
     ``recorded`` captures the run as a CUDA graph at the second image of a size and replays it from
     then on. The values are the same; a light model, whose kernels end before Python launches the
-    next, gets faster. The memory of the run and a copy of the image stay allocated until an image
+    next, gets faster. The memory of the run and a copy of all tensors stay allocated until an image
     of another size comes or the module is freed; pages stay on the GPU.
 
     There is no backward pass: a call that needs gradients raises `UsageError`. Several threads may
@@ -123,9 +123,10 @@ class Streamed(nn.Module):
         return pack([results[place] for place in known.output_places])
 
     def rows(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Tensor]]:
-        """Yield the result of one image in bands of rows, from the top down.
+        """Yield the result of one sample in bands of rows, in order.
 
-        Yields ``(first row, (1, C, rows, W))``. For results that are never held as a whole.
+        Yields ``(first row, rows)``, of an image (1, C, rows, W). For results that are never held
+        as a whole.
         """
         inputs = self._bind(args, kwargs)
         if inputs.batch_size > 1:
@@ -207,10 +208,10 @@ class Streamed(nn.Module):
         if self._replays is None:
             return _run_in_bands(known, inputs)
 
-        def run(image: Tensor) -> Tensor:
-            return _run_in_bands(known, inputs.with_tensors([image]))[0]
+        def run(*tensors: Tensor) -> list[Tensor]:
+            return _run_in_bands(known, inputs.with_tensors(tensors))
 
-        return [self._replays(run, inputs.first, known.executor.refresh_constants())]
+        return self._replays(run, inputs.tensors, known.executor.refresh_constants())
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has its own weights; the programs hold those of this module.

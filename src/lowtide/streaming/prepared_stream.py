@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from torch import Tensor, nn
+from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.scratch import ScratchSpace
@@ -151,9 +151,7 @@ def prepare_stream(
         use_arena=not settings.recorded,
     )
     program = planner.program
-    if settings.recorded and len(inputs.tensors) + len(program.outputs) > 2:
-        raise UsageError("a CUDA graph is recorded for one input and one result", hint=HINT)
-    layout = _choose_layout(planner, image, settings)
+    layout = _choose_layout(planner, inputs, settings)
     arena_bytes = planner.dry_run(layout).arena_bytes
     certificate = planner.certificate if settings.certified else None
     make_page = page_factory(
@@ -168,12 +166,15 @@ def prepare_stream(
     )
 
 
-def _choose_layout(planner: StreamPlanner, image: Tensor, settings: StreamSettings) -> StreamLayout:
+def _choose_layout(
+    planner: StreamPlanner, inputs: ModelInputs, settings: StreamSettings
+) -> StreamLayout:
     """Return the layout within the budget."""
-    on_cpu, device = image.device.type == "cpu", str(image.device)
+    on_cpu, device = inputs.first.device.type == "cpu", str(inputs.first.device)
     allowed = Budget.parse(settings.budget, device="cpu" if on_cpu else device).device_bytes
-    # A CUDA graph reads and writes fixed memory, in addition to the image and result of the caller.
-    copies = image.nbytes + planner.program.bytes_of(planner.program.output)
+    # A CUDA graph reads and writes fixed memory, in addition to inputs and results of the caller.
+    copies = sum(one.nbytes for one in inputs.tensors)
+    copies += sum(map(planner.program.bytes_of, planner.program.outputs))
     reserve = _BudgetShare.for_device(on_cpu=on_cpu, recorded=settings.recorded, copy_bytes=copies)
     try:
         return planner.choose(reserve.available_bytes(allowed))

@@ -115,6 +115,11 @@ class ModelInputs:
         return self.streamed[0]
 
     @property
+    def axis(self) -> int:
+        """Streamed dim of the first streamed tensor."""
+        return next(iter(self.axes.values()))
+
+    @property
     def batched(self) -> bool:
         """Whether dim 0 of the streamed tensors is the batch."""
         return 0 not in self.axes.values()
@@ -169,14 +174,8 @@ class ModelInputs:
         return map(self.sample, range(self.batch_size))
 
     def side_dims(self) -> list[int]:
-        """Return the dims of the first streamed tensor that a smaller example shortens.
-
-        These are the streamed dim and all after the channels, as in (B, C, D, H, W) or, streamed
-        along dim 1, (B, T, C, H, W).
-        """
-        axis, rank = next(iter(self.axes.values())), self.first.dim()
-        first = 2 if axis >= 2 else axis + 2 if rank - axis >= _IMAGE_RANK else rank
-        return sorted({axis, *range(first, rank)})
+        """Return the dims of the first streamed tensor that a smaller example shortens."""
+        return side_dims(self.first.dim(), self.axis)
 
     def resized(self, sides: Mapping[int, int]) -> ModelInputs:
         """Return the call with random streamed tensors in 0..1 of another size.
@@ -186,16 +185,25 @@ class ModelInputs:
                 proportions to it, dims counted from the streamed one.
         """
         generator, made = torch.Generator().manual_seed(0), []
-        first_axis = next(iter(self.axes.values()))
         for tensor, axis in zip(self.streamed, self.axes.values(), strict=True):
             shape = list(tensor.shape)
             for dim, size in sides.items():
-                at = dim - first_axis + axis
+                at = dim - self.axis + axis
                 if 0 <= at < len(shape):
                     shape[at] = shape[at] * size // self.first.shape[dim]
             values = torch.rand(shape, generator=generator).to(tensor.device, tensor.dtype)
             made.append(values.contiguous(memory_format=memory_format_of(tensor)))
         return self.with_streamed(made)
+
+
+def side_dims(rank: int, axis: int) -> list[int]:
+    """Return the dims of a tensor streamed along ``axis`` that a smaller example shortens.
+
+    These are the streamed dim and all after the channels, as in (B, C, D, H, W) or, streamed along
+    dim 1, (B, T, C, H, W).
+    """
+    first = 2 if axis >= 2 else axis + 2 if rank - axis >= _IMAGE_RANK else rank
+    return sorted({axis, *range(first, rank)})
 
 
 def memory_format_of(tensor: Tensor) -> torch.memory_format:

@@ -320,11 +320,11 @@ def collect_rows(
     results = {} if result is None else {0: result}
     for output, first, rows in bands:
         axis = program.rows.get(program.outputs[output])
+        if axis is None:
+            results[output] = rows
+            continue
         if output not in results:
-            results[output] = (
-                rows if axis is None else allocate_result(program, rows.device, output)
-            )
-        if axis is not None:
-            results[output].narrow(axis.dim, first, rows.shape[axis.dim]).copy_(rows)
+            results[output] = allocate_result(program, rows.device, output)
+        results[output].narrow(axis.dim, first, rows.shape[axis.dim]).copy_(rows)
         del rows  # free the rows before the next band is computed
     return [results[output] for output in range(len(program.outputs))]

@@ -30,7 +30,7 @@ class FullTensorOp:
     inputs: tuple[int, ...]
 
 
-_HINT = "run the model on the whole image"
+_HINT = "stream along another dim by axis=, or run the model whole"
 Step = RowOp | Reduction | FullTensorOp
 _MATMUL_OPS = frozenset(
     {

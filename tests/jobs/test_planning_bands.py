@@ -2,10 +2,12 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import lowtide
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.signal import ImageInfo
 from lowtide.jobs.network_compile import SpecializedNetworks
@@ -108,6 +110,20 @@ def test_after_memory_ran_out_less_is_planned():
     _, first = chosen(global_net(), 300, strategy="streamed")
     _, second = chosen(global_net(), 300, strategy="streamed", below=first.upper_bytes)
     assert second.upper_bytes < first.upper_bytes
+
+
+def test_a_plan_does_not_depend_on_what_was_planned_before(tmp_path, save, photo):
+    plain = save(tmp_path / "plain.png", photo[:320, :320])
+    alpha = np.concatenate([photo[:320, :320], photo[:320, :320, :1]], 2)
+    clear = save(tmp_path / "clear.png", alpha)
+
+    def planned(*files):
+        out = tmp_path / "out"
+        report = lowtide.plan(files, out, budget="80MiB", strategy="streamed")
+        return [image.plan.model_dump_json() for image in report.images]
+
+    # Both are of the same size, and the second has less room beside what it holds.
+    assert planned(plain, clear) == planned(plain) + planned(clear)
 
 
 def test_bands_that_lost_are_not_planned_again(monkeypatch, tmp_path):

@@ -94,11 +94,12 @@ def test_an_image_that_ends_every_process_is_a_failure_and_the_others_are_done(
 def test_processes_that_cannot_begin_are_not_started_for_ever(
     folder, tmp_path, started, monkeypatch
 ):
-    monkeypatch.setattr(workers, "_CODE", "raise SystemExit('no such library')")
+    monkeypatch.setattr(workers, "_MAIN", "no_such_library:main")
     report = upscale(folder, tmp_path / "out", devices=TWO)
     assert len(started) <= 3
     assert statuses(report) == ["failed"] * 5
-    assert all("exit code 1: no such library" in image.error for image in report.images)
+    assert all("exit code 1" in image.error for image in report.images)
+    assert all("No module named 'no_such_library'" in image.error for image in report.images)
 
 
 def test_a_stop_ends_all_processes(folder, tmp_path, started):

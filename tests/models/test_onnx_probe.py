@@ -69,7 +69,7 @@ def test_a_graph_that_wants_all_memory(tmp_path):
 
 
 def test_a_crash_is_an_error_of_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_probe, "_CHILD", "import os; os.abort()")
+    monkeypatch.setattr(onnx_probe, "_MAIN", "os:abort")
     with pytest.raises(
         ModelError, match="ONNX Runtime was terminated by SIGABRT, while reading it"
     ):

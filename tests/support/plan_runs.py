@@ -16,7 +16,7 @@ def whole_of(plan):
 
 def with_dry_run(bands, plan):
     """The same of ``bands``' candidates after its dry run."""
-    bands.dry_run(plan.strategy)
+    bands.dry_run(plan)
     return next(one for one in bands.candidates() if one.strategy == plan.strategy)
 
 

@@ -14,7 +14,6 @@ from lowtide.core.units import format_bytes
 from lowtide.jobs.report import ItemReport, MemoryReport
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import Usage
-from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.prediction.calibration import Residual, ResidualStore
 
@@ -154,11 +153,6 @@ class PendingItem:
         report.events[:0] = item.events
         report.seconds, report.cpu_seconds = item.seconds, item.cpu_seconds
         return report
-
-
-def is_oom(error: BaseException) -> bool:
-    """Return whether an exception is an out-of-memory error."""
-    return isinstance(error, OutOfMemoryError) or is_out_of_memory(error)
 
 
 def _memory_report(

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from lowtide.core.errors import Cancelled, LowtideError, NotFiniteError, OutOfMemoryError
 from lowtide.core.heap import set_heap_mode
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
-from lowtide.jobs.item import ComputedItem, Item, PendingItem, PlannedItem, is_oom
+from lowtide.jobs.item import ComputedItem, Item, PendingItem, PlannedItem
 from lowtide.memory.budget import Budget
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage
-from lowtide.memory.oom import free_exception, trim_allocators
+from lowtide.memory.oom import free_exception, is_out_of_memory, trim_allocators
 from lowtide.memory.plan import Plan
 
 
@@ -202,7 +202,7 @@ class Pipeline:
                     if planned.plan.precision == "fp32":
                         raise
                 except (OutOfMemoryError, RuntimeError, MemoryError) as error:
-                    if not is_oom(error):
+                    if not is_out_of_memory(error):
                         raise
                     failure = error
                 else:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.errors import BudgetError, ModelError
+from lowtide.core.errors import ModelError
 from lowtide.core.precision import is_eight_bits
 from lowtide.core.signal import ImageInfo
 from lowtide.core.units import format_seconds
@@ -20,8 +20,8 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.plan_file import PlanFile, check_replay
-from lowtide.memory.strategy import StreamedStrategy
 from lowtide.streaming.planner.band_candidates import BandCandidates
+from lowtide.streaming.planner.exact_choice import choose_exact
 from lowtide.streaming.planner.model_facts import ImageTask
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.planner.tile_variants import (
@@ -175,37 +175,30 @@ def _choose_with_bands(
     accuracy: AccuracyRequest,
     limit_bytes: int | None,
 ) -> tuple[list[Plan], Plan]:
-    """Return ``plans`` with streamed ones, and the best of all.
-
-    Streamed plans are drafts until a dry run: it is made of the best one, with which another may be
-    better. Narrow bands are considered only where no other plan fits.
+    """Return ``plans`` with streamed ones, and the best of all, whose bytes are exact.
 
     Raises:
         ModelError: The network cannot be streamed exactly.
         BudgetError: No plan fits; names the exact bytes of the smallest.
     """
-    for low_memory in (False, True):
-        while True:
-            candidates = plans + bands.candidates(low_memory=low_memory)
-            candidates, failure = _plans_below(candidates, limit_bytes), None
-            try:
-                chosen = choose_plan(candidates, budget, accuracy)
-            except BudgetError as error:
-                if not low_memory:
-                    break
-                failure = error
-                considered = accurate_enough(candidates, accuracy)
-                chosen = min(considered, key=lambda plan: plan.upper_bytes)
-            strategy = chosen.strategy
-            if isinstance(strategy, StreamedStrategy) and not bands.is_exact(strategy):
-                bands.dry_run(strategy)
-                continue
-            if failure is not None:
-                raise failure
-            if strategy.name == "streamed":
-                bands.programs.certificate(*chosen.network_size)
-            return candidates, chosen
-    raise AssertionError("the last round returns or raises")
+    candidates: list[Plan] = []
+
+    def best(low_memory: bool) -> Plan:
+        nonlocal candidates
+        candidates = _plans_below(plans + bands.candidates(low_memory=low_memory), limit_bytes)
+        return choose_plan(candidates, budget, accuracy)
+
+    def last_resort() -> Plan:
+        for plan in bands.untried():
+            below = limit_bytes is None or plan.upper_bytes < limit_bytes
+            if below and shortfall(plan, budget) is None:
+                return plan
+        return min(accurate_enough(candidates, accuracy), key=lambda plan: plan.upper_bytes)
+
+    chosen = choose_exact(best, last_resort, bands.is_exact, bands.dry_run)
+    if chosen.strategy.name == "streamed":
+        bands.programs.certificate(*chosen.network_size)
+    return candidates, chosen
 
 
 def _plans_below(plans: list[Plan], limit_bytes: int | None) -> list[Plan]:

@@ -62,7 +62,8 @@ class PreparedModel:
     """A model on its device with its measured costs.
 
     ``replicas`` are copies of the network on further devices. ``bounds`` are the upper bounds of
-    past runs, without an entry where there are none.
+    past runs, without an entry where there are none. ``chosen_before`` are strategies that
+    `StrategyCache` had when it was first asked.
     """
 
     descriptor: ModelDescriptor
@@ -75,6 +76,7 @@ class PreparedModel:
     bounds: dict[RunKind, RunBounds] = field(default_factory=dict)
     extra_resident_bytes: int = 0
     replicas: tuple[NetworkSpec, ...] = ()
+    chosen_before: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def measurements(self) -> Measurements:

@@ -18,7 +18,8 @@ from lowtide.streaming.planner.model_facts import ImageTask
 class StrategyCache:
     """Strategy chosen instead of streaming, for one model and image size.
 
-    Keyed by accuracy too, and by the budget to a factor of two. Holds for this machine.
+    Keyed by accuracy too, and by the budget to a factor of two. Holds for this machine, from the
+    next time that the model is prepared: until then a plan does not depend on those before it.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class StrategyCache:
                 ),
             )
         )
-        self._budget = budget
+        self._budget, self._chosen_before = budget, prepared.chosen_before
 
     def get(self, plans: Sequence[Plan]) -> str | None:
         """Return the title of the cached choice if it is among ``plans`` and fits now."""
-        known = self._store.get(self._key)
+        if self._key not in self._chosen_before:
+            self._chosen_before[self._key] = self._store.get(self._key)
+        known = self._chosen_before[self._key]
         fitting = {plan.title for plan in plans if shortfall(plan, self._budget) is None}
         return known if known in fitting else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lowtide.core.heap import heap_mode
 from lowtide.memory.costs import ModelCosts
@@ -22,7 +22,7 @@ from lowtide.streaming.planner.ledger_rows import (
 )
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, plan_facts
 from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.planner.stream_planner import StreamPlanner
+from lowtide.streaming.planner.stream_planner import CandidateBytes
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
 from lowtide.streaming.tiles.panels import COPY_ROWS
 from lowtide.streaming.tiles.run_rows import WRITE_ROWS
@@ -55,8 +55,8 @@ _FILE_BYTES_PER_SECOND = 1 << 30
 class BandCandidates:
     """Plans and prices band layouts of one network for one image.
 
-    ``panel_width`` is how many columns run at a time, by default all of them. Methods raise
-    `ModelError` for a network that cannot be streamed.
+    ``panel_width`` is how many columns run at a time, by default all of them. Each instance learns
+    from its own dry runs only. Methods raise `ModelError` for a network that cannot be streamed.
     """
 
     costs: ModelCosts
@@ -64,6 +64,7 @@ class BandCandidates:
     image_task: ImageTask
     programs: ProgramCache
     panel_width: int | None = None
+    _bytes: dict[tuple[int, int], CandidateBytes] = field(default_factory=dict)
 
     def candidates(self, *, low_memory: bool = False) -> list[Plan]:
         """Return streamed plans between least memory and least time, roughly priced.
@@ -102,10 +103,14 @@ class BandCandidates:
         align, (_, width) = self.geometry.align, self.image_task.padded_size
         return len(split_axis(width, self._size[1], self._overlap, align=align).starts)
 
+    def _bytes_of_width(self) -> CandidateBytes:
+        if self._size not in self._bytes:
+            self._bytes[self._size] = CandidateBytes(self.programs.planner(*self._size))
+        return self._bytes[self._size]
+
     def _candidates_of_width(self, *, low_memory: bool) -> list[Plan]:
-        planner = self.programs.planner(*self._size)
-        plans = [self._plan(planner, one) for one in planner.candidates(low_memory=low_memory)]
-        plans = with_heap_modes(plans, self.image_task.streamed_bounds)
+        layouts = self._bytes_of_width().planner.candidates(low_memory=low_memory)
+        plans = [plan for one in layouts for plan in self._plans(one)]
         # Where memory is scarce, a draft that seems to fit may not: keep the smallest plans as
         # well.
         return plans if low_memory else self._drop_small_bands(plans)
@@ -133,32 +138,49 @@ class BandCandidates:
             if plan.upper_bytes >= largest or plan.seconds * EQUALLY_FAST < fastest
         ]
 
-    def is_exact(self, bands: StreamedStrategy) -> bool:
-        """Return whether the bytes of one of `candidates` are those of a dry run."""
-        planner, layout = self._find(bands)
-        return planner.known_dry_run(layout) is not None
+    def untried(self) -> Iterator[Plan]:
+        """Yield plans without a dry run, smallest first, with the least bytes they may take."""
+        for (_, width), known in self._bytes.items():
+            for layout, least in known.untried():
+                yield from self._of_width(width)._plans(layout, least)
 
-    def dry_run(self, bands: StreamedStrategy) -> None:
+    def is_exact(self, plan: Plan) -> bool:
+        """Return whether the bytes of ``plan`` are no draft: not streamed, or after a dry run."""
+        if not isinstance(plan.strategy, StreamedStrategy):
+            return True
+        known, layout = self._find(plan.strategy)
+        return known.known_dry_run(layout) is not None
+
+    def dry_run(self, plan: Plan) -> None:
         """Make the dry run of one of `candidates`.
 
         `candidates` have its exact bytes from then on, and those like it are corrected.
         """
-        planner, layout = self._find(bands)
-        planner.dry_run(layout)
+        assert isinstance(plan.strategy, StreamedStrategy)
+        known, layout = self._find(plan.strategy)
+        known.dry_run(layout)
 
-    def _find(self, bands: StreamedStrategy) -> tuple[StreamPlanner, StreamLayout]:
-        planner = self.programs.planner(self._size[0], bands.panel_width)
-        return planner, planner.layout(bands.layout_key)
+    def _of_width(self, width: int) -> BandCandidates:
+        return self if width == self._size[1] else replace(self, panel_width=width)
 
-    def _plan(self, planner: StreamPlanner, layout: StreamLayout) -> Plan:
-        known = planner.known_dry_run(layout)
+    def _find(self, bands: StreamedStrategy) -> tuple[CandidateBytes, StreamLayout]:
+        known = self._of_width(bands.panel_width)._bytes_of_width()
+        return known, known.planner.layout(bands.layout_key)
+
+    def _plans(self, layout: StreamLayout, least: int | None = None) -> list[Plan]:
+        """Return plans of a layout by heap mode; ``least`` instead of the bytes to expect."""
+        return with_heap_modes([self._plan(layout, least)], self.image_task.streamed_bounds)
+
+    def _plan(self, layout: StreamLayout, least: int | None) -> Plan:
+        bytes_of = self._bytes_of_width()
+        known, program = bytes_of.known_dry_run(layout), bytes_of.planner.program
         arena_bytes = known.arena_bytes if known else 0
         return Plan(
             **plan_facts(self.costs, self.geometry, self.image_task),
             accuracy="exact",
             seconds=self._seconds(layout),
             ledger=calibrate_rows(
-                tuple(self._ledger(planner.program, layout, planner.expected_rows(layout))),
+                tuple(self._ledger(program, layout, bytes_of.rows(layout, least))),
                 self.image_task.streamed_bounds.current_heap,
             ),
             strategy=StreamedStrategy(
@@ -170,7 +192,7 @@ class BandCandidates:
                 intermediate_peak_bytes=int(layout.pages_bytes * self._byte_factor),
                 spilled_peak_bytes=int(layout.spilled_peak_bytes * self._byte_factor),
                 arena_bytes=int(arena_bytes * self._byte_factor) // self._network_inputs,
-                graph_digest=planner.program.operators_digest,
+                graph_digest=program.operators_digest,
                 panels=self._panels,
                 panel_width=self._size[1],
                 panel_overlap=self._overlap if self.panel_width else 0,

@@ -2,11 +2,7 @@
 
 import numpy as np
 
-from lowtide.streaming.tiles.runner import execute_plan
-from support.toy_models import (
-    ArraySink,
-    ArraySource,
-)
+from support.toy_models import run_array
 
 
 def whole_of(plan):
@@ -14,9 +10,7 @@ def whole_of(plan):
 
 
 def run_plan(net, array, plan, program=None, **more):
-    sink = ArraySink()
-    execute_plan(net, ArraySource(array), sink, plan, program=program, **more)
-    return sink.commit()
+    return run_array(net, array, plan, program=program, **more)[0]
 
 
 def assert_same(net, array, plan, program, **more):

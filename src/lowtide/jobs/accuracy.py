@@ -59,11 +59,13 @@ def _accuracy(
     if plan.accuracy == "bounded":
         with reopen() as rows:
             allowed = affordable_pixels(costs, plan, limit_bytes)
-            execution = _figure(execution_error(network, rows, plan, allowed))
+            adapter = prepared.adapter(rows.info)
+            execution = _figure(execution_error(network, adapter, rows, plan, allowed))
     if network.make_fp32_forward is not None:
         with reopen() as rows:
             allowed = comparable_pixels(costs, plan, limit_bytes)
-            precision = _figure(precision_error(network, rows, plan, allowed))
+            adapter = prepared.adapter(rows.info)
+            precision = _figure(precision_error(network, adapter, rows, plan, allowed))
     if plan.strategy == "streamed":
         proof = prepared.programs.certificate(*plan.network_size)
         reason = (

@@ -22,12 +22,12 @@ from lowtide.core.metrics import psnr
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.devices import resolve_device
+from lowtide.jobs.image_adapter import ImageAdapter
 from lowtide.jobs.report import reported_db
 from lowtide.media import open_image
 from lowtide.models import Model, load
 from lowtide.streaming.api import stream
 from lowtide.streaming.tiles.grid import TileAxis, split_axis
-from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
 OVERLAPS = (8, 16, 32)
 BLENDS = ("none", "linear", "hann")
@@ -149,7 +149,7 @@ def _center_crop(path: Path, model: Model) -> Tensor:
     """(1, 3, height, width) of whole cells of the grid."""
     with open_image(path) as image:
         info = image.info
-        pixels = image.read(info.height)[..., :3]
+        pixels = image.read(0, info.height)[..., :3]
     if info.color_channels != 3 or model.descriptor.in_channels != 3:
         raise UsageError("seams are compared on an RGB image, with a model for RGB images")
     grid = math.lcm(_TILE_MULTIPLE, model.descriptor.size.multiple_of)
@@ -157,9 +157,9 @@ def _center_crop(path: Path, model: Model) -> Tensor:
     if not height or not width:
         raise UsageError(f"{path}: {info.width}×{info.height} pixels is too small for tiles")
     top, left = (info.height - height) // 2, (info.width - width) // 2
-    network = NetworkSpec(model, model.descriptor.scale, 3, 3)
-    step = TileStep(network, replace(info, channels=3))
-    return step.to_network([pixels[top : top + height, left : left + width]]).to(model.device)
+    adapter = ImageAdapter(replace(info, channels=3), 3)
+    inputs = adapter.to_network(pixels[None, top : top + height, left : left + width])
+    return torch.from_numpy(inputs).to(model.device)
 
 
 def _tiles(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from lowtide.core.errors import BudgetError, ModelError
 from lowtide.core.precision import is_eight_bits
-from lowtide.core.signal import ImageInfo
 from lowtide.core.units import format_seconds
 from lowtide.jobs.cpu_half_precision import slowdown_note
 from lowtide.jobs.prepared import PreparedModel
@@ -16,6 +15,7 @@ from lowtide.jobs.strategy_cache import StrategyCache
 from lowtide.jobs.target_size import TargetSize, target_size
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media import ImageFacts, output_cost
+from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
 from lowtide.memory.plan import Plan, Refusal
@@ -294,7 +294,7 @@ def _replay(
         "scale": shape.scale,
         "padded_height": padded[0],
         "padded_width": padded[1],
-        "images_per_tile": shape.images(info),
+        "images_per_tile": prepared.adapter(info).inputs,
     }
     plan = plan.model_copy(
         update={"device_count": min(plan.device_count, 1 + len(prepared.replicas))}

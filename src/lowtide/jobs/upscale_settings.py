@@ -16,9 +16,9 @@ from pydantic import Field, field_validator
 from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.core.precision import Precision, is_eight_bits
-from lowtide.core.signal import ImageInfo
 from lowtide.jobs.settings import RunSettings
 from lowtide.media import EncodeOptions
+from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest
 from lowtide.models.model_files import is_onnx

@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import BaseModel
-from torch import Tensor
 
 from lowtide.core.errors import UsageError
 from lowtide.core.metrics import psnr
@@ -28,6 +27,9 @@ from lowtide.media import open_image
 from lowtide.models import Model, load
 from lowtide.streaming.api import stream
 from lowtide.streaming.tiles.grid import TileAxis, split_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OVERLAPS = (8, 16, 32)
 BLENDS = ("none", "linear", "hann")
@@ -88,6 +90,8 @@ def compare_seams(
         UsageError: ``tile`` is not a multiple of 16 or not smaller than the image, the model cannot
             be streamed, or the image or the model is not RGB.
     """
+    import torch
+
     loaded = load(model).to(device=resolve_device(device))
     pixels = _center_crop(Path(image), loaded)
     height, width = pixels.shape[2:]
@@ -147,6 +151,8 @@ def compare_seams(
 
 def _center_crop(path: Path, model: Model) -> Tensor:
     """(1, 3, height, width) of whole cells of the grid."""
+    import torch
+
     with open_image(path) as image:
         info = image.info
         pixels = image.read(0, info.height)[..., :3]
@@ -186,6 +192,8 @@ def merge_tiles(
     Tiles are (B, C, H, W), by (row, column). ``linear`` replaces the ramps of the axes with linear
     ones.
     """
+    import torch
+
     size = rows.length * scale, columns.length * scale
     first_tile = next(iter(tiles.values()))
     total = first_tile.new_zeros(*first_tile.shape[:2], *size)
@@ -214,6 +222,8 @@ def _seam_result(
     axes: tuple[TileAxis, TileAxis],
     scale: int,
 ) -> SeamResult:
+    import torch
+
     difference = (result - reference).double()
     reach = max(overlap // 2, 1) * scale
     near = torch.zeros(reference.shape[2:], dtype=torch.bool, device=reference.device)

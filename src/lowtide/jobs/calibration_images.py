@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lowtide.core.errors import ImageError, InputError
 from lowtide.media import open_image
 from lowtide.media.discover import list_files
 from lowtide.models.descriptor import SizeRule
 from lowtide.models.loaded_model import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Number and side of calibration crops: as large as most receptive fields, and done in seconds.
 _PIECES, _SIDE = 24, 128
@@ -125,6 +127,8 @@ def _largest_allowed_size(size: tuple[int, int], rule: SizeRule, path: Path) -> 
 
 def _to_tensor(image: np.ndarray, channels: int, model: Model) -> Tensor:
     """Convert (H, W, bands) in 0..1 to (1, C, H, W)."""
+    import torch
+
     if channels not in (1, 3):
         raise InputError(
             f"{model.descriptor.name} takes {channels} channels, and photographs have 1 or 3",

@@ -9,7 +9,6 @@ from pathlib import Path
 from lowtide.core.errors import BudgetError, ModelError
 from lowtide.core.precision import is_eight_bits
 from lowtide.core.units import format_seconds
-from lowtide.jobs.cpu_half_precision import slowdown_note
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.strategy_cache import StrategyCache
 from lowtide.jobs.target_size import TargetSize, target_size
@@ -18,6 +17,7 @@ from lowtide.media import ImageFacts, output_cost
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
+from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.plan_file import PlanFile, check_replay
 from lowtide.streaming.planner.band_candidates import BandCandidates

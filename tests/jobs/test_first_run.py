@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 import lowtide
@@ -15,6 +16,7 @@ def told_by(program, source, folder):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.slow
 def test_a_small_budget_limits_the_probe_and_is_not_remembered(
     source, tmp_path, monkeypatch, model
 ):
@@ -31,6 +33,7 @@ def test_a_small_budget_limits_the_probe_and_is_not_remembered(
     assert store.get(store.key(model.descriptor.sha256, "cpu", "fp32")) is None
 
 
+@pytest.mark.slow
 def test_a_first_plan_does_not_count_what_its_probe_leaves(source, tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
     tell = (

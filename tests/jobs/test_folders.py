@@ -185,6 +185,7 @@ def test_a_resumed_folder_keeps_its_automatic_budget(folder, out):
     assert made_first.plan.budget_bytes == made_later.plan.budget_bytes
 
 
+@pytest.mark.slow
 def test_what_a_model_holds_beside_its_weights_is_told_as_the_folder_began(
     folder, out, tmp_path, monkeypatch
 ):

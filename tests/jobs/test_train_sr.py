@@ -213,6 +213,7 @@ train_sr(sys.argv[1], sys.argv[2], on_step=lambda moment: print(moment.step, flu
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_with_the_same_losses(photos, tmp_path):
     config = tmp_path / "c.yml"
     config.write_text(yaml.safe_dump(plain(photos, total=40)))

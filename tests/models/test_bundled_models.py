@@ -115,6 +115,7 @@ def test_wrong_metadata(tmp_path: Path, architecture: str, config: str, words: s
         load(path)
 
 
+@pytest.mark.slow
 def test_set5_benchmark(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark's own code finds the figures that the cards and the README may state."""
     import common  # pyright: ignore[reportMissingImports]

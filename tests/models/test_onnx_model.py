@@ -118,6 +118,7 @@ def test_half_precision_at_both_ends_is_cast(tmp_path):
     assert 0 < (half(image) - full(image)).abs().max() < 2e-3
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_copies_share_the_session_and_a_call_leaves_nothing(bundled):
     model, image = lowtide.load(bundled), torch.rand(1, 3, 300, 300)

@@ -79,6 +79,7 @@ def test_the_command_plans_for_the_ensemble(tmp_path, save, photo):
     assert plain["model_sha256"] != eight["model_sha256"]
 
 
+@pytest.mark.slow
 def test_a_picture_in_tiles_is_that_of_the_whole(tmp_path, save, photo):
     source = save(tmp_path / "photo.png", photo[:97, :131])
     reports = {}

@@ -87,6 +87,7 @@ def log_of(folder):
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_two_take_the_steps_of_one(tmp_path, words):
     run(words("one", 4, 1))
     told = run(words("two", 2, 2))

@@ -47,6 +47,7 @@ def test_a_convolution_is_measured_once_for_each_height(tmp_path):
     assert taken.rows == [64, 64, 97, 97]
 
 
+@pytest.mark.slow
 def test_of_a_wide_one_two_heights_are_run(tmp_path):
     taken = Counted()
     for width in 20_000, 200_000:

@@ -91,6 +91,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_each_change_is_seen():
     module, image = Net().eval(), torch.rand(1, 3, 16, 12)
     # Uncertified it is sooner, and what is wrong gets here.

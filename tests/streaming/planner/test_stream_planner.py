@@ -40,6 +40,7 @@ def case(request, tmp_path_factory):
     patch.undo()
 
 
+@pytest.mark.slow
 @pytest.mark.grid(2)
 def test_the_choice_fits_and_costs_about_the_least_where_there_is_room(case):
     new, exact = case

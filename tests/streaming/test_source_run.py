@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import BudgetError, InputError, NotFiniteError
+from lowtide.core.errors import BudgetError, InputError, NotFiniteError, UsageError
 from support.toy_models import ArraySink, ArraySource
 
 
@@ -35,7 +35,7 @@ def series():
 def test_a_source_is_run_slice_by_slice(module, shape):
     module = module.eval().requires_grad_(False)
     values = np.random.default_rng(0).random(shape, np.float32)
-    example = torch.from_numpy(values).movedim(-1, 0)[None]
+    example = torch.zeros(()).expand(1, shape[-1], *shape[:-1])
     with pytest.raises(BudgetError) as caught:
         lowtide.stream(module, budget="16MiB", axis=2).prepare(example)
     known = lowtide.stream(module, budget=caught.value.smallest, axis=2).prepare(example)
@@ -43,7 +43,7 @@ def test_a_source_is_run_slice_by_slice(module, shape):
     sink = ArraySink()
     known.run_source(ArraySource(values), sink)
     assert len(sink.parts) > 1
-    expected = module(example)[0].movedim(0, -1)
+    expected = module(torch.from_numpy(values).movedim(-1, 0)[None])[0].movedim(0, -1)
     torch.testing.assert_close(torch.from_numpy(sink.commit()), expected, rtol=0, atol=1e-5)
 
 
@@ -60,3 +60,11 @@ def test_a_source_that_ends_early_or_is_not_finite_is_named(values, error, messa
     known = lowtide.stream(module, budget="18MiB", axis=2).prepare(torch.zeros(1, 3, 500))
     with pytest.raises(error, match=message):
         known.run_source(source, ArraySink())
+
+
+def test_another_axis_is_refused():
+    known = lowtide.stream(Volumes().eval().requires_grad_(False), axis=3).prepare(
+        torch.zeros(1, 2, 6, 8, 4)
+    )
+    with pytest.raises(UsageError, match="along N"):
+        known.run_source(ArraySource(np.zeros((6, 8, 4, 2), np.float32)), ArraySink())

@@ -86,9 +86,17 @@ class PreparedStream:
 
         For a module of one input (B, C, N, ...) and one result, streamed along N: the source
         (N, ..., C) and the result are never held as a whole. By default they are floats as the
-        module takes and returns them.
+        module takes and returns them. Raises `UsageError` for a module of another kind, and as
+        `run_source`.
         """
         program = self.program
+        ends = *program.graph.inputs, *program.outputs
+        dims = [program.rows[one].dim if one in program.rows else None for one in ends]
+        if dims != [2, 2] or program.graph.fixed:
+            raise UsageError(
+                "sources are for modules of one input (B, C, N, ...) and one result, along N",
+                hint="stream the module with axis=2",
+            )
         channels = program.graph.nodes[program.output].meta.shape[1]
         given = adapter or FloatAdapter(channels)
         run_source(self.executor, program, source, sink, given, device=self.device)

@@ -75,14 +75,14 @@ def test_json(lowtide, source, out):
     assert report["model"]["name"] == "lowtide-x2"
     image = report["images"][0]
     assert image["status"] == "done"
-    assert image["plan"]["strategy"] == "whole"
+    assert image["plan"]["strategy"]["name"] == "whole"
     assert image["memory"]["budget_bytes"] == 256 << 20
 
 
 def test_underscores_and_hyphens_are_one(lowtide, source, out):
     words = ["--tile=32", "--tile_batch_size", "2", "--tile_overlap=20", "--no_hann_blend"]
     result = lowtide("upscale", source, "-o", out, "--json", *words)
-    plan = result.json["images"][0]["plan"]
+    plan = result.json["images"][0]["plan"]["strategy"]
     assert (plan["batch"], plan["overlap"], plan["blend"]) == (2, 20, 0)
 
 

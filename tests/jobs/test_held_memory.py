@@ -30,7 +30,10 @@ def held(monkeypatch):
         meter = Meter(living * MIB, kept * MIB)
         monkeypatch.setattr(upscale_job, "trim_allocators", lambda device: meter.trim())
         plan = SimpleNamespace(
-            strategy=strategy, device="cpu", predicted_bytes=100 * MIB, upper_bytes=200 * MIB
+            strategy=SimpleNamespace(name=strategy),
+            device="cpu",
+            predicted_bytes=100 * MIB,
+            upper_bytes=200 * MIB,
         )
         return meter, HeldMemory(meter, plan, budget, waiting)
 

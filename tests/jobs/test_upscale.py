@@ -26,7 +26,7 @@ ICC = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 def test_equals_the_plain_model(run, read, crop, expected, options):
     image = run(**options)
     assert image.accuracy.execution == "exact"
-    assert (image.plan.tiles > 1) == bool(options)
+    assert (image.plan.strategy.tiles > 1) == bool(options)
     assert_within_a_level(read(image.output), expected(crop))
 
 

@@ -122,7 +122,7 @@ def test_the_tiles_of_a_single_image_are_shared(folder, tmp_path, started):
     with mock.patch.object(upscale_job, "execute_plan", wraps=upscale_job.execute_plan) as watched:
         both = upscale(source, two, devices=TWO)
     assert not started  # for tiles no process is
-    assert [report.images[0].plan.device_count for report in (alone, both)] == [1, 2]
+    assert [report.images[0].plan.strategy.device_count for report in (alone, both)] == [1, 2]
     assert both.device == TWO
     done = both.images[0]
     assert "on 2 devices" in done.plan.title
@@ -140,7 +140,7 @@ def test_an_image_in_one_piece_runs_on_the_first_device(folder, tmp_path, starte
     report = lowtide.upscale(
         folder / "a.png", tmp_path / "a.png", budget="512MiB", devices=TWO, strategy="whole"
     )
-    assert report.images[0].plan.device_count == 1
+    assert report.images[0].plan.strategy.device_count == 1
     assert report.images[0].notes == [
         "run on cpu only: no plan with tiles on several devices was chosen"
     ]

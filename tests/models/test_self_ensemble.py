@@ -95,7 +95,7 @@ def test_a_picture_in_tiles_is_that_of_the_whole(tmp_path, save, photo):
         reports[strategy] = made.images[0]
     pictures = [_read(tmp_path / f"{strategy}.png").astype(int) for strategy in ("whole", "tiled")]
     assert np.abs(pictures[0] - pictures[1]).max() <= 1
-    assert reports["tiled"].plan.tiles > 1
+    assert reports["tiled"].plan.strategy.tiles > 1
     model = lowtide.load("lowtide-x2")
     image = torch.from_numpy(photo[:97, :131].copy()).permute(2, 0, 1)[None] / 255
     with torch.inference_mode():

@@ -2,11 +2,18 @@
 
 import numpy as np
 
+from lowtide.memory.strategy import WholeStrategy
 from support.toy_models import run_array
 
 
 def whole_of(plan):
-    return plan.model_copy(update={"strategy": "whole", "band_plan": None})
+    return plan.model_copy(update={"strategy": WholeStrategy()})
+
+
+def with_dry_run(bands, plan):
+    """The same of ``bands``' candidates after its dry run."""
+    bands.dry_run(plan.strategy)
+    return next(one for one in bands.candidates() if one.strategy == plan.strategy)
 
 
 def run_plan(net, array, plan, program=None, **more):

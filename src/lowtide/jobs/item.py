@@ -146,7 +146,7 @@ class PendingItem:
         # A replanned run is no measure of its plan, and a special mode is no measure of other
         # plans.
         if self.undisturbed and not report.events and computed.comparable:
-            kind = "streamed" if plan.strategy == "streamed" else "tiled"
+            kind = "streamed" if plan.strategy.name == "streamed" else "tiled"
             predicted = plan.predicted_bytes + self.others_row.value
             ResidualStore(plan.device, kind).add(
                 Residual(predicted=predicted, measured=usage.peak_bytes)

@@ -20,17 +20,6 @@ from lowtide.memory.meter import CudaMeter, HostMeter, Usage
 from lowtide.memory.oom import free_exception, trim_allocators
 from lowtide.memory.plan import Plan
 
-# Fields of a plan that determine the sizes of blocks in the heap.
-_SIZES = {
-    "padded_width",
-    "padded_height",
-    "tile_width",
-    "tile_height",
-    "batch",
-    "band_plan",
-    "heap",
-}
-
 
 class Job(Protocol):
     """Protocol of a kind of job: how one item is planned and computed.
@@ -105,7 +94,7 @@ class Pipeline:
         self._job, self._listener = job, listener
         self._streams = streams if count > 1 else 1
         self._in_flight: list[PendingItem] = []
-        self._block_sizes: dict[str, Any] = {}
+        self._block_sizes: tuple[object, ...] = ()
 
     def run(self, items: Iterable[Item]) -> None:
         """Run all ``items``; raises `Cancelled`, with no unfinished file left."""
@@ -264,10 +253,10 @@ class Pipeline:
         unless this plan's blocks have the same sizes: allocating them again would take longer than
         a light network's operators.
         """
-        shape = plan.model_dump(include=_SIZES)
-        if shape != self._block_sizes:
+        sizes = plan.image.padded_size, plan.strategy, plan.heap
+        if sizes != self._block_sizes:
             trim_allocators(plan.device)
-        self._block_sizes = shape
+        self._block_sizes = sizes
         self.lap()
         for pending in self._in_flight:
             pending.undisturbed = False

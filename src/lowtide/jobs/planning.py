@@ -20,6 +20,7 @@ from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan,
 from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.plan_file import PlanFile, check_replay
+from lowtide.memory.strategy import StreamedStrategy
 from lowtide.streaming.planner.band_candidates import BandCandidates
 from lowtide.streaming.planner.model_facts import ImageTask
 from lowtide.streaming.planner.tile_candidates import tile_candidates
@@ -44,7 +45,9 @@ class ImageTaskPlan:
     @property
     def can_shrink(self) -> bool:
         """Whether a smaller plan can be made after an out-of-memory error."""
-        return "smaller plan" in self.plan.recovery and (len(self.plans) > 1 or self.replayed)
+        return "smaller plan" in self.plan.strategy.recovery and (
+            len(self.plans) > 1 or self.replayed
+        )
 
     @property
     def result_bytes(self) -> int:
@@ -114,13 +117,13 @@ def plan_image(
             f"the model outputs {upscaled.width}×{upscaled.height}, which is resized to"
             f" {output.width}×{output.height}"
         )
-    if plan_file is not None and limit_bytes is None:
-        plan = _replay(plan_file, source, facts.info, prepared, budget)
-        return ImageTaskPlan(sizes, [plan], plan, notes, replayed=True)
     image_task = prepared.image_task(facts.info, codecs, facts.scratch_bytes, budget)
+    if plan_file is not None and limit_bytes is None:
+        plan = _replay(plan_file, source, image_task, prepared, budget)
+        return ImageTaskPlan(sizes, [plan], plan, notes, replayed=True)
     plans, chosen = _choose(prepared, settings, image_task, budget, limit_bytes, images)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
-    if prepared.replicas and chosen.device_count == 1:
+    if prepared.replicas and chosen.strategy.device_count == 1:
         notes.append(
             f"run on {chosen.device} only: no plan with tiles on several devices was chosen"
         )
@@ -193,12 +196,13 @@ def _choose_with_bands(
                 failure = error
                 considered = accurate_enough(candidates, accuracy)
                 chosen = min(considered, key=lambda plan: plan.upper_bytes)
-            if chosen.strategy == "streamed" and not bands.is_exact(chosen):
-                bands.with_dry_run(chosen)
+            strategy = chosen.strategy
+            if isinstance(strategy, StreamedStrategy) and not bands.is_exact(strategy):
+                bands.dry_run(strategy)
                 continue
             if failure is not None:
                 raise failure
-            if chosen.strategy == "streamed":
+            if strategy.name == "streamed":
                 bands.programs.certificate(*chosen.network_size)
             return candidates, chosen
     raise AssertionError("the last round returns or raises")
@@ -283,20 +287,21 @@ def _reason_not_streamed(
 
 
 def _replay(
-    plan_file: PlanFile, source: Path, info: ImageInfo, prepared: PreparedModel, budget: Budget
+    plan_file: PlanFile,
+    source: Path,
+    image_task: ImageTask,
+    prepared: PreparedModel,
+    budget: Budget,
 ) -> Plan:
-    plan = plan_file.find(source.name, info.width, info.height)
-    shape, padded = prepared.geometry, prepared.padded_size(info)
+    height, width, _ = image_task.shape
+    plan = plan_file.find(source.name, width, height)
     expected = {
         "model_sha256": prepared.descriptor.sha256,
         "device": prepared.network.device,
         "precision": prepared.precision,
-        "scale": shape.scale,
-        "padded_height": padded[0],
-        "padded_width": padded[1],
-        "images_per_tile": prepared.adapter(info).inputs,
+        **dict(prepared.geometry.of_image(image_task)),
     }
-    plan = plan.model_copy(
-        update={"device_count": min(plan.device_count, 1 + len(prepared.replicas))}
-    )
+    if plan.strategy.device_count > 1:
+        here = 1 + len(prepared.replicas)
+        plan = plan.with_strategy(device_count=min(plan.strategy.device_count, here))
     return check_replay(plan, expected, budget)

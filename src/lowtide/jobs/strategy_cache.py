@@ -56,6 +56,6 @@ class StrategyCache:
 
     def put(self, chosen: Plan) -> None:
         """Store the choice, unless it is a streamed plan."""
-        if chosen.strategy != "streamed":
+        if chosen.strategy.name != "streamed":
             self._store.put(self._key, chosen.title)
             self._store.save()

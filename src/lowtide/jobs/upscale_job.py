@@ -147,7 +147,7 @@ class UpscaleJob:
     ) -> RunOutcome:
         plan, prepared = planned.plan, self.prepared
         held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, queue_bytes)
-        with divide_threads(plan.device_count, pipeline.threads):
+        with divide_threads(plan.strategy.device_count, pipeline.threads):
             network = prepared.specialized.for_plan(
                 plan,
                 required=self.settings.compile == "on",
@@ -159,7 +159,7 @@ class UpscaleJob:
                 ),
             )
             program = None
-            if plan.strategy == "streamed":
+            if plan.strategy.name == "streamed":
                 program = prepared.programs.program(*plan.network_size)
             return execute_plan(
                 network,
@@ -178,8 +178,9 @@ class UpscaleJob:
 
     def _comparable(self, plan: Plan) -> bool:
         """Return whether a run of ``plan`` measures what those of others take."""
-        special = plan.compiled or plan.cuda_graph or plan.device_count > 1 or plan.heap == "trim"
-        return not special and self.prepared.network.free_memory is None
+        special = plan.compiled or plan.cuda_graph or plan.heap == "trim"
+        several = plan.strategy.device_count > 1
+        return not (special or several) and self.prepared.network.free_memory is None
 
 
 def preload(setup: dict[str, Any]) -> None:
@@ -228,7 +229,7 @@ class HeldMemory:
         self, meter: HostMeter | CudaMeter, plan: Plan, budget_bytes: int, queue_bytes: int
     ) -> None:
         self._meter, self._budget, self._device = meter, budget_bytes, plan.device
-        banded = plan.strategy == "streamed"
+        banded = plan.strategy.name == "streamed"
         self._expected = queue_bytes + (plan.predicted_bytes if banded else plan.upper_bytes)
         self._limit = self._expected
 

@@ -58,7 +58,9 @@ def choose_plan(
     if accuracy == "fast":
         pool = fitting
     else:
-        pool = exact or [min(fitting, key=lambda plan: (round(plan.seam_share, 2), plan.seconds))]
+        pool = exact or [
+            min(fitting, key=lambda plan: (round(plan.strategy.seam_share, 2), plan.seconds))
+        ]
     best = min(pool, key=_score)
     return best.model_copy(
         update={
@@ -149,10 +151,10 @@ def _explain(best: Plan, fitting: Sequence[Plan], budget: Budget) -> str:
 def _refusals(best: Plan, candidates: Sequence[Plan], budget: Budget) -> tuple[Refusal, ...]:
     """Return the best plan of each other strategy, with the reason it was not chosen."""
     refused = []
-    for strategy in dict.fromkeys(plan.strategy for plan in candidates):
-        if strategy == best.strategy:
+    for strategy in dict.fromkeys(plan.strategy.name for plan in candidates):
+        if strategy == best.strategy.name:
             continue
-        rivals = [plan for plan in candidates if plan.strategy == strategy]
+        rivals = [plan for plan in candidates if plan.strategy.name == strategy]
         able = [plan for plan in rivals if shortfall(plan, budget) is None]
         rival = (
             min(able, key=lambda p: p.seconds) if able else min(rivals, key=lambda p: p.upper_bytes)

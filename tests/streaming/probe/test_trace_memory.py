@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction import cpu_workspace
 from lowtide.memory.prediction.op_signature import operand_bytes
+from lowtide.streaming.planner.ledger_rows import LIVE_ROW
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.probe import trace_memory
@@ -125,8 +126,9 @@ def test_pixels_that_a_network_pads_are_priced() -> None:
     costs = toy_costs(None).model_copy(update={"padding_multiple": 64})
     picture = ImageTask((300, 500, 3), (300, 500))
     plans = tile_candidates(costs, ModelGeometry(1, 3, 3, align=64), picture, Overrides())
-    whole = next(plan for plan in plans if plan.strategy == "whole")
-    assert whole.run_pixels == 320 * 512
-    for plan in plans:
-        assert plan.tile_height % 64 == 0 or plan.tile_height == 300
-        assert plan.tile_width % 64 == 0 or plan.tile_width == 500
+    whole = next(plan for plan in plans if plan.strategy.name == "whole")
+    (live,) = [row for row in whole.ledger if row.name == LIVE_ROW]
+    assert live.value == costs.activation_bytes(320 * 512)
+    for height, width in (plan.network_size for plan in plans):
+        assert height % 64 == 0 or height == 300
+        assert width % 64 == 0 or width == 500

@@ -99,7 +99,7 @@ def test_a_recorded_plan_counts_the_graph_and_its_making():
     assert one.predicted_bytes == plan.predicted_bytes + graph
     assert one.upper_bytes > plan.upper_bytes + graph
     # Six runs of a tile are waited for, once for all images.
-    a_tile = plan.seconds * plan.batch / plan.tiles
+    a_tile = plan.seconds * plan.strategy.batch / plan.strategy.tiles
     assert one.seconds == pytest.approx(plan.seconds + 6 * a_tile)
     assert many.seconds == pytest.approx(plan.seconds + 6 * a_tile / 40)
     assert "as a CUDA graph" in one.title

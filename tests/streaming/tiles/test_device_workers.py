@@ -31,12 +31,12 @@ def running():
 @pytest.mark.parametrize("wishes", [{}, {"batch": 2}, {"hann_blend": True}], ids=str)
 def test_the_same_bytes_whoever_ran_what(array, wishes):
     plan = plan_of(array, **wishes)
-    assert plan.device_count == 3
+    assert plan.strategy.device_count == 3
     others = [network(conv_net()) for _ in range(2)]
     alone, _ = run_array(network(conv_net()), array, plan)
     result, outcome = run_array(network(conv_net()), array, plan, replicas=others)
     assert np.array_equal(result, alone)
-    assert outcome.tiles == plan.tiles
+    assert outcome.tiles == plan.strategy.tiles
     assert not running()
 
 
@@ -48,7 +48,7 @@ def test_they_do_run_at_once(array):
         both.wait()  # which none passes alone
         return inner(x)
 
-    plan = plan_of(array, lanes=2).model_copy(update={"tile_width": 98})  # two tiles in a row
+    plan = plan_of(array, lanes=2).with_strategy(tile_width=98)  # two tiles in a row
     run_array(network(together), array, plan, replicas=[network(together)])
 
 
@@ -70,7 +70,7 @@ def test_a_device_that_disappears_loses_nothing(array):
     alone, _ = run_array(network(conv_net()), array, plan)
     result, outcome = run_array(network(conv_net()), array, plan, replicas=[gone])
     assert np.array_equal(result, alone)
-    assert outcome.tiles == plan.tiles
+    assert outcome.tiles == plan.strategy.tiles
     assert outcome.events == ["cpu failed (CUDA error: device is lost): its tiles went to cpu"]
 
 
@@ -145,7 +145,7 @@ def test_a_plan_for_lanes_counts_what_each_has(array):
     for row in two.ledger:
         again = row.name in ("live activations and workspace", "allocator", "margin")
         assert row.upper == at[row.name] * (2 if again else 1)
-    assert (one.device_count, two.device_count) == (1, 2)
+    assert (one.strategy.device_count, two.strategy.device_count) == (1, 2)
     assert two.seconds == pytest.approx(one.seconds / 2)
     # Six tiles in a row are run four and two at a time.
     assert plan_of(array, lanes=4).seconds == pytest.approx(one.seconds / 3)

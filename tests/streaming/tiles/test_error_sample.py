@@ -28,13 +28,18 @@ def uneven(height, width):
     return (ramp + 0.05 * RNG.random((height, width, 3), np.float32)).astype(np.float32)
 
 
+def error_of(net, array, plan, allowed_pixels):
+    adapter, source = image_adapter(net, array), ArraySource(array)
+    return execution_error(net, adapter, source, plan.image, plan.strategy, allowed_pixels)
+
+
 @pytest.mark.parametrize("blend", [True, False])
 def test_with_all_tiles_sampled_the_error_is_the_error(blend):
     array, net = uneven(90, 90), network(Centered(), scale=1)
     plan = make_plan(array, None, scale=1, tile=48, overlap=8, hann_blend=blend)
-    stated = execution_error(net, image_adapter(net, array), ArraySource(array), plan, 10**9)
+    stated = error_of(net, array, plan, 10**9)
     assert stated.against == "the whole image"
-    assert stated.tiles_sampled == stated.tiles_total == plan.tiles
+    assert stated.tiles_sampled == stated.tiles_total == plan.strategy.tiles
     tiled, _ = run_array(net, array, plan)
     whole, _ = run_array(net, array, make_plan(array, None, scale=1, strategy="whole"))
     actual = psnr(tiled, whole)
@@ -46,7 +51,7 @@ def test_with_all_tiles_sampled_the_error_is_the_error(blend):
 def test_a_sample_states_a_lower_bound():
     array, net = uneven(400, 420), network(Centered(), scale=1)
     plan = make_plan(array, None, scale=1, tile=64)
-    stated = execution_error(net, image_adapter(net, array), ArraySource(array), plan, 10**9)
+    stated = error_of(net, array, plan, 10**9)
     assert stated.tiles_sampled < stated.tiles_total
     whole, _ = run_array(net, array, make_plan(array, None, scale=1, strategy="whole"))
     tiled, _ = run_array(net, array, plan)
@@ -56,7 +61,7 @@ def test_a_sample_states_a_lower_bound():
 def test_without_room_for_the_whole_it_says_what_it_compared_with():
     array, net = uneven(200, 200), network(Centered(), scale=1)
     plan = make_plan(array, None, scale=1, tile=64)
-    stated = execution_error(net, image_adapter(net, array), ArraySource(array), plan, 80 * 80)
+    stated = error_of(net, array, plan, 80 * 80)
     assert stated.against == "tiles with 8 px more context on each side"
     assert math.isfinite(stated.psnr_db)
     assert stated.max_error > 0
@@ -74,7 +79,7 @@ def test_references_of_other_samples_are_let_go():
 
     net, plan = network(Watched(), scale=4), make_plan(array, None, scale=4, tile=64)
     tracemalloc.start()
-    found = execution_error(net, image_adapter(net, array), ArraySource(array), plan, 80 * 80)
+    found = error_of(net, array, plan, 80 * 80)
     tracemalloc.stop()
     assert len(held) == found.tiles_sampled > 1
     assert max(held) < 64 * 64 * 16 * 3 * 4
@@ -91,7 +96,8 @@ def test_low_precision_is_measured_against_fp32():
 
     low = network(Low(), precision="bf16", make_fp32_forward=lambda: exact)
     plan = make_plan(array, 4, tile=64)
-    stated = precision_error(low, image_adapter(low, array), ArraySource(array), plan, 64 * 64)
+    adapter, source = image_adapter(low, array), ArraySource(array)
+    stated = precision_error(low, adapter, source, plan.image, 64 * 64)
     assert stated.against == "fp32"
     assert 30 < stated.psnr_db < 90
     twin = dataclasses.replace(low, forward=exact, precision="fp32")
@@ -113,11 +119,11 @@ def test_low_precision_is_measured_on_parts_that_fit(align, minimum, square):
             return images.repeat_interleave(2, 2).repeat_interleave(2, 3)
 
     low = network(Watched(), precision="bf16", make_fp32_forward=Watched)
-    plan = make_plan(array, 4).model_copy(
+    image = make_plan(array, 4).image.model_copy(
         update={"align": align, "minimum": minimum, "square": square}
     )
-    assert plan.tiles == 1
-    stated = precision_error(low, image_adapter(low, array), ArraySource(array), plan, 20 * 50)
+    adapter, source = image_adapter(low, array), ArraySource(array)
+    stated = precision_error(low, adapter, source, image, 20 * 50)
     assert math.isinf(stated.psnr_db)
     assert stated.tiles_sampled == 3 < stated.tiles_total
     (pixels,) = set(seen)

@@ -125,7 +125,7 @@ def test_a_second_fault_divides_the_tile_and_keeps_what_was_done(runs):
     result, outcome = runs.disturbed(fail_at={number, number + 1})
     assert np.abs(result.astype(int) - runs.result).max() <= 1
     assert outcome.events == ["out of memory: tiles of 64×64 are divided from here on"]
-    finished = runs.steps.index(number) * runs.plan.tiles // len(runs.steps)
+    finished = runs.steps.index(number) * runs.plan.strategy.tiles // len(runs.steps)
     assert runs.forwards[:finished] == runs.calm[:finished]
     assert not set(runs.forwards[finished + 2 :]) & set(runs.calm[:finished])
 

@@ -46,7 +46,7 @@ def test_equals_the_plain_model(sample, size, way):
     assert plan.accuracy == "exact"
     result, outcome = run_array(network(module), array, plan)
     assert result.dtype == array.dtype
-    assert outcome.tiles == plan.tiles
+    assert outcome.tiles == plan.strategy.tiles
     # A value halfway between two samples goes either way by what fp32 rounds, here 2e-6 of 255.
     step = {"float32": 2e-6, "uint8": 0.50051, "uint16": 0.6}[sample]
     np.testing.assert_allclose(result.astype(np.float64), reference(module, array), atol=step)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from lowtide.core.heap import heap_mode
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.plan import BandPlan, Plan
+from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import StreamedStrategy
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.source_page import READ_ROWS
 from lowtide.streaming.engine.source_run import WRITE_ROWS
@@ -118,8 +119,8 @@ class BandCandidates:
             plan
             for plan in plans
             if plan.upper_bytes <= (self.image_task.ample_bytes or 0)
-            and plan.band_plan is not None
-            and plan.band_plan.pages == "memory"
+            and isinstance(plan.strategy, StreamedStrategy)
+            and plan.strategy.pages == "memory"
             and plan.heap != "trim"
         ]
         if not easy:
@@ -132,51 +133,35 @@ class BandCandidates:
             if plan.upper_bytes >= largest or plan.seconds * EQUALLY_FAST < fastest
         ]
 
-    def is_exact(self, plan: Plan) -> bool:
-        """Return whether the bytes of ``plan``, one of `candidates`, are those of a dry run."""
-        planner, layout = self._find(plan)
+    def is_exact(self, bands: StreamedStrategy) -> bool:
+        """Return whether the bytes of one of `candidates` are those of a dry run."""
+        planner, layout = self._find(bands)
         return planner.known_dry_run(layout) is not None
 
-    def with_dry_run(self, plan: Plan) -> Plan:
-        """Return ``plan``, one of `candidates`, with the exact bytes of its dry run.
+    def dry_run(self, bands: StreamedStrategy) -> None:
+        """Make the dry run of one of `candidates`.
 
-        `candidates` return it so from then on, and those like it corrected.
+        `candidates` have its exact bytes from then on, and those like it are corrected.
         """
-        if plan.tile_width != self._size[1]:
-            return replace(self, panel_width=plan.tile_width).with_dry_run(plan)
-        planner, layout = self._find(plan)
+        planner, layout = self._find(bands)
         planner.dry_run(layout)
-        modes = with_heap_modes([self._plan(planner, layout)], self.image_task.streamed_bounds)
-        return next(one for one in modes if one.heap == plan.heap)
 
-    def _find(self, plan: Plan) -> tuple[StreamPlanner, StreamLayout]:
-        assert plan.band_plan is not None
-        planner = self.programs.planner(*plan.network_size)
-        return planner, planner.layout(plan.band_plan.layout_key)
+    def _find(self, bands: StreamedStrategy) -> tuple[StreamPlanner, StreamLayout]:
+        planner = self.programs.planner(self._size[0], bands.panel_width)
+        return planner, planner.layout(bands.layout_key)
 
     def _plan(self, planner: StreamPlanner, layout: StreamLayout) -> Plan:
-        height, width = self._size
         known = planner.known_dry_run(layout)
         arena_bytes = known.arena_bytes if known else 0
         return Plan(
             **plan_facts(self.costs, self.geometry, self.image_task),
-            strategy="streamed",
             accuracy="exact",
-            tile_width=width,
-            tile_height=height,
-            overlap=self._overlap if self.panel_width else 0,
-            blend=0,
-            batch=1,
-            tiles=self._panels,
-            run_pixels=height * width * self._images_per_tile,
-            seam_share=0.0,
             seconds=self._seconds(layout),
-            recovery=("smaller plan",),
             ledger=calibrate_rows(
                 tuple(self._ledger(planner.program, layout, planner.expected_rows(layout))),
                 self.image_task.streamed_bounds.current_heap,
             ),
-            band_plan=BandPlan(
+            strategy=StreamedStrategy(
                 cuts=layout.cuts,
                 recompute_limit=layout.recompute_limit,
                 bands=layout.bands,
@@ -184,8 +169,11 @@ class BandCandidates:
                 resident=tuple(sorted(layout.resident)),
                 intermediate_peak_bytes=int(layout.pages_bytes * self._byte_factor),
                 spilled_peak_bytes=int(layout.spilled_peak_bytes * self._byte_factor),
-                arena_bytes=int(arena_bytes * self._byte_factor) // self._images_per_tile,
+                arena_bytes=int(arena_bytes * self._byte_factor) // self._network_inputs,
                 graph_digest=planner.program.operators_digest,
+                panels=self._panels,
+                panel_width=self._size[1],
+                panel_overlap=self._overlap if self.panel_width else 0,
             ),
         )
 
@@ -205,7 +193,7 @@ class BandCandidates:
         return max(0, usual + rows - value), max(0, most + rows - upper)
 
     @property
-    def _images_per_tile(self) -> int:
+    def _network_inputs(self) -> int:
         return self.image_task.inputs
 
     @property
@@ -215,7 +203,7 @@ class BandCandidates:
         The graph is that of fp32 on the CPU; another device may use smaller dtypes.
         """
         item, own = (DTYPES[one.precision].itemsize for one in (self.costs, self.programs.network))
-        return self._images_per_tile * item / own
+        return self._network_inputs * item / own
 
     @property
     def least_seconds(self) -> float:
@@ -223,7 +211,7 @@ class BandCandidates:
 
         Includes the usual slowdown `_BAND_SLOWDOWN`.
         """
-        pixels = math.prod(self.image_task.padded_size) * self._images_per_tile
+        pixels = math.prod(self.image_task.padded_size) * self._network_inputs
         return pixels * self.costs.least_seconds_per_pixel * _BAND_SLOWDOWN
 
     def _seconds(self, layout: StreamLayout) -> float:
@@ -237,7 +225,7 @@ class BandCandidates:
         sizes = [min(max(total // number, least), most) for number in layout.bands]
         network = sum(total * self.costs.seconds(size) / size for size in sizes) / len(sizes)
         speed = self.costs.time_scale
-        panel = (_BAND_SLOWDOWN * network + speed * layout.overhead_seconds) * self._images_per_tile
+        panel = (_BAND_SLOWDOWN * network + speed * layout.overhead_seconds) * self._network_inputs
         return panel * self._panels + speed * 2 * self._panel_file_bytes / _FILE_BYTES_PER_SECOND
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.prediction.calibration import RunBounds
+from lowtide.memory.strategy import ImageGeometry
 
 StrategyName = Literal["auto", "whole", "streamed", "tiled"]
 
@@ -26,6 +27,17 @@ class ModelGeometry:
     minimum: int = 0
     square: bool = False
     tileable: bool = True
+
+    def of_image(self, image_task: ImageTask) -> ImageGeometry:
+        """Return the sizes of an image and of what it is padded to."""
+        return ImageGeometry(
+            **{name: getattr(self, name) for name in ("scale", "align", "minimum", "square")},
+            width=image_task.shape[1],
+            height=image_task.shape[0],
+            padded_width=image_task.padded_size[1],
+            padded_height=image_task.padded_size[0],
+            network_inputs=image_task.inputs,
+        )
 
 
 @dataclass(frozen=True)
@@ -85,13 +97,5 @@ class Overrides:
 
 def plan_facts(costs: ModelCosts, geometry: ModelGeometry, image_task: ImageTask) -> dict[str, Any]:
     """Return the fields of a plan that are the same for every strategy."""
-    height, width = image_task.padded_size
-    return {
-        **{name: getattr(costs, name) for name in ("device", "precision", "channels_last")},
-        **{name: getattr(geometry, name) for name in ("scale", "align", "minimum", "square")},
-        "width": image_task.shape[1],
-        "height": image_task.shape[0],
-        "padded_width": width,
-        "padded_height": height,
-        "images_per_tile": image_task.inputs,
-    }
+    image, names = geometry.of_image(image_task), ("device", "precision", "channels_last")
+    return {"image": image, **{name: getattr(costs, name) for name in names}}

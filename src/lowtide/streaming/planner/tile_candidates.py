@@ -10,6 +10,7 @@ from lowtide.core.errors import UsageError
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import Strategy, TiledStrategy, WholeStrategy
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
     ROW_BUFFERS,
@@ -59,12 +60,6 @@ def tile_candidates(
             )
         overrides = replace(overrides, strategy="whole")
     plans = []
-    if overrides.strategy == "whole" or (
-        overrides.strategy == "auto" and not overrides.requires_tiles
-    ):
-        plans.append(
-            _plan(costs, geometry, image_task, "whole", image_task.padded_size, 1, overlap, 0)
-        )
     if overrides.strategy in ("auto", "tiled"):
         # On the CPU a batch gains nothing over a larger tile, and its last partial batch fragments
         # the heap.
@@ -75,20 +70,19 @@ def tile_candidates(
                 split_axis(image_task.padded_size[1], tile[1], overlap, align=geometry.align).starts
             )
             # A batch stays within one row of tiles, so a larger one would never be full.
-            for batch in dict.fromkeys(min(batch, columns) for batch in batches):
-                plan = _plan(costs, geometry, image_task, "tiled", tile, batch, overlap, blend)
-                plans.append(plan)
+            plans += [
+                _plan(costs, geometry, image_task, overlap, tile, batch, blend)
+                for batch in dict.fromkeys(min(batch, columns) for batch in batches)
+            ]
         if overrides.batch and plans:
-            fullest = max(plan.batch for plan in plans)
-            plans = [plan for plan in plans if plan.batch == fullest]
-    if not plans:
-        # An image smaller than any tile is one tile.
-        plans.append(
-            _plan(costs, geometry, image_task, "whole", image_task.padded_size, 1, overlap, 0)
-        )
+            fullest = max(plan.strategy.batch for plan in plans)
+            plans = [plan for plan in plans if plan.strategy.batch == fullest]
     plans = _drop_small_tiles(
         _drop_high_tiles(plans, image_task.row_buffer_bytes), image_task.ample_bytes
     )
+    # An image smaller than any tile is one tile.
+    if not plans or (overrides.strategy == "auto" and not overrides.requires_tiles):
+        plans.insert(0, _plan(costs, geometry, image_task, overlap))
     return with_heap_modes(plans, image_task.tiled_bounds)
 
 
@@ -101,7 +95,7 @@ def _drop_high_tiles(plans: list[Plan], limit: int | None) -> list[Plan]:
     rows = {
         index: sum(row.upper for row in plan.ledger if row.name in ROW_BUFFERS)
         for index, plan in enumerate(plans)
-        if plan.tiles > 1
+        if plan.strategy.tiles > 1
     }
     if limit is None or not rows:
         return plans
@@ -114,10 +108,20 @@ def _drop_small_tiles(plans: list[Plan], easy_bytes: int | None) -> list[Plan]:
 
     With small tiles, the least thing that grows with the image would show in the peak.
     """
-    ample = [plan for plan in plans if plan.tiles == 1 or plan.run_pixels >= _AMPLE_PIXELS]
-    easy = [plan for plan in ample if plan.tiles > 1 and plan.upper_bytes <= (easy_bytes or 0)]
+    ample = [plan for plan in plans if not _is_small(plan.strategy)]
+    easy = [
+        plan for plan in ample if plan.strategy.tiles > 1 and plan.upper_bytes <= (easy_bytes or 0)
+    ]
     small = min((plan.seconds for plan in plans if plan not in ample), default=math.inf)
     return ample if any(plan.seconds <= small * EQUALLY_FAST for plan in easy) else plans
+
+
+def _is_small(strategy: Strategy) -> bool:
+    return (
+        isinstance(strategy, TiledStrategy)
+        and strategy.tiles > 1
+        and strategy.run_pixels < _AMPLE_PIXELS
+    )
 
 
 def _overlap(costs: ModelCosts, overrides: Overrides) -> tuple[int, int]:
@@ -173,15 +177,16 @@ def _plan(
     costs: ModelCosts,
     geometry: ModelGeometry,
     image_task: ImageTask,
-    strategy: str,
-    tile: tuple[int, int],
-    batch: int,
     overlap: int,
-    blend: int,
+    tile: tuple[int, int] | None = None,
+    batch: int = 1,
+    blend: int = 0,
 ) -> Plan:
+    """Return the plan for tiles of (height, width) ``tile``, or for the whole image."""
+    size = image_task.padded_size
     axes = [
         split_axis(length, side, overlap, align=geometry.align, blend=blend)
-        for length, side in zip(image_task.padded_size, tile, strict=True)
+        for length, side in zip(size, tile or size, strict=True)
     ]
     rows, columns = axes
     context = min(rows.context, columns.context)
@@ -193,18 +198,22 @@ def _plan(
     if not exact:
         # The error is measured with more context than the tiles have; that run must fit too.
         at_once = max(at_once, images * _reference_pixels(rows, columns, geometry.align))
+    strategy = WholeStrategy(overlap=overlap)
+    if tile is not None:
+        strategy = TiledStrategy(
+            tile_width=columns.tile,
+            tile_height=rows.tile,
+            overlap=overlap,
+            blend=blend,
+            batch=batch,
+            tiles=len(rows.starts) * len(columns.starts),
+            run_pixels=at_once,
+            seam_share=0.0 if exact else 1 - _inner(rows, overlap) * _inner(columns, overlap),
+        )
     return Plan(
         **plan_facts(costs, geometry, image_task),
         strategy=strategy,
         accuracy="exact" if exact else "bounded",
-        tile_width=columns.tile,
-        tile_height=rows.tile,
-        overlap=overlap,
-        blend=blend,
-        batch=batch,
-        tiles=len(rows.starts) * len(columns.starts),
-        run_pixels=at_once,
-        seam_share=0.0 if exact else 1 - _inner(rows, overlap) * _inner(columns, overlap),
         seconds=_seconds(costs, rows, columns, pixels, batch),
         ledger=calibrate_rows(
             tuple(_ledger(costs, image_task, rows, columns, at_once, geometry.scale)),

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from lowtide.core.errors import UsageError
-from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import ImageGeometry, TileStrategy
 
 _PIXEL_BLOCK = 8
 
@@ -157,13 +157,10 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def plan_axes(plan: Plan) -> tuple[TileAxis, TileAxis]:
-    """Return the plan's tile grid as (rows, columns)."""
+def tile_axes(image: ImageGeometry, tiles: TileStrategy) -> tuple[TileAxis, TileAxis]:
+    """Return the grid of an image's tiles as (rows, columns)."""
     rows, columns = (
-        split_axis(length, tile, plan.overlap, align=plan.align, blend=plan.blend)
-        for length, tile in (
-            (plan.padded_height, plan.tile_height),
-            (plan.padded_width, plan.tile_width),
-        )
+        split_axis(length, tile, tiles.overlap, align=image.align, blend=tiles.blend)
+        for length, tile in zip(image.padded_size, tiles.network_size(image), strict=True)
     )
     return rows, columns

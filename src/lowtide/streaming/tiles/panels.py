@@ -18,7 +18,7 @@ from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchFile, ScratchSpace
 from lowtide.core.signal import Adapter, Sink, Source
-from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import ImageGeometry, StreamedStrategy
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.source_page import read_values
 from lowtide.streaming.tiles.grid import TileAxis, split_axis
@@ -29,9 +29,9 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec
 COPY_ROWS = 16
 
 
-def panel_columns(plan: Plan) -> TileAxis:
-    """Return the column grid of a streamed plan's panels; one panel where it has none."""
-    return split_axis(plan.padded_width, plan.tile_width, plan.overlap, align=plan.align)
+def panel_columns(image: ImageGeometry, bands: StreamedStrategy) -> TileAxis:
+    """Return the column grid of the panels that a wide image runs in."""
+    return split_axis(image.padded_width, bands.panel_width, bands.panel_overlap, align=image.align)
 
 
 def run_panels(
@@ -40,20 +40,21 @@ def run_panels(
     program: StreamProgram,
     source: Source,
     sink: Sink,
-    plan: Plan,
+    image: ImageGeometry,
+    bands: StreamedStrategy,
     *,
     scratch: ScratchSpace,
     on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None,
     before_step: Callable[[int], object] | None = None,
 ) -> None:
-    """Run a streamed plan panel by panel, otherwise as `run_streamed`.
+    """Run an image panel by panel, otherwise as `run_streamed`.
 
     ``source`` is closed before the first panel runs. Raises what `run_streamed` does, and
     `OutputError` when the disk of ``scratch`` is full.
     """
-    columns = panel_columns(plan)
-    progress, done = RowProgress(plan.height * plan.scale, on_rows), 0
+    columns = panel_columns(image, bands)
+    progress, done = RowProgress(image.height * image.scale, on_rows), 0
 
     def more(rows: int) -> None:
         """Count finished rows of one panel."""
@@ -74,18 +75,21 @@ def run_panels(
         results = list[RowFile]()
         for index, panel in enumerate(panels):
             low, high = columns.span(index)
-            owned_width = min(high, plan.width) - low
-            shape = height * plan.scale, owned_width * plan.scale, adapter.channels
+            owned_width = min(high, image.width) - low
+            shape = height * image.scale, owned_width * image.scale, adapter.channels
             result = RowFile(shape, adapter.dtype, scratch.folder)
             results.append(files.enter_context(result))
-            left = (low - columns.starts[index]) * plan.scale
+            left = (low - columns.starts[index]) * image.scale
             run_streamed(
                 network,
                 adapter,
                 program,
                 panel,
                 _PanelSink(result, left),
-                _panel_plan(plan, panel.shape[1]),
+                image.model_copy(
+                    update={"width": panel.shape[1], "padded_width": bands.panel_width}
+                ),
+                bands,
                 scratch=scratch,
                 on_rows=more,
                 cancel=cancel,
@@ -94,7 +98,7 @@ def run_panels(
             panel.close()
             # Blocks of the next panel do not fit the gaps that this one left.
             trim_heap(collect=True)
-        _join_panels(results, sink, plan.height * plan.scale, cancel)
+        _join_panels(results, sink, image.height * image.scale, cancel)
     progress.finish()
 
 
@@ -104,11 +108,6 @@ def _panel_spans(columns: TileAxis, width: int) -> list[tuple[int, int]]:
     Padding is not included; it is created again.
     """
     return [(start, min(columns.tile, width - start)) for start in columns.starts]
-
-
-def _panel_plan(plan: Plan, width: int) -> Plan:
-    """Return the plan of one panel, ``width`` columns of which are in the file."""
-    return plan.model_copy(update={"width": width, "padded_width": plan.tile_width})
 
 
 def _split_into_panels(

@@ -13,7 +13,7 @@ import numpy as np
 
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.memory.oom import free_exception, is_out_of_memory
-from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import ImageGeometry, TileStrategy
 from lowtide.streaming.tiles.grid import min_tile, round_up, split_axis
 from lowtide.streaming.tiles.tile_step import PendingBatch
 
@@ -48,9 +48,11 @@ class RetryingTileRunner:
     same result except for rounding. Raises `OutOfMemoryError` when the smallest part fails.
     """
 
-    def __init__(self, step: TileRunner, plan: Plan, scale: int) -> None:
-        self._step, self._plan, self._scale = step, plan, scale
-        self.batch = plan.batch
+    def __init__(
+        self, step: TileRunner, image: ImageGeometry, tiles: TileStrategy, device: str
+    ) -> None:
+        self._step, self._image, self._tiles, self._device = step, image, tiles, device
+        self.batch = tiles.batch
         self.events: list[str] = []
         self._too_large: set[tuple[int, ...]] = set()
         self._retries = self._retry_event_index = 0
@@ -71,7 +73,7 @@ class RetryingTileRunner:
             done = self._attempt(group)
             if done is not None:
                 results.extend(done)
-            elif len(group) > 1 and "smaller batch" in self._plan.recovery:
+            elif len(group) > 1 and "smaller batch" in self._tiles.recovery:
                 self.batch = len(group)
                 self.shrink("out of memory")
             else:
@@ -115,7 +117,7 @@ class RetryingTileRunner:
                 raise
             failure = error
         del pending
-        free_exception(failure, self._plan.device)
+        free_exception(failure, self._device)
         self._record_retry()
         return self(group)
 
@@ -125,7 +127,7 @@ class RetryingTileRunner:
         Raises what the second try raises. For any call without side effects when it fails, in the
         network or outside of it.
         """
-        if "retry" not in self._plan.recovery:
+        if "retry" not in self._tiles.recovery:
             return call()
         failure: BaseException
         try:
@@ -135,7 +137,7 @@ class RetryingTileRunner:
                 raise
             failure = error
         # Outside the handler: only now can the frames that hold the tensors be freed.
-        free_exception(failure, self._plan.device)
+        free_exception(failure, self._device)
         result = call()
         self._record_retry()
         return result
@@ -168,17 +170,17 @@ class RetryingTileRunner:
             if not is_out_of_memory(error):
                 raise
             failure = error
-        free_exception(failure, self._plan.device)
+        free_exception(failure, self._device)
         return None
 
     def _run_divided(self, tile: np.ndarray) -> np.ndarray:
         """Run one tile as two or more smaller ones along its longer side."""
-        plan, axis = self._plan, int(tile.shape[1] > tile.shape[0])
-        side = tile.shape[axis]
-        half = round_up(-(-(side + plan.overlap) // 2), plan.align)
-        floor = max(min_tile(plan.overlap, plan.align), plan.minimum)
-        divisible = not plan.square and floor <= half < side
-        if not divisible or "smaller tile" not in plan.recovery:
+        image, overlap, axis = self._image, self._tiles.overlap, int(tile.shape[1] > tile.shape[0])
+        side, scale = tile.shape[axis], image.scale
+        half = round_up(-(-(side + overlap) // 2), image.align)
+        floor = max(min_tile(overlap, image.align), image.minimum)
+        divisible = not image.square and floor <= half < side
+        if not divisible or "smaller tile" not in self._tiles.recovery:
             raise OutOfMemoryError(
                 f"memory ran out on a tile of {tile.shape[1]}×{tile.shape[0]} pixels, and it"
                 " cannot be divided further",
@@ -189,13 +191,13 @@ class RetryingTileRunner:
                 f"out of memory: tiles of {tile.shape[1]}×{tile.shape[0]} are divided from here on"
             )
         self._too_large.add(tile.shape)
-        layout = split_axis(side, half, plan.overlap, align=plan.align)
+        layout = split_axis(side, half, overlap, align=image.align)
         parts = []
         for index, start in enumerate(layout.starts):
             low, high = layout.span(index)
             piece = tile.take(range(start, start + layout.tile), axis=axis)
             done = self._attempt([piece])
             result = done[0] if done is not None else self._run_divided(piece)
-            keep = slice((low - start) * self._scale, (high - start) * self._scale)
+            keep = slice((low - start) * scale, (high - start) * scale)
             parts.append(result[:, keep] if axis else result[keep])
         return self.with_retry(lambda: np.concatenate(parts, axis))

@@ -10,7 +10,7 @@ from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import Adapter, Sink, Source
-from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import ImageGeometry, StreamedStrategy
 from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import StreamProgram
@@ -25,22 +25,24 @@ def run_streamed(
     program: StreamProgram,
     source: Source,
     sink: Sink,
-    plan: Plan,
+    image: ImageGeometry,
+    bands: StreamedStrategy,
     *,
     scratch: ScratchSpace,
     on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None,
     before_step: Callable[[int], object] | None = None,
 ) -> None:
-    """Run a whole source by a plan whose strategy is `streamed`.
+    """Run a whole source band by band.
 
     Args:
         network: Network to run.
         adapter: Conversion between source, network and sink.
-        program: Program of the network, captured at the plan's size.
+        program: Program of the network, captured at the size of ``image``.
         source: What to read.
         sink: What to write.
-        plan: Plan of the run.
+        image: Sizes of the image.
+        bands: Segments and bands to run.
         scratch: Disk space for pages that do not fit in memory.
         on_rows: Called with progress as a number of output rows. Rows stand for shares of the work,
             since segments before the last make no output.
@@ -54,21 +56,19 @@ def run_streamed(
         UsageError: The plan was made for another network.
         Exception: Whatever the source and the sink raise.
     """
-    band_plan = plan.band_plan
-    assert band_plan is not None
-    segments = cut_segments(program, band_plan.cuts, band_plan.recompute_limit)
-    same = band_plan.graph_digest == program.operators_digest
-    if not same or len(segments) != len(band_plan.bands):
+    segments = cut_segments(program, bands.cuts, bands.recompute_limit)
+    same = bands.graph_digest == program.operators_digest
+    if not same or len(segments) != len(bands.bands):
         raise UsageError(
             "the plan was made for another network, or by another version",
             hint="make the plan again",
         )
-    meter, device = _Meter(plan, on_rows, cancel), torch.device(network.device)
+    meter, device = _Meter(image, on_rows, cancel), torch.device(network.device)
     make_page = page_factory(
-        program, band_plan.pages, device, scratch, resident=frozenset(band_plan.resident)
+        program, bands.pages, device, scratch, resident=frozenset(bands.resident)
     )
     executor = BandExecutor(
-        program, segments, band_plan.bands, make_page, arena_bytes=band_plan.arena_bytes
+        program, segments, bands.bands, make_page, arena_bytes=bands.arena_bytes
     )
     run_source(
         executor,
@@ -112,16 +112,18 @@ class RowProgress:
 class _Meter:
     """Progress in shares of the work, reported as rows; checks for cancellation."""
 
-    def __init__(self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel) -> None:
-        self._total, self._images = plan.height * plan.scale, plan.images_per_tile
+    def __init__(
+        self, image: ImageGeometry, on_rows: Callable[[int], None] | None, cancel: Cancel
+    ) -> None:
+        self._total, self._inputs = image.height * image.scale, image.network_inputs
         self._progress = RowProgress(self._total, on_rows)
         self._cancel = cancel
         self._share = 0.0
 
     def add_band(self, share: float) -> None:
-        """Report a band that was this share of one image's work."""
+        """Report a band that was this share of one network input's work."""
         check_cancel(self._cancel)
-        self._share += share / self._images
+        self._share += share / self._inputs
         self._progress.advance_to(int(self._share * self._total))
 
     def finish(self) -> None:

@@ -13,9 +13,10 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import ImageGeometry, StreamedStrategy, TileStrategy
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.tiles.device_workers import DeviceWorker, DeviceWorkers
-from lowtide.streaming.tiles.grid import TileAxis, plan_axes
+from lowtide.streaming.tiles.grid import TileAxis, tile_axes
 from lowtide.streaming.tiles.merge import StripMerger
 from lowtide.streaming.tiles.panels import run_panels
 from lowtide.streaming.tiles.recovery import RetryingTileRunner
@@ -70,9 +71,10 @@ def execute_plan(
         OutOfMemoryError: Memory ran out on the smallest part.
         Exception: Whatever the source and the sink raise.
     """
-    if plan.strategy == "streamed":
+    image, strategy = plan.image, plan.strategy
+    if isinstance(strategy, StreamedStrategy):
         assert program is not None
-        run_bands = run_panels if plan.tiles > 1 else run_streamed
+        run_bands = run_panels if strategy.panels > 1 else run_streamed
         with closing(ScratchSpace(scratch)) as scratch_space:
             run_bands(
                 network,
@@ -80,14 +82,17 @@ def execute_plan(
                 program,
                 source,
                 sink,
-                plan,
+                image,
+                strategy,
                 scratch=scratch_space,
                 on_rows=on_rows,
                 cancel=cancel,
                 before_step=before_step,
             )
         return RunOutcome(tiles=1)
-    return _run_tiles(network, adapter, source, sink, plan, on_rows, cancel, over_budget, replicas)
+    return _run_tiles(
+        network, adapter, source, sink, image, strategy, on_rows, cancel, over_budget, replicas
+    )
 
 
 def _run_tiles(
@@ -95,30 +100,31 @@ def _run_tiles(
     adapter: Adapter,
     source: Source,
     sink: Sink,
-    plan: Plan,
+    image: ImageGeometry,
+    tiles: TileStrategy,
     on_rows: Callable[[int], None] | None,
     cancel: Cancel,
     over_budget: Callable[[], bool] | None,
     replicas: Sequence[NetworkSpec],
 ) -> RunOutcome:
-    rows, columns = plan_axes(plan)
-    transfer = AsyncTileTransfer(network.device) if plan.in_flight > 1 else None
+    rows, columns = tile_axes(image, tiles)
+    transfer = AsyncTileTransfer(network.device) if tiles.in_flight > 1 else None
     steps = [
-        TileStep(one, adapter, transfer) for one in (network, *replicas[: plan.device_count - 1])
+        TileStep(one, adapter, transfer) for one in (network, *replicas[: tiles.device_count - 1])
     ]
-    runners = [RetryingTileRunner(step, plan, network.scale) for step in steps]
+    runners = [RetryingTileRunner(step, image, tiles, step.network.device) for step in steps]
     workers = DeviceWorkers(
         [DeviceWorker(one.network.device, by) for one, by in zip(steps, runners, strict=True)],
-        plan.in_flight,
+        tiles.in_flight,
     )
-    window = RowWindow(source, plan.padded_height, plan.padded_width, rows.tile)
+    window = RowWindow(source, *image.padded_size, rows.tile)
     retry = runners[0].with_retry
     height, width, _ = source.shape
     merger = StripMerger(rows, columns, adapter, sink, (height, width), network.scale, retry=retry)
     outcome = RunOutcome()
     across = len(columns.starts)
     # With several groups in flight, tiles are still read after the window has moved on.
-    copy_tiles = plan.in_flight > 1 or len(steps) > 1
+    copy_tiles = tiles.in_flight > 1 or len(steps) > 1
     groups = _groups(window, rows, columns, workers, copy_tiles=copy_tiles)
     try:
         for results in workers.run(groups):

@@ -1,10 +1,11 @@
-"""A folder of photographs, computed and written at the same time, beside its parts alone.
+"""A folder of photographs, computed and written at the same time, against its parts.
 
     python benchmarks/folder_pipeline.py [--photos 30] [--repeats 3] [--fresh]
 
-One thread computes. Wall time of the whole job, from when its first image begins, is compared with
-the larger of two parts: decoding the photographs and encoding their results, and the network with
-its planning and nothing else. All in one process, in turns; processor seconds are given beside.
+One thread computes. Wall time of the whole job, from the start of its first image, is compared with
+the longer of two parts: decoding the photographs and encoding their results, and the network with
+its planning and nothing else. All in one process, in alternating runs; processor seconds are
+reported too.
 """
 
 from __future__ import annotations

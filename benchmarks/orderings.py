@@ -107,7 +107,7 @@ def orders(results: ResultFile) -> None:
     """Batches that rise against the same batches that fall.
 
     The allocator takes memory in segments of 20 MiB: where a run takes a few of them only, one
-    segment more decides, so larger images are shown apart.
+    segment more decides, so larger images are listed separately.
     """
     ways: dict[str, tuple[Callable[[str, int, list[int]], float], int]] = {
         "on a virtual CUDA device": (reserved, 1),

@@ -50,7 +50,7 @@ def pixels(path):
 
 
 @pytest.mark.parametrize("strategy", ["streamed", "whole"])
-def test_they_are_computed_again_in_fp32(tmp_path, striped, steep, strategy):
+def test_tiles_are_computed_again_in_fp32(tmp_path, striped, steep, strategy):
     plain = lowtide.upscale(striped, tmp_path / "plain.png", budget="1GiB")
     report = lowtide.upscale(
         striped,

@@ -65,7 +65,7 @@ def test_bands_are_the_way_where_the_whole_does_not_fit():
     _, plan = chosen(global_net(), 200)
     assert (plan.strategy.name, plan.accuracy) == ("streamed", "exact")
     assert {one.title.split()[0] for one in plan.refused} == {"whole", "tiled"}
-    # Told, not drafted: the ledger has the operators' own rows.
+    # From a dry run, not a rough estimate: the ledger has the operators' own rows.
     assert any(row.name == "live activations" for row in plan.ledger)
     assert plan.upper_bytes <= 200 * MIB
 
@@ -77,7 +77,7 @@ def test_exact_names_the_least_that_would_do():
     assert plan.accuracy == "exact"
 
 
-def test_what_cannot_be_streamed_is_refused_or_tiled_as_asked():
+def test_a_model_that_cannot_be_streamed_is_refused_or_tiled_as_requested():
     with pytest.raises(BudgetError, match="random numbers"):
         chosen(Drawing(), 150)
     _, plan = chosen(Drawing(), 150, accuracy="bounded")

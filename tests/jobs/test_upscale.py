@@ -148,7 +148,7 @@ REFUSED = [
 ]
 
 
-def test_what_makes_no_sense_is_refused(run, tmp_path):
+def test_invalid_values_are_refused(run, tmp_path):
     for options, words in REFUSED:
         with pytest.raises(UsageError, match=words):
             run(**options)
@@ -164,7 +164,7 @@ def test_the_calls_show_their_keywords():
         assert "settings" not in shown
 
 
-def test_what_changes_bytes_is_in_the_hash():
+def test_settings_that_change_bytes_are_in_the_hash():
     """A field that is forgotten would let a resumed folder keep files of other settings."""
     same = {
         *("budget", "host_budget", "disk_budget", "scratch", "device", "devices", "streams"),
@@ -224,7 +224,7 @@ def test_a_name_without_a_suffix_is_a_file_too(run, read, tmp_path, format, kind
 
 
 def test_a_suffix_goes_between_name_and_extension(source, tmp_path):
-    """Beside their inputs, too, where results are not taken for inputs the next time."""
+    """Next to their inputs, too, where results are not taken for inputs the next time."""
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "b.png").write_bytes(source.read_bytes())
     for done, status in ((2, "done"), (2, "skipped")):
@@ -313,7 +313,9 @@ def test_color_under_an_alpha_of_0_everywhere_is_kept(
     assert "alpha is 0 everywhere" in image.notes[0]
 
 
-def test_it_is_kept_by_bands_and_by_resizing_too(tmp_path, save, read, crop, expected, run):
+def test_color_under_alpha_of_0_survives_bands_and_resizing(
+    tmp_path, save, read, crop, expected, run
+):
     clear = np.concatenate([crop, np.zeros_like(crop[..., :1])], axis=2)
     source = save(tmp_path / "in.tif", clear)
     run("bands.png", source, strategy="streamed")

@@ -138,7 +138,7 @@ def test_a_disk_budget_counts_scratch_files(tmp_path, run, crop):
 # Watching and stopping it
 
 
-def test_progress_tells_the_whole_story(source, tmp_path):
+def test_progress_reports_every_phase(source, tmp_path):
     moments = []
     lowtide.upscale(source, tmp_path / "out.png", budget=BUDGET, tile=32, progress=moments.append)
     assert [moment.phase for moment in moments[:2]] == ["load", "run"]
@@ -207,8 +207,8 @@ def test_a_streamed_run_can_be_replayed(tmp_path, run, read):
 
 
 def test_no_bands_are_planned_for_what_is_done_sooner(run):
-    told = {refusal.title: refusal.reason for refusal in run().plan.refused}
-    assert "not considered" in told["streamed"]
+    reasons = {refusal.title: refusal.reason for refusal in run().plan.refused}
+    assert "not considered" in reasons["streamed"]
 
 
 def test_exact_is_the_default_and_refuses_tiles_that_would_differ(run):
@@ -223,6 +223,6 @@ def test_tiles_are_not_for_streaming():
         UpscaleSettings.of(strategy="streamed", tile=32)
 
 
-def test_an_accuracy_beside_a_plan_is_refused(tmp_path):
+def test_an_accuracy_together_with_a_plan_is_refused(tmp_path):
     with pytest.raises(UsageError, match="--plan"):
         UpscaleSettings.of(accuracy="exact", plan_file=tmp_path / "plan.json")

@@ -156,7 +156,7 @@ def test_lists_that_make_no_sense(folder, tmp_path):
         upscale(folder, tmp_path / "out", devices="cuda:7,cuda:8")
 
 
-def test_cards_and_the_processor_do_not_mix(monkeypatch, folder, tmp_path):
+def test_gpus_and_the_cpu_do_not_mix(monkeypatch, folder, tmp_path):
     monkeypatch.setattr("lowtide.jobs.devices.resolve_device", lambda name: name)
     with pytest.raises(UsageError, match="cannot combine GPUs with the CPU"):
         upscale(folder, tmp_path / "out", devices=["cpu", "cuda:0"])

@@ -40,8 +40,8 @@ def test_the_target_appears_only_with_the_commit(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as Unix has them")
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_nothing_is_written_through_what_lies_there(tmp_path: Path, suffix: str) -> None:
-    """A link of the usual name beside the output led to another file, and a pipe was waited for."""
+def test_nothing_is_written_through_an_existing_link(tmp_path: Path, suffix: str) -> None:
+    """A link with the partial file's usual name led to another file, and a pipe blocked."""
     theirs, rows = tmp_path / "theirs", make_rows(20, 30, 3)
     theirs.write_text("theirs")
     for number, plant in enumerate((Path.symlink_to, Path.hardlink_to)):

@@ -197,7 +197,7 @@ def test_a_jpeg_with_bytes_that_belong_to_nothing_is_read(
     assert inspect_image(path).orientation == orientation
 
 
-def test_a_truncated_png_tells_how_far_it_got(tmp_path: Path) -> None:
+def test_a_truncated_png_error_names_the_rows_read(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (400, 100, 3), dtype=np.uint8)
     path = write_image(tmp_path / "a.png", noise)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -221,7 +221,7 @@ def test_a_truncated_png_tells_how_far_it_got(tmp_path: Path) -> None:
         (b"RIFF\x10\0\0\0WEBPVP8 ", "unsupported WebP"),
     ],
 )
-def test_what_is_no_image_is_named(tmp_path: Path, content: bytes, what: str) -> None:
+def test_a_file_that_is_no_image_is_named(tmp_path: Path, content: bytes, what: str) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(content)
     with pytest.raises(ImageError, match=what):
@@ -246,7 +246,7 @@ def test_too_many_pixels_are_refused_with_the_numbers(tmp_path: Path) -> None:
     assert "--max-pixels 1200" in e.value.hint
 
 
-def test_a_progressive_jpeg_is_priced_for_its_coefficients(tmp_path: Path) -> None:
+def test_the_estimate_of_a_progressive_jpeg_counts_coefficients(tmp_path: Path) -> None:
     image = vips(make_rows(320, 640, 3))
     image.jpegsave(str(tmp_path / "base.jpg"), subsample_mode="off")
     image.jpegsave(str(tmp_path / "slow.jpg"), subsample_mode="off", interlace=True)
@@ -257,7 +257,7 @@ def test_a_progressive_jpeg_is_priced_for_its_coefficients(tmp_path: Path) -> No
     assert "progressive" in slow.reason
 
 
-def test_an_interlaced_png_is_priced_for_its_frame(tmp_path: Path) -> None:
+def test_the_estimate_of_an_interlaced_png_counts_the_frame(tmp_path: Path) -> None:
     image = vips(make_rows(320, 640, 3))
     image.pngsave(str(tmp_path / "base.png"))
     image.pngsave(str(tmp_path / "slow.png"), interlace=True)
@@ -298,7 +298,7 @@ def test_the_first_page_is_read_and_the_others_are_mentioned(tmp_path: Path) -> 
     assert np.array_equal(read_image(tmp_path / "a.tif"), np.asarray(pages[0]))
 
 
-def test_a_tiff_is_priced_by_its_largest_piece(tmp_path: Path) -> None:
+def test_the_estimate_of_a_tiff_counts_its_largest_piece(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (512, 512, 3), dtype=np.uint8)
     strips, plain = tmp_path / "a.tif", tmp_path / "b.tif"
     vips(noise).tiffsave(str(strips), compression="deflate")

@@ -91,7 +91,7 @@ def test_exact_comes_before_fast():
     assert choose_plan([rough, exact], budget(20)).strategy.name == "tiled"
 
 
-def test_of_inexact_plans_the_one_with_fewest_seams():
+def test_the_inexact_plan_with_fewest_seams_is_chosen():
     plans = [
         candidate("tiled", 10, 1, accuracy="bounded", seams=0.5),
         candidate("tiled", 50, 9, accuracy="bounded", seams=0.2),

@@ -1,4 +1,4 @@
-"""What the tests of bands share: a module run by bands, beside the module itself."""
+"""What tests of bands share: a module run by bands, compared with the module itself."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def check_parity(module, image, *, axis=2, bands=(1, 2, 3, 7), parts=(1, 4), sha
             found = results_by_bands(program, image, number, cut)
             for name, one, other in zip(names, found, expected, strict=True):
                 assert one.shape == other.shape
-                apart = (one - other).abs().max().item()
+                error = (one - other).abs().max().item()
                 allowed = share * max(1.0, other.abs().max().item())
-                assert apart <= allowed, (name, number, cut, apart)
+                assert error <= allowed, (name, number, cut, error)
     assert torch.equal(image, before)
 
 

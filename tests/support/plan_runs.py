@@ -29,5 +29,5 @@ def assert_same(net, array, plan, program, **more):
         step *= 30  # colors are divided by opacities, and rounding with them
     np.testing.assert_allclose(result.astype(float), expected.astype(float), atol=step)
     if array.dtype == np.uint8:
-        # A level apart only where rounding falls on a half.
+        # They differ by a level only where rounding falls on a half.
         assert (result != expected).mean() < 1e-3

@@ -147,7 +147,11 @@ class AttentionRouter:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Drop-in scaled_dot_product_attention, with PyTorch's parameters."""
+        """Compute scaled_dot_product_attention with PyTorch's parameters and shapes.
+
+        Query, key and value are (..., heads, N, head dim) or (..., N, head dim) and are broadcast
+        to the same leading dimensions.
+        """
         query, key, value, attn_mask = _as_autocast(query, key, value, attn_mask)
         lead = torch.broadcast_shapes(
             *(

@@ -149,6 +149,7 @@ def plan_training(
         strict: Raise `BudgetError` where nothing fits.
         full: As in `fit_to_budget`, and so is ``progress``.
         plot: File to draw the step's memory to.
+        loss: Maps the model's output to a scalar; by default the mean square of its elements.
         settings: Fields of `TrainSettings`.
 
     Raises:
@@ -184,7 +185,10 @@ def plan_training_on_all_gpus(
     progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> DevicePlans:
-    """Run `plan_training` for every GPU profile, up to the first option that fits."""
+    """Run `plan_training` for every GPU profile, up to the first option that fits.
+
+    ``loss`` maps the model's output to a scalar; by default the mean square of its elements.
+    """
     chosen = TrainSettings.of(**settings)
     user_model = load_user_model(model)
     profiles = [load_profile(name) for name in profile_names()]

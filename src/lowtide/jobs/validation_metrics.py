@@ -40,7 +40,10 @@ class ValidationMetrics:
         }
 
     def compute(self, result: np.ndarray, reference: np.ndarray) -> dict[str, float]:
-        """Return each metric of an upscaled image against the original, by name."""
+        """Return each metric of an upscaled image against the original, by name.
+
+        Both are uint8 (H, W, 3) of the same size.
+        """
         return {
             name: self._perceptual_score(name, result, reference)
             if name in self._perceptual

@@ -122,7 +122,7 @@ def encode_image(
     unit: str,
     keep_hidden_color: bool = False,
 ) -> None:
-    """Encode ``image`` to ``path`` in the format ``image_format``, whatever the suffix.
+    """Encode ``image`` to ``path`` as ``image_format``, whatever the suffix.
 
     ``image`` already has a sample type of the format. ``keep`` are the libvips flags of the
     metadata to write, ``unit`` is that of the resolution. ``keep_hidden_color`` keeps the color of

@@ -69,7 +69,7 @@ class Spool:
     def fill(self, read: Callable[[int], np.ndarray]) -> None:
         """Store all rows of the image, from repeated calls of ``read(count)``.
 
-        Raises `OutputError` if the scratch folder is full.
+        ``read`` returns the next (count, W, C). Raises `OutputError` if the scratch folder is full.
         """
         for top in range(0, self._info.height, self._block_rows):
             rows = read(min(self._block_rows, self._info.height - top))
@@ -83,7 +83,7 @@ class Spool:
                 raise self._failure(error) from error
 
     def read(self, top: int, count: int) -> np.ndarray:
-        """Return the upright rows ``top`` to ``top + count``, (N, W, channels)."""
+        """Return the upright rows ``top`` to ``top + count``, (rows, W, C)."""
         if count == 0:
             return self._empty(0, upright_info(self._info, self._orientation).width)
         if self._orientation in (3, 4):

@@ -37,8 +37,7 @@ def choose_plan(
 
     Args:
         accuracy: ``"exact"`` (only exact plans are considered), ``"bounded"`` (exact where that
-        fits,
-            else the plan with the fewest seams) or ``"fast"`` (the least time, exact or not).
+            fits, else the plan with the fewest seams) or ``"fast"`` (the least time, exact or not).
         refused: strategies that contributed no candidate, with reasons, for the report.
 
     Raises:

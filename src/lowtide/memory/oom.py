@@ -1,4 +1,4 @@
-"""Detection of out-of-memory errors, and release of what a failed run still holds."""
+"""Detection of out-of-memory errors, and release of a failed run's memory."""
 
 from __future__ import annotations
 

@@ -39,8 +39,9 @@ class PlanFile:
             found = tuple((name, _plan_of(plan, path)) for name, plan in _plans_in(data))
         except ValidationError as error:
             problem = error.errors()[0]
-            what = problem["msg"].removeprefix("Value error, ").replace("Input", "input", 1)
-            parts = f"{path}: not a plan", ".".join(map(str, problem["loc"])), what
+            what = problem["msg"].removeprefix("Value error, ")
+            where = ".".join(map(str, problem["loc"]))
+            parts = f"{path}: not a plan", where, what[:1].lower() + what[1:]
             raise UsageError(": ".join(filter(None, parts))) from None
         if not found:
             raise UsageError(

@@ -45,7 +45,7 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of input images: that of the weights, fp32 after `to_low_precision`."""
+        """Dtype of input images: the weights' own, or fp32 after `to_low_precision`."""
         if isinstance(self.module, LowPrecision):
             return torch.float32
         return next(self.module.parameters()).dtype

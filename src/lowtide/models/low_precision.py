@@ -71,7 +71,7 @@ class EdgeConv(nn.Conv2d):
         return edge.requires_grad_(False)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve as `torch.nn.Conv2d`."""
+        """Convolve (B, C, H, W) as `torch.nn.Conv2d`, in fp32."""
         channels = max(self.in_channels, self.out_channels)
         height = max(1, _STRIP_BYTES // (input.shape[0] * channels * input.shape[3] * 4))
         plain = isinstance(self.padding, str) or self.padding_mode != "zeros"

@@ -64,7 +64,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file, on the CPU.
+    """Read the tensors of a safetensors file, of any shape, on the CPU.
 
     Raises ModelError for dtypes PyTorch does not have.
     """

@@ -37,7 +37,7 @@ class Streamed(nn.Module):
     Takes the arguments of ``module``, by default an image ``(B, C, H, W)`` first, and returns what
     ``module`` returns for them, equal to rounding (accuracy class: exact): one tensor or several,
     alone or in a tuple, list, dictionary or dataclass. The tensor named by ``axis`` is streamed;
-    every band takes the other arguments whole, such as a timestep ``(B,)`` or text ``(B, L, C)``.
+    every band takes the other arguments whole, such as a timestep ``(B,)`` or text ``(B, N, C)``.
     A number that changes from call to call is better passed as a tensor, since the program is
     captured anew for another number. The images of a batch run one after another, once the module
     is proven to treat them independently; a module that mixes them is refused. Beyond weights,
@@ -179,7 +179,7 @@ class Streamed(nn.Module):
             return self._prepared[key]
 
     def _repack_for(self, known: PreparedStream, inputs: ModelInputs) -> Any:
-        """Return what turns tensors into the module's output container, for this batch."""
+        """Return the function that packs tensors into the module's output container."""
         if inputs.batch_size == 1:
             return known.program.graph.repack
         shapes = tuple(one.shape for one in inputs.tensors)

@@ -53,15 +53,15 @@ def test_layers_of_a_list_are_blocks_and_small_ones_share_one():
     assert 32 <= len(find_blocks(chain)) <= 64
 
 
-def test_layers_are_split_only_when_asked():
+def test_layers_are_split_only_on_request():
     model = build(Stack)
     whole = find_blocks(model, largest_bytes=0)
     assert "layers.0" in {block.name for block in whole}
-    apart = {block.name for block in find_blocks(model, largest_bytes=0, split_layers=True)}
-    assert {"layers.0.norm", "layers.0.up", "layers.0.down"} <= apart
+    split = {block.name for block in find_blocks(model, largest_bytes=0, split_layers=True)}
+    assert {"layers.0.norm", "layers.0.up", "layers.0.down"} <= split
 
 
-def test_what_reads_into_its_parts_is_not_split():
+def test_modules_that_read_their_submodules_weights_are_not_split():
     blocks = find_blocks(build(Attention), largest_bytes=0, split_layers=True)
     names = {block.name for block in blocks}
     assert names == {"alone", *(f"encoder.layers.{index}" for index in range(6))}
@@ -69,7 +69,7 @@ def test_what_reads_into_its_parts_is_not_split():
     assert {"normed.0", "low.3", "tables.5"} <= names
 
 
-def test_what_cannot_be_streamed_has_no_modules():
+def test_weights_that_cannot_be_streamed_have_no_modules():
     held = {
         name for block in find_blocks(build(Tied)) if not block.modules for name in block.tensors
     }

@@ -1,4 +1,4 @@
-"""What attention holds on a card."""
+"""Memory of attention on a GPU."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_math_holds_the_scores():
     assert forward > 250 * bytes_of(AMPERE, SHAPE, BF16)[1]
 
 
-def test_math_multiplies_gradient_and_softmax_on_a_card():
+def test_math_multiplies_gradient_and_softmax_on_a_gpu():
     """A bound of what one call holds; each of several, one from the other, has its own."""
     with sdpa_kernel(SDPBackend.MATH):
         bare, full = (
@@ -134,7 +134,7 @@ def test_a_mask_of_truth_values_becomes_numbers():
     assert live.peak - base == pytest.approx(4096 * 4096 * 2 + OUT, rel=0.01)
 
 
-def test_a_learned_bias_keeps_the_fused_kernel_on_cards_and_loses_it_on_the_cpu():
+def test_a_learned_bias_keeps_the_fused_kernel_on_gpus_and_loses_it_on_the_cpu():
     paths = {}
     for profile in (AMPERE, HOST):
         with FakeTensorMode(), Live() as live, simulate_attention(profile):
@@ -276,7 +276,7 @@ CASES = [
 @pytest.mark.gpu
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_table_is_what_the_card_takes_and_holds(card, case, grad):
+def test_the_table_is_what_the_gpu_takes_and_holds(gpu, case, grad):
     shape, dtype = case.get("shape", (1, 8, 4096, 64)), case.get("dtype", BF16)
     rows = (shape[-2], shape[-2]) if case.get("mask") else None
     tensors = [torch.rand(shape, device="cuda", dtype=dtype, requires_grad=grad) for _ in range(3)]
@@ -295,7 +295,7 @@ def test_the_table_is_what_the_card_takes_and_holds(card, case, grad):
     if grad:
         out.backward(torch.empty_like(out))
     peak = torch.cuda.max_memory_allocated() - base
-    name, expected_forward, _, expected_peak = bytes_of(card, shape, dtype, grad=grad, mask=rows)
+    name, expected_forward, _, expected_peak = bytes_of(gpu, shape, dtype, grad=grad, mask=rows)
     assert name == chosen.name.removesuffix("_ATTENTION").lower()
     assert forward == pytest.approx(expected_forward, rel=0.05, abs=MIB)
     assert peak == pytest.approx(max(expected_forward, expected_peak), rel=0.15, abs=MIB)

@@ -54,7 +54,7 @@ def test_a_history_with_another_device_in_mind():
         replay_snapshot(RECORDED, CachingAllocator(80 * MIB))
 
 
-def test_what_came_before_the_recording_is_counted():
+def test_blocks_from_before_the_recording_are_counted():
     result = replay_snapshot([*freed(5, 512), *RECORDED])
     assert result.unmatched == 1
 

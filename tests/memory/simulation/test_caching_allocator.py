@@ -108,7 +108,7 @@ def test_a_block_another_stream_works_on_is_active_until_that_is_done():
     assert (allocator.allocated, allocator.active, allocator.reserved) == (20 * MIB,) * 3
 
 
-def test_cached_segments_make_room_before_anything_fails():
+def test_cached_segments_are_freed_before_anything_fails():
     allocator = CachingAllocator(100 * MIB)
     handles = [allocator.allocate(30 * MIB) for _ in range(3)]
     allocator.free(handles[0])

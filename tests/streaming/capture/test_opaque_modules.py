@@ -111,7 +111,7 @@ def test_modules_are_left_as_they_were():
         (lambda x: x[0], "does not return an image"),
     ],
 )
-def test_what_is_no_block_is_refused_by_name(change, reason):
+def test_a_module_that_is_no_block_is_refused_by_name(change, reason):
     small = lowtide.stream(net(change), budget="64MiB")
     with pytest.raises(ModelError, match=reason) as caught:
         small(torch.rand(1, 3, 64, 64))

@@ -100,7 +100,7 @@ def test_several_streamed_tensors():
 
 
 class Encoder(nn.Module):
-    """Mean, log variance and levels of several scales, beside a number for the image."""
+    """Mean, log variance and levels of several scales, and one value for the image."""
 
     def __init__(self):
         super().__init__()

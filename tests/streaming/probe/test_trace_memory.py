@@ -1,4 +1,4 @@
-"""What tiles hold, told from traces: exact where it can be, within limits where it is measured."""
+"""Memory of tiles predicted from traces: exact where possible, else within bounds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_points_are_what_runs_hold() -> None:
         assert point.peak_bytes == inside + image.nbytes
 
 
-def test_points_tell_what_lives_in_small_blocks() -> None:
+def test_points_count_bytes_in_small_blocks() -> None:
     small, *_, large = trace_points(network(conv_net().eval()), align=1, minimum=0)
     alive = small.reused_blocks[-1]
     assert 0 < alive.at_run_peak <= alive.max_live <= small.peak_bytes
@@ -50,11 +50,11 @@ def test_no_operator_beyond_the_limit_is_run(monkeypatch) -> None:
     run, limit = [], 4 << 20
     measure = cpu_workspace._allocated_bytes
 
-    def asked(call):
+    def observed(call):
         run.append(operand_bytes(call))
         return measure(call)
 
-    monkeypatch.setattr(cpu_workspace, "_allocated_bytes", asked)
+    monkeypatch.setattr(cpu_workspace, "_allocated_bytes", observed)
     net = NetworkSpec(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))), 1, 3, 3)
     points = trace_points(net, align=1, minimum=0, limit_bytes=limit)
     assert run
@@ -91,7 +91,7 @@ def test_nothing_is_kept_of_shapes_that_were_traced() -> None:
     assert not FakeTensorMode.cache
 
 
-def test_what_cannot_be_traced_has_no_points() -> None:
+def test_an_untraceable_network_has_no_points() -> None:
     class Deciding(nn.Module):
         def forward(self, x):
             return x if x.sum() > 0 else -x
@@ -122,7 +122,7 @@ def test_where_nothing_can_be_traced_the_grain_is_the_grid() -> None:
     assert padding_multiple(NetworkSpec(lambda x: x, 1, 3, 3), align=4) == 4
 
 
-def test_pixels_that_a_network_pads_are_priced() -> None:
+def test_the_estimate_counts_pixels_that_a_network_pads() -> None:
     costs = toy_costs(None).model_copy(update={"padding_multiple": 64})
     picture = ImageTask((300, 500, 3), (300, 500))
     plans = tile_candidates(costs, ModelGeometry(1, 3, 3, align=64), picture, Overrides())

@@ -1,4 +1,4 @@
-"""The greatest of windows, down and then across, beside PyTorch's own pooling."""
+"""Separable max pooling, compared with PyTorch's own."""
 
 import itertools
 
@@ -14,7 +14,7 @@ SIZES = [(2, 2), (3, 3), (4, 5), (5, 1), (1, 7), (9, 8), (13, 13)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_max_pooling_bit_for_bit(dtype):
+def test_equals_max_pooling_bit_for_bit(dtype):
     torch.manual_seed(0)
     image = torch.randn(2, 3, 17, 23).to(dtype) - 2
     for size, shares in itertools.product(SIZES, ((0, 0), (1, 1), (0, 1), (1, 0))):

@@ -1,4 +1,4 @@
-"""A run by bands that a device replays: all but the calls to a card."""
+"""Runs by bands as CUDA graphs: all but the calls to a GPU."""
 
 import gc
 import weakref
@@ -41,7 +41,7 @@ class Again:
 
 @pytest.fixture()
 def again(monkeypatch):
-    """A device that records, in place of a card."""
+    """A recording device in place of a GPU."""
     recorder = Again()
     monkeypatch.setattr(graph_replay, "graph_recorder_for", lambda device: recorder)
     monkeypatch.setattr(prepared_stream, "require_cuda_graphs", lambda device, hint: None)
@@ -95,7 +95,7 @@ def test_another_size_or_other_rounding_is_recorded_anew_and_the_former_goes(aga
     assert again.recorded == 3
 
 
-def test_what_differs_or_cannot_be_recorded_is_refused(monkeypatch):
+def test_a_recording_that_differs_or_fails_is_refused(monkeypatch):
     image = torch.rand(1, 3, 100, 9)
 
     def forgets(run):
@@ -133,7 +133,7 @@ def test_a_device_without_graphs_and_pages_elsewhere_are_refused():
 
 
 @pytest.mark.slow
-def test_the_budget_has_room_for_what_a_recording_holds_beside_the_run(again):
+def test_the_budget_includes_what_a_recording_holds_in_addition_to_the_run(again):
     model, image = Normed(channels=8).eval(), torch.rand(1, 3, 512, 512)
     copies = image.nbytes + whole(model, image).nbytes
     needed = []
@@ -150,7 +150,7 @@ def test_the_budget_has_room_for_what_a_recording_holds_beside_the_run(again):
     with pytest.raises(BudgetError) as caught:
         lowtide.stream(model, budget="17MiB", recorded=True)(image)
     assert caught.value.smallest == needed[1]
-    # Of the rest each keeps a share for what comes beside it.
+    # Each keeps a share of the rest for additional memory.
     rows = min(0.9 * needed[0], needed[0] - 16 * MIB)
     assert needed[1] == pytest.approx((rows + copies + 64 * MIB) / 0.9, rel=1e-3)
 
@@ -158,7 +158,7 @@ def test_the_budget_has_room_for_what_a_recording_holds_beside_the_run(again):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("make, shape", [(Normed, (2, 3, 261, 190)), (Windows, (1, 3, 256, 192))])
-def test_a_card_replays_what_it_computes(make, shape, monkeypatch):
+def test_a_gpu_replays_what_it_computes(make, shape, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = make().eval().cuda()
     plain = lowtide.stream(model, budget="1GiB")

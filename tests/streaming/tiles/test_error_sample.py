@@ -58,7 +58,7 @@ def test_a_sample_states_a_lower_bound():
     assert stated.psnr_db <= psnr(tiled, whole)
 
 
-def test_without_room_for_the_whole_it_says_what_it_compared_with():
+def test_without_memory_for_the_whole_it_names_its_reference():
     array, net = uneven(200, 200), network(Centered(), scale=1)
     plan = make_plan(array, None, scale=1, tile=64)
     stated = error_of(net, array, plan, 80 * 80)

@@ -85,7 +85,7 @@ def test_finished_tiles_are_not_run_again():
     assert module.calls == 7 + 2 + 2 * (undisturbed - 7)
 
 
-def test_what_cannot_be_divided_further_is_a_clear_error():
+def test_a_tile_that_cannot_be_divided_further_is_a_clear_error():
     plan = make_plan(ARRAY, 4, tile=32)
     with pytest.raises(OutOfMemoryError, match="cannot be divided further") as caught:
         run_array(network(Limited(16)), ARRAY, plan)

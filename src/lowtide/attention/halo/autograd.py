@@ -29,7 +29,7 @@ _MOST = 65_535
 
 
 def missing_requirement(device: AttentionDevice) -> Missing | None:
-    """Return what the kernels need to run on ``device``, None if they can run."""
+    """Return the requirement missing on ``device``, None if the kernels can run."""
     if importlib.util.find_spec("triton") is None:
         return Missing("Triton is not installed", "pip install triton (on Windows: triton-windows)")
     if _interpreted():
@@ -64,7 +64,7 @@ def unsupported_reason(
 ) -> str | None:
     """Return the first thing that the kernels do not support, None if all is.
 
-    ``shape`` is (B, H, W, heads, D) of query, key and value; D is the head dim.
+    ``shape`` is (B, H, W, heads, head dim) of query, key and value.
     """
     batch, _, _, heads, dim = shape
     rules = (
@@ -98,16 +98,16 @@ def halo_attention(
     """Attention of each block of pixels to the halo window around it, by Triton.
 
     Args:
-        query, key, value: (B, H, W, heads, D), fp32, bf16 or fp16. Copied only if their last
+        query, key, value: (B, H, W, heads, head dim), fp32, bf16 or fp16. Copied only if their last
             dimension is not contiguous.
         windows: halo windows.
         table: (heads, 2·farthest + 1, 2·farthest + 1) biases added to scores by distance down and
-            right, with ``windows.farthest``.
+            right, with ``windows.max_distance`` as farthest.
         tiles: by default `tiles_for`.
 
     Returns:
-        (B, H, W, heads, D) in the query's dtype. Exact up to rounding: sums are in fp32, and fp32
-        products use TF32 only if PyTorch's do. The backward pass has no atomics and is
+        (B, H, W, heads, head dim) in the query's dtype. Exact up to rounding: sums are in fp32, and
+        fp32 products use TF32 only if PyTorch's do. The backward pass has no atomics and is
         deterministic.
 
     Raises:

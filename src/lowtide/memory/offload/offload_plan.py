@@ -162,7 +162,7 @@ def _fit(blocks: Sequence[WeightBlock], available: int, in_flight: int) -> _Fit 
 
 
 def _min_bytes(blocks: Sequence[WeightBlock]) -> tuple[int, int, str]:
-    """Return (least bytes for weights, those of the largest streamed block, its name)."""
+    """Return (least weight bytes, bytes of the largest streamed block, its name)."""
     total = sum(block.nbytes for block in blocks)
     options = [(total, 0, "")]
     for largest in blocks:

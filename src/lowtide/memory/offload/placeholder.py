@@ -61,7 +61,7 @@ class WeightPlaceholder(nn.Parameter):
 
     @classmethod
     def for_tensor(cls, name: str, tensor: torch.Tensor, device: torch.device) -> WeightPlaceholder:
-        """Return a placeholder for ``tensor`` that reports ``device`` as its device."""
+        """Return a placeholder of the same shape as ``tensor``, on ``device``."""
         form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         placeholder = torch.Tensor._make_subclass(cls, form, False)
         placeholder.weight_name, placeholder.weight_device = name, device

@@ -189,7 +189,7 @@ def _shipped() -> dict[str, Any]:
 
 
 class ResidualStore:
-    """JSON Lines file of the residuals of one kind of run on one device, newest last.
+    """JSON Lines file of residuals of one kind of run and device, newest last.
 
     There is one file per version of PyTorch and Lowtide, C heap setting and thread count, because
     each of these changes the memory that a run takes.

@@ -155,8 +155,7 @@ def peak_with_workspace(trace: Trace, operator_peak: Callable[[Call, int], int])
     Args:
         trace: A trace made with ``keep_calls``.
         operator_peak: Returns the peak bytes of a call, given the bytes of its results; it may
-        measure,
-            so it is called for as few operators as possible.
+            measure, so it is called for as few operators as possible.
     """
     best = WorkspacePeak(trace.peak_bytes, trace.peak_bytes, -1, "storages")
     candidates = sorted(

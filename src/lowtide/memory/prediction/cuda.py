@@ -62,8 +62,7 @@ def predict_cuda(
         workspace: Workspace bytes of a convolution, given its call and the bytes of its result; by
             default the profile's prior.
         arena_phase: Name of a phase before which one large block is allocated and freed, an arena
-        that
-            leaves the allocator fewer gaps than many segments. Its size is returned as
+            that leaves the allocator fewer gaps than many segments. Its size is returned as
             `PredictedMemory.piece`; 0 where it saves too little. The workspaces that matrix
             products keep are allocated before the block.
     """
@@ -181,7 +180,7 @@ def _image_copy_bytes(call: Call) -> int:
 
 
 def _suggests_channels_last(facts: Any) -> bool:
-    """Return what ``c10::is_channels_last_strides_2d`` of pytorch/pytorch returns."""
+    """Evaluate ``c10::is_channels_last_strides_2d`` of pytorch/pytorch."""
     if len(facts.shape) != 4:
         return False
     least = 0

@@ -63,7 +63,7 @@ class Estimate(BaseModel):
 
     @property
     def predicted_bytes(self) -> int:
-        """Expected peak in bytes, with what the device needs beyond live tensors."""
+        """Expected peak in bytes, including the device's overhead."""
         return sum(row.value for row in self.ledger)
 
     @property

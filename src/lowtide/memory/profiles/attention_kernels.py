@@ -32,14 +32,14 @@ def run_fake_attention(
     Args:
         path: The kernel.
         call: Sizes and settings of the call.
-        tensors: Query, key and value, fake or on the meta device.
-        mask: Attention mask or None.
+        tensors: Query, key and value, (B, heads, N, head dim) each, fake or on the meta device.
+        mask: Attention mask, broadcastable to (B, heads, queries, keys), or None.
         scale: Scale of the scores; None for the default.
         enable_gqa: Whether query heads share key heads (grouped-query attention).
         multiprocessors: Number of the GPU's multiprocessors; None leaves the workspace out.
 
     Returns:
-        (batch, heads, query tokens, value head dim).
+        (B, heads, queries, value's head dim).
     """
     if not all(_has_no_data(tensor) for tensor in tensors):
         raise TypeError(

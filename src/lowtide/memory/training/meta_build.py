@@ -18,7 +18,7 @@ _SIDE = re.compile(r"([hw])(?:/(\d+))?|(\d+)")
 
 
 def build_on_meta(model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
-    """Return ``model``, or what a function builds, on the ``meta`` device if possible.
+    """Return a module, or a function's module, on the ``meta`` device if possible.
 
     Raises:
         UsageError: for None.

@@ -49,7 +49,7 @@ class MagicKernelUpsample(nn.Module):
         return phases
 
     def forward(self, x: Tensor) -> Tensor:
-        """Upsample ``x``; see the class for shapes."""
+        """Map (B, C, H, W) to (B, C, H * scale, W * scale)."""
         if self.alpha:
             sharp = F.conv2d(x, self.sharp, padding=len(SHARP) // 2, groups=self.channels)
             # Not torch.lerp, which needs one dtype: under autocast there are two.

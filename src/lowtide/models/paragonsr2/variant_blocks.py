@@ -157,7 +157,7 @@ class ContentGain(nn.Module):
         self.judge = nn.Conv2d(half, 1, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return the gain; see the class."""
+        """Return the gain of each image of (B, C, H, W): (B, 1, 1, 1), from 0.05 to 0.2."""
         x = image
         for conv in (self.near, self.wider, self.widest):
             x = F.leaky_relu(conv(x), SLOPE)

@@ -1,4 +1,4 @@
-"""Lowering of a graph to row operators: what runs by bands, and what whole."""
+"""Lowering of a graph to operators on rows, or on whole feature maps."""
 
 from __future__ import annotations
 

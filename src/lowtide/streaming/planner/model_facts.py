@@ -50,8 +50,7 @@ class ImageTask:
         codec_bytes: (usual, largest) bytes of host memory for decoding, and for encoding, the file.
         scratch_bytes: Disk bytes of the file formats.
         row_buffer_bytes: Bytes that the rows held for one row of tiles should stay within, where
-        lower
-            tiles allow it.
+            lower tiles allow it.
         ample_bytes: Bytes up to which saving memory has no benefit.
         tiled_bounds: Error of past predictions for tiled runs.
         streamed_bounds: Error of past predictions for streamed runs.

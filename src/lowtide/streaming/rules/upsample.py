@@ -1,4 +1,4 @@
-"""Rules of upsampling: nearest, (bi-, tri-)linear, bicubic, pixel shuffle and unshuffle."""
+"""Rules of upsampling: interpolation, pixel shuffle and unshuffle."""
 
 from __future__ import annotations
 

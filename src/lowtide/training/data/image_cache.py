@@ -68,7 +68,10 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 def unit_range(pixels: np.ndarray) -> np.ndarray:
-    """Convert uint8 or uint16 to float32 in 0..1; 1 is the dtype's largest value."""
+    """Convert uint8 or uint16 of any shape to float32 in 0..1.
+
+    1 is the dtype's largest value.
+    """
     return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
 
 
@@ -85,7 +88,10 @@ class ImageCache:
         self._lock = threading.Lock()
 
     def read(self, path: Path) -> np.ndarray:
-        """Return `read_rgb` of the file as a read-only array; raises as it does."""
+        """Return `read_rgb` of the file, uint8 or uint16 (H, W, 3), as a read-only array.
+
+        Raises as `read_rgb` does.
+        """
         with self._lock:
             if path in self._images:
                 self._images.move_to_end(path)

@@ -19,11 +19,12 @@ from lowtide.jobs.plan_train import (
     plan_training,
     plan_training_on_all_gpus,
 )
-from lowtide.jobs.train_settings import TrainSettings, parse_inputs, parse_size
+from lowtide.jobs.train_settings import TrainSettings, parse_size
 from lowtide.jobs.user_models import load_user_model
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile, profile_names
 from lowtide.memory.tracing.steps import TrainingStep
+from lowtide.memory.training.meta_build import parse_inputs
 
 GPU = load_profile("rtx3070-8gb")
 CODE = """

@@ -9,7 +9,6 @@ from torch import nn
 
 import lowtide
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.core.signal import ImageInfo
 from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.planning import _choose
 from lowtide.jobs.prepared import PreparedModel
@@ -42,7 +41,7 @@ def chosen(module, mib, *, scale=1, size=600, below=None, images=1, **settings):
         ProgramCache(net),
         SpecializedNetworks(net),
     )
-    picture = ImageTask(ImageInfo(size, size, 3), (size, size), ample_bytes=mib * MIB // 4)
+    picture = ImageTask((size, size, 3), (size, size), ample_bytes=mib * MIB // 4)
     budget = Budget(mib * MIB, GIB, 100 * GIB)
     return _choose(prepared, UpscaleSettings.of(**settings), picture, budget, below, images)
 

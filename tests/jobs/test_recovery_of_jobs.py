@@ -69,7 +69,7 @@ def test_each_new_plan_is_smaller(source, tmp_path, cramp, monkeypatch):
     """Each try takes less memory than the one that failed, down to the smallest plan."""
     tried = []
 
-    def noted(network, reading, sink, plan, **more):
+    def noted(network, adapter, source, sink, plan, **more):
         tried.append(plan.upper_bytes)
         raise MemoryError
 

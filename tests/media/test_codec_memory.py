@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.core.signal import ImageInfo
 from lowtide.media import EncodeOptions, inspect_image, output_cost
+from lowtide.media.image_info import ImageInfo
 from support.media_files import make_rows, write_image
 
 _READ = """
@@ -18,7 +18,7 @@ def peak(name):
     return int(re.search(name + r":\\s+(\\d+)", text).group(1)) * 1024
 def run(path):
     with open_image(path) as source:
-        while len(source.read(16)): pass
+        for top in range(0, source.info.height, 16): source.read(top, top + 16)
 run(sys.argv[1])
 open("/proc/self/clear_refs", "w").write("5")
 before = peak("VmRSS")
@@ -80,13 +80,13 @@ def test_resizing_and_alpha_cost_more() -> None:
 _WRITE = """
 import sys
 import numpy as np
-from lowtide.core.signal import ImageInfo
+from lowtide.media.image_info import ImageInfo
 from lowtide.media import open_sink, output_cost
 from lowtide.memory.meter import HostMeter
 def write(path, width, height):
     rows = np.zeros((16, width, 3), np.uint8)
     with open_sink(path, ImageInfo(width, height, 3)) as sink:
-        for _ in range(height // 16): sink.write(rows)
+        for top in range(0, height, 16): sink.write(top, rows)
         sink.commit()
 write(sys.argv[1] + "/warm.png", 64, 64)
 meter = HostMeter()

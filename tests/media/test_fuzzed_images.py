@@ -49,9 +49,10 @@ def _copied(path: Path, folder: Path) -> str:
         target = folder / ("b.png" if source.info.alpha else "b.jpg")
         small = source.info.pixels < 1 << 22
         sink = open_sink(target, source.info, metadata=source.metadata) if small else None
-        while len(rows := source.read(16)):
+        for top in range(0, source.info.height, 16):
+            rows = source.read(top, top + 16)
             if sink is not None:
-                sink.write(rows)
+                sink.write(top, rows)
         if sink is not None:
             sink.commit()
     return "read"

@@ -3,11 +3,7 @@
 import numpy as np
 
 from lowtide.memory.strategy import WholeStrategy
-from lowtide.streaming.tiles.runner import execute_plan
-from support.toy_models import (
-    ArraySink,
-    ArraySource,
-)
+from support.toy_models import run_array
 
 
 def whole_of(plan):
@@ -21,9 +17,7 @@ def with_dry_run(bands, plan):
 
 
 def run_plan(net, array, plan, program=None, **more):
-    sink = ArraySink()
-    execute_plan(net, ArraySource(array), sink, plan, program=program, **more)
-    return sink.commit()
+    return run_array(net, array, plan, program=program, **more)[0]
 
 
 def assert_same(net, array, plan, program, **more):

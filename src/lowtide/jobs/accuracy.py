@@ -61,11 +61,14 @@ def _accuracy(
     if isinstance(strategy, TiledStrategy) and plan.accuracy == "bounded":
         with reopen() as rows:
             allowed = affordable_pixels(costs, plan, strategy, limit_bytes)
-            execution = _figure(execution_error(network, rows, plan.image, strategy, allowed))
+            adapter = prepared.adapter(rows.info)
+            error = execution_error(network, adapter, rows, plan.image, strategy, allowed)
+            execution = _figure(error)
     if network.make_fp32_forward is not None:
         with reopen() as rows:
             allowed = comparable_pixels(costs, plan, limit_bytes)
-            precision = _figure(precision_error(network, rows, plan.image, allowed))
+            adapter = prepared.adapter(rows.info)
+            precision = _figure(precision_error(network, adapter, rows, plan.image, allowed))
     if isinstance(strategy, StreamedStrategy):
         proof = prepared.programs.certificate(*plan.network_size)
         reason = (

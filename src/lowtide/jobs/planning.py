@@ -8,16 +8,16 @@ from pathlib import Path
 
 from lowtide.core.errors import ModelError
 from lowtide.core.precision import is_eight_bits
-from lowtide.core.signal import ImageInfo
 from lowtide.core.units import format_seconds
-from lowtide.jobs.cpu_half_precision import slowdown_note
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.strategy_cache import StrategyCache
 from lowtide.jobs.target_size import TargetSize, target_size
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media import ImageFacts, output_cost
+from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
+from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.plan_file import PlanFile, check_replay
 from lowtide.streaming.planner.band_candidates import BandCandidates
@@ -117,10 +117,10 @@ def plan_image(
             f"the model outputs {upscaled.width}×{upscaled.height}, which is resized to"
             f" {output.width}×{output.height}"
         )
-    if plan_file is not None and limit_bytes is None:
-        plan = _replay(plan_file, source, facts.info, prepared, budget)
-        return ImageTaskPlan(sizes, [plan], plan, notes, replayed=True)
     image_task = prepared.image_task(facts.info, codecs, facts.scratch_bytes, budget)
+    if plan_file is not None and limit_bytes is None:
+        plan = _replay(plan_file, source, image_task, prepared, budget)
+        return ImageTaskPlan(sizes, [plan], plan, notes, replayed=True)
     plans, chosen = _choose(prepared, settings, image_task, budget, limit_bytes, images)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
     if prepared.replicas and chosen.strategy.device_count == 1:
@@ -280,14 +280,19 @@ def _reason_not_streamed(
 
 
 def _replay(
-    plan_file: PlanFile, source: Path, info: ImageInfo, prepared: PreparedModel, budget: Budget
+    plan_file: PlanFile,
+    source: Path,
+    image_task: ImageTask,
+    prepared: PreparedModel,
+    budget: Budget,
 ) -> Plan:
-    plan = plan_file.find(source.name, info.width, info.height)
+    height, width, _ = image_task.shape
+    plan = plan_file.find(source.name, width, height)
     expected = {
         "model_sha256": prepared.descriptor.sha256,
         "device": prepared.network.device,
         "precision": prepared.precision,
-        **dict(prepared.geometry.of_image(info, prepared.padded_size(info))),
+        **dict(prepared.geometry.of_image(image_task)),
     }
     if plan.strategy.device_count > 1:
         here = 1 + len(prepared.replicas)

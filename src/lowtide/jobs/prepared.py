@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lowtide.core.precision import Precision
-from lowtide.core.signal import ImageInfo
+from lowtide.jobs.image_adapter import ImageAdapter
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.network_compile import SpecializedNetworks
+from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.prediction.calibration import Calibration, RunBounds, RunKind
@@ -88,6 +89,10 @@ class PreparedModel:
             compile_gain=self.specialized.gain,
         )
 
+    def adapter(self, info: ImageInfo) -> ImageAdapter:
+        """Return the conversion between images of this kind and the network."""
+        return ImageAdapter(info, self.geometry.in_channels)
+
     def padded_size(self, info: ImageInfo) -> tuple[int, int]:
         """Return (H, W) of an image padded by the model's size rule."""
         rows, columns = self.descriptor.size.padding(info.height, info.width)
@@ -105,7 +110,7 @@ class PreparedModel:
         ``codecs`` are (usual, upper) bytes that reading and writing its file formats take.
         """
         return ImageTask(
-            info,
+            info.shape,
             self.padded_size(info),
             codecs,
             scratch_bytes,
@@ -114,6 +119,8 @@ class PreparedModel:
             tiled_bounds=self.bounds.get("tiled", RunBounds()),
             streamed_bounds=self.bounds.get("streamed", RunBounds()),
             extra_resident_bytes=self.extra_resident_bytes,
+            item_bytes=info.sample_bytes,
+            inputs=self.adapter(info).inputs,
         )
 
 

@@ -41,7 +41,7 @@ class StrategyCache:
                     prepared.precision,
                     height,
                     width,
-                    image_task.info.channels,
+                    image_task.shape[-1],
                     accuracy,
                     budget.device_bytes.bit_length(),
                 ),

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import ImageError
-from lowtide.core.signal import ImageInfo
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media import ImageFacts, check_output, inspect_image
 from lowtide.media.discover import FilePair
+from lowtide.media.image_info import ImageInfo
 
 
 @dataclass(frozen=True)

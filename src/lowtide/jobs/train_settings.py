@@ -14,7 +14,6 @@ from lowtide.core.option import Option
 from lowtide.jobs.settings import validate_settings
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from lowtide.memory.training.fit_search import MakeStep
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 _STEP = "Training step"
 _SIZE = re.compile(r"(\d+)(?:[x×](\d+))?")
-_SHAPE = re.compile(r"([^:]*)(?::(\w+))?")
-_SIDE = re.compile(r"([hw])(?:/(\d+))?|(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +117,11 @@ class TrainSettings:
         return step
 
     def _inputs(self) -> Inputs | None:
+        from lowtide.memory.training.meta_build import image_inputs, parse_inputs
+
         if self.inputs:
             return parse_inputs(self.inputs)
-        import torch
-
-        channels = self.channels
-        if channels is None:
-            return None
-        return lambda batch, size: (torch.empty(batch, channels, *size, device="meta"),)
+        return None if self.channels is None else image_inputs(self.channels)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -141,46 +135,3 @@ def parse_size(text: str) -> tuple[int, int]:
         raise UsageError(f"size {text!r} is not a number of pixels", hint="--size 256 or 320x240")
     width, height = match[1], match[2] or match[1]
     return int(height), int(width)
-
-
-def parse_inputs(shapes: tuple[str, ...]) -> Inputs:
-    """Return a function that makes data-free inputs for a batch size and (H, W).
-
-    A shape lists the dimensions after the batch, separated by commas: integers, ``h`` and ``w`` for
-    the image's height and width, ``h/8`` for an eighth of it. A dtype may follow a colon:
-    ``"4,h/8,w/8"``, ``"77,768"``, ``":int64"`` (one value per image).
-
-    Raises:
-        UsageError: A shape has another form.
-    """
-    import torch
-
-    parsed = [_parse_shape(text) for text in shapes]
-
-    def make(batch: int, size: tuple[int, int]) -> tuple[Tensor, ...]:
-        sides = dict(zip("hw", size, strict=True))
-        return tuple(
-            torch.empty(
-                batch,
-                *(side if isinstance(side, int) else sides[side[0]] // side[1] for side in shape),
-                dtype=dtype,
-                device="meta",
-            )
-            for shape, dtype in parsed
-        )
-
-    return make
-
-
-def _parse_shape(text: str) -> tuple[list[int | tuple[str, int]], torch.dtype]:
-    import torch
-
-    match = _SHAPE.fullmatch(text.replace(" ", ""))
-    dtype = getattr(torch, match[2] or "float32", None) if match else None
-    sides = [_SIDE.fullmatch(part) for part in match[1].split(",") if match[1]] if match else []
-    if not isinstance(dtype, torch.dtype) or None in sides or any(s and s[2] == "0" for s in sides):
-        raise UsageError(
-            f"input {text!r} is not a shape",
-            hint="dimensions without the batch, h and w for the size: 3,h,w or 4,h/8,w/8 or :int64",
-        )
-    return [(s[1], int(s[2] or 1)) if s[1] else int(s[3]) for s in sides if s], dtype

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
 
 from lowtide.core.atomic_file import atomic_output, make_folder, remove_part_files
 from lowtide.core.errors import InputError, LowtideError
@@ -26,6 +25,9 @@ from lowtide.models.resample import resize_cubic
 from lowtide.training.data import HighResolutionFolders, PairedFolders, read_rgb
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.weights import save_weights
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _WEIGHTS = "validated"
 TrainImages = PairedFolders | HighResolutionFolders

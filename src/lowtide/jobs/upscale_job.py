@@ -163,6 +163,7 @@ class UpscaleJob:
                 program = prepared.programs.program(*plan.network_size)
             return execute_plan(
                 network,
+                prepared.adapter(source.info),
                 source,
                 sink,
                 plan,

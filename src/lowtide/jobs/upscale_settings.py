@@ -20,8 +20,8 @@ from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_providers import ProviderName
 
 if TYPE_CHECKING:
-    from lowtide.core.signal import ImageInfo
     from lowtide.media import EncodeOptions
+    from lowtide.media.image_info import ImageInfo
     from lowtide.memory.choice import AccuracyRequest
     from lowtide.streaming.planner.model_facts import Overrides
 

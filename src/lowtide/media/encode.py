@@ -9,9 +9,9 @@ from typing import Literal, get_args
 import pyvips
 
 from lowtide.core.errors import UsageError
-from lowtide.core.signal import ImageInfo
 from lowtide.media import codec_memory
 from lowtide.media.formats import AVIF, JPEG, PNG, TIFF, WEBP, ImageFormat, output_format
+from lowtide.media.image_info import ImageInfo
 
 Subsampling = Literal["auto", "4:4:4", "4:2:0"]
 TiffCompression = Literal["none", "lzw", "deflate"]

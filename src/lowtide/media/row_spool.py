@@ -14,8 +14,8 @@ import numpy as np
 
 from lowtide.core.atomic_file import is_disk_full
 from lowtide.core.errors import OutputError
-from lowtide.core.signal import ImageInfo
 from lowtide.core.units import format_bytes
+from lowtide.media.image_info import ImageInfo
 from lowtide.media.pixels import dtype_of
 
 _BLOCK_BYTES = 4 << 20

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.core.signal import ImageInfo
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import choose_plan
@@ -19,12 +18,12 @@ from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Over
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from support.toy_models import costs, make_plan
 
-PHOTO = ImageInfo(3000, 2000, 3)
+PHOTO = (2000, 3000, 3)
 SHAPE = ModelGeometry(2, 3, 3)
 
 
 def plans(reach=4, *, shape=SHAPE, picture=None, batchable=True, device="cpu", **wishes):
-    picture = picture or ImageTask(PHOTO, (PHOTO.height, PHOTO.width))
+    picture = picture or ImageTask(PHOTO, PHOTO[:2])
     measured = costs(reach, batchable=batchable, device=device)
     return tile_candidates(measured, shape, picture, Overrides(**wishes))
 
@@ -54,7 +53,7 @@ def test_overlap_comes_from_the_reach_and_blending_adds_to_it():
 
 def test_tiles_of_a_plan_hold_no_more_than_their_number_needs():
     """1730 pixels in four columns: tiles of 512 would share a fifth of themselves."""
-    picture = ImageTask(ImageInfo(1730, 1156, 3), (1156, 1730))
+    picture = ImageTask((1156, 1730, 3), (1156, 1730))
     for one in strategies(7, picture=picture, strategy="tiled"):
         run = one.tile_width * one.tile_height * one.tiles
         needed = 1730 * 1156 + one.tiles * (one.tile_width + one.tile_height) * (14 + 8)
@@ -89,7 +88,7 @@ def test_batches_are_tried_where_they_gain():
 
 def test_no_batch_is_larger_than_a_row_of_tiles():
     """Neighbors in a row run at once: what a fuller batch would take is never taken."""
-    narrow = ImageTask(ImageInfo(600, 400, 3), (400, 600))
+    narrow = ImageTask((400, 600, 3), (400, 600))
     asked, enough = (plans(7, picture=narrow, tile=512, batch=batch) for batch in (16, 2))
     assert {plan.strategy.batch for plan in asked} == {2}
     assert [plan.upper_bytes for plan in asked] == [plan.upper_bytes for plan in enough]
@@ -115,7 +114,7 @@ def test_tiles_lie_on_the_models_grid_and_respect_its_minimum():
 
 def test_an_image_smaller_than_any_tile_is_one_tile():
     shape = ModelGeometry(2, 3, 3, align=512)
-    picture = ImageTask(ImageInfo(500, 400, 3), (512, 512))
+    picture = ImageTask((400, 500, 3), (512, 512))
     (only,) = strategies(shape=shape, picture=picture, strategy="tiled")
     assert (only.name, only.tiles) == ("whole", 1)
 
@@ -130,8 +129,8 @@ def test_wide_images_get_low_tiles(width):
     def buffers(plan):
         return sum(row.upper for row in plan.ledger if row.name in ("input rows", "output rows"))
 
-    picture = ImageTask(ImageInfo(width, 2000, 3), (2000, width), row_buffer_bytes=40 * MIB)
-    free = ImageTask(picture.info, picture.padded_size)
+    picture = ImageTask((2000, width, 3), (2000, width), row_buffer_bytes=40 * MIB)
+    free = ImageTask(picture.shape, picture.padded_size)
     lowest = min(map(buffers, plans(picture=free, strategy="tiled")))
     kept = plans(picture=picture, strategy="tiled")
     assert kept
@@ -139,7 +138,7 @@ def test_wide_images_get_low_tiles(width):
 
 
 def test_small_tiles_are_for_small_budgets():
-    size = dict(info=PHOTO, padded_size=(2000, 3000))
+    size = dict(shape=PHOTO, padded_size=(2000, 3000))
     ample = plans(picture=ImageTask(**size, ample_bytes=400 * MIB), strategy="tiled")
     assert min(plan.strategy.run_pixels for plan in ample) >= 240 * 240
     scarce = plans(picture=ImageTask(**size, ample_bytes=20 * MIB), strategy="tiled")
@@ -169,8 +168,8 @@ def test_the_ledger_prices_formats_scratch_and_alpha():
     assert priced.upper_bytes == base.upper_bytes + 50 * MIB
     assert priced.predicted_bytes == base.predicted_bytes + 20 * MIB
     assert priced.bytes_at("disk") == 7 * MIB
-    rgba = ImageInfo(3000, 2000, 4)
-    alpha = plans(picture=ImageTask(rgba, (2000, 3000)), strategy="whole")[0]
+    rgba = ImageTask((2000, 3000, 4), (2000, 3000), inputs=2)
+    alpha = plans(picture=rgba, strategy="whole")[0]
     live = [plan.ledger[1].value for plan in (alpha, base)]
     assert live[0] == 2 * live[1]
     assert alpha.upper_bytes > 1.8 * base.upper_bytes
@@ -221,7 +220,7 @@ def test_a_budget_below_the_smallest_plan_names_it():
 
 def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
     def bytes_with(calibration):
-        size = (PHOTO.height, PHOTO.width)
+        size = PHOTO[:2]
         picture = ImageTask(PHOTO, size, tiled_bounds=RunBounds(current_heap=calibration))
         plan = plans(picture=picture, strategy="whole")[0]
         return plan.predicted_bytes, plan.upper_bytes
@@ -257,7 +256,7 @@ def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():
     kept = Calibration(share=1.5, fixed_bytes=0, count=50, coverage=0.99, families=True)
     thrifty = kept.model_copy(update={"share": 0.05})
     bounds = RunBounds(current_heap=kept, trimming_heap=thrifty, can_trim=True)
-    picture = ImageTask(PHOTO, (PHOTO.height, PHOTO.width), tiled_bounds=bounds)
+    picture = ImageTask(PHOTO, PHOTO[:2], tiled_bounds=bounds)
     both = plans(picture=picture)
     by_heap = {
         heap: {plan.network_size: plan for plan in both if plan.heap == heap}

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.core.signal import ImageInfo
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction import cpu_workspace
 from lowtide.memory.prediction.op_signature import operand_bytes
@@ -125,7 +124,7 @@ def test_where_nothing_can_be_traced_the_grain_is_the_grid() -> None:
 
 def test_the_estimate_counts_pixels_that_a_network_pads() -> None:
     costs = toy_costs(None).model_copy(update={"padding_multiple": 64})
-    picture = ImageTask(ImageInfo(500, 300, 3), (300, 500))
+    picture = ImageTask((300, 500, 3), (300, 500))
     plans = tile_candidates(costs, ModelGeometry(1, 3, 3, align=64), picture, Overrides())
     whole = next(plan for plan in plans if plan.strategy.name == "whole")
     (live,) = [row for row in whole.ledger if row.name == LIVE_ROW]

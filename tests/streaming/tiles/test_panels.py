@@ -8,16 +8,25 @@ import pytest
 import torch
 
 from lowtide.core import scratch
-from lowtide.core.errors import Cancelled, ImageError, OutputError
-from lowtide.core.signal import ImageInfo
+from lowtide.core.errors import Cancelled, InputError, OutputError
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.planner.band_candidates import BandCandidates
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
+from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache
 from lowtide.streaming.tiles.panels import COPY_ROWS, RowFile, panel_columns
 from lowtide.streaming.tiles.runner import execute_plan
 from support.plan_runs import assert_same, run_plan, with_dry_run
-from support.toy_models import ArraySink, ArraySource, Strided, conv_net, costs, network, pictures
+from support.toy_models import (
+    ArraySink,
+    ArraySource,
+    Strided,
+    conv_net,
+    costs,
+    image_adapter,
+    image_task,
+    network,
+    pictures,
+)
 
 picture = pictures(seed=3)
 REACH = 4  # of `conv_net`
@@ -27,8 +36,9 @@ def priced(net, size, bands=3, sample="uint8", align=1, reach=REACH, panel=None)
     height, width = size
     padded = -(-height // align) * align, -(-width // align) * align
     shape = ModelGeometry(net.scale, net.in_channels, net.out_channels, align)
-    info = ImageInfo(width, height, bands, sample)
-    return BandCandidates(costs(reach), shape, ImageTask(info, padded), ProgramCache(net), panel)
+    array = np.empty((height, width, bands), sample)
+    picture = image_task(array, padded, net.in_channels)
+    return BandCandidates(costs(reach), shape, picture, ProgramCache(net), panel)
 
 
 def in_panels(net, array, panel, **more):
@@ -79,7 +89,7 @@ def test_progress_counts_rows_of_the_image():
     net, array = network(conv_net()), picture(40, 60, 3)
     plan, program = in_panels(net, array, 20)
     told = []
-    execute_plan(net, ArraySource(array), ArraySink(), plan, program=program, on_rows=told.append)
+    run_plan(net, array, plan, program, on_rows=told.append)
     assert sum(told) == 80
     assert all(rows > 0 for rows in told)
 
@@ -87,16 +97,15 @@ def test_progress_counts_rows_of_the_image():
 def test_stops_between_bands(tmp_path):
     net, array = network(conv_net()), picture(40, 60, 3)
     plan, program = in_panels(net, array, 20)
-    asked, sink = [], ArraySink()
+    asked, source, sink = [], ArraySource(array), ArraySink()
 
     def cancel():
         asked.append(None)
         return len(asked) == 6
 
     with pytest.raises(Cancelled):
-        execute_plan(
-            net, ArraySource(array), sink, plan, program=program, cancel=cancel, scratch=tmp_path
-        )
+        how = {"program": program, "cancel": cancel, "scratch": tmp_path}
+        execute_plan(net, image_adapter(net, array), source, sink, plan, **how)
     assert not sink.parts
     assert not list(tmp_path.iterdir())
 
@@ -106,8 +115,8 @@ def test_a_file_that_ends_early_is_named_as_such():
     plan, program = in_panels(net, array, 20)
     source = ArraySource(array)
     source.array = array[:17]
-    with pytest.raises(ImageError, match="ended after 17 of 40 rows"):
-        execute_plan(net, source, ArraySink(), plan, program=program)
+    with pytest.raises(InputError, match="ended after 17 of 40 rows"):
+        execute_plan(net, image_adapter(net, array), source, ArraySink(), plan, program=program)
 
 
 def test_pages_of_all_panels_share_a_file(tmp_path, monkeypatch):
@@ -146,11 +155,10 @@ def test_a_full_disk_is_said(monkeypatch):
 
 def test_rows_come_back_from_a_file_as_they_went():
     rows = picture(30, 7, 3, "uint16")
-    with RowFile(ImageInfo(7, 30, 3, "uint16"), None) as file:
-        file.write(rows[:13])
-        file.write(rows[13:, ::-1][:, ::-1])
-        found = [file.read(11), file.read(11), file.read(11), file.read(11)]
-    assert [len(part) for part in found] == [11, 11, 8, 0]
+    with RowFile(rows.shape, rows.dtype, None) as file:
+        file.write(0, rows[:13])
+        file.write(13, rows[13:, ::-1][:, ::-1])
+        found = [file.read(0, 11), file.read(11, 22), file.read(22, 30)]
     np.testing.assert_array_equal(np.concatenate(found), rows)
 
 

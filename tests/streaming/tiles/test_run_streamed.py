@@ -11,15 +11,14 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import Cancelled, LowtideError, ModelError, UsageError
-from lowtide.core.signal import ImageInfo
 from lowtide.memory.plan import Plan
 from lowtide.streaming.engine.segments import cut_segments
+from lowtide.streaming.engine.source_page import SourceRows
+from lowtide.streaming.engine.source_run import _Writer
 from lowtide.streaming.planner.band_candidates import BandCandidates
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
+from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.tiles.run_rows import _Writer
 from lowtide.streaming.tiles.runner import execute_plan
-from lowtide.streaming.tiles.source_page import SourceRows
 from support.plan_runs import assert_same, run_plan, with_dry_run
 from support.toy_models import (
     GIB,
@@ -29,6 +28,8 @@ from support.toy_models import (
     Strided,
     conv_net,
     costs,
+    image_adapter,
+    image_task,
     network,
     pictures,
 )
@@ -71,11 +72,11 @@ class Twice(nn.Module):
 
 
 def pricing(net, array, align=1):
-    height, width, bands = array.shape
+    height, width, _ = array.shape
     padded = -(-height // align) * align, -(-width // align) * align
     shape = ModelGeometry(net.scale, net.in_channels, net.out_channels, align)
-    info = ImageInfo(width, height, bands, str(array.dtype))
-    return BandCandidates(costs(None), shape, ImageTask(info, padded), ProgramCache(net))
+    picture = image_task(array, padded, net.in_channels)
+    return BandCandidates(costs(None), shape, picture, ProgramCache(net))
 
 
 def banded(net, array, bands=5, align=1, pages="memory", cut=False):
@@ -171,12 +172,11 @@ def test_result_rows_are_let_go_before_the_next_band_is_computed(monkeypatch, ch
         written.extend(weakref.ref(rows) for rows in images)
 
     monkeypatch.setattr(_Writer, "write", noted)
-    execute_plan(
+    run_plan(
         net,
-        ArraySource(array),
-        ArraySink(),
+        array,
         plan,
-        program=program,
+        program,
         before_step=lambda count: alive.append(sum(rows() is not None for rows in written)),
     )
     assert len(written) == 7 * plan.image.network_inputs
@@ -189,11 +189,12 @@ def test_progress_goes_on_before_the_first_row_is_written():
     told, written = [], []
 
     class Watched(ArraySink):
-        def write(self, rows):
+        def write(self, first, values):
             written.append(sum(told))
-            super().write(rows)
+            super().write(first, values)
 
-    execute_plan(net, ArraySource(array), Watched(), plan, program=program, on_rows=told.append)
+    adapter, source = image_adapter(net, array), ArraySource(array)
+    execute_plan(net, adapter, source, Watched(), plan, program=program, on_rows=told.append)
     assert sum(told) == 50
     assert all(rows > 0 for rows in told)
     assert written[0] > 5
@@ -203,9 +204,7 @@ def test_room_is_asked_for_before_each_operator():
     net, array = network(Twice().eval(), scale=1), picture(50, 20, 3)
     plan, program = banded(net, array, 10)
     asked = []
-    execute_plan(
-        net, ArraySource(array), ArraySink(), plan, program=program, before_step=asked.append
-    )
+    run_plan(net, array, plan, program, before_step=asked.append)
     assert min(asked) > 0
     rows = 5 + 2 * 2  # of a band, and those that the convolution takes around it
     assert 5 * 20 * 3 * 4 <= max(asked) <= 10 * rows * 20 * 3 * 4
@@ -220,9 +219,9 @@ def test_stops_between_bands():
         asked.append(None)
         return len(asked) == 3
 
-    sink = ArraySink()
+    adapter, source, sink = image_adapter(net, array), ArraySource(array), ArraySink()
     with pytest.raises(Cancelled):
-        execute_plan(net, ArraySource(array), sink, plan, program=program, cancel=cancel)
+        execute_plan(net, adapter, source, sink, plan, program=program, cancel=cancel)
     assert 0 < sum(map(len, sink.parts)) < 128
 
 

@@ -5,17 +5,24 @@ import pytest
 import torch
 
 from lowtide.core.errors import Cancelled, NotFiniteError
-from lowtide.core.signal import ImageInfo
 from lowtide.jobs.planning import _with_most_in_flight
 from lowtide.memory.budget import Budget
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.planner.model_facts import ModelGeometry, Overrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.planner.tile_variants import with_prefetch
 from lowtide.streaming.tiles import runner, tile_transfer
 from lowtide.streaming.tiles.grid import tile_axes
 from lowtide.streaming.tiles.tile_transfer import AsyncTileTransfer, SyncTileTransfer
 from support.cuda_streams import Streams
-from support.toy_models import conv_net, costs, make_plan, network, pictures, run_array
+from support.toy_models import (
+    conv_net,
+    costs,
+    image_task,
+    make_plan,
+    network,
+    pictures,
+    run_array,
+)
 
 picture = pictures()
 
@@ -227,11 +234,10 @@ def test_a_missing_wait_is_a_race(monkeypatch, streams, missing):
 
 
 def card_plans(array, **wishes):
-    height, width, bands = array.shape
-    info = ImageInfo(width, height, bands, str(array.dtype))
+    height, width, _ = array.shape
     given = costs(4, device="cuda:0").model_copy(update={"context_bytes": 1 << 20})
     return tile_candidates(
-        given, ModelGeometry(2, 3, 3), ImageTask(info, (height, width)), Overrides(**wishes)
+        given, ModelGeometry(2, 3, 3), image_task(array, (height, width)), Overrides(**wishes)
     )
 
 

@@ -12,6 +12,8 @@ from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
 from lowtide.memory.strategy import StreamedStrategy
 from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.engine.source_page import READ_ROWS
+from lowtide.streaming.engine.source_run import WRITE_ROWS
 from lowtide.streaming.planner.layout_search import StreamLayout
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
@@ -25,8 +27,6 @@ from lowtide.streaming.planner.program_cache import ProgramCache
 from lowtide.streaming.planner.stream_planner import CandidateBytes
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
 from lowtide.streaming.tiles.panels import COPY_ROWS
-from lowtide.streaming.tiles.run_rows import WRITE_ROWS
-from lowtide.streaming.tiles.source_page import READ_ROWS
 from lowtide.streaming.tiles.tile_step import DTYPES
 
 # Bytes of a captured graph, and for each of its nodes. Most is not the graph itself but heap
@@ -89,7 +89,7 @@ class BandCandidates:
 
     @property
     def _overlap(self) -> int:
-        """Columns shared by two panels: both halos, or at least the edges of an alpha."""
+        """Columns shared by two panels: both halos, or at least the context of an adapter."""
         return 2 * max(self.costs.receptive_field or 0, 1)
 
     @property
@@ -206,7 +206,7 @@ class BandCandidates:
         after the other, and whole rows pass through.
         """
         usual, most = max(self.image_task.codec_bytes, key=lambda codec: codec[1], default=(0, 0))
-        rows = self.image_task.info.row_bytes * (1 + self.geometry.scale) * 2 * COPY_ROWS
+        rows = self.image_task.row_bytes * (1 + self.geometry.scale) * 2 * COPY_ROWS
         # GPU memory freed by bands is of no use for files.
         bands = [
             one for one in network_rows if one.place == "device" and self.costs.device == "cpu"
@@ -216,7 +216,7 @@ class BandCandidates:
 
     @property
     def _network_inputs(self) -> int:
-        return self.geometry.images(self.image_task.info)
+        return self.image_task.inputs
 
     @property
     def _byte_factor(self) -> float:
@@ -255,15 +255,15 @@ class BandCandidates:
         """Bytes of the inputs and results of all panels, all on disk at the end."""
         if not self.panel_width:
             return 0
-        info = self.image_task.info
-        given = info.row_bytes * self.panel_width * self._panels // info.width
-        return (given + info.row_bytes * self.geometry.scale**2) * info.height
+        (height, width, _), row_bytes = self.image_task.shape, self.image_task.row_bytes
+        given = row_bytes * self.panel_width * self._panels // width
+        return (given + row_bytes * self.geometry.scale**2) * height
 
     def _ledger(
         self, program: StreamProgram, layout: StreamLayout, network_rows: Sequence[LedgerRow]
     ) -> Iterator[LedgerRow]:
-        info = self.image_task.info
-        row_bytes = info.row_bytes * self._size[1] // self.image_task.padded_size[1]
+        height = self.image_task.shape[0]
+        row_bytes = self.image_task.row_bytes * self._size[1] // self.image_task.padded_size[1]
         graph = _RUN_OVERHEAD_BYTES + _GRAPH_BYTES + _NODE_BYTES * len(program.graph.nodes)
         rows = [
             ledger_row(
@@ -285,11 +285,11 @@ class BandCandidates:
                 rows.append(ledger_row("allocator", "device", kept, most, "prior"))
         most = graph * _GRAPH_UPPER + _GRAPH_MARGIN
         rows.append(ledger_row("graph", "host", graph, most, "prior"))
-        # An image that more than one segment reads is held whole, in the file's dtype.
+        # A source that more than one segment reads is held whole, in its own dtype.
         (given,) = program.graph.inputs
         readers = sum(given in part.reads for part in layout.segments)
-        band = -(-info.height // layout.bands[0]) + 2 * READ_ROWS
-        held = row_bytes * (info.height if readers > 1 else min(info.height, band))
+        band = -(-height // layout.bands[0]) + 2 * READ_ROWS
+        held = row_bytes * (height if readers > 1 else min(height, band))
         made = row_bytes * self.geometry.scale * 2 * WRITE_ROWS
         image_task = self.image_task
         if self.panel_width:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lowtide.core.signal import ImageInfo
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.prediction.calibration import RunBounds
 from lowtide.memory.strategy import ImageGeometry
-from lowtide.streaming.tiles.image_adapter import ChannelPlan
 
 StrategyName = Literal["auto", "whole", "streamed", "tiled"]
 
@@ -30,28 +28,24 @@ class ModelGeometry:
     square: bool = False
     tileable: bool = True
 
-    def images(self, info: ImageInfo) -> int:
-        """Return the network inputs made of one tile: color and alpha count separately."""
-        return ChannelPlan(info.channels, self.in_channels, self.out_channels).inputs_per_tile
-
-    def of_image(self, info: ImageInfo, padded_size: tuple[int, int]) -> ImageGeometry:
-        """Return the sizes of an image that is padded to (height, width) ``padded_size``."""
+    def of_image(self, image_task: ImageTask) -> ImageGeometry:
+        """Return the sizes of an image and of what it is padded to."""
         return ImageGeometry(
             **{name: getattr(self, name) for name in ("scale", "align", "minimum", "square")},
-            width=info.width,
-            height=info.height,
-            padded_width=padded_size[1],
-            padded_height=padded_size[0],
-            network_inputs=self.images(info),
+            width=image_task.shape[1],
+            height=image_task.shape[0],
+            padded_width=image_task.padded_size[1],
+            padded_height=image_task.padded_size[0],
+            network_inputs=image_task.inputs,
         )
 
 
 @dataclass(frozen=True)
 class ImageTask:
-    """Facts about the image and its files that pricing needs.
+    """Facts about a source (H, W, C) and its files that pricing needs.
 
     Attributes:
-        info: Size and sample type of the image.
+        shape: Shape of the source.
         padded_size: (height, width) after padding to the model's size rule.
         codec_bytes: (usual, largest) bytes of host memory for decoding, and for encoding, the file.
         scratch_bytes: Disk bytes of the file formats.
@@ -61,9 +55,11 @@ class ImageTask:
         tiled_bounds: Error of past predictions for tiled runs.
         streamed_bounds: Error of past predictions for streamed runs.
         extra_resident_bytes: Host bytes of the model in addition to its weights.
+        item_bytes: Bytes of one value of the source, and of the sink.
+        inputs: Network inputs made of one tile, as `lowtide.core.signal.Adapter` makes them.
     """
 
-    info: ImageInfo
+    shape: tuple[int, int, int]
     padded_size: tuple[int, int]
     codec_bytes: tuple[tuple[int, int], ...] = ()
     scratch_bytes: int = 0
@@ -72,6 +68,13 @@ class ImageTask:
     tiled_bounds: RunBounds = field(default_factory=RunBounds)
     streamed_bounds: RunBounds = field(default_factory=RunBounds)
     extra_resident_bytes: int = 0
+    item_bytes: int = 1
+    inputs: int = 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of the source."""
+        return self.shape[1] * self.shape[2] * self.item_bytes
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,5 @@ class Overrides:
 
 def plan_facts(costs: ModelCosts, geometry: ModelGeometry, image_task: ImageTask) -> dict[str, Any]:
     """Return the fields of a plan that are the same for every strategy."""
-    image = geometry.of_image(image_task.info, image_task.padded_size)
-    names = "device", "precision", "channels_last"
+    image, names = geometry.of_image(image_task), ("device", "precision", "channels_last")
     return {"image": image, **{name: getattr(costs, name) for name in names}}

@@ -190,7 +190,7 @@ def _plan(
     context = min(rows.context, columns.context)
     single = len(rows.starts) == len(columns.starts) == 1
     exact = single or (costs.receptive_field is not None and context >= costs.receptive_field)
-    images = geometry.images(image_task.info)
+    images = image_task.inputs
     pixels = math.prod([round_up(axis.tile, geometry.align) for axis in axes]) * images
     at_once = pixels * batch
     if not exact:
@@ -257,17 +257,17 @@ def _ledger(
     pixels: int,
     scale: int,
 ) -> Iterable[LedgerRow]:
-    info, blended = image_task.info, rows.blended or columns.blended
-    sample = info.row_bytes // info.width
+    (_, width, channels), blended = image_task.shape, rows.blended or columns.blended
+    pixel = channels * image_task.item_bytes
     spans = map(rows.span, range(len(rows.starts)))
     tallest = max([high - low for low, high in spans]) * scale
-    out_row = info.width * scale * (4 * info.channels if blended else sample)
-    row_in = columns.length * sample
+    out_row = width * scale * (4 * channels if blended else pixel)
+    row_in = columns.length * pixel
     return run_ledger(
         costs,
         image_task,
         activation_row(costs, pixels),
         # A batch in float32 to the device, and its result back.
-        staged_bytes=4 * pixels * (info.channels + info.channels * scale**2),
+        staged_bytes=4 * pixels * (channels + channels * scale**2),
         row_bytes=(row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)),
     )

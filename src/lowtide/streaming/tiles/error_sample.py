@@ -11,11 +11,9 @@ import random
 from collections.abc import Iterator
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lowtide.core.heap import trim_heap
-from lowtide.core.signal import RowSource
+from lowtide.core.signal import Adapter, Source
 from lowtide.memory.strategy import ImageGeometry, TiledStrategy
 from lowtide.streaming.tiles.grid import TileAxis, round_up, split_axis, tile_axes
 from lowtide.streaming.tiles.row_window import RowWindow
@@ -61,7 +59,8 @@ class _Sample:
 
 def execution_error(
     network: NetworkSpec,
-    source: RowSource,
+    adapter: Adapter,
+    source: Source,
     image: ImageGeometry,
     tiles: TiledStrategy,
     allowed_pixels: int,
@@ -76,19 +75,19 @@ def execution_error(
     rows, columns = tile_axes(image, tiles)
     whole = math.prod(round_up(side, image.align) for side in image.padded_size) <= allowed_pixels
     samples = _choose(image, rows, columns, whole, allowed_pixels)
-    step = TileStep(network, source.info)
+    step = TileStep(network, adapter)
     squares: list[tuple[float, float]] = []
     largest = 0.0
-    reference: Tensor | None = None
+    reference: np.ndarray | None = None
     # One reference serves all samples when it is the whole image.
     for sample, area in _areas(source, image, samples):
         if reference is None or not whole:
             reference = None  # free the last sample's reference before the next one is computed
-            reference = _rounded(step([area])[0], step.full_scale)
+            reference = _rounded(step([area])[0], adapter)
             trim_heap()  # tiles and references differ in size: neither fits the other's gaps
         y, x = rows.starts[sample.row], columns.starts[sample.column]
         tile = area[y - sample.top :, x - sample.left :][: rows.tile, : columns.tile]
-        result = _rounded(step([tile])[0], step.full_scale)
+        result = _rounded(step([tile])[0], adapter)
         square, worst = _compare(result, reference, sample, image, (rows, columns))
         squares.append(square)
         largest = max(largest, worst)
@@ -105,7 +104,11 @@ def execution_error(
 
 
 def precision_error(
-    network: NetworkSpec, source: RowSource, image: ImageGeometry, allowed_pixels: int
+    network: NetworkSpec,
+    adapter: Adapter,
+    source: Source,
+    image: ImageGeometry,
+    allowed_pixels: int,
 ) -> MeasuredError:
     """Measure the error of the network's precision against fp32 on parts of the image.
 
@@ -126,13 +129,13 @@ def precision_error(
     ]
     assert network.make_fp32_forward is not None, "low precision needs the same model in fp32"
     exact = dataclasses.replace(network, forward=network.make_fp32_forward(), precision="fp32")
-    low, high = TileStep(network, source.info), TileStep(exact, source.info)
+    low, high = TileStep(network, adapter), TileStep(exact, adapter)
     squares: list[tuple[float, float]] = []
     largest = 0.0
     for _, area in _areas(source, image, samples):
         difference = low([area]) - high([area])
-        squares.append((float(difference.square().sum(dtype=torch.float64)), difference.numel()))
-        largest = max(largest, float(difference.abs().max()))
+        squares.append((float(np.square(difference).sum(dtype=np.float64)), difference.size))
+        largest = max(largest, float(abs(difference).max()))
     bound = _decibel(_upper_mean(squares, count))
     return MeasuredError(bound, largest, len(samples), count, "fp32")
 
@@ -195,7 +198,7 @@ def _extend(axis: TileAxis, index: int, margin: int) -> tuple[int, int]:
 
 
 def _areas(
-    source: RowSource, image: ImageGeometry, samples: list[_Sample]
+    source: Source, image: ImageGeometry, samples: list[_Sample]
 ) -> Iterator[tuple[_Sample, np.ndarray]]:
     """Yield each sample's reference area, read in one pass down the image."""
     tallest = max(sample.height for sample in samples)
@@ -206,38 +209,46 @@ def _areas(
 
 
 def _compare(
-    tile: Tensor, reference: Tensor, sample: _Sample, image: ImageGeometry, axes: _Axes
+    tile: np.ndarray, reference: np.ndarray, sample: _Sample, image: ImageGeometry, axes: _Axes
 ) -> tuple[tuple[float, float], float]:
     """Return ((squared error, weight) as in the merge, largest error) of a tile.
 
     Over the tile's own span, within the image only: results for the padding are cut off in the end.
     """
     scale, (rows, columns) = image.scale, axes
-    difference, weight = tile, torch.ones(1, 1)
+    difference, weights = tile, []
     for dim, axis, index, origin, length in (
-        (1, rows, sample.row, sample.top, image.height),
-        (2, columns, sample.column, sample.left, image.width),
+        (0, rows, sample.row, sample.top, image.height),
+        (1, columns, sample.column, sample.left, image.width),
     ):
         low, high = axis.span(index)
         count, start = (min(high, length) - low) * scale, axis.starts[index]
-        difference = difference.narrow(dim, (low - start) * scale, count)
-        reference = reference.narrow(dim, (low - origin) * scale, count)
-        shape = (-1, 1) if dim == 1 else (1, -1)
-        weights = axis.weights(index, scale)[:count]
-        weight = weight * torch.from_numpy(weights).reshape(shape)
-    difference = (difference - reference).abs_()
+        difference, reference = (
+            one.swapaxes(0, dim)[place : place + count].swapaxes(0, dim)
+            for one, place in (
+                (difference, (low - start) * scale),
+                (reference, (low - origin) * scale),
+            )
+        )
+        weights.append(axis.weights(index, scale)[:count])
+    weight = np.outer(*weights)[..., None]
+    difference = abs(difference - reference)
     largest = float((difference * (weight > 0)).max())
-    squares = difference.square_().mul_(weight).sum(dtype=torch.float64)
-    total = weight.sum(dtype=torch.float64) * len(difference)
-    return (float(squares), float(total)), largest
+    squares = np.square(difference, out=difference)
+    squares *= weight
+    total = weight.sum(dtype=np.float64) * difference.shape[-1]
+    return (float(squares.sum(dtype=np.float64)), float(total)), largest
 
 
-def _rounded(values: Tensor, full_scale: int) -> Tensor:
-    """Round values as the file stores them.
+def _rounded(values: np.ndarray, adapter: Adapter) -> np.ndarray:
+    """Round values as the sink stores them.
 
     Two results on either side of a rounding boundary differ by a whole step.
     """
-    return values if full_scale == 1 else values.mul(full_scale).round_().div_(full_scale)
+    if adapter.dtype.kind == "f":
+        return adapter.to_sink(values)
+    rounded = adapter.to_sink(values)
+    return rounded / np.float32(np.iinfo(rounded.dtype).max)
 
 
 def _upper_mean(sums: list[tuple[float, float]], population: int) -> float:

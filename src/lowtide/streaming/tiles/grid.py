@@ -165,17 +165,6 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def reflect_index(position: int, length: int) -> int:
-    """Return the pixel that padding shows at ``position`` past the end.
-
-    Reflected up to length - 1, then the last reflected pixel is replicated: the rule of spandrel's
-    descriptors, so that a padded stream equals their padded tensor.
-    """
-    if position < length:
-        return position
-    return max(2 * length - 2 - position, 0)
-
-
 def tile_axes(image: ImageGeometry, tiles: TileStrategy) -> tuple[TileAxis, TileAxis]:
     """Return the grid of an image's tiles as (rows, columns)."""
     rows, columns = (

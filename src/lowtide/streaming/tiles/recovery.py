@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.memory.oom import free_exception, is_out_of_memory
@@ -21,12 +19,13 @@ from lowtide.streaming.tiles.tile_step import PendingBatch
 
 T = TypeVar("T")
 Tiles = Sequence[np.ndarray]
+Results = list[np.ndarray]
 
 
 class TileRunner(Protocol):
     """Interface of what runs tiles, as `TileStep` does."""
 
-    def __call__(self, tiles: Tiles) -> Tensor:
+    def __call__(self, tiles: Tiles) -> np.ndarray:
         """Return the results, stacked."""
         ...
 
@@ -34,7 +33,7 @@ class TileRunner(Protocol):
         """Start a batch without waiting for its result."""
         ...
 
-    def finish(self, pending: PendingBatch) -> Tensor:
+    def finish(self, pending: PendingBatch) -> np.ndarray:
         """Return the results of a started batch."""
         ...
 
@@ -66,14 +65,14 @@ class RetryingTileRunner:
         self.events.append(f"{reason}: batch size {self.batch} from here on")
         return True
 
-    def __call__(self, tiles: Tiles) -> list[Tensor]:
-        """Run (H, W, C) tiles of one shape; return float32 (C, H·s, W·s) results in order."""
-        results: list[Tensor] = []
+    def __call__(self, tiles: Tiles) -> Results:
+        """Run (H, W, C) tiles of one shape; return float32 (H·s, W·s, C) results in order."""
+        results: list[np.ndarray] = []
         while len(results) < len(tiles):
             group = tiles[len(results) : len(results) + self.batch]
             done = self._attempt(group)
             if done is not None:
-                results.extend(done.unbind())
+                results.extend(done)
             elif len(group) > 1 and "smaller batch" in self._tiles.recovery:
                 self.batch = len(group)
                 self.shrink("out of memory")
@@ -81,7 +80,7 @@ class RetryingTileRunner:
                 results.append(self._run_divided(group[0]))
         return results
 
-    def run_pipelined(self, groups: Iterable[Tiles], max_in_flight: int) -> Iterator[list[Tensor]]:
+    def run_pipelined(self, groups: Iterable[Tiles], max_in_flight: int) -> Iterator[Results]:
         """Yield the results of each group in order, with up to ``max_in_flight`` groups in flight.
 
         After a group ran out of memory, no other is started until all before it are finished; then
@@ -107,12 +106,12 @@ class RetryingTileRunner:
             self._record_retry()
         return pending
 
-    def _finish(self, group: Tiles, pending: PendingBatch | None) -> list[Tensor]:
+    def _finish(self, group: Tiles, pending: PendingBatch | None) -> Results:
         failure: BaseException
         if pending is None:
             return self(group)
         try:
-            return list(self._step.finish(pending).unbind())
+            return list(self._step.finish(pending))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -153,7 +152,7 @@ class RetryingTileRunner:
             self.events.append(event)
         self.events[self._retry_event_index] = event
 
-    def _attempt(self, group: Tiles) -> Tensor | None:
+    def _attempt(self, group: Tiles) -> np.ndarray | None:
         """Return the results of a group, or None if it ran out of memory.
 
         Twice, in this call, or before with tiles of this shape.
@@ -174,7 +173,7 @@ class RetryingTileRunner:
         free_exception(failure, self._device)
         return None
 
-    def _run_divided(self, tile: np.ndarray) -> Tensor:
+    def _run_divided(self, tile: np.ndarray) -> np.ndarray:
         """Run one tile as two or more smaller ones along its longer side."""
         image, overlap, axis = self._image, self._tiles.overlap, int(tile.shape[1] > tile.shape[0])
         side, scale = tile.shape[axis], image.scale
@@ -200,5 +199,5 @@ class RetryingTileRunner:
             done = self._attempt([piece])
             result = done[0] if done is not None else self._run_divided(piece)
             keep = slice((low - start) * scale, (high - start) * scale)
-            parts.append(result[:, :, keep] if axis else result[:, keep])
-        return self.with_retry(lambda: torch.cat(parts, dim=1 + axis))
+            parts.append(result[:, keep] if axis else result[keep])
+        return self.with_retry(lambda: np.concatenate(parts, axis))

@@ -1,36 +1,30 @@
-"""Strategy `streamed`: run a file through a network band by band into a sink."""
+"""Strategy `streamed`: run a source through a network band by band into a sink."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from lowtide.core.errors import NotFiniteError, UsageError
+from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchSpace
-from lowtide.core.signal import RowSource, RowWriter
+from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.memory.strategy import ImageGeometry, StreamedStrategy
-from lowtide.streaming.engine.executor import BandExecutor, OutputRows
+from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.tiles.source_page import SourcePage, SourceRows
-from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
-
-BandIterator = Iterator[OutputRows]
-# Result rows converted at once: copies of more would add to the peak of narrow bands.
-WRITE_ROWS = 32
+from lowtide.streaming.engine.source_run import run_source
+from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 
 def run_streamed(
     network: NetworkSpec,
+    adapter: Adapter,
     program: StreamProgram,
-    source: RowSource,
-    sink: RowWriter,
+    source: Source,
+    sink: Sink,
     image: ImageGeometry,
     bands: StreamedStrategy,
     *,
@@ -39,15 +33,14 @@ def run_streamed(
     cancel: Cancel = None,
     before_step: Callable[[int], object] | None = None,
 ) -> None:
-    """Run a whole image file band by band.
-
-    Color and opacity go through the network as two interleaved runs, each with its own bands.
+    """Run a whole source band by band.
 
     Args:
         network: Network to run.
+        adapter: Conversion between source, network and sink.
         program: Program of the network, captured at the size of ``image``.
-        source: Image file to read.
-        sink: Image file to write.
+        source: What to read.
+        sink: What to write.
         image: Sizes of the image.
         bands: Segments and bands to run.
         scratch: Disk space for pages that do not fit in memory.
@@ -63,7 +56,6 @@ def run_streamed(
         UsageError: The plan was made for another network.
         Exception: Whatever the source and the sink raise.
     """
-    height, width = image.padded_size
     segments = cut_segments(program, bands.cuts, bands.recompute_limit)
     same = bands.graph_digest == program.operators_digest
     if not same or len(segments) != len(bands.bands):
@@ -71,48 +63,25 @@ def run_streamed(
             "the plan was made for another network, or by another version",
             hint="make the plan again",
         )
-    step = TileStep(network, source.info)
-    samples = SourceRows(source, height, width)
-    writer = _Writer(step, samples, sink, image)
-    meter = _Meter(image, on_rows, cancel)
+    meter, device = _Meter(image, on_rows, cancel), torch.device(network.device)
     make_page = page_factory(
-        program,
-        bands.pages,
-        torch.device(network.device),
-        scratch,
-        resident=frozenset(bands.resident),
+        program, bands.pages, device, scratch, resident=frozenset(bands.resident)
     )
     executor = BandExecutor(
         program, segments, bands.bands, make_page, arena_bytes=bands.arena_bytes
     )
-    pages = [
-        SourcePage(samples, step, index, height)
-        for index in range(step.channel_plan.inputs_per_tile)
-    ]
-    runs = [executor.run([page], (), meter.add_band, before_step) for page in pages]
-    try:
-        for results in _interleave(runs):
-            writer.write(results[0][1], [rows for _, _, rows in results])
-            del results  # free these rows before the next band is computed
-    finally:
-        for run in runs:
-            run.close()
+    run_source(
+        executor,
+        program,
+        source,
+        sink,
+        adapter,
+        device=device,
+        memory_format=network.memory_format,
+        on_band=meter.add_band,
+        before_step=before_step,
+    )
     meter.finish()
-
-
-def _interleave(runs: Sequence[BandIterator]) -> Iterator[list[OutputRows]]:
-    """Yield the same band of every run.
-
-    `zip` would hold one band's rows while it computes the next two.
-    """
-    while True:
-        made = [band for run in runs for band in islice(run, 1)]
-        if not made:
-            return
-        if len(made) < len(runs):
-            raise AssertionError("the runs of one plan have different numbers of bands")
-        yield made
-        del made
 
 
 class RowProgress:
@@ -160,49 +129,3 @@ class _Meter:
     def finish(self) -> None:
         """Report that all rows are written."""
         self._progress.finish()
-
-
-class _Writer:
-    """Conversion of result rows to samples of the file's type; crops the padding."""
-
-    def __init__(
-        self, step: TileStep, samples: SourceRows, sink: RowWriter, image: ImageGeometry
-    ) -> None:
-        self._step, self._samples, self._sink, self._image = step, samples, sink, image
-        self._free_rows_before(0)
-
-    def write(self, first: int, images: list[Tensor]) -> None:
-        """Write rows from ``first`` on, one (1, C, H, W) for each image of the network."""
-        scale, height = self._image.scale, self._image.height * self._image.scale
-        count = min(images[0].shape[2], height - first)
-        # A block is a multiple of whole input rows.
-        block = -(-WRITE_ROWS // scale) * scale
-        start = 0
-        while start < count:
-            stop = min(count, (first + start) // scale * scale + block - first)
-            part = torch.cat([one[:, :, start:stop] for one in images]).float().cpu()
-            self._sink.write(self._to_samples(first + start, part))
-            start = stop
-        self._free_rows_before((first + count) // scale)
-
-    def _to_samples(self, first: int, part: Tensor) -> np.ndarray:
-        if not torch.isfinite(part.sum()):
-            raise NotFiniteError
-        width = self._image.width * self._image.scale
-        part = part[..., :width]
-        if not self._step.channel_plan.alpha:
-            return self._step.to_samples(self._step.from_network(part, None))
-        # The conversion of opacity needs one input row above and below.
-        scale, last = self._image.scale, -(-(first + part.shape[2]) // self._image.scale)
-        low = max(0, first // scale - 1)
-        high = min(self._image.height, last + 1)
-        rows = self._samples.rows(low, high)[:, : self._image.width]
-        above, below = first - low * scale, high * scale - first - part.shape[2]
-        padded = torch.nn.functional.pad(part, (0, 0, above, below))
-        unit = self._step.from_network(padded, rows)
-        return self._step.to_samples(unit[:, above : above + part.shape[2]])
-
-    def _free_rows_before(self, row: int) -> None:
-        """Free the file rows that opacity from output row ``row`` on does not need."""
-        below = max(0, row - 1), self._image.height
-        self._samples.retain(self, [below] if self._step.channel_plan.alpha else [])

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 
 from lowtide.core.errors import ImageError, InputError
-from lowtide.core.signal import ImageInfo
 from lowtide.media import inspect_image, open_image
 from lowtide.media.discover import list_files
+from lowtide.media.image_info import ImageInfo
 
 CACHE_BYTES = 512 << 20
 _RGB = 3
@@ -42,7 +42,7 @@ def read_rgb(
         refused = unusable_reason(info, gray=gray == "refuse", alpha=alpha == "refuse")
         if refused is not None:
             raise ImageError(f"{path}: {refused}", hint="convert it to 8 or 16-bit RGB")
-        rows = source.read(info.height)
+        rows = source.read(0, info.height)
     colors = rows[..., : info.color_channels]
     return np.ascontiguousarray(np.broadcast_to(colors, (*colors.shape[:2], _RGB)))
 

@@ -50,7 +50,11 @@ class KernelConstants:
 
 
 class Launch:
-    """Launch grids, arguments and constants of the halo kernels for one call."""
+    """Launch grids, arguments and constants of the halo kernels for one call.
+
+    ``query`` is (B, H, W, heads, head dim), ``table`` is (heads, distances down, distances right)
+    or None for no bias.
+    """
 
     def __init__(self, query: Tensor, windows: Windows, table: Tensor | None) -> None:
         self.batch, self.height, self.width, self.heads, self.dim = query.shape
@@ -89,7 +93,10 @@ class Launch:
     def descriptors(
         self, tile: KernelTile, *tensors: Tensor, square: bool = False
     ) -> list[Any] | None:
-        """Return tensor descriptors for loads of whole tiles, None where not possible."""
+        """Return tensor descriptors for loads of whole tiles, None where not possible.
+
+        Tensors are (B, H, W, heads, head dim).
+        """
         cut = descriptor_block(self.windows, tile, self.dim, square=square)
         if not tile.tiled or cut is None or not all(map(_aligned, tensors)):
             return None

@@ -46,7 +46,7 @@ class EventsBackend:
         return self._blocks.reset_peak()
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Record the tensors that existed before `begin`.
+        """Record tensors, of any shape, that existed before `begin`.
 
         The others count without their kind, since an event does not say what its block is for.
         """
@@ -100,7 +100,7 @@ class StoragesBackend:
         return peak
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Assign a kind to the tensors' storages."""
+        """Assign a kind to the storages of tensors of any shape."""
         self.tracer.label(tensors, kind)
 
     def end(self) -> int:
@@ -149,7 +149,7 @@ class ResidentBackend:
         return usage.corrected_peak_bytes
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Do nothing: pages do not say which tensors they hold."""
+        """Do nothing, whatever the tensors: pages do not say which they hold."""
 
     def end(self) -> int:
         """Stop to sample and return the peak bytes of the last lap."""
@@ -197,7 +197,7 @@ class AllocatorBackend:
         return max(0, allocated - self._before)
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Do nothing: the allocator counts earlier tensors as a whole."""
+        """Do nothing: the allocator counts earlier tensors, of any shape, as a whole."""
 
     def end(self) -> int:
         """Read the peaks, what remains allocated, and the context."""
@@ -229,7 +229,7 @@ MeterBackend = EventsBackend | StoragesBackend | ResidentBackend | AllocatorBack
 
 
 def meter_backend(device: str, how: BackendName) -> MeterBackend:
-    """Create the backend ``how`` for a device; `BACKENDS` lists those of each device."""
+    """Create the backend ``how`` for a device; see `BACKENDS`."""
     if how == "events":
         return EventsBackend()
     if how == "storages":

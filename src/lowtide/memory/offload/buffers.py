@@ -39,7 +39,8 @@ class BufferLayout:
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Return the block's tensors as strided views of ``buffer``.
 
-        ``buffer`` is uint8, of at least ``nbytes``.
+        ``buffer`` is uint8 (n,) with n at least ``nbytes``; views have the shapes of the block's
+        tensors.
         """
         return [
             buffer[offset : offset + nbytes].view(dtype).as_strided(shape, stride)
@@ -73,17 +74,17 @@ class HostWeightSource:
         self._blocks: dict[str, torch.Tensor] = {}
 
     def add(self, layout: BufferLayout, fill: Callable[[torch.Tensor], None]) -> None:
-        """Allocate memory for a block and let ``fill`` write the block into it."""
+        """Allocate uint8 (bytes,) for a block, which ``fill`` writes into it."""
         memory = self._pinned.empty(layout.nbytes)
         fill(memory)
         self._blocks[layout.block.name] = memory
 
     def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
-        """Copy the block into ``buffer``."""
+        """Copy the block into ``buffer``, uint8 (bytes,)."""
         buffer[: layout.nbytes].copy_(self._blocks[layout.block.name])
 
     def host_tensor(self, layout: BufferLayout) -> torch.Tensor:
-        """Return the block without a copy."""
+        """Return the block, uint8 (bytes,), without a copy."""
         return self._blocks[layout.block.name]
 
 
@@ -94,7 +95,8 @@ WeightSource = FileWeightSource | HostWeightSource
 class WeightBuffer:
     """One weight buffer, the block that is loaded or loading, and its CUDA events.
 
-    ``tensors`` are the weights of each block as views of this buffer.
+    ``buffer`` and ``staging`` are uint8 (bytes,); ``tensors`` are the weights of each block as
+    views of this buffer.
     """
 
     buffer: torch.Tensor

@@ -64,8 +64,8 @@ class TileAxis:
     def weights(self, index: int, scale: int, *, linear: bool = False) -> np.ndarray:
         """Return the weights of tile ``index`` over its span, one per *output* pixel.
 
-        float32. Hann ramps (sin² up, its complement down), or ``linear`` ones: the sum over all
-        tiles is 1 at each pixel.
+        float32 (pixels · scale,). Hann ramps (sin² up, its complement down), or ``linear`` ones:
+        the sum over all tiles is 1 at each pixel.
         """
         ramp = linear_ramp if linear else hann_ramp
         low, high = self.span(index)
@@ -80,17 +80,17 @@ class TileAxis:
 
 
 def hann_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
-    """Return the rising half of a Hann window over ``ramp``.
+    """Return the rising half of a Hann window over ``ramp``, from 0 to 1.
 
-    float32, sampled at output pixel centers.
+    float32 (pixels · scale,), sampled at output pixel centers.
     """
     return (np.sin(np.pi / 2 * _centers(ramp, scale)) ** 2).astype(np.float32)
 
 
 def linear_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
-    """Return weights that rise linearly over ``ramp``.
+    """Return weights that rise linearly over ``ramp``, from 0 to 1.
 
-    float32, sampled at output pixel centers.
+    float32 (pixels · scale,), sampled at output pixel centers.
     """
     return _centers(ramp, scale).astype(np.float32)
 

@@ -25,9 +25,7 @@ def test_a_wide_file_is_read(tmp_path, suffix):
     np.testing.assert_array_equal(table.values, given[["a", "b"]].to_numpy())
 
 
-@pytest.mark.parametrize(
-    "labels", [("unique_id", "ds", "y"), ("item_id", "timestamp", "target")]
-)
+@pytest.mark.parametrize("labels", [("unique_id", "ds", "y"), ("item_id", "timestamp", "target")])
 def test_a_long_frame_gets_one_grid(labels):
     series, stamp, value = labels
     first, second = frame(steps=6), frame("2026-01-01 02:00", steps=6)

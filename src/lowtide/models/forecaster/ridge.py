@@ -34,7 +34,7 @@ class RidgeConfig:
 
 
 @dataclass(frozen=True)
-class Moments:
+class RidgeMoments:
     """Sums over windows that a ridge is solved from; they add up and subtract.
 
     ``gram`` [L, L] and ``cross`` [L, H] are weighted sums of products of look-backs with themselves
@@ -45,11 +45,15 @@ class Moments:
     cross: np.ndarray
     weight: float
 
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(self.gram + other.gram, self.cross + other.cross, self.weight + other.weight)
+    def __add__(self, other: RidgeMoments) -> RidgeMoments:
+        return RidgeMoments(
+            self.gram + other.gram, self.cross + other.cross, self.weight + other.weight
+        )
 
-    def __sub__(self, other: Moments) -> Moments:
-        return Moments(self.gram - other.gram, self.cross - other.cross, self.weight - other.weight)
+    def __sub__(self, other: RidgeMoments) -> RidgeMoments:
+        return RidgeMoments(
+            self.gram - other.gram, self.cross - other.cross, self.weight - other.weight
+        )
 
     def solve(self, penalty: float) -> np.ndarray:
         """Return the matrix [L, H] of least penalized squared error."""
@@ -59,7 +63,7 @@ class Moments:
 
 def moments(
     values: np.ndarray, known: np.ndarray, origins: np.ndarray, config: RidgeConfig, horizon: int
-) -> Moments:
+) -> RidgeMoments:
     """Return the moments of the windows at ``origins``.
 
     Args:
@@ -84,7 +88,7 @@ def moments(
         gram += weighted.T @ past
         cross += weighted.T @ (after - last)
         weight += float(weights.sum())
-    return Moments(gram, cross, weight)
+    return RidgeMoments(gram, cross, weight)
 
 
 def predict(values: np.ndarray, origins: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -108,7 +112,7 @@ def predict(values: np.ndarray, origins: np.ndarray, matrix: np.ndarray) -> np.n
 def choose_penalty(
     values: np.ndarray,
     known: np.ndarray,
-    folds: list[tuple[np.ndarray, Moments]],
+    folds: list[tuple[np.ndarray, RidgeMoments]],
 ) -> float:
     """Return the penalty of least squared error on held-out folds.
 

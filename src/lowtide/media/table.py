@@ -68,7 +68,7 @@ def read_table(
     name = "the frame" if isinstance(data, pd.DataFrame) else str(data)
     frame = data if isinstance(data, pd.DataFrame) else _read_file(Path(data))
     if isinstance(frame.index, pd.DatetimeIndex):
-        frame = frame.rename_axis(frame.index.name or "date").reset_index()
+        frame = frame.reset_index(names=str(frame.index.name or "date"))
     try:
         wide, labels = _wide(frame)
         _require_columns(wide, columns)
@@ -126,6 +126,8 @@ def _require_columns(wide: pd.DataFrame, columns: tuple[str, ...]) -> None:
 
 
 def _on_grid(wide: pd.DataFrame, labels: tuple[str, str, str], frequency: str | None) -> TimeTable:
+    import pandas as pd
+
     notes = []
     if not wide.index.is_monotonic_increasing:
         wide = wide.sort_index()
@@ -133,7 +135,7 @@ def _on_grid(wide: pd.DataFrame, labels: tuple[str, str, str], frequency: str | 
     doubled = wide.index.duplicated()
     if doubled.any():
         raise InputError(f"{wide.index[int(doubled.argmax())]} is there twice")
-    grid = fit_grid(wide.index, frequency)
+    grid = fit_grid(pd.DatetimeIndex(wide.index), frequency)
     missing = len(grid.stamps) - len(wide)
     if missing:
         notes.append(f"{missing:,} steps without a row count as missing values")

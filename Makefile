@@ -63,6 +63,7 @@ fix: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/startup.py --fresh
+	$(BIN)/python benchmarks/call_counts.py --fresh
 	$(BIN)/python benchmarks/tile_loop.py --fresh
 	$(BIN)/python benchmarks/large_images.py --fresh
 	$(BIN)/python scripts/render_results.py

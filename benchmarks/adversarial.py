@@ -1,12 +1,12 @@
-"""An adversarial training on photographs: its losses, and what each branch of MUNet tells.
+"""An adversarial training on photographs: its losses, and what each branch adds.
 
     python benchmarks/adversarial.py [--steps 300] [--fresh]
 
 ParagonSR2 nano ×2 with MUNet, by the trainer of `lowtide train sr`, on scikit-image's photographs.
 A row for each kind of adversarial loss, with the losses of generator and discriminator every ten
-steps (means of these) and whether all of them, and all weights at the end, are finite. Beside it
-what became of the generator's gradient of that loss, before the training and after it, when one
-branch's part is taken away: the norm of the difference, as a share of the whole gradient's norm.
+steps (means of these) and whether all of them, and all weights at the end, are finite. Also, before
+the training and after it, how the generator's gradient of that loss changes when one branch of
+MUNet is removed: the norm of the difference, as a share of the whole gradient's norm.
 """
 
 from __future__ import annotations

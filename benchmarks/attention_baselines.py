@@ -110,8 +110,8 @@ class Unfolded(nn.Module):
         step, size, margin = windows.stride, windows.size, windows.halo
         down, right = (windows.count(side, 0) for side in (height, width))
         found = module.qkv(image.permute(0, 2, 3, 1))
-        below, beside = down * step + size - height, right * step + size - width
-        found = F.pad(found, (0, 0, margin, beside, margin, below))
+        below, padded_right = down * step + size - height, right * step + size - width
+        found = F.pad(found, (0, 0, margin, padded_right, margin, below))
         query, key, value = found.unflatten(-1, (3, channels)).unbind(3)
 
         def cut(tensor: Tensor, first: int, side: int) -> Tensor:

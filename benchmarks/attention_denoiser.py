@@ -45,7 +45,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 
 
 class Block(nn.Module):
-    """Attention and two convolutions, each beside a shortcut."""
+    """Attention and two convolutions, each with a skip connection."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()

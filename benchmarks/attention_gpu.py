@@ -1,14 +1,14 @@
-"""Halo windows on a GPU: Triton, the portable way, unfold and SDPA, FlexAttention, NATTEN.
+"""Halo windows on a GPU: Triton, portable, unfold and SDPA, FlexAttention, NATTEN.
 
     python benchmarks/attention_gpu.py [--sides 1024 2048] [--rounds 20] [--fresh]
 
-bf16, 64 channels as 2 heads of 32 and 1 of 64; query, key and value are there already. Clock time
-between CUDA events, every round running each once; forward, and forward with backward. The
-roofline is the larger of the time of all products, at the rate of bf16 products of large matrices
-measured beside it, and of one exponential for each score at 16 a clock and multiprocessor; shares
-of it are the roofline's time by the measured time. FlexAttention gets the same windows as a mask of
-blocks over pixels in tiles of 8×8; NATTEN the nearest it has: windows of 33, each pixel its own.
-Without either package, there is no row of it.
+bf16, 64 channels as 2 heads of 32 and 1 of 64; query, key and value are computed before. Wall time
+between CUDA events, each kernel once per round; forward, and forward with backward. The roofline is
+the larger of two times: that of all products, at the rate of bf16 products of large matrices
+measured in the same run, and that of one exponential per score at 16 per clock and multiprocessor;
+shares are the roofline's time divided by the measured time. FlexAttention gets the same windows as
+a mask of blocks over pixels in tiles of 8×8; NATTEN the nearest it has: windows of 33 centered on
+each pixel. Without either package, there is no row of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lowtide.attention.spatial.row_windows import RowWindowAttention
 from lowtide.attention.spatial.window_grid import Windows
 
 WINDOWS = Windows()
-# Of the card's clock: some milliseconds.
+# In GPU clock cycles: some milliseconds.
 _WAIT_CYCLES = 10_000_000
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -56,10 +56,10 @@ def unfolded(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     height, width = query.shape[1:3]
     step, size, margin = WINDOWS.stride, WINDOWS.size, WINDOWS.halo
     down, right = WINDOWS.count(height, 0), WINDOWS.count(width, 0)
-    below, beside = down * step + size - height, right * step + size - width
+    below, padded_right = down * step + size - height, right * step + size - width
 
     def cut(tensor: Tensor, first: int, side: int) -> Tensor:
-        tensor = torch.nn.functional.pad(tensor, (0, 0, 0, 0, margin, beside, margin, below))
+        tensor = torch.nn.functional.pad(tensor, (0, 0, 0, 0, margin, padded_right, margin, below))
         tensor = tensor[:, first:, first:].unfold(1, side, step)[:, :down]
         tensor = tensor.unfold(2, side, step)[:, :, :right]
         return tensor.permute(0, 1, 2, 3, 5, 6, 4).flatten(4, 5).flatten(0, 2)
@@ -143,7 +143,7 @@ def seconds(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, lis
     for turn in range(rounds + 3):
         for name, run in runs.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            # The card waits until Python has issued all, as it does in a model of many layers.
+            # The GPU waits until Python has issued all, as in a model of many layers.
             torch.cuda._sleep(_WAIT_CYCLES)
             start.record()
             run()
@@ -155,14 +155,14 @@ def seconds(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, lis
 
 
 def product_rate() -> float:
-    """bf16 products and sums a second, of matrices of 8192 × 8192, as this card makes them."""
+    """bf16 products and sums a second, of matrices of 8192 × 8192, as this GPU computes them."""
     one, other = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     taken = seconds({"product": lambda: one @ other}, 10)["product"]
     return 2 * 8192**3 / statistics.median(taken)
 
 
 def roofline_seconds(side: int, heads: int, dim: int, passes: float, rate: float) -> float:
-    """The least time for so many products a second, and for 16 exponentials a clock."""
+    """The least time at a rate of products per second, and of 16 exponentials per clock."""
     facts = torch.cuda.get_device_properties(0)
     scores = heads * side**2 * WINDOWS.size**2
     clock = facts.clock_rate * 1000

@@ -115,7 +115,7 @@ def write_photographs(own: Path, held_out: Path) -> None:
     """scikit-image's photographs as files."""
     import pyvips
 
-    # By its place: a module of the same name stands beside this one.
+    # By its path: this folder has a module of the same name.
     place = Path(__file__).parent.parent / "scripts" / "photographs.py"
     spec = spec_from_file_location("training_photographs", place)
     assert spec is not None and spec.loader is not None

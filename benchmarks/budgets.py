@@ -3,9 +3,9 @@
     python benchmarks/budgets.py [--only lowtide-x2] [--rounds 3] [--fresh]
 
 Fresh process per run; every round runs all budgets, each other round backwards, so that a slow
-spell of the machine meets all of them. Judged by the median of processor seconds, for which the
-runs of all budgets that got one and the same plan are taken together: they do the same work. How
-far their medians lie apart nevertheless is the machine's noise, and stands beside.
+phase of the machine affects all of them. Judged by the median of processor seconds, for which the
+runs of all budgets with the same plan are pooled: they do the same work. The spread of their
+medians is the machine's noise, and is reported too.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The bundled models: pictures they never saw, and their speed beside nets of like size.
+"""The bundled models: images they never saw, and their speed against similar networks.
 
     python benchmarks/bundled.py [--only TEXT] [--pairs 7] [--fresh]
 
-PSNR-Y in dB of scikit-image's and matplotlib's pictures that no bundled model was trained or
-tuned on, each shrunk by an antialiased cubic filter, beside cubic enlargement; Set5 has a benchmark
-of its own. A picture of which each pixel is stored twice, across and down, is taken with each of
-them once, since to enlarge it well would be to draw squares; what it scores as it is stored stands
-beside. Then, for each scale, one image whole through each network in turns, in fp32:
-processor seconds of one process whose heap keeps what was freed, peaks of fresh ones whose heap
-gives it back. Compact and SPAN have random weights, and the width or depth by which they come
-nearest to the larger bundled model's number of weights.
+PSNR-Y in dB of scikit-image's and matplotlib's images that no bundled model was trained or tuned
+on, each downscaled by an antialiased cubic filter, compared with cubic upscaling; Set5 has a
+benchmark of its own. An image in which each pixel is stored twice, across and down, is reduced to
+single pixels, since upscaling it well would mean drawing squares; its score as stored is reported
+too. Then, for each scale, one image whole through each network in alternating runs, in fp32:
+processor seconds of one process whose heap keeps freed blocks, peaks of fresh ones whose heap
+returns them. Compact and SPAN have random weights, and the width or depth whose number of weights
+is nearest to the larger bundled model's.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ HEAP_KEEPS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"),
 # PyTorch's large tensors in huge pages, as the command line has them.
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 # A heap that gives back blocks of 4 MiB and more, and keeps 32 MiB of smaller ones: peaks within
-# those of what lives, where every small block fetched anew would double a run's time.
+# those of live blocks, where every small block fetched again would double a run's time.
 HEAP_KEEPS_SMALL = {
     **HUGE_PAGES,
     "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
@@ -99,7 +99,7 @@ def in_turns(ways: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
 def seconds_in_turns(
     ways: Mapping[str, Callable[[], object]], pairs: int
 ) -> dict[str, list[float]]:
-    """Processor seconds of each way, so many runs in turns; a first one warms up."""
+    """Processor seconds of each way in alternating runs, after a warm-up."""
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for number, way in in_turns(ways, pairs + 1):
         started = time.process_time()

@@ -1,4 +1,4 @@
-"""Networks compiled by PyTorch beside the same ones as they are, for one shape of tiles.
+"""Networks compiled by PyTorch, against the same ones uncompiled, for one tile shape.
 
     python benchmarks/compiled.py [--only TEXT] [--pairs 7] [--fresh]
 
@@ -52,12 +52,12 @@ def run_compiled(name: str, pairs: int) -> dict[str, Any]:
     images, seconds = torch.rand(shape), {"plain": [], "compiled": []}
     ways = {"plain": plain.forward, "compiled": fast.forward}
     with torch.inference_mode():
-        apart = (fast.forward(images) - plain.forward(images)).abs().max().item()
+        error = (fast.forward(images) - plain.forward(images)).abs().max().item()
         for _, way in in_turns(ways, pairs):
             started = time.process_time()
             ways[way](images)
             seconds[way].append(round(time.process_time() - started, 4))
-    return {"warmup_s": round(facts.warmup_seconds, 1), "max_abs_error": apart, "cpu_s": seconds}
+    return {"warmup_s": round(facts.warmup_seconds, 1), "max_abs_error": error, "cpu_s": seconds}
 
 
 def measure(results: ResultFile, name: str, pairs: int) -> None:

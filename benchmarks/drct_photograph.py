@@ -1,4 +1,4 @@
-"""A photograph of 512×384 through the full DRCT, file to file: Lowtide beside two tile loops.
+"""A photograph of 512×384 through the full DRCT, file to file: Lowtide against two tile loops.
 
     python benchmarks/drct_photograph.py [--pairs 3] [--fresh]
 
@@ -174,7 +174,7 @@ class Measuring:
         self._results.add(_turn(number), cpu_s=seconds)
 
     def _sum_up(self, pairs: int) -> None:
-        """A row for each way: peaks and seconds beside Lowtide's, and how results differ."""
+        """A row for each way: peaks and seconds relative to Lowtide's, and how results differ."""
         turns = [self._results.row(_turn(number))["cpu_s"] for number in range(pairs)]
         seconds = {way: [turn[way] for turn in turns] for way in WAYS}
         whole = _whole(self._source, self._weights)

@@ -1,4 +1,4 @@
-"""Window transformers as Lowtide runs their files, beside the forward pass of spandrel's classes.
+"""Window transformers as Lowtide runs their files, against spandrel's forward pass.
 
     LOWTIDE_DATA=... python benchmarks/fast_windows.py [--only TEXT] [--pairs 5] [--fresh]
 
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
 from streaming_models import given, made
-from streaming_runs import apart
+from streaming_runs import difference
 from torch import Tensor, nn
 
 from lowtide.core.cpuinfo import cpuinfo_field
@@ -113,7 +113,7 @@ def run_times(name: str, side: int, pairs: int) -> dict[str, dict[str, Any]]:
             runs[way] = lambda model=model, image=image: model(image)
             result = runs[way]()
             whole = result if whole is None else whole
-            figures[way] = {"cpu_s": [], "wall_s": [], **apart(result, whole)}
+            figures[way] = {"cpu_s": [], "wall_s": [], **difference(result, whole)}
         for _, way in in_turns(ways(name), pairs):
             started, clock = time.process_time(), time.perf_counter()
             runs[way]()

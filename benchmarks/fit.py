@@ -93,9 +93,9 @@ def kept_share(entries: Sequence[dict], rest: Calibration) -> float:
     for entry in entries:
         if entry["heap"] == "cache":
             kept = entry["ledger"]["allocator"]
-            beside = rest.upper(entry["predicted_bytes"] - kept)
+            others = rest.upper(entry["predicted_bytes"] - kept)
             residuals.append(
-                Residual(predicted=max(kept, MIB), measured=entry["measured_bytes"] - beside)
+                Residual(predicted=max(kept, MIB), measured=entry["measured_bytes"] - others)
             )
     return calibrate(residuals, parts=(0,)).share
 

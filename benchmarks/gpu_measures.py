@@ -20,8 +20,8 @@ from xml.etree import ElementTree
 import large_images
 import tile_loop
 import torch
-from card_cases import Case, with_peak
 from common import in_turns, spread
+from gpu_cases import Case, with_peak
 from photographs import as_array, photograph
 from streaming_gpu import SHARES
 from streaming_models import spandrel_class
@@ -70,7 +70,7 @@ def _driver() -> str | None:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()[0]
 
 
-def beside_tile_loop(place: Place) -> Figures:
+def compare_tile_loops(place: Place) -> Figures:
     """`tile_loop`, with fewer turns than its own benchmark takes."""
     size, pairs = ((48, 32), 1) if place.tiny else (tile_loop.SIZE, 2)
     runs, difference = tile_loop.measure(place.device, pairs, size)
@@ -189,7 +189,7 @@ def onnx_file(place: Place, folder: Path) -> Path:
 def reserved(
     direction: str, side: int, precision: str, pages: Literal["auto", "host"]
 ) -> Callable[[Place], Figures]:
-    """What a streamed autoencoder was told to take, and what the allocator took for it."""
+    """Predicted peak of a streamed autoencoder, and the bytes the allocator reserved."""
 
     def measure(place: Place) -> Figures:
         case = Case(direction, side, precision, pages)
@@ -198,15 +198,15 @@ def reserved(
         budget = int(SHARES[pages] * (total if whole is None else found))
         del whole
         torch.cuda.empty_cache()
-        run, plan, told, _ = case.streamed(budget)
+        run, plan, predicted, _ = case.streamed(budget)
         result, peak, taken = with_peak(run)
         assert result is not None, "streamed, it is out of memory"
         return {
             "plan": plan,
             "budget_bytes": budget,
-            "told_bytes": told,
+            "told_bytes": predicted,
             "reserved_bytes": taken,
-            "reserved_ratio": round(taken / told, 3),
+            "reserved_ratio": round(taken / predicted, 3),
             "peak_bytes": peak,
         }
 
@@ -222,7 +222,7 @@ _TRAINING = {
 
 
 def training_by_two(place: Place) -> Figures:
-    """Losses of two processes with half a batch each, beside those of one with all of it."""
+    """Losses of two processes with half a batch each, and of one with all of it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "photos").mkdir()
@@ -231,8 +231,8 @@ def training_by_two(place: Place) -> Figures:
             way: _losses(place, folder, way, batch, processes)
             for way, batch, processes in (("one", 4, 1), ("two", 2, 2))
         }
-    apart = [abs(a - b) / abs(a) for a, b in zip(*losses.values(), strict=True)]
-    return {"losses": losses, "largest_relative_difference": max(apart)}
+    differences = [abs(a - b) / abs(a) for a, b in zip(*losses.values(), strict=True)]
+    return {"losses": losses, "largest_relative_difference": max(differences)}
 
 
 def _losses(place: Place, folder: Path, name: str, batch: int, processes: int) -> list[float]:

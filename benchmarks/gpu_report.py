@@ -42,7 +42,7 @@ class TimeOverError(Exception):
     """The report's time was over before a row was measured."""
 
 
-def measured_apart(row: Row, place: Place, end: float) -> Figures:
+def measure_in_process(row: Row, place: Place, end: float) -> Figures:
     """A row's figures from a process of its own, or what went wrong there."""
     left = end - time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def report(results: ResultFile, place: Place, options: argparse.Namespace) -> in
     failed = 0
     while rows and end - time.monotonic() > _LEAST_SECONDS:
         try:
-            figures = measured_apart(rows[0], place, end)
+            figures = measure_in_process(rows[0], place, end)
         except TimeOverError:
             break
         results.drop_here([rows[0].name])

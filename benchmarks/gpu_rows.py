@@ -15,7 +15,7 @@ import torch
 from gpu_measures import (
     Figures,
     Place,
-    beside_tile_loop,
+    compare_tile_loops,
     device_facts,
     gpu_tests,
     large_image,
@@ -101,7 +101,7 @@ def _graphs(precision: str) -> Row:
 
 _FP32 = {"precision": "fp32"}
 _TILES = _FP32 | {"tile": 256}
-# Where reserved bytes were furthest from what was told on an H200.
+# Where reserved bytes were furthest from the prediction on an H200.
 _AUTOENCODERS: tuple[tuple[str, int, str, Literal["auto", "host"]], ...] = (
     ("VAE decode", 1024, "tf32", "auto"),
     ("VAE decode", 1024, "fp32", "host"),
@@ -110,7 +110,7 @@ _AUTOENCODERS: tuple[tuple[str, int, str, Literal["auto", "host"]], ...] = (
 )
 ROWS = (
     Row("device", device_facts),
-    Row("tile loop", beside_tile_loop),
+    Row("tile loop", compare_tile_loops),
     *(Row(f"large image, {size}", large_image(size)) for size in large_images.SIZES),
     Row("int8", in_eight_bits("fp32", "int8"), torchao_is_here),
     Row("compiled", ways_of({"plain": _TILES, "compiled": _TILES | {"compile": "on"}})),

@@ -1,4 +1,4 @@
-"""A 64-megapixel image streamed to disk, twice as large, in 1 GiB, beside one of 4 megapixels.
+"""A 64-megapixel image streamed to disk, twice as large, in 1 GiB, and one of 4 megapixels.
 
     python benchmarks/large_streamed.py [--budget 1GiB] [--fresh]
 

@@ -1,17 +1,17 @@
-"""What other tools' methods would have said of the rows that `memory_grid` measured.
+"""Predictions by other tools' methods for the rows that `memory_grid` measured.
 
     python benchmarks/memory_peers.py
 
-Needs the result file of memory_grid, and accelerate and torchinfo. One row for each method: how
-far it is from the measurement where it applies, beside Lowtide (fitted to other families) on the
-same rows. The methods were made for CUDA and are given what they ask for; what they leave out
-(accelerate: activations, torchinfo: lifetimes, the constants: any other network) is their
-authors' choice.
+Needs the result file of memory_grid, and accelerate and torchinfo. One row for each method: how far
+it is from the measurement where it applies, compared with Lowtide (fitted to other families) on the
+same rows. The methods were made for CUDA and get the inputs they need; what they leave out
+(accelerate: activations, torchinfo: lifetimes, the constants: any other network) is their authors'
+choice.
 
 - accelerate ``estimate-memory``: bytes of weights; for training the largest term of its table.
 - torchinfo's "Estimated Total Size": input, weights, and twice every layer's output.
-- The table in the guide of AI_FX_Station (docs/LDM4TS_MEMORY_OPTIMIZATION.md): 8.0 GB for a
-  batch of 4 and 5.5 GB with checkpointing, here in proportion to the batch; and what its
+- The table in the guide of AI_FX_Station (docs/LDM4TS_MEMORY_OPTIMIZATION.md): 8.0 GB for a batch
+  of 4 and 5.5 GB with checkpointing, here in proportion to the batch; and what its
   ``estimate_vram_usage`` computes instead. Both for training.
 - ComfyUI (comfy/sd.py) and InvokeAI (backend/util/vae_working_memory.py): bytes per pixel of the
   Stable Diffusion VAE's image, to which the weights are added.

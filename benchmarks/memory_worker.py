@@ -9,7 +9,7 @@ resident memory depend on what ran before.
 
 ``measure``: what the run adds to the process's anonymous resident memory, model and inputs
 included, libraries and what they set up on first use not. Two figures, both of which can only
-be too low: the sampled peak of anonymous pages misses what lives shorter than a millisecond; the
+be too low: the sampled peak of anonymous pages misses what is live for less than a millisecond; the
 kernel's high-water mark misses nothing, but counts file pages (library code) too, so that their
 largest growth must be taken off, although they may have grown later than at the peak. The
 measured peak is the larger of the two. ``kept_bytes`` is what libraries keep when the run is over

@@ -1,4 +1,4 @@
-"""Exports to ONNX beside the models they came from: difference, bytes and processor seconds.
+"""Exports to ONNX against their models: difference, bytes and processor seconds.
 
     python benchmarks/onnx_files.py [--only TEXT] [--pairs 5] [--fresh]
 
@@ -37,7 +37,7 @@ BUNDLED: tuple[tuple[str, FilePrecision], ...] = tuple(
     for name in ("lowtide-x2", "lowtide-x4", "lowtide-large-x2", "lowtide-large-x4")
     for precision in ("fp32", "int8")
 )
-# Photographs for 8 bits: so many crops of the example.
+# Photographs for 8 bits: number of crops of the example.
 _CROPS = 6
 # PyTorch's threads would wait in a loop while the others work.
 _TIMED = HEAP_KEEPS | {"OMP_WAIT_POLICY": "passive"}

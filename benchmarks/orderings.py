@@ -90,9 +90,9 @@ def resident(entry: str, side: int, batches: list[int]) -> float:
 def reserved(entry: str, side: int, batches: list[int]) -> float:
     """Peak bytes that PyTorch's CUDA allocator would reserve."""
     import torch
+    from virtual_device import VirtualDevice
     from zoo_models import ENTRIES
 
-    from lowtide.memory.simulation.virtual_device import VirtualDevice
     from lowtide.memory.tracing.fake import FakeTwins
 
     faker = FakeTwins()
@@ -107,7 +107,7 @@ def orders(results: ResultFile) -> None:
     """Batches that rise against the same batches that fall.
 
     The allocator takes memory in segments of 20 MiB: where a run takes a few of them only, one
-    segment more decides, so larger images are shown apart.
+    segment more decides, so larger images are listed separately.
     """
     ways: dict[str, tuple[Callable[[str, int, list[int]], float], int]] = {
         "on a virtual CUDA device": (reserved, 1),

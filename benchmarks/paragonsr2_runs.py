@@ -108,13 +108,13 @@ def run_times(
                 results.append(result)
             del result
             if len(results) == len(runs):
-                found |= apart(results[-1], results[0])
+                found |= difference(results[-1], results[0])
                 results.clear()
     found["plans"] = [run.explain(image) for run in runs.values() if isinstance(run, Streamed)]
     return found
 
 
-def apart(result: Tensor, whole: Tensor) -> dict[str, float]:
+def difference(result: Tensor, whole: Tensor) -> dict[str, float]:
     """The largest difference, and the range that it is a part of."""
     return {
         "max_abs_error": (result - whole).abs().max().item(),

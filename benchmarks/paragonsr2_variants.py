@@ -12,7 +12,7 @@ b. 128×128 pixels with attention in windows and without. Peaks: of fresh proces
 c. 1024×1024 pixels, whole and streamed in a part of the memory of the whole.
 d. A photograph of 4 megapixels, of 1 for xl, file to file, under a budget of 1 GiB, with the heap
    that the command line has.
-e. What is predicted for a card that is not here, beside what was announced for it.
+e. Predicted memory on an absent GPU, compared with what was announced for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lowtide.models.paragonsr2.variant_config import VARIANTS
 
 MEASURED_SCALES = (2, 4)
 SIDE = 128
-# Name, budget as a part of the whole run's peak, and at most so many pairs: xl takes many minutes.
+# Name, budget as a part of the whole run's peak, and the most pairs: xl takes many minutes.
 STREAMED = (("nano", 0.5, 9), ("s", 0.5, 9), ("xl", 0.6, 1))
 STREAMED_SIDE, STREAMED_SCALE = 1024, 2
 # Its bands, many small blocks, take hours in a heap that gives back each of them.
@@ -215,7 +215,7 @@ def predictions(results: ResultFile, pairs: int) -> Iterator[Todo]:
 
 
 def inference(name: str, scale: int, side: int) -> dict[str, Any]:
-    """The peak of one picture on the card."""
+    """The peak of one image on the GPU."""
     said = estimate(on_meta(name, scale, "window"), InferenceStep((picture(side),)), device=CARD)
     claimed = CLAIMED_SMALL if name in SMALL else CLAIMED_LARGE
     return {
@@ -223,12 +223,12 @@ def inference(name: str, scale: int, side: int) -> dict[str, Any]:
         "scale": scale,
         "side": side,
         "live_bytes": said.live_bytes,
-        **beside_claim(name, said.predicted_bytes, said.upper_bytes, claimed[side]),
+        **compare_with_claim(name, said.predicted_bytes, said.upper_bytes, claimed[side]),
     }
 
 
 def training(name: str, scale: int) -> dict[str, Any]:
-    """The peak of a training step on the card, and the first change that makes it fit."""
+    """The peak of a training step on the GPU, and the first change that makes it fit."""
     module = on_meta(name, scale, "window")
     plan = plan_training(module, device=CARD, batch=BATCH, size=(CROP, CROP), full=False)
     asked, choice = plan.fit_report.requested, plan.fit_report.choice
@@ -241,11 +241,11 @@ def training(name: str, scale: int) -> dict[str, Any]:
         "budget_bytes": plan.budget_bytes,
         "fits_by": choice.name if choice else None,
         "fits_by_bytes": choice.upper_bytes if choice else None,
-        **beside_claim(name, asked.predicted_bytes, asked.upper_bytes, CLAIMED_TRAINING),
+        **compare_with_claim(name, asked.predicted_bytes, asked.upper_bytes, CLAIMED_TRAINING),
     }
 
 
-def beside_claim(
+def compare_with_claim(
     name: str, predicted: int, upper: int, claimed: tuple[float, float]
 ) -> dict[str, Any]:
     """Expected bytes, and what was announced; nothing was of the public tiers."""

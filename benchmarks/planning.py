@@ -133,10 +133,10 @@ def traces(results: ResultFile) -> None:
                 continue
             taken = seconds_of(lambda model=model, step=step: trace_step(model, step))
             operators = len(trace_step(model, step).ops)
-            card = seconds_of(
+            gpu = seconds_of(
                 lambda model=model, step=step: estimate(model, step, device="rtx4090"), 3
             )
-            results.add(row, weights=weights, operators=operators, **taken, estimate=card)
+            results.add(row, weights=weights, operators=operators, **taken, estimate=gpu)
     rows = [row for row in results.data["rows"] if row["row"].startswith("trace ")]
     if not results.has("tracing, median"):
         results.add("tracing, median", cpu_s=statistics.median(row["cpu_s"] for row in rows))

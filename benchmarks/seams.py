@@ -1,4 +1,4 @@
-"""Seams of tiles of a window transformer, not blended and blended, beside bands.
+"""Seams of tiles of a window transformer, blended and not, compared with bands.
 
     LOWTIDE_DATA=... python benchmarks/seams.py [--fresh]
 

@@ -31,7 +31,7 @@ from lowtide.models.self_ensemble import SelfEnsemble
 
 ABOUT = "PSNR-Y in dB on Set5: 8-bit rounding, BT.601 luma, crop = scale"
 CUBIC_SCALES = (2, 4)
-# Samples of a result that is exact but for rounding may be one level apart, so many of them.
+# Share of samples of a result exact up to rounding that may differ by one level.
 _ROUNDED = 1e-3
 
 
@@ -114,10 +114,10 @@ def measure_tiled(results: ResultFile, folder: Path, model: str, name: str, scal
             level = psnr(pieces / 255.0, full / 255.0)
             actual[picture] = None if np.isinf(level) else round(level, 2)
             scores[picture] = psnr_y(pieces, high, scale)
-            apart = np.abs(pieces.astype(int) - full)
+            difference = np.abs(pieces.astype(int) - full)
             # None is no difference at all; 0.01 dB is the rounding of the statement itself.
             held.append(
-                apart.max() <= 1 and apart.mean() <= _ROUNDED
+                difference.max() <= 1 and difference.mean() <= _ROUNDED
                 if figure is None
                 else level >= figure.psnr_db - 0.01
             )
@@ -137,7 +137,7 @@ def main() -> None:
     default = os.environ.get("LOWTIDE_DATA")
     parser.add_argument("--data", type=Path, default=default, required=default is None)
     parser.add_argument(
-        "--model", action="append", default=[], help="model file beside the bundled ones"
+        "--model", action="append", default=[], help="model file in addition to the bundled ones"
     )
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     options = parser.parse_args()

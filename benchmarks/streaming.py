@@ -1,18 +1,18 @@
-"""Models streamed in bands beside the same models run whole, and beside tiles.
+"""Models streamed in bands, compared with the same models run whole and in tiles.
 
     LOWTIDE_DATA=... python benchmarks/streaming.py [--only TEXT] [--pairs 3] [--inputs 1]
         [--heap glibc|command-line|to-1GiB] [--fresh]
 
-A row for each model, size and way, written as soon as its peak is known and completed by the
-rest. Peaks: a fresh process for each row, whose heap gives freed memory back, so that its
-anonymous memory is what lives; pages in memory are in it, pages on disk are told apart. Times:
-all ways of one model and size in one process, one after another and then the other way round, by
-processor seconds, in a heap that keeps what was freed for all of them. Capture is not in the
-times; it is told beside them. Errors: against the whole run, and of both against one in fp64,
-for so many inputs, unless they are the same; autoencoders are not compared with it, which would
+A row for each model, size and strategy, written as soon as its peak is known and completed by the
+rest. Peaks: a fresh process for each row, whose heap returns freed memory, so that its anonymous
+memory is what is live; pages in memory count, pages on disk are listed separately. Times: all
+strategies of one model and size in one process, one after another and then in reverse order, in
+processor seconds, in a heap that keeps freed blocks for all of them. Capture is not in the times
+but in its own column. Errors: relative to the whole run, and of both to one in fp64, for
+``--inputs`` inputs, unless they are the same; autoencoders are not compared with fp64, which would
 take hours. All rows of one model and size come from one machine: if some of them are missing and
 the others are from elsewhere, all are measured. With ``--heap`` the times in another heap are added
-to rows of this machine: what is freed and fetched again costs a whole run more than a streamed one.
+to rows of this machine: fetching freed blocks again costs a whole run more than a streamed one.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def measure_peaks(results: ResultFile, one: Case) -> None:
 
 
 def measure_times(results: ResultFile, one: Case, pairs: int) -> None:
-    """Complete the rows by how long all ways took, and how far their results are apart."""
+    """Complete the rows by the times of all strategies, and the errors of their results."""
     if has_times(results, one):
         return
     timed = measure_in_subprocess(

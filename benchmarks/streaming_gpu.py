@@ -1,17 +1,17 @@
-"""Models streamed in bands beside the same models run whole, on a GPU.
+"""Models streamed in bands, compared with the same models run whole, on a GPU.
 
     python benchmarks/streaming_gpu.py [--sides 1024 2048 4096] [--only TEXT] [--fresh]
 
-A row for each model, side, precision and way. All cases are planned at once, in processes of their
-own, and then have the card one after another. Clock time between events, in turns; bytes are the
-most that PyTorch's allocator handed out, weights included; and of a streamed run what the allocator
-took from the card, beside what was told. Errors are against a run in fp64 where that fits, and the
-streamed result's also against the whole one. ``fp32`` is without TF32, ``tf32`` with it. The budget
-is 60 % of what the whole run takes, where pages stay on the card, or 40 %, for which they go to the
-host: which share of the time of copies a kernel ran then is told by a profile.
-Up to 1024², both are also recorded as CUDA graphs where that can be, as for many images of one
-size: ``held_bytes`` is what the streamed one then keeps of the card. And which side a card of
-``--card`` takes, whole and streamed, with the allocator held to that.
+A row for each model, side, precision and strategy. All cases are planned at once, each in its own
+process, and then use the GPU one after another. Wall time between events, in alternating runs;
+bytes are the peak of PyTorch's allocated memory, weights included; and for a streamed run what the
+allocator reserved, next to the prediction. Errors are relative to a run in fp64 where that fits,
+and those of the streamed result also to the whole one. ``fp32`` is without TF32, ``tf32`` with it.
+The budget is 60 % of what the whole run takes, where pages stay on the GPU, or 40 %, which moves
+them to the host: a profile shows during what share of the copies' time a kernel ran. Up to 1024²,
+both are also captured as CUDA graphs where possible, as for many images of one size: ``held_bytes``
+is the GPU memory that the streamed one then keeps. And which side fits in a GPU with
+``--gpu-memory``, whole and streamed, with the allocator limited to that.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from card_cases import PRECISIONS, Case, as_graphs, fitting, largest, seconds, with_peak
-from card_profile import profiled
-from card_turns import DONE, MEASURED, PLANNED, Turn
 from common import ResultFile, ratio_of, spread
+from gpu_cases import PRECISIONS, Case, as_graphs, fitting, largest, seconds, with_peak
+from gpu_profile import profiled
+from gpu_turns import DONE, MEASURED, PLANNED, Turn
 
 from lowtide.core.units import GIB, parse_bytes
 from lowtide.streaming.engine.placement import PagePlacement
@@ -40,7 +40,7 @@ MODEL = "VAE decode"
 OTHERS = {"VAE encode": 1024, "Compact": 1024, "SwinIR": 512}
 # These mix types when they are given 16-bit numbers.
 FP32_ALONE = ("SwinIR",)
-# Of what the whole run takes, by where pages are kept; beyond that, of the card.
+# Of the whole run's peak, by where pages are kept; beyond that, of the GPU's memory.
 SHARES = {"auto": 0.6, "host": 0.4}
 Found = dict[str, dict[str, Any]]
 
@@ -57,7 +57,7 @@ def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
     total = torch.cuda.get_device_properties(0).total_memory
     budget = int(SHARES[case.pages] * (total if whole is None else found))
     started = time.perf_counter()
-    run, plan, told, _ = case.streamed(budget)
+    run, plan, predicted, _ = case.streamed(budget)
     planned = time.perf_counter() - started
     again = case.to_record(budget) if case.is_recorded else None
     torch.cuda.empty_cache()
@@ -91,7 +91,7 @@ def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
             "plan": plan,
             "budget_bytes": budget,
             "peak_bytes": peak,
-            "told_bytes": told,
+            "told_bytes": predicted,
             "reserved_bytes": reserved,
             "wall_s": spread(taken["streamed"]),
             "error_to_fp64": largest(result, exact),
@@ -106,17 +106,17 @@ def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
         yield {f"{title}, profile": {**facts, **profiled(run)}}
 
 
-def limit(side: int, card: int, turn: Turn) -> Iterator[Found]:
-    """Whether a side fits in a card of so many bytes, whole and streamed."""
+def limit(side: int, gpu_bytes: int, turn: Turn) -> Iterator[Found]:
+    """Whether a side fits in a GPU of ``gpu_bytes``, whole and streamed."""
     total = torch.cuda.get_device_properties(0).total_memory
     case = Case(MODEL, side, "fp32", "auto")
-    run = case.streamed(int(card * 0.9)).run
+    run = case.streamed(int(gpu_bytes * 0.9)).run
     turn.wait_for(PLANNED)
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(min(1.0, card / total))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, gpu_bytes / total))
     fits = {"whole": fitting(case.whole) is not None, "streamed": fitting(run) is not None}
-    title = Job(MODEL, side, "limit", card=card).title
-    yield {title: {"model": MODEL, "side": side, "card_bytes": card, **fits}}
+    title = Job(MODEL, side, "limit", gpu_bytes=gpu_bytes).title
+    yield {title: {"model": MODEL, "side": side, "card_bytes": gpu_bytes, **fits}}
 
 
 def work(job: Job, number: int, changed: Any, states: Any, results: Any) -> None:
@@ -124,8 +124,8 @@ def work(job: Job, number: int, changed: Any, states: Any, results: Any) -> None
     torch.set_num_threads(2)
     turn, error = Turn(number, changed, states, job.patience), None
     try:
-        if job.card is not None:
-            found = limit(job.side, job.card, turn)
+        if job.gpu_bytes is not None:
+            found = limit(job.side, job.gpu_bytes, turn)
         else:
             case = Case(job.name, job.side, job.precision, job.pages, job.kept)
             found = measure(case, job.rounds, turn)
@@ -140,13 +140,13 @@ def work(job: Job, number: int, changed: Any, states: Any, results: Any) -> None
 
 @dataclass(frozen=True)
 class Job:
-    """A case, or with ``card`` the question what fits."""
+    """A case, or with ``gpu_bytes`` the question what fits."""
 
     name: str
     side: int
     precision: str
     rounds: int = 1
-    card: int | None = None
+    gpu_bytes: int | None = None
     pages: PagePlacement = "auto"
     patience: float = 300
     kept: Path | None = None
@@ -154,8 +154,8 @@ class Job:
     @property
     def title(self) -> str:
         """The name of its rows."""
-        if self.card is not None:
-            return f"{self.name} {self.side}² in {self.card / GIB:.0f} GiB"
+        if self.gpu_bytes is not None:
+            return f"{self.name} {self.side}² in {self.gpu_bytes / GIB:.0f} GiB"
         return title_of(self.name, self.side, self.precision, self.pages)
 
 
@@ -167,9 +167,9 @@ def title_of(name: str, side: int, precision: str, pages: PagePlacement) -> str:
 def jobs_of(options: argparse.Namespace, results: ResultFile, kept: Path) -> list[Job]:
     """What is asked for and was not measured; ``kept`` is where they leave results for others."""
     more: dict[str, Any] = dict(patience=options.patience, kept=kept)
-    card = parse_bytes(options.card)
+    gpu_bytes = parse_bytes(options.gpu_memory)
     found = [
-        # Large ones take long enough for a few of them to tell.
+        # Large ones take long enough for a few runs to suffice.
         Job(
             name,
             side,
@@ -183,7 +183,7 @@ def jobs_of(options: argparse.Namespace, results: ResultFile, kept: Path) -> lis
         for precision in PRECISIONS
         if precision != "bf16" or name not in FP32_ALONE
     ]
-    found += [Job(MODEL, side, "limit", card=card, **more) for side in options.sides]
+    found += [Job(MODEL, side, "limit", gpu_bytes=gpu_bytes, **more) for side in options.sides]
     known = {row["row"].removesuffix(", streamed") for row in results.data["rows"]}
     found = [
         job
@@ -203,7 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sides", type=int, nargs="+", default=[1024, 2048, 4096])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--card", default="12GiB")
+    parser.add_argument("--gpu-memory", default="12GiB")
     parser.add_argument(
         "--patience",
         type=float,

@@ -17,7 +17,7 @@ from lowtide.streaming.engine.placement import PagePlacement
 
 # The tiles of diffusers: at this size or larger, or it does not tile at all.
 TILE = 256
-# One value of so many has a larger difference than the one that is told of the tail.
+# One value in this many has a larger difference than the reported tail.
 TAIL = 100_000
 MEMORY, DISK = "streamed, pages in memory", "streamed, pages on disk"
 # As many in memory as fit in the same budget.
@@ -26,7 +26,7 @@ _PAGES: dict[str, PagePlacement] = {MEMORY: "memory", DISK: "disk", PARTLY: "aut
 
 
 def way_of(name: str, way: str, budget: int) -> Callable[[Tensor], Tensor]:
-    """The model as one way runs it, streamed in so many bytes."""
+    """The model as one strategy runs it, streamed within a budget in bytes."""
     model = made(name)
     if way.startswith("diffusers"):
         model.vae.enable_tiling()
@@ -74,7 +74,7 @@ def run_times(
             figures[way]["preparing_cpu_s"] = round(time.process_time() - start, 2)
             result = runs[way](image)
             whole = result if whole is None else whole
-            figures[way] |= apart(result, whole)
+            figures[way] |= difference(result, whole)
             del result
         for _, way in in_turns(order, pairs):
             start = time.process_time()
@@ -105,7 +105,7 @@ def run_errors(
     return errors
 
 
-def apart(result: Tensor, whole: Tensor) -> dict[str, float | None]:
+def difference(result: Tensor, whole: Tensor) -> dict[str, float | None]:
     """The largest difference, and the mean one in decibels of the whole's range."""
     difference = (result.double() - whole.double()).abs()
     mean = difference.square().mean().sqrt().item()

@@ -65,7 +65,7 @@ def ratios(ours: list[dict], theirs: list[dict]) -> dict[str, dict[str, float]]:
     compared = {}
     for figure in FIGURES:
         if ours[0][figure] is None:
-            continue  # a card has no mark of its own
+            continue  # a GPU has no high-water mark of its own
         values = [a[figure] / b[figure] for a, b in zip(ours, theirs, strict=True)]
         compared[f"{figure}_ratio"] = spread(values)
     return compared

@@ -1,10 +1,10 @@
-"""One photograph through a window transformer in tiles and by bands: where each differs from whole.
+"""Where a window transformer in tiles and by bands differs from the whole run.
 
     LOWTIDE_DATA=... python benchmarks/tiling_error.py
 
-Draws docs/images/tiling_error.png: the largest difference at each of the photograph's pixels, on a
-scale by powers of ten, beside it. Tiles are the usual loop: padded on all sides, run
-one by one, cropped.
+Draws docs/images/tiling_error.png: a photograph, and next to it the largest difference at each of
+its pixels, on a logarithmic scale. Tiles are the usual loop: padded on all sides, run one by one,
+cropped.
 """
 
 from __future__ import annotations
@@ -92,16 +92,16 @@ def main() -> None:
         ways = {"in tiles": tiled, "streamed": streamed(image)}
     panels = [("photograph", detail)]
     for name, result in ways.items():
-        apart = (result - whole).abs()
-        mean = apart.double().square().mean().sqrt().item()
+        difference = (result - whole).abs()
+        mean = difference.double().square().mean().sqrt().item()
         results.add(
             name,
-            max_abs_error=apart.max().item(),
+            max_abs_error=difference.max().item(),
             psnr_db=round(-20 * math.log10(mean), 1),
             **({"plan": streamed.explain(image)} if name == "streamed" else {}),
         )
         # Each pixel of the panel shows the largest of those made of one of the photograph's.
-        largest = F.max_pool2d(apart.amax(1, keepdim=True), SCALE)[0, 0]
+        largest = F.max_pool2d(difference.amax(1, keepdim=True), SCALE)[0, 0]
         panels.append((f"{name}: {results.row(name)['psnr_db']} dB", colored(largest)))
     TARGET.parent.mkdir(exist_ok=True)
     sheet(panels).quantize(192).save(TARGET, optimize=True)

@@ -37,7 +37,7 @@ WAYS = ("none", "selective", "full")
 VALIDATED, WIDTH, HEIGHT = ("nano", "s"), 1632, 1226
 # Of the whole validation's peak.
 SHARE = 0.5
-# More than there is, so that no batch is cut and every plan is told.
+# More than there is, so that no batch is split and every plan is reported.
 ENOUGH = 1 << 50
 
 
@@ -84,10 +84,10 @@ def checkpoint(results: ResultFile, only: str, pairs: int) -> None:
         found = measure_in_subprocess(
             "training_runs:compare_checkpointing", title, WAYS, pairs, env=HEAP_KEEPS
         ).result
-        results.add(row, part="checkpointing", threads=torch.get_num_threads(), **beside(found))
+        results.add(row, part="checkpointing", threads=torch.get_num_threads(), **compare(found))
 
 
-def beside(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def compare(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Each way's figures, with what it saves and costs against the first."""
     base = next(iter(found.values()))
     return {

@@ -3,7 +3,7 @@
     python benchmarks/worker.py lowtide|tile_loop INPUT OUTPUT MODEL [OPTION=VALUE ...]
 
 Memory is what the run adds to the process once the libraries are loaded, sampled every 5 ms,
-beside the kernel's high-water mark; processor time is user + system of the run alone.
+together with the kernel's high-water mark; processor time is user + system of the run alone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A folder of photographs by one process and by two: the clock, and whether the files are the same.
+"""A folder of photographs by one process and by two: wall time, and equal files.
 
     python benchmarks/worker_processes.py [--photos 24] [--repeats 3] [--fresh]
 
-One process of one thread, one of two threads, and two of one thread each, in turns. The clock runs
-for the whole job, the start of processes and the loading of the model included; what a job of two
-photographs takes is given beside, as that is mostly these. Files are compared where an image is run
-by as many threads within as much memory.
+One process of one thread, one of two threads, and two of one thread each, in alternating runs. Wall
+time is of the whole job, including the start of processes and the loading of the model; that of a
+job of two photographs, which is mostly these, is reported too. Files are compared where an image is
+run by the same number of threads within the same memory.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """The whole grid, without the rows that are too small to tell anything or too large."""
+    """The whole grid, without rows that are too small to be informative, or too large."""
     return [
         row
         for entry in ENTRIES.values()

@@ -1,8 +1,8 @@
-"""Compile the halo kernels for cards that are not here.
+"""Compile the halo kernels for GPUs that are absent.
 
-    python scripts/compile_halo_kernels.py --card 8.6 --type bf16 --window 32 --shared 8
+    python scripts/compile_halo_kernels.py --capability 8.6 --type bf16 --window 32 --shared 8
 
-Prints a line of JSON for each kernel, with the shared memory it takes and that the card has. Needs
+Prints a line of JSON for each kernel, with the shared memory it takes and that the GPU has. Needs
 Triton, but no GPU.
 """
 
@@ -33,6 +33,9 @@ KERNELS = {
 # Pointers to fp32, independent of the tensors' dtype.
 _FP32_POINTERS = {"sums", "to_bias", "table"}
 _POINTERS = {"q", "k", "v", "out", "given", "to_q", "to_k", "to_v"} | _FP32_POINTERS
+# How many numbers each kernel's argument ``grid`` has, and how many tensors ``strides``.
+_GRIDS = {"forward": 6, "backward_query": 6, "backward_key": 8, "backward_bias": 3}
+_TENSORS = {"forward": 4, "backward_query": 5, "backward_key": 5, "backward_bias": 4}
 
 
 def compile_halo_kernel(
@@ -54,18 +57,15 @@ def compile_halo_kernel(
     tiles = choose_tiles(windows, head_dim, TYPES[dtype], SHARED_MEMORY[capability])
     cut = getattr(tiles, KERNELS[name])
     square = name == "backward_key"
-    known = constants(windows, cut, head_dim, TYPES[dtype], square=square)
     block = descriptor_block(windows, cut, head_dim, square=square) if cut.tiled else None
-    known |= {"HAS_BIAS": True, "INSIDE": True, "TILED": block is not None}
+    switches = dict(has_bias=True, inside=True, tiled=block is not None)
+    options = constants(windows, cut, head_dim, TYPES[dtype], **switches)
+    fixed = {"fixed": options.pop("fixed")}
     described = () if block is None else ("q", "given") if square else ("k", "v")
-    options = {key: known.pop(key) for key in ("num_warps", "num_stages")}
-    fixed = {key: value for key, value in known.items() if key in kernel.arg_names}
     signature = {
-        argument: "constexpr"
-        if argument in fixed
-        else f"tensordesc<{dtype}{block}>"
+        argument: f"tensordesc<{dtype}{block}>"
         if argument in described
-        else _type(argument, dtype)
+        else _type(name, argument, dtype)
         for argument in kernel.arg_names
     }
     source = triton.compiler.ASTSource(kernel, signature, fixed)
@@ -81,16 +81,18 @@ def compile_halo_kernel(
     }
 
 
-def _type(argument: str, dtype: str) -> str:
+def _type(kernel: str, argument: str, dtype: str) -> Any:
     if argument in _POINTERS:
         return "*fp32" if argument in _FP32_POINTERS else f"*{dtype}"
-    return "fp32" if argument == "scale" else "i32"
+    integers = {"image": ("i32",) * 5, "grid": ("i32",) * _GRIDS[kernel]}
+    strides = (("i32",) * 4,) * _TENSORS[kernel]
+    return {**integers, "strides": strides, "scale": "fp32", "fixed": "constexpr"}[argument]
 
 
 def main() -> None:
     """Compile what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--card", nargs="+", default=["8.0", "9.0"], help="as 8.6")
+    parser.add_argument("--capability", nargs="+", default=["8.0", "9.0"], help="as 8.6")
     parser.add_argument("--type", nargs="+", choices=TYPES, default=["bf16"])
     parser.add_argument("--kernel", nargs="+", choices=KERNELS, default=KERNELS)
     parser.add_argument("--head", type=int, nargs="+", default=[32], help="channels of a head")
@@ -98,10 +100,10 @@ def main() -> None:
     parser.add_argument("--shared", type=int, default=8)
     options = parser.parse_args()
     windows = Windows(options.window, options.shared)
-    for card, dtype, head, name in itertools.product(
-        options.card, options.type, options.head, options.kernel
+    for capability, dtype, head, name in itertools.product(
+        options.capability, options.type, options.head, options.kernel
     ):
-        major, minor = map(int, card.split("."))
+        major, minor = map(int, capability.split("."))
         print(
             json.dumps(compile_halo_kernel(name, (major, minor), dtype, windows, head)), flush=True
         )

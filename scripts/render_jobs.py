@@ -93,7 +93,7 @@ def set5(rows: Rows) -> str:
     parts = [table(["enlarged by", "mean", *names], cells)]
     tiled = [row for row in rows if "stated_execution_db" in row]
     if tiled:
-        head = ["tiles against the whole picture", "stated: at least", "actual", "holds"]
+        head = ["tiles against the whole image", "stated: at least", "actual", "holds"]
         parts.append(
             table(
                 head,

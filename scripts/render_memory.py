@@ -164,7 +164,7 @@ def planning(rows: Rows) -> str:
         ]
         for row in traces
     ]
-    parts = [table(["trace", "weights", "operators", "seconds", "with a card's ledger"], cells)]
+    parts = [table(["trace", "weights", "operators", "seconds", "with a GPU's ledger"], cells)]
     plans = [row for row in rows if "cold_cpu_s" in row]
     if plans:
         cells = [[row["row"], f"{row['cold_cpu_s']:.1f}", f"{row['cpu_s']:.2f}"] for row in plans]

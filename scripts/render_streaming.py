@@ -91,7 +91,7 @@ def tiling_error(rows: Rows) -> str:
 
 
 def streaming_gpu(rows: Rows) -> str:
-    """Both ways of each model, copies of pages on the host, and what fits in a smaller card."""
+    """Both ways of each model, copies of pages on the host, and what fits in a smaller GPU."""
     head = [
         "run",
         "peak",
@@ -123,8 +123,8 @@ def streaming_gpu(rows: Rows) -> str:
             for row in profiles
         ],
     )
-    cards = table(
-        ["image and card", "whole", "streamed"],
+    limits = table(
+        ["image and GPU memory", "whole", "streamed"],
         [
             [
                 row["row"],
@@ -139,7 +139,7 @@ def streaming_gpu(rows: Rows) -> str:
             runs,
             *([_gpu_graphs(rows)] if any(row.get("way") == "recorded" for row in rows) else []),
             *([copies] if profiles else []),
-            cards,
+            limits,
         ]
     )
 
@@ -195,7 +195,7 @@ def fast_windows(rows: Rows) -> str:
 
 
 def _fast_windows(rows: Rows) -> str:
-    """Both ways of each model, then how far their results are apart."""
+    """Both strategies of each model, then the difference of their results."""
     head = [
         "model and image",
         "way",
@@ -298,7 +298,7 @@ def _ways(rows: Rows) -> Rows:
 
 
 def folder_pipeline(rows: Rows) -> str:
-    """The job both ways, beside its parts."""
+    """The job both ways, against its parts."""
     ways = list(rows[0]["wall_s"]) if rows else []
     head = [
         "results",
@@ -346,7 +346,7 @@ def worker_processes(rows: Rows) -> str:
 
 
 def compiled(rows: Rows) -> str:
-    """Each model compiled, beside itself."""
+    """Each model compiled, against itself uncompiled."""
     head = [
         "model",
         "first result after, s",

@@ -1,4 +1,4 @@
-"""The summary in README.md: what Lowtide takes, beside what runs the same; see
+"""The summary in README.md: Lowtide's cost against that of alternatives; see
 ``render_results.py``."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def summary(found: Results) -> list[str]:
         (BANDS, streamed),
         (WINDOWS, fast_windows),
     ]
-    beside = [cells for name, lines in sides for cells in _of(found, name, lines)]
+    compared = [cells for name, lines in sides for cells in _of(found, name, lines)]
     tables = [
         (
             ["file to file, ×2", "budget", "peak", "processor seconds", "accuracy", "processor"],
@@ -60,13 +60,13 @@ def summary(found: Results) -> list[str]:
         (
             [
                 "run",
-                "beside",
+                "compared with",
                 "of its processor time (range)",
                 "of its peak",
                 "results differ by",
                 "processor",
             ],
-            beside,
+            compared,
         ),
         (["Set5", "PSNR-Y", "with self-ensemble", "cubic", "CRAFT"], _of(found, SET5, set5)),
         (
@@ -100,12 +100,12 @@ def large_images(rows: Rows, place: str) -> Cells:
 
 
 def tile_loop(rows: Rows, place: str) -> Cells:
-    """Lowtide beside the tile loop."""
+    """Lowtide against the tile loop."""
     by_name = {row["row"]: row for row in rows}
     if not {"lowtide", "comparison"} <= by_name.keys():
         return []
     compared = by_name["comparison"]
-    # The processor waits while a GPU works, so that only the clock tells its time.
+    # The processor waits while a GPU works, so that only wall time shows its time.
     time = spread(compared["wall_s_ratio" if place else "cpu_s_ratio"])
     return [
         [
@@ -190,7 +190,7 @@ def processor(row: dict[str, Any]) -> str:
 
 
 def set5(rows: Rows, place: str) -> Cells:
-    """Each bundled model, beside others of its scale and its own self-ensemble."""
+    """Each bundled model, with others of its scale and its own self-ensemble."""
     means = {row["row"]: row["mean_db"] for row in rows if "pictures_db" in row}
     return [
         [

@@ -68,7 +68,7 @@ def _checkpointed(rows: Rows) -> str:
 
 
 def _validated(rows: Rows) -> str:
-    head = ["picture of 2 megapixels", "budget", "peak", "PSNR-Y", "of the whole's"]
+    head = ["image of 2 megapixels", "budget", "peak", "PSNR-Y", "of the whole's"]
     return table(
         head,
         [
@@ -85,7 +85,7 @@ def _validated(rows: Rows) -> str:
 
 
 def onnx_files(rows: Rows) -> str:
-    """Differences, bytes, and times beside PyTorch's."""
+    """Differences, bytes, and times relative to PyTorch's."""
     head = [
         "model",
         "parameters",
@@ -115,7 +115,7 @@ def onnx_files(rows: Rows) -> str:
 
 
 def adversarial(rows: Rows) -> str:
-    """Losses in the beginning and in the end, then what each branch tells."""
+    """Losses in the beginning and in the end, then what each branch adds."""
     names = ("l1loss", "gan", "discriminator")
     head = [
         "training",
@@ -182,7 +182,7 @@ def _gained(row: dict[str, Any]) -> list[str]:
 
 
 def bundled(rows: Rows) -> str:
-    """Pictures beside cubic enlargement, then networks of like size."""
+    """Images against cubic upscaling, then networks of similar size."""
     scored = [row for row in rows if "pictures_db" in row]
     pictures = list(scored[0]["pictures_db"]) if scored else []
     lines = [
@@ -196,8 +196,8 @@ def bundled(rows: Rows) -> str:
         ]
         for row in scored
     ]
-    told = table(["enlarged by", *pictures, "above cubic on all"], lines)
-    parts = [told, _stored(scored), *(_speed(row) for row in rows if "cpu_s" in row)]
+    scores = table(["enlarged by", *pictures, "above cubic on all"], lines)
+    parts = [scores, _stored(scored), *(_speed(row) for row in rows if "cpu_s" in row)]
     return "\n\n".join(part for part in parts if part)
 
 

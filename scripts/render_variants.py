@@ -120,7 +120,7 @@ def _jobs(rows: Rows) -> str:
 
 
 def _predicted(rows: Rows) -> str:
-    """Part e: what a card will take, beside what was announced."""
+    """Part e: predicted memory on a GPU, and the announced one."""
     lines: dict[tuple[str, int], list[str]] = {}
     for row in rows:
         claim = "–"

@@ -1,4 +1,4 @@
-"""What the ``render_*.py`` beside it write tables with."""
+"""Tables for the ``render_*.py`` scripts of this folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def spread(figures: dict[str, float]) -> str:
 
 
 def figure(name: str, value: Any) -> str:
-    """A value in the unit that its name tells; a median with its range if there is one."""
+    """A value in the unit that its name ends with; a median with its range if there is one."""
     if value is None or isinstance(value, str):
         return value or NONE
     if isinstance(value, dict):

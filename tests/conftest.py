@@ -126,7 +126,7 @@ def onnx_x2(tmp_path_factory):
 
 @pytest.fixture
 def files_of_at_most(monkeypatch):
-    """A context in which nothing is written beyond so many bytes of a file, as on a full disk."""
+    """A context that limits files to a number of bytes, as a full disk does."""
     resource = pytest.importorskip("resource", reason="limits files as Unix does")
 
     @contextlib.contextmanager

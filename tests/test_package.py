@@ -1,5 +1,6 @@
 """What the package promises to those who import it."""
 
+import ast
 import importlib.metadata
 import subprocess
 import sys
@@ -89,6 +90,19 @@ for words in ([], ["--help"], ["--version"], ["doctor", "--help"], ["upscale", "
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_modules_of_files_and_plans_import_torch_in_functions_only():
+    source = Path(lowtide.__file__).parent
+    rooms = [source / room for room in ("core", "cli", "media", "jobs")]
+    planning = ("tiles/grid", "planner/model_facts", "planner/tile_candidates")
+    modules = [path for room in rooms for path in room.rglob("*.py")]
+    modules += [source / "streaming" / f"{name}.py" for name in planning]
+    for path in modules:
+        for node in ast.parse(path.read_text()).body:  # not in functions, nor for types alone
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in names if name.split(".")[0] == "torch"], path
 
 
 def test_it_is_typed_and_has_one_version():

@@ -64,7 +64,7 @@ _SLOW = ("unet", "drct", "hat", "scunet", "dat", "craft")
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if n in _SLOW else n for n in zoo.ENTRIES],
 )
-def test_what_rows_are_chosen_by_is_about_right(name):
+def test_estimated_bytes_of_rows_are_about_right(name):
     pytest.importorskip(zoo.ENTRIES[name].package)
     row = smallest(name, "inference")
     trace = trace_step(row.model(), row.step())
@@ -72,7 +72,7 @@ def test_what_rows_are_chosen_by_is_about_right(name):
 
 
 @pytest.mark.parametrize("name", ["conv", "lowtide-x2"])
-def test_what_training_rows_are_chosen_by_is_about_right(name):
+def test_estimated_bytes_of_training_rows_are_about_right(name):
     row = smallest(name, "training")
     trace = trace_step(row.model(), row.step())
     assert trace.peak_bytes == pytest.approx(row.estimated_bytes, rel=0.25)

@@ -94,7 +94,7 @@ def test_language_models(kind, masked):
     assert torch.allclose(found[seen], usual[seen], atol=1e-5)
 
 
-def test_what_cannot_be_computed_is_refused():
+def test_unsupported_options_are_refused():
     register_with_transformers("lowtide-test")
     forward = transformers.AttentionInterface()["lowtide-test"]
     tensors = [torch.zeros(1, 2, 3, 4)] * 3

@@ -21,7 +21,7 @@ FAST = [name for name in HERE if name != "reference"]
 MASKS = ("none", "bool", "float", "learned", "heads only", "row", "blind rows")
 
 
-def test_what_runs_on_a_cpu():
+def test_backends_that_run_on_a_cpu():
     assert {"reference", "chunked", "sdpa-flash", "sdpa-math"} == set(HERE)
 
 
@@ -162,12 +162,12 @@ def test_blocks_of_scores_bound_what_chunked_holds(shape):
     assert peak - query.nbytes < max(whole, 4 * 5 * scores + 8 * call.score_count // keys)
 
 
-def test_memory_of_the_reference_is_as_told():
+def test_reference_memory_is_as_predicted():
     tensors = [torch.randn(1, 2, 300, 16) for _ in range(3)]
     call = describe_call(tuple(tensors), None, AttentionSpec())
     for name in ("reference", "sdpa-math"):
         backend: Backend = BACKENDS[name]
         with torch.no_grad():
             peak = live_peak_bytes(lambda run=backend.run: run(*tensors, None, AttentionSpec()))
-        told = backend.workspace_bytes(LocalDevice(), call)
-        assert 0.5 * told <= peak <= 1.2 * told
+        predicted = backend.workspace_bytes(LocalDevice(), call)
+        assert 0.5 * predicted <= peak <= 1.2 * predicted

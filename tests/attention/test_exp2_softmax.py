@@ -1,4 +1,4 @@
-"""Softmax by powers of two: scores of any size, whatever else is computed beside them."""
+"""Softmax by powers of two: scores of any size, whatever else is computed with them."""
 
 from functools import partial
 
@@ -14,15 +14,15 @@ from lowtide.attention.window_attention import attend_windows
 
 def softened(scores, values, **more):
     """`exp2_softmax_matmul` of scores, and how often it asked for them."""
-    asked = []
+    calls = []
 
     def again():
-        asked.append(1)
+        calls.append(1)
         return scores * LOG2_E
 
     out = scores.new_empty(*scores.shape[:-1], values.shape[-1])
     exp2_softmax_matmul(again, partial(torch.matmul, other=values), out, **more)
-    return out, len(asked)
+    return out, len(calls)
 
 
 @pytest.mark.grid(7)

@@ -1,4 +1,4 @@
-"""Triton's halo kernels: interpreted against the definition, and compiled for cards by name.
+"""Triton's halo kernels: interpreted against the definition, and compiled for named GPUs.
 
 The interpreter runs the same programs on the CPU; where there is a GPU they run on it.
 """
@@ -174,7 +174,7 @@ def test_the_module_gives_the_same_by_either_way(boundary, position):
         assert (module(image) - usual).abs().max() < 2e-6
 
 
-def test_what_the_kernels_cannot_do_is_told():
+def test_unsupported_calls_are_refused_by_name():
     usual, shape = Windows(), (1, 99, 99, 2, 32)
     assert (
         unsupported_reason(shape, torch.float32, usual, needs_grad=True, learned_bias=True) is None
@@ -210,15 +210,15 @@ def test_says_what_it_needs(monkeypatch):
 
 
 def test_taken_unasked_only_where_it_was_measured():
-    card, types = LocalDevice("cuda", (9, 0)), (torch.bfloat16, torch.float16, torch.float32)
-    assert [is_preferred(card, dtype) for dtype in types] == [True, True, False]
+    gpu, types = LocalDevice("cuda", (9, 0)), (torch.bfloat16, torch.float16, torch.float32)
+    assert [is_preferred(gpu, dtype) for dtype in types] == [True, True, False]
     for other in (LocalDevice("cuda", (8, 9)), LocalDevice("cuda", (10, 0)), LocalDevice()):
         assert not is_preferred(other, torch.bfloat16)
 
 
 @pytest.mark.grid(5)
 @pytest.mark.parametrize("seed", range(40))
-def test_what_needs_no_masks_is_inside(seed):
+def test_unmasked_windows_and_tiles_are_inside_the_image(seed):
     """Window by window, and for tiles of keys also tile by tile."""
     draw = random.Random(seed)
     size = draw.choice([8, 16, 32])
@@ -262,8 +262,7 @@ def test_tiles_follow_the_shared_memory():
         for tile in (tiles.forward, tiles.query, tiles.key, tiles.bias):
             assert min(tile.queries, tile.keys) >= 16
     small, large = (
-        choose_tiles(Windows(), 128, torch.float32, SHARED_MEMORY[card])
-        for card in ((8, 6), (9, 0))
+        choose_tiles(Windows(), 128, torch.float32, SHARED_MEMORY[gpu]) for gpu in ((8, 6), (9, 0))
     )
     assert small.forward.keys < large.forward.keys
     assert [padded_dim(dim) for dim in (1, 16, 17, 53, 64, 128)] == [16, 16, 32, 64, 64, 128]
@@ -282,18 +281,18 @@ def compiled(*arguments):
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def test_compiles_for_cards_that_are_not_here():
-    found = compiled("--card", "8.0", "9.0", "--kernel", "forward")
+def test_compiles_for_gpus_that_are_absent():
+    found = compiled("--capability", "8.0", "9.0", "--kernel", "forward")
     assert {row["capability"] for row in found} == {"8.0", "9.0"}
     assert all(0 < row["shared_bytes"] <= row["limit_bytes"] for row in found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("card", ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0"])
-def test_fits_the_shared_memory_of_every_card(card):
-    """The cards between them have the shared memory of one of these."""
-    types = ["fp16" if card == "7.5" else "bf16", "fp32"]
-    found = compiled("--card", card, "--type", *types, "--head", "32", "64", "128")
+@pytest.mark.parametrize("gpu", ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0"])
+def test_fits_the_shared_memory_of_every_gpu(gpu):
+    """GPUs of other capabilities have the shared memory of one of these."""
+    types = ["fp16" if gpu == "7.5" else "bf16", "fp32"]
+    found = compiled("--capability", gpu, "--type", *types, "--head", "32", "64", "128")
     assert len(found) == 24
     for row in found:
         assert row["shared_bytes"] <= row["limit_bytes"], row

@@ -31,6 +31,6 @@ def test_numbers_stay_and_lie_in_order(name):
     assert torch.equal(found, given)
 
 
-def test_what_lies_in_order_is_not_copied():
+def test_contiguous_tensors_are_not_copied():
     given = torch.randn(1, 4, 5)
     assert to_contiguous(given) is given

@@ -27,8 +27,8 @@ def test_it_gives_what_pytorch_gives(monkeypatch, product, shape, channels, made
     assert found.is_contiguous()
     assert found.shape == expected.shape
     exact = F.linear(x.double(), weight.double(), None if added is None else added.double())
-    apart = [(each - exact).square().mean().sqrt() for each in (found, expected)]
-    assert not x.numel() or apart[0] <= 3 * apart[1] + 1e-7
+    errors = [(each - exact).square().mean().sqrt() for each in (found, expected)]
+    assert not x.numel() or errors[0] <= 3 * errors[1] + 1e-7
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -62,7 +62,7 @@ def test_two_layers_round_no_more_than_those_of_pytorch(
 ):
     monkeypatch.setattr(linear_ops, "has_onednn", known and linear_ops.has_onednn)
     torch.manual_seed(0)
-    x, beside = torch.randn(*shape, 24), torch.randn(*shape, 36) if plus else None
+    x, residual = torch.randn(*shape, 24), torch.randn(*shape, 36) if plus else None
     first, second = (
         (torch.randn(made, of) * of**-0.5, torch.randn(made) if bias else None)
         for made, of in ((between, 24), (36, between))
@@ -72,22 +72,22 @@ def test_two_layers_round_no_more_than_those_of_pytorch(
         layers = ([None if each is None else change(each) for each in of] for of in (first, second))
         one, two = layers
         found = F.linear(F.gelu(F.linear(change(x), *one)), *two)
-        return found if beside is None else found + change(beside)
+        return found if residual is None else found + change(residual)
 
     exact, expected = plain(torch.Tensor.double), plain(torch.clone)
-    found = linear_ops.mlp(x, first, second, beside)
+    found = linear_ops.mlp(x, first, second, residual)
     assert found.shape == exact.shape and found.is_contiguous()
-    apart = [(each - exact).square().mean().sqrt() for each in (found, expected)]
-    assert not x.numel() or apart[0] <= 1.1 * apart[1] + 2e-8
+    errors = [(each - exact).square().mean().sqrt() for each in (found, expected)]
+    assert not x.numel() or errors[0] <= 1.1 * errors[1] + 2e-8
 
 
 def test_two_layers_may_overwrite_what_they_are_given():
     torch.manual_seed(0)
-    x, beside = torch.randn(5000, 24), torch.randn(5000, 24)
+    x, residual = torch.randn(5000, 24), torch.randn(5000, 24)
     first, second = (torch.randn(70, 24), torch.randn(70)), (torch.randn(24, 70), None)
-    expected = linear_ops.mlp(x, first, second, beside)
+    expected = linear_ops.mlp(x, first, second, residual)
     for place in (0, 1):
-        given = [x.clone(), beside.clone()]
+        given = [x.clone(), residual.clone()]
         found = linear_ops.mlp(given[0], first, second, given[1], out=given[place])
         assert found is given[place]
         assert torch.equal(found, expected)
@@ -113,7 +113,7 @@ def test_tokens_may_lie_in_another_order(channels):
     )
 
 
-def test_it_makes_some_tokens_at_a_time(monkeypatch):
+def test_tokens_are_computed_in_blocks(monkeypatch):
     seen, plain = [], torch.addmm
 
     def noted(bias, given, *rest, **more):

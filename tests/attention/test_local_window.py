@@ -262,11 +262,11 @@ def test_images_that_do_not_fit_are_refused(image, said):
 def test_projections_by_onednn_or_by_pytorch(monkeypatch, bias, known):
     taken = []
 
-    def asked(x, weight):
+    def observed(x, weight):
         taken.append(known and linear_ops.uses_onednn(x, weight))
         return taken[-1]
 
-    monkeypatch.setattr(image_module, "uses_onednn", asked)
+    monkeypatch.setattr(image_module, "uses_onednn", observed)
     torch.manual_seed(0)
     module = LocalWindowAttention(16, heads=2, bias=bias).eval()
     image = torch.randn(1, 16, 41, 37)

@@ -112,7 +112,7 @@ def test_numbers_that_are_not_finite_stay_to_be_seen():
 @pytest.mark.parametrize("sizes", [(1, 2, 576, 1024, 32), (2, 1, 300, 9000, 16), (5, 4, 64, 70, 8)])
 @pytest.mark.parametrize("size", [1, 1000])  # of scores: large ones are computed again
 @pytest.mark.parametrize("masked", [False, True])
-def test_what_it_holds(sizes, size, masked):
+def test_its_workspace(sizes, size, masked):
     query, key, value = tensors(*sizes)
     query *= size
     mask = torch.randn(1, *sizes[1:4]) if masked else None
@@ -120,8 +120,8 @@ def test_what_it_holds(sizes, size, masked):
     with torch.no_grad():
         peak = live_peak_bytes(lambda: BACKEND.run(query, key, value, mask, AttentionSpec()))
     held = peak - query.nbytes  # the result has the query's shape
-    told = BACKEND.workspace_bytes(HERE, call)
-    assert 0.5 * told <= held <= 1.05 * told + 4096
+    predicted = BACKEND.workspace_bytes(HERE, call)
+    assert 0.5 * predicted <= held <= 1.05 * predicted + 4096
 
 
 @pytest.mark.parametrize("sizes", [(3, 4, 577, 1000, 32, 16), (1, 1, 7, 9, 8), (0, 2, 7, 9, 8)])
@@ -140,7 +140,7 @@ def test_a_trace_has_the_work_of_all_heads(sizes, masked):
     assert multiply_adds(trace) == products
 
 
-def test_it_is_taken_for_windows_but_not_for_a_few_tokens(on_amd):
+def test_it_is_chosen_for_windows_but_not_for_a_few_tokens(on_amd):
     query, key, value = tensors(1, 2, 576, 1024, 32)
     assert explain(query, key, value).startswith("→ onednn ")
     few = explain(query[:, :, :48], key, value)
@@ -169,7 +169,7 @@ def test_other_processors_keep_pytorchs_own(monkeypatch):
     assert resolve(call, backend="onednn").backend == "onednn"  # where it is asked for
 
 
-def test_what_it_cannot_do_is_refused_by_name():
+def test_unsupported_calls_are_refused_by_reason():
     query, key, value = tensors(1, 2, 40, 40, 8)
     seen = torch.ones(40, 40, dtype=torch.bool)
     learned = torch.zeros(40, 40, requires_grad=True)

@@ -25,9 +25,9 @@ def one_by_one(position, down, right):
                     table[
                         :,
                         FARTHEST + offsets[0] + below - row,
-                        FARTHEST + offsets[1] + beside - column,
+                        FARTHEST + offsets[1] + across - column,
                     ]
-                    for beside, below in keys
+                    for across, below in keys
                 ],
                 1,
             )

@@ -52,7 +52,7 @@ def test_each_passed_over_backend_has_a_reason():
     assert found.explain().startswith("→ sdpa-efficient")
 
 
-def test_what_was_never_run_on_hardware_is_not_taken_unasked(monkeypatch):
+def test_unverified_backends_are_used_only_by_name(monkeypatch):
     for name in ("flash2", "sage", "flex"):
         monkeypatch.setattr(backends.BACKENDS[name], "missing_requirement", lambda device: None)
     found = on(HOPPER)
@@ -97,7 +97,7 @@ def test_gradients_through_an_inference_kernel_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["flash2", "sage"])
-def test_what_is_missing_says_what_brings_it(name):
+def test_a_missing_package_is_named_with_its_command(name):
     with pytest.raises(UsageError, match="not installed; needs") as caught:
         attention(*qkv(), backend=name)
     assert caught.value.hint.startswith("pip install lowtide[")
@@ -185,7 +185,7 @@ def test_a_learned_bias_and_five_dimensions_stay_on_the_fused_kernel():
     assert resolve(describe(*qkv(), bias, AttentionSpec())).backend == "chunked"
 
 
-def test_many_heads_are_cut_to_what_a_launch_takes():
+def test_many_heads_are_split_into_launches():
     call = dataclasses.replace(CALL, batch=70_000, heads=2, key_heads=2)
     assert on(AMPERE, batch=70_000, heads=2, key_heads=2).max_heads == 65_535
     assert on(AMPERE).max_heads is None
@@ -246,7 +246,7 @@ def test_types_that_do_not_fit_are_named():
 
 
 @pytest.mark.parametrize("backend", [None, "sdpa-math"])
-def test_the_share_of_dropout_is_that_asked_for(backend):
+def test_dropout_drops_the_requested_fraction(backend):
     query, key = torch.zeros(1, 1, 200, 8), torch.zeros(1, 1, 300, 8)
     value = torch.ones(1, 1, 300, 8)
     result = attention(query, key, value, spec=AttentionSpec(dropout=0.5), backend=backend)

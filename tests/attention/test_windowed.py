@@ -20,7 +20,7 @@ def dense(query, key, value, bias, masks, scale):
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_every_window_gets_its_own_mask(monkeypatch, channels, others, has_bias, elsewhere):
-    if elsewhere:  # as on a card, by whatever backend there is
+    if elsewhere:  # as on a GPU, by any available backend
         monkeypatch.setattr("lowtide.attention.window_attention._is_on_cpu", lambda _: False)
     torch.manual_seed(0)
     query = torch.randn(7, 2, 9, channels, dtype=torch.float64)
@@ -49,7 +49,7 @@ def test_every_window_gets_its_own_mask(monkeypatch, channels, others, has_bias,
 
 
 @pytest.mark.parametrize("channels", [6, 16])
-def test_windows_beside_one_another_are_not_copied_together(monkeypatch, channels):
+def test_contiguous_windows_are_not_copied(monkeypatch, channels):
     def never(*_, **__):
         raise AssertionError("windows were gathered")
 
@@ -67,7 +67,7 @@ def test_windows_beside_one_another_are_not_copied_together(monkeypatch, channel
     monkeypatch.setattr(torch.Tensor, "index_select", never)
     found = attend_windows(*parts, bias, patterns, 0.3)
     torch.testing.assert_close(found, expected)
-    # Heads beside one another, so that putting them together is no copy.
+    # Adjacent heads, so that merging them is no copy.
     assert found.transpose(1, 2).is_contiguous()
     monkeypatch.undo()
     one = attend_windows(*parts, bias, [MaskPattern(range(7), None)], 0.3)
@@ -131,7 +131,7 @@ def test_few_windows_are_made_wider_at_once():
     query, key, value = torch.randn(3, 200, 6, 64, 30)
     with torch.inference_mode():
         taken = live_peak_bytes(lambda: attend_windows(query, key, value, None, (), 0.2))
-    # Beside the result: of what is wider, and what comes of it.
+    # In addition to the result: the padded windows, and their result.
     assert taken < value.nbytes + 1.6 * window_attention._PADDED_BLOCK_BYTES
 
 

@@ -45,7 +45,7 @@ def test_local_windows_hold_a_seventh_of_the_seeds_chunks_of_larger_images():
         (ChannelAttention, 0.01),
     ],
 )
-def test_little_beside_a_softmax_over_all_pairs(make, share):
+def test_little_memory_compared_with_a_softmax_over_all_pairs(make, share):
     assert workspace(make(CHANNELS), 128, 128) <= share * ALL_SCORES
 
 

@@ -75,14 +75,14 @@ def test_json(lowtide, source, out):
     assert report["model"]["name"] == "lowtide-x2"
     image = report["images"][0]
     assert image["status"] == "done"
-    assert image["plan"]["strategy"] == "whole"
+    assert image["plan"]["strategy"]["name"] == "whole"
     assert image["memory"]["budget_bytes"] == 256 << 20
 
 
 def test_underscores_and_hyphens_are_one(lowtide, source, out):
     words = ["--tile=32", "--tile_batch_size", "2", "--tile_overlap=20", "--no_hann_blend"]
     result = lowtide("upscale", source, "-o", out, "--json", *words)
-    plan = result.json["images"][0]["plan"]
+    plan = result.json["images"][0]["plan"]["strategy"]
     assert (plan["batch"], plan["overlap"], plan["blend"]) == (2, 20, 0)
 
 
@@ -112,16 +112,16 @@ def test_plans_write_nothing(lowtide, source, tmp_path, words, monkeypatch):
 
 
 def test_a_device_without_a_plan_says_why(lowtide, source):
-    """A card's context alone takes more than this."""
+    """A GPU's context alone takes more than this."""
     words = ["plan", "upscale", source, "--all-devices", "--budget", "100MiB", "--json"]
     found = lowtide(*words).json["devices"]
     assert found.pop("cpu")["images"][0]["status"] == "planned"
-    for card in found.values():
-        assert (card["error"]["type"], card["error"]["exit_code"]) == ("BudgetError", 3)
-        assert card["error"]["smallest_bytes"] > 100 << 20
+    for failure in found.values():
+        assert (failure["error"]["type"], failure["error"]["exit_code"]) == ("BudgetError", 3)
+        assert failure["error"]["smallest_bytes"] > 100 << 20
 
 
-def test_reports_beside_results(lowtide, source, out, tmp_path):
+def test_reports_are_written_next_to_results(lowtide, source, out, tmp_path):
     assert lowtide("upscale", source, "-o", out, "--report").code == 0
     kept = json.loads((tmp_path / "out.png.lowtide.json").read_text())
     assert kept["image"]["output"] == str(out)
@@ -141,7 +141,7 @@ def test_a_folder_twice(lowtide, source, tmp_path):
     assert "2 skipped in" in second.out
 
 
-def test_what_a_folder_leaves_out_is_said(lowtide, source, tmp_path):
+def test_skipped_files_of_a_folder_are_printed(lowtide, source, tmp_path):
     folder = source.parent / "in"
     folder.mkdir()
     for name in ("a.png", "b.png"):
@@ -217,7 +217,7 @@ def test_doctor(lowtide, private_cache):
     assert all(row["available"] or row["reason"] for row in facts["attention"])
 
 
-def test_as_a_process_on_a_terminal_without_these_signs(lowtide_process, source, out):
+def test_a_terminal_whose_encoding_lacks_characters(lowtide_process, source, out):
     """`→` and `×` are not in every encoding, which must not spoil a finished job."""
     done = lowtide_process(
         "upscale",

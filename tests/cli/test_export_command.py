@@ -33,12 +33,12 @@ def test_the_report_is_on_stdout(lowtide, target):
     assert re.search(r"CPU time   80×64: .* s by ONNX Runtime, .* s by PyTorch", lines[-1])
 
 
-def test_each_step_is_told(lowtide, target):
+def test_each_step_is_printed(lowtide, target):
     result = lowtide("export", "onnx", "lowtide-x2", "-o", target)
-    told = result.err.splitlines()
-    assert told[0] == "exporting: tracing the model; a deep one takes minutes"
-    assert re.fullmatch(r"exporting: simplifying a graph of \d+ operators", told[1])
-    assert told[2] == "exporting: comparing with PyTorch at 50×33"
+    lines = result.err.splitlines()
+    assert lines[0] == "exporting: tracing the model; a deep one takes minutes"
+    assert re.fullmatch(r"exporting: simplifying a graph of \d+ operators", lines[1])
+    assert lines[2] == "exporting: comparing with PyTorch at 50×33"
 
 
 def test_json_and_every_option(lowtide, target):
@@ -102,7 +102,7 @@ def test_errors(lowtide, target):
         assert not list(target.parent.iterdir())
 
 
-def test_an_output_is_asked_for(lowtide):
+def test_an_output_is_required(lowtide):
     result = lowtide("export", "onnx", "lowtide-x2")
     assert result.code == 2
     assert "--output" in result.err

@@ -184,7 +184,7 @@ def test_all_devices(lowtide, net: str) -> None:
     assert "contradicts" in both.err
 
 
-def test_a_picture(plan, tmp_path: Path) -> None:
+def test_a_plot(plan, tmp_path: Path) -> None:
     assert plan("-q", "--plot", tmp_path / "memory.png").code == 0
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
 

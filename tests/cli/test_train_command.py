@@ -204,7 +204,7 @@ def test_errors_name_the_option(lowtide, tmp_path, words, said):
     assert said in " ".join(done.err.replace("│", "").split())
 
 
-def test_what_is_missing_without_a_file_is_named_by_its_option(lowtide, tmp_path):
+def test_missing_keys_without_a_file_are_named_by_their_option(lowtide, tmp_path):
     config_in(tmp_path)
     done = lowtide("train", "sr", str(tmp_path / "photos"), "--lq-size", "8")
     assert done.code == 2

@@ -42,7 +42,7 @@ def test_a_file_is_replaced_when_the_block_ends(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_what_was_there_stays_when_the_block_fails(tmp_path, error):
+def test_the_old_file_stays_when_the_block_fails(tmp_path, error):
     target = tmp_path / "a.json"
     target.write_text("old")
     with pytest.raises(error), atomic_write(target) as part:
@@ -52,7 +52,7 @@ def test_what_was_there_stays_when_the_block_fails(tmp_path, error):
     assert left_in(tmp_path) == ["a.json"]
 
 
-def test_a_file_that_cannot_be_renamed_leaves_nothing_beside_it(tmp_path):
+def test_a_file_that_cannot_be_renamed_leaves_no_other_file(tmp_path):
     target = tmp_path / "a.json"
     target.mkdir()
     with pytest.raises(OSError), atomic_write(target) as part:
@@ -143,7 +143,7 @@ except OutputError as error:
 
 
 @links
-def test_the_disk_is_asked_where_a_library_does_not_tell(tmp_path):
+def test_a_full_disk_is_recognized_where_a_library_hides_it(tmp_path):
     done = subprocess.run(
         [sys.executable, "-B", "-c", LIMITED, str(tmp_path / "a")], capture_output=True, text=True
     )

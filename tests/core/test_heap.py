@@ -50,7 +50,7 @@ def test_a_tuned_heap_keeps_memory_until_it_is_trimmed():
 
 
 @pytest.mark.skipif(not GLIBC, reason="only glibc keeps freed memory so")
-def test_a_heap_that_gives_back_keeps_nothing_until_it_is_told_to():
+def test_a_trimming_heap_keeps_nothing_until_it_may():
     code = (
         "from lowtide.core.heap import tune_heap, set_heap_mode\n"
         "from lowtide.memory.meter import anonymous_bytes\n"
@@ -67,8 +67,8 @@ def test_a_heap_that_gives_back_keeps_nothing_until_it_is_told_to():
 
 
 @pytest.mark.skipif(not _gives_huge_pages(), reason="huge pages for who asks: not set here")
-@pytest.mark.parametrize("asked", [None, "0"])
-def test_large_tensors_come_in_huge_pages_unless_the_user_said_no(asked):
+@pytest.mark.parametrize("setting", [None, "0"])
+def test_large_tensors_come_in_huge_pages_unless_the_user_said_no(setting):
     code = (
         "from lowtide.core.heap import tune_heap; tune_heap(); import torch\n"
         "tensor = torch.ones(64 << 20, dtype=torch.uint8)\n"
@@ -76,12 +76,12 @@ def test_large_tensors_come_in_huge_pages_unless_the_user_said_no(asked):
         "(line,) = (line for line in lines if line.startswith('AnonHugePages'))\n"
         "print(int(line.split()[1]) << 10 > 40 << 20)"
     )
-    settings = {} if asked is None else {HUGE_PAGES: asked}
-    assert run(code, **settings) == str(asked is None)
+    settings = {} if setting is None else {HUGE_PAGES: setting}
+    assert run(code, **settings) == str(setting is None)
 
 
 @pytest.mark.skipif(not GLIBC, reason="only glibc has these settings")
-def test_a_heap_that_is_not_ours_is_left_alone():
+def test_another_heap_is_left_alone():
     code = (
         "import lowtide.core.heap as heap\n"
         "class Library:\n"
@@ -96,7 +96,7 @@ def test_a_heap_that_is_not_ours_is_left_alone():
 
 
 @pytest.mark.skipif(not GLIBC, reason="only glibc takes blocks from gaps so")
-def test_what_is_freed_while_the_heap_gives_back_leaves_no_gaps():
+def test_blocks_freed_while_the_heap_trims_leave_no_gaps():
     code = (
         "from contextlib import nullcontext\n"
         "from lowtide.core.heap import trimming_heap, trim_heap, tune_heap, set_heap_mode\n"

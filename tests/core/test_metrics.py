@@ -44,7 +44,7 @@ def test_psnr_y() -> None:
     assert psnr_y(high + 1, high, 2) == pytest.approx(20 * math.log10(255 / step))
 
 
-def test_what_cannot_be_compared() -> None:
+def test_images_that_cannot_be_compared() -> None:
     high = np.zeros((8, 8, 3), np.uint8)
     with pytest.raises(ValueError, match="shape"):
         psnr(high, high[:4])

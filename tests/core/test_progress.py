@@ -8,7 +8,7 @@ from lowtide.core.errors import Cancelled
 from lowtide.core.progress import Progress, check_cancel
 
 
-def test_time_left_follows_the_pace():
+def test_the_remaining_time_follows_the_speed():
     assert Progress("run", done=50, total=200, elapsed=10).eta == pytest.approx(30)
     assert Progress("run", done=0, total=200, elapsed=10).eta is None
     assert Progress("load").eta is None

@@ -23,7 +23,7 @@ def read(blocks, number, size=100):
     return found
 
 
-def test_blocks_keep_their_bytes_apart(tmp_path):
+def test_blocks_do_not_share_bytes(tmp_path):
     blocks = ScratchBlocks(tmp_path)
     taken = [filled(blocks, blocks.allocate(), value) for value in range(5)]
     assert len(set(taken)) == 5
@@ -31,7 +31,7 @@ def test_blocks_keep_their_bytes_apart(tmp_path):
     assert not list(tmp_path.iterdir())  # it has no name
 
 
-def test_what_is_given_back_is_taken_again_before_the_file_grows():
+def test_freed_blocks_are_reused_before_the_file_grows():
     blocks = ScratchBlocks()
     taken = [blocks.allocate() for _ in range(4)]
     blocks.free(taken[1:3])

@@ -25,7 +25,7 @@ def test_a_thing_is_made_once_within_a_trace_and_anew_in_the_next():
     assert [cached_in_trace("a", make), cached_in_trace("a", make)] == [3, 4]
 
 
-def test_sizes_that_are_symbols_tell_things_apart():
+def test_symbolic_sizes_are_part_of_the_key():
     made = []
 
     class Twice(torch.nn.Module):

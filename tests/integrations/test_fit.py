@@ -11,7 +11,7 @@ from support.tiny_pipelines import text_to_image
 
 
 @pytest.mark.parametrize("pages", ["memory", "disk"])
-def test_it_gives_what_it_gave(pages):
+def test_a_fitted_autoencoder_gives_the_same_results(pages):
     vae = small_vae(mid_block_add_attention=True)
     wanted = encoded(vae), decoded(vae)
     assert lowtide.fit(vae, budget="64MiB", pages=pages) is vae
@@ -37,7 +37,7 @@ def test_it_is_run_by_bands():
 
 
 class Scaled(nn.Module):
-    """A part with weights of its own, beside its layers."""
+    """A part with weights of its own in addition to its layers'."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +78,7 @@ def test_says_what_it_cannot_fit():
             vae.decoder(latents(), torch.ones(1))
 
 
-def test_a_pipeline_is_told_what_to_pass():
+def test_a_pipeline_error_names_the_part_to_pass():
     pipe, _ = text_to_image()
     for call in (lowtide.fit, lowtide.unfit):
         with pytest.raises(

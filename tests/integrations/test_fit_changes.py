@@ -54,8 +54,8 @@ def test_autocast_is_for_its_calls_alone():
             for call in (decoded, encoded):
                 result, wanted = call(vae), call(plain)
                 assert result.dtype is wanted.dtype
-                apart = (result - wanted).abs().max()
-                assert apart <= (0.05 if cast else 1e-5) * wanted.abs().max()
+                error = (result - wanted).abs().max()
+                assert error <= (0.05 if cast else 1e-5) * wanted.abs().max()
 
 
 def test_casts_in_place_count():

@@ -59,7 +59,7 @@ def replica(network):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_it_can_be_stored_whole(whole):
+def test_a_fitted_autoencoder_can_be_saved_whole(whole):
     vae = fitted()
     stored = io.BytesIO()
     if whole:
@@ -85,7 +85,7 @@ def test_weights_are_saved_as_ever(tmp_path):
     assert list(vae.state_dict()) == list(small_vae().state_dict())
 
 
-def test_it_goes_when_nobody_has_it():
+def test_a_fitted_autoencoder_is_freed_with_its_last_reference():
     vae = fitted()
     gone = weakref.ref(vae.decoder)
     gc.collect()

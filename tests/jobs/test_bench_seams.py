@@ -1,4 +1,4 @@
-"""Seams of tiles, not blended and blended, beside bands."""
+"""Seams of tiles, blended and not, compared with bands."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from lowtide.streaming.tiles.grid import split_axis
     ("size", "blend", "linear"),
     [((40, 56), 0, False), ((16, 40), 5, True), ((50, 17), 8, False), ((40, 56), 8, True)],
 )
-def test_pieces_of_one_picture_make_that_picture(size, blend, linear):
+def test_tiles_of_one_image_merge_to_that_image(size, blend, linear):
     rows, columns = (split_axis(side, 24, 8, align=2, blend=blend) for side in size)
     picture = torch.rand(1, 3, 2 * size[0], 2 * size[1])
     tiles = {
@@ -32,16 +32,16 @@ def test_pieces_of_one_picture_make_that_picture(size, blend, linear):
 
 
 def test_a_model_that_reaches_less_than_tiles_share_has_no_seams(tmp_path, save, photo):
-    told = []
+    messages = []
     report = compare_seams(
         save(tmp_path / "photo.png", photo[:100, :170]),
         tile=64,
         device="cpu",
         budget="512MiB",
-        progress=told.append,
+        progress=messages.append,
     )
     assert (report.width, report.height) == (160, 96)
-    assert told[:2] == ["the whole image", "bands of rows"]
+    assert messages[:2] == ["the whole image", "bands of rows"]
     assert [(row.blend, row.overlap) for row in report.rows] == [
         ("streamed", 0),
         *((blend, overlap) for overlap in OVERLAPS for blend in BLENDS),
@@ -57,7 +57,7 @@ def test_a_model_that_reaches_less_than_tiles_share_has_no_seams(tmp_path, save,
     assert all(row.max_error >= row.step_rms for row in report.rows)
 
 
-def test_steps_are_those_at_cuts(monkeypatch, tmp_path, save):
+def test_steps_are_measured_at_cuts(monkeypatch, tmp_path, save):
     """Of a model that brightens what begins with a bright pixel, all is known beforehand."""
 
     class Loaded:
@@ -93,7 +93,7 @@ def test_steps_are_those_at_cuts(monkeypatch, tmp_path, save):
     assert rows["linear", 16].step_rms < rows["hann", 16].step_rms < 0.2 * plain.step_rms
 
 
-def test_what_makes_no_tiles(tmp_path, save, photo):
+def test_unsuitable_tiles_and_images_are_refused(tmp_path, save, photo):
     picture = save(tmp_path / "photo.png", photo[:100, :170])
     for tile in (60, 32, 160):
         with pytest.raises(UsageError, match="tiles here"):

@@ -19,13 +19,18 @@ def test_every_way_is_one_of_upscale():
 
 
 @pytest.mark.slow
-def test_rows_tell_what_each_way_took_and_changed(tmp_path, source):
-    told, picture = [], tmp_path / "bench.svg"
+def test_rows_state_cost_and_error_of_each_strategy(tmp_path, source):
+    reported, picture = [], tmp_path / "bench.svg"
     report = bench(
-        source, budget="512MiB", only=["memory"], plot=picture, progress=told.append, device="cpu"
+        source,
+        budget="512MiB",
+        only=["memory"],
+        plot=picture,
+        progress=reported.append,
+        device="cpu",
     )
     rows = {row.variant.name: row for row in report.rows}
-    assert list(rows) == told == [REFERENCE, "memory", BASELINE]
+    assert list(rows) == reported == [REFERENCE, "memory", BASELINE]
     assert (report.width, report.height) == (120, 100)
     for row in rows.values():
         assert not row.error
@@ -49,7 +54,7 @@ def test_a_way_that_is_not_possible_says_why(source):
     assert whole.speedup is None
 
 
-def test_what_cannot_be_run_is_told_at_once(source, tmp_path):
+def test_what_cannot_be_run_is_refused_at_once(source, tmp_path):
     with pytest.raises(UsageError, match="'fastest'") as caught:
         bench(source, only=["fastest"])
     assert "conservative" in caught.value.hint
@@ -59,7 +64,7 @@ def test_what_cannot_be_run_is_told_at_once(source, tmp_path):
         bench(tmp_path / "none.png")
 
 
-def test_how_far_files_are_apart(tmp_path, save):
+def test_the_error_between_two_files(tmp_path, save):
     one = np.full((4, 5, 3), 100, np.uint8)
     other = one.copy()
     other[0, 0, 0] = 110

@@ -34,7 +34,7 @@ def compiled_of(report):
     return [image.plan.compiled for image in report.images]
 
 
-def test_it_is_the_same_picture_and_its_worth_is_remembered(
+def test_it_gives_the_same_image_and_its_gain_is_cached(
     tmp_path, source, read, expected, crop, model, known
 ):
     image = lowtide.upscale(source, tmp_path / "on.png", compile="on", budget="2GiB").images[0]
@@ -83,7 +83,7 @@ def test_it_is_not_taken_where_it_costs_more_or_nothing_is_known(tmp_path, sourc
         assert compiled_of(report) == [False]
 
 
-def test_where_it_fails_it_is_an_error_only_if_asked_for(tmp_path, source, known, monkeypatch):
+def test_a_failure_is_an_error_only_if_requested(tmp_path, source, known, monkeypatch):
     def fail(network, shape):
         raise ModelError("no compiler here")
 

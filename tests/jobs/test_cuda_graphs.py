@@ -1,4 +1,4 @@
-"""Upscaling with a network that is recorded once; the card's part is done by the CPU here."""
+"""Upscaling with a recorded network; the CPU stands in for the GPU."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ OPTIONS = {"cuda_graphs": True, "budget": "512MiB"}
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """The CPU as a device that records: it runs what was recorded again. Tells how often."""
+    """The CPU as a recording device: it reruns what was recorded, and counts how often."""
     made = []
 
     def record(run):
@@ -39,7 +39,7 @@ def test_it_is_the_same_file(tmp_path, source, graphs, options):
     assert (tmp_path / "out.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
 
-def test_a_folder_is_recorded_once_for_each_size_in_turn(tmp_path, save, crop, graphs):
+def test_a_folder_is_recorded_once_for_each_size(tmp_path, save, crop, graphs):
     folder = tmp_path / "in"
     for name, height in (("a", 24), ("b", 24), ("c", 32), ("d", 24)):
         save(folder / f"{name}.png", crop[:height, :40])
@@ -60,7 +60,7 @@ def test_a_plan_is_replayed_with_its_graph(tmp_path, source, graphs):
         lowtide.upscale(source, tmp_path / "out.png", plan_file=plan, **OPTIONS)
 
 
-def test_cards_that_are_not_here_are_planned_for(tmp_path, source):
+def test_absent_gpus_are_planned_for(tmp_path, source):
     plans = [
         lowtide.plan(
             source, tmp_path / "out.png", device="rtx3060-12gb", tile=64, cuda_graphs=graphs
@@ -89,7 +89,7 @@ REFUSED = [
 ]
 
 
-def test_what_is_not_recorded_is_refused(tmp_path, source):
+def test_networks_that_cannot_be_recorded_are_refused(tmp_path, source):
     for options, match in REFUSED:
         with pytest.raises(UsageError, match=match):
             lowtide.upscale(source, tmp_path / "out.png", cuda_graphs=True, **options)
@@ -98,7 +98,7 @@ def test_what_is_not_recorded_is_refused(tmp_path, source):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_card_replays_what_it_computes(tmp_path, source, read, precision):
+def test_a_gpu_replays_what_it_computes(tmp_path, source, read, precision):
     for name, graphs in (("plain", False), ("out", True)):
         image = lowtide.upscale(
             source,

@@ -36,11 +36,11 @@ def nodes(path):
 
 def test_smaller_and_near(tmp_path, photos, photo):
     target = tmp_path / "model.onnx"
-    told = []
+    messages = []
     report = export_onnx(
-        "lowtide-x2", target, precision="int8", calibrate=[photos], progress=told.append
+        "lowtide-x2", target, precision="int8", calibrate=[photos], progress=messages.append
     )
-    assert [step.split()[0] for step in told] == [
+    assert [step.split()[0] for step in messages] == [
         "tracing",
         "simplifying",
         "calibrating",
@@ -85,13 +85,13 @@ def test_few_photographs_are_noted(tmp_path, save, photo, count, words):
     assert all(f"note       {note}" in str(report) for note in report.notes)
 
 
-def test_what_tunes_does_not_measure(photos, photo):
+def test_calibration_images_do_not_measure(photos, photo):
     model, paths = lowtide.load("lowtide-x2"), calibration_images.find_photographs([photos])
     assert [path.name for path in paths] == ["a.png", "b.png", "c.jpg"]
     given = torch.from_numpy(photo / np.float32(255)).permute(2, 0, 1)
     tuned = calibration_images.calibration_crops(paths[:2], model)
     assert [tuple(one.shape) for one in tuned] == [(1, 3, 128, 128)] * 2
-    # Beside each other in the middle of the first picture.
+    # Next to each other in the middle of the first image.
     torch.testing.assert_close(tuned[0][0], given[:, 11:139, 16:144], rtol=0, atol=1e-6)
     torch.testing.assert_close(tuned[1][0], given[:, 11:139, 176:304], rtol=0, atol=1e-6)
     (measured,) = calibration_images.evaluation_crops(paths[:2], model, [(129, 131)])
@@ -136,7 +136,7 @@ def test_sizes_that_the_model_takes(photos):
 
 
 def test_a_file_that_loses_too_much_is_not_kept(tmp_path, photos, monkeypatch):
-    # Tuned on darkness: nothing brighter can be told apart.
+    # Calibrated on darkness: all brighter values are clipped to one.
     monkeypatch.setattr(
         job.calibration_images,
         "calibration_crops",
@@ -149,7 +149,7 @@ def test_a_file_that_loses_too_much_is_not_kept(tmp_path, photos, monkeypatch):
     assert not list(tmp_path.glob("*.onnx*"))
 
 
-def test_what_is_asked_for_wrongly(tmp_path, photos):
+def test_wrong_options(tmp_path, photos):
     target = tmp_path / "x.onnx"
     with pytest.raises(UsageError, match="none is given") as caught:
         export_onnx("lowtide-x2", target, precision="int8")

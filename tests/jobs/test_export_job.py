@@ -92,7 +92,7 @@ def test_the_file_upscales_as_the_model_does(target):
     assert (torch.from_numpy(found).clamp(0, 1) - expected).abs().max() < 1e-5
 
 
-def test_half_precision_tells_its_decibels(target):
+def test_half_precision_reports_its_decibels(target):
     report = export_onnx("lowtide-x2", target, precision="fp16")
     for one in report.sizes:
         assert one.pytorch_difference is not None

@@ -10,7 +10,7 @@ import lowtide
 from lowtide.memory.cache import CostCache
 
 
-def told_by(program, source, folder):
+def run_program(program, source, folder):
     """The words that a process of its own prints."""
     command = [sys.executable, "-c", program, str(source), str(folder / "out.png")]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
@@ -27,7 +27,7 @@ def test_a_small_budget_limits_the_probe_and_is_not_remembered(
         " image = lowtide.upscale(source, target, budget='64MiB').images[0];"
         " print(image.status, image.accuracy.execution)"
     )
-    assert told_by(first, source, tmp_path) == ["done", "exact"]
+    assert run_program(first, source, tmp_path) == ["done", "exact"]
     # What a limit cut short is measured again with more room.
     store = CostCache()
     assert store.get(store.key(model.descriptor.sha256, "cpu", "fp32")) is None
@@ -36,12 +36,12 @@ def test_a_small_budget_limits_the_probe_and_is_not_remembered(
 @pytest.mark.slow
 def test_a_first_plan_does_not_count_what_its_probe_leaves(source, tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
-    tell = (
+    program = (
         "import sys, lowtide; source, target = sys.argv[1:];"
         " plan = lowtide.plan(source, target, budget='1GiB').images[0].plan;"
         " print(plan.predicted_bytes, {row.name: row.value for row in plan.ledger}['runtime'])"
     )
-    first, second = (told_by(tell, source, tmp_path) for _ in range(2))
+    first, second = (run_program(program, source, tmp_path) for _ in range(2))
     # The second one found all costs, and so is what a run in another process will take.
     assert first == second
 

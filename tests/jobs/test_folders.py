@@ -186,12 +186,12 @@ def test_a_resumed_folder_keeps_its_automatic_budget(folder, out):
 
 
 @pytest.mark.slow
-def test_what_a_model_holds_beside_its_weights_is_told_as_the_folder_began(
+def test_resident_bytes_of_a_model_are_pinned_when_a_folder_begins(
     folder, out, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
 
-    def told(holds_mib, **options):
+    def ledger_mib(holds_mib, **options):
         loaded = (holds_mib << 20) + lowtide.load("lowtide-x2").descriptor.weight_bytes
         held = itertools.chain([0], itertools.repeat(loaded))
         monkeypatch.setattr(prepare._Monitor, "_resident_bytes", lambda self, **how: next(held))
@@ -200,15 +200,15 @@ def test_what_a_model_holds_beside_its_weights_is_told_as_the_folder_began(
         return next(row.value for row in ledger if row.name == "runtime") >> 20
 
     (folder / "b.png").write_bytes(b"")
-    assert told(7) == 7
+    assert ledger_mib(7) == 7
     (folder / "b.png").write_bytes((folder / "a.png").read_bytes())
-    assert told(30) == 7
-    assert told(30, devices="cpu,cpu", force=True) == 7
+    assert ledger_mib(30) == 7
+    assert ledger_mib(30, devices="cpu,cpu", force=True) == 7
     (out / JOURNAL_NAME).unlink()
-    assert told(30, devices="cpu,cpu", force=True) == 30
+    assert ledger_mib(30, devices="cpu,cpu", force=True) == 30
     # About the same is the same, so that a plan does not hang on it.
     (out / JOURNAL_NAME).unlink()
-    assert told(33, force=True) == 30
+    assert ledger_mib(33, force=True) == 30
 
 
 def test_the_journal_survives_a_torn_last_line(folder, out):
@@ -242,7 +242,7 @@ def test_remains_of_killed_runs_are_removed(folder, out):
 
 
 @pytest.mark.parametrize("entry", ["device_bytes", "measured"])
-def test_a_damaged_pin_is_measured_anew(folder, out, entry):
+def test_a_damaged_pinned_value_is_measured_again(folder, out, entry):
     upscale(folder, out)
     expected = files_of(out)
     (out / "b.png").unlink()
@@ -293,7 +293,7 @@ def test_links_are_not_written_through(folder, out, tmp_path):
     assert statuses(upscale(folder, tmp_path / "link")) == ["skipped"] * 3
 
 
-def test_reports_beside_every_result(folder, out):
+def test_reports_next_to_every_result(folder, out):
     upscale(folder, out, sidecar=True)
     assert {"a.png.lowtide.json", "deep/er/c.jpg.lowtide.json"} <= files_of(out).keys()
     assert statuses(upscale(folder, out, sidecar=True)) == ["skipped"] * 3
@@ -330,7 +330,7 @@ def test_images_of_a_batch_are_numbered(folder, out):
     ]
 
 
-def test_small_and_empty_pictures_in_one_folder(tmp_path, out, save):
+def test_small_and_empty_images_in_one_folder(tmp_path, out, save):
     for height, width in ((1, 1), (1, 70), (33, 2)):
         save(tmp_path / "tiny" / f"{height}x{width}.png", np.full((height, width, 3), 90, np.uint8))
     assert statuses(upscale(tmp_path / "tiny", out)) == ["done"] * 3

@@ -37,7 +37,7 @@ def upscale(source, target, **options):
     return lowtide.upscale(source, target, **{**OPTIONS, **options})
 
 
-def test_what_fits_is_done_and_reported(folder, tmp_path, files_of_at_most):
+def test_images_that_fit_are_done_and_reported(folder, tmp_path, files_of_at_most):
     upscale(folder, tmp_path / "calm")
     out = tmp_path / "out"
     with files_of_at_most(20_000):
@@ -91,7 +91,7 @@ def test_several_processes_whose_journal_cannot_grow(tiny, tmp_path, files_of_at
     assert files_of(out) == {}
 
 
-def test_a_report_that_has_no_room(tiny, tmp_path, files_of_at_most):
+def test_a_report_on_a_full_disk(tiny, tmp_path, files_of_at_most):
     upscale(tiny, tmp_path / "calm", sidecar=True)
     reports = list((tmp_path / "calm").glob("*.lowtide.json"))
     least, out = min(path.stat().st_size for path in reports), tmp_path / "out"
@@ -129,7 +129,7 @@ def test_a_disk_that_is_really_full(folder, tmp_path, save, photo, small_disk):
     save(folder / "d.jpg", photo[40:60, :30])
     calm, out = tmp_path / "calm", small_disk / "out"
     words = [sys.executable, "-m", "lowtide", "upscale", str(folder), "--tile", "64", "--json"]
-    # One after another: a picture that is still being written would hold space beside the next.
+    # One after another: an image still being written would occupy space during the next.
     words += ["--budget", "256MiB", "--format", "png", "--streams", "1"]
     subprocess.run([*words, "-o", str(calm)], check=True, capture_output=True)
     done = subprocess.run([*words, "-o", str(out)], capture_output=True, text=True)

@@ -59,7 +59,7 @@ def test_other_rows_say_what_they_need(name):
     )
 
 
-def test_what_had_waited_is_all_there():
+def test_all_pending_measurements_have_a_row():
     wanted = "tile loop, large image, int8, compiled, streams, devices, two GPUs, fp8, CUDA graphs"
     for word in [*wanted.split(", "), "TensorRT", "reserved by VAE", "tests"]:
         assert any(word in name for name in ROWS), word
@@ -102,4 +102,4 @@ def test_it_stops_when_the_time_is_over(tmp_path, capsys):
     assert "3 rows are left, the same command goes on" in capsys.readouterr().out
     assert not results.path.exists()
     with pytest.raises(gpu_report.TimeOverError):
-        gpu_report.measured_apart(ROWS["streams"], CPU, time.monotonic() + 0.2)
+        gpu_report.measure_in_process(ROWS["streams"], CPU, time.monotonic() + 0.2)

@@ -1,9 +1,9 @@
-"""What half precision does for the time of a processor, and who is told."""
+"""The speed of half precision on a CPU, and the note about it."""
 
 import pytest
 
 import lowtide
-from lowtide.jobs.cpu_half_precision import low_precision_slowdown, slowdown_note
+from lowtide.memory.measurement.cpu_half_precision import low_precision_slowdown, slowdown_note
 
 
 def test_both_precisions_are_measured():
@@ -12,8 +12,8 @@ def test_both_precisions_are_measured():
     assert all(one[layer] > 0 for one in found.values() for layer in ("linear", "convolution"))
 
 
-def test_a_precision_is_told_of_only_where_nothing_gains():
-    for linear, convolution, told in (
+def test_a_precision_is_noted_only_where_nothing_gains():
+    for linear, convolution, has_note in (
         (1.1, 1.9, True),
         (2.0, 3.0, True),
         (1.1, 1.15, False),
@@ -22,7 +22,7 @@ def test_a_precision_is_told_of_only_where_nothing_gains():
     ):
         found = [{"name": "bf16", "linear": linear, "convolution": convolution}]
         note = slowdown_note("bf16", found)
-        assert (note is not None) == told
+        assert (note is not None) == has_note
         if note is not None:
             assert f"convolutions take {convolution:.1f} times" in note
             assert f"linear layers {linear:.1f} times" in note

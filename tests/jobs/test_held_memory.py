@@ -30,7 +30,10 @@ def held(monkeypatch):
         meter = Meter(living * MIB, kept * MIB)
         monkeypatch.setattr(upscale_job, "trim_allocators", lambda device: meter.trim())
         plan = SimpleNamespace(
-            strategy=strategy, device="cpu", predicted_bytes=100 * MIB, upper_bytes=200 * MIB
+            strategy=SimpleNamespace(name=strategy),
+            device="cpu",
+            predicted_bytes=100 * MIB,
+            upper_bytes=200 * MIB,
         )
         return meter, HeldMemory(meter, plan, budget, waiting)
 
@@ -46,7 +49,7 @@ def test_bands_are_relieved_of_more_than_is_expected(held):
     assert (meter.trims, meter.kept) == (1, 0)
 
 
-def test_room_is_made_before_it_is_taken(held):
+def test_memory_is_freed_before_it_is_needed(held):
     meter, holding = held(60, 30)
     holding.make_room(10 * MIB)
     assert not meter.trims
@@ -61,7 +64,7 @@ def test_tiles_may_keep_up_to_their_bound(held):
     assert not meter.trims
 
 
-def test_what_lives_is_not_trimmed_again_and_again(held):
+def test_live_memory_is_not_trimmed_repeatedly(held):
     meter, holding = held(150, 0)
     for _ in range(10):
         assert not holding.over_budget()
@@ -71,7 +74,7 @@ def test_what_lives_is_not_trimmed_again_and_again(held):
     assert meter.trims == 2
 
 
-def test_what_lives_over_the_budget_is_said(held):
+def test_live_memory_over_the_budget_is_reported(held):
     meter, holding = held(150, 100, budget=140 * MIB)
     assert holding.over_budget()
     assert meter.trims == 1

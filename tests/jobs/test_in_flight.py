@@ -36,7 +36,7 @@ def test_the_files_are_those_of_one_after_another(folder, tmp_path, streams):
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_so_many_are_in_flight(folder, tmp_path, monkeypatch, streams):
+def test_the_number_of_images_in_flight(folder, tmp_path, monkeypatch, streams):
     """Files that do not get ready hold up no more images than asked for."""
     gate, begun, most = threading.Event(), [], []
     finish, write = ImageSink.finish, ImageSink.__init__
@@ -59,19 +59,19 @@ def test_so_many_are_in_flight(folder, tmp_path, monkeypatch, streams):
     assert max(most) == streams
 
 
-def test_reports_tell_of_what_was_written_beside(folder, tmp_path):
+def test_reports_count_images_written_meanwhile(folder, tmp_path):
     report = upscale(folder, tmp_path / "out", streams=2)
     rows = [{row.name: row for row in image.memory.ledger} for image in report.images]
     assert "other images being written" not in rows[0]
     for image, ledger in zip(report.images[1:], rows[1:], strict=True):
-        beside = ledger["other images being written"]
-        assert beside.upper >= 80 * 100 * 3
-        assert image.memory.predicted_bytes == image.plan.predicted_bytes + beside.value
-        assert image.memory.upper_bytes == image.plan.upper_bytes + beside.upper
+        others = ledger["other images being written"]
+        assert others.upper >= 80 * 100 * 3
+        assert image.memory.predicted_bytes == image.plan.predicted_bytes + others.value
+        assert image.memory.upper_bytes == image.plan.upper_bytes + others.upper
     assert all(image.memory.within_budget for image in report.images)
 
 
-def test_what_does_not_fit_beside_waits(folder, tmp_path, monkeypatch):
+def test_an_image_that_does_not_fit_with_others_waits(folder, tmp_path, monkeypatch):
     """With a budget of just one image's plan, one is written before the next begins."""
     needed = max(
         image.plan.upper_bytes
@@ -126,8 +126,10 @@ def test_memory_that_runs_out_while_a_file_is_finished_means_another_try(
     assert sorted(files_of(tmp_path / "out")) == ["a.png", "b.png", "c.png", "d.png"]
 
 
-def test_so_it_does_for_a_plan_that_was_kept(tmp_path, monkeypatch, save, photo):
-    """Which had no others beside it to fall back on."""
+def test_a_given_plan_is_replanned_when_finishing_runs_out_of_memory(
+    tmp_path, monkeypatch, save, photo
+):
+    """It had no others in flight to wait for."""
     source = save(tmp_path / "b.png", photo[:256, :300])
     kept = tmp_path / "plan.json"
     kept.write_text(lowtide.plan(source, tmp_path / "b2.png", budget="256MiB").model_dump_json())

@@ -49,7 +49,7 @@ def test_a_file_is_run_and_its_error_measured(tmp_path, save, photo, swin):
     ]
 
 
-def test_fp8_is_of_cards_that_multiply_in_it(tmp_path, source, swin, model, monkeypatch):
+def test_fp8_needs_a_gpu_with_fp8_products(tmp_path, source, swin, model, monkeypatch):
     with pytest.raises(UsageError, match="cpu cannot multiply in fp8") as caught:
         lowtide.upscale(source, tmp_path / "out.png", model=swin, precision="fp8")
     assert "bf16" in caught.value.hint
@@ -67,13 +67,13 @@ def test_fp8_is_of_cards_that_multiply_in_it(tmp_path, source, swin, model, monk
 
 @pytest.mark.slow
 def test_a_file_is_run_in_fp8(tmp_path, save, photo, swin, monkeypatch):
-    # PyTorch has these products for the CPU too; only the two that ask for a card are silenced.
+    # PyTorch has these products for the CPU too; only the two checks for a GPU are replaced.
     monkeypatch.setattr(devices, "_check_fp8", lambda device: None)
     monkeypatch.setattr("torchao.quantization.quant_api._check_hardware_support", lambda _: None)
     source = save(tmp_path / "in.png", photo[:24, :40])
     image = lowtide.upscale(source, tmp_path / "out.png", model=swin, precision="fp8").images[0]
     assert image.plan.precision == image.accuracy.precision == "fp8"
-    assert image.plan.strategy == "whole"
+    assert image.plan.strategy.name == "whole"
     assert 25 < image.accuracy.precision_error.psnr_db < 60
     low = lowtide.upscale(source, tmp_path / "low.png", model=swin, precision="bf16").images[0]
     assert image.accuracy.precision_error.psnr_db < low.accuracy.precision_error.psnr_db
@@ -84,7 +84,7 @@ def test_a_model_without_linear_layers_is_refused(tmp_path, source):
         lowtide.upscale(source, tmp_path / "out.png", precision="int8")
 
 
-def test_nothing_is_told_of_cards_that_are_not_here(tmp_path, source, swin):
+def test_int8_on_an_absent_gpu_is_refused(tmp_path, source, swin):
     with pytest.raises(UsageError, match="measured on the device itself"):
         lowtide.plan(
             source, tmp_path / "out.png", model=swin, precision="int8", device="rtx3060-12gb"

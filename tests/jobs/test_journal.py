@@ -81,7 +81,7 @@ def test_killed_before_replacing_an_old_file(tmp_path, target):
         assert journal.is_finished(target, "key")
 
 
-def test_what_could_not_be_finished_claims_nothing(tmp_path, target):
+def test_an_unfinished_file_claims_nothing(tmp_path, target):
     with Journal(tmp_path) as journal:
         journal.begin(target, "key")
         journal.undo_begin(target)
@@ -228,7 +228,7 @@ def test_damaged_lines_are_skipped(tmp_path, target):
             assert journal.is_finished(target, "key")
 
 
-def test_what_is_no_journal_is_left_alone(tmp_path):
+def test_a_file_that_is_no_journal_is_left_alone(tmp_path):
     path = tmp_path / JOURNAL_NAME
     for content in (b"dear diary\n", b"\x89PNG\r\n\x1a\n"):
         path.write_bytes(content)

@@ -76,7 +76,7 @@ REFUSED = [
 ]
 
 
-def test_what_it_is_not_for_is_refused(tmp_path, source):
+def test_options_that_tensorrt_excludes_are_refused(tmp_path, source):
     for options, match in REFUSED:
         with pytest.raises(UsageError, match=match):
             lowtide.upscale(source, tmp_path / "out.png", provider="tensorrt", **options)

@@ -52,7 +52,7 @@ def test_the_file_is_pytorchs(options, tiles, tmp_path, save, read, crop, expect
     array = crop[:99, :117]
     source = save(tmp_path / "in.png", array)
     image = upscale(source, tmp_path / "out.png", x2, accuracy="exact", **options)
-    assert (image.plan.tiles, image.accuracy.execution) == (tiles, "exact")
+    assert (image.plan.strategy.tiles, image.accuracy.execution) == (tiles, "exact")
     assert apart(read(tmp_path / "out.png"), expected(array)) <= 1
     assert image.memory.within_budget
 
@@ -87,8 +87,8 @@ def test_sizes_off_the_grid(tmp_path, save, read, crop):
     array = crop[:43, :57]
     source = save(tmp_path / "in.png", array)
     image = upscale(source, tmp_path / "out.png", model, tile=24, accuracy="exact")
-    assert (image.plan.align, image.plan.padded_height, image.plan.padded_width) == (4, 44, 60)
-    assert image.plan.tiles > 1
+    assert (image.plan.image.align, image.plan.image.padded_size) == (4, (44, 60))
+    assert image.plan.strategy.tiles > 1
     given = torch.from_numpy(array / np.float32(255)).permute(2, 0, 1)[None]
     wanted = lowtide.load(model)(given)[0].permute(1, 2, 0).numpy() * 255
     assert apart(read(tmp_path / "out.png"), np.rint(wanted)) <= 1
@@ -110,13 +110,13 @@ def test_the_budget_is_kept_and_foretold(tmp_path, save, photo, x2):
     )
     (image,) = UpscaleReport.model_validate_json(done.stdout).images
     memory = image.memory
-    assert (image.accuracy.execution, image.plan.strategy) == ("exact", "tiled")
+    assert (image.accuracy.execution, image.plan.strategy.name) == ("exact", "tiled")
     assert memory.within_budget
     assert memory.peak_bytes <= memory.upper_bytes <= 80 * MIB
     assert abs(memory.peak_bytes - memory.predicted_bytes) < 12 * MIB
     # What the runtime holds is not left out because PyTorch does not see it.
     (live,) = [row.value for row in memory.ledger if row.name.startswith("live")]
-    assert 200 * image.plan.run_pixels < live < 700 * image.plan.run_pixels
+    assert 200 * image.plan.strategy.run_pixels < live < 700 * image.plan.strategy.run_pixels
 
 
 def test_eight_views(tmp_path, source, read, crop, x2):
@@ -153,7 +153,7 @@ def both(x2):
 def test_two_parts_of_the_processor(tmp_path, source, both):
     (_, one), (report, two) = both(source, tmp_path)
     assert one == two
-    assert report.images[0].plan.device_count == 2
+    assert report.images[0].plan.strategy.device_count == 2
     assert report.versions["onnxruntime"]
 
 

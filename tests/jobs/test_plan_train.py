@@ -1,4 +1,4 @@
-"""Planning a training: models by their place, steps from words, cards that are not here."""
+"""Planning a training: models by their path, steps from options, absent GPUs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from lowtide.jobs.plan_train import (
     plan_training,
     plan_training_on_all_gpus,
 )
-from lowtide.jobs.train_settings import TrainSettings, parse_inputs, parse_size
+from lowtide.jobs.train_settings import TrainSettings, parse_size
 from lowtide.jobs.user_models import load_user_model
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile, profile_names
 from lowtide.memory.tracing.steps import TrainingStep
+from lowtide.memory.training.meta_build import parse_inputs
 
-CARD = load_profile("rtx3070-8gb")
+GPU = load_profile("rtx3070-8gb")
 CODE = """
-    import helper_beside_it
+    import helper_module
     from torch import nn
 
     def net():
-        return nn.Sequential(nn.Conv2d(helper_beside_it.CHANNELS, 8, 3), nn.ReLU(),
+        return nn.Sequential(nn.Conv2d(helper_module.CHANNELS, 8, 3), nn.ReLU(),
                              nn.Conv2d(8, 3, 3))
 
     def sized(width):
@@ -69,9 +70,9 @@ class TwoInputs(nn.Module):
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "models.py").write_text(textwrap.dedent(CODE))
-    (tmp_path / "helper_beside_it.py").write_text("CHANNELS = 3\n")
+    (tmp_path / "helper_module.py").write_text("CHANNELS = 3\n")
     yield str(tmp_path / "models.py")
-    for name in ("helper_beside_it", "lowtide_given_models"):
+    for name in ("helper_module", "lowtide_given_models"):
         sys.modules.pop(name, None)
 
 
@@ -153,9 +154,9 @@ def test_a_plan_is_that_of_the_step(monkeypatch) -> None:
         autocast=torch.bfloat16,
         validation=(torch.empty(3, 3, 32, 48, device="meta"),),
     )
-    expected = traced_estimate(model, step, CARD)
+    expected = traced_estimate(model, step, GPU)
     assert plan.fit_report.requested.ledger == expected.ledger
-    assert plan.budget_bytes == CARD.total_bytes - CARD.desktop_bytes
+    assert plan.budget_bytes == GPU.total_bytes - GPU.desktop_bytes
     assert plan.parameters == sum(weight.numel() for weight in model.parameters())
     assert plan.fits
     again = TrainingPlan.model_validate_json(plan.model_dump_json())
@@ -187,15 +188,15 @@ def test_the_optimizer_is_pytorchs_own_by_default(optimizer: str, device: str, t
 
 
 def test_inputs_of_the_model_the_words_or_the_channels() -> None:
-    own = plan_training(TwoInputs(), batch=2, size=(8, 8), device=CARD, full=False)
+    own = plan_training(TwoInputs(), batch=2, size=(8, 8), device=GPU, full=False)
     words = plan_training(
-        TwoInputs(), batch=2, size=(64, 64), inputs=("4,h/8,w/8", ""), device=CARD, full=False
+        TwoInputs(), batch=2, size=(64, 64), inputs=("4,h/8,w/8", ""), device=GPU, full=False
     )
     assert own.fit_report.requested.ledger == words.fit_report.requested.ledger
     gray = nn.Sequential(nn.Flatten(2), nn.Linear(64, 64))
-    plan_training(gray, batch=1, size=(8, 8), channels=1, device=CARD, full=False)
+    plan_training(gray, batch=1, size=(8, 8), channels=1, device=GPU, full=False)
     with pytest.raises(UsageError, match="no convolution"):
-        plan_training(gray, batch=1, size=(8, 8), device=CARD, full=False)
+        plan_training(gray, batch=1, size=(8, 8), device=GPU, full=False)
 
 
 def test_shapes_in_words() -> None:
@@ -239,14 +240,14 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> No
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        ("auto", CARD.total_bytes - CARD.desktop_bytes),
-        ("50%", CARD.total_bytes // 2),
+        ("auto", GPU.total_bytes - GPU.desktop_bytes),
+        ("50%", GPU.total_bytes // 2),
         ("6GiB", 6 << 30),
         (1 << 30, 1 << 30),
     ],
 )
-def test_budgets_of_a_card_that_is_not_here(budget: Any, expected: int) -> None:
-    plan = plan_training(net(), batch=1, size=(8, 8), device=CARD, budget=budget, full=False)
+def test_budgets_of_an_absent_gpu(budget: Any, expected: int) -> None:
+    plan = plan_training(net(), batch=1, size=(8, 8), device=GPU, budget=budget, full=False)
     assert plan.budget_bytes == expected
 
 
@@ -262,12 +263,12 @@ def test_budgets_of_a_card_that_is_not_here(budget: Any, expected: int) -> None:
     ],
 )
 def test_devices_and_budgets_that_make_no_sense(options: dict[str, Any], words: str) -> None:
-    options = {"device": CARD, "batch": 1, "size": (8, 8), **options}
+    options = {"device": GPU, "batch": 1, "size": (8, 8), **options}
     with pytest.raises(UsageError, match=words):
         plan_training(net(), **options)
 
 
-def test_without_a_card_one_must_be_named() -> None:
+def test_without_a_gpu_one_must_be_named() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device, which is taken")
     with pytest.raises(UsageError, match="no other is named to plan for") as error:
@@ -286,9 +287,9 @@ def test_sizes_that_a_model_file_does_not_take(monkeypatch) -> None:
     model.descriptor = replace(model.descriptor, size=SizeRule(minimum=32, multiple_of=24))
     monkeypatch.setattr(user_models, "load", lambda name: model)
     with pytest.raises(UsageError, match="does not accept images of 50×40") as error:
-        plan_training("a", size=(40, 50), device=CARD)
+        plan_training("a", size=(40, 50), device=GPU)
     assert error.value.hint == "--size 72x48"
-    plan = plan_training("a", batch=1, size=(192, 192), device=CARD)
+    plan = plan_training("a", batch=1, size=(192, 192), device=GPU)
     sizes = [
         rung.settings.size for rung in plan.fit_report.options if rung.name.startswith("images")
     ]
@@ -296,7 +297,7 @@ def test_sizes_that_a_model_file_does_not_take(monkeypatch) -> None:
 
 
 def test_nothing_fits() -> None:
-    options: dict[str, Any] = dict(batch=1, size=(16, 16), device=CARD, budget="1MiB", full=False)
+    options: dict[str, Any] = dict(batch=1, size=(16, 16), device=GPU, budget="1MiB", full=False)
     plan = plan_training(net(), **options)
     assert not plan.fits
     assert "no option fits in 1.00 MiB" in str(plan)
@@ -304,29 +305,29 @@ def test_nothing_fits() -> None:
         plan_training(net(), strict=True, **options)
 
 
-def test_all_cards(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_all_gpus(tmp_path: Path) -> None:
+    reported: list[str] = []
     plans = plan_training_on_all_gpus(
-        net(), batch=1, size=(16, 16), budget="7GiB", progress=told.append
+        net(), batch=1, size=(16, 16), budget="7GiB", progress=reported.append
     )
-    cards = [name for name in profile_names() if name != "cpu"]
-    assert [plan.device for plan in plans.plans] == told == cards
+    gpus = [name for name in profile_names() if name != "cpu"]
+    assert [plan.device for plan in plans.plans] == reported == gpus
     assert plans.fits
     plans.require()
-    by_card = {plan.device: plan for plan in plans.plans}
-    # No card is given more than it has.
+    by_gpu = {plan.device: plan for plan in plans.plans}
+    # No GPU gets a budget above its memory.
     laptop = load_profile("laptop-6gb")
-    assert by_card["laptop-6gb"].budget_bytes == laptop.total_bytes - laptop.desktop_bytes
-    assert by_card["rtx3060-12gb"].budget_bytes == 7 << 30
-    assert len(str(plans).splitlines()) == len(cards) + 1
+    assert by_gpu["laptop-6gb"].budget_bytes == laptop.total_bytes - laptop.desktop_bytes
+    assert by_gpu["rtx3060-12gb"].budget_bytes == 7 << 30
+    assert len(str(plans).splitlines()) == len(gpus) + 1
     assert DevicePlans.model_validate_json(plans.model_dump_json()).fits
     with pytest.raises(BudgetError, match="nothing fits any GPU"):
         plan_training_on_all_gpus(net(), batch=1, size=(16, 16), budget="1MiB").require()
 
 
-def test_a_picture(tmp_path: Path) -> None:
+def test_a_plot(tmp_path: Path) -> None:
     plan_training(
-        net(), batch=1, size=(16, 16), device=CARD, full=False, plot=tmp_path / "memory.svg"
+        net(), batch=1, size=(16, 16), device=GPU, full=False, plot=tmp_path / "memory.svg"
     )
     text = (tmp_path / "memory.svg").read_text()
     assert "Sequential on NVIDIA GeForce RTX 3070 8 GB" in text
@@ -336,6 +337,6 @@ def test_a_picture(tmp_path: Path) -> None:
 def test_the_example_runs() -> None:
     path = Path(__file__).parent.parent.parent / "examples" / "plan_training.py"
     for name, size in (("unet", (32, 32)), ("dit", (64, 64))):
-        plan = plan_training(f"{path}:{name}", batch=2, size=size, device=CARD, full=False)
+        plan = plan_training(f"{path}:{name}", batch=2, size=size, device=GPU, full=False)
         assert plan.fits
         assert plan.fit_report.requested.method == "traced"

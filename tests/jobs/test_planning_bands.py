@@ -2,12 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import lowtide
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.core.signal import ImageInfo
 from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.planning import _choose
 from lowtide.jobs.prepared import PreparedModel
@@ -40,7 +41,7 @@ def chosen(module, mib, *, scale=1, size=600, below=None, images=1, **settings):
         ProgramCache(net),
         SpecializedNetworks(net),
     )
-    picture = ImageTask(ImageInfo(size, size, 3), (size, size), ample_bytes=mib * MIB // 4)
+    picture = ImageTask((size, size, 3), (size, size), ample_bytes=mib * MIB // 4)
     budget = Budget(mib * MIB, GIB, 100 * GIB)
     return _choose(prepared, UpscaleSettings.of(**settings), picture, budget, below, images)
 
@@ -55,18 +56,18 @@ def reason(plan):
 
 def test_bands_are_planned_where_they_may_save_more_than_planning_them_takes():
     plans, plan = chosen(global_net(), 1000)
-    assert plan.strategy == "whole"
+    assert plan.strategy.name == "whole"
     assert re.search("planning it takes about .+ s, and .+ save at most .+", reason(plan))
-    assert not any(one.strategy == "streamed" for one in plans)
+    assert not any(one.strategy.name == "streamed" for one in plans)
     plans, _ = chosen(global_net(), 1000, images=1000)
-    assert any(one.strategy == "streamed" for one in plans)
+    assert any(one.strategy.name == "streamed" for one in plans)
 
 
 def test_bands_are_the_way_where_the_whole_does_not_fit():
     _, plan = chosen(global_net(), 200)
-    assert (plan.strategy, plan.accuracy) == ("streamed", "exact")
+    assert (plan.strategy.name, plan.accuracy) == ("streamed", "exact")
     assert {one.title.split()[0] for one in plan.refused} == {"whole", "tiled"}
-    # Told, not drafted: the ledger has the operators' own rows.
+    # From a dry run, not a rough estimate: the ledger has the operators' own rows.
     assert any(row.name == "live activations" for row in plan.ledger)
     assert plan.upper_bytes <= 200 * MIB
 
@@ -78,11 +79,11 @@ def test_exact_names_the_least_that_would_do():
     assert plan.accuracy == "exact"
 
 
-def test_what_cannot_be_streamed_is_refused_or_tiled_as_asked():
+def test_a_model_that_cannot_be_streamed_is_refused_or_tiled_as_requested():
     with pytest.raises(BudgetError, match="random numbers"):
         chosen(Drawing(), 150)
     _, plan = chosen(Drawing(), 150, accuracy="bounded")
-    assert (plan.strategy, plan.accuracy) == ("tiled", "bounded")
+    assert (plan.strategy.name, plan.accuracy) == ("tiled", "bounded")
     assert any("random numbers" in one.reason for one in plan.refused)
 
 
@@ -101,7 +102,7 @@ def test_bands_that_are_not_the_whole_are_not_run(monkeypatch):
     with pytest.raises(BudgetError, match="differ from the whole"):
         chosen(global_net(), 200)
     _, plan = chosen(global_net(), 200, accuracy="bounded")
-    assert plan.strategy == "tiled"
+    assert plan.strategy.name == "tiled"
 
 
 def test_after_memory_ran_out_less_is_planned():
@@ -110,15 +111,29 @@ def test_after_memory_ran_out_less_is_planned():
     assert second.upper_bytes < first.upper_bytes
 
 
+def test_a_plan_does_not_depend_on_what_was_planned_before(tmp_path, save, photo):
+    plain = save(tmp_path / "plain.png", photo[:320, :320])
+    alpha = np.concatenate([photo[:320, :320], photo[:320, :320, :1]], 2)
+    clear = save(tmp_path / "clear.png", alpha)
+
+    def planned(*files):
+        out = tmp_path / "out"
+        report = lowtide.plan(files, out, budget="80MiB", strategy="streamed")
+        return [image.plan.model_dump_json() for image in report.images]
+
+    # Both are of the same size, and the second has less room beside what it holds.
+    assert planned(plain, clear) == planned(plain) + planned(clear)
+
+
 def test_bands_that_lost_are_not_planned_again(monkeypatch, tmp_path):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.setattr(BandCandidates, "_seconds", lambda self, layout: 1000.0)
 
     def planned(mib, **more):
         plans, plan = chosen(global_net(), mib, images=1000, **more)
-        looked = any(one.strategy == "streamed" for one in plans)
+        looked = any(one.strategy.name == "streamed" for one in plans)
         assert looked != ("considered before" in reason(plan))
-        return plan.strategy, looked
+        return plan.strategy.name, looked
 
     assert planned(1000) == ("whole", True)
     assert planned(900) == ("whole", False)  # about as much

@@ -40,7 +40,7 @@ def cramp(monkeypatch):
     return with_limit
 
 
-def test_the_picture_is_the_same(source, tmp_path, read, crop, expected, cramp):
+def test_the_image_is_the_same(source, tmp_path, read, crop, expected, cramp):
     cramp(70 * 70)
     report = lowtide.upscale(source, tmp_path / "out.png", budget="256MiB", strategy="whole")
     image = report.images[0]
@@ -69,7 +69,7 @@ def test_each_new_plan_is_smaller(source, tmp_path, cramp, monkeypatch):
     """Each try takes less memory than the one that failed, down to the smallest plan."""
     tried = []
 
-    def noted(network, reading, sink, plan, **more):
+    def noted(network, adapter, source, sink, plan, **more):
         tried.append(plan.upper_bytes)
         raise MemoryError
 

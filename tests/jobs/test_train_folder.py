@@ -40,7 +40,7 @@ def config(tmp_path, save):
 @pytest.mark.parametrize(
     "name", ["config.json", "log.jsonl", "mine.safetensors", "models/mine_best.safetensors"]
 )
-def test_what_is_not_of_a_training_is_left_alone(config, tmp_path, name):
+def test_files_not_from_a_training_are_left_alone(config, tmp_path, name):
     path = tmp_path / "runs" / "mine" / name
     path.parent.mkdir(parents=True)
     path.write_text('{"name": "mine"}')
@@ -76,7 +76,7 @@ def test_nothing_is_written_through_a_link(config, tmp_path):
     lowtide.load(report.weights)
 
 
-def test_what_killed_trainings_left_is_removed(config, tmp_path):
+def test_partial_files_of_killed_trainings_are_removed(config, tmp_path):
     train_sr(config, tmp_path)
     folder = tmp_path / "mine"
     left = [new_part_name(folder / name) for name in ("mine.safetensors", "config.json")]

@@ -177,9 +177,7 @@ def test_lpips_chooses_the_weights_with_the_lowest_score(photos, tmp_path, alex_
     assert report.scores["lpips"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_pictures_that_a_network_cannot_look_at_are_named_before_the_first_step(
-    photos, tmp_path, alex_file
-):
+def test_images_too_small_for_a_metric_are_named_before_the_first_step(photos, tmp_path, alex_file):
     def refused(error, words, **changes):
         given = plain(photos)
         given["val"] = {"metrics": {"lpips": {"type": "lpips", "weights": str(alex_file)}}}
@@ -197,7 +195,7 @@ def test_pictures_that_a_network_cannot_look_at_are_named_before_the_first_step(
 
 
 @pytest.mark.parametrize("metric", [{"type": "psnr"}, {"type": "ssim", "crop_border": 43}])
-def test_borders_that_leave_nothing_of_a_picture_are_named(photos, tmp_path, metric):
+def test_borders_that_leave_nothing_of_an_image_are_named(photos, tmp_path, metric):
     given = plain(photos, val={"metrics": {"one": {"crop_border": 48, **metric}}})
     with pytest.raises(UsageError, match=r"3\.png: 120×96 is too small for val.metrics.one, which"):
         train_sr(
@@ -266,7 +264,7 @@ def growing(photos, tmp_path):
     return folder, SrConfig.from_values(given)
 
 
-def test_other_pictures_than_before_are_named_or_accepted(growing, photos, tmp_path):
+def test_changed_images_are_named_or_accepted(growing, photos, tmp_path):
     folder, config = growing
     shutil.copy(photos / "val/hr/3.png", folder / "new.png")
     (folder / "0.png").unlink()
@@ -283,7 +281,7 @@ def test_other_pictures_than_before_are_named_or_accepted(growing, photos, tmp_p
     assert not train_sr(config, tmp_path).warnings
 
 
-def test_pictures_that_were_written_again_are_said_and_go_on(growing, tmp_path):
+def test_rewritten_images_are_reported_and_training_goes_on(growing, tmp_path):
     folder, config = growing
     picture = folder / "2.png"
     os.utime(picture, ns=(1, picture.stat().st_mtime_ns + 10**9))
@@ -301,7 +299,7 @@ def planned(photos, budget, device="cpu", network="paragonsr2_s", **changes):
     return plan_step(config, make_sr_task(config, SINGLE_PROCESS), budget, device)
 
 
-def test_the_budget_cuts_the_batch_into_parts(photos):
+def test_the_budget_splits_the_batch(photos):
     whole = planned(photos, 1 << 40)
     assert (whole.batch, whole.micro_batches, whole.samples) == (4, 1, "patches of 16 px")
     cut = planned(photos, int(whole.upper_bytes * 0.8))
@@ -313,7 +311,7 @@ def test_the_budget_cuts_the_batch_into_parts(photos):
     assert least.upper_bytes <= caught.value.smallest
 
 
-def test_a_step_is_planned_for_a_card_that_is_not_here(photos):
+def test_a_step_is_planned_for_an_absent_gpu(photos):
     plan = planned(photos, 12 << 30, "rtx3060-12gb", "paragonsr2_nano")
     here = planned(photos, 12 << 30, network="paragonsr2_nano")
     assert plan.predicted_bytes > here.predicted_bytes  # the driver's context
@@ -353,7 +351,7 @@ def test_checkpointing_takes_less_and_a_discriminator_more(photos):
         ),
     ],
 )
-def test_what_cannot_be_is_said_before_the_first_step(
+def test_impossible_settings_are_refused_before_the_first_step(
     photos, tmp_path, monkeypatch, change, error, words
 ):
     monkeypatch.chdir(photos)

@@ -94,11 +94,12 @@ def test_an_image_that_ends_every_process_is_a_failure_and_the_others_are_done(
 def test_processes_that_cannot_begin_are_not_started_for_ever(
     folder, tmp_path, started, monkeypatch
 ):
-    monkeypatch.setattr(workers, "_CODE", "raise SystemExit('no such library')")
+    monkeypatch.setattr(workers, "_MAIN", "no_such_library:main")
     report = upscale(folder, tmp_path / "out", devices=TWO)
     assert len(started) <= 3
     assert statuses(report) == ["failed"] * 5
-    assert all("exit code 1: no such library" in image.error for image in report.images)
+    assert all("exit code 1" in image.error for image in report.images)
+    assert all("No module named 'no_such_library'" in image.error for image in report.images)
 
 
 def test_a_stop_ends_all_processes(folder, tmp_path, started):
@@ -122,7 +123,7 @@ def test_the_tiles_of_a_single_image_are_shared(folder, tmp_path, started):
     with mock.patch.object(upscale_job, "execute_plan", wraps=upscale_job.execute_plan) as watched:
         both = upscale(source, two, devices=TWO)
     assert not started  # for tiles no process is
-    assert [report.images[0].plan.device_count for report in (alone, both)] == [1, 2]
+    assert [report.images[0].plan.strategy.device_count for report in (alone, both)] == [1, 2]
     assert both.device == TWO
     done = both.images[0]
     assert "on 2 devices" in done.plan.title
@@ -140,7 +141,7 @@ def test_an_image_in_one_piece_runs_on_the_first_device(folder, tmp_path, starte
     report = lowtide.upscale(
         folder / "a.png", tmp_path / "a.png", budget="512MiB", devices=TWO, strategy="whole"
     )
-    assert report.images[0].plan.device_count == 1
+    assert report.images[0].plan.strategy.device_count == 1
     assert report.images[0].notes == [
         "run on cpu only: no plan with tiles on several devices was chosen"
     ]
@@ -156,7 +157,7 @@ def test_lists_that_make_no_sense(folder, tmp_path):
         upscale(folder, tmp_path / "out", devices="cuda:7,cuda:8")
 
 
-def test_cards_and_the_processor_do_not_mix(monkeypatch, folder, tmp_path):
+def test_gpus_and_the_cpu_do_not_mix(monkeypatch, folder, tmp_path):
     monkeypatch.setattr("lowtide.jobs.devices.resolve_device", lambda name: name)
     with pytest.raises(UsageError, match="cannot combine GPUs with the CPU"):
         upscale(folder, tmp_path / "out", devices=["cpu", "cuda:0"])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lowtide import OutputError
-from lowtide.core.signal import ImageInfo
 from lowtide.media import AsyncWriter, ImageSink, open_image, open_sink
 from lowtide.media import async_writer as module
+from lowtide.media.image_info import ImageInfo
 
 INFO = ImageInfo(60, 50, 3)
 
@@ -24,32 +24,32 @@ def behind(path, most=1 << 20):
 
 def test_the_file_is_the_same_whoever_writes_it(tmp_path, pixels):
     with open_sink(tmp_path / "a.png", INFO) as plain:
-        plain.write(pixels)
+        plain.write(0, pixels)
         plain.commit()
     with behind(tmp_path / "b.png") as sink:
         buffer = np.empty((7, 60, 3), np.uint8)  # used again for every strip, as a merger does
         for top in range(0, 50, 7):
             rows = pixels[top : top + 7]
             buffer[: len(rows)] = rows
-            sink.write(buffer[: len(rows)])
+            sink.write(top, buffer[: len(rows)])
         buffer[:] = 0
         assert sink.commit() == tmp_path / "b.png"
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     with open_image(tmp_path / "b.png") as image:
-        assert np.array_equal(image.read(50), pixels)
+        assert np.array_equal(image.read(0, 50), pixels)
 
 
 def test_no_more_rows_wait_than_allowed(tmp_path, pixels, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK_BYTES", 60 * 3 * 5)
     gate, write = threading.Event(), ImageSink.write
 
-    def gated(self, rows):
+    def gated(self, first, values):
         assert gate.wait(20)
-        write(self, rows)
+        write(self, first, values)
 
     monkeypatch.setattr(ImageSink, "write", gated)
     sink = behind(tmp_path / "a.png", most=60 * 3 * 20)
-    giving = threading.Thread(target=sink.write, args=(pixels,), daemon=True)
+    giving = threading.Thread(target=sink.write, args=(0, pixels), daemon=True)
     giving.start()
     giving.join(0.3)
     assert giving.is_alive()
@@ -61,7 +61,7 @@ def test_no_more_rows_wait_than_allowed(tmp_path, pixels, monkeypatch):
 
 def test_it_has_no_name_before_it_is_committed(tmp_path, pixels):
     sink = behind(tmp_path / "a.png")
-    sink.write(pixels)
+    sink.write(0, pixels)
     sink.close_rows()
     sink._thread.join(20)
     assert not (tmp_path / "a.png").exists()
@@ -72,7 +72,7 @@ def test_it_has_no_name_before_it_is_committed(tmp_path, pixels):
 @pytest.mark.parametrize("closed", [False, True])
 def test_aborting_leaves_nothing(tmp_path, pixels, closed):
     sink = behind(tmp_path / "new" / "a.png")
-    sink.write(pixels)
+    sink.write(0, pixels)
     if closed:
         sink.close_rows()
         sink._thread.join(20)
@@ -81,15 +81,15 @@ def test_aborting_leaves_nothing(tmp_path, pixels, closed):
 
 
 def test_a_failure_is_told_to_who_writes_next_and_at_the_end(tmp_path, pixels, monkeypatch):
-    def full(self, rows):
+    def full(self, first, values):
         raise OutputError("the disk is full")
 
     monkeypatch.setattr(ImageSink, "write", full)
     with behind(tmp_path / "a.png", most=1) as sink:
-        sink.write(pixels[:1])
+        sink.write(0, pixels[:1])
         sink._thread.join(20)
         with pytest.raises(OutputError, match="full"):
-            sink.write(pixels[1:2])
+            sink.write(1, pixels[1:2])
         with pytest.raises(OutputError, match="full"):
             sink.commit()
     assert list(tmp_path.iterdir()) == []
@@ -97,7 +97,7 @@ def test_a_failure_is_told_to_who_writes_next_and_at_the_end(tmp_path, pixels, m
 
 def test_missing_rows_are_an_error(tmp_path, pixels):
     with behind(tmp_path / "a.png") as sink:
-        sink.write(pixels[:20])
+        sink.write(0, pixels[:20])
         with pytest.raises(OutputError, match="20 of 50 rows"):
             sink.commit()
     assert list(tmp_path.iterdir()) == []

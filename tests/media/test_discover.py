@@ -74,7 +74,7 @@ def test_an_output_folder_inside_the_input_is_not_an_input(tmp_path: Path) -> No
     }
 
 
-def test_what_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_skipped_files_are_named_with_their_reason(tmp_path: Path) -> None:
     touch(
         tmp_path,
         "in/a.png",
@@ -122,7 +122,7 @@ def test_a_pattern_leaves_out_what_is_no_image(tmp_path: Path) -> None:
     }
 
 
-def test_results_beside_their_inputs_are_not_inputs(tmp_path: Path) -> None:
+def test_results_next_to_their_inputs_are_not_inputs(tmp_path: Path) -> None:
     touch(tmp_path, "in/a.png", "in/a_x2.png", "in/b_x2.png", "in/c.png")
     assert pairs(tmp_path, ["in"], "in", suffix_text="_x2") == {
         "in/a.png": "in/a_x2.png",
@@ -145,7 +145,7 @@ def test_several_results_do_not_go_into_one_file(tmp_path: Path, inputs: list[st
 
 
 @pytest.mark.parametrize("options", [{"format": "jpg"}, {"suffix_text": "_x2"}])
-def test_what_a_given_name_says_already_is_not_said_otherwise(tmp_path: Path, options) -> None:
+def test_options_that_contradict_the_output_name_are_refused(tmp_path: Path, options) -> None:
     touch(tmp_path, "a.png")
     with pytest.raises(UsageError):
         pairs(tmp_path, ["a.png"], "b.png", **options)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lowtide.core.atomic_file import PART_PATTERN, part_path
 from lowtide.core.errors import LowtideError, OutputError, UsageError
-from lowtide.core.signal import ImageInfo, SampleType
 from lowtide.media import EncodeOptions, open_sink
+from lowtide.media.image_info import ImageInfo, SampleType
 from support.media_files import FULL, info_of, make_rows, read_image, write_image
 
 SUFFIXES = [".png", ".jpg", ".webp", ".tif", ".avif"]
@@ -28,7 +28,7 @@ def test_the_target_appears_only_with_the_commit(tmp_path: Path) -> None:
     target.write_bytes(b"old")
     rows = make_rows(20, 30, 3)
     sink = open_sink(target, info_of(rows))
-    sink.write(rows)
+    sink.write(0, rows)
     assert [path.name for path in tmp_path.glob(PART_PATTERN)] == left_in(tmp_path)[:1]
     assert target.read_bytes() == b"old"
     assert sink.commit() == target
@@ -40,8 +40,8 @@ def test_the_target_appears_only_with_the_commit(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as Unix has them")
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_nothing_is_written_through_what_lies_there(tmp_path: Path, suffix: str) -> None:
-    """A link of the usual name beside the output led to another file, and a pipe was waited for."""
+def test_nothing_is_written_through_an_existing_link(tmp_path: Path, suffix: str) -> None:
+    """A link with the partial file's usual name led to another file, and a pipe blocked."""
     theirs, rows = tmp_path / "theirs", make_rows(20, 30, 3)
     theirs.write_text("theirs")
     for number, plant in enumerate((Path.symlink_to, Path.hardlink_to)):
@@ -66,12 +66,12 @@ def test_nothing_is_written_through_what_lies_there(tmp_path: Path, suffix: str)
 def test_abort_leaves_nothing(tmp_path: Path, suffix: str, written: int) -> None:
     rows = make_rows(30, 40, 3)
     sink = open_sink(tmp_path / "new" / "deep" / f"a{suffix}", info_of(rows))
-    sink.write(rows[:written])
+    sink.write(0, rows[:written])
     sink.abort()
     sink.abort()
     assert left_in(tmp_path) == []
     with pytest.raises(ValueError, match="closed"):
-        sink.write(rows)
+        sink.write(0, rows)
 
 
 def test_an_exception_in_the_block_aborts(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_an_exception_in_the_block_aborts(tmp_path: Path) -> None:
 
 def test_missing_rows_are_an_error_and_leave_nothing(tmp_path: Path) -> None:
     sink = open_sink(tmp_path / "a.png", ImageInfo(4, 10, 3))
-    sink.write(np.zeros((9, 4, 3), np.uint8))
+    sink.write(0, np.zeros((9, 4, 3), np.uint8))
     with pytest.raises(OutputError, match="9 of 10 rows"):
         sink.commit()
     assert left_in(tmp_path) == []
@@ -101,14 +101,14 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path, rows: np.ndarray) -> N
         open_sink(tmp_path / "a.png", ImageInfo(4, 8, 3)) as sink,
         pytest.raises(ValueError, match="rows"),
     ):
-        sink.write(rows)
+        sink.write(0, rows)
 
 
 def test_rows_may_be_views(tmp_path: Path) -> None:
     for sample in ("uint8", "uint16", "float32"):
         rows = make_rows(30, 40, 4, sample)
         with open_sink(tmp_path / "a.tif", ImageInfo(20, 30, 3, sample)) as sink:
-            sink.write(rows[:, ::2, 2::-1])
+            sink.write(0, rows[:, ::2, 2::-1])
             sink.commit()
         assert np.array_equal(read_image(tmp_path / "a.tif"), rows[:, ::2, 2::-1])
 
@@ -117,14 +117,15 @@ def test_rows_may_be_views(tmp_path: Path) -> None:
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, suffix: str) -> None:
     code = (
         "import resource, sys; import numpy as np\n"
-        "from lowtide.core.errors import OutputError; from lowtide.core.signal import ImageInfo\n"
+        "from lowtide.core.errors import OutputError\n"
+        "from lowtide.media.image_info import ImageInfo\n"
         "from lowtide.media import EncodeOptions, open_sink\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))\n"
         "rows = np.random.default_rng(0).integers(0, 255, (50, 400, 3), dtype=np.uint8)\n"
         "try:\n"
         "    options = EncodeOptions(avif_effort=0)\n"
         "    sink = open_sink(sys.argv[1], ImageInfo(400, 400, 3), options=options)\n"
-        "    for _ in range(8): sink.write(rows)\n"
+        "    for number in range(8): sink.write(number * len(rows), rows)\n"
         "    sink.commit()\n"
         "except OutputError as error: print(error.message, '|', error.hint)\n"
     )

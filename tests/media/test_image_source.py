@@ -75,7 +75,7 @@ def test_only_the_turned_need_scratch_space(tmp_path: Path) -> None:
     Image.fromarray(make_rows(8, 9, 3)).save(tmp_path / "a.png", exif=make_exif(2))
     assert inspect_image(tmp_path / "a.png").scratch_bytes == 0
     with open_image(tmp_path / "a.png", scratch_dir=tmp_path / "nowhere") as source:
-        assert len(source.read(100)) == 8
+        assert len(source.read(0, 100)) == 8
 
 
 def test_a_missing_scratch_folder_is_an_output_error_with_the_bytes(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_missing_scratch_folder_is_an_output_error_with_the_bytes(tmp_path: Pa
         open_image(tmp_path / "a.png", scratch_dir=tmp_path / "nowhere") as source,
         pytest.raises(OutputError, match=r"scratch.* 216 bytes") as caught,
     ):
-        source.read(1)
+        source.read(0, 1)
     assert "--scratch" in (caught.value.hint or "")
 
 
@@ -94,7 +94,7 @@ def test_a_full_scratch_disk_is_an_output_error(tmp_path: Path) -> None:
         "import resource, sys; from pathlib import Path\n"
         "from lowtide.core.errors import OutputError; from lowtide.media import open_image\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "try: open_image(sys.argv[1], scratch_dir=Path(sys.argv[1]).parent).read(1)\n"
+        "try: open_image(sys.argv[1], scratch_dir=Path(sys.argv[1]).parent).read(0, 1)\n"
         "except OutputError as error: print(error.message)\n"
     )
     done = subprocess.run(
@@ -104,14 +104,21 @@ def test_a_full_scratch_disk_is_an_output_error(tmp_path: Path) -> None:
     assert "180,000 bytes" in done.stdout
 
 
-def test_reading_ends_with_empty_blocks_and_close_is_repeatable(tmp_path: Path) -> None:
-    source = open_image(write_image(tmp_path / "a.png", make_rows(10, 4, 2)))
-    assert [len(source.read(4)) for _ in range(4)] == [4, 4, 2, 0]
-    assert source.read(3).shape == (0, 4, 2)
-    source.close()
-    source.close()
-    with pytest.raises(ValueError, match="after close"):
-        source.read(1)
+def test_rows_are_read_in_order_and_may_be_skipped(tmp_path: Path) -> None:
+    for orientation in (1, 6):
+        path, exif = tmp_path / "a.png", make_exif(orientation)
+        Image.fromarray(make_rows(60, 60, 3)).save(path, exif=exif)
+        rows, source = read_image(path), open_image(path)
+        assert np.array_equal(source.read(0, 4), rows[:4])
+        assert np.array_equal(source.read(31, 40), rows[31:40])
+        with pytest.raises(ValueError, match="row 39 after row 40"):
+            source.read(39, 41)
+        assert np.array_equal(source.read(58, 70), rows[58:])
+        assert source.read(60, 63).shape == (0, 60, 3)
+        source.close()
+        source.close()
+        with pytest.raises(ValueError, match="after close"):
+            source.read(60, 61)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -162,8 +169,8 @@ def test_a_jpeg_with_less_data_than_it_claims_is_an_image_error(
         pytest.raises(ImageError, match=r"a\.jpg: damaged or cut short after row \d+ of"),
         open_image(path) as source,
     ):
-        while len(source.read(20)):
-            pass
+        for top in range(0, source.info.height, 20):
+            source.read(top, top + 20)
     path.write_bytes(whole[:-2])  # no end marker
     with pytest.raises(ImageError, match="damaged or cut short"):
         read_image(path)
@@ -190,7 +197,7 @@ def test_a_jpeg_with_bytes_that_belong_to_nothing_is_read(
     assert inspect_image(path).orientation == orientation
 
 
-def test_a_truncated_png_tells_how_far_it_got(tmp_path: Path) -> None:
+def test_a_truncated_png_error_names_the_rows_read(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (400, 100, 3), dtype=np.uint8)
     path = write_image(tmp_path / "a.png", noise)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -214,7 +221,7 @@ def test_a_truncated_png_tells_how_far_it_got(tmp_path: Path) -> None:
         (b"RIFF\x10\0\0\0WEBPVP8 ", "unsupported WebP"),
     ],
 )
-def test_what_is_no_image_is_named(tmp_path: Path, content: bytes, what: str) -> None:
+def test_a_file_that_is_no_image_is_named(tmp_path: Path, content: bytes, what: str) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(content)
     with pytest.raises(ImageError, match=what):
@@ -239,7 +246,7 @@ def test_too_many_pixels_are_refused_with_the_numbers(tmp_path: Path) -> None:
     assert "--max-pixels 1200" in e.value.hint
 
 
-def test_a_progressive_jpeg_is_priced_for_its_coefficients(tmp_path: Path) -> None:
+def test_the_estimate_of_a_progressive_jpeg_counts_coefficients(tmp_path: Path) -> None:
     image = vips(make_rows(320, 640, 3))
     image.jpegsave(str(tmp_path / "base.jpg"), subsample_mode="off")
     image.jpegsave(str(tmp_path / "slow.jpg"), subsample_mode="off", interlace=True)
@@ -250,7 +257,7 @@ def test_a_progressive_jpeg_is_priced_for_its_coefficients(tmp_path: Path) -> No
     assert "progressive" in slow.reason
 
 
-def test_an_interlaced_png_is_priced_for_its_frame(tmp_path: Path) -> None:
+def test_the_estimate_of_an_interlaced_png_counts_the_frame(tmp_path: Path) -> None:
     image = vips(make_rows(320, 640, 3))
     image.pngsave(str(tmp_path / "base.png"))
     image.pngsave(str(tmp_path / "slow.png"), interlace=True)
@@ -267,7 +274,7 @@ def test_cmyk_is_converted_and_gets_the_profile_of_srgb(tmp_path: Path) -> None:
         assert (source.info.channels, source.info.sample_type) == (3, "uint8")
         assert source.metadata.icc is not None
         assert source.metadata.icc[16:20] == b"RGB "
-        assert source.read(30).shape == (30, 40, 3)
+        assert source.read(0, 30).shape == (30, 40, 3)
 
 
 def test_lab_is_converted(tmp_path: Path) -> None:
@@ -291,7 +298,7 @@ def test_the_first_page_is_read_and_the_others_are_mentioned(tmp_path: Path) -> 
     assert np.array_equal(read_image(tmp_path / "a.tif"), np.asarray(pages[0]))
 
 
-def test_a_tiff_is_priced_by_its_largest_piece(tmp_path: Path) -> None:
+def test_the_estimate_of_a_tiff_counts_its_largest_piece(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (512, 512, 3), dtype=np.uint8)
     strips, plain = tmp_path / "a.tif", tmp_path / "b.tif"
     vips(noise).tiffsave(str(strips), compression="deflate")

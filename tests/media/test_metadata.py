@@ -71,7 +71,7 @@ def test_the_thumbnail_is_dropped(tmp_path: Path) -> None:
     exif = _exif_with_thumbnail(thumbnail)
     Image.fromarray(make_rows(20, 30, 3)).save(tmp_path / "source.jpg", exif=exif)
     with open_image(tmp_path / "source.jpg") as source:
-        metadata, rows = source.metadata, source.read(20)
+        metadata, rows = source.metadata, source.read(0, 20)
     assert metadata.exif is not None
     assert thumbnail in metadata.exif
     for suffix in (".jpg", ".png", ".webp", ".avif"):
@@ -124,6 +124,6 @@ def test_a_profile_for_other_bands_is_left_out_with_a_note(tmp_path: Path) -> No
 
     rows = make_rows(20, 30, 1)
     sink = open_sink(tmp_path / "a.png", info_of(rows), metadata=Metadata(icc=ICC))
-    sink.write(rows)
+    sink.write(0, rows)
     assert any("ICC" in note for note in sink.notes)
     assert reread(sink.commit()).icc is None

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lowtide.core.signal import SampleType
 from lowtide.media import EncodeOptions, inspect_image, output_sample
 from lowtide.media.formats import FORMATS, ImageFormat
+from lowtide.media.image_info import SampleType
 from support.media_files import FULL, make_rows, read_image, unit, write_image
 
 ALL = EncodeOptions(jpeg_quality=100, webp_lossless=True, avif_quality=100, avif_effort=0)

@@ -41,7 +41,7 @@ def test_16_bit_samples_are_big_endian() -> None:
         assert np.array_equal(np.asarray(image), rows[..., 0])
 
 
-def test_rows_leave_at_once_and_little_is_held() -> None:
+def test_rows_are_written_at_once_and_little_is_held() -> None:
     sent = 0
 
     def count(data: bytes) -> None:

@@ -113,7 +113,7 @@ def test_raw_files_of_other_kinds_are_known_by_how_they_begin(tmp_path, head, ca
         inspect_image(tmp_path / "a.tif")
 
 
-def test_what_is_no_raw_file_is_read(tmp_path) -> None:
+def test_files_that_are_not_raw_are_read(tmp_path) -> None:
     """A camera's own TIFF, and a pyramid, whose first image is the largest."""
     camera = saved(tmp_path / "camera.tif", {"rows": ROWS, 271: b"Maker\0", 272: b"Model\0"})
     half = np.ascontiguousarray(ROWS[::2, ::2])
@@ -183,7 +183,7 @@ def test_our_own_transparency_is_read_again(tmp_path) -> None:
     assert np.array_equal(read_image(write_image(tmp_path / "a.tif", rows)), rows)
 
 
-def test_bands_that_are_left_out_are_priced(tmp_path) -> None:
+def test_the_estimate_counts_bands_that_are_dropped(tmp_path) -> None:
     """They are decoded like the others."""
     rows = make_rows(16, 4000, 3)
     plain = saved(tmp_path / "a.tif", {"rows": rows})

@@ -93,7 +93,7 @@ def test_blocks_that_grow_are_reused_until_they_are_too_large(side):
     assert known.retained_bytes == pytest.approx(1.3 * known.max_live, rel=1e-6)
 
 
-def test_blocks_that_outgrow_the_heap_are_given_back():
+def test_blocks_too_large_for_the_heap_are_returned():
     known = traced(lambda n: [64 * n] * 2 + [n], sides=(64, 512, 1024))
     for side in (600, 1024, 2000):
         assert known.reused_blocks(side * side).max_live == pytest.approx(side * side)
@@ -106,7 +106,7 @@ def test_parts_of_one_size_stay_as_they_are():
     assert traced(lambda n: [MMAP_THRESHOLD_BYTES] * 3).reused_blocks(100 * 100).retained_bytes == 0
 
 
-def test_nothing_is_said_of_blocks_where_no_trace_told():
+def test_blocks_are_unknown_without_a_trace():
     assert costs(lambda n: n).reused_blocks(100) is None
     plain = TracedPoint(pixels=64, peak_bytes=100, reused_blocks=())
     assert (
@@ -120,7 +120,7 @@ def test_seconds_go_through_the_probes():
         assert known.seconds(pixels) == pytest.approx(2e-6 * pixels)
 
 
-def test_a_probe_that_was_disturbed_prices_no_size_above_its_neighbors():
+def test_a_disturbed_probe_raises_no_size_above_its_neighbors():
     quiet = costs(lambda n: n, seconds=lambda n: 2e-6 * n)
     disturbed = costs(lambda n: n, seconds=lambda n: (3e-6 if n == 256**2 else 2e-6) * n)
     for side in (64, 100, 200, 256, 300, 512, 4000):

@@ -90,7 +90,7 @@ def test_where_it_is(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as Unix has them")
-def test_nothing_is_written_through_what_lies_there(tmp_path):
+def test_nothing_is_written_through_an_existing_link(tmp_path):
     theirs = tmp_path / "theirs"
     theirs.write_text("theirs")
     (tmp_path / "key.json").symlink_to(theirs)

@@ -65,16 +65,16 @@ def test_the_machine_has_memory():
     assert 0 < available_host_bytes() <= total_host_bytes()
 
 
-def test_what_is_loaded_apart_does_not_count():
-    found = run("loaded_apart")
-    assert found["apart"] < 10 * MIB
+def test_what_is_loaded_before_does_not_count():
+    found = run("loaded_before")
+    assert found["before"] < 10 * MIB
     assert found["peak"] == pytest.approx(40 * MIB, rel=0.1)
     assert found["high_water"] == pytest.approx(40 * MIB, rel=0.2)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-def test_what_a_process_held_on_a_card_before_does_not_count():
+def test_what_a_process_held_on_a_gpu_before_does_not_count():
     def block(mib):
         return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
 

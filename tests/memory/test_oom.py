@@ -21,11 +21,11 @@ def test_messages_of_the_libraries(text, verdict):
     assert is_out_of_memory(RuntimeError(text)) == verdict
 
 
-def test_a_card_gives_back_what_its_allocator_keeps_too(monkeypatch):
+def test_a_gpu_frees_what_its_allocator_caches_too(monkeypatch):
     given = []
     monkeypatch.setattr(oom, "trim_heap", lambda collect: given.append(("heap", collect)))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("card"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("gpu"))
     oom.trim_allocators("cpu")
     assert given == [("heap", False)]
     oom.trim_allocators("cuda:0", collect=True)
-    assert given[1:] == [("heap", True), "card"]
+    assert given[1:] == [("heap", True), "gpu"]

@@ -26,8 +26,8 @@ def test_a_plan_by_itself_is_a_book(tmp_path) -> None:
 def test_the_plan_of_the_name_comes_before_that_of_the_size(tmp_path) -> None:
     first, second = a_plan(overlap=14), a_plan(overlap=20)
     plans = book(tmp_path / "p.json", ("one.png", first), ("in/two.png", second))
-    assert plans.find("two.png", 100, 80).overlap == 20
-    assert plans.find("other.png", 100, 80).overlap == 14
+    assert plans.find("two.png", 100, 80).strategy.overlap == 20
+    assert plans.find("other.png", 100, 80).strategy.overlap == 14
 
 
 def test_no_plan_for_another_size_and_the_sizes_there_are(tmp_path) -> None:
@@ -43,6 +43,19 @@ def test_files_that_hold_no_plan(tmp_path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(UsageError, match="plan"):
         PlanFile.read(path)
+
+
+def test_plans_of_another_layout_are_refused_with_the_way_out(tmp_path) -> None:
+    path, plan = tmp_path / "p.json", a_plan().model_dump(mode="json")
+    for changes, problem, hint in (
+        ({"schema_version": 1}, "a plan of schema 1", "lowtide plan upscale"),
+        ({"accuracy": "bounded", "strategy": {"name": "whole"}}, "not a plan: a whole plan", ""),
+        ({"strategy": {"name": "whole", "bands": [4]}}, "not a plan: strategy.whole.bands: ", ""),
+    ):
+        path.write_text(json.dumps(plan | changes))
+        with pytest.raises(UsageError, match=problem) as caught:
+            PlanFile.read(path)
+        assert hint in (caught.value.hint or "")
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:
@@ -65,4 +78,4 @@ def test_a_plan_over_the_budget_is_refused_with_what_it_needs() -> None:
 def test_a_plan_that_suits_is_taken_with_the_budget_of_now() -> None:
     plan = check_replay(a_plan(), {"scale": 2}, Budget(60 * MIB, 60 * MIB, 0))
     assert plan.budget_bytes == 60 * MIB
-    assert (plan.tile_width, plan.overlap) == (64, 14)
+    assert (plan.strategy.tile_width, plan.strategy.overlap) == (64, 14)

@@ -1,4 +1,4 @@
-"""What a run leaves beside its tensors: what counts, and what oneDNN keeps of a linear layer."""
+"""Memory that a run leaves in addition to tensors, such as oneDNN's kernels."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_a_linear_layer_by_the_blas_library_does_not_count():
     )
 
 
-def test_backward_passes_of_convolutions_count_apart():
+def test_backward_passes_of_convolutions_count_separately():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
     images = torch.empty(1, 3, 16, 16, device="meta")
     step = TrainingStep((images,), loss=lambda result: result.mean())
@@ -81,7 +81,7 @@ def test_backward_passes_of_convolutions_count_apart():
 
 
 def run_many(by_onednn):
-    """Linear layers of so many numbers of tokens, once each."""
+    """Linear layers of several numbers of tokens, once each."""
     torch.set_num_threads(1)
     weight, x = torch.randn(180, 180), torch.randn(4096, 180)
     layer = linear_ops.onednn_linear_any_layout if by_onednn else F.linear
@@ -91,11 +91,11 @@ def run_many(by_onednn):
 
 
 @needs_onednn
-def test_what_onednn_keeps_of_them_is_what_is_told():
+def test_what_onednn_caches_is_as_predicted():
     taken = {
         how: measure_in_subprocess("test_runtime:run_many", how).retained_bytes
         for how in (True, False)
     }
-    told = COUNTS * shipped_runtime().product_bytes
-    assert taken[True] - taken[False] == pytest.approx(told, rel=0.5)
+    predicted = COUNTS * shipped_runtime().product_bytes
+    assert taken[True] - taken[False] == pytest.approx(predicted, rel=0.5)
     assert taken[True] - taken[False] > 4 * MIB

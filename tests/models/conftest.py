@@ -72,8 +72,8 @@ def write(tmp_path: Path) -> Writer:
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of real test data, which is not part of the project."""
-    beside = Path(__file__).parents[3] / "shared" / "data"
-    for folder in (os.environ.get("LOWTIDE_DATA"), beside):
+    shared = Path(__file__).parents[3] / "shared" / "data"
+    for folder in (os.environ.get("LOWTIDE_DATA"), shared):
         if folder and Path(folder).is_dir():
             return Path(folder)
     pytest.skip("real test data is absent; set LOWTIDE_DATA to its folder")

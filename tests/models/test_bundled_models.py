@@ -117,7 +117,7 @@ def test_wrong_metadata(tmp_path: Path, architecture: str, config: str, words: s
 
 @pytest.mark.slow
 def test_set5_benchmark(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmark's own code finds the figures that the cards and the README may state."""
+    """The benchmark's own code finds the figures that the model cards and the README may state."""
     import common  # pyright: ignore[reportMissingImports]
     import set5  # pyright: ignore[reportMissingImports]
 

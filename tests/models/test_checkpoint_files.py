@@ -1,4 +1,4 @@
-"""Files of torch.save: what they hold is read, whatever else lies beside it, and nothing more."""
+"""Files of torch.save: their tensors are read, whatever else they contain, and nothing more."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from torch import nn
 
 from lowtide.core.errors import ModelError
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.memory.rlimit import process_limit
 from lowtide.models import load
+from support.process_limit import process_limit
 
 Networks = Callable[[str], nn.Module]
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({}, 2)
@@ -61,7 +61,7 @@ def pickled(path: Path, data: bytes, records: dict[str, bytes] | None = None, **
 
 
 def tensor(size: tuple[int, ...], stride: tuple[int, ...], count: int = 1) -> bytes:
-    """The pickle of {"a": a tensor of this shape in a storage of so many floats}."""
+    """The pickle of {"a": a tensor of this shape in a storage of this many floats}."""
 
     class Made:
         def __reduce__(self) -> Any:
@@ -81,7 +81,7 @@ def tensor(size: tuple[int, ...], stride: tuple[int, ...], count: int = 1) -> by
 
 
 def refused(path: Path, words: str, limit: int) -> None:
-    """The file is refused before it takes so many bytes, and not since there are no more."""
+    """The file is refused before it takes that memory, not for lack of it."""
     with process_limit(limit), pytest.raises(ModelError, match=words) as caught:
         load(path)
     assert not is_out_of_memory(caught.value.__cause__)
@@ -89,7 +89,7 @@ def refused(path: Path, words: str, limit: int) -> None:
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_what_training_programs_keep_beside_weights(
+def test_what_training_programs_store_besides_weights(
     network: Networks, tmp_path: Path, zipped: bool, protocol: int
 ) -> None:
     module, path = network("compact"), tmp_path / "model.pth"

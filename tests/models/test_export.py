@@ -144,7 +144,7 @@ def test_attention_is_one_operator_from_opset_23_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_only_depends_on_the_size_is_made_once_for_all_blocks(tmp_path, monkeypatch):
+def test_size_dependent_results_are_exported_once_for_all_blocks(tmp_path, monkeypatch):
     # Else what is there twice would be dropped, late and after minutes.
     monkeypatch.setattr(onnx_graph, "simplify", lambda graph: None)
     made = []
@@ -239,7 +239,7 @@ def test_sizes_follow_the_rule_and_are_not_the_exported_one(rule, sizes):
     assert checked_sizes(rule) == sizes
 
 
-def test_what_is_no_number_is_not_good():
+def test_nan_fails_the_check():
     assert not SizeCheck(1, 1, float("nan"), 1.0).passed
 
 
@@ -273,7 +273,7 @@ class Undecided(nn.Conv2d):
     ("kind", "words"),
     [(Bessel, r"ONNX has no operator for prims\.bessel_j0$"), (Undecided, "guard")],
 )
-def test_what_onnx_cannot_hold_is_named_in_one_line(kind, words, tmp_path):
+def test_operators_missing_in_onnx_are_named_in_one_line(kind, words, tmp_path):
     facts = replace(lowtide.load("lowtide-x2").descriptor, name="mine", architecture="Own")
     with pytest.raises(ModelError, match=words) as caught:
         write_onnx(Model(kind(3, 3, 1), facts), tmp_path / "model.onnx")

@@ -14,9 +14,9 @@ pytest.importorskip("onnxscript")
 
 import lowtide
 from lowtide.core.errors import LowtideError
-from lowtide.memory.rlimit import process_limit
 from support import hostile_models
 from support.fuzz_workers import run_all
+from support.process_limit import process_limit
 
 FILES, SEED = 200, 58
 # A file of some hundred kilobytes may take this much on top of what is imported.

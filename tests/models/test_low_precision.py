@@ -55,7 +55,7 @@ def test_both_ends_of_a_network_stay_in_fp32(network, name, ends):
 
 @pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 70), (torch.float16, 90)])
 @torch.no_grad()
-def test_what_the_bundled_models_add_to_is_not_rounded(dtype, least):
+def test_the_fixed_path_of_bundled_models_stays_in_fp32(dtype, least):
     model = lowtide.load("lowtide-x2")
     images = picture()
     expected, weight_bytes = model(images), model.descriptor.weight_bytes
@@ -81,7 +81,7 @@ class Shifted(nn.Module):
 
 
 @torch.no_grad()
-def test_convolutions_between_pictures_belong_to_the_ends():
+def test_convolutions_between_images_belong_to_the_ends():
     network = Shifted().eval()
     low = to_low_precision(network, torch.bfloat16, picture())
     assert set(edges(low.body)) == {"before", "head", "tail", "behind"}
@@ -145,7 +145,7 @@ def test_ends_hold_strips_of_what_they_convert():
     edge = EdgeConv.of(nn.Conv2d(64, 3, 3, padding=1), torch.float32)
     images = torch.randn(1, 64, 640, 512).bfloat16()
     converted = 4 * images.numel()
-    # What a convolution takes beside what it is given differs by processor.
+    # The workspace of a convolution differs by processor.
     assert live_peak_bytes(lambda: edge(images)) < 0.75 * converted
     assert live_peak_bytes(lambda: edge.float()(images.float())) > 1.4 * converted
 

@@ -122,7 +122,7 @@ def test_damaged_legacy_file(network: Networks, tmp_path: Path) -> None:
         (b"GIF89a", "damaged"),
     ],
 )
-def test_what_downloads_leave_behind(tmp_path: Path, content: bytes, words: str) -> None:
+def test_broken_downloads_are_named(tmp_path: Path, content: bytes, words: str) -> None:
     for suffix in (".pth", ".safetensors"):
         path = tmp_path / f"model{suffix}"
         path.write_bytes(content)

@@ -134,7 +134,7 @@ def test_real_model(data: Path) -> None:
     assert ours.descriptor.architecture == "CRAFT"
 
 
-def test_importing_the_room_is_light() -> None:
+def test_importing_models_is_light() -> None:
     code = (
         "import sys, lowtide.models as m; m.names(); m.describe('lowtide-x2'); m.SizeRule();"
         "sys.exit(any(x in sys.modules for x in ('torch', 'spandrel', 'torchvision')))"

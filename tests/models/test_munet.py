@@ -1,5 +1,7 @@
 """MUNet: logits for every pixel, and gradients through every branch."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import nn
@@ -36,7 +38,7 @@ def test_the_usual_shape():
 
 
 @pytest.mark.parametrize("branch", BRANCHES)
-def test_a_gradient_reaches_the_picture_through_every_branch_alone(branch):
+def test_a_gradient_reaches_the_image_through_every_branch_alone(branch):
     """The seed's frequency branch computed its luma without gradients."""
     network, image = munet(), torch.rand(1, 3, 32, 24, requires_grad=True)
     found = network.branches(image)
@@ -95,7 +97,7 @@ def test_edges_are_differences_of_luma():
 
 
 @torch.no_grad()
-def test_spectra_tell_fine_stripes_from_coarse_ones_where_they_are():
+def test_spectra_distinguish_fine_from_coarse_stripes_locally():
     branch = SpectrumBranch(8, 0.2)
     seen = []
     branch.read = nn.Identity()
@@ -106,13 +108,13 @@ def test_spectra_tell_fine_stripes_from_coarse_ones_where_they_are():
     picture = torch.where(columns < 32, fine, coarse) * 0.4 + 0.5
     branch(picture.expand(1, 3, 32, 64))
     strength = seen[0].unflatten(1, (16, 9))[0, 0]  # (column frequency, rows, columns)
-    # Beside the mean, which is at 0 and leaks into 1.
+    # Except the mean, which is at 0 and leaks into 1.
     strongest = strength[2:, 2].argmax(0) + 2
     assert strongest[:3].tolist() == [4, 4, 4]
     assert (strength[1, 2, 5:] > strength[4, 2, 5:]).all()
 
 
-def test_flat_pictures_have_finite_gradients():
+def test_flat_images_have_finite_gradients():
     network, image = munet(), torch.full((1, 3, 16, 16), 0.5, requires_grad=True)
     (gradient,) = torch.autograd.grad(network(image).sum(), image)
     assert gradient.isfinite().all()
@@ -125,13 +127,13 @@ def test_mixed_precision():
 
 
 def test_configurations():
-    assert MUNetConfig.from_dict(SMALL.to_dict()) == SMALL
+    assert MUNetConfig.from_dict(asdict(SMALL)) == SMALL
     assert MUNetConfig.from_dict({}) == MUNetConfig()
     for wrong in ({"features": 4}, {"widths": []}, {"slope": 1.0}, {"width": 3}):
         with pytest.raises(ModelError):
             MUNetConfig.from_dict(wrong)
 
 
-def test_pictures_of_another_kind_are_refused():
+def test_images_of_another_kind_are_refused():
     with pytest.raises(UsageError, match=r"\(B, 3, H, W\)"):
         munet()(torch.rand(1, 1, 8, 8))

@@ -42,11 +42,11 @@ def test_strips_meet_without_a_seam(height, monkeypatch):
     assert ours <= 1.5 * theirs
 
 
-def test_it_holds_no_more_than_some_rows_of_products():
+def test_only_some_rows_of_products_are_held():
     conv, x = torch.nn.Conv2d(64, 3, 3, padding=1), torch.randn(1, 64, 1024, 1024)
     with torch.inference_mode():
         taken = live_peak_bytes(lambda: narrow_conv2d(conv, x))
-    # The result beside products, of which a sum is made.
+    # The result and the products that are summed to it.
     assert taken < 3 * 4 * 1024**2 + 1.2 * narrow_conv._PRODUCT_BYTES
 
 

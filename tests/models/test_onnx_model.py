@@ -13,11 +13,11 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.jobs.user_models import load_user_model
 from lowtide.memory.meter import anonymous_bytes
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.memory.rlimit import process_limit
 from lowtide.models import Model, SizeRule
 from lowtide.models.export import write_onnx
 from lowtide.models.onnx_model import OnnxModel
 from lowtide.streaming.probe.receptive_field import measure_receptive_field
+from support.process_limit import process_limit
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -151,7 +151,7 @@ def test_the_number_of_threads_is_pytorchs(bundled):
         torch.set_num_threads(before)
 
 
-def test_what_cannot_be_asked_of_a_file(bundled):
+def test_unsupported_requests_to_a_file(bundled):
     with pytest.raises(UsageError, match="on the CPU only: 'cuda:0' has not been verified"):
         lowtide.load(bundled, device="cuda:0")
     model = lowtide.load(bundled)
@@ -238,7 +238,7 @@ def test_a_fixed_size_names_a_way_out(tmp_path):
         (node("AveragePool", "x", kernel_shape=[2, 2]), r"which is not an image upscaled"),
     ],
 )
-def test_what_the_runtime_or_the_graph_cannot_do(made, words, tmp_path):
+def test_limits_of_the_runtime_and_the_graph(made, words, tmp_path):
     weights = {"one": np.array([1], np.int64)} if "one" in made.input else {}
     with pytest.raises(ModelError, match=words) as caught:
         lowtide.load(graph_file(tmp_path / "model.onnx", [made], weights))

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 import lowtide
 from lowtide.core.errors import ModelError
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.memory.rlimit import process_limit
 from lowtide.models import SizeRule, onnx_probe
+from support.process_limit import process_limit
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -25,7 +25,7 @@ from support.onnx_files import conv_file, graph_file  # noqa: E402
 
 
 def loop(count):
-    """A loop that adds nothing, so many times."""
+    """A loop of ``count`` iterations that adds nothing."""
     value = helper.make_tensor_value_info
     inside = helper.make_graph(
         [
@@ -69,7 +69,7 @@ def test_a_graph_that_wants_all_memory(tmp_path):
 
 
 def test_a_crash_is_an_error_of_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_probe, "_CHILD", "import os; os.abort()")
+    monkeypatch.setattr(onnx_probe, "_MAIN", "os:abort")
     with pytest.raises(
         ModelError, match="ONNX Runtime was terminated by SIGABRT, while reading it"
     ):
@@ -170,7 +170,7 @@ def test_values_of_0_to_255(given, made, onnx_x2, tmp_path, photo):
     assert ((f"values 0..{given} to 0..{made}") in tags) == ((given, made) != (1, 1))
 
 
-def test_values_of_0_to_255_that_are_cut_off(tmp_path):
+def test_values_of_0_to_255_that_are_clipped(tmp_path):
     """With its last operator, a model of 0..255 whose weights say nothing of it."""
     nodes = [
         helper.make_node("Sub", ["x", "mean"], ["a"]),

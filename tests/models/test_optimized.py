@@ -1,4 +1,4 @@
-"""Faster window transformers beside those of spandrel's."""
+"""Faster window transformers, compared with spandrel's."""
 
 import copy
 import functools
@@ -35,7 +35,7 @@ def both(request):
 @pytest.mark.grid(3)
 # The second is the size that they were trained at.
 @pytest.mark.parametrize("size", [(24, 40), (32, 32), (8, 8), (16, 8), (40, 64)])
-def test_they_give_the_same_numbers(both, size):
+def test_they_give_the_same_values(both, size):
     plain, fast = both
     image = torch.rand(1, 3, *size)
     with torch.inference_mode():
@@ -208,7 +208,7 @@ def test_gradients_pass_after_a_run_without_them(family):
 
 
 @pytest.mark.parametrize("family", ["SwinIR", "DRCT", "HAT"])
-def test_what_they_take_is_traced(family):
+def test_their_memory_is_traced(family):
     fast = network(family, embed_dim=60)  # heads of 30 channels
     replace_modules(fast)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.inference_mode():

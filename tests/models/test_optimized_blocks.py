@@ -115,23 +115,23 @@ def test_blocks_put_pixels_in_the_order_of_windows(family):
 
 @pytest.mark.parametrize("family", ["SwinIR", "DRCT"])
 @pytest.mark.parametrize("windows", [1, 3, 1 << 20])
-def test_so_many_windows_at_a_time_give_the_same_numbers(family, windows, monkeypatch):
+def test_any_number_of_windows_at_a_time_gives_the_same_values(family, windows, monkeypatch):
     plain = network(family)
     fast = copy.deepcopy(plain)
     replace_modules(fast)
-    asked = []
+    sizes = []
     monkeypatch.setattr(swin_blocks, "windows_per_chunk", lambda x, total: min(windows, total))
     attend = OptimizedWindowAttention.attend
     monkeypatch.setattr(
         OptimizedWindowAttention,
         "attend",
-        lambda self, x, *more: asked.append(len(x)) or attend(self, x, *more),
+        lambda self, x, *more: sizes.append(len(x)) or attend(self, x, *more),
     )
     image = torch.rand(1, 3, 40, 56)
     with torch.inference_mode():
         torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)
     # All parts of 5·7 windows are of one size.
-    assert set(asked) == {min(windows, 35)}
+    assert set(sizes) == {min(windows, 35)}
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,11 @@ def test_a_group_holds_what_was_added_once():
     with torch.inference_mode():
         group(x, (512, 512))
         taken = live_peak_bytes(lambda: group(x, (512, 512)))
-    # Beside the map: what some windows hold, and the pixels' order. The result takes x's place.
+    # In addition to the map: what some windows hold, and the pixels' order. The result replaces x.
     assert taken < 1.6 * 512 * 512 * dim * 4
 
 
-def test_of_an_image_less_is_held_than_queries_keys_and_values():
+def test_less_memory_is_held_than_queries_keys_and_values():
     net = network("DRCT")
     replace_modules(net)
     block = max(

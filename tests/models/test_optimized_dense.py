@@ -12,7 +12,7 @@ from support.window_transformers import network
 
 
 def _watched(monkeypatch):
-    """Rows and columns of weights that products have got beside what is there already."""
+    """Shapes of the weights of each linear product, in order."""
     made, product = [], dense_group.onednn_linear_any_layout
 
     def watched(x, weight, *more, **named):
@@ -69,7 +69,7 @@ def test_other_ends_stay_as_they_are(monkeypatch):
     assert not made
 
 
-def test_what_lies_between_layers_is_told_where_it_is_known():
+def test_an_mlp_is_known_unless_it_trains():
     parts = [part for part in _adapted().modules() if isinstance(part, OptimizedMlp)]
     assert parts and all(part.is_known() for part in parts)
     parts[0].train()

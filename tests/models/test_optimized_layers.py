@@ -18,7 +18,7 @@ from support.window_transformers import network
 
 @pytest.mark.parametrize("family", ["SwinIR", "DRCT", "HAT"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_heads_with_channels_of_zeros_give_the_same_numbers(family, bias, monkeypatch):
+def test_heads_with_channels_of_zeros_give_the_same_values(family, bias, monkeypatch):
     plain = network(family, embed_dim=60, qkv_bias=bias)  # heads of 30 channels, and of 54
     fast = copy.deepcopy(plain)
     replace_modules(fast)
@@ -58,7 +58,7 @@ def test_layers_add_what_is_there_already():
 
 
 @pytest.mark.parametrize("between", [torch.nn.GELU(), torch.nn.GELU("tanh"), torch.nn.ReLU()])
-def test_what_lies_between_two_layers_is_what_the_model_has(between):
+def test_the_activation_of_an_mlp_is_that_of_the_model(between):
     home = importlib.import_module("spandrel.architectures.HAT.__arch.HAT")
     plain = torch.nn.ModuleDict({"mlp": home.Mlp(12, 30, act_layer=lambda: between)}).eval()
     fast = copy.deepcopy(plain)
@@ -80,7 +80,7 @@ def test_convolutions_of_one_pixel_leave_tokens_as_they_lie(bias, dtype):
         torch.testing.assert_close(found, plain(image))
         torch.testing.assert_close(fast(image[0]), plain(image[0]))
         assert found.permute(0, 2, 3, 1).is_contiguous()
-        # Pixels beside one another stay so.
+        # Adjacent pixels stay adjacent.
         assert torch.equal(fast(image.contiguous()), plain(image.contiguous()))
         assert fast(image.contiguous()).is_contiguous()
 

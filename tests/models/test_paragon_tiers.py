@@ -90,7 +90,7 @@ def waves(network):
 
 @pytest.mark.parametrize("tier", PUBLISHED)
 @torch.no_grad()
-def test_what_the_public_implementation_makes(tier):
+def test_equals_the_public_implementation(tier):
     places = torch.arange(3 * 19 * 37, dtype=torch.float64).reshape(1, 3, 19, 37)
     result = waves(ParagonTier(TierConfig.of(tier, 2))).double()(places.mul(0.05).sin() / 2 + 0.5)
     mean, pixels = PUBLISHED[tier]
@@ -101,7 +101,7 @@ def test_what_the_public_implementation_makes(tier):
 
 
 @pytest.mark.parametrize("tier", COUNTS)
-def test_as_many_values_as_published(tier):
+def test_parameter_counts_are_as_published(tier):
     network = ParagonTier(TierConfig.of(tier, 4))
     assert sum(weight.numel() for weight in network.parameters()) == COUNTS[tier] - FIXED
 
@@ -109,7 +109,7 @@ def test_as_many_values_as_published(tier):
 @pytest.mark.grid(3)
 @pytest.mark.parametrize("scale", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 9), (13, 7)])
-def test_the_fixed_path_is_what_it_stands_for(scale, height, width):
+def test_the_fixed_path_equals_its_definition(scale, height, width):
     image = torch.rand(2, 3, height, width, dtype=torch.float64)
 
     def filtered(x, taps):
@@ -214,7 +214,7 @@ def test_a_file_in_half_precision(tmp_path):
     ],
     ids=["kernel", "scale", "shape", "channels"],
 )
-def test_what_does_not_fit_is_named(tmp_path, change, reason):
+def test_mismatched_tensors_are_named(tmp_path, change, reason):
     path = written(small("realtime"), tmp_path / "odd.safetensors", **change)
     with pytest.raises(ModelError, match=reason):
         lowtide.load(path)

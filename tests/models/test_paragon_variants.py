@@ -101,7 +101,7 @@ def test_attention_covers_the_last_row_at_every_size(height, attention, sees):
     assert bool(differs.any()) == sees
 
 
-def test_what_a_plain_picture_gets():
+def test_the_gain_of_a_plain_image():
     network = variant("nano")
     gain = network.gain(torch.rand(3, 3, 20, 30))
     assert gain.shape == (3, 1, 1, 1)

@@ -49,7 +49,7 @@ def test_large_layers_are_rounded_and_no_others():
     assert psnr(found.numpy(), expected.numpy(), peak=span) > 40
 
 
-def test_convolutions_beside_them_can_lie_channels_last(network, write):
+def test_unquantized_convolutions_can_be_channels_last(network, write):
     model = lowtide.load(write(network("swinir"), "swinir.pth"))
     with mock.patch("lowtide.models.quantize._LEAST", 4):
         assert quantize_linear(model.module, "cpu") > 0
@@ -62,16 +62,16 @@ def test_convolutions_beside_them_can_lie_channels_last(network, write):
     assert torch.allclose(model(image), before, atol=1e-3)
 
 
-def test_a_card_takes_multiples_of_8_only():
+def test_a_gpu_takes_multiples_of_8_only():
     assert quantize_linear(Layers(), "cuda:0") == 1
 
 
 @pytest.fixture
 def as_on_a_card():
-    """torchao asks for a card before it rounds; PyTorch computes the same on the CPU, slowly."""
-    with mock.patch("torchao.quantization.quant_api._check_hardware_support") as asked:
+    """torchao requires a GPU before it rounds; PyTorch computes the same on the CPU, slowly."""
+    with mock.patch("torchao.quantization.quant_api._check_hardware_support") as check:
         yield
-    assert asked.called
+    assert check.called
 
 
 def in_fp8(tensor):
@@ -91,10 +91,10 @@ def test_in_fp8_weights_and_inputs_are_rounded_by_rows():
         found, expected = rounded.large(x), in_fp8(x) @ in_fp8(layer.weight).mT
         expected += layer.bias.float()
         # Results are rounded to bf16, and a number between two of e4m3 may go either way.
-        apart, gained = (
+        error, gained = (
             float((one - expected).square().mean().sqrt()) for one in (found, layer(x))
         )
-        assert apart < 0.1 * gained
+        assert error < 0.1 * gained
         whole, low = plain(x).float(), rounded(x).float()
     assert psnr(low.numpy(), whole.numpy(), peak=float(whole.max() - whole.min())) > 25
     # A byte of each weight is saved, but for a scale of each row.

@@ -58,7 +58,7 @@ def test_costs_are_not_those_of_the_model_alone():
     assert as_ensemble(facts).scale == facts.scale
 
 
-def test_what_half_precision_is_compared_with_is_an_ensemble_too():
+def test_the_fp32_reference_of_half_precision_is_an_ensemble_too():
     network = ensemble_network(build_network(lowtide.load("lowtide-x2"), "cpu", "bf16"))
     image = torch.rand(1, 3, 24, 31, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -80,7 +80,7 @@ def test_the_command_plans_for_the_ensemble(tmp_path, save, photo):
 
 
 @pytest.mark.slow
-def test_a_picture_in_tiles_is_that_of_the_whole(tmp_path, save, photo):
+def test_an_image_in_tiles_is_that_of_the_whole(tmp_path, save, photo):
     source = save(tmp_path / "photo.png", photo[:97, :131])
     reports = {}
     for strategy in ("whole", "tiled"):
@@ -95,7 +95,7 @@ def test_a_picture_in_tiles_is_that_of_the_whole(tmp_path, save, photo):
         reports[strategy] = made.images[0]
     pictures = [_read(tmp_path / f"{strategy}.png").astype(int) for strategy in ("whole", "tiled")]
     assert np.abs(pictures[0] - pictures[1]).max() <= 1
-    assert reports["tiled"].plan.tiles > 1
+    assert reports["tiled"].plan.strategy.tiles > 1
     model = lowtide.load("lowtide-x2")
     image = torch.from_numpy(photo[:97, :131].copy()).permute(2, 0, 1)[None] / 255
     with torch.inference_mode():

@@ -45,7 +45,7 @@ def facts():
     )
 
 
-def test_masks_and_places_of_a_window_transformer_are_held_once():
+def test_masks_and_indices_of_a_window_transformer_are_held_once():
     net = window_transformers.network("SwinIR", img_size=96)
     image = torch.rand(1, 3, 96, 96)
     expected, before = net(image), weight_bytes(net)
@@ -70,7 +70,7 @@ def test_only_what_is_the_same_to_the_bit_is_shared():
     assert len({id(buffer) for buffer in net._buffers.values()}) == 6
 
 
-def test_small_ones_and_other_orders_stay_apart():
+def test_small_buffers_and_other_strides_are_not_shared():
     lying = torch.rand(SIDE, SIDE)
     net = Holder(lying, lying.t().contiguous().t(), torch.zeros(8), torch.zeros(8))
     share_equal_buffers(net)

@@ -77,8 +77,8 @@ def test_the_last_convolution_stays_in_fp32_in_half_precision(tails):
     with torch.inference_mode():
         expected, found = fast(x), low(x)
     assert found.dtype == torch.float32
-    apart = (found - expected).abs().max()
-    assert 0 < apart < 0.02 * expected.abs().max()
+    error = (found - expected).abs().max()
+    assert 0 < error < 0.02 * expected.abs().max()
 
 
 def test_other_last_layers_stay_as_they_are():

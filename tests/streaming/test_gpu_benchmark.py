@@ -5,19 +5,19 @@ import importlib
 import pytest
 
 # The benchmarks are scripts, not a package.
-card_profile = importlib.import_module("card_profile")
+gpu_profile = importlib.import_module("gpu_profile")
 
 
 def test_copies_are_hidden_where_kernels_run():
     kernels = [(0.0, 4.0), (3.0, 6.0), (10.0, 12.0)]
-    assert card_profile.overlapped([(1.0, 5.0)], kernels) == 1.0
-    assert card_profile.overlapped([(5.0, 11.0)], kernels) == pytest.approx(2 / 6)
-    assert card_profile.overlapped([(1.0, 5.0), (7.0, 9.0)], kernels) == pytest.approx(4 / 6)
-    assert card_profile.overlapped([(7.0, 9.0)], []) == 0.0
-    assert card_profile.overlapped([], kernels) is None
+    assert gpu_profile.overlapped([(1.0, 5.0)], kernels) == 1.0
+    assert gpu_profile.overlapped([(5.0, 11.0)], kernels) == pytest.approx(2 / 6)
+    assert gpu_profile.overlapped([(1.0, 5.0), (7.0, 9.0)], kernels) == pytest.approx(4 / 6)
+    assert gpu_profile.overlapped([(7.0, 9.0)], []) == 0.0
+    assert gpu_profile.overlapped([], kernels) is None
 
 
-def test_a_trace_tells_copies_from_kernels():
+def test_a_trace_distinguishes_copies_from_kernels():
     trace = [
         {"ph": "M", "name": "process_name"},
         {"cat": "cuda_runtime", "name": "cudaMemcpyAsync", "ts": 0, "dur": 9},
@@ -26,4 +26,4 @@ def test_a_trace_tells_copies_from_kernels():
         {"cat": "gpu_memcpy", "name": "Memcpy DtoD (Device -> Device)", "ts": 6, "dur": 1},
         {"cat": "kernel", "name": "conv", "ts": 2, "dur": 3},
     ]
-    assert card_profile.intervals(trace) == ([(1, 3), (4, 5.5)], [(6, 7), (2, 5)])
+    assert gpu_profile.intervals(trace) == ([(1, 3), (4, 5.5)], [(6, 7), (2, 5)])

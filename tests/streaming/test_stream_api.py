@@ -76,7 +76,7 @@ def test_memory_stays_within_the_budget_and_below_the_whole(model, pages):
 
 
 @pytest.mark.parametrize("budget", ["1GiB", "100MiB"])
-def test_what_is_told_is_what_is_taken(model, budget):
+def test_the_predicted_peak_is_the_measured_peak(model, budget):
     image = torch.rand(1, 3, 512, 384)
     small = lowtide.stream(model, budget=budget, pages="memory")
     prepared = small.prepare(image)
@@ -93,7 +93,7 @@ def test_rows_come_from_the_top_down(model):
     assert (torch.cat([rows for _, rows in found], 2) - whole(model, image)).abs().max() <= 5e-6
 
 
-def test_an_abandoned_run_leaves_nothing_but_room_for_the_next(model):
+def test_an_abandoned_run_leaves_only_reusable_buffers(model):
     small = lowtide.stream(model, budget="64MiB", pages="disk")
     before = open_files()
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_a_budget_that_is_too_small_names_one_that_is_not(model, enlarged):
 
 
 @pytest.mark.parametrize("budget", [56, 60])
-def test_as_many_pages_as_fit_stay_in_memory(budget):
+def test_pages_stay_in_memory_as_far_as_they_fit(budget):
     model, image = Skipped().eval(), torch.rand(1, 3, 512, 384)
     small = lowtide.stream(model, budget=budget * MIB)
     layout = small.prepare(image).layout
@@ -168,7 +168,7 @@ def test_16_bits_that_leave_a_lot_are_judged_by_fp32(model):
     usual = _measure(low, inputs, allowed=1.0)
     assert usual.own_error is None
     assert usual.holds(1.0)
-    strict = _measure(low, inputs, allowed=-1.0)  # whatever they are apart
+    strict = _measure(low, inputs, allowed=-1.0)  # whatever their difference
     exact = copy.deepcopy(model).bfloat16().float()
     with torch.no_grad():
         whole, found = exact(image.float()), low(image)

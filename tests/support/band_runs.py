@@ -1,4 +1,4 @@
-"""What the tests of bands share: a module run by bands, beside the module itself."""
+"""What tests of bands share: a module run by bands, compared with the module itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.engine.cut_points import CutPoints
-from lowtide.streaming.engine.executor import BandExecutor, collect_rows
+from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import FullTensorOp, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
@@ -32,7 +32,7 @@ def results_by_bands(program, image, bands, parts=1, make_page=None):
     for output in range(len(program.outputs)):
         starts = [first for one, first, _ in made if one == output]
         assert starts == sorted(starts)
-    found = collect_rows(program, made)
+    found = collect_rows(program, made, allocate_result(program, image.device))
     return [found[program.outputs.index(one)] for one in program.graph.outputs]
 
 
@@ -87,9 +87,9 @@ def check_parity(module, image, *, axis=2, bands=(1, 2, 3, 7), parts=(1, 4), sha
             found = results_by_bands(program, image, number, cut)
             for name, one, other in zip(names, found, expected, strict=True):
                 assert one.shape == other.shape
-                apart = (one - other).abs().max().item()
+                error = (one - other).abs().max().item()
                 allowed = share * max(1.0, other.abs().max().item())
-                assert apart <= allowed, (name, number, cut, apart)
+                assert error <= allowed, (name, number, cut, error)
     assert torch.equal(image, before)
 
 

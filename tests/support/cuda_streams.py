@@ -1,4 +1,4 @@
-"""Streams and events of a card that is not there: what was issued, and what has to come before it.
+"""Simulated CUDA streams and events: what was issued, and what has to come before it.
 
 Every access to memory is noted with its stream and with all that is known to be done by then
 (vector clocks). `Streams.races` are pairs that touch the same bytes, one of them writing, of which

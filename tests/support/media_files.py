@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lowtide.core.signal import ImageInfo, SampleType
 from lowtide.media import EncodeOptions, Metadata, open_image, open_sink
+from lowtide.media.image_info import ImageInfo, SampleType
 
 FULL = {"uint8": 255, "uint16": 65_535, "float32": 1.0}
 
@@ -48,16 +48,14 @@ def write_image(
     )
     with sink:
         for top in range(0, len(rows), step):
-            sink.write(rows[top : top + step])
+            sink.write(top, rows[top : top + step])
         return sink.commit()
 
 
 def read_image(path: Path, *, step: int = 7, scratch_dir: Path | None = None) -> np.ndarray:
     with open_image(path, scratch_dir=scratch_dir) as source:
-        blocks = []
-        while len(block := source.read(step)):
-            blocks.append(block)
-        rows = np.concatenate(blocks)
+        places = range(0, source.info.height, step)
+        rows = np.concatenate([source.read(top, top + step) for top in places])
         assert rows.shape == (source.info.height, source.info.width, source.info.channels)
         return rows
 

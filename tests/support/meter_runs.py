@@ -56,17 +56,17 @@ def third_lap() -> int:
     return peak if len(kept) else 0
 
 
-def loaded_apart() -> dict[str, int | None]:
+def loaded_before() -> dict[str, int | None]:
     """80 MiB that do not count, then 40 that do."""
     meter = _started()
     with meter.excluding():
         library = np.ones(80 * MIB, np.uint8)
-    apart = meter.current_bytes
+    before = meter.current_bytes
     block = np.ones(40 * MIB, np.uint8)
     usage = meter.lap()
     meter.stop()
     assert len(library) > len(block)
-    return {"apart": apart, "peak": usage.peak_bytes, "high_water": usage.high_water_bytes}
+    return {"before": before, "peak": usage.peak_bytes, "high_water": usage.high_water_bytes}
 
 
 def of_a_call() -> int:

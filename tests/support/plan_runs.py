@@ -2,21 +2,22 @@
 
 import numpy as np
 
-from lowtide.streaming.tiles.runner import execute_plan
-from support.toy_models import (
-    ArraySink,
-    ArraySource,
-)
+from lowtide.memory.strategy import WholeStrategy
+from support.toy_models import run_array
 
 
 def whole_of(plan):
-    return plan.model_copy(update={"strategy": "whole", "band_plan": None})
+    return plan.model_copy(update={"strategy": WholeStrategy()})
+
+
+def with_dry_run(bands, plan):
+    """The same of ``bands``' candidates after its dry run."""
+    bands.dry_run(plan)
+    return next(one for one in bands.candidates() if one.strategy == plan.strategy)
 
 
 def run_plan(net, array, plan, program=None, **more):
-    sink = ArraySink()
-    execute_plan(net, ArraySource(array), sink, plan, program=program, **more)
-    return sink.commit()
+    return run_array(net, array, plan, program=program, **more)[0]
 
 
 def assert_same(net, array, plan, program, **more):
@@ -28,5 +29,5 @@ def assert_same(net, array, plan, program, **more):
         step *= 30  # colors are divided by opacities, and rounding with them
     np.testing.assert_allclose(result.astype(float), expected.astype(float), atol=step)
     if array.dtype == np.uint8:
-        # A level apart only where rounding falls on a half.
+        # They differ by a level only where rounding falls on a half.
         assert (result != expected).mean() < 1e-3

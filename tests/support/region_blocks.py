@@ -1,4 +1,4 @@
-"""Memory to take, and the rows that tell of it."""
+"""Memory to allocate, and the rows that report it."""
 
 import torch
 

@@ -54,8 +54,8 @@ class Windows(nn.Module):
         for number, (rows, columns) in enumerate((a, b) for a in edges for b in edges):
             regions[:, rows, columns] = number
         flat = parted(regions).view(-1, SIDE**2)
-        apart = flat.unsqueeze(1) - flat.unsqueeze(2)
-        return apart.masked_fill(apart != 0, -100.0).masked_fill(apart == 0, 0.0)
+        difference = flat.unsqueeze(1) - flat.unsqueeze(2)
+        return difference.masked_fill(difference != 0, -100.0).masked_fill(difference == 0, 0.0)
 
     def forward(self, image):
         x = self.first(image).permute(0, 2, 3, 1)

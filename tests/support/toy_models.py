@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from lowtide.core.signal import ImageInfo
+from lowtide.jobs.image_adapter import ImageAdapter
+from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import choose_plan
 from lowtide.memory.costs import ModelCosts, ProbePoint
@@ -17,35 +18,33 @@ GIB = 1 << 30
 
 
 class ArraySource:
-    """Rows of an array."""
+    """An array, read along its leading axis and in order."""
 
     def __init__(self, array):
-        self.array, self.row = array, 0
-        self.info = ImageInfo(array.shape[1], array.shape[0], array.shape[2], str(array.dtype))
+        self.array, self.read_to = array, 0
+        self.shape, self.dtype = array.shape, array.dtype
 
-    def read(self, count):
-        rows = self.array[self.row : self.row + count]
-        self.row += len(rows)
-        return rows
+    def read(self, first, last):
+        assert first >= self.read_to
+        self.read_to = last
+        return self.array[first:last]
 
     def close(self):
         pass
 
 
 class ArraySink:
-    """Rows into an array."""
+    """Values into an array, in order along its leading axis."""
 
     def __init__(self):
         self.parts = []
 
-    def write(self, rows):
-        self.parts.append(np.array(rows))
+    def write(self, first, values):
+        assert first == sum(map(len, self.parts))
+        self.parts.append(np.array(values))
 
     def commit(self):
         return np.concatenate(self.parts)
-
-    def abort(self):
-        self.parts = []
 
 
 def pictures(seed=0):
@@ -97,6 +96,18 @@ def network(module, scale=2, channels=3, **more):
     return NetworkSpec(module, scale, channels, channels, **more)
 
 
+def image_adapter(net, array):
+    """The conversion between images like this array and a network."""
+    height, width, bands = array.shape
+    return ImageAdapter(ImageInfo(width, height, bands, str(array.dtype)), net.in_channels)
+
+
+def image_task(array, padded_size, channels=3):
+    """The facts about an image like this array that a plan needs."""
+    inputs = image_adapter(network(None, channels=channels), array).inputs
+    return ImageTask(array.shape, padded_size, item_bytes=array.itemsize, inputs=inputs)
+
+
 def costs(reach, *, batchable=True, per_pixel=600, device="cpu"):
     """Costs as a probe would report them."""
     points = tuple(
@@ -123,11 +134,10 @@ def costs(reach, *, batchable=True, per_pixel=600, device="cpu"):
 
 def make_plan(array, reach, *, scale=2, channels=3, align=1, minimum=0, budget=GIB, **wishes):
     """The plan for an array."""
-    height, width, bands = array.shape
+    height, width, _ = array.shape
     pad = lambda side: -(-max(side, minimum) // align) * align  # noqa: E731
-    info = ImageInfo(width, height, bands, str(array.dtype))
     shape = ModelGeometry(scale, channels, channels, align, minimum)
-    picture = ImageTask(info, (pad(height), pad(width)))
+    picture = image_task(array, (pad(height), pad(width)), channels)
     plans = tile_candidates(costs(reach), shape, picture, Overrides(**wishes))
     return choose_plan(plans, Budget(budget, budget, budget))
 
@@ -135,5 +145,5 @@ def make_plan(array, reach, *, scale=2, channels=3, align=1, minimum=0, budget=G
 def run_array(net, array, plan, **more):
     """Run an array through the plan; returns (result, outcome)."""
     sink = ArraySink()
-    outcome = execute_plan(net, ArraySource(array), sink, plan, **more)
+    outcome = execute_plan(net, image_adapter(net, array), ArraySource(array), sink, plan, **more)
     return sink.commit(), outcome

@@ -93,7 +93,7 @@ def test_the_samples_of_a_batch_differ(tmp_path, save):
     assert len({sample.numpy().tobytes() for sample in low}) == 8
 
 
-def test_every_epoch_visits_each_picture_once(folder):
+def test_every_epoch_visits_each_image_once(folder):
     for batch in (1, 3, 7, 16):
         one = batches(folder, batch=batch)
         steps = -(-5 * COUNT // batch)
@@ -146,7 +146,7 @@ def test_a_damaged_file_is_named(folder, workers):
     assert not one.skipped
 
 
-def test_another_picture_stands_in_for_a_damaged_one(folder):
+def test_another_image_replaces_a_damaged_one(folder):
     def fresh():
         return batches(folder, skip_broken=True, cache=ImageCache(0))
 
@@ -227,6 +227,6 @@ def test_numbers_that_make_no_sense(folder):
             batches(folder, **changes)
 
 
-def test_a_patch_larger_than_the_pictures(folder):
+def test_a_patch_larger_than_the_images(folder):
     with pytest.raises(InputError, match=r"(?s)7 problems.*0\.png: 40 x 48 pixels.*and 2 more"):
         batches(folder, patch=21)

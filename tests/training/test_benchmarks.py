@@ -55,7 +55,7 @@ def test_percentages_have_their_signs():
     assert training_memory.error_percent(110, 100) == 10.0
     assert training_memory.error_percent(80, 100) == -20.0
     assert training_memory.saved_percent(25, 100) == 75.0
-    found = training_memory.beside(
+    found = training_memory.compare(
         {
             "none": {"cpu_s": [1.0, 1.0], "activations_bytes": 200},
             "full": {"cpu_s": [1.5, 1.3], "activations_bytes": 50},
@@ -68,10 +68,10 @@ def test_percentages_have_their_signs():
 
 def test_claims_are_judged_by_their_upper_end_and_only_where_there_are_any():
     gib = 2**30
-    found = variants.beside_claim("nano", gib // 4, gib, (0.2, 0.5))
+    found = variants.compare_with_claim("nano", gib // 4, gib, (0.2, 0.5))
     assert found["within_claim"] and found["claimed_bytes"][1] == gib // 2
-    assert not variants.beside_claim("xl", gib, gib, (0.2, 0.5))["within_claim"]
-    assert "claimed_bytes" not in variants.beside_claim("photo", gib, gib, (0.2, 0.5))
+    assert not variants.compare_with_claim("xl", gib, gib, (0.2, 0.5))["within_claim"]
+    assert "claimed_bytes" not in variants.compare_with_claim("photo", gib, gib, (0.2, 0.5))
 
 
 def test_every_network_has_weights_that_leave_no_branch_out():

@@ -33,12 +33,12 @@ def test_defaults_are_there():
     assert config.val.metrics["psnr"].test_y_channel
 
 
-def test_one_folder_may_stand_alone():
+def test_one_folder_is_enough():
     config = SrConfig.from_values(plain(datasets={"train": {"dataroot_gt": "photos"}}))
     assert [str(path) for path in config.datasets.train.dataroot_gt] == ["photos"]
 
 
-def test_what_is_wrong_is_named():
+def test_errors_name_the_key():
     for changes, words in (
         ({"scal": 2}, r"scal is not known \(did you mean scale\?\)"),
         ({"train": {"total_iter": 9, "ema_decy": 0.9}}, r"train.ema_decy .* mean ema_decay"),
@@ -107,7 +107,7 @@ def bomb(first, more):
     return "\n".join([f"a0: &a0 {first}", *rows, LINES])
 
 
-def test_what_no_configuration_has(tmp_path):
+def test_hostile_configurations_are_refused(tmp_path):
     for text, words in (
         (bomb("[x, x]", "[%s]"), "line 1: more than 20,000 values, aliases expanded"),
         (bomb("{k: 1}", "{<<: [%s]}"), "line 1: more than 20,000 values, aliases expanded"),

@@ -93,7 +93,7 @@ def test_the_cache_keeps_what_was_used_last(tmp_path, save):
         cache.read(paths[1])
 
 
-def test_a_picture_larger_than_the_cache_is_not_kept(tmp_path, save):
+def test_an_image_larger_than_the_cache_is_not_cached(tmp_path, save):
     cache = ImageCache(limit_bytes=299)
     assert cache.read(save(tmp_path / "a.png", noise(10, 10))).shape == (10, 10, 3)
     assert cache.cached_bytes == 0
@@ -118,7 +118,7 @@ def test_both_sides_of_a_pair_show_the_same_place(tmp_path, save):
             assert len(seen) > 20
 
 
-def test_patches_lie_anywhere_in_the_picture(tmp_path, save):
+def test_patches_come_from_everywhere_in_the_image(tmp_path, save):
     y, x = np.mgrid[0:20, 0:30]
     picture = np.stack([y, x, 0 * x], 2).astype(np.uint8)
     save(tmp_path / "gt" / "a.png", picture), save(tmp_path / "lq" / "a.png", picture)
@@ -162,7 +162,7 @@ def test_each_gt_folder_has_its_own_lq_folder(tmp_path, save):
         PairedFolders(gt, lq[:1], 1)
 
 
-def test_everything_wrong_is_told_at_once(folders, save):
+def test_all_errors_are_reported_at_once(folders, save):
     gt, lq = folders
     (lq / "deep" / "dx2.png").unlink()
     save(lq / "strayx2.png", noise(9, 9))
@@ -173,14 +173,14 @@ def test_everything_wrong_is_told_at_once(folders, save):
         paired(folders)
     message = caught.value.message
     assert message.startswith("5 problems")
-    for told in (
+    for problem in (
         f"{gt / 'deep' / 'd.png'}: has no LQ file",
         f"{lq / 'strayx2.png'}: has no GT file",
         f"{gt / 'size.png'}: 40 x 33 pixels is not 2 times {lq / 'sizex2.png'}: 20 x 16 pixels",
         f"{gt / 'gray.png'}: it is grayscale",
         f"{lq / 'cutx2.png'}: the file is empty",
     ):
-        assert told in message
+        assert problem in message
     assert caught.value.hint is not None
 
 
@@ -222,7 +222,7 @@ def test_folders_without_images(tmp_path, folders):
             HighResolutionFolders([tmp_path / name], 2, bicubic_downscale)
 
 
-def test_pictures_smaller_than_a_patch(folders, save):
+def test_images_smaller_than_a_patch(folders, save):
     save(folders[0] / "low.png", noise(32, 60)), save(folders[1] / "lowx2.png", noise(16, 30))
     data, single = paired(folders), HighResolutionFolders([folders[0]], 2, bicubic_downscale)
     data.check_patch_size(16), single.check_patch_size(16)
@@ -252,7 +252,7 @@ def test_high_resolution_files_that_cannot_be_used(folders, save):
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3, 4])
-def test_a_patch_is_that_of_the_whole_picture_made_smaller(tmp_path, save, scale):
+def test_a_patch_is_that_of_the_downscaled_whole_image(tmp_path, save, scale):
     """What lies around a patch is seen by the filter, and the picture's borders are its own."""
     photo = skimage.data.astronaut()[100:163, 100:170]
     save(tmp_path / "a.png", photo)
@@ -270,7 +270,7 @@ def test_a_patch_is_that_of_the_whole_picture_made_smaller(tmp_path, save, scale
         assert np.array_equal(gt, cut.astype(np.float32) / np.float32(255))
 
 
-def test_16_bit_pictures_are_made_smaller(tmp_path, save):
+def test_16_bit_images_are_downscaled(tmp_path, save):
     wide = skimage.data.coffee()[:64, :64].astype(np.uint16) * 257
     save(tmp_path / "a.png", wide)
     data = HighResolutionFolders([tmp_path], 4, bicubic_downscale)

@@ -67,19 +67,19 @@ def test_sizes_and_range_are_exact(astronaut):
         assert len(made) == 20
 
 
-def test_the_same_numbers_make_the_same_picture(astronaut):
+def test_the_same_seed_makes_the_same_image(astronaut):
     for seed in range(5):
         first, second = (RealDegradation()(astronaut, 2, numbers(seed)) for _ in range(2))
         assert np.array_equal(first, second)
 
 
-def test_the_picture_given_is_left_alone(astronaut):
+def test_the_input_image_is_not_changed(astronaut):
     before = astronaut.copy()
     RealDegradation()(astronaut, 1, numbers())
     assert np.array_equal(astronaut, before)
 
 
-def test_the_picture_stays_in_its_place(astronaut):
+def test_the_image_is_not_shifted(astronaut):
     """No filter or resizing may move it: that would teach a network to."""
     mean = np.mean([RealDegradation()(astronaut, 2, numbers(seed)) for seed in range(60)], axis=0)
     smooth = gaussian_kernel(9, (1.5, 1.5), 0.0)
@@ -93,7 +93,7 @@ def test_the_picture_stays_in_its_place(astronaut):
     assert min(errors, key=lambda moved: errors[moved]) == (0, 0)
 
 
-def test_rounds_that_do_nothing_leave_the_picture(astronaut):
+def test_stages_that_do_nothing_leave_the_image(astronaut):
     config = RealConfig(NOTHING, NOTHING, final_sinc_share=0.0)
     low = RealDegradation(config)(astronaut, 1, numbers())
     # Two JPEG files of quality 100, with color at half the resolution.
@@ -108,7 +108,7 @@ def noisy(**changes):
     return RealDegradation(config)(gray, 1, numbers()) - 0.5
 
 
-def test_noise_has_the_strength_asked_for():
+def test_noise_has_the_requested_strength():
     gaussian = noisy(gaussian_share=1.0, gray_share=1.0, gaussian=(20.0, 20.0))
     assert gaussian.std() * 255 == pytest.approx(20, rel=0.05)
     poisson = noisy(gaussian_share=0.0, gray_share=1.0, poisson=(2.0, 2.0))

@@ -39,7 +39,7 @@ def folder(tmp_path, save, photo):
 
 @pytest.fixture
 def words(tmp_path, folder):
-    """The command for a configuration, by so many processes."""
+    """The command for a configuration, by ``processes`` processes."""
 
     def made(name, batch, processes, steps=4):
         config = tmp_path / f"{name}.yml"
@@ -90,8 +90,8 @@ def log_of(folder):
 @pytest.mark.slow
 def test_two_take_the_steps_of_one(tmp_path, words):
     run(words("one", 4, 1))
-    told = run(words("two", 2, 2))
-    assert told.stdout.count("two: 4 steps") == 1
+    finished = run(words("two", 2, 2))
+    assert finished.stdout.count("two: 4 steps") == 1
     one, two = (log_of(tmp_path / name) for name in ("one", "two"))
     assert len(one) == len(two) == 4
     for ours, theirs in zip(one, two, strict=True):

@@ -43,7 +43,7 @@ def test_discriminator_in_numbers():
         assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_they_pull_apart():
+def test_the_losses_push_in_opposite_directions():
     """Real logits are to rise and fake ones to fall; the generator wants fake ones to rise."""
     for kind in KINDS:
         real, fake = (torch.zeros(2, 1, 5, 7, requires_grad=True) for _ in range(2))
@@ -121,7 +121,7 @@ def test_the_penalty_of_a_linear_discriminator_is_its_weight_squared():
         assert torch.allclose(gradient, 2 * linear.weight)
 
 
-def test_the_penalty_is_a_mean_over_pictures():
+def test_the_penalty_is_a_mean_over_images():
     picture = torch.rand(3, 3, 4, 4, requires_grad=True)
     penalty = gradient_penalty(picture.square().sum((1, 2, 3)) / 2, picture)
     norms = picture.detach().square().sum((1, 2, 3))
@@ -148,7 +148,7 @@ def test_the_penalty_can_be_differentiated():
     assert torch.autograd.gradcheck(penalty, weights)
 
 
-def test_the_penalty_under_autocast_and_of_flat_pictures():
+def test_the_penalty_under_autocast_and_of_flat_images():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Conv2d(8, 1, 3))
     picture = torch.full((2, 3, 9, 11), 0.5, requires_grad=True)

@@ -32,7 +32,7 @@ TORN = {
 
 
 @pytest.mark.parametrize("torn", TORN)
-def test_a_torn_log_is_cut_back_to_whole_rows(tmp_path, torn):
+def test_a_torn_log_is_truncated_to_whole_rows(tmp_path, torn):
     write(tmp_path, *TORN[torn])
     assert steps_of(tmp_path) == [1, 2]
     log = TrainLog(tmp_path, 2)
@@ -57,7 +57,7 @@ def test_rows_beyond_what_is_done_go_and_others_stay_as_they_were(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
-def test_what_a_killed_run_left_of_it_goes(tmp_path):
+def test_partial_logs_of_a_killed_run_are_removed(tmp_path):
     left = tmp_path / ".0123456789abcdef.log.jsonl.lowtide.part"
     other = tmp_path / ".mine.log.jsonl.lowtide.part"
     for path in (left, other):

@@ -27,12 +27,12 @@ class Drawn:
     """Batches that are a function of the step."""
 
     def __init__(self, batch=4, patch=12):
-        self.shape, self.asked = (batch, 3, patch), []
+        self.shape, self.calls = (batch, 3, patch), []
 
     def prefetch(self, first):
         step = first
         while True:
-            self.asked.append(step)
+            self.calls.append(step)
             generator = torch.Generator().manual_seed(step)
             batch, channels, patch = self.shape
             high = torch.rand(batch, channels, 2 * patch, 2 * patch, generator=generator)
@@ -106,11 +106,11 @@ def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, extra, at):
 
 
 def test_a_run_that_is_stopped_keeps_its_step(tmp_path):
-    config, asked = config_of(), []
+    config, calls = config_of(), []
 
     def cancel():
-        asked.append(None)
-        return len(asked) == 5
+        calls.append(None)
+        return len(calls) == 5
 
     with pytest.raises(Cancelled):
         trainer(config, tmp_path).run(cancel=cancel)
@@ -124,7 +124,7 @@ def test_a_run_that_is_stopped_keeps_its_step(tmp_path):
 
 @contextlib.contextmanager
 def files_of_at_most(size):
-    """As on a disk that is full: nothing is written beyond so many bytes of a file."""
+    """As on a full disk: nothing is written beyond ``size`` bytes of a file."""
     resource = pytest.importorskip("resource", reason="limits files as Unix does")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -208,7 +208,7 @@ def test_a_run_that_is_to_be_shorter_than_it_is_ends(tmp_path):
         shorter = trainer(config_of(total=total), tmp_path, batches=batches)
         assert shorter.resume() == 4
         shorter.run(on_step=lambda _: pytest.fail("a step was taken"))
-        assert (shorter.completed_steps, batches.asked) == (4, [])
+        assert (shorter.completed_steps, batches.calls) == (4, [])
     for name, weight in weights_of(first).items():
         assert torch.equal(weight, shorter.ema_network.state_dict()[name]), name
     assert [row["step"] for row in log_of(tmp_path)] == [1, 2, 3, 4]

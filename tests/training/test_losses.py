@@ -115,7 +115,7 @@ def test_one_scale_is_the_ssim_of_scikit_image():
         assert MSSSIMLoss()(prediction, target).item() == pytest.approx(1 - np.mean(each), rel=1e-4)
 
 
-def test_ms_ssim_of_flat_pictures_is_the_luminance_of_the_last_scale():
+def test_ms_ssim_of_flat_images_is_the_luminance_of_the_last_scale():
     dark, light = (torch.full((1, 3, 176, 180), value) for value in (0.3, 0.6))
     luminance = (2 * 0.3 * 0.6 + 1e-4) / (0.3**2 + 0.6**2 + 1e-4)
     assert MSSSIMLoss()(dark, light).item() == pytest.approx(1 - luminance**0.1333, rel=1e-4)
@@ -131,7 +131,7 @@ def test_ms_ssim_of_a_negative_is_almost_1_and_finite():
 # What all have in common
 
 
-def test_equal_pictures_have_no_loss_and_finite_gradients():
+def test_equal_images_have_no_loss_and_finite_gradients():
     for loss in PLAIN:
         _, target = pictures(1, 3, 45, 52)
         for picture in (target, torch.full_like(target, 0.7), torch.zeros_like(target)):
@@ -198,7 +198,7 @@ def test_other_shapes_are_refused():
                 loss(torch.rand(prediction), torch.rand(target))
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_values_are_refused():
     bytes_ = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
     with pytest.raises(UsageError, match=r"torch\.uint8"):
         L1Loss()(bytes_, bytes_)

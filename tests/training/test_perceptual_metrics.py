@@ -64,8 +64,8 @@ def lpips_by_hand(network, places, prediction, target, learned):
         seen(network, prediction, places), seen(network, target, places), learned, strict=True
     ):
         unit = [one / (one.square().sum(1, keepdim=True) + 1e-8).sqrt() for one in (found, wanted)]
-        apart = (unit[0] - unit[1]).square()
-        total += (apart * weight.view(1, -1, 1, 1)).sum(1).mean((1, 2))
+        difference = (unit[0] - unit[1]).square()
+        total += (difference * weight.view(1, -1, 1, 1)).sum(1).mean((1, 2))
     return total
 
 

@@ -1,4 +1,4 @@
-"""States of a training: whole or passed over, and never a reason for what was there to go."""
+"""Checkpoints of a training: complete or skipped, and never a reason to delete others."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is told of a step's memory beforehand, against the trainer's own step."""
+"""The predicted memory of a step, against the trainer's own step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def task_of(config):
     ],
     ids=["pixels", "several losses", "adversarial", "penalized", "checkpointed"],
 )
-def test_the_foretold_step_holds_what_the_trainers_step_holds(config, parts, tmp_path):
+def test_the_traced_step_holds_what_the_trainers_step_holds(config, parts, tmp_path):
     low, high = torch.rand(4, 3, 24, 24), torch.rand(4, 3, 48, 48)
     task = task_of(config)
     found = traced_estimate(
@@ -61,16 +61,16 @@ def test_the_foretold_step_holds_what_the_trainers_step_holds(config, parts, tmp
         load_profile("cpu"),
     )
     made = ("live activations", "workspace", "gradients")
-    foretold = sum(row.value for row in found.ledger if row.name in made)
+    predicted = sum(row.value for row in found.ledger if row.name in made)
     trainer = Trainer(config, tmp_path, task_of(config), micro_batches=parts)
     for _ in range(3):  # makes the optimizers' state, and sees that weights have gradients
         trainer._run_step((low, high))
     taken = live_peak_bytes(lambda: trainer._run_step((low, high)))
-    # Operators' buffers of a few KiB are not told.
-    assert abs(foretold - taken) <= 0.01 * taken + low.nbytes
+    # Operators' buffers of a few KiB are not predicted.
+    assert abs(predicted - taken) <= 0.01 * taken + low.nbytes
 
 
-def test_a_network_with_attention_is_traced_for_a_card_that_is_not_here():
+def test_a_network_with_attention_is_traced_for_an_absent_gpu():
     # In a process of its own: a backend is tried once in each.
     code = """
 import torch

@@ -1,4 +1,4 @@
-"""Which attention backends can run on this machine, and what the others need."""
+"""Availability of attention backends on this machine, and missing requirements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HALO = "triton-halo"
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether one attention backend can run here, and why.
+    """Availability of one attention backend on this machine, with the reason.
 
     ``reason`` describes the backend if it is available, and says why not otherwise. ``fix`` is how
     to make it available.

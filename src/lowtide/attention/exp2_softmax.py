@@ -17,7 +17,7 @@ _LEAST_SUM, _MOST_SUM = 2.0**-60, 2.0**60
 
 
 def supports_exp2_softmax(*tensors: Tensor) -> bool:
-    """Return whether `exp2_softmax_matmul` supports these tensors.
+    """Return whether `exp2_softmax_matmul` supports these tensors, of any shape.
 
     They must be fp32 or fp64, need no gradient, and not be compiled: a graph cannot inspect sums.
     """

@@ -31,11 +31,13 @@ def attention(
     """Compute softmax(scale · Q Kᵀ + mask) V with the best backend.
 
     Args:
-        query: (..., heads, L, D), at least 4 dimensions; L tokens, D head dim.
-        key: like ``query`` with its own number of tokens; fewer heads only with ``spec.grouped``.
-        value: like ``key``, with its own head dim.
-        mask: broadcastable to (..., heads, query tokens, key tokens); boolean, True where a query
-            sees a key, or floating point, added to the scores. May require a gradient.
+        query: (..., heads, queries, head dim), at least 4 dimensions, floating point of any range.
+        key: (..., heads, keys, head dim) in the query's dtype; fewer heads only with
+            ``spec.grouped``.
+        value: (..., heads, keys, value's head dim), with the key's heads.
+        mask: broadcastable to (..., heads, queries, keys), at least 2 dimensions; boolean, True
+            where a query sees a key, or floating point, added to the scores. May require a
+            gradient.
         spec: scale, causality, dropout and grouped heads.
         backend: name of a backend; strict unless ``policy`` is ``"prefer"``.
         policy: see `resolve`.
@@ -43,8 +45,8 @@ def attention(
             selection.
 
     Returns:
-        (..., heads, query tokens, value's head dim) in the query's dtype. Queries that see no key
-        get zeros. Accuracy is that of the backend; all but ``sage`` (8-bit scores) are exact up to
+        (..., heads, queries, value's head dim) in the query's dtype. Queries that see no key get
+        zeros. Accuracy is that of the backend; all but ``sage`` (8-bit scores) are exact up to
         rounding.
 
     Raises:
@@ -95,7 +97,10 @@ def explain(
     backend: str | None = None,
     policy: Policy | None = None,
 ) -> str:
-    """Explain which backend `attention` chooses for these tensors, and why not others."""
+    """Explain which backend `attention` chooses for these tensors, and why not others.
+
+    Shapes are those of `attention`: (..., heads, queries or keys, head dim).
+    """
     _check(query, key, value, mask, spec)
     call = describe(query, key, value, mask, spec)
     device = LocalDevice.of(query.device)
@@ -105,9 +110,10 @@ def explain(
 def describe(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> AttentionCall:
-    """Describe tensors of any batch dimensions as the `AttentionCall` a backend gets.
+    """Describe tensors (..., heads, N, head dim) as the `AttentionCall` a backend gets.
 
-    The call has 4 dimensions, and its mask needs a gradient only if gradients are recorded.
+    Leading dimensions are merged into one batch, so that the call has 4 dimensions. Its mask needs
+    a gradient only if gradients are recorded.
     """
     lead = query.shape[:-3]
     query, key, value = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
@@ -119,7 +125,7 @@ def describe(
 def _check(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> None:
-    """Raise `UsageError` that names what does not fit."""
+    """Raise `UsageError` for tensors that do not fit together, by name."""
     if (problem := _shape_error(query, key, value, spec)) is not None:
         what, hint = problem
         shapes = f"query {_shape(query)}, key {_shape(key)}, value {_shape(value)}"
@@ -179,7 +185,7 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _mask_to_4d(mask: Tensor, lead: torch.Size, query: Tensor) -> Tensor:
-    """Reshape the mask to 4 dimensions, the first that of the flattened batch or 1.
+    """Reshape the mask to 4 dimensions, the first being 1 or the flattened batch.
 
     It is detached where no gradient is recorded: a mask that requires one rules out fused kernels.
     """

@@ -12,12 +12,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.core.repeat import repeat_call
 
-# Weight and bias of a linear layer.
+# Weight (out channels, C) and bias (out channels,) of a linear layer.
 Layer = tuple[Tensor, Tensor | None]
 
 
 def linear_layer(tensors: Sequence[Tensor]) -> Layer:
-    """Return the `Layer` of (weight,) or (weight, bias)."""
+    """Return the `Layer` of (weight,) or (weight, bias).
+
+    A weight is (out channels, C), a bias (out channels,).
+    """
     weight, *bias = tensors
     return weight, bias[0] if bias else None
 
@@ -35,7 +38,7 @@ _MLP_BLOCK_TOKENS, _MAX_HIDDEN_BLOCK = 2048, 192
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``F.linear`` of (..., L, C), faster for many tokens on a CPU.
+    """Compute ``F.linear`` of (..., N, C), faster for many tokens on a CPU.
 
     PyTorch first writes the bias to the whole result on a CPU, then adds the product. This function
     gives up to 320 input channels to oneDNN, which adds the bias on the fly, and computes larger
@@ -43,6 +46,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     falls back to PyTorch if gradients are recorded, for dtypes other than fp32 and on other
     devices. Exact: each value is the same sum, in the same order except for 193 to 320 channels on
     a CPU.
+
+    Args:
+        x: (..., N, C).
+        weight: (out channels, C).
+        bias: (out channels,) or None.
+
+    Returns:
+        (..., N, out channels).
     """
     if weight.shape[1] <= _ONEDNN_CHANNELS:
         return onednn_linear_any_layout(x, weight, bias)
@@ -63,7 +74,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `linear` computes the product of these by oneDNN."""
+    """Return whether `linear` multiplies (..., N, C) by (out channels, C) with oneDNN."""
     return weight.shape[1] <= _ONEDNN_CHANNELS and _can_onednn(x, weight)
 
 
@@ -82,11 +93,14 @@ def onednn_linear_any_layout(
     not known to be faster.
 
     Args:
-        x: (..., L, C).
+        x: (..., N, C).
         weight: (out channels, C).
         bias: (out channels,).
         gelu: whether to apply GELU (by the error function) to the result while it is in the cache.
-        plus: tensor of the result's shape that is added to the result; not with ``gelu``.
+        plus: (..., N, out channels), added to the result; not with ``gelu``.
+
+    Returns:
+        (..., N, out channels).
     """
     if not _can_onednn(x, weight):
         found = F.linear(x, weight, bias)
@@ -103,9 +117,9 @@ def onednn_linear(
     gelu: bool = False,
     plus: Tensor | None = None,
 ) -> Tensor:
-    """Compute `onednn_linear_any_layout` of tensors that oneDNN is known to support.
+    """Compute `onednn_linear_any_layout` without its checks, (..., N, out channels).
 
-    Only where `has_onednn`.
+    Only for tensors that oneDNN is known to support, and where `has_onednn`.
     """
     assert ONEDNN_LINEAR is not None
     # PyTorch has a fake kernel only for the operator without an addition.
@@ -126,9 +140,12 @@ def mlp(
 
     Args:
         x: (..., C).
-        first, second: weight and bias of each layer.
-        plus: tensor of the result's shape that is added to the result.
+        first, second: weight and bias of each layer, (hidden, C) and (out channels, hidden).
+        plus: (..., out channels), added to the result.
         out: contiguous tensor for the result; may be ``x`` or ``plus`` itself.
+
+    Returns:
+        (..., out channels), which is ``out`` if given.
     """
     if not _can_onednn(x, first[0], second[0]):
         found = linear(F.gelu(linear(x, *first)), *second)

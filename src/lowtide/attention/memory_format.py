@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def to_contiguous(tensor: Tensor) -> Tensor:
-    """Return the tensor as contiguous (N, ...), copied image by image on a CPU.
+    """Return the tensor as contiguous (B, ...), copied image by image on a CPU.
 
     PyTorch transposes a single 2D matrix in blocks, but copies anything else element by element,
     even a batch of one such matrix: that takes three to four times as long for the pixels and
@@ -25,7 +25,7 @@ def to_contiguous(tensor: Tensor) -> Tensor:
 
 
 def _flat(tensor: Tensor) -> Tensor | None:
-    """View as (N, a, b) by merging the last two of 4 dimensions, None if impossible."""
+    """View as (B, a, b) by merging the last two of 4 dimensions, None if impossible."""
     if tensor.dim() == 3:
         return tensor
     if tensor.stride(2) == tensor.stride(3) * tensor.shape[3]:

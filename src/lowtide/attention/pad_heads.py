@@ -33,6 +33,6 @@ def pad_heads(qkv: Layer, proj: Layer, heads: int, padding: int) -> tuple[Layer,
 
 
 def _padded(tensor: Tensor, heads: int, more: int) -> Tensor:
-    """Append ``more`` zeros to each head of (3 · heads · D, ...)."""
+    """Append ``more`` zeros to each head of (3 · heads · head dim, ...)."""
     each = tensor.reshape(3, heads, tensor.shape[0] // (3 * heads), -1)
     return F.pad(each, (0, 0, 0, more)).reshape(-1, *tensor.shape[1:])

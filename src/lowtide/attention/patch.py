@@ -147,19 +147,14 @@ class AttentionRouter:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Drop-in scaled_dot_product_attention, with PyTorch's parameters."""
+        """Compute scaled_dot_product_attention with PyTorch's parameters and shapes.
+
+        Query, key and value are (..., heads, N, head dim) or (..., N, head dim) and are broadcast
+        to the same leading dimensions.
+        """
         query, key, value, attn_mask = _as_autocast(query, key, value, attn_mask)
-        lead = torch.broadcast_shapes(
-            *(
-                t.shape[: -3 if enable_gqa else -2]
-                for t in (
-                    query,
-                    key,
-                    value,
-                )
-            )
-        )
         inner = 3 if enable_gqa else 2
+        lead = torch.broadcast_shapes(*(t.shape[:-inner] for t in (query, key, value)))
         missing = max(0, 4 - inner - len(lead))
         query, key, value = (
             t.expand(*lead, *t.shape[-inner:])[(None,) * missing] for t in (query, key, value)
@@ -213,8 +208,12 @@ class _RouterMode(TorchFunctionMode):
         if getattr(_THREAD, "busy", False):
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
-            # A torch function mode sees this function as a whole, not the calls inside it.
-            return _multi_head(self._compute)(*args, **kwargs)
+            # A torch function mode sees this function as a whole, not the calls inside it. Its copy
+            # must not be intercepted again.
+            names = dict(
+                scaled_dot_product_attention=self._compute, has_torch_function=lambda _: False
+            )
+            return with_globals(func, names)(*args, **kwargs)
         return (self._compute if func is F.scaled_dot_product_attention else func)(*args, **kwargs)
 
     def _compute(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -225,12 +224,14 @@ class _RouterMode(TorchFunctionMode):
             _THREAD.busy = False
 
 
-def _multi_head(compute: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Copy PyTorch's multi_head_attention_forward with ``compute`` as its attention."""
-    names = {
-        **F.multi_head_attention_forward.__globals__,
-        "scaled_dot_product_attention": compute,
-        "has_torch_function": lambda _: False,  # prevents recursive interception
-    }
-    plain = F.multi_head_attention_forward
-    return FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__)
+def with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    """Copy ``function`` with ``names`` overriding its module's globals."""
+    copy = FunctionType(
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

@@ -53,7 +53,7 @@ def prefers_cudnn(capability: tuple[int, int], cudnn: int) -> bool:
 
 @cache
 def cudnn_version() -> int:
-    """Return PyTorch's cuDNN version; for builds without cuDNN, that of its wheels."""
+    """Return PyTorch's cuDNN version, or its wheels' version in builds without cuDNN."""
     if torch.backends.cudnn.is_available() and (version := torch.backends.cudnn.version()):
         return version
     return _BUNDLED_CUDNN

@@ -105,7 +105,7 @@ class AttentionCall:
 
     @property
     def value_dim(self) -> int:
-        """Head dim of the value, by default that of query and key."""
+        """Head dim of the value, by default equal to query's and key's."""
         return self.head_dim if self.value_head_dim is None else self.value_head_dim
 
     @property
@@ -122,9 +122,10 @@ class AttentionCall:
 def describe_call(
     tensors: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, spec: AttentionSpec
 ) -> AttentionCall:
-    """Describe the call that these 4-dimensional tensors make.
+    """Describe a call of 4-dimensional tensors as an `AttentionCall`.
 
-    ``tensors`` are query, key and value. ``needs_grad`` is set only if gradients are recorded now.
+    ``tensors`` are query, key and value, each (B, heads, N, head dim), ``mask`` is broadcastable to
+    (B, heads, queries, keys). ``needs_grad`` is set only if gradients are recorded now.
     """
     query, key, value = tensors
     # Heads may differ only where they are declared to be shared.

@@ -33,9 +33,9 @@ _DOMINANT_FRACTION = 0.75
 class MaskPattern:
     """Indices of windows that share one additive mask, as in shifted-window attention.
 
-    ``windows`` are the indices of the windows. ``mask`` is added to their scores on top of the
-    bias, None for nothing. If ``windows`` is a range, the windows are contiguous and need no
-    gathering copy.
+    ``windows`` are the indices of the windows. ``mask``, (1, 1, N, N), is added to their scores on
+    top of the bias, None for nothing. If ``windows`` is a range, the windows are contiguous and
+    need no gathering copy.
     """
 
     windows: Sequence[int]
@@ -45,7 +45,7 @@ class MaskPattern:
     )
 
     def indices(self, device: torch.device) -> Tensor:
-        """Return the indices as a tensor, cached per device.
+        """Return the indices as an int64 tensor (windows,), cached per device.
 
         Cached so that no host memory is read while a CUDA graph is captured.
         """
@@ -94,15 +94,15 @@ def attend_windows(
     mask of shifted windows, it is applied to all of them and the others are recomputed.
 
     Args:
-        query: (N, heads, L, D).
+        query: (windows, heads, N, head dim).
         key, value: like ``query``; their number of tokens may differ.
-        bias: (1, heads, L, L) or with fewer leading dimensions.
-        patterns: cover all windows or are empty; ``added`` is (1, 1, L, L) or with fewer leading
-            dimensions.
+        bias: (1, heads, queries, keys) or with fewer leading dimensions.
+        patterns: cover all windows or are empty; each ``mask`` is (1, 1, queries, keys) or has
+            fewer leading dimensions.
         scale: factor of the scores.
 
     Returns:
-        (N, heads, L, D).
+        (windows, heads, N, head dim).
     """
     bias = None if bias is None else _four(bias)
     if not patterns:
@@ -142,7 +142,7 @@ def _attend_ranges(
 
 
 def _empty(query: Tensor, value: Tensor) -> Tensor:
-    """Allocate a result in the memory layout (N, L, heads, D) of PyTorch's kernels."""
+    """Allocate a result in PyTorch's memory layout (windows, N, heads, head dim)."""
     windows, heads, places = query.shape[:3]
     return query.new_empty(windows, places, heads, value.shape[-1]).transpose(1, 2)
 
@@ -230,6 +230,6 @@ def _attend_padded(
 
 
 def _zeros(like: Tensor, wide: int) -> Tensor:
-    """Allocate zeros like these windows in the memory layout (N, L, heads, ``wide``)."""
+    """Allocate zeros in the memory layout (windows, N, heads, ``wide``)."""
     windows, heads, places = like.shape[:3]
     return like.new_zeros(windows, places, heads, wide).transpose(1, 2)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowtide.cli.shell import handle_errors, option
+from lowtide.cli.shell import JsonReport, handle_errors, option
 from lowtide.core.errors import UsageError
 from lowtide.core.units import format_bytes, format_seconds
 
@@ -61,9 +61,7 @@ def upscale(
             help=("Plot time and memory of all configurations, .png or .svg."),
         ),
     ] = None,
-    as_json: Annotated[
-        bool, option("--json", panel=_OUT, help="Print the report as JSON on stdout.")
-    ] = False,
+    as_json: JsonReport = False,
 ) -> None:
     """Measure time, memory and accuracy of upscaling configurations on this machine.
 

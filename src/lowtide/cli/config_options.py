@@ -1,4 +1,4 @@
-"""Command-line options made from a configuration class: one for each key of its file."""
+"""Command-line options generated from a configuration class, one per key."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def option_name(path: tuple[str, ...]) -> str:
 def config_keys(
     config: type[BaseModel], whole: Any = None, path: tuple[str, ...] = ()
 ) -> Iterator[Key]:
-    """Yield the keys of a configuration class in order, those of sections in their place."""
+    """Yield the keys of a configuration class in order, sections expanded in place."""
     from lowtide.training.run_config import section_of
 
     for name, field in config.model_fields.items():
@@ -99,7 +99,7 @@ class ConfigCommand(TyperCommand):
     _made: list[tuple[Key, TyperOption]] | None = None
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the command's own parameters and those of the configuration."""
+        """Return the command's own parameters and the configuration's."""
         own = super().get_params(ctx)
         return [*own, *(option for _, option in self._options(own))]
 
@@ -190,7 +190,7 @@ def _metavar(key: Key) -> str:
 
 
 def _take_open(args: list[str], keys: Collection[Key]) -> tuple[list[str], Given]:
-    """Split off options below open sections; return the other words and what those give."""
+    """Split off options of open sections; return the other words and their values."""
     found: Given = {}
     by_name = {option_name(key.path): key for key in keys}
     rest, words = [], iter(args)
@@ -238,7 +238,7 @@ def config_from_options(
 
 
 def _add_required(values: dict[str, Any], config: type[BaseModel]) -> None:
-    """Add required sections, so that what is missing in them is named, and not they."""
+    """Add required sections, so that errors name the keys missing in them."""
     from lowtide.training.run_config import section_of
 
     for name, field in config.model_fields.items():
@@ -250,7 +250,7 @@ def _add_required(values: dict[str, Any], config: type[BaseModel]) -> None:
 def _set_value(
     values: dict[str, Any], path: tuple[str, ...], value: Any, config: type[BaseModel]
 ) -> None:
-    """Set a key in plain values, in place; a section that is not there has its defaults first.
+    """Set a key in plain values, in place; a missing section gets its defaults first.
 
     Where the values have something else in the place of a section it stays, to be refused.
     """

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lowtide.cli.progress_bar import step_printer
-from lowtide.cli.shell import handle_errors, option
+from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
 
 _MAIN, _OUT = "Main", "Output"
 
@@ -73,10 +73,8 @@ def onnx(
         bool, option("--unchecked", panel=_MAIN, help=("Keep a file that cannot be run here too."))
     ] = False,
     force: Annotated[bool, option("--force", panel=_OUT, help="Replace the file.")] = False,
-    quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
-    as_json: Annotated[
-        bool, option("--json", panel=_OUT, help="Print the report as JSON on stdout.")
-    ] = False,
+    quiet: Quiet = False,
+    as_json: JsonReport = False,
 ) -> None:
     """Write a model as an ONNX file for images of any size, and check it.
 

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from lowtide.cli.progress_bar import step_printer
-from lowtide.cli.shell import handle_errors, option, print_result
+from lowtide.cli.settings_options import with_settings
+from lowtide.cli.shell import Quiet, handle_errors, option, print_result
 from lowtide.core.errors import UsageError
+from lowtide.jobs.train_settings import TrainSettings
 
-_STEP, _DEVICE, _OUT = "Training step", "Device", "Output"
-
-
-class Optimizer(StrEnum):
-    """Values of --optimizer."""
-
-    auto = "auto"
-    adamw, adamw_foreach, adamw_fused = "adamw", "adamw-foreach", "adamw-fused"
-    sgd, sgd_momentum = "sgd", "sgd-momentum"
-
-
-class Checkpointing(StrEnum):
-    """Values of --checkpointing."""
-
-    none, selective, full = "none", "selective", "full"
-
-
-class TrainPrecision(StrEnum):
-    """Values of --precision."""
-
-    fp32, bf16, fp16 = "fp32", "bf16", "fp16"
+_DEVICE, _OUT = "Device", "Output"
 
 
 @handle_errors
+@with_settings(TrainSettings)
 def train(
     model: Annotated[
         str,
@@ -47,62 +29,6 @@ def train(
             ),
         ),
     ],
-    batch: Annotated[int, option("--batch", panel=_STEP, help="Images in a micro-batch.")] = 4,
-    size: Annotated[
-        str, option(panel=_STEP, help=("Size of the images, 256 or WIDTHxHEIGHT."))
-    ] = "256",
-    inputs: Annotated[
-        list[str] | None,
-        option(
-            "--input",
-            panel=_STEP,
-            metavar="SHAPE",
-            help=(
-                "Shape of an input without the batch dimension: 3,h,w or 4,h/8,w/8 or 77,768 or"
-                " :int64. Once for each input, in order. Default: the model's own"
-                " example_inputs(batch, size), or images."
-            ),
-        ),
-    ] = None,
-    channels: Annotated[
-        int | None,
-        option(
-            panel=_STEP,
-            help=("Channels of the images. Default: those of the model's first convolution."),
-        ),
-    ] = None,
-    optimizer: Annotated[
-        Optimizer,
-        option(
-            panel=_STEP,
-            help=("auto is AdamW in the form that PyTorch takes by default on the device."),
-        ),
-    ] = Optimizer.auto,
-    checkpointing: Annotated[
-        Checkpointing, option(panel=_STEP, help=("What the backward pass recomputes."))
-    ] = Checkpointing.none,
-    precision: Annotated[
-        TrainPrecision, option(panel=_STEP, help=("bf16 and fp16 are autocast over fp32 weights."))
-    ] = TrainPrecision.fp32,
-    ema: Annotated[
-        bool,
-        option("--ema", panel=_STEP, help=("Keep a moving average of the weights on the device.")),
-    ] = False,
-    accumulate: Annotated[int, option(panel=_STEP, help=("Micro-batches in a step."))] = 1,
-    validation_batch: Annotated[
-        int | None,
-        option(
-            panel=_STEP,
-            metavar="N",
-            help=("Images of a validation pass after the step. Default: no validation pass."),
-        ),
-    ] = None,
-    validation_size: Annotated[
-        str | None,
-        option(
-            panel=_STEP, metavar="SIZE", help=("Size of the validation images. Default: --size.")
-        ),
-    ] = None,
     device: Annotated[
         str,
         option(
@@ -146,7 +72,8 @@ def train(
     as_json: Annotated[
         bool, option("--json", panel=_OUT, help="Print the plan as JSON on stdout.")
     ] = False,
-    quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
+    quiet: Quiet = False,
+    **settings: Any,
 ) -> None:
     """Predict whether training a model fits a GPU's memory, and what would make it fit.
 
@@ -156,20 +83,7 @@ def train(
         raise UsageError(
             "--all-devices contradicts --device and --plot", hint="drop it, or the others"
         )
-    settings: dict[str, Any] = dict(
-        batch=batch,
-        size=size,
-        inputs=tuple(inputs or ()),
-        channels=channels,
-        optimizer=optimizer.value,
-        checkpointing=checkpointing.value,
-        precision=precision.value,
-        ema=ema,
-        accumulate=accumulate,
-        validation_batch=validation_batch,
-        validation_size=validation_size,
-        budget=budget,
-    )
+    settings |= {"inputs": tuple(settings["inputs"] or ()), "budget": budget}
     with step_printer("tracing", "the step", quiet=quiet) as tell:
         from lowtide.jobs import plan_train as job
 

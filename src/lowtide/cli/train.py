@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lowtide.cli.config_options import ConfigCommand, Given, config_from_options
-from lowtide.cli.shell import handle_errors, option, stderr_is_terminal
+from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, stderr_is_terminal
 from lowtide.core.errors import UsageError
 from lowtide.core.units import format_seconds
 
@@ -98,10 +98,8 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
             bool,
             option("--example", panel=_OUT, help="Print an example configuration and exit."),
         ] = False,
-        quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
-        as_json: Annotated[
-            bool, option("--json", panel=_OUT, help="Print the report as JSON on stdout.")
-        ] = False,
+        quiet: Quiet = False,
+        as_json: JsonReport = False,
     ) -> None:
         if example:
             if as_json:

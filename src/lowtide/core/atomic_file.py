@@ -187,7 +187,7 @@ def open_for_append(path: Path) -> int:
 
 
 def append(descriptor: int, text: str) -> None:
-    """Append ``text`` to a file opened by `open_for_append` and sync; all of it or nothing.
+    """Append all of ``text`` or nothing to a file of `open_for_append`, and sync.
 
     Raises:
         OSError: if nothing was appended.

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 
+@cache
 def cpu_name() -> str:
     """Return the CPU's name with family and model numbers; empty if unknown.
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 
 class LowtideError(Exception):
-    """Base class of Lowtide's errors; ``exit_code`` is what the command line returns."""
+    """Base class of Lowtide's errors; ``exit_code`` is that of the command line."""
 
     exit_code = 1
 

@@ -65,7 +65,7 @@ HeapSetting = Literal["trim", "cache"]
 
 
 def set_heap_mode(setting: HeapSetting) -> None:
-    """Set what the C heap does with freed blocks, if `tune_heap` is in effect.
+    """Set how the C heap treats freed blocks, if `tune_heap` is in effect.
 
     ``"cache"`` is faster. ``"trim"`` takes only the bytes alive: kept blocks that no new one
     fits into made runs of window transformers take up to 1.8 times that.
@@ -99,7 +99,7 @@ def trimming_heap() -> Iterator[None]:
 
 
 def heap_mode() -> HeapSetting | None:
-    """Return what the C heap does with freed blocks, or None if that varies.
+    """Return how the C heap treats freed blocks, or None if that varies.
 
     ``"cache"`` after `tune_heap`; ``"trim"`` where the environment has every block above a
     threshold of 1 MiB or less mapped on its own. Otherwise glibc adapts its threshold as the

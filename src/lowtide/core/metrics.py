@@ -17,9 +17,9 @@ SSIM_WINDOW = 11  # side in pixels; images must be at least this large
 
 
 def max_error(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the largest absolute difference; NaN where either image has a NaN.
+    """Return the largest absolute difference; NaN where either array has a NaN.
 
-    In the samples' own unit.
+    Both have the same shape, whatever it is. In the samples' own unit.
 
     Raises:
         ValueError: for different shapes or empty arrays.
@@ -33,8 +33,8 @@ def max_error(a: np.ndarray, b: np.ndarray) -> float:
 def psnr(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
     """Return the PSNR in dB over all samples, computed in float64.
 
-    ``peak`` is the value of white: 1 for floats in 0..1, 255 for 8 bits. Neither image is rounded
-    or clipped here.
+    Both arrays have the same shape, whatever it is. ``peak`` is the value of white: 1 for floats in
+    0..1, 255 for 8 bits. Neither image is rounded or clipped here.
 
     Raises:
         ValueError: for different shapes, empty arrays or a peak that is not above 0.
@@ -97,9 +97,9 @@ def _lumas(sr: np.ndarray, hr: np.ndarray, crop: int) -> tuple[np.ndarray, np.nd
 def ssim(a: np.ndarray, b: np.ndarray, peak: float = 1.0) -> float:
     """Return the structural similarity (Wang et al., 2004), 1 for equal images.
 
-    Computed in float64. Protocol: windows of 11x11 pixels with Gaussian weights of sigma 1.5, only
-    those that lie wholly in the image; K1 = 0.01, K2 = 0.03; for color images the mean over the
-    channels, which are last. ``peak`` is the value of white.
+    Both are (H, W) or (H, W, C). Computed in float64. Protocol: windows of 11x11 pixels with
+    Gaussian weights of sigma 1.5, only those that lie wholly in the image; K1 = 0.01, K2 = 0.03;
+    for color images the mean over the channels, which are last. ``peak`` is the value of white.
 
     Raises:
         ValueError: for different shapes, and for images smaller than a window.

@@ -80,7 +80,7 @@ class ScratchFile:
 
 
 class ScratchBlocks:
-    """Pool of blocks of `BLOCK_BYTES` bytes in one `ScratchFile`; freed blocks are reused.
+    """Pool of reusable blocks of `BLOCK_BYTES` bytes in one `ScratchFile`.
 
     Overwriting takes less time than a new file: the system has it in its page cache already. When
     no block is in use, at most 1 GiB is kept. Thread-safe.

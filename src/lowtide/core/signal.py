@@ -1,89 +1,94 @@
-"""Row-wise image interfaces: sources to read from and sinks to write to.
+"""Sources to read from, sinks to write to, and the conversion between them and a network.
 
-A source is read once from top to bottom and a sink is written the same way, so that neither image
-has to be in memory as a whole. Nothing here knows about file formats.
+Both are arrays whose leading axis is read and written in order, so that neither has to be in memory
+as a whole: the rows of an image (H, W, C), the frames of a clip (T, H, W, C), the slices of a
+volume (D, H, W, C), the steps of a series (L, C). Nothing here knows about file formats.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
 
-SampleType = Literal["uint8", "uint16", "float32"]
-_SAMPLE_BYTES: dict[str, int] = {"uint8": 1, "uint16": 2, "float32": 4}
 
-
-@dataclass(frozen=True)
-class ImageInfo:
-    """Size, number of channels and sample type of an image.
-
-    ``channels`` counts color channels plus the alpha channel, which is always last: 1 gray, 2 gray
-    + alpha, 3 RGB, 4 RGB + alpha. Integer samples span the full range of their type, float samples
-    0..1.
-    """
-
-    width: int
-    height: int
-    channels: int
-    sample_type: SampleType = "uint8"
+class Source(Protocol):
+    """Protocol of an array that is read along its leading axis, in order."""
 
     @property
-    def alpha(self) -> bool:
-        """Whether the last channel is alpha (opacity)."""
-        return self.channels in (2, 4)
-
-    @property
-    def color_channels(self) -> int:
-        """Channels without alpha: 1 or 3."""
-        return self.channels - self.alpha
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row in memory."""
-        return self.width * self.channels * _SAMPLE_BYTES[self.sample_type]
-
-    @property
-    def pixels(self) -> int:
-        """Width times height."""
-        return self.width * self.height
-
-
-class RowSource(Protocol):
-    """Protocol of an image that is read row by row, from top to bottom."""
-
-    @property
-    def info(self) -> ImageInfo:
-        """Size and sample type of what `read` returns."""
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array, its leading axis first and its channels last."""
         ...
 
-    def read(self, count: int) -> np.ndarray:
-        """Read the next ``count`` rows, (count, width, channels); fewer only at the end."""
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Dtype of the values that `read` returns."""
+        ...
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Return the values from ``first`` to before ``last`` along the leading axis.
+
+        ``first`` is never before the last value read; values in between are skipped.
+        """
         ...
 
     def close(self) -> None:
-        """Release the file; may be called more than once."""
+        """Release what is open; may be called more than once."""
         ...
 
 
-class RowWriter(Protocol):
-    """Protocol of what takes image rows, from top to bottom."""
+class Sink(Protocol):
+    """Protocol of an array that is written along its leading axis, in order."""
 
-    def write(self, rows: np.ndarray) -> None:
-        """Append rows (n, width, channels), in the sample type the sink was opened with."""
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Write values from place ``first`` on, which is where the last ones ended.
+
+        ``values`` are valid until the call returns.
+        """
         ...
 
 
-class RowSink(RowWriter, Protocol):
-    """Protocol of an image that is written row by row, from top to bottom."""
+class Adapter(Protocol):
+    """Protocol of the conversion between a source's values, a network's and a sink's.
 
-    def commit(self) -> Path:
-        """Finish the file, rename it to its final name, and return that name."""
+    Values have their channels last, (B, N, ..., C) with N along the leading axis; those of a
+    network come after the batch, (B, C, N, ...). What is made of a place depends on no other,
+    except for `context`.
+    """
+
+    @property
+    def inputs(self) -> int:
+        """Network inputs made of each value: an image's color and its opacity are two."""
         ...
 
-    def abort(self) -> None:
-        """Remove everything that was written; harmless after `commit`."""
+    @property
+    def context(self) -> int | None:
+        """How far from a result `from_network` reads the source; None if not at all."""
+        ...
+
+    @property
+    def channels(self) -> int:
+        """Channels of the sink."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Dtype of the sink: integers span 0..1, floats are taken as they are."""
+        ...
+
+    def to_network(self, values: np.ndarray) -> np.ndarray:
+        """Convert (B, N, ..., C) of a source to new float32 (B·inputs, C, N, ...)."""
+        ...
+
+    def from_network(self, results: np.ndarray, values: np.ndarray | None) -> np.ndarray:
+        """Convert float32 (B·inputs, C, N·s, ...) to float32 (B, N·s, ..., C), s the scale.
+
+        ``results`` may be modified in place. ``values`` are those of the source, (B, N, ..., C), or
+        None where `context` is.
+        """
+        ...
+
+    def to_sink(self, floats: np.ndarray) -> np.ndarray:
+        """Convert float32 (..., C) to values of the sink, rounded where they are integers."""
         ...

@@ -41,7 +41,10 @@ def check_state(title: str, part: nn.Module) -> None:
 
 
 def check_not_traced(title: str, image: Tensor) -> None:
-    """Raise `ModelError` if the call is being traced or exported."""
+    """Raise `ModelError` if the call is being traced or exported.
+
+    ``image`` is the first tensor of the call, of any shape: a fake one means tracing.
+    """
     traced = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
     if traced or is_fake(image):
         raise ModelError(

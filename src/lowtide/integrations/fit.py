@@ -64,7 +64,7 @@ def fit(
 
 
 def unfit(autoencoder: nn.Module) -> nn.Module:
-    """Undo `fit`: the module computes bit for bit what it did before.
+    """Undo `fit`: the module's results are bit for bit those before it.
 
     Hooks and compiled calls added after `fit` stay; tiling and slicing that were on before it are
     on again. Returns ``autoencoder``, even if no part of it is fitted.

@@ -145,7 +145,7 @@ def _try(title: str, part: nn.Module) -> None:
 
 
 def _channels(part: nn.Module) -> list[int]:
-    """Return candidate input channels: those of the convolutions, in order."""
+    """Return candidate input channels, from the convolutions in order."""
     found = (inner.in_channels for inner in part.modules() if isinstance(inner, nn.Conv2d))
     return list(dict.fromkeys(found))
 

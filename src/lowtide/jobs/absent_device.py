@@ -53,9 +53,11 @@ def prepare_for_profile(
         )
     if settings.cuda_graphs:
         require_cuda_graphs(profile.kind)
-    in_fp32 = {"precision": "fp32", "cuda_graphs": False}
     reference = prepare(
-        settings.model_copy(update=in_fp32), device="cpu", progress=progress, on_loaded=on_loaded
+        dataclasses.replace(settings, precision="fp32", cuda_graphs=False),
+        device="cpu",
+        progress=progress,
+        on_loaded=on_loaded,
     )
     precision = _precision(settings.precision, reference.descriptor, profile)
     network = dataclasses.replace(

@@ -12,6 +12,7 @@ from lowtide.media import ImageSource, open_image
 from lowtide.memory.meter import Usage
 from lowtide.memory.oom import trim_allocators
 from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import StreamedStrategy, TiledStrategy
 from lowtide.models.low_precision import LowPrecision
 from lowtide.models.onnx_session import OnnxNetwork
 from lowtide.streaming.planner.ledger_rows import affordable_pixels, comparable_pixels
@@ -56,26 +57,30 @@ def _accuracy(
     """Report the accuracy class, and measure the error on sampled tiles if not exact."""
     network, costs = prepared.network, prepared.costs
     execution = precision = None
-    if plan.accuracy == "bounded":
+    strategy = plan.strategy
+    if isinstance(strategy, TiledStrategy) and plan.accuracy == "bounded":
         with reopen() as rows:
-            allowed = affordable_pixels(costs, plan, limit_bytes)
-            execution = _figure(execution_error(network, rows, plan, allowed))
+            allowed = affordable_pixels(costs, plan, strategy, limit_bytes)
+            adapter = prepared.adapter(rows.info)
+            error = execution_error(network, adapter, rows, plan.image, strategy, allowed)
+            execution = _figure(error)
     if network.make_fp32_forward is not None:
         with reopen() as rows:
             allowed = comparable_pixels(costs, plan, limit_bytes)
-            precision = _figure(precision_error(network, rows, plan, allowed))
-    if plan.strategy == "streamed":
+            adapter = prepared.adapter(rows.info)
+            precision = _figure(precision_error(network, adapter, rows, plan.image, allowed))
+    if isinstance(strategy, StreamedStrategy):
         proof = prepared.programs.certificate(*plan.network_size)
         reason = (
             "bands of rows with all that they depend on; on a small image the result differed from"
             f" that of the whole image by {proof.error:.0e} of its largest value"
         )
-    elif plan.tiles == 1:
+    elif strategy.tiles == 1:
         reason = "the whole image at once"
     elif plan.accuracy == "exact":
         reason = (
             f"the receptive field reaches {costs.receptive_field} px, and tiles see at least"
-            f" {max(costs.receptive_field or 0, (plan.overlap - plan.blend) // 2)} px"
+            f" {max(costs.receptive_field or 0, (strategy.overlap - strategy.blend) // 2)} px"
         )
     elif costs.receptive_field is None:
         reason = (
@@ -85,7 +90,7 @@ def _accuracy(
     else:
         reason = (
             f"the receptive field reaches {costs.receptive_field} px, and an overlap of"
-            f" {plan.overlap} px covers less"
+            f" {strategy.overlap} px covers less"
         )
     return AccuracyReport(
         execution=plan.accuracy,

@@ -12,22 +12,24 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import BaseModel
-from torch import Tensor
 
 from lowtide.core.errors import UsageError
 from lowtide.core.metrics import psnr
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.devices import resolve_device
+from lowtide.jobs.image_adapter import ImageAdapter
 from lowtide.jobs.report import reported_db
 from lowtide.media import open_image
 from lowtide.models import Model, load
 from lowtide.streaming.api import stream
 from lowtide.streaming.tiles.grid import TileAxis, split_axis
-from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OVERLAPS = (8, 16, 32)
 BLENDS = ("none", "linear", "hann")
@@ -88,6 +90,8 @@ def compare_seams(
         UsageError: ``tile`` is not a multiple of 16 or not smaller than the image, the model cannot
             be streamed, or the image or the model is not RGB.
     """
+    import torch
+
     loaded = load(model).to(device=resolve_device(device))
     pixels = _center_crop(Path(image), loaded)
     height, width = pixels.shape[2:]
@@ -147,9 +151,11 @@ def compare_seams(
 
 def _center_crop(path: Path, model: Model) -> Tensor:
     """(1, 3, height, width) of whole cells of the grid."""
+    import torch
+
     with open_image(path) as image:
         info = image.info
-        pixels = image.read(info.height)[..., :3]
+        pixels = image.read(0, info.height)[..., :3]
     if info.color_channels != 3 or model.descriptor.in_channels != 3:
         raise UsageError("seams are compared on an RGB image, with a model for RGB images")
     grid = math.lcm(_TILE_MULTIPLE, model.descriptor.size.multiple_of)
@@ -157,9 +163,9 @@ def _center_crop(path: Path, model: Model) -> Tensor:
     if not height or not width:
         raise UsageError(f"{path}: {info.width}×{info.height} pixels is too small for tiles")
     top, left = (info.height - height) // 2, (info.width - width) // 2
-    network = NetworkSpec(model, model.descriptor.scale, 3, 3)
-    step = TileStep(network, replace(info, channels=3))
-    return step.to_network([pixels[top : top + height, left : left + width]]).to(model.device)
+    adapter = ImageAdapter(replace(info, channels=3), 3)
+    inputs = adapter.to_network(pixels[None, top : top + height, left : left + width])
+    return torch.from_numpy(inputs).to(model.device)
 
 
 def _tiles(
@@ -186,6 +192,8 @@ def merge_tiles(
     Tiles are (B, C, H, W), by (row, column). ``linear`` replaces the ramps of the axes with linear
     ones.
     """
+    import torch
+
     size = rows.length * scale, columns.length * scale
     first_tile = next(iter(tiles.values()))
     total = first_tile.new_zeros(*first_tile.shape[:2], *size)
@@ -214,6 +222,8 @@ def _seam_result(
     axes: tuple[TileAxis, TileAxis],
     scale: int,
 ) -> SeamResult:
+    import torch
+
     difference = (result - reference).double()
     reach = max(overlap // 2, 1) * scale
     near = torch.zeros(reference.shape[2:], dtype=torch.bool, device=reference.device)

@@ -248,7 +248,7 @@ def image_difference(one: Path, other: Path) -> tuple[float | None, int]:
     pixels = []
     for path in (one, other):
         with open_image(path) as image:
-            pixels.append(image.read(image.info.height))
+            pixels.append(image.read(0, image.info.height))
     peak = np.iinfo(pixels[0].dtype).max
     return reported_db(psnr(*pixels, peak=peak)), int(max_error(*pixels))
 

@@ -6,8 +6,7 @@ import copy
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-
-import torch
+from typing import TYPE_CHECKING, cast
 
 from lowtide.core.heap import trim_heap
 from lowtide.core.precision import Precision, is_eight_bits
@@ -19,6 +18,9 @@ from lowtide.models.quantize import quantize_linear
 from lowtide.models.self_ensemble import SelfEnsemble
 from lowtide.streaming.tiles.tile_step import DTYPES, Forward, NetworkSpec
 
+if TYPE_CHECKING:
+    from torch import nn
+
 
 def build_network(model: Model, device: str, precision: Precision) -> NetworkSpec:
     """Move ``model`` to ``device`` in ``precision`` and return its `NetworkSpec`.
@@ -29,7 +31,7 @@ def build_network(model: Model, device: str, precision: Precision) -> NetworkSpe
     if precision != "fp32":
         fp32_factory = _fp32_factory(copy.deepcopy(model), device)
     model.to(device=device)
-    if DTYPES[precision] != torch.float32:
+    if DTYPES[precision] != DTYPES["fp32"]:
         model.to_low_precision(DTYPES[precision])
         trim_heap(collect=True)  # free what tracing the layers' order left
     if is_eight_bits(precision):
@@ -63,8 +65,7 @@ def ensemble_network(network: NetworkSpec) -> NetworkSpec:
 
 
 def _self_ensemble(forward: Forward) -> SelfEnsemble:
-    assert isinstance(forward, torch.nn.Module)
-    return SelfEnsemble(forward).eval()
+    return SelfEnsemble(_module(forward)).eval()
 
 
 def network_weight_bytes(network: NetworkSpec, model: Model) -> int:
@@ -75,19 +76,15 @@ def network_weight_bytes(network: NetworkSpec, model: Model) -> int:
         known = model.descriptor.weight_bytes
         reference_bytes = 0 if model.cpu_network is None else known
         return max(known, resident_bytes_of(model.another_session)) + reference_bytes
-    assert isinstance(network.forward, torch.nn.Module)
-    low = weight_bytes(network.forward)
+    low = weight_bytes(_module(network.forward))
     if network.make_fp32_forward is None:
         return low
-    exact = network.make_fp32_forward()
-    assert isinstance(exact, torch.nn.Module)
-    return low + weight_bytes(exact)
+    return low + weight_bytes(_module(network.make_fp32_forward()))
 
 
 def copy_network(network: NetworkSpec, device: str) -> NetworkSpec:
     """Copy ``network`` to ``device``; on the same device the copy shares the weights."""
-    module = network.forward
-    assert isinstance(module, torch.nn.Module)
+    module = _module(network.forward)
     if device == network.device:
         # Modules keep state while they run, so two threads cannot share one.
         return replace(network, forward=_copy_sharing_tensors(module))
@@ -100,17 +97,21 @@ def copy_network(network: NetworkSpec, device: str) -> NetworkSpec:
     )
 
 
-def _copy_to(forward: Forward, device: str) -> torch.nn.Module:
-    assert isinstance(forward, torch.nn.Module)
-    return copy.deepcopy(forward).to(device)
+def _copy_to(forward: Forward, device: str) -> nn.Module:
+    return copy.deepcopy(_module(forward)).to(device)
 
 
-def _copy_sharing_tensors(module: torch.nn.Module) -> torch.nn.Module:
+def _module(forward: Forward) -> nn.Module:
+    """Return the forward of a network that was built here, which is a module."""
+    return cast("nn.Module", forward)
+
+
+def _copy_sharing_tensors(module: nn.Module) -> nn.Module:
     tensors = (*module.parameters(), *module.buffers())
     return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
-def _fp32_factory(model: Model, device: str) -> functools.partial[torch.nn.Module]:
+def _fp32_factory(model: Model, device: str) -> functools.partial[nn.Module]:
     """Return a factory of the fp32 model that moves it to the device when called."""
     return functools.partial(model.module.to, device)
 
@@ -119,5 +120,6 @@ def to_memory_format(network: NetworkSpec, model: Model, channels_last: bool) ->
     """Convert ``network``, built from ``model``, to channels-last if asked."""
     if not channels_last:
         return network
-    model.to(memory_format=torch.channels_last)
-    return replace(network, channels_last=True)
+    network = replace(network, channels_last=True)
+    model.to(memory_format=network.memory_format)
+    return network

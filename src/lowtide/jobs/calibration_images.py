@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lowtide.core.errors import ImageError, InputError
 from lowtide.media import open_image
 from lowtide.media.discover import list_files
-from lowtide.media.pixels import full_scale
 from lowtide.models.descriptor import SizeRule
 from lowtide.models.loaded_model import Model
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 # Number and side of calibration crops: as large as most receptive fields, and done in seconds.
 _PIECES, _SIDE = 24, 128
-_SKIPPED_ROWS = 64
 # With fewer, the content of a single photograph decides the ranges or the measured error.
 _MIN_PHOTOGRAPHS = 4
 
@@ -102,11 +102,9 @@ def _crops(
         height, width = _largest_allowed_size(
             (min(size[0], rows), min(size[1], info.width)), facts.size, path
         )
-        for top in range(0, skipped := first + (rows - height) // 2, _SKIPPED_ROWS):
-            source.read(min(_SKIPPED_ROWS, skipped - top))
-        band = source.read(height)[..., : info.color_channels] / np.float32(
-            full_scale(info.sample_type)
-        )
+        top = first + (rows - height) // 2
+        band = source.read(top, top + height)[..., : info.color_channels]
+        band = band / np.float32(info.full_scale)
     band = _to_tensor(band.clip(0, 1), facts.in_channels, model)
     count = min(count, info.width // width)
     lefts = [(2 * place + 1) * info.width // (2 * count) - width // 2 for place in range(count)]
@@ -129,6 +127,8 @@ def _largest_allowed_size(size: tuple[int, int], rule: SizeRule, path: Path) -> 
 
 def _to_tensor(image: np.ndarray, channels: int, model: Model) -> Tensor:
     """Convert (H, W, bands) in 0..1 to (1, C, H, W)."""
+    import torch
+
     if channels not in (1, 3):
         raise InputError(
             f"{model.descriptor.name} takes {channels} channels, and photographs have 1 or 3",

@@ -6,9 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, get_args
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import ModelError, OutputError, UsageError
@@ -31,6 +29,9 @@ from lowtide.models.export import (
 )
 from lowtide.models.loaded_model import Model
 from lowtide.models.loader import load
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SUFFIX = ".onnx"
 _PRECISIONS = (*get_args(ExportPrecision), "int8")

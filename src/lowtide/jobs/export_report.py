@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+from importlib.metadata import version
 from typing import Literal
 
-import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from lowtide._version import __version__
 from lowtide.core.schema import SCHEMA_VERSION
@@ -48,7 +49,7 @@ class ExportReport(BaseModel):
 
     schema_version: int = SCHEMA_VERSION
     lowtide: str = __version__
-    torch: str = str(torch.__version__)
+    torch: str = Field(default_factory=partial(version, "torch"))
     model: str
     architecture: str
     scale: int

@@ -14,7 +14,6 @@ from lowtide.core.units import format_bytes
 from lowtide.jobs.report import ItemReport, MemoryReport
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import Usage
-from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.prediction.calibration import Residual, ResidualStore
 
@@ -146,7 +145,7 @@ class PendingItem:
         # A replanned run is no measure of its plan, and a special mode is no measure of other
         # plans.
         if self.undisturbed and not report.events and computed.comparable:
-            kind = "streamed" if plan.strategy == "streamed" else "tiled"
+            kind = "streamed" if plan.strategy.name == "streamed" else "tiled"
             predicted = plan.predicted_bytes + self.others_row.value
             ResidualStore(plan.device, kind).add(
                 Residual(predicted=predicted, measured=usage.peak_bytes)
@@ -154,11 +153,6 @@ class PendingItem:
         report.events[:0] = item.events
         report.seconds, report.cpu_seconds = item.seconds, item.cpu_seconds
         return report
-
-
-def is_oom(error: BaseException) -> bool:
-    """Return whether an exception is an out-of-memory error."""
-    return isinstance(error, OutOfMemoryError) or is_out_of_memory(error)
 
 
 def _memory_report(

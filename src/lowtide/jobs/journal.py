@@ -21,6 +21,7 @@ import fnmatch
 import io
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -200,6 +201,17 @@ class Journal:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def open_journal(folder: Path | None) -> Iterator[Journal | None]:
+    """Open the journal of ``folder``, without what killed runs left; None for no folder."""
+    if folder is None:
+        yield None
+        return
+    with Journal(folder) as journal:
+        journal.remove_parts()
+        yield journal
 
 
 def _record(line: str) -> dict[str, Any] | None:

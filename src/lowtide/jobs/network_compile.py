@@ -13,7 +13,6 @@ from lowtide.memory.plan import Plan
 from lowtide.streaming.specialize.cuda_graph import cuda_graph_for
 from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 from lowtide.streaming.specialize.torch_compile import CompileCache, compile_for, preload_compiler
-from lowtide.streaming.tiles.grid import plan_axes
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 Shape = tuple[int, ...]
@@ -52,9 +51,8 @@ class SpecializedNetworks:
         """
         if not plan.compiled and not plan.cuda_graph:
             return self.network
-        rows, columns = plan_axes(plan)
-        batch = plan.batch * plan.images_per_tile
-        shape = (batch, self.network.in_channels, rows.tile, columns.tile)
+        batch = plan.strategy.batch * plan.image.network_inputs
+        shape = (batch, self.network.in_channels, *plan.network_size)
         if plan.cuda_graph:
             return self._capture(shape, notes, on_phase)
         if shape not in self.compiled:

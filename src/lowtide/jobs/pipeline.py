@@ -13,23 +13,12 @@ from typing import Any, Protocol
 from lowtide.core.errors import Cancelled, LowtideError, NotFiniteError, OutOfMemoryError
 from lowtide.core.heap import set_heap_mode
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
-from lowtide.jobs.item import ComputedItem, Item, PendingItem, PlannedItem, is_oom
+from lowtide.jobs.item import ComputedItem, Item, PendingItem, PlannedItem
 from lowtide.memory.budget import Budget
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage
-from lowtide.memory.oom import free_exception, trim_allocators
+from lowtide.memory.oom import free_exception, is_out_of_memory, trim_allocators
 from lowtide.memory.plan import Plan
-
-# Fields of a plan that determine the sizes of blocks in the heap.
-_SIZES = {
-    "padded_width",
-    "padded_height",
-    "tile_width",
-    "tile_height",
-    "batch",
-    "band_plan",
-    "heap",
-}
 
 
 class Job(Protocol):
@@ -105,7 +94,7 @@ class Pipeline:
         self._job, self._listener = job, listener
         self._streams = streams if count > 1 else 1
         self._in_flight: list[PendingItem] = []
-        self._block_sizes: dict[str, Any] = {}
+        self._block_sizes: tuple[object, ...] = ()
 
     def run(self, items: Iterable[Item]) -> None:
         """Run all ``items``; raises `Cancelled`, with no unfinished file left."""
@@ -213,7 +202,7 @@ class Pipeline:
                     if planned.plan.precision == "fp32":
                         raise
                 except (OutOfMemoryError, RuntimeError, MemoryError) as error:
-                    if not is_oom(error):
+                    if not is_out_of_memory(error):
                         raise
                     failure = error
                 else:
@@ -237,13 +226,13 @@ class Pipeline:
         self._begin(planned.plan)
         others_row = self._writing_row()
         computed = job.run(item, planned, self, queue_bytes)
-        formats = next(row for row in planned.plan.ledger if row.name == "file formats")
-        writing_row = formats.model_copy(
-            update={
-                "name": "being written",
-                "value": formats.value + queue_bytes // 2,
-                "upper": formats.upper + queue_bytes,
-            }
+        formats = [row for row in planned.plan.ledger if row.name == "file formats"]
+        writing_row = LedgerRow(
+            name="being written",
+            place="host",
+            origin="prior",
+            value=sum(row.value for row in formats) + queue_bytes // 2,
+            upper=sum(row.upper for row in formats) + queue_bytes,
         )
         return PendingItem(item, job, planned, computed, writing_row, others_row)
 
@@ -264,10 +253,10 @@ class Pipeline:
         unless this plan's blocks have the same sizes: allocating them again would take longer than
         a light network's operators.
         """
-        shape = plan.model_dump(include=_SIZES)
-        if shape != self._block_sizes:
+        sizes = plan.image.padded_size, plan.strategy, plan.heap
+        if sizes != self._block_sizes:
             trim_allocators(plan.device)
-        self._block_sizes = shape
+        self._block_sizes = sizes
         self.lap()
         for pending in self._in_flight:
             pending.undisturbed = False

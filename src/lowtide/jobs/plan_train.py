@@ -6,17 +6,18 @@ Nothing is trained.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from pydantic import BaseModel
-from torch import Tensor
+from pydantic import BaseModel, Field
 
 from lowtide._version import __version__
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, parse_bytes
+from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.train_settings import TrainSettings
 from lowtide.jobs.user_models import UserModel, load_user_model
 from lowtide.memory.budget import Budget
@@ -24,6 +25,9 @@ from lowtide.memory.profiles import DeviceProfile, find_profile, load_profile, p
 from lowtide.memory.training.fit_search import FitReport, fit_to_budget
 from lowtide.memory.training.memory_plot import new_figure, plot_memory
 from lowtide.memory.training.options import size_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Most image models need sides that are multiples of this; the ladder tries such sizes.
 _MULTIPLE = 16
@@ -38,7 +42,7 @@ class TrainingPlan(BaseModel):
 
     schema_version: int = SCHEMA_VERSION
     lowtide: str = __version__
-    torch: str = str(torch.__version__)
+    torch: str = Field(default_factory=partial(version, "torch"))
     model: str
     parameters: int
     device: str
@@ -145,6 +149,7 @@ def plan_training(
         strict: Raise `BudgetError` where nothing fits.
         full: As in `fit_to_budget`, and so is ``progress``.
         plot: File to draw the step's memory to.
+        loss: Maps the model's output to a scalar; by default the mean square of its elements.
         settings: Fields of `TrainSettings`.
 
     Raises:
@@ -180,7 +185,10 @@ def plan_training_on_all_gpus(
     progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> DevicePlans:
-    """Run `plan_training` for every GPU profile, up to the first option that fits."""
+    """Run `plan_training` for every GPU profile, up to the first option that fits.
+
+    ``loss`` maps the model's output to a scalar; by default the mean square of its elements.
+    """
     chosen = TrainSettings.of(**settings)
     user_model = load_user_model(model)
     profiles = [load_profile(name) for name in profile_names()]
@@ -247,7 +255,7 @@ def _profile(device: str | DeviceProfile) -> DeviceProfile:
     if isinstance(device, DeviceProfile):
         return device
     if device == "auto":
-        if not torch.cuda.is_available():
+        if resolve_device("auto") == "cpu":
             gpus = ", ".join(name for name in profile_names() if name != "cpu")
             raise UsageError(
                 "this machine has no CUDA device, and no other is named to plan for",

@@ -11,11 +11,11 @@ from lowtide.jobs.absent_device import prepare_for_profile
 from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.item import Item
 from lowtide.jobs.prepare import preload_libraries, prepare
-from lowtide.jobs.report import ImageReport, UpscaleReport, versions
+from lowtide.jobs.report import ImageReport, SkippedInput, UpscaleReport, versions
 from lowtide.jobs.target_size import scale_checker
-from lowtide.jobs.upscale import Inputs, find_jobs, skipped_inputs
+from lowtide.jobs.upscale import Inputs, UpscaleKeywords, find_jobs, show_keywords
 from lowtide.jobs.upscale_job import UpscaleJob, image_report
-from lowtide.jobs.upscale_settings import UpscaleKeywords, UpscaleSettings, show_keywords
+from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import open_meter
@@ -49,7 +49,7 @@ def plan(
         model=job.prepared.descriptor.to_dict(),
         device=job.prepared.network.device,
         versions=versions(chosen.model_name),
-        skipped_inputs=skipped_inputs(found),
+        skipped_inputs=SkippedInput.of(found),
     )
     for index, pair in enumerate(pairs, start=1):
         check_cancel(cancel)

@@ -6,21 +6,22 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.errors import BudgetError, ModelError
+from lowtide.core.errors import ModelError
 from lowtide.core.precision import is_eight_bits
-from lowtide.core.signal import ImageInfo
 from lowtide.core.units import format_seconds
-from lowtide.jobs.cpu_half_precision import slowdown_note
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.strategy_cache import StrategyCache
 from lowtide.jobs.target_size import TargetSize, target_size
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media import ImageFacts, output_cost
+from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
+from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.plan_file import PlanFile, check_replay
 from lowtide.streaming.planner.band_candidates import BandCandidates
+from lowtide.streaming.planner.exact_choice import choose_exact
 from lowtide.streaming.planner.model_facts import ImageTask
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.planner.tile_variants import (
@@ -44,7 +45,9 @@ class ImageTaskPlan:
     @property
     def can_shrink(self) -> bool:
         """Whether a smaller plan can be made after an out-of-memory error."""
-        return "smaller plan" in self.plan.recovery and (len(self.plans) > 1 or self.replayed)
+        return "smaller plan" in self.plan.strategy.recovery and (
+            len(self.plans) > 1 or self.replayed
+        )
 
     @property
     def result_bytes(self) -> int:
@@ -100,8 +103,8 @@ def plan_image(
     sizes = target_size(source, target, settings, prepared.geometry.scale)
     facts, upscaled, output = sizes.facts, sizes.upscaled, sizes.output
     notes = list(facts.notes)
-    if prepared.network.device == "cpu" and (note := slowdown_note(prepared.precision)):
-        notes.append(note)
+    if prepared.network.device == "cpu" and prepared.precision != "fp32":
+        notes += filter(None, [slowdown_note(prepared.precision)])
     resized = upscaled if upscaled != output else None
     if not target.suffix:
         notes.append(f"the name has no suffix: written as {sizes.format}")
@@ -114,13 +117,13 @@ def plan_image(
             f"the model outputs {upscaled.width}×{upscaled.height}, which is resized to"
             f" {output.width}×{output.height}"
         )
-    if plan_file is not None and limit_bytes is None:
-        plan = _replay(plan_file, source, facts.info, prepared, budget)
-        return ImageTaskPlan(sizes, [plan], plan, notes, replayed=True)
     image_task = prepared.image_task(facts.info, codecs, facts.scratch_bytes, budget)
+    if plan_file is not None and limit_bytes is None:
+        plan = _replay(plan_file, source, image_task, prepared, budget)
+        return ImageTaskPlan(sizes, [plan], plan, notes, replayed=True)
     plans, chosen = _choose(prepared, settings, image_task, budget, limit_bytes, images)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
-    if prepared.replicas and chosen.device_count == 1:
+    if prepared.replicas and chosen.strategy.device_count == 1:
         notes.append(
             f"run on {chosen.device} only: no plan with tiles on several devices was chosen"
         )
@@ -144,7 +147,7 @@ def _choose(
     plans: list[Plan] = []
     if overrides.strategy != "streamed":
         plans = tile_candidates(prepared.costs, prepared.geometry, image_task, overrides)
-        if not prepared.replicas:
+        if not prepared.replicas and prepared.network.device != "cpu":
             plans = [
                 _with_most_in_flight(plan, settings.streams, budget, limit_bytes) for plan in plans
             ]
@@ -172,36 +175,30 @@ def _choose_with_bands(
     accuracy: AccuracyRequest,
     limit_bytes: int | None,
 ) -> tuple[list[Plan], Plan]:
-    """Return ``plans`` with streamed ones, and the best of all.
-
-    Streamed plans are drafts until a dry run: it is made of the best one, with which another may be
-    better. Narrow bands are considered only where no other plan fits.
+    """Return ``plans`` with streamed ones, and the best of all, whose bytes are exact.
 
     Raises:
         ModelError: The network cannot be streamed exactly.
         BudgetError: No plan fits; names the exact bytes of the smallest.
     """
-    for low_memory in (False, True):
-        while True:
-            candidates = plans + bands.candidates(low_memory=low_memory)
-            candidates, failure = _plans_below(candidates, limit_bytes), None
-            try:
-                chosen = choose_plan(candidates, budget, accuracy)
-            except BudgetError as error:
-                if not low_memory:
-                    break
-                failure = error
-                considered = accurate_enough(candidates, accuracy)
-                chosen = min(considered, key=lambda plan: plan.upper_bytes)
-            if chosen.strategy == "streamed" and not bands.is_exact(chosen):
-                bands.with_dry_run(chosen)
-                continue
-            if failure is not None:
-                raise failure
-            if chosen.strategy == "streamed":
-                bands.programs.certificate(*chosen.network_size)
-            return candidates, chosen
-    raise AssertionError("the last round returns or raises")
+    candidates: list[Plan] = []
+
+    def best(low_memory: bool) -> Plan:
+        nonlocal candidates
+        candidates = _plans_below(plans + bands.candidates(low_memory=low_memory), limit_bytes)
+        return choose_plan(candidates, budget, accuracy)
+
+    def last_resort() -> Plan:
+        for plan in bands.untried():
+            below = limit_bytes is None or plan.upper_bytes < limit_bytes
+            if below and shortfall(plan, budget) is None:
+                return plan
+        return min(accurate_enough(candidates, accuracy), key=lambda plan: plan.upper_bytes)
+
+    chosen = choose_exact(best, last_resort, bands.is_exact, bands.dry_run)
+    if chosen.strategy.name == "streamed":
+        bands.programs.certificate(*chosen.network_size)
+    return candidates, chosen
 
 
 def _plans_below(plans: list[Plan], limit_bytes: int | None) -> list[Plan]:
@@ -283,20 +280,21 @@ def _reason_not_streamed(
 
 
 def _replay(
-    plan_file: PlanFile, source: Path, info: ImageInfo, prepared: PreparedModel, budget: Budget
+    plan_file: PlanFile,
+    source: Path,
+    image_task: ImageTask,
+    prepared: PreparedModel,
+    budget: Budget,
 ) -> Plan:
-    plan = plan_file.find(source.name, info.width, info.height)
-    shape, padded = prepared.geometry, prepared.padded_size(info)
+    height, width, _ = image_task.shape
+    plan = plan_file.find(source.name, width, height)
     expected = {
         "model_sha256": prepared.descriptor.sha256,
         "device": prepared.network.device,
         "precision": prepared.precision,
-        "scale": shape.scale,
-        "padded_height": padded[0],
-        "padded_width": padded[1],
-        "images_per_tile": shape.images(info),
+        **dict(prepared.geometry.of_image(image_task)),
     }
-    plan = plan.model_copy(
-        update={"device_count": min(plan.device_count, 1 + len(prepared.replicas))}
-    )
+    if plan.strategy.device_count > 1:
+        here = 1 + len(prepared.replicas)
+        plan = plan.with_strategy(device_count=min(plan.strategy.device_count, here))
     return check_replay(plan, expected, budget)

@@ -20,6 +20,7 @@ from lowtide.jobs.build_network import (
     to_memory_format,
 )
 from lowtide.jobs.devices import resolve_precision
+from lowtide.jobs.image_adapter import require_image_channels
 from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import versions
@@ -285,6 +286,7 @@ def _loaded(settings: UpscaleSettings) -> Model:
     facts = model.descriptor
     if facts.scale < 1:
         raise ModelError(f"{facts.name} makes images smaller (×{facts.scale})")
+    require_image_channels(facts.in_channels, facts.out_channels)
     return model
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lowtide.core.precision import Precision
-from lowtide.core.signal import ImageInfo
+from lowtide.jobs.image_adapter import ImageAdapter
+from lowtide.jobs.journal import Journal
 from lowtide.jobs.network_compile import SpecializedNetworks
+from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.prediction.calibration import Calibration, RunBounds, RunKind
@@ -61,7 +63,8 @@ class PreparedModel:
     """A model on its device with its measured costs.
 
     ``replicas`` are copies of the network on further devices. ``bounds`` are the upper bounds of
-    past runs, without an entry where there are none.
+    past runs, without an entry where there are none. ``chosen_before`` are strategies that
+    `StrategyCache` had when it was first asked.
     """
 
     descriptor: ModelDescriptor
@@ -74,6 +77,7 @@ class PreparedModel:
     bounds: dict[RunKind, RunBounds] = field(default_factory=dict)
     extra_resident_bytes: int = 0
     replicas: tuple[NetworkSpec, ...] = ()
+    chosen_before: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def measurements(self) -> Measurements:
@@ -84,6 +88,10 @@ class PreparedModel:
             extra_resident_bytes=self.extra_resident_bytes,
             compile_gain=self.specialized.gain,
         )
+
+    def adapter(self, info: ImageInfo) -> ImageAdapter:
+        """Return the conversion between images of this kind and the network."""
+        return ImageAdapter(info, self.geometry.in_channels)
 
     def padded_size(self, info: ImageInfo) -> tuple[int, int]:
         """Return (H, W) of an image padded by the model's size rule."""
@@ -102,7 +110,7 @@ class PreparedModel:
         ``codecs`` are (usual, upper) bytes that reading and writing its file formats take.
         """
         return ImageTask(
-            info,
+            info.shape,
             self.padded_size(info),
             codecs,
             scratch_bytes,
@@ -111,4 +119,61 @@ class PreparedModel:
             tiled_bounds=self.bounds.get("tiled", RunBounds()),
             streamed_bounds=self.bounds.get("streamed", RunBounds()),
             extra_resident_bytes=self.extra_resident_bytes,
+            item_bytes=info.sample_bytes,
+            inputs=self.adapter(info).inputs,
         )
+
+
+class Pin(BaseModel):
+    """Budget and measurements of a folder's first run, by which a resumed run makes equal files.
+
+    Measured costs and free memory differ a little each time; with the pinned ones a resumed file is
+    planned, and so made, as in an undisturbed run. Valid while the versions of all that computes
+    are the same.
+    """
+
+    model_config = ConfigDict(extra="forbid")  # a pin with other names counts as damaged
+
+    device: str
+    device_bytes: int
+    host_bytes: int
+    versions: dict[str, str]
+    measured: Measurements
+
+    @classmethod
+    def read(cls, journal: Journal | None, versions: dict[str, str]) -> Pin | None:
+        """Return the pin of a folder's journal, or None where all has to be measured."""
+        pin = journal.pin if journal is not None else {}
+        if pin.get("versions") != versions:
+            return None
+        try:
+            return cls.model_validate(pin)
+        except ValidationError:  # a damaged pin counts as one of other versions
+            return None
+
+    @classmethod
+    def write(
+        cls,
+        journal: Journal | None,
+        versions: dict[str, str],
+        budget: Budget,
+        measured: Measurements,
+    ) -> None:
+        """Pin this run's state for a run that resumes the folder."""
+        if journal is None:
+            return
+        pin = cls(
+            device=budget.device,
+            device_bytes=budget.device_bytes,
+            host_bytes=budget.host_bytes,
+            versions=versions,
+            measured=measured,
+        )
+        journal.set_pin(pin.model_dump(mode="json"))
+
+    def pinned_budget(self, requested: str | int | Budget, budget: Budget) -> Budget:
+        """Return ``budget``, or the first run's if ``requested`` follows free memory."""
+        follows = isinstance(requested, str) and (requested == "auto" or requested.endswith("%"))
+        if not follows or self.device != budget.device:
+            return budget
+        return replace(budget, device_bytes=self.device_bytes, host_bytes=self.host_bytes)

@@ -13,8 +13,9 @@ from pydantic import BaseModel
 
 from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
-from lowtide.core.errors import BatchError, LowtideError
+from lowtide.core.errors import BatchError, ImageError, InputError, LowtideError
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.media.discover import Found
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
 from lowtide.models.model_files import is_onnx
@@ -71,7 +72,12 @@ class MemoryReport(BaseModel):
 
 
 class ItemReport(BaseModel):
-    """Result of one item (a file, clip, volume or series): accuracy, memory and time."""
+    """Result of one item (a file, clip, volume or series): accuracy, memory and time.
+
+    ``noun`` is what a kind of job calls one; its report next to the result has that key.
+    """
+
+    noun: ClassVar[str] = "item"
 
     input: str
     output: str
@@ -101,6 +107,8 @@ class ItemReport(BaseModel):
 class ImageReport(ItemReport):
     """Result of one image: that of an item, with the sizes of input and output."""
 
+    noun = "image"
+
     width: int = 0
     height: int = 0
     out_width: int = 0
@@ -108,20 +116,27 @@ class ImageReport(ItemReport):
 
 
 class SkippedInput(BaseModel):
-    """File or folder among the inputs that is not an image, and the reason."""
+    """File or folder among the inputs that is of another kind, and the reason."""
 
     path: str
     reason: str
+
+    @classmethod
+    def of(cls, found: Found) -> list[Self]:
+        """Return what was found in addition to the inputs of a job's kind."""
+        return [cls(path=str(one.path), reason=one.reason) for one in found.skipped]
 
 
 class JobReport(BaseModel):
     """Report of a job of any kind; ``skipped_inputs`` lists inputs that are of another.
 
-    A kind of job adds its items under their own name, and says here what they are.
+    A kind of job adds its items under their own name, the ``noun``, and says here what they are
+    and the error of one that cannot be read.
     """
 
     item_type: ClassVar[type[ItemReport]] = ItemReport
     noun: ClassVar[str] = "items"
+    input_error: ClassVar[type[InputError]] = InputError
 
     schema_version: int = SCHEMA_VERSION
     lowtide: str = __version__
@@ -155,6 +170,7 @@ class UpscaleReport(JobReport):
 
     item_type = ImageReport
     noun = "images"
+    input_error = ImageError
 
     images: list[ImageReport] = []
 
@@ -191,7 +207,7 @@ def write_sidecar(report: JobReport, item: ItemReport, part: Path | None = None)
     """
     path = sidecar_path(item)
     data = report.model_dump(mode="json", include=set(JobReport.model_fields) - {"skipped_inputs"})
-    data["image"] = item.model_dump(mode="json")
+    data[item.noun] = item.model_dump(mode="json")
     with atomic_output(path, part) as made:
         made.write_text(json.dumps(data, indent=2) + "\n")
     return path

@@ -7,7 +7,7 @@ from bisect import bisect
 from collections.abc import Iterator
 from pathlib import Path
 
-from lowtide.core.errors import ImageError, LowtideError, OutputError, UsageError
+from lowtide.core.errors import LowtideError, OutputError, UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.jobs.item import Item
 from lowtide.jobs.journal import Journal
@@ -43,7 +43,7 @@ class ResultRecorder:
         pair, journal = self.pairs[index - 1], self._journal
         try:
             if journal is not None:
-                key = f"{_content(pair.source)}-{self._key}"
+                key = f"{self._content(pair.source)}-{self._key}"
                 if not self._force and journal.is_finished(pair.target, key):
                     source, target = str(pair.source), str(pair.target)
                     skipped = self.item_type(input=source, output=target, status="skipped")
@@ -114,12 +114,12 @@ class ResultRecorder:
         self._recorded.insert(place, index)
         self._report.items.insert(place, item)
 
-
-def _content(source: Path) -> str:
-    try:
-        return file_sha256(source)
-    except OSError as error:
-        raise ImageError(f"{source}: cannot be read: {error.strerror}") from error
+    def _content(self, source: Path) -> str:
+        try:
+            return file_sha256(source)
+        except OSError as error:
+            text = f"{source}: cannot be read: {error.strerror}"
+            raise self._report.input_error(text) from error
 
 
 def refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> None:

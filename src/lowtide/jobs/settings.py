@@ -1,19 +1,23 @@
-"""Settings that every job has, validated."""
+"""Settings that every job has, validated; imports nothing heavy, so that help is quick."""
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
-
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_type_hints
 
 from lowtide.core.errors import UsageError
+from lowtide.core.option import Option
 from lowtide.core.precision import Precision
 from lowtide.memory.budget import Budget
-from lowtide.memory.choice import AccuracyRequest
 
-M = TypeVar("M", bound=BaseModel)
+S = TypeVar("S")
 
+# An attribute in a docstring: its name, and its text with the lines that go on deeper.
+_ATTRIBUTE = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
 _PROBLEMS = {
     "greater_than": "has to be above {gt:g}",
     "greater_than_equal": "has to be at least {ge:g}",
@@ -27,18 +31,18 @@ _PROBLEMS = {
 }
 
 
-def validate_settings(model_class: type[M], values: dict[str, Any]) -> M:
-    """Return ``kind(**values)``, or raise `UsageError` that names the invalid option."""
+def validate_settings(settings: Callable[..., S], values: dict[str, Any]) -> S:
+    """Return ``settings(**values)``, or raise `UsageError` that names the invalid option."""
+    from pydantic import ValidationError
+
     try:
-        return model_class(**values)
+        return type_adapter(settings).validate_python(values)
     except ValidationError as error:
         problem, *more = error.errors()
     name = str(problem["loc"][0])
-    option, field = "--" + name.replace("_", "-"), model_class.model_fields.get(name)
-    if field is None:
-        raise UsageError(
-            f"there is no setting {name!r}", hint=f"one of {', '.join(model_class.model_fields)}"
-        )
+    option, known = "--" + name.replace("_", "-"), settings_fields(settings)
+    if name not in known:
+        raise UsageError(f"there is no setting {name!r}", hint=f"one of {', '.join(known)}")
     given, words = problem["input"], _PROBLEMS.get(problem["type"])
     shown = f"{given:g}" if isinstance(given, float) else given
     # A union of "auto" and other types reports one error for each member.
@@ -48,53 +52,107 @@ def validate_settings(model_class: type[M], values: dict[str, Any]) -> M:
         "expected": ", ".join(filter(None, both)).replace(" or ", ", "),
     }
     trouble = words.format(**details) if words else problem["msg"].lower()
-    usual = field.examples[0] if field.examples else field.default
+    field = known[name]
+    usual = field.default if field.option.example is None else field.option.example
     raise UsageError(
         f"{option} {shown} {trouble}", hint=f"{option} {usual}" if usual not in (None, ()) else None
     )
 
 
-class RunSettings(BaseModel):
+@functools.cache
+def type_adapter(settings: Any) -> Any:
+    """Return pydantic's adapter of a settings class, which validates and dumps it."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(settings)
+
+
+@dataclass(frozen=True)
+class SettingsField:
+    """Field of a settings class: type, default, help from the docstring, and `Option`."""
+
+    type: Any
+    default: Any
+    help: str
+    option: Option
+
+
+@functools.cache
+def settings_fields(settings: Any) -> dict[str, SettingsField]:
+    """Return the fields of a settings class by name; a base's texts are overridden."""
+    types = get_type_hints(settings, include_extras=True)
+    helps = {
+        name: " ".join(text.split())
+        for one in reversed(settings.__mro__)
+        for name, text in _ATTRIBUTE.findall((one.__doc__ or "").partition("Attributes:")[2])
+    }
+    found = {}
+    for field in fields(settings):
+        extras = getattr(types[field.name], "__metadata__", ())
+        option = next((one for one in extras if isinstance(one, Option)), Option())
+        kind = types[field.name].__origin__ if extras else types[field.name]
+        help = helps.get(field.name, "")
+        found[field.name] = SettingsField(kind, field.default, help, option)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
     """Settings of any job that runs a model within a budget.
 
+    A budget is ``"6GiB"``, ``"80%"`` of what is free, ``"auto"``, bytes, or a `Budget`. Texts of
+    attributes are the help of a command's options.
+
     Attributes:
-        budget: ``"6GiB"``, ``"80%"`` of what is free, ``"auto"``, bytes, or a `Budget`.
-        host_budget: Host memory for a run on a GPU, in the same forms.
-        disk_budget: Disk for scratch files, in the same forms.
-        scratch: Folder for scratch files; by default that of the results.
-        device: ``"auto"``, ``"cpu"``, ``"cuda:0"``, ...
-        devices: Several devices, between which items or tiles are divided.
-        precision: What most layers compute in.
-        accuracy: What the result may differ from that of the unconstrained run.
-        plan_file: Plans to replay.
+        budget: Memory for the run on the device: 6GiB, 80% of what is free, or auto.
+        host_budget: Host memory for a run on a GPU. Default: 60% of what is free.
+        disk_budget: Disk for scratch files. Default: 90% of what is free.
+        scratch: Folder for scratch files. Default: the output folder.
+        device: auto, cpu, cuda:0, ...
+        devices: Images of a folder, or the tiles of one image, over several devices: cuda:0,cuda:1,
+            or cpu,cpu for two workers on the CPU that share its threads and the budget.
+        precision: auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it. int8 computes
+            linear layers in 8 bits, with torchao; fp8 does so on GPUs of compute capability 8.9 or
+            higher, with everything else in bf16.
+        accuracy: exact: equal to the unconstrained run, or refused. bounded: tiles where nothing
+            exact fits, and their error is measured. fast: whatever takes least time. Default:
+            exact, or bounded where tiles are requested.
+        plan_file: Replay a plan from `lowtide plan upscale --json`, or from a report.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
-    budget: str | int | Budget = "auto"
+    budget: Annotated[str | int | Budget, Option(flags=("-b", "--budget"))] = "auto"
     host_budget: str | int | None = None
     disk_budget: str | int | None = None
-    scratch: Path | None = None
+    scratch: Annotated[Path | None, Option("Files")] = None
     device: str = "auto"
-    devices: tuple[str, ...] = ()
-    precision: Literal["auto"] | Precision = "auto"
-    accuracy: AccuracyRequest | None = None
-    plan_file: Path | None = None
-
-    @field_validator("devices", mode="before")
-    @classmethod
-    def _split_devices(cls, given: Any) -> Any:
-        """Split ``"cuda:0,cuda:1"`` into a list."""
-        if isinstance(given, str):
-            return tuple(name.strip() for name in given.split(",") if name.strip())
-        return given or ()
+    devices: Annotated[tuple[str, ...], Option(metavar="LIST")] = ()
+    precision: Annotated[Literal["auto"] | Precision, Option("Overriding the plan")] = "auto"
+    accuracy: Literal["exact", "bounded", "fast"] | None = None
+    plan_file: Annotated[Path | None, Option(flags=("--plan",), metavar="FILE")] = None
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Build settings from keywords; raises `UsageError` for invalid ones."""
-        settings = validate_settings(cls, values)
+        """Build settings from keywords; raises `UsageError` for invalid ones.
+
+        ``devices`` may be text such as ``"cuda:0,cuda:1"``.
+        """
+        devices = values.get("devices") or ()
+        if isinstance(devices, str):
+            devices = tuple(name.strip() for name in devices.split(",") if name.strip())
+        settings = validate_settings(cls, {**values, "devices": devices})
         settings.check()
         return settings
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Build settings from what `to_json` returned."""
+        return validate_settings(cls, values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as plain data."""
+        return type_adapter(type(self)).dump_python(self, mode="json")
 
     def check(self) -> None:
         """Raise `UsageError` for settings that contradict each other."""

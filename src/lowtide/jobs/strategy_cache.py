@@ -18,7 +18,8 @@ from lowtide.streaming.planner.model_facts import ImageTask
 class StrategyCache:
     """Strategy chosen instead of streaming, for one model and image size.
 
-    Keyed by accuracy too, and by the budget to a factor of two. Holds for this machine.
+    Keyed by accuracy too, and by the budget to a factor of two. Holds for this machine, from the
+    next time that the model is prepared: until then a plan does not depend on those before it.
     """
 
     def __init__(
@@ -40,22 +41,24 @@ class StrategyCache:
                     prepared.precision,
                     height,
                     width,
-                    image_task.info.channels,
+                    image_task.shape[-1],
                     accuracy,
                     budget.device_bytes.bit_length(),
                 ),
             )
         )
-        self._budget = budget
+        self._budget, self._chosen_before = budget, prepared.chosen_before
 
     def get(self, plans: Sequence[Plan]) -> str | None:
         """Return the title of the cached choice if it is among ``plans`` and fits now."""
-        known = self._store.get(self._key)
+        if self._key not in self._chosen_before:
+            self._chosen_before[self._key] = self._store.get(self._key)
+        known = self._chosen_before[self._key]
         fitting = {plan.title for plan in plans if shortfall(plan, self._budget) is None}
         return known if known in fitting else None
 
     def put(self, chosen: Plan) -> None:
         """Store the choice, unless it is a streamed plan."""
-        if chosen.strategy != "streamed":
+        if chosen.strategy.name != "streamed":
             self._store.put(self._key, chosen.title)
             self._store.save()

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import ImageError
-from lowtide.core.signal import ImageInfo
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media import ImageFacts, check_output, inspect_image
 from lowtide.media.discover import FilePair
+from lowtide.media.image_info import ImageInfo
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,24 @@ class TargetSize:
     format: str
 
 
-def target_size(source: Path, target: Path, settings: UpscaleSettings, scale: int) -> TargetSize:
+def target_size(
+    source: Path,
+    target: Path,
+    settings: UpscaleSettings,
+    scale: int,
+    facts: ImageFacts | None = None,
+) -> TargetSize:
     """Return the sizes and the format of a result for a model of this ``scale``.
 
     A ``target`` without suffix takes the format that the settings name, or that of ``source``.
+    ``facts`` are the header of ``source``, which is read by default.
 
     Raises:
         ImageError: The input cannot be read.
         UsageError: The settings do not suit the image.
         OutputError: The format cannot hold the result.
     """
-    facts = inspect_image(source, max_pixels=settings.max_pixels)
+    facts = facts or inspect_image(source, max_pixels=settings.max_pixels)
     info = facts.info
     upscaled = ImageInfo(info.width * scale, info.height * scale, info.channels, info.sample_type)
     width, height = settings.target_size(info, scale)
@@ -50,7 +57,9 @@ def target_size(source: Path, target: Path, settings: UpscaleSettings, scale: in
     return TargetSize(facts, upscaled, output, entry.name)
 
 
-def scale_checker(jobs: Sequence[FilePair], settings: UpscaleSettings) -> Callable[[int], None]:
+def scale_checker(
+    jobs: Sequence[FilePair], settings: UpscaleSettings, facts: ImageFacts | None = None
+) -> Callable[[int], None]:
     """Return a callback for the model's scale that checks the result's size early.
 
     It is called before anything is measured, which may take minutes. For a single image it raises
@@ -59,6 +68,6 @@ def scale_checker(jobs: Sequence[FilePair], settings: UpscaleSettings) -> Callab
 
     def check(scale: int) -> None:
         if len(jobs) == 1:
-            target_size(jobs[0].source, jobs[0].target, settings, scale)
+            target_size(jobs[0].source, jobs[0].target, settings, scale, facts)
 
     return check

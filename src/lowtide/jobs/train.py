@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 from pydantic import BaseModel
 
+from lowtide.core.atomic_file import atomic_output, make_folder, remove_part_files
+from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.devices import resolve_device
-from lowtide.jobs.train_folder import require_own_folder, write_config
 from lowtide.jobs.train_memory import StepPlan, plan_step
 from lowtide.memory.budget import Budget
 from lowtide.training.distributed import ProcessGroup
@@ -20,6 +23,17 @@ from lowtide.training.task import Task
 from lowtide.training.trainer import StepEvent, Trainer
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
+_CONFIG = "config.json"
+# Files that a training run makes in its folder, in addition to the weights named after it.
+_MADE = (
+    _CONFIG,
+    "log.jsonl",
+    "models",
+    "tensorboard",
+    "training_states",
+    "validation",
+    "visualization",
+)
 
 
 class TrainReport(BaseModel):
@@ -84,14 +98,7 @@ def run_training(
     config: ConfigT,
     make_task: Callable[[ConfigT, ProcessGroup], Task],
     output: str | Path,
-    *,
-    budget: str | int = "auto",
-    device: str = "auto",
-    on_plan: Callable[[StepPlan], None] | None = None,
-    on_step: Callable[[StepEvent], None] | None = None,
-    on_warning: Callable[[str], None] | None = None,
-    accept_changed_data: bool = False,
-    cancel: Cancel = None,
+    **options: Unpack[RunOptions],
 ) -> TrainReport:
     """Train the task of ``config`` in ``output``/name, or resume it.
 
@@ -99,24 +106,26 @@ def run_training(
     what is raised is as in `train_sr`.
     """
     processes = ProcessGroup.from_environment()
-    folder, local_device = Path(output) / config.name, _local_device(device, processes)
-    require_own_folder(folder, config.name)
+    local_device = _local_device(options.get("device", "auto"), processes)
+    folder = Path(output) / config.name
+    _require_own_folder(folder, config.name)
     task = make_task(config, processes)
-    parsed = Budget.parse(budget, device=local_device)
+    parsed = Budget.parse(options.get("budget", "auto"), device=local_device)
     plan = plan_step(config, task, parsed.device_bytes, local_device)
-    if on_plan is not None and processes.is_main:
+    if (on_plan := options.get("on_plan")) is not None and processes.is_main:
         on_plan(plan)
     trainer = Trainer(config, folder, task, micro_batches=plan.micro_batches, device=local_device)
-    resumed = trainer.resume(accept_changed_data=accept_changed_data)
-    if on_warning is not None and processes.is_main:
+    resumed = trainer.resume(accept_changed_data=options.get("accept_changed_data", False))
+    if (on_warning := options.get("on_warning")) is not None and processes.is_main:
         for warning in trainer.warnings:
             on_warning(warning)
     validator, weights = None, folder / f"{config.name}.safetensors"
     if processes.is_main:
-        write_config(folder, config)
+        _write_config(folder, config)
         if task.make_validator is not None:
             validator = task.make_validator(folder, local_device)
-    trainer.run(validator, on_step=on_step if processes.is_main else None, cancel=cancel)
+    on_step = options.get("on_step") if processes.is_main else None
+    trainer.run(validator, on_step=on_step, cancel=options.get("cancel"))
     if processes.is_main:
         task.save(weights, trainer.ema_network)
     best = trainer.best_weights if validator is not None else None
@@ -140,3 +149,45 @@ def _local_device(device: str, processes: ProcessGroup) -> str:
     """Return the device of this process."""
     place = resolve_device(device)
     return place if processes.is_single or place == "cpu" else f"cuda:{processes.local_rank}"
+
+
+def _require_own_folder(folder: Path, name: str) -> None:
+    """Raise `UsageError` if training ``name`` would overwrite files of another origin."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder", hint="use another name, or move it away")
+    if _is_run_folder(folder, name):
+        return
+    for made in (f"{name}.safetensors", *_MADE):
+        if os.path.lexists(folder / made):
+            raise UsageError(
+                f"{folder / made} already exists and is not from a training run of this name",
+                hint="use another name or -o FOLDER, or move it away",
+            )
+
+
+def _write_config(folder: Path, config: RunConfig) -> None:
+    """Write the configuration that marks ``folder`` as a training run's.
+
+    Removes what a killed run left unfinished.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    make_folder(folder)
+    best = f"models/{config.name}_best.safetensors"
+    for made in (_CONFIG, f"{config.name}.safetensors", best, "models/validated.safetensors"):
+        remove_part_files(folder / made)
+    with atomic_output(folder / _CONFIG) as part:
+        part.write_text(json.dumps(config.model_dump(mode="json"), indent=1) + "\n")
+
+
+def _is_run_folder(folder: Path, name: str) -> bool:
+    """Return whether a training run began in the folder: a config or a state is there."""
+    config = folder / _CONFIG
+    try:
+        known = json.loads(config.read_bytes()) if config.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        known = None
+    if isinstance(known, dict) and known.get("name") == name and "train" in known:
+        return True
+    return any(path.stem.isdigit() for path in folder.glob("training_states/*.state"))

@@ -1,29 +1,30 @@
-"""Settings of a training step to plan, validated."""
+"""Settings of a training step to plan, validated; imports nothing heavy by itself."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor, nn
+from annotated_types import Ge
 
 from lowtide.core.errors import UsageError
+from lowtide.core.option import Option
 from lowtide.jobs.settings import validate_settings
-from lowtide.memory.tracing.checkpointing import Checkpointing
-from lowtide.memory.tracing.steps import Optimizer, TrainingStep
-from lowtide.memory.training.fit_search import MakeStep
-from lowtide.memory.training.meta_build import Inputs, make_inputs
-from lowtide.memory.training.options import AUTOCAST_DTYPES
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from lowtide.memory.training.fit_search import MakeStep
+    from lowtide.memory.training.meta_build import Inputs
+
+_STEP = "Training step"
 _SIZE = re.compile(r"(\d+)(?:[x×](\d+))?")
-_SHAPE = re.compile(r"([^:]*)(?::(\w+))?")
-_SIDE = re.compile(r"([hw])(?:/(\d+))?|(\d+)")
 
 
-class TrainSettings(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
     """Settings of a training step, except the model and the device.
 
     ``size`` is (H, W), or text as in `parse_size`. ``inputs`` are shapes as in `parse_inputs`,
@@ -31,21 +32,41 @@ class TrainSettings(BaseModel):
     called, or images have the channels of its first convolution. ``optimizer`` ``"auto"`` is AdamW
     in the form that PyTorch takes by default. A low ``precision`` is autocast over fp32 weights.
     ``validation_batch`` images of ``validation_size`` (``size`` by default) are run after the step.
+
+    Attributes:
+        batch: Images in a micro-batch.
+        size: Size of the images, 256 or WIDTHxHEIGHT.
+        inputs: Shape of an input without the batch dimension: 3,h,w or 4,h/8,w/8 or 77,768 or
+            :int64. Once for each input, in order. Default: the model's own example_inputs(batch,
+            size), or images.
+        channels: Channels of the images. Default: those of the model's first convolution.
+        optimizer: auto is AdamW in the form that PyTorch takes by default on the device.
+        checkpointing: What the backward pass recomputes.
+        precision: bf16 and fp16 are autocast over fp32 weights.
+        ema: Keep a moving average of the weights on the device.
+        accumulate: Micro-batches in a step.
+        validation_batch: Images of a validation pass after the step. Default: no validation pass.
+        validation_size: Size of the validation images. Default: --size.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
-    batch: int = Field(4, ge=1)
-    size: tuple[int, int] = (256, 256)
-    inputs: tuple[str, ...] = ()
-    channels: int | None = Field(None, ge=1)
-    optimizer: Optimizer | Literal["auto"] = "auto"
-    checkpointing: Checkpointing = "none"
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    ema: bool = False
-    accumulate: int = Field(1, ge=1)
-    validation_batch: int | None = Field(None, ge=1)
-    validation_size: tuple[int, int] | None = None
+    batch: Annotated[int, Ge(1), Option(_STEP)] = 4
+    size: Annotated[tuple[int, int], Option(_STEP, example="256")] = (256, 256)
+    inputs: Annotated[
+        tuple[str, ...], Option(_STEP, flags=("--input",), metavar="SHAPE", repeats=True)
+    ] = ()
+    channels: Annotated[Annotated[int, Ge(1)] | None, Option(_STEP)] = None
+    optimizer: Annotated[
+        Literal["adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentum"] | Literal["auto"],
+        Option(_STEP),
+    ] = "auto"
+    checkpointing: Annotated[Literal["none", "selective", "full"], Option(_STEP)] = "none"
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], Option(_STEP)] = "fp32"
+    ema: Annotated[bool, Option(_STEP)] = False
+    accumulate: Annotated[int, Ge(1), Option(_STEP)] = 1
+    validation_batch: Annotated[Annotated[int, Ge(1)] | None, Option(_STEP, metavar="N")] = None
+    validation_size: Annotated[tuple[int, int] | None, Option(_STEP, metavar="SIZE")] = None
 
     @classmethod
     def of(cls, **values: Any) -> TrainSettings:
@@ -68,6 +89,10 @@ class TrainSettings(BaseModel):
         self, model: nn.Module, on_cuda: bool, loss: Callable[[Any], Tensor] | None
     ) -> MakeStep:
         """Return a function that builds the `TrainingStep` for a batch size and (H, W)."""
+        from lowtide.memory.tracing.steps import TrainingStep
+        from lowtide.memory.training.meta_build import make_inputs
+        from lowtide.memory.training.options import AUTOCAST_DTYPES
+
         make = self._inputs()
         optimizer = self.optimizer
         if optimizer == "auto":
@@ -92,12 +117,11 @@ class TrainSettings(BaseModel):
         return step
 
     def _inputs(self) -> Inputs | None:
+        from lowtide.memory.training.meta_build import image_inputs, parse_inputs
+
         if self.inputs:
             return parse_inputs(self.inputs)
-        channels = self.channels
-        if channels is None:
-            return None
-        return lambda batch, size: (torch.empty(batch, channels, *size, device="meta"),)
+        return None if self.channels is None else image_inputs(self.channels)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -111,42 +135,3 @@ def parse_size(text: str) -> tuple[int, int]:
         raise UsageError(f"size {text!r} is not a number of pixels", hint="--size 256 or 320x240")
     width, height = match[1], match[2] or match[1]
     return int(height), int(width)
-
-
-def parse_inputs(shapes: tuple[str, ...]) -> Inputs:
-    """Return a function that makes data-free inputs for a batch size and (H, W).
-
-    A shape lists the dimensions after the batch, separated by commas: integers, ``h`` and ``w`` for
-    the image's height and width, ``h/8`` for an eighth of it. A dtype may follow a colon:
-    ``"4,h/8,w/8"``, ``"77,768"``, ``":int64"`` (one value per image).
-
-    Raises:
-        UsageError: A shape has another form.
-    """
-    parsed = [_parse_shape(text) for text in shapes]
-
-    def make(batch: int, size: tuple[int, int]) -> tuple[Tensor, ...]:
-        sides = dict(zip("hw", size, strict=True))
-        return tuple(
-            torch.empty(
-                batch,
-                *(side if isinstance(side, int) else sides[side[0]] // side[1] for side in shape),
-                dtype=dtype,
-                device="meta",
-            )
-            for shape, dtype in parsed
-        )
-
-    return make
-
-
-def _parse_shape(text: str) -> tuple[list[int | tuple[str, int]], torch.dtype]:
-    match = _SHAPE.fullmatch(text.replace(" ", ""))
-    dtype = getattr(torch, match[2] or "float32", None) if match else None
-    sides = [_SIDE.fullmatch(part) for part in match[1].split(",") if match[1]] if match else []
-    if not isinstance(dtype, torch.dtype) or None in sides or any(s and s[2] == "0" for s in sides):
-        raise UsageError(
-            f"input {text!r} is not a shape",
-            hint="dimensions without the batch, h and w for the size: 3,h,w or 4,h/8,w/8 or :int64",
-        )
-    return [(s[1], int(s[2] or 1)) if s[1] else int(s[3]) for s in sides if s], dtype

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
 
 from lowtide.core.atomic_file import atomic_output, make_folder, remove_part_files
-from lowtide.core.errors import InputError
+from lowtide.core.errors import InputError, LowtideError
+from lowtide.core.hashing import file_sha256
+from lowtide.jobs.item import Item
+from lowtide.jobs.pipeline import Pipeline
+from lowtide.jobs.prepare import preload_libraries, prepare
+from lowtide.jobs.prepared import Measurements
+from lowtide.jobs.report import ItemReport
+from lowtide.jobs.upscale_job import UpscaleJob
+from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.jobs.validation_metrics import ValidationMetrics
-from lowtide.jobs.validation_upscaler import ValidationUpscaler
 from lowtide.memory.budget import Budget
+from lowtide.memory.meter import open_meter
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data import HighResolutionFolders, PairedFolders, read_rgb
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.weights import save_weights
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _WEIGHTS = "validated"
 TrainImages = PairedFolders | HighResolutionFolders
@@ -115,3 +125,59 @@ def _write(path: Path, image: np.ndarray) -> None:
     remove_part_files(path)
     with atomic_output(path) as part:
         pyvips.Image.new_from_array(image).pngsave(str(part), compression=3)
+
+
+class ValidationUpscaler:
+    """Upscale images as `lowtide.upscale` does, within ``budget`` on ``device``.
+
+    The network's costs are measured with the first weights: memory, time and receptive field follow
+    from its layers, which stay the same during a training run.
+    """
+
+    def __init__(self, budget: str, device: str) -> None:
+        self._budget, self._device = budget, device
+        self._measured: Measurements | None = None
+
+    def __call__(self, weights: Path, pictures: Iterable[tuple[Path, Path]]) -> None:
+        """Upscale each of ``pictures``, (source, target), with ``weights``.
+
+        Existing targets are replaced. Raises as `lowtide.upscale`.
+        """
+        settings = UpscaleSettings.of(model=str(weights), device=self._device, budget=self._budget)
+        preload_libraries(settings)
+        meter = open_meter(self._device)
+        meter.start()
+        try:
+            budget = settings.parse_budget(self._device, weights.parent)
+            known = self._measured and self._measured.of_weights(file_sha256(weights))
+            prepared = prepare(
+                settings,
+                device=self._device,
+                limit_bytes=budget.device_bytes // 2,
+                known=known,
+                meter=meter,
+            )
+            self._measured = prepared.measurements
+            job = UpscaleJob(prepared, settings, budget)
+            Pipeline(job, _Strict(), meter, scratch=weights.parent).run(
+                Item(source, target, index)
+                for index, (source, target) in enumerate(pictures, start=1)
+            )
+        finally:
+            meter.stop()
+
+
+class _Strict:
+    """Result listener that raises the error of a failed item."""
+
+    def new_part(self, index: int) -> None:
+        pass
+
+    def begin(self, index: int) -> None:
+        pass
+
+    def done(self, index: int, item: ItemReport) -> None:
+        pass
+
+    def failed(self, index: int, error: LowtideError) -> None:
+        raise error

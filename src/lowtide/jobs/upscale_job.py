@@ -108,7 +108,7 @@ class UpscaleJob:
     def in_fp32(self, pipeline: Pipeline) -> UpscaleJob:
         """Return the same job in fp32, within what the half-precision weights leave."""
         if self._fp32_job is None:
-            settings = self.settings.model_copy(update={"precision": "fp32", "plan_file": None})
+            settings = replace(self.settings, precision="fp32", plan_file=None)
             taken = self.prepared.costs.weight_bytes
             budget = replace(
                 self.budget,
@@ -128,9 +128,9 @@ class UpscaleJob:
 
     def worker_setup(self, device: str, budget: Budget) -> dict[str, Any]:
         """Return what `load_job` needs to make this job on ``device``, as plain data."""
-        alone = {"precision": self.prepared.precision, "devices": (), "budget": "auto"}
+        alone = replace(self.settings, precision=self.prepared.precision, devices=(), budget="auto")
         return {
-            "settings": self.settings.model_copy(update=alone).model_dump(mode="json"),
+            "settings": alone.to_json(),
             "budget": asdict(replace(budget, device=device)),
             "measured": self.prepared.measurements.on_device(device).model_dump(mode="json"),
             "images": self._images,
@@ -147,7 +147,7 @@ class UpscaleJob:
     ) -> RunOutcome:
         plan, prepared = planned.plan, self.prepared
         held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, queue_bytes)
-        with divide_threads(plan.device_count, pipeline.threads):
+        with divide_threads(plan.strategy.device_count, pipeline.threads):
             network = prepared.specialized.for_plan(
                 plan,
                 required=self.settings.compile == "on",
@@ -159,10 +159,11 @@ class UpscaleJob:
                 ),
             )
             program = None
-            if plan.strategy == "streamed":
+            if plan.strategy.name == "streamed":
                 program = prepared.programs.program(*plan.network_size)
             return execute_plan(
                 network,
+                prepared.adapter(source.info),
                 source,
                 sink,
                 plan,
@@ -177,18 +178,19 @@ class UpscaleJob:
 
     def _comparable(self, plan: Plan) -> bool:
         """Return whether a run of ``plan`` measures what those of others take."""
-        special = plan.compiled or plan.cuda_graph or plan.device_count > 1 or plan.heap == "trim"
-        return not special and self.prepared.network.free_memory is None
+        special = plan.compiled or plan.cuda_graph or plan.heap == "trim"
+        several = plan.strategy.device_count > 1
+        return not (special or several) and self.prepared.network.free_memory is None
 
 
 def preload(setup: dict[str, Any]) -> None:
     """Import the libraries of a worker's job, before its meter takes its baseline."""
-    preload_libraries(UpscaleSettings.model_validate(setup["settings"]))
+    preload_libraries(UpscaleSettings.from_json(setup["settings"]))
 
 
 def load_job(setup: dict[str, Any]) -> UpscaleJob:
     """Make the job of a worker from what `UpscaleJob.worker_setup` returned."""
-    settings, budget = UpscaleSettings.model_validate(setup["settings"]), Budget(**setup["budget"])
+    settings, budget = UpscaleSettings.from_json(setup["settings"]), Budget(**setup["budget"])
     plan_file = PlanFile.read(settings.plan_file) if settings.plan_file else None
     prepared = prepare(
         settings,
@@ -227,7 +229,7 @@ class HeldMemory:
         self, meter: HostMeter | CudaMeter, plan: Plan, budget_bytes: int, queue_bytes: int
     ) -> None:
         self._meter, self._budget, self._device = meter, budget_bytes, plan.device
-        banded = plan.strategy == "streamed"
+        banded = plan.strategy.name == "streamed"
         self._expected = queue_bytes + (plan.predicted_bytes if banded else plan.upper_bytes)
         self._limit = self._expected
 

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import inspect
 import json
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator
+from annotated_types import Ge, Gt, Le
 
 from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
-from lowtide.core.precision import Precision, is_eight_bits
-from lowtide.core.signal import ImageInfo
+from lowtide.core.option import Option
+from lowtide.core.precision import is_eight_bits
 from lowtide.jobs.settings import RunSettings
-from lowtide.media import EncodeOptions
-from lowtide.memory.budget import Budget
-from lowtide.memory.choice import AccuracyRequest
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_providers import ProviderName
-from lowtide.streaming.planner.model_facts import Overrides, StrategyName
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from lowtide.media import EncodeOptions
+    from lowtide.media.image_info import ImageInfo
+    from lowtide.memory.choice import AccuracyRequest
+    from lowtide.streaming.planner.model_facts import Overrides
 
+_SIZE, _PLAN, _FILES = "Target size", "Overriding the plan", "Files"
 DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
 
 # Settings that determine a result's bytes, in the order in which journals know them. The others
@@ -38,105 +37,91 @@ _HASHED = (
 )
 
 
-class UpscaleKeywords(TypedDict, total=False):
-    """Keywords of the calls that upscale: the fields of `UpscaleSettings`."""
-
-    budget: str | int | Budget
-    host_budget: str | int | None
-    disk_budget: str | int | None
-    scratch: str | Path | None
-    device: str
-    devices: str | tuple[str, ...] | list[str]
-    precision: Literal["auto"] | Precision
-    accuracy: AccuracyRequest | None
-    plan_file: str | Path | None
-    model: str | Path | None
-    scale: float | None
-    width: int | None
-    height: int | None
-    max_side: int | None
-    format: str | None
-    suffix: str
-    strategy: StrategyName
-    self_ensemble: bool
-    compile: Literal["auto", "on", "off"]
-    cuda_graphs: bool
-    provider: ProviderName
-    tile: int | None
-    tile_overlap: int | None
-    tile_batch_size: int | None
-    hann_blend: bool | None
-    streams: int
-    strip_metadata: bool
-    max_pixels: int
-    png_compression: int
-    jpeg_quality: int
-    webp_quality: int
-    webp_lossless: bool
-    avif_quality: int
-    tiff_compression: Literal["none", "lzw", "deflate"]
-
-
-def show_keywords(call: F) -> F:
-    """Decorate a call with ``**settings`` so that its signature shows `UpscaleKeywords`."""
-    shape, fields = inspect.signature(call), UpscaleSettings.model_fields
-    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    shown = [
-        keyword(name, default=fields[name].default, annotation=annotation)
-        for name, annotation in UpscaleKeywords.__annotations__.items()
-    ]
-    own = [one for one in shape.parameters.values() if one.name != "settings"]
-    call.__signature__ = shape.replace(parameters=[*own, *shown])  # pyright: ignore[reportFunctionMemberAccess]
-    return call
-
-
+@dataclass(frozen=True, kw_only=True)
 class UpscaleSettings(RunSettings):
     """Settings of an upscaling job, except its files.
 
     The target size is one of ``scale``, ``width`` and/or ``height`` (one keeps the aspect ratio,
     both are taken as they are), or ``max_side``; none means the model's own scale.
+
+    Attributes:
+        model: A bundled model or a file (.safetensors, .pth, .ckpt, .onnx). Default: lowtide-x2, or
+            lowtide-x4 for a --scale above 2.
+        scale: Size of the result relative to the input; resized after the model if necessary.
+        width: Width of the result; the height follows unless --height is given too.
+        height: Height of the result.
+        max_side: Longer side of the result.
+        self_ensemble: Run the model on eight rotations and flips of the image and average the
+            results: a little closer to the original, in eight times the time.
+        strategy: whole runs the image at once, streamed layer by layer over bands of rows, tiled in
+            tiles.
+        cuda_graphs: Capture the network in a CUDA graph for the shape of its tiles and replay it:
+            for light networks in small tiles. Takes the memory of a second run.
+        provider: Execution provider of ONNX Runtime for an .onnx file.
+        compile: torch.compile, which takes seconds to minutes before the first result. auto: where
+            an earlier run with on was faster for this model.
+        tile: Side of the tiles, in input pixels.
+        tile_overlap: Pixels that neighboring tiles share. Default: what the receptive field needs.
+        tile_batch_size: Tiles of a row run at once.
+        streams: Images of a folder in flight: while one is computed, others are being written. On a
+            GPU tiles of an image too: while one is computed, others are copied to and from it. As
+            far as the budget allows. 1: one after another.
+        hann_blend: Blend neighboring tiles over part of their overlap. Default: only where tiles
+            differ from the whole image.
+        format: png, jpg, webp, tif or avif, for results in a folder or without a suffix. Default:
+            as the input.
+        suffix: Insert this between name and extension of results that are named after inputs: _x2
+            makes photo_x2.png.
+        strip_metadata: Remove EXIF, XMP, IPTC and resolution, but not the color profile, on which
+            colors depend.
+        max_pixels: Refuse inputs with more pixels than this.
+        png_compression: 0 fast to 9 small.
+        jpeg_quality: 1 to 100.
+        webp_quality: 1 to 100.
+        webp_lossless: Lossless WebP.
+        avif_quality: 1 to 100.
+        tiff_compression: Compression of TIFF files.
     """
 
-    model: str | Path | None = None
-    scale: float | None = Field(None, gt=0, le=64, examples=[2])
-    width: int | None = Field(None, ge=1)
-    height: int | None = Field(None, ge=1)
-    max_side: int | None = Field(None, ge=1)
-    format: str | None = None
-    suffix: str = ""
-    strategy: Literal["auto", "whole", "streamed", "tiled"] = "auto"
+    model: Annotated[str | Path | None, Option(flags=("-m", "--model"))] = None
+    scale: Annotated[
+        Annotated[float, Gt(0), Le(64)] | None, Option(_SIZE, flags=("-s", "--scale"), example=2)
+    ] = None
+    width: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
+    height: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
+    max_side: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
     self_ensemble: bool = False
-    compile: Literal["auto", "on", "off"] = "auto"
-    cuda_graphs: bool = False
-    provider: ProviderName = "cpu"
-    tile: int | None = Field(None, ge=1)
-    tile_overlap: int | None = Field(None, ge=0)
-    tile_batch_size: int | None = Field(None, ge=1, le=256)
-    hann_blend: bool | None = None
-    streams: int = Field(2, ge=1, le=16)
-    strip_metadata: bool = False
-    max_pixels: int = Field(1_000_000_000, ge=1)
-    png_compression: int = Field(3, ge=0, le=9)
-    jpeg_quality: int = Field(95, ge=1, le=100)
-    webp_quality: int = Field(90, ge=1, le=100)
-    webp_lossless: bool = False
-    avif_quality: int = Field(80, ge=1, le=100)
-    tiff_compression: Literal["none", "lzw", "deflate"] = "deflate"
-
-    @field_validator("suffix")
-    @classmethod
-    def _check_suffix(cls, text: str) -> str:
-        if any(sign in "/\\" or not sign.isprintable() for sign in text):
-            raise UsageError(
-                f"--suffix {text!r} cannot be part of a file name: no slashes, and only printable"
-                " characters",
-                hint="--suffix _x2",
-            )
-        return text
+    strategy: Annotated[Literal["auto", "whole", "streamed", "tiled"], Option(_PLAN)] = "auto"
+    cuda_graphs: Annotated[bool, Option(_PLAN)] = False
+    provider: Annotated[ProviderName, Option(_PLAN)] = "cpu"
+    compile: Annotated[Literal["auto", "on", "off"], Option(_PLAN)] = "auto"
+    tile: Annotated[Annotated[int, Ge(1)] | None, Option(_PLAN, metavar="PIXELS")] = None
+    tile_overlap: Annotated[Annotated[int, Ge(0)] | None, Option(_PLAN, metavar="PIXELS")] = None
+    tile_batch_size: Annotated[
+        Annotated[int, Ge(1), Le(256)] | None, Option(_PLAN, metavar="N")
+    ] = None
+    streams: Annotated[int, Ge(1), Le(16), Option(_PLAN, metavar="N")] = 2
+    hann_blend: Annotated[bool | None, Option(_PLAN)] = None
+    format: Annotated[str | None, Option(_FILES, metavar="NAME")] = None
+    suffix: Annotated[str, Option(_FILES, metavar="TEXT")] = ""
+    strip_metadata: Annotated[bool, Option(_FILES)] = False
+    max_pixels: Annotated[int, Ge(1), Option(_FILES)] = 1_000_000_000
+    png_compression: Annotated[int, Ge(0), Le(9), Option(_FILES)] = 3
+    jpeg_quality: Annotated[int, Ge(1), Le(100), Option(_FILES)] = 95
+    webp_quality: Annotated[int, Ge(1), Le(100), Option(_FILES)] = 90
+    webp_lossless: Annotated[bool, Option(_FILES)] = False
+    avif_quality: Annotated[int, Ge(1), Le(100), Option(_FILES)] = 80
+    tiff_compression: Annotated[Literal["none", "lzw", "deflate"], Option(_FILES)] = "deflate"
 
     def check(self) -> None:
         """Raise `UsageError` for settings that contradict each other."""
         super().check()
+        if any(sign in "/\\" or not sign.isprintable() for sign in self.suffix):
+            raise UsageError(
+                f"--suffix {self.suffix!r} cannot be part of a file name: no slashes, and only"
+                " printable characters",
+                hint="--suffix _x2",
+            )
         ways = {
             "--scale": self.scale is not None,
             "--width/--height": self.width is not None or self.height is not None,
@@ -234,6 +219,8 @@ class UpscaleSettings(RunSettings):
     @property
     def overrides(self) -> Overrides:
         """The settings that the planner has to respect."""
+        from lowtide.streaming.planner.model_facts import Overrides
+
         return Overrides(
             strategy=self.strategy,
             tile=self.tile,
@@ -245,6 +232,8 @@ class UpscaleSettings(RunSettings):
     @property
     def encode_options(self) -> EncodeOptions:
         """The settings for the encoders."""
+        from lowtide.media import EncodeOptions
+
         return EncodeOptions(
             png_compression=self.png_compression,
             jpeg_quality=self.jpeg_quality,
@@ -270,9 +259,7 @@ class UpscaleSettings(RunSettings):
 
     def content_hash(self, model_sha256: str, precision: str) -> str:
         """Return a SHA-256 of all that determines the result's bytes, except the input."""
-        names = _HASHED.split()
-        fields = self.model_dump(mode="json", include=set(names))
-        ordered = {name: fields[name] for name in names}
+        ordered = {name: getattr(self, name) for name in _HASHED.split()}
         values = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False)
         if self.plan_file is not None:
             values += file_sha256(self.plan_file)

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import LowtideError, ModelError, UsageError
 from lowtide.memory.training.meta_build import build_on_meta
 from lowtide.models import ModelDescriptor, load
 from lowtide.models.onnx_model import OnnxModel
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def load_user_model(what: Any) -> UserModel:
         UsageError: The place does not exist or needs arguments.
         ModelError: It returns no module or fails.
     """
+    from torch import nn
+
     if isinstance(what, nn.Module):
         return UserModel(what, type(what).__name__)
     if not isinstance(what, str | Path):
@@ -70,6 +73,8 @@ def load_user_model(what: Any) -> UserModel:
 
 
 def _build(what: str, place: str, name: str) -> UserModel:
+    from torch import nn
+
     path = Path(place).expanduser()
     is_file = path.suffix == ".py"
     if is_file and not path.is_file():
@@ -82,9 +87,8 @@ def _build(what: str, place: str, name: str) -> UserModel:
         if factory is None:
             found = ", ".join(_factories(module)) or "none"
             raise UsageError(f"{place} has no {name!r}", hint=f"functions there: {found}")
-        if isinstance(factory, nn.Module):
-            return UserModel(factory, what)
-        _check_callable(what, factory)
+        if not isinstance(factory, nn.Module):
+            _check_callable(what, factory)
         return UserModel(_call_user_code(what, build_on_meta, factory), what)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.metrics import SSIM_WINDOW, psnr, psnr_y, ssim, ssim_y
@@ -16,6 +15,9 @@ from lowtide.memory.prediction.estimate import estimate
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.training.perceptual_metrics import PerceptualMetric
 from lowtide.training.tasks.sr_config import Metric, SrConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ValidationMetrics:
@@ -38,7 +40,10 @@ class ValidationMetrics:
         }
 
     def compute(self, result: np.ndarray, reference: np.ndarray) -> dict[str, float]:
-        """Return each metric of an upscaled image against the original, by name."""
+        """Return each metric of an upscaled image against the original, by name.
+
+        Both are uint8 (H, W, 3) of the same size.
+        """
         return {
             name: self._perceptual_score(name, result, reference)
             if name in self._perceptual
@@ -57,6 +62,8 @@ class ValidationMetrics:
             UsageError: An image is too small for a metric.
             BudgetError: A learned metric takes more than ``budget`` bytes on an image.
         """
+        import torch
+
         known = list(images)
         for name, metric in self._metrics.items():
             need = self._min_side(name) + 2 * self._border(metric)
@@ -91,6 +98,8 @@ class ValidationMetrics:
         return 0 if metric.is_learned else self._scale
 
     def _perceptual_score(self, name: str, *images: np.ndarray) -> float:
+        import torch
+
         border = self._border(self._metrics[name])
         with torch.inference_mode():
             return float(self._perceptual[name](*_tensors(images, border)))
@@ -98,6 +107,8 @@ class ValidationMetrics:
 
 def _tensors(images: Iterable[np.ndarray], border: int) -> Iterator[Tensor]:
     """Yield images as (1, 3, H, W) in 0..1, without their borders."""
+    import torch
+
     for picture in images:
         inner = torch.from_numpy(_crop_border(picture, border).copy()).permute(2, 0, 1)
         yield inner[None].float() / 255

@@ -11,7 +11,6 @@ import contextlib
 import json
 import queue
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -23,6 +22,7 @@ from typing import IO, Any
 from lowtide.core.errors import LowtideError, OutOfMemoryError
 from lowtide.core.heap import heap_is_tuned
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
+from lowtide.core.python_child import start_python
 from lowtide.jobs.results import ResultRecorder
 from lowtide.jobs.worker_process import error_from_message, error_to_message
 
@@ -31,10 +31,7 @@ _GRACE_SECONDS = 5.0
 _TAIL = 600
 # An item whose worker died goes to another worker once more.
 _TRIES = 2
-_CODE = (
-    "import json, sys; sys.path[:] = json.loads(sys.stdin.readline());"
-    " from lowtide.jobs.worker_process import main; main()"
-)
+_MAIN = "lowtide.jobs.worker_process:main"
 
 
 @dataclass
@@ -135,8 +132,8 @@ class Workers:
 
     def _start(self, device: str) -> None:
         errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        process = subprocess.Popen(
-            [sys.executable, "-c", _CODE],
+        process = start_python(
+            _MAIN,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -145,7 +142,6 @@ class Workers:
         )
         worker = _Worker(device, process, errors)
         self._running.append(worker)
-        worker.send(sys.path)
         worker.send({**self._common, "device": device, "setup": self._setups[device]})
         worker.listener = threading.Thread(
             target=self._read_messages, args=(worker,), name="lowtide-worker", daemon=True

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.core.signal import ImageInfo
+from lowtide.media.image_info import ImageInfo
 from lowtide.media.image_sink import ImageSink
 
 # Rows are copied in pieces of about this size, so that the thread can start on the first.
@@ -16,7 +16,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class AsyncWriter:
-    """Asynchronous `lowtide.core.signal.RowSink` with a bounded queue.
+    """Asynchronous `lowtide.core.signal.Sink` with a bounded queue.
 
     A thread writes the rows to ``sink``. The queue holds up to ``max_queued_bytes`` of copied rows;
     `write` blocks while it is full. After `close_rows` the file is finished in the background, and
@@ -27,7 +27,7 @@ class AsyncWriter:
         self.info: ImageInfo = sink.info
         self.notes: tuple[str, ...] = sink.notes
         self._sink, self._max_queued_bytes = sink, max_queued_bytes
-        self._rows: deque[np.ndarray] = deque()
+        self._rows: deque[tuple[int, np.ndarray]] = deque()
         self._queued_bytes = 0
         self._closed = self._aborted = False
         self._failure: BaseException | None = None
@@ -35,11 +35,11 @@ class AsyncWriter:
         self._thread = threading.Thread(target=self._write_loop, name="lowtide-writer", daemon=True)
         self._thread.start()
 
-    def write(self, rows: np.ndarray) -> None:
-        """Queue rows, (N, W, channels); raises what writing earlier rows raised."""
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Queue rows, (N, W, C); raises what writing earlier rows raised."""
         count = max(1, _CHUNK_BYTES // self.info.row_bytes)
-        for top in range(0, len(rows), count):
-            chunk = rows[top : top + count]
+        for top in range(0, len(values), count):
+            chunk = values[top : top + count]
             with self._changed:
                 self._changed.wait_for(
                     lambda size=chunk.nbytes: (
@@ -52,7 +52,7 @@ class AsyncWriter:
                 self._queued_bytes += chunk.nbytes
             chunk = chunk.copy()  # the caller reuses its buffer for the next rows
             with self._changed:
-                self._rows.append(chunk)
+                self._rows.append((first + top, chunk))
                 self._changed.notify_all()
 
     def close_rows(self) -> None:
@@ -82,8 +82,10 @@ class AsyncWriter:
 
     def _write_loop(self) -> None:
         try:
-            while (rows := self._next_rows()) is not None:
-                self._sink.write(rows)
+            while (queued := self._next_rows()) is not None:
+                first, rows = queued
+                del queued
+                self._sink.write(first, rows)
                 with self._changed:
                     self._queued_bytes -= rows.nbytes
                     self._changed.notify_all()
@@ -96,7 +98,7 @@ class AsyncWriter:
                 self._rows.clear()
                 self._changed.notify_all()
 
-    def _next_rows(self) -> np.ndarray | None:
+    def _next_rows(self) -> tuple[int, np.ndarray] | None:
         """Wait for the next queued rows; return None if there are no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._rows or self._closed or self._aborted)

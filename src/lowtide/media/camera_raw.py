@@ -35,7 +35,7 @@ _RAW_COMPRESSIONS = (32_767, 32_769, 32_770, 34_713, 65_000, 65_535)
 
 
 def is_raw_name(path: Path) -> bool:
-    """Return whether the suffix is that of camera RAW files."""
+    """Return whether a name has a suffix of camera RAW files."""
     return _SUFFIX.fullmatch(path.suffix) is not None
 
 

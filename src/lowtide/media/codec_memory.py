@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lowtide.core.signal import ImageInfo, SampleType
 from lowtide.media._libvips import windows_are_small
+from lowtide.media.image_info import ImageInfo, SampleType
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ def list_files(
     excluded: Path | None = None,
     skipped_files: list[SkippedFile] | None = None,
 ) -> list[tuple[Path, Path]]:
-    """Find the files of a kind in a folder and its subfolders, with their paths relative to it.
+    """Find files of a kind in a folder and its subfolders, with relative paths.
 
     The order does not depend on the file system. Hidden files and all below ``excluded``, a
     resolved path, are left out. What is left out is appended to ``skipped_files``, a folder as one

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 import pyvips
 
 from lowtide.core.errors import UsageError
-from lowtide.core.signal import ImageInfo
 from lowtide.media import codec_memory
 from lowtide.media.formats import AVIF, JPEG, PNG, TIFF, WEBP, ImageFormat, output_format
+from lowtide.media.image_info import ImageInfo
 
 Subsampling = Literal["auto", "4:4:4", "4:2:0"]
 TiffCompression = Literal["none", "lzw", "deflate"]
@@ -122,7 +122,7 @@ def encode_image(
     unit: str,
     keep_hidden_color: bool = False,
 ) -> None:
-    """Encode ``image`` to ``path`` in the format ``image_format``, whatever the suffix.
+    """Encode ``image`` to ``path`` as ``image_format``, whatever the suffix.
 
     ``image`` already has a sample type of the format. ``keep`` are the libvips flags of the
     metadata to write, ``unit`` is that of the resolution. ``keep_hidden_color`` keeps the color of

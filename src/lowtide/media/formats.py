@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import OutputError, UsageError
-from lowtide.core.signal import ImageInfo, SampleType
+from lowtide.media.image_info import ImageInfo, SampleType
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import cast
 import pyvips
 
 from lowtide.core.errors import ImageError
-from lowtide.core.signal import ImageInfo
 from lowtide.media import codec_memory
 from lowtide.media._libvips import FILE_ERRORS, configure, error_text, is_harmless
 from lowtide.media.camera_raw import camera_raw
 from lowtide.media.detect import HEAD_BYTES, describe, identify
 from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, ImageFormat
+from lowtide.media.image_info import ImageInfo
 from lowtide.media.pixels import info_of, normalize, select_channels
 from lowtide.media.row_spool import spool_bytes, spool_memory, upright_info
 from lowtide.media.tiff_header import largest_strip_bytes

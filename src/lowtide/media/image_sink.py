@@ -18,11 +18,11 @@ import pyvips
 
 from lowtide.core.atomic_file import new_part_name, probe_disk_error, sync
 from lowtide.core.errors import OutputError
-from lowtide.core.signal import ImageInfo
 from lowtide.media._libvips import WRITE_TRIM_BYTES, HeapTrimmer, configure
 from lowtide.media._part_file import output_error, prepare_part_file
 from lowtide.media.encode import EncodeOptions, encode_image
 from lowtide.media.formats import ImageFormat, check_output, output_sample
+from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import Metadata, attach, keep_flags
 from lowtide.media.pixels import convert_samples, dtype_of, interpretation_of, resize
 from lowtide.media.raw_png import UncompressedPng
@@ -142,7 +142,7 @@ def _notes(image_format: ImageFormat, info: ImageInfo, metadata: Metadata) -> tu
 
 
 class ImageSink:
-    """Image file as a `lowtide.core.signal.RowSink`; made by `open_sink`.
+    """Image file as a `lowtide.core.signal.Sink`; made by `open_sink`.
 
     Until `commit` the target is untouched: bytes go to the new, hidden file ``part`` next to it.
     ``notes`` are messages about what the format cannot keep. As a context manager it aborts if the
@@ -194,23 +194,28 @@ class ImageSink:
                 raise self._fail()
             view = view[os.write(self._pipe, view) :]
 
-    def write(self, rows: np.ndarray) -> None:
-        """Append rows, (N, W, channels), in the sample type the sink was opened with.
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Append rows, (N, W, C), in the sample type the sink was opened with.
 
         Raises `OutputError` if the encoder failed; no files are left behind.
         """
         if self._thread is None:
             raise ValueError(f"{self._path}: write after the sink was closed")
         shape, dtype = (self.info.width, self.info.channels), dtype_of(self.info.sample_type)
-        if rows.shape[1:] != shape or rows.dtype != dtype:
-            raise ValueError(f"rows of {rows.shape} {rows.dtype} where {shape} {dtype} is expected")
-        if self._rows + len(rows) > self.info.height:
-            raise ValueError(f"{self._rows + len(rows)} rows for a height of {self.info.height}")
+        if values.shape[1:] != shape or values.dtype != dtype:
+            raise ValueError(
+                f"rows of {values.shape} {values.dtype} where {shape} {dtype} is expected"
+            )
+        last = first + len(values)
+        if first != self._rows or last > self.info.height:
+            raise ValueError(
+                f"rows {first} to {last} where {self._rows} to {self.info.height} are to be written"
+            )
         if dtype.kind == "f":
-            rows = np.ascontiguousarray(rows).view(np.uint8)
-        self._png.write_rows(rows)
-        self._rows += len(rows)
-        self._trimmer.add(rows.nbytes)
+            values = np.ascontiguousarray(values).view(np.uint8)
+        self._png.write_rows(values)
+        self._rows = last
+        self._trimmer.add(values.nbytes)
 
     def close_rows(self) -> None:
         """Signal that all rows were written; does nothing here, as `commit` finishes."""

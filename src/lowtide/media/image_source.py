@@ -8,7 +8,6 @@ import numpy as np
 import pyvips
 
 from lowtide.core.errors import ImageError
-from lowtide.core.signal import ImageInfo
 from lowtide.media._libvips import (
     FILE_ERRORS,
     READ_TRIM_BYTES,
@@ -17,8 +16,9 @@ from lowtide.media._libvips import (
     is_harmless,
 )
 from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, OpenDecoder, open_decoder
+from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import Metadata, read_metadata
-from lowtide.media.pixels import dtype_of, full_scale
+from lowtide.media.pixels import dtype_of
 from lowtide.media.row_spool import Spool
 
 
@@ -91,13 +91,13 @@ class _Decoder:
             ) from error
         rows[:] = np.frombuffer(pixels, rows.dtype).reshape(rows.shape)
         if self._opaque:
-            rows[..., -1] = full_scale(info.sample_type)
+            rows[..., -1] = info.full_scale
         self._next_row += len(rows)
         self._trimmer.add(rows.nbytes)
 
 
 class ImageSource:
-    """Image file as a `lowtide.core.signal.RowSource`; made by `open_image`.
+    """Image file as a `lowtide.core.signal.Source`; made by `open_image`.
 
     ``facts`` are those of `inspect_image`, ``metadata`` is to be written to the output.
     ``zero_alpha`` is whether alpha is 0 everywhere: the color of such a file has another use than
@@ -123,22 +123,37 @@ class ImageSource:
         """Shape and sample type of the upright image that `read` returns."""
         return self.facts.info
 
-    def read(self, count: int) -> np.ndarray:
-        """Return the next ``count`` rows, (N, W, channels); fewer only at the end.
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of the upright image."""
+        return self.info.shape
 
-        The first call on an image that must be rotated decodes all of it into the scratch folder.
-        Raises `ImageError` if the file is damaged or truncated, and `OutputError` if the scratch
-        folder is full.
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Dtype of its samples."""
+        return dtype_of(self.info.sample_type)
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Return the rows from ``first`` to before ``last``, (N, W, C); none below the image.
+
+        Rows before ``first`` that were not read are skipped, and those that were cannot be read
+        again. The first call on an image that must be rotated decodes all of it into the scratch
+        folder. Raises `ImageError` if the file is damaged or truncated, and `OutputError` if the
+        scratch folder is full.
         """
         if self._decoder is None:
             raise ValueError(f"{self._path}: read after close")
-        count = max(0, min(count, self.info.height - self._next_row))
+        if first < self._next_row:
+            raise ValueError(f"{self._path}: row {first} after row {self._next_row} was reached")
+        first, last = min(first, self.info.height), min(last, self.info.height)
         if self.facts.orientation in (1, 2):
-            rows = self._decoder.read(count)
+            for skipped in range(self._next_row, first, _FETCH_ROWS):
+                self._decoder.read(min(_FETCH_ROWS, first - skipped))
+            rows = self._decoder.read(last - first)
             rows = np.ascontiguousarray(rows[:, ::-1]) if self.facts.orientation == 2 else rows
         else:
-            rows = self._spooled(self._decoder).read(self._next_row, count)
-        self._next_row += count
+            rows = self._spooled(self._decoder).read(first, last - first)
+        self._next_row = last
         return rows
 
     def _spooled(self, decoder: _Decoder) -> Spool:

@@ -9,7 +9,7 @@ import numpy as np
 import pyvips
 
 from lowtide.core.errors import ImageError
-from lowtide.core.signal import ImageInfo, SampleType
+from lowtide.media.image_info import FULL_SCALE, ImageInfo, SampleType
 from lowtide.media.tiff_header import extra_samples
 
 _SAMPLE_OF_FORMAT: dict[str, SampleType] = {
@@ -22,18 +22,12 @@ _FORMAT_OF_SAMPLE: dict[SampleType, str] = {
     "uint16": "ushort",
     "float32": "float",
 }
-_FULL_SCALE: dict[SampleType, float] = {"uint8": 255.0, "uint16": 65_535.0, "float32": 1.0}
 _UNCONVERTED_SPACES = {"b-w", "grey16", "rgb", "rgb16", "srgb", "scrgb", "multiband"}
 
 
 def dtype_of(sample: SampleType) -> np.dtype[np.generic]:
     """Return the numpy dtype of a sample type."""
     return np.dtype(sample)
-
-
-def full_scale(sample: SampleType) -> float:
-    """Return the value of white and of full opacity in a sample type."""
-    return _FULL_SCALE[sample]
 
 
 def interpretation_of(channels: int, sample: SampleType) -> str:
@@ -122,11 +116,11 @@ def convert_samples(image: pyvips.Image, sample: SampleType, *, bits: int = 16) 
     stored = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
     if sample == "uint16" and bits < 16:
         levels = (1 << bits) - 1
-        image = (image * (levels / full_scale(stored))).rint() * (1 << (16 - bits))
+        image = (image * (levels / FULL_SCALE[stored])).rint() * (1 << (16 - bits))
     elif stored == sample:
         return image
     else:
-        image = image * (full_scale(sample) / full_scale(stored))
+        image = image * (FULL_SCALE[sample] / FULL_SCALE[stored])
         image = image.rint() if sample != "float32" else image
     image = image.cast(_FORMAT_OF_SAMPLE[sample])
     return image.copy(interpretation=interpretation_of(image.bands, sample))
@@ -138,7 +132,7 @@ def resize(image: pyvips.Image, width: int, height: int) -> pyvips.Image:
     Downscaling uses a Lanczos kernel of three lobes; libvips upscales with a bicubic one.
     """
     sample = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
-    white, alpha, space = full_scale(sample), image.bands in (2, 4), image.interpretation
+    white, alpha, space = FULL_SCALE[sample], image.bands in (2, 4), image.interpretation
     # In floats, because for integers libvips also rounds its kernels, to sums other than 1, which
     # darkens an image downscaled 4 times by half a level.
     image = image.premultiply(max_alpha=white) if alpha else image.cast("float")

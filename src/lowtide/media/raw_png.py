@@ -29,7 +29,7 @@ class UncompressedPng:
         self._chunk(b"IHDR", header)
 
     def write_rows(self, rows: np.ndarray) -> None:
-        """Append rows, (N, ...), uint8 or uint16 in native byte order."""
+        """Append rows, (rows, W, C), uint8 or uint16 in native byte order."""
         piece = max(1, _BLOCK_BYTES // self._row_bytes)
         for top in range(0, len(rows), piece):
             part = rows[top : top + piece]

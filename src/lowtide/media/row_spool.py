@@ -14,8 +14,8 @@ import numpy as np
 
 from lowtide.core.atomic_file import is_disk_full
 from lowtide.core.errors import OutputError
-from lowtide.core.signal import ImageInfo
 from lowtide.core.units import format_bytes
+from lowtide.media.image_info import ImageInfo
 from lowtide.media.pixels import dtype_of
 
 _BLOCK_BYTES = 4 << 20
@@ -69,7 +69,7 @@ class Spool:
     def fill(self, read: Callable[[int], np.ndarray]) -> None:
         """Store all rows of the image, from repeated calls of ``read(count)``.
 
-        Raises `OutputError` if the scratch folder is full.
+        ``read`` returns the next (count, W, C). Raises `OutputError` if the scratch folder is full.
         """
         for top in range(0, self._info.height, self._block_rows):
             rows = read(min(self._block_rows, self._info.height - top))
@@ -83,7 +83,7 @@ class Spool:
                 raise self._failure(error) from error
 
     def read(self, top: int, count: int) -> np.ndarray:
-        """Return the upright rows ``top`` to ``top + count``, (N, W, channels)."""
+        """Return the upright rows ``top`` to ``top + count``, (rows, W, C)."""
         if count == 0:
             return self._empty(0, upright_info(self._info, self._orientation).width)
         if self._orientation in (3, 4):

@@ -67,7 +67,7 @@ class MeasurementCache:
         self._changed = True
 
     def save(self) -> None:
-        """Write new values to disk, merged with what other processes wrote meanwhile."""
+        """Write new values to disk, merged with those of other processes."""
         if self._path is None or not self._changed:
             return
         write_cached(self._path, json.dumps({**self._read(), **(self._entries or {})}))

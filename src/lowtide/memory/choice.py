@@ -37,8 +37,7 @@ def choose_plan(
 
     Args:
         accuracy: ``"exact"`` (only exact plans are considered), ``"bounded"`` (exact where that
-        fits,
-            else the plan with the fewest seams) or ``"fast"`` (the least time, exact or not).
+            fits, else the plan with the fewest seams) or ``"fast"`` (the least time, exact or not).
         refused: strategies that contributed no candidate, with reasons, for the report.
 
     Raises:
@@ -58,7 +57,9 @@ def choose_plan(
     if accuracy == "fast":
         pool = fitting
     else:
-        pool = exact or [min(fitting, key=lambda plan: (round(plan.seam_share, 2), plan.seconds))]
+        pool = exact or [
+            min(fitting, key=lambda plan: (round(plan.strategy.seam_share, 2), plan.seconds))
+        ]
     best = min(pool, key=_score)
     return best.model_copy(
         update={
@@ -112,7 +113,7 @@ def _score(plan: Plan) -> float:
     Rows measured in processes are excluded: they vary from run to run, and the choice would too.
     """
     known = sum(
-        row.value for row in plan.ledger if row.place != "disk" and row.name not in _PROCESS_ROWS
+        [row.value for row in plan.ledger if row.place != "disk" and row.name not in _PROCESS_ROWS]
     )
     return plan.seconds * (1 + _MIN_TIME_SAVED_PER_DOUBLING * math.log2(max(known / MIB, 1)))
 
@@ -149,10 +150,10 @@ def _explain(best: Plan, fitting: Sequence[Plan], budget: Budget) -> str:
 def _refusals(best: Plan, candidates: Sequence[Plan], budget: Budget) -> tuple[Refusal, ...]:
     """Return the best plan of each other strategy, with the reason it was not chosen."""
     refused = []
-    for strategy in dict.fromkeys(plan.strategy for plan in candidates):
-        if strategy == best.strategy:
+    for strategy in dict.fromkeys(plan.strategy.name for plan in candidates):
+        if strategy == best.strategy.name:
             continue
-        rivals = [plan for plan in candidates if plan.strategy == strategy]
+        rivals = [plan for plan in candidates if plan.strategy.name == strategy]
         able = [plan for plan in rivals if shortfall(plan, budget) is None]
         rival = (
             min(able, key=lambda p: p.seconds) if able else min(rivals, key=lambda p: p.upper_bytes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import operator
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from lowtide.core.heap import MMAP_THRESHOLD_BYTES
 from lowtide.core.precision import Precision
 from lowtide.core.units import MIB
 
+_MULTIPLY_ADDS = operator.attrgetter("multiply_adds")
 _UNPROBED_FACTOR = 1.25
 # Multiply-adds per second of one thread, and bytes alive in a run up to which the speed is that of
 # the smallest: above that each doubling takes a seventh more, as data leave the caches. Eight
@@ -186,9 +188,7 @@ class ModelCosts(BaseModel):
 
     @property
     def _has_mac_counts(self) -> bool:
-        return len(self.traced_points) > 1 and all(
-            point.multiply_adds for point in self.traced_points
-        )
+        return len(self.traced_points) > 1 and all(map(_MULTIPLY_ADDS, self.traced_points))
 
     def _work_seconds(self, pixels: int) -> float:
         """Return the seconds of a run from its work and bytes alive, on a typical CPU.

@@ -20,3 +20,9 @@ class LedgerRow(BaseModel):
     value: int
     upper: int
     origin: Origin
+
+
+def device_row(name: str, value: int, origin: Origin, upper: int | None = None) -> LedgerRow:
+    """Return a row of the device; its upper bound is ``value``, or more if given."""
+    upper = value if upper is None else max(value, upper)
+    return LedgerRow(name=name, place="device", value=value, upper=upper, origin=origin)

@@ -1,10 +1,11 @@
-"""Detection of out-of-memory errors, and release of what a failed run still holds."""
+"""Detection of out-of-memory errors, and release of a failed run's memory."""
 
 from __future__ import annotations
 
 import re
 import traceback
 
+from lowtide.core.errors import OutOfMemoryError
 from lowtide.core.heap import trim_heap
 
 # oneDNN without memory for its generated code; with "descriptor", an unsupported operation.
@@ -14,12 +15,12 @@ _NO_PRIMITIVE = re.compile(r"could not create a primitive(?! descriptor)")
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether ``error`` means out of memory, on CUDA or on the CPU.
 
-    Only PyTorch's own classes and messages count: a driver fault or a kernel bug is not "out of
-    memory" and must surface.
+    Only Lowtide's and PyTorch's own classes and messages count: a driver fault or a kernel bug is
+    not "out of memory" and must surface.
     """
     import torch
 
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, OutOfMemoryError | torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and (

@@ -30,7 +30,7 @@ class PinnedMemory:
         self._registered: list[torch.Tensor] = []
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Return uninitialized uint8 memory, pinned where possible."""
+        """Return uninitialized memory, uint8 (``nbytes``,), pinned where possible."""
         if not torch.cuda.is_available():
             return torch.empty(nbytes, dtype=torch.uint8)
         memory = _in_huge_pages(nbytes)
@@ -50,7 +50,7 @@ class PinnedMemory:
 
 
 def _pinned_share() -> float:
-    """Return the share of the host's memory that may be pinned: a prior, lower for Windows."""
+    """Return the share of host memory that may be pinned, a prior, lower on Windows."""
     windows = sys.platform == "win32" or "microsoft" in platform.release().lower()  # or WSL
     return 0.4 if windows else 0.5
 

@@ -39,8 +39,10 @@ class PlanFile:
             found = tuple((name, _plan_of(plan, path)) for name, plan in _plans_in(data))
         except ValidationError as error:
             problem = error.errors()[0]
-            where = ".".join(str(part) for part in problem["loc"])
-            raise UsageError(f"{path}: not a plan: {where}: {problem['msg'].lower()}") from None
+            what = problem["msg"].removeprefix("Value error, ")
+            where = ".".join(map(str, problem["loc"]))
+            parts = f"{path}: not a plan", where, what[:1].lower() + what[1:]
+            raise UsageError(": ".join(filter(None, parts))) from None
         if not found:
             raise UsageError(
                 f"{path}: contains no plan",
@@ -59,11 +61,12 @@ class PlanFile:
         Raises:
             UsageError: if the file has none.
         """
-        sized = [(name, p) for name, p in self.plans if (p.width, p.height) == (width, height)]
+        plans = [(name, plan, plan.image) for name, plan in self.plans]
+        sized = [(n, p) for n, p, image in plans if (image.width, image.height) == (width, height)]
         named = [plan for name, plan in sized if Path(name).name == Path(source).name]
         if named or sized:
             return named[0] if named else sized[0][1]
-        sizes = ", ".join(sorted({f"{plan.width}×{plan.height}" for _, plan in self.plans}))
+        sizes = ", ".join(sorted({f"{image.width}×{image.height}" for *_, image in plans}))
         raise UsageError(
             f"{self.path}: has no plan for {source}, which is {width}×{height}",
             hint=f"its plans are for images of {sizes}",
@@ -74,14 +77,15 @@ def check_replay(plan: Plan, expected: Mapping[str, Any], budget: Budget) -> Pla
     """Return ``plan`` with the current budget, after checking that it suits this run.
 
     Args:
-        expected: names of plan fields, and the values that this run needs them to have.
+        expected: names of fields of the plan or its image, and the values that this run needs.
 
     Raises:
         UsageError: if a field differs.
         BudgetError: if the plan does not fit the budget.
     """
+    fields = dict(plan.image) | dict(plan)
     for name, value in expected.items():
-        if (planned := getattr(plan, name)) != value:
+        if (planned := fields[name]) != value:
             raise UsageError(
                 f"the plan is for a different run: its {name.replace('_', ' ')} is {planned},"
                 f" but this run has {value}",

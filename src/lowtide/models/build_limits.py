@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -69,28 +69,25 @@ class BuildLimits(TorchFunctionMode):
 
 def _elements(name: str, given: list[Any]) -> float:
     """Return a lower bound of the elements a function will make, from its arguments."""
-    numbers = [abs(one) for one in given if type(one) in (int, float)]
+    numbers: list[float] = []
+    shapes: list[tuple[int, ...]] = []
+    sizes: list[float] = []
+    for one in given:
+        if type(one) in (int, float):
+            numbers.append(abs(one))
+        elif isinstance(one, Tensor):
+            shapes.append(tuple(one.shape))
+        elif isinstance(one, (tuple, list)):
+            if name not in _VIEWS and set(map(type, one)) <= {int}:
+                sizes.append(math.prod(one))
+            shapes += [tuple(part.shape) for part in one if isinstance(part, Tensor)]
     if name in _RANGES:
         return max(numbers, default=0) ** (2 if name == "eye" else 1)
-    tensors = [one for one in _flat(given) if isinstance(one, Tensor)]
-    sizes = [] if name in _VIEWS else [math.prod(one) for one in given if _is_size(one)]
     if name in _FACTORIES and not sizes:
         sizes = [math.prod(numbers)]
     if name == "repeat":
-        return tensors[0].numel() * sizes[0]
+        return math.prod(shapes[0]) * sizes[0]
     # Shapes that do not broadcast make nothing larger.
     with contextlib.suppress(ValueError):
-        sizes.append(math.prod(np.broadcast_shapes(*(tuple(one.shape) for one in tensors))))
+        sizes.append(math.prod(np.broadcast_shapes(*shapes)))
     return max(sizes, default=0)
-
-
-def _flat(given: Iterable[Any]) -> Iterator[Any]:
-    for one in given:
-        if isinstance(one, (tuple, list)):
-            yield from one
-        else:
-            yield one
-
-
-def _is_size(given: Any) -> bool:
-    return isinstance(given, (list, tuple)) and all(type(side) is int for side in given)

@@ -46,15 +46,16 @@ class SizeRule:
         return rows - height, columns - width
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelDescriptor:
     """Facts about one model: architecture, scale, channels, dtypes, tiling, license.
 
     ``purpose`` is "SR" for upscalers and "Restoration" for models that keep the size. ``tiling``
     says whether tiles of an image may be run alone: "discouraged" where the model looks at the
-    image as a whole, "internal" where it tiles the image itself. ``parameters`` counts values;
-    ``weight_bytes`` is what parameters and buffers occupy in the model's current dtype. ``sha256``
-    is that of the file. ``license`` is None where the file does not say.
+    image as a whole, "internal" where it tiles the image itself. ``parameters`` counts values and
+    ``weight_bytes`` is what parameters and buffers occupy in the model's current dtype; both are 0
+    before it is built. ``sha256`` is that of the file. ``license`` is None where the file does not
+    say.
     """
 
     name: str
@@ -63,15 +64,15 @@ class ModelDescriptor:
     scale: int
     in_channels: int
     out_channels: int
-    size: SizeRule
+    size: SizeRule = SizeRule()
     supports_half: bool
     supports_bfloat16: bool
     tiling: Tiling
     tags: tuple[str, ...]
-    parameters: int
-    weight_bytes: int
+    parameters: int = 0
+    weight_bytes: int = 0
     sha256: str
-    license: str | None
+    license: str | None = None
     path: str | None
 
     @property

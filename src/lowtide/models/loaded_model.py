@@ -45,7 +45,7 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of input images: that of the weights, fp32 after `to_low_precision`."""
+        """Dtype of input images: the weights' own, or fp32 after `to_low_precision`."""
         if isinstance(self.module, LowPrecision):
             return torch.float32
         return next(self.module.parameters()).dtype
@@ -79,6 +79,7 @@ class Model:
         """
         if dtype is not None:
             self._check_dtype(dtype)
+        before = self.device
         if device is not None:
             self.module.to(device=require_device(device))
         if dtype is not None:
@@ -88,7 +89,8 @@ class Model:
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if tensor.dim() == 4:
                     tensor.data = tensor.data.contiguous(memory_format=memory_format)
-        self._update_weight_bytes()
+        if dtype is not None or memory_format is not None or self.device != before:
+            self._update_weight_bytes()
         return self
 
     def to_low_precision(self, dtype: torch.dtype) -> Self:

@@ -18,16 +18,9 @@ from lowtide.models.optimized.upsample_tail import OptimizedTail
 # Layers with at most this many channels in and out map images to images.
 _MAX_IMAGE_CHANNELS = 4
 # Constructor arguments of a convolution.
-_CONV_ARGUMENTS = (
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "padding_mode",
-)
+_CONV_ARGUMENTS = """
+    in_channels out_channels kernel_size stride padding dilation groups padding_mode
+""".split()
 # Bytes of a strip that EdgeConv converts at once.
 _STRIP_BYTES = 16 << 20
 
@@ -71,7 +64,7 @@ class EdgeConv(nn.Conv2d):
         return edge.requires_grad_(False)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve as `torch.nn.Conv2d`."""
+        """Convolve (B, C, H, W) as `torch.nn.Conv2d`, in fp32."""
         channels = max(self.in_channels, self.out_channels)
         height = max(1, _STRIP_BYTES // (input.shape[0] * channels * input.shape[3] * 4))
         plain = isinstance(self.padding, str) or self.padding_mode != "zeros"

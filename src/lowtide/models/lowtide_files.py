@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import ModelError
-from lowtide.models.descriptor import ModelDescriptor, SizeRule, Tiling
+from lowtide.models.descriptor import ModelDescriptor, Tiling
 from lowtide.models.metadata_limits import metadata_error, parse_json
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.paragonsr2.variant_config import VariantConfig
@@ -64,7 +64,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file, on the CPU.
+    """Read the tensors of a safetensors file, of any shape, on the CPU.
 
     Raises ModelError for dtypes PyTorch does not have.
     """
@@ -90,7 +90,6 @@ def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -
         scale=config.scale,
         in_channels=3,
         out_channels=3,
-        size=SizeRule(),
         supports_half=True,
         supports_bfloat16=True,
         tiling=_KNOWN[entries[ARCHITECTURE]].tiling,
@@ -98,7 +97,6 @@ def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -
         parameters=parameters,
         weight_bytes=4 * (parameters + config.buffer_elements),
         sha256=digest,
-        license=None,
         path=str(path),
     )
 

@@ -52,14 +52,15 @@ class ProbedModel:
 class ProbeRun:
     """Callable that runs a session on a constant image.
 
-    Returns what the graph makes of (1, C, H, W). ``progress`` is called with a description of each
-    image. Raises `CannotRunError` and `MemoryError`.
+    ``progress`` is called with a description of each image. Raises `CannotRunError` and
+    `MemoryError`.
     """
 
     def __init__(self, session: Any, facts: OnnxMetadata, progress: Callable[[str], None]) -> None:
         self._session, self._signature, self._progress = session, facts.signature, progress
 
     def __call__(self, height: int, width: int, value: float = 0.5) -> np.ndarray:
+        """Return the graph's output for (1, C, ``height``, ``width``) filled with ``value``."""
         ends = self._signature
         self._progress(f"running an image of {width}×{height}")
         image = np.full((1, ends.channels, height, width), value, ends.input_dtype)

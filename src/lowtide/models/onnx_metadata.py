@@ -120,7 +120,7 @@ def _low_types() -> dict[int, str]:
 
 
 def _nodes(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Iterate over nodes, including those of subgraphs."""
+    """Iterate over nodes, subgraphs included."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -136,7 +136,7 @@ def _stored(graph: Any) -> Iterator[Any]:
 
 
 def _tensors(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Iterate over tensors in node attributes, including those of subgraphs."""
+    """Iterate over tensors in node attributes, subgraphs included."""
     for node in nodes:
         for attribute in node.attribute:
             yield from attribute.tensors

@@ -44,7 +44,7 @@ class OnnxModel(Model):
         return torch.float32
 
     def __call__(self, image: Tensor) -> Tensor:
-        """Run on a whole image of any size, as `Model` does.
+        """Run on a whole image (B, C, H, W) of any size, as `Model` does.
 
         Raises `ModelError` where the runtime fails, and `MemoryError`.
         """
@@ -110,7 +110,7 @@ class OnnxModel(Model):
         return self
 
     def another_session(self) -> object:
-        """Open a second session of the file, to measure what that takes."""
+        """Open a second session of the file, to measure its memory."""
         session = self.module.session
         return open_session(session.path, torch.get_num_threads(), provider=session.provider)
 

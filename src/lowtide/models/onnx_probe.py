@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lowtide.core.errors import ModelError
+from lowtide.core.python_child import start_python
 from lowtide.models.descriptor import SizeRule
 from lowtide.models.onnx_behavior import ProbedModel, ProbeRun, cannot_run, probe_behavior
 from lowtide.models.onnx_metadata import GraphSignature, OnnxMetadata, read_onnx_metadata
@@ -29,7 +29,7 @@ from lowtide.models.onnx_runtime import CannotRunError, open_session
 _TIMEOUT_SECONDS = 20
 # Memory limit: bytes for the runtime and activations, plus several copies of the file's tensors.
 _BYTES, _BYTES_FACTOR = 4 << 30, 8
-_CHILD = "from lowtide.models.onnx_probe import probe_main; probe_main()"
+_MAIN = "lowtide.models.onnx_probe:probe_main"
 
 
 def probe_onnx(path: Path) -> ProbedModel:
@@ -38,13 +38,12 @@ def probe_onnx(path: Path) -> ProbedModel:
     Raises `ModelError` where it is damaged, does not map one image to one upscaled by an integer
     factor, or fails: an error of the runtime, a crash, a lack of memory, or a timeout.
     """
-    # -P: import nothing from the current folder.
-    words = [sys.executable, "-P", "-c", _CHILD, str(path), str(_threads())]
     lines: queue.Queue[bytes] = queue.Queue()
     errors: list[bytes] = []
-    with subprocess.Popen(
-        words,
-        env=_environment(),
+    with start_python(
+        _MAIN,
+        str(path),
+        str(_threads()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -114,11 +113,6 @@ def _threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which the subprocess imports what this process does."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def probe_main() -> None:

@@ -46,10 +46,7 @@ class Provider:
         kept = (
             {}
             if self.engine_cache is None
-            else {
-                "trt_engine_cache_enable": True,
-                "trt_engine_cache_path": str(self.engine_cache),
-            }
+            else {"trt_engine_cache_enable": True, "trt_engine_cache_path": str(self.engine_cache)}
         )
         return [(one, kept if one == _TENSORRT else {}) for one in _CHAINS[self.name]]
 

@@ -12,17 +12,10 @@ from lowtide.core.errors import LowtideError, UsageError
 from lowtide.models.onnx_providers import CPU, Provider
 
 # onnxruntime has no base class of its errors, which derive from Exception.
-_REFUSALS = (
-    "NotImplemented",
-    "Fail",
-    "InvalidGraph",
-    "InvalidProtobuf",
-    "InvalidArgument",
-    "RuntimeException",
-    "EPFail",
-    "NoSuchFile",
-    "ModelRequiresCompilation",
-)
+_REFUSALS = """
+    NotImplemented Fail InvalidGraph InvalidProtobuf InvalidArgument RuntimeException EPFail
+    NoSuchFile ModelRequiresCompilation
+""".split()
 # Error codes and source locations in its messages.
 _NOISE = re.compile(
     r"^Error in execution: |\[ONNXRuntimeError\] : \d+ : \w+ : "

@@ -147,7 +147,7 @@ class OnnxNetwork(nn.Module):
         return str(self.session.path)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Run each image of the batch; see the class."""
+        """Map (B, C, H, W) to (B, C', H * scale, W * scale), image by image."""
         if type(images) is not Tensor or images.device.type != "cpu":
             raise ModelError(
                 f"{self.session.path} is run by ONNX Runtime, so PyTorch has no graph of it"

@@ -84,9 +84,7 @@ def _undo_optimized_linear(network: nn.Module) -> None:
                 setattr(parent, name, child.plain)
 
 
-def torchao_scheme(
-    kind: EightBits = "int8",
-) -> tuple[Callable[..., None], Callable[[], object]]:
+def torchao_scheme(kind: EightBits = "int8") -> tuple[Callable[..., None], Callable[[], object]]:
     """Return torchao's ``quantize_`` and a factory of the scheme's configuration.
 
     Raises `UsageError` without torchao.

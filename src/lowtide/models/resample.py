@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def keys_cubic(distance: np.ndarray) -> np.ndarray:
-    """Keys' cubic kernel (a = -1/2) at the given distances, in pixels; zero from 2 on."""
+    """Keys' cubic kernel (a = -1/2) at the given distances, in pixels; zero from 2 on.
+
+    ``distance`` and the result have the same shape.
+    """
     import numpy as np
 
     t = np.abs(distance)

@@ -24,7 +24,10 @@ class SelfEnsemble(nn.Module):
         self.body = body
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return the mean; see the class."""
+        """Map (B, C, H, W) to the mean of ``body`` over its flips and transposes.
+
+        The result has the shape that ``body`` gives it, such as (B, C, H * scale, W * scale).
+        """
         total = self._sum_flips(image) + self._sum_flips(image.mT).mT
         return total / (2 * len(_MIRRORS))
 

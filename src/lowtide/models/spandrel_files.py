@@ -174,10 +174,7 @@ def _describe(
         supports_bfloat16=found.supports_bfloat16,
         tiling=tiling[found.tiling.name],
         tags=tuple(found.tags),
-        parameters=0,
-        weight_bytes=0,
         sha256=digest,
-        license=None,
         path=str(path),
     )
 

@@ -37,7 +37,7 @@ class Streamed(nn.Module):
     Takes the arguments of ``module``, by default an image ``(B, C, H, W)`` first, and returns what
     ``module`` returns for them, equal to rounding (accuracy class: exact): one tensor or several,
     alone or in a tuple, list, dictionary or dataclass. The tensor named by ``axis`` is streamed;
-    every band takes the other arguments whole, such as a timestep ``(B,)`` or text ``(B, L, C)``.
+    every band takes the other arguments whole, such as a timestep ``(B,)`` or text ``(B, N, C)``.
     A number that changes from call to call is better passed as a tensor, since the program is
     captured anew for another number. The images of a batch run one after another, once the module
     is proven to treat them independently; a module that mixes them is refused. Beyond weights,
@@ -55,7 +55,7 @@ class Streamed(nn.Module):
 
     ``recorded`` captures the run as a CUDA graph at the second image of a size and replays it from
     then on. The values are the same; a light model, whose kernels end before Python launches the
-    next, gets faster. The memory of the run and a copy of the image stay allocated until an image
+    next, gets faster. The memory of the run and a copy of all tensors stay allocated until an image
     of another size comes or the module is freed; pages stay on the GPU.
 
     There is no backward pass: a call that needs gradients raises `UsageError`. Several threads may
@@ -123,9 +123,10 @@ class Streamed(nn.Module):
         return pack([results[place] for place in known.output_places])
 
     def rows(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Tensor]]:
-        """Yield the result of one image in bands of rows, from the top down.
+        """Yield the result of one sample in bands of rows, in order.
 
-        Yields ``(first row, (1, C, rows, W))``. For results that are never held as a whole.
+        Yields ``(first row, rows)``, of an image (1, C, rows, W). For results that are never held
+        as a whole.
         """
         inputs = self._bind(args, kwargs)
         if inputs.batch_size > 1:
@@ -179,7 +180,7 @@ class Streamed(nn.Module):
             return self._prepared[key]
 
     def _repack_for(self, known: PreparedStream, inputs: ModelInputs) -> Any:
-        """Return what turns tensors into the module's output container, for this batch."""
+        """Return the function that packs tensors into the module's output container."""
         if inputs.batch_size == 1:
             return known.program.graph.repack
         shapes = tuple(one.shape for one in inputs.tensors)
@@ -207,10 +208,10 @@ class Streamed(nn.Module):
         if self._replays is None:
             return _run_in_bands(known, inputs)
 
-        def run(image: Tensor) -> Tensor:
-            return _run_in_bands(known, inputs.with_tensors([image]))[0]
+        def run(*tensors: Tensor) -> list[Tensor]:
+            return _run_in_bands(known, inputs.with_tensors(tensors))
 
-        return [self._replays(run, inputs.first, known.executor.refresh_constants())]
+        return self._replays(run, inputs.tensors, known.executor.refresh_constants())
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has its own weights; the programs hold those of this module.

@@ -136,6 +136,11 @@ def require_independent_images(
     tracked and the results for a batch and for single images are compared. The outcome is cached in
     ``folder``.
 
+    Args:
+        module: The module to check.
+        inputs: Arguments of a call, or an image (B, C, H, W) alone.
+        folder: Cache folder, or None.
+
     Returns:
         What turns tensors into the module's output container, for this batch.
     """

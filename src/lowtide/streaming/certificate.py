@@ -74,7 +74,8 @@ def certify(
 
     Args:
         module: The module to compare with.
-        inputs: Arguments of the real size, or an image alone; fixed tensors are used as they are.
+        inputs: Arguments of the real size, or an image (B, C, H, W) alone; fixed tensors are used
+            as they are.
         program: The program for the real size.
         folder: Cache folder, or None.
 
@@ -192,7 +193,7 @@ def _measure(module: nn.Module, small: ModelInputs, allowed: float) -> Certifica
 
 
 def call_model(module: Callable[..., Any], inputs: ModelInputs) -> list[Tensor]:
-    """Return the model's result tensors; it may change copies of its inputs."""
+    """Return the model's result tensors, of any shape, for copies of its inputs."""
     return unpack_output(inputs.call(module, [one.clone() for one in inputs.tensors]))[0]
 
 
@@ -218,7 +219,10 @@ def _largest_error(results: Sequence[Tensor], whole: Sequence[Tensor]) -> float:
 
 
 def relative_error(result: Tensor, whole: Tensor) -> float:
-    """Return the largest difference, relative to the largest value of ``whole``."""
+    """Return the largest difference, relative to the largest value of ``whole``.
+
+    Infinite where it is NaN, or if the tensors do not have the same shape.
+    """
     if result.shape != whole.shape:
         return float("inf")
     apart = (result.double() - whole.double()).abs().max().item()

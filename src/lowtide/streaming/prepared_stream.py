@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.scratch import ScratchSpace
+from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
 from lowtide.streaming.capture.model_inputs import ModelInputs
@@ -19,6 +21,7 @@ from lowtide.streaming.certificate import Certificate
 from lowtide.streaming.engine.executor import BandExecutor, OutputRows
 from lowtide.streaming.engine.placement import PagePlacement, page_factory
 from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.engine.source_run import FloatAdapter, run_source
 from lowtide.streaming.module_fingerprint import AttributeKey, ModuleFingerprint
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planner.layout_search import StreamLayout
@@ -58,6 +61,7 @@ class PreparedStream:
     program: StreamProgram
     layout: StreamLayout
     executor: BandExecutor
+    device: torch.device
     certificate: Certificate | None
     fingerprint: ModuleFingerprint
     written_attributes: Set[AttributeKey]
@@ -76,6 +80,26 @@ class PreparedStream:
     def run(self, inputs: ModelInputs) -> Iterator[OutputRows]:
         """Run one sample by bands."""
         return self.executor.run(input_pages(inputs), inputs.fixed)
+
+    def run_source(self, source: Source, sink: Sink, adapter: Adapter | None = None) -> None:
+        """Run a source along its leading axis, band by band, into a sink.
+
+        For a module of one input (B, C, N, ...) and one result, streamed along N: the source
+        (N, ..., C) and the result are never held as a whole. By default they are floats as the
+        module takes and returns them. Raises `UsageError` for a module of another kind, and as
+        `run_source`.
+        """
+        program = self.program
+        ends = *program.graph.inputs, *program.outputs
+        dims = [program.rows[one].dim if one in program.rows else None for one in ends]
+        if dims != [2, 2] or program.graph.fixed:
+            raise UsageError(
+                "sources are for modules of one input (B, C, N, ...) and one result, along N",
+                hint="stream the module with axis=2",
+            )
+        channels = program.graph.nodes[program.output].meta.shape[1]
+        given = adapter or FloatAdapter(channels)
+        run_source(self.executor, program, source, sink, given, device=self.device)
 
     @property
     def title(self) -> str:
@@ -151,9 +175,7 @@ def prepare_stream(
         use_arena=not settings.recorded,
     )
     program = planner.program
-    if settings.recorded and len(inputs.tensors) + len(program.outputs) > 2:
-        raise UsageError("a CUDA graph is recorded for one input and one result", hint=HINT)
-    layout = _choose_layout(planner, image, settings)
+    layout = _choose_layout(planner, inputs, settings)
     arena_bytes = planner.dry_run(layout).arena_bytes
     certificate = planner.certificate if settings.certified else None
     make_page = page_factory(
@@ -164,16 +186,25 @@ def prepare_stream(
     )
     fingerprint = ModuleFingerprint(module, addresses=settings.recorded)
     return PreparedStream(
-        program, layout, executor, certificate, fingerprint, program.graph.written_attributes
+        program,
+        layout,
+        executor,
+        image.device,
+        certificate,
+        fingerprint,
+        program.graph.written_attributes,
     )
 
 
-def _choose_layout(planner: StreamPlanner, image: Tensor, settings: StreamSettings) -> StreamLayout:
+def _choose_layout(
+    planner: StreamPlanner, inputs: ModelInputs, settings: StreamSettings
+) -> StreamLayout:
     """Return the layout within the budget."""
-    on_cpu, device = image.device.type == "cpu", str(image.device)
+    on_cpu, device = inputs.first.device.type == "cpu", str(inputs.first.device)
     allowed = Budget.parse(settings.budget, device="cpu" if on_cpu else device).device_bytes
-    # A CUDA graph reads and writes fixed memory, in addition to the image and result of the caller.
-    copies = image.nbytes + planner.program.bytes_of(planner.program.output)
+    # A CUDA graph reads and writes fixed memory, in addition to inputs and results of the caller.
+    copies = sum(one.nbytes for one in inputs.tensors)
+    copies += sum(map(planner.program.bytes_of, planner.program.outputs))
     reserve = _BudgetShare.for_device(on_cpu=on_cpu, recorded=settings.recorded, copy_bytes=copies)
     try:
         return planner.choose(reserve.available_bytes(allowed))

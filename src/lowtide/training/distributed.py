@@ -48,7 +48,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def all_reduce(self, tensors: Iterable[Tensor]) -> None:
-        """All-reduce each tensor in place to the sum over the processes."""
+        """All-reduce tensors of any shape in place to their sums over the processes."""
         if not self.is_single:
             for work in [dist.all_reduce(one, async_op=True) for one in tensors]:
                 assert work is not None

@@ -15,7 +15,7 @@ from lowtide.core.errors import UsageError
 
 
 def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
-    """Return the tensors of a .pth or .safetensors file on the CPU.
+    """Return the tensors of a .pth or .safetensors file, of any shape, on the CPU.
 
     No code of the file is run. ``what`` names the weights in messages. Raises UsageError with
     ``hint`` for other files, and for those that hold no state dict.
@@ -50,8 +50,9 @@ def select_features(
 ) -> dict[str, Tensor]:
     """Return the tensors of ``tensors`` that ``network``'s features need, in fp32.
 
-    Names in ``tensors`` may have the prefix ``features.``. Raises UsageError naming tensors that
-    are missing or have another shape than in ``expected``.
+    Names in ``tensors`` may have the prefix ``features.``. The result has the names and shapes of
+    ``expected``, (out channels, C, height, width) for convolutions. Raises UsageError naming
+    tensors that are missing or have another shape.
     """
     by_name = {name.removeprefix("features."): tensor for name, tensor in tensors.items()}
     mismatches = [f"no {name}" for name in expected if name not in by_name]

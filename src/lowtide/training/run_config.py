@@ -43,7 +43,7 @@ class ConfigSection(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class TrainData(ConfigSection, frozen=True):
-    """Section ``datasets.train`` as far as all trainings have it: the batch and its workers."""
+    """Section ``datasets.train`` common to all trainings: batch and workers."""
 
     batch_size_per_gpu: int = Field(
         default=16, ge=1, description="Samples in a step on each device."

@@ -1,4 +1,4 @@
-"""A training task: what `Trainer` optimizes, from which data, and what it saves."""
+"""Training task: networks, objectives, data, validation and saving."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Batch = tuple[Tensor, ...]
 
 
 class Term(NamedTuple):
-    """A loss, which is logged as it is, and its weight in the sum to minimize."""
+    """A scalar loss, which is logged as it is, and its weight in the sum to minimize."""
 
     loss: Tensor
     weight: float = 1.0
@@ -49,7 +49,7 @@ class Objective(nn.Module):
     start_iter: int = 0
 
     def forward(self, networks: Mapping[str, TrainedNetwork], batch: Batch, step: int) -> Losses:
-        """Return the losses of ``batch`` in ``step``; they are means over B.
+        """Return the losses of ``batch`` in ``step``, scalars that are means over B.
 
         Random numbers belong into the batch: drawn here, they would depend on its split.
         """
@@ -77,7 +77,7 @@ class Data(Protocol):
 
 
 class Validator(Protocol):
-    """Validation of a network: scores by metric name, of which the first chooses the best.
+    """Validation of a network: scores by metric name; the first selects the best.
 
     ``lower_is_better`` is of the first score, and ``conditions`` say how it is measured: scores
     compare only if these are equal.
@@ -90,7 +90,7 @@ class Validator(Protocol):
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What the first score depends on, besides the weights."""
+        """Settings other than the weights that the first score depends on."""
         ...
 
     def __call__(self, network: nn.Module, step: int) -> dict[str, float]:
@@ -100,7 +100,7 @@ class Validator(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What to train: networks, objectives and data.
+    """Networks, objectives and data of a training.
 
     ``networks`` and ``optims`` have the same names. The first network is the result: it is
     averaged, validated and saved by ``save``, which writes and returns a file.

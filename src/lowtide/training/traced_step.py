@@ -22,7 +22,7 @@ _TRACED_MICRO_BATCHES = 2
 
 
 class TaskModules(nn.Module):
-    """Module with all networks of a task, including those of its objectives."""
+    """Module with all networks of a task and of its objectives."""
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         super().__init__()

@@ -79,7 +79,7 @@ def _rows(text: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _truncate_log(path: Path, completed_steps: int) -> None:
-    """Atomically rewrite the log with only the rows of the first ``completed_steps`` steps."""
+    """Atomically truncate the log to the rows of ``completed_steps`` steps."""
     remove_part_files(path)
     text = path.read_bytes()
     kept = b"".join(line + b"\n" for line, row in _rows(text) if row["step"] <= completed_steps)

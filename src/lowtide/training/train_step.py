@@ -23,7 +23,7 @@ _NOT_FINITE_HINT = "try a lower learning rate, train.grad_clip, or precision: fp
 
 @dataclass
 class TrainedNetwork:
-    """Network with its optimizer and its forward function, by which objectives call it.
+    """Network with its optimizer, and the forward function that objectives call.
 
     ``forward`` runs the network, plain or wrapped (autocast, `torch.compile`).
     ``has_scaled_gradients`` says that its gradients are scaled for fp16. ``without_gradient`` names
@@ -42,7 +42,7 @@ class TrainedNetwork:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Context in which the weights get no gradients, but what the network is given does."""
+        """Context in which inputs get gradients, but the weights do not."""
         weights = [weight for weight in self.network.parameters() if weight.requires_grad]
         try:
             for weight in weights:

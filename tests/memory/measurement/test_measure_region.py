@@ -43,7 +43,7 @@ def test_peak_and_what_is_left(how):
 
 
 @pytest.mark.parametrize("how", PRECISE)
-def test_what_was_there_before_counts_for_nothing(how):
+def test_earlier_memory_does_not_count(how):
     before = block(4)
     with measure("cpu", how) as region:
         after = block(1)
@@ -98,7 +98,7 @@ def test_nested_regions_each_count_their_own(how):
 
 
 @pytest.mark.own_process
-def test_what_resets_the_kernels_mark_inside_a_region_does_not_hide_its_peak():
+def test_a_reset_of_the_kernels_mark_does_not_hide_a_peak():
     """No sample is taken here, so that the mark alone knows of the peak."""
     outer, inner = RESIDENT_PEAK.reader(), RESIDENT_PEAK.reader()
     if not outer.reset():
@@ -171,7 +171,7 @@ def test_events_add_labeled_tensors_of_before_to_the_ledger():
 
 
 @pytest.mark.parametrize("step", [InferenceStep, TrainingStep])
-def test_an_estimate_beside_its_measurement(step, tmp_path):
+def test_an_estimate_next_to_its_measurement(step, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.SiLU(), nn.Conv2d(32, 8, 3))
     plan = step((torch.rand(1, 8, 96, 96),))
@@ -254,7 +254,7 @@ def test_figures_come_at_the_end():
 @pytest.mark.parametrize(
     ("device", "how"), [("tpu", None), ("cpu", "allocator"), ("cuda:0", "events")]
 )
-def test_what_cannot_be_measured(device, how):
+def test_runs_that_cannot_be_measured(device, how):
     with pytest.raises(UsageError) as error:
         measure(device, how)
     assert error.value.hint

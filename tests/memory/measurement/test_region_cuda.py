@@ -1,4 +1,4 @@
-"""A region's rows of a card, simulated and real."""
+"""A region's rows on a GPU, simulated and real."""
 
 import pytest
 import torch

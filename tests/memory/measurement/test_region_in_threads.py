@@ -1,4 +1,4 @@
-"""Regions beside other profilers, in other threads, and in backward passes."""
+"""Regions together with other profilers, in other threads, and in backward passes."""
 
 import subprocess
 import sys

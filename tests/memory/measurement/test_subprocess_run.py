@@ -1,5 +1,6 @@
 """Whole runs in processes of their own: faithful figures, and every way to end."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -110,13 +111,13 @@ def test_a_peak_is_that_of_the_largest_alone(targets):
         assert usage.high_water_bytes is None or row.upper <= usage.high_water_bytes + MIB
 
 
-def test_what_is_kept(targets):
+def test_retained_bytes(targets):
     usage = measure_in_subprocess(targets("Keeper.keep"), 20)
     assert usage.retained_bytes == pytest.approx(20 * MIB, abs=MIB)
     assert usage.result is None
 
 
-def test_what_is_paid_only_once_can_be_left_out(targets):
+def test_warmups_leave_out_one_time_costs(targets):
     assert measure_in_subprocess(targets("grow_once")).peak_bytes > 39 * MIB
     warm = measure_in_subprocess(targets("grow_once"), warmups=2)
     assert warm.peak_bytes < 2 * MIB
@@ -142,7 +143,7 @@ def test_the_allocator_is_named_and_can_be_set(targets):
 
 
 @pytest.mark.skipif(not LINUX, reason="glibc's setting")
-def test_a_run_that_tunes_its_heap_is_found_out():
+def test_a_run_that_tunes_its_heap_is_detected():
     usage = measure_in_subprocess("lowtide.core.heap:tune_heap")
     assert ("tuned by the run" in usage.allocator) == usage.result
 
@@ -197,10 +198,11 @@ def test_a_child_killed_by_a_signal(targets, name, kind):
 
 
 @pytest.mark.skipif(not LINUX, reason="limits data as Linux does")
-def test_a_real_lack_of_memory(tmp_path):
+def test_a_real_lack_of_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     script = tmp_path / "limited.py"
     script.write_text(
-        "from lowtide.memory.rlimit import process_limit\n"
+        "from support.process_limit import process_limit\n"
         "with process_limit(32 << 20):\n"
         "    bytearray(256 << 20)\n"
     )
@@ -218,7 +220,7 @@ def test_a_child_that_takes_too_long_is_ended(targets, tmp_path):
         assert not Path(f"/proc/{file.read_text()}").exists()
 
 
-def test_what_cannot_be_run(tmp_path, targets):
+def test_targets_that_cannot_be_run(tmp_path, targets):
     with pytest.raises(UsageError, match="not an existing script"):
         measure_in_subprocess(tmp_path / "missing.py")
     with pytest.raises(UsageError, match="JSON"):

@@ -125,7 +125,7 @@ class WatchedLane(HostLoader):
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("kind", [Stack, Again, Mixed])
-def test_blocks_in_host_memory_and_the_moves_of_a_lane(kind, in_flight):
+def test_blocks_in_host_memory_and_copies_of_a_transfer(kind, in_flight):
     """What CUDA streams from, and what its events stand for, on the CPU."""
     model, expected, lane = build(kind), run(build(kind)), WatchedLane()
     turns = turns_by(lane, model, in_flight)
@@ -163,7 +163,7 @@ class HastyLane(HostLoader):
         slot.buffer.data.fill_(255)  # by another name: only the block's own changes are counted
 
 
-def test_what_a_block_returns_of_its_weights_is_copied_before_the_slot_goes():
+def test_weights_returned_by_a_block_are_copied_before_its_slot_is_reused():
     model, expected = build(Mixed), run(build(Mixed))
     turns = turns_by(HastyLane(), model, 2)
     assert same(run(model), expected)

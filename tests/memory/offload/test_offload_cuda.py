@@ -1,4 +1,4 @@
-"""Streamed weights on a card."""
+"""Streamed weights on a GPU."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_device_memory_is_that_of_the_plan(source, tmp_path):
 
 
 @on_gpu
-def test_what_changes_on_the_device_comes_home():
+def test_buffers_changed_on_the_device_are_copied_back():
     model, plain = build(Convolutions).train(), build(Convolutions).train().cuda()
     with torch.inference_mode():
         plain(inputs().cuda())

@@ -41,7 +41,7 @@ def test_a_failure_in_a_block_leaves_the_others_usable(error, in_flight):
     assert same(run(model), expected)
 
 
-def test_a_file_that_is_cut_off_is_named_and_can_come_back(tmp_path):
+def test_a_truncated_file_is_named_and_can_be_restored(tmp_path):
     path = tmp_path / "weights.safetensors"
     save_file(build(Stack).state_dict(), path)
     whole, expected = path.read_bytes(), run(build(Stack))

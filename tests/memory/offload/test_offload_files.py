@@ -68,7 +68,7 @@ def test_a_tied_weight_may_have_either_name(stored):
             assert same(run(model), run(build(Tied)))
 
 
-def test_what_no_file_holds_is_what_the_model_has(stored):
+def test_tensors_that_no_file_holds_are_the_models_own(stored):
     class Rotary(Stack):
         def __init__(self):
             super().__init__()

@@ -44,7 +44,7 @@ def test_the_bound_is_tight() -> None:
     assert 1 <= widths[len(widths) // 2] < 1.10
 
 
-def test_what_every_run_takes_more_becomes_the_fixed_part() -> None:
+def test_a_constant_excess_becomes_the_fixed_part() -> None:
     assert calibrate(runs(200, fixed=20 * MIB, spread=0.0)).fixed_bytes >= 16 * MIB
     assert calibrate(runs(200, fixed=0, spread=0.0)).fixed_bytes == 0
 
@@ -87,7 +87,7 @@ def test_few_runs_say_nothing(tmp_path) -> None:
     assert store.calibration() is None
 
 
-def test_devices_are_kept_apart(tmp_path) -> None:
+def test_devices_are_calibrated_separately(tmp_path) -> None:
     ResidualStore("cpu", "tiled", tmp_path).add(runs(1)[0])
     assert ResidualStore("cuda:0", "tiled", tmp_path).read() == []
 
@@ -112,7 +112,7 @@ def test_runs_are_added_to_no_other_file(tmp_path, plant):
     assert theirs.read_bytes() == b"theirs\n"
 
 
-def test_kinds_of_runs_are_kept_apart(tmp_path, monkeypatch) -> None:
+def test_kinds_of_runs_are_calibrated_separately(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
     monkeypatch.setattr(heap, "_tuned", False)
@@ -122,12 +122,12 @@ def test_kinds_of_runs_are_kept_apart(tmp_path, monkeypatch) -> None:
     assert run_bounds("tiled", "cpu").current_heap is None
 
 
-def test_what_the_heap_keeps_has_a_share_of_its_own() -> None:
+def test_heap_slack_has_its_own_share() -> None:
     plain = Calibration(share=0.1, fixed_bytes=5, count=30, coverage=0.99)
     assert plain.upper(1000, 400) == plain.upper(1000) == 1105
-    apart = plain.model_copy(update={"kept_share": 1.0})
-    assert apart.upper(1000, 400) == 660 + 5 + 800
-    assert apart.upper(1000) == 1105
+    separate = plain.model_copy(update={"kept_share": 1.0})
+    assert separate.upper(1000, 400) == 660 + 5 + 800
+    assert separate.upper(1000) == 1105
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path) -> None:

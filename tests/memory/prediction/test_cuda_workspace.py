@@ -1,4 +1,4 @@
-"""What convolutions take for themselves on a card, measured there: all but the calls to one."""
+"""Workspaces of convolutions on a GPU, measured there: all but the calls to it."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_a_convolution_is_measured_once_for_each_height(tmp_path):
 
 
 @pytest.mark.slow
-def test_of_a_wide_one_two_heights_are_run(tmp_path):
+def test_a_wide_convolution_is_measured_at_two_heights(tmp_path):
     taken = Counted()
     for width in 20_000, 200_000:
         wide = convolution(500, channels_last=True, width=width)
@@ -60,7 +60,7 @@ def test_of_a_wide_one_two_heights_are_run(tmp_path):
         assert 64 * MIB < high * width * (16 + 24) * 4 <= 128 * MIB
 
 
-def test_what_a_large_one_takes_grows_by_the_row(tmp_path):
+def test_the_workspace_of_a_large_convolution_is_linear_in_rows(tmp_path):
     def taken(run):
         return 5_000 + 1_000 * run().shape[2]
 
@@ -70,7 +70,7 @@ def test_what_a_large_one_takes_grows_by_the_row(tmp_path):
         assert scratch.conv_workspace(wide, rows * width * 24 * 4) == 5_000 + 1_000 * rows
 
 
-def test_settings_that_choose_the_kernel_are_told_apart(tmp_path):
+def test_settings_that_choose_the_kernel_are_part_of_the_key(tmp_path):
     store, taken = WorkspaceCache(tmp_path), Counted()
     for allowed in (False, True):
         with tf32(allowed):
@@ -97,7 +97,7 @@ def _room(rows):
     return live_peak_bytes(lambda: function(*given)) - rows * MADE
 
 
-def test_what_was_measured_takes_the_place_of_what_a_profile_supposes():
+def test_measurements_replace_the_priors_of_a_profile():
     model = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)))
     trace = trace_step(model, InferenceStep((torch.rand(1, 8, 512, 512),)))
     profile = load_profile("rtx3060-12gb")
@@ -114,7 +114,7 @@ def test_what_was_measured_takes_the_place_of_what_a_profile_supposes():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precise", [False, True])
-def test_a_card_takes_what_was_measured(precise, tmp_path, monkeypatch):
+def test_a_gpu_takes_what_was_measured(precise, tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     model = nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(6))).cuda().eval()
     image = torch.rand(1, 64, 512, 512, device="cuda")
@@ -134,5 +134,5 @@ def test_a_card_takes_what_was_measured(precise, tmp_path, monkeypatch):
         before = torch.cuda.memory_allocated()
         small(image)
         seen = torch.cuda.max_memory_allocated() - before
-    # What is told is what is reserved, which is rounded up.
+    # The prediction is of reserved bytes, which are rounded up.
     assert seen <= plan.layout.peak_bytes <= 1.2 * seen + 20 * MIB

@@ -55,16 +55,16 @@ IMAGE = (torch.empty(1, 3, 128, 128, device="meta"),)
 
 
 def test_the_ledger_adds_up_and_says_where_it_comes_from() -> None:
-    told = say(Net(), TrainingStep(IMAGE))
-    assert told.method == "traced"
-    assert told.predicted_bytes == sum(row.value for row in told.ledger)
-    assert told.upper_bytes >= told.predicted_bytes >= told.live_bytes
-    origins = {row.name: row.origin for row in told.ledger}
+    predicted = say(Net(), TrainingStep(IMAGE))
+    assert predicted.method == "traced"
+    assert predicted.predicted_bytes == sum(row.value for row in predicted.ledger)
+    assert predicted.upper_bytes >= predicted.predicted_bytes >= predicted.live_bytes
+    origins = {row.name: row.origin for row in predicted.ledger}
     assert origins["weights"] == origins["live activations"] == "traced"
     assert origins["workspace"] == "probed"
-    assert told.phase in ("forward", "backward")
-    again = Estimate.model_validate_json(told.model_dump_json())
-    assert again.model_dump() == told.model_dump()
+    assert predicted.phase in ("forward", "backward")
+    again = Estimate.model_validate_json(predicted.model_dump_json())
+    assert again.model_dump() == predicted.model_dump()
 
 
 def test_orderings() -> None:
@@ -78,16 +78,16 @@ def test_orderings() -> None:
     assert say(model, TrainingStep(larger)).predicted_bytes > whole
 
 
-def test_a_card_that_is_not_here_has_a_context_and_an_allocator() -> None:
-    told = say(Net(), InferenceStep(IMAGE), "rtx3060-12gb")
-    rows = {row.name: row for row in told.ledger}
+def test_an_absent_gpu_has_a_context_and_an_allocator() -> None:
+    predicted = say(Net(), InferenceStep(IMAGE), "rtx3060-12gb")
+    rows = {row.name: row for row in predicted.ledger}
     assert rows["context"].value > 100 * MIB
     assert rows["allocator"].origin == "simulated"
-    assert told.device == "rtx3060-12gb"
+    assert predicted.device == "rtx3060-12gb"
 
 
 def test_products_keep_a_workspace_in_each_thread_that_makes_them() -> None:
-    """Autograd runs backward passes on a card in a thread of its own."""
+    """Autograd runs backward passes on a GPU in a thread of its own."""
     tokens = (torch.empty(4, 64, device="meta"),)
     layers, size = nn.Linear(64, 64), 32 * MIB
     for step, count in ((InferenceStep(tokens), 1), (TrainingStep(tokens), 2)):
@@ -109,12 +109,12 @@ def test_attention_is_that_of_the_device() -> None:
 
 def test_a_model_that_looks_at_its_values_is_run_small_instead() -> None:
     image = (torch.rand(1, 3, 256, 256),)
-    told = say(Branching(), InferenceStep(image))
-    assert told.method == "probed"
-    assert "could not be traced" in told.notes[0]
-    assert {row.origin for row in told.ledger} == {"known", "probed"}
+    predicted = say(Branching(), InferenceStep(image))
+    assert predicted.method == "probed"
+    assert "could not be traced" in predicted.notes[0]
+    assert {row.origin for row in predicted.ledger} == {"known", "probed"}
     # Two maps of 16 channels, and the scratch of the convolution.
-    assert told.predicted_bytes == pytest.approx(2 * 16 * 256 * 256 * 4, rel=0.4)
+    assert predicted.predicted_bytes == pytest.approx(2 * 16 * 256 * 256 * 4, rel=0.4)
 
 
 def test_one_that_cannot_run_at_all_says_both_reasons() -> None:

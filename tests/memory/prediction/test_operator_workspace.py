@@ -42,13 +42,13 @@ def test_the_peak_is_what_the_profiler_sees(training: bool, layout: torch.memory
     inputs = (torch.rand(1, 3, 96, 104).contiguous(memory_format=layout),)
     step = TrainingStep(inputs, optimizer="sgd") if training else InferenceStep(inputs)
     scratch = CpuWorkspace(WorkspaceCache())
-    told = peak_with_workspace(trace_step(model, step), scratch.operator_peak)
+    predicted = peak_with_workspace(trace_step(model, step), scratch.operator_peak)
     run = step.prepare(model)
     run(NullObserver())
     held = sum(tensor.nbytes for tensor in [*model_tensors(model), *input_tensors(step)])
     seen = live_peak_bytes(lambda: run(NullObserver())) + held
-    assert told.total == pytest.approx(seen, rel=2e-3)
-    assert told.total >= told.live
+    assert predicted.total == pytest.approx(seen, rel=2e-3)
+    assert predicted.total >= predicted.live
 
 
 def test_an_operator_is_measured_once_for_a_signature(tmp_path) -> None:
@@ -69,12 +69,12 @@ def test_an_operator_is_measured_once_for_a_signature(tmp_path) -> None:
 def test_scaled_from_a_few_rows_is_as_measured(stride, channels_last, dtype) -> None:
     call = convolution(1000, stride=stride, channels_last=channels_last, dtype=dtype)
     scratch = CpuWorkspace(WorkspaceCache())
-    told = scratch._extrapolated(call)
+    predicted = scratch._extrapolated(call)
     if dtype == torch.float32:
-        assert told == pytest.approx(measure_operator(call), rel=0.03)
+        assert predicted == pytest.approx(measure_operator(call), rel=0.03)
     else:
         # Pages touched in low precision are counted with the noise of a whole process.
-        assert 0.4 * measure_operator(call) <= told <= 1.03 * _allocated_bytes(call)
+        assert 0.4 * measure_operator(call) <= predicted <= 1.03 * _allocated_bytes(call)
 
 
 def test_nothing_over_the_limit_is_run_and_that_is_said() -> None:
@@ -109,14 +109,14 @@ def test_elementwise_operators_of_one_type_need_no_measuring() -> None:
 
 def test_operators_that_cannot_reach_the_peak_are_not_measured() -> None:
     trace = trace_step(Net(), TrainingStep((torch.rand(1, 3, 64, 64),)))
-    asked: list[str] = []
+    measured: list[str] = []
 
     def inside(call, made):
-        asked.append(call[0].__name__)
+        measured.append(call[0].__name__)
         return 0
 
     peak_with_workspace(trace, inside)
-    assert len(asked) < len([op for op in trace.ops if op.call]) / 4
+    assert len(measured) < len([op for op in trace.ops if op.call]) / 4
 
 
 def test_damaged_stores_are_measured_again(tmp_path) -> None:

@@ -23,7 +23,7 @@ class Net(nn.Module):
         return F.scaled_dot_product_attention(q, k, v) @ self.line.weight.T
 
 
-def test_a_backward_pass_takes_more_and_a_faster_card_less_time() -> None:
+def test_a_backward_pass_takes_more_and_a_faster_gpu_less_time() -> None:
     model, inputs = Net(), (torch.rand(2, 3, 64, 64),)
     forward = trace_step(model, InferenceStep(inputs))
     step = trace_step(model, TrainingStep(inputs))

@@ -1,4 +1,4 @@
-"""The card of this machine."""
+"""The GPU of this machine."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from lowtide.memory.profiles import local_profile
 
 
 @pytest.fixture
-def card():
+def gpu():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine")
     return local_profile("cuda:0")

@@ -1,4 +1,4 @@
-"""What attention holds on a card."""
+"""Memory of attention on a GPU."""
 
 from dataclasses import replace
 
@@ -11,11 +11,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from lowtide.attention.sdpa_rules import promotes_three_dimensions
+from lowtide.attention.spec import AttentionCall
 from lowtide.core.units import MIB
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.profiles.attention import simulate_attention
 from lowtide.memory.profiles.attention_scratch import (
-    AttentionShape,
     efficient_backward_bytes,
     efficient_forward_bytes,
     flash_backward_bytes,
@@ -54,7 +54,7 @@ def test_math_holds_the_scores():
     assert forward > 250 * bytes_of(AMPERE, SHAPE, BF16)[1]
 
 
-def test_math_multiplies_gradient_and_softmax_on_a_card():
+def test_math_multiplies_gradient_and_softmax_on_a_gpu():
     """A bound of what one call holds; each of several, one from the other, has its own."""
     with sdpa_kernel(SDPBackend.MATH):
         bare, full = (
@@ -134,7 +134,7 @@ def test_a_mask_of_truth_values_becomes_numbers():
     assert live.peak - base == pytest.approx(4096 * 4096 * 2 + OUT, rel=0.01)
 
 
-def test_a_learned_bias_keeps_the_fused_kernel_on_cards_and_loses_it_on_the_cpu():
+def test_a_learned_bias_keeps_the_fused_kernel_on_gpus_and_loses_it_on_the_cpu():
     paths = {}
     for profile in (AMPERE, HOST):
         with FakeTensorMode(), Live() as live, simulate_attention(profile):
@@ -245,7 +245,7 @@ def test_outside_everything_is_as_before_and_real_tensors_are_refused():
 
 
 def test_scratch_by_hand():
-    shape = AttentionShape(1, 8, 4096, 4096, 64, 64, 2)
+    shape = AttentionCall(torch.bfloat16, 64, 4096, 4096, heads=8)
     assert flash_forward_bytes(shape, 28) == 0  # 512 blocks of rows fill 56 slots
     assert flash_backward_bytes(shape) == 8 * 4096 * (64 + 1) * 4
     assert efficient_forward_bytes(shape) == 0
@@ -253,10 +253,10 @@ def test_scratch_by_hand():
     # One head: 64 blocks of rows on 264 slots, which 4 splits of the keys fill to 97 %.
     single = replace(shape, heads=1)
     assert flash_forward_bytes(single, 132) == 4 * 4096 * 65 * 4
-    assert flash_forward_bytes(replace(single, has_dropout=True), 132) == 0
-    grouped = replace(shape, is_grouped=True)
+    assert flash_forward_bytes(replace(single, dropout=0.1), 132) == 0
+    grouped = replace(shape, key_heads=2)
     assert flash_backward_bytes(grouped) - flash_backward_bytes(shape) == 2 * 8 * 4096 * 64 * 2
-    fp32 = replace(shape, element_bytes=4)
+    fp32 = replace(shape, dtype=torch.float32)
     assert efficient_backward_bytes(fp32) == 8 * 4096 * 4 + 8 * 4096 * 64 * 4
 
 
@@ -276,7 +276,7 @@ CASES = [
 @pytest.mark.gpu
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_table_is_what_the_card_takes_and_holds(card, case, grad):
+def test_the_table_is_what_the_gpu_takes_and_holds(gpu, case, grad):
     shape, dtype = case.get("shape", (1, 8, 4096, 64)), case.get("dtype", BF16)
     rows = (shape[-2], shape[-2]) if case.get("mask") else None
     tensors = [torch.rand(shape, device="cuda", dtype=dtype, requires_grad=grad) for _ in range(3)]
@@ -295,7 +295,7 @@ def test_the_table_is_what_the_card_takes_and_holds(card, case, grad):
     if grad:
         out.backward(torch.empty_like(out))
     peak = torch.cuda.max_memory_allocated() - base
-    name, expected_forward, _, expected_peak = bytes_of(card, shape, dtype, grad=grad, mask=rows)
+    name, expected_forward, _, expected_peak = bytes_of(gpu, shape, dtype, grad=grad, mask=rows)
     assert name == chosen.name.removesuffix("_ATTENTION").lower()
     assert forward == pytest.approx(expected_forward, rel=0.05, abs=MIB)
     assert peak == pytest.approx(max(expected_forward, expected_peak), rel=0.15, abs=MIB)

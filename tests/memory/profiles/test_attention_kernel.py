@@ -1,4 +1,4 @@
-"""Which kernel attention takes on a card."""
+"""Which kernel attention uses on a GPU."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ from support.gpu_attention import (
             "efficient",
             ADA,
             dict(head_dim=208, needs_grad=True),
-            id="no flash backward of 193 to 224 on consumer cards",
+            id="no flash backward of 193 to 224 on consumer GPUs",
         ),
         pytest.param("flash", ADA, dict(head_dim=208), id="forward alone takes 208"),
         pytest.param("flash", ADA, dict(head_dim=256, needs_grad=True), id="256 has a backward"),
@@ -131,7 +131,7 @@ def test_rarer_conditions_lead_to(expected, changes):
     assert sdpa_kernel_for(AMPERE, call(**changes)) == expected
 
 
-def test_cudnn_comes_first_on_data_center_cards_by_version():
+def test_cudnn_comes_first_on_data_center_gpus_by_version():
     assert prefers_cudnn((9, 0), 91900) and prefers_cudnn((10, 3), 91501)
     assert not prefers_cudnn((9, 0), 91002)  # wheels for CUDA 12 carry an older one
     assert not prefers_cudnn((12, 0), 91900) and not prefers_cudnn((8, 6), 91900)

@@ -62,20 +62,20 @@ def test_contradictions_are_refused(change, complaint):
 
 
 @pytest.mark.parametrize("name", [name for name in profile_names() if name != "cpu"])
-def test_cards_are_sensible(name):
-    card = load_profile(name)
+def test_gpu_profiles_are_plausible(name):
+    gpu = load_profile(name)
     nominal = int(name.rpartition("-")[2].removesuffix("gb"))
-    # The driver keeps up to 5 % for itself; data center cards are sold by powers of ten.
-    assert 0.95 * nominal * (GIB if nominal < 100 else 10**9) < card.total_bytes <= nominal * GIB
-    assert 200 * MIB <= card.context_bytes <= card.context_upper_bytes <= GIB
-    assert card.desktop_upper_bytes + card.context_upper_bytes < 0.4 * card.total_bytes
-    assert card.workspaces.cublas_bytes in (8320 * 1024, 32 * MIB)
-    assert card.pcie_bytes_per_s and 8 * card.pcie_bytes_per_s < card.bandwidth_bytes_per_s
+    # The driver keeps up to 5 % for itself; data center GPUs are sold by powers of ten.
+    assert 0.95 * nominal * (GIB if nominal < 100 else 10**9) < gpu.total_bytes <= nominal * GIB
+    assert 200 * MIB <= gpu.context_bytes <= gpu.context_upper_bytes <= GIB
+    assert gpu.desktop_upper_bytes + gpu.context_upper_bytes < 0.4 * gpu.total_bytes
+    assert gpu.workspaces.cublas_bytes in (8320 * 1024, 32 * MIB)
+    assert gpu.pcie_bytes_per_s and 8 * gpu.pcie_bytes_per_s < gpu.bandwidth_bytes_per_s
     # fp32 rate is two operations for each of 128 lanes a cycle, at clocks of 1 to 3 GHz.
-    lanes = 2 * 128 * card.multiprocessors
-    assert 1e9 < card.flops["fp32"] / lanes < 3e9
-    assert card.flops["fp16"] == card.flops["bf16"] >= 2 * card.flops["tf32"]
-    assert card.flops["tf32"] >= card.flops["fp32"]
+    lanes = 2 * 128 * gpu.multiprocessors
+    assert 1e9 < gpu.flops["fp32"] / lanes < 3e9
+    assert gpu.flops["fp16"] == gpu.flops["bf16"] >= 2 * gpu.flops["tf32"]
+    assert gpu.flops["tf32"] >= gpu.flops["fp32"]
 
 
 def test_names_are_in_order_of_size_and_found_in_any_spelling():
@@ -119,32 +119,32 @@ def test_the_host_is_measured():
     assert host.flops["fp32"] == HOST.flops["fp32"] * host.multiprocessors // HOST.multiprocessors
 
 
-def test_a_known_card_keeps_its_figures_and_takes_the_drivers_memory():
+def test_a_known_gpu_keeps_its_profile_and_takes_the_drivers_memory():
     facts = DriverFacts("NVIDIA GeForce RTX 3070", (8, 6), 8 * GIB, 46)
-    card = profile_from_driver(facts)
-    assert card.name == "rtx3070-8gb" and card.total_bytes == 8 * GIB
-    assert card.provenance["total_bytes"].kind == "known"
-    assert card.flops == load_profile("rtx3070").flops
-    # A card of that name with other memory is another card.
+    gpu = profile_from_driver(facts)
+    assert gpu.name == "rtx3070-8gb" and gpu.total_bytes == 8 * GIB
+    assert gpu.provenance["total_bytes"].kind == "known"
+    assert gpu.flops == load_profile("rtx3070").flops
+    # A GPU of that name with other memory is another GPU.
     other = profile_from_driver(replace(facts, total_bytes=16 * GIB))
-    assert other.name == "nvidia-geforce-rtx-3070" and other.flops == card.flops
+    assert other.name == "nvidia-geforce-rtx-3070" and other.flops == gpu.flops
 
 
-def test_an_unknown_card_takes_scaled_priors_of_the_nearest():
+def test_an_unknown_gpu_takes_scaled_priors_of_the_nearest():
     facts = DriverFacts("NVIDIA H100 PCIe", (9, 0), 79 * GIB, 114, 2_000_000_000_000)
-    card = profile_from_driver(facts)
-    assert card.architecture == "hopper" and card.workspaces == HOPPER.workspaces
-    assert card.flops["bf16"] == pytest.approx(HOPPER.flops["bf16"] * 114 / 132)
-    assert card.bandwidth_bytes_per_s == 2_000_000_000_000
-    assert card.provenance["bandwidth_bytes_per_s"].kind == "known"
-    assert {card.provenance[f].kind for f in ("flops", "context_bytes")} == {"prior"}
+    gpu = profile_from_driver(facts)
+    assert gpu.architecture == "hopper" and gpu.workspaces == HOPPER.workspaces
+    assert gpu.flops["bf16"] == pytest.approx(HOPPER.flops["bf16"] * 114 / 132)
+    assert gpu.bandwidth_bytes_per_s == 2_000_000_000_000
+    assert gpu.provenance["bandwidth_bytes_per_s"].kind == "known"
+    assert {gpu.provenance[f].kind for f in ("flops", "context_bytes")} == {"prior"}
 
 
-def test_a_card_before_ampere_has_no_bf16():
-    card = profile_from_driver(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
-    assert card.architecture == "turing" and card.supports == ("fp32", "fp16")
-    assert set(card.flops) == {"fp32", "fp16"}
-    assert card.provenance["bandwidth_bytes_per_s"].kind == "prior"
+def test_a_gpu_before_ampere_has_no_bf16():
+    gpu = profile_from_driver(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
+    assert gpu.architecture == "turing" and gpu.supports == ("fp32", "fp16")
+    assert set(gpu.flops) == {"fp32", "fp16"}
+    assert gpu.provenance["bandwidth_bytes_per_s"].kind == "prior"
     names = {(6, 1): "pascal", (8, 9): "ada", (10, 3): "blackwell", (13, 0): "blackwell"}
     assert {cap: architecture_of(cap) for cap in names} == names
 
@@ -158,7 +158,7 @@ def test_devices_that_are_not_there(device, complaint):
 
 
 @pytest.mark.gpu
-def test_the_card_is_recognized(card):
+def test_the_gpu_is_recognized(gpu):
     properties = torch.cuda.get_device_properties(0)
-    assert card.total_bytes == properties.total_memory
-    assert card.capability == (properties.major, properties.minor)
+    assert gpu.total_bytes == properties.total_memory
+    assert gpu.capability == (properties.major, properties.minor)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from virtual_device import VirtualDevice
 
 from lowtide.core.units import MIB
 from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory
-from lowtide.memory.simulation.virtual_device import VirtualDevice
 
 
 class PlainAllocator:
@@ -73,11 +73,9 @@ def test_equals_a_plain_implementation():
         assert fast.reserved == plain.reserved
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_split_size": 20 * MIB}], ids=str)
-@pytest.mark.parametrize("expandable", [False, True])
-def test_whatever_happens_blocks_are_apart_and_everything_comes_back(expandable, settings):
+def test_whatever_happens_blocks_are_apart_and_everything_comes_back():
     chance = random.Random(7)
-    allocator = CachingAllocator(300 * MIB, expandable_segments=expandable, **settings)
+    allocator = CachingAllocator(300 * MIB)
     held, failures = [], 0
     for _ in range(4000):
         if held and chance.random() < 0.4:
@@ -125,9 +123,9 @@ def ratio():
     with FakeTensorMode():
         trunk = Trunk()
 
-    def of(inputs, *, expandable=False):
+    def of(inputs):
         with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
-            device = VirtualDevice(expandable_segments=expandable)
+            device = VirtualDevice()
             with device:
                 for side, batch in inputs:
                     trunk(torch.empty(batch, 3, side, side))
@@ -143,16 +141,12 @@ def test_growing_tiles_reserve_more_than_shrinking_ones(ratio):
     growing = ratio([(side, 1) for side in SIDES])
     shrinking = ratio([(side, 1) for side in reversed(SIDES)])
     assert growing > 1.4 * shrinking
-    assert ratio([(side, 1) for side in SIDES], expandable=True) < 0.9 * growing
 
 
 def test_largest_batches_first_reserve_less(ratio):
     rising = ratio([(128, batch) for batch in (1, 2, 3, 4, 3, 2, 1, 4)])
     assert ratio([(128, batch) for batch in (4, 4, 3, 3, 2, 2, 1, 1)]) < 0.8 * rising
-    assert ratio([(128, batch) for batch in (1, 2, 3, 4, 3, 2, 1, 4)], expandable=True) < rising
 
 
-@pytest.mark.parametrize("expandable", [False, True])
-def test_equal_tiles_reserve_no_more_than_one(ratio, expandable):
-    once = ratio([(192, 1)], expandable=expandable)
-    assert ratio([(192, 1)] * 20, expandable=expandable) == once
+def test_equal_tiles_reserve_no_more_than_one(ratio):
+    assert ratio([(192, 1)] * 20) == ratio([(192, 1)])

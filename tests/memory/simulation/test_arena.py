@@ -1,4 +1,4 @@
-"""A piece of memory that a card's allocator cuts up: how large it is, and that runs take it."""
+"""The arena that a GPU's allocator splits: its size, and that runs use it."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_a_piece_is_only_taken_where_less_is_reserved(seed):
     assert with_it < without if best else with_it == without
 
 
-def test_of_equal_sizes_nothing_is_gained():
+def test_equal_sizes_need_no_arena():
     equal = [event for step in range(9) for event in ((step, 20 * MIB), (step, -20 * MIB))]
     assert best_arena_bytes(HELD, equal) == best_arena_bytes(HELD, []) == 0
 
 
-def test_a_ledger_tells_the_piece_that_it_holds_with():
+def test_a_ledger_counts_its_arena():
     widths = (8, 11, 17, 23, 31, 8)
     layers = [nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)]
     trace = trace_step(nn.Sequential(*layers), InferenceStep((torch.rand(1, 8, 512, 512),)))
@@ -136,7 +136,7 @@ def test_the_image_of_a_convolution_is_copied_before_its_result(part):
     assert own == ([given.nbytes, *run, -given.nbytes] if part else run)
 
 
-def test_what_is_taken_before_a_run_is_none_of_its_piece():
+def test_bytes_taken_before_a_run_are_not_in_its_arena():
     layers = [nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise((8, 11, 17, 23, 8))]
     model, image = nn.Sequential(*layers).eval().requires_grad_(False), torch.rand(1, 8, 512, 512)
     found = []
@@ -153,8 +153,8 @@ def test_what_is_taken_before_a_run_is_none_of_its_piece():
         profile = load_profile("rtx3060-12gb")
         found.append(predict_cuda(tracer.trace, profile, NO_MARGIN, arena_phase="bands"))
     assert found[0].arena_bytes == found[1].arena_bytes > 0
-    apart = [sum(row.value for row in priced.rows) for priced in found]
-    assert apart[1] - apart[0] == 50 * MIB
+    totals = [sum(row.value for row in priced.rows) for priced in found]
+    assert totals[1] - totals[0] == 50 * MIB
 
 
 def test_the_result_is_taken_before_all_bands(tmp_path, monkeypatch):
@@ -185,7 +185,7 @@ def test_a_recording_has_none(tmp_path, monkeypatch):
         assert own.arena_bytes == 0 and usual.peak_bytes <= own.peak_bytes
 
 
-def test_what_the_allocator_keeps_is_not_taken_again(monkeypatch):
+def test_a_cached_arena_is_not_allocated_again(monkeypatch):
     cpu, taken = torch.device("cpu"), []
     monkeypatch.setattr(arena, "_cached_bytes", lambda _: 10 * MIB)
     for size in (0, 9 * MIB, 12 * MIB, 20 * MIB):
@@ -195,11 +195,11 @@ def test_what_the_allocator_keeps_is_not_taken_again(monkeypatch):
     assert taken == [0, 0, 0, 20 * MIB]
 
 
-def test_a_result_is_not_cut_out_of_the_piece_that_a_run_left(monkeypatch):
+def test_a_result_is_not_allocated_in_the_arena_of_an_earlier_run(monkeypatch):
     cuda, made = torch.device("cuda", 0), []
     monkeypatch.setattr(torch, "empty", lambda size, **_: made.append(size) or torch.zeros(1))
 
-    def card(*free, device=0, pool=(0, 0)):
+    def gpu(*free, device=0, pool=(0, 0)):
         blocks = [{"size": size * MIB, "state": "inactive"} for size in free]
         blocks.append({"size": 99 * MIB, "state": "active_allocated"})
         segment = {"device": device, "segment_pool_id": pool, "blocks": blocks}
@@ -215,7 +215,7 @@ def test_a_result_is_not_cut_out_of_the_piece_that_a_run_left(monkeypatch):
         ((50,), {"pool": (0, 7)}, False),
     ):
         made.clear()
-        card(*free, **facts)
+        gpu(*free, **facts)
         assert (arena.hold_arena(50 * MIB, cuda, 20 * MIB) is not None) == aside
         assert made == [50 * MIB] * aside
     assert arena.hold_arena(0, cuda, 20 * MIB) is None
@@ -232,7 +232,7 @@ def test_the_workspace_of_products_comes_before_the_piece(products):
 
 
 @pytest.mark.parametrize("settings", ["max_split_size_mb:128", "backend:cudaMallocAsync"])
-def test_an_allocator_that_cuts_no_blocks_gets_none(settings, monkeypatch):
+def test_an_allocator_that_splits_no_blocks_gets_no_arena(settings, monkeypatch):
     assert arena.splits_large_blocks()
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments:False,{settings}")
     assert not arena.splits_large_blocks()
@@ -270,14 +270,14 @@ def test_a_run_takes_the_piece_before_all_else():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_card_reserves_what_is_told(dtype, tmp_path, monkeypatch):
+def test_a_gpu_reserves_what_is_predicted(dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     widths = (3, 32, 96, 64, 48, 12)
     layers = [nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)]
     model = nn.Sequential(*layers).eval().to("cuda", dtype)
     image = torch.rand(1, 3, 1024, 768, device="cuda", dtype=dtype)
     small = lowtide.stream(model, budget="160MiB")
-    told = small.prepare(image).layout.peak_bytes
+    predicted = small.prepare(image).layout.peak_bytes
     small(image)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -286,7 +286,7 @@ def test_a_card_reserves_what_is_told(dtype, tmp_path, monkeypatch):
         small(image)
     seen = torch.cuda.max_memory_reserved() - before
     # Some of it may be in segments that weights take a part of.
-    assert 0.8 * told <= seen <= 1.01 * told
+    assert 0.8 * predicted <= seen <= 1.01 * predicted
     # Results that are kept are none of what the next run is cut out of.
     results = [small(image) for _ in range(4)]
     more = torch.cuda.max_memory_reserved() - before - seen

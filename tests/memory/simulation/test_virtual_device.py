@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from virtual_device import VirtualDevice
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.oom import free_exception, is_out_of_memory
 from lowtide.memory.simulation.allocator import SimulatedOutOfMemory
-from lowtide.memory.simulation.virtual_device import VirtualDevice
 
 
 def small_net():
@@ -45,7 +45,7 @@ def test_storages_count_once_and_until_they_go():
         assert device.peak_reserved == 2 * MIB
 
 
-def test_what_was_there_before_is_not_charged():
+def test_earlier_storages_are_not_charged():
     before, memory = torch.rand(100, 100), np.zeros(1000, np.float32)
     with VirtualDevice() as device:
         before.mul_(2).view(-1)[5:]
@@ -74,7 +74,7 @@ def test_addresses_used_again_are_not_mistaken():
         assert device.allocations == 50
 
 
-def test_what_outlives_the_visit_is_released_later():
+def test_storages_that_outlive_the_device_are_released_later():
     with VirtualDevice() as device:
         kept = torch.empty(1000)
     other = torch.empty(1000)
@@ -84,7 +84,7 @@ def test_what_outlives_the_visit_is_released_later():
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-def test_runs_give_the_same_numbers_and_ask_for_the_same(mode):
+def test_runs_give_the_same_values_and_ask_for_the_same(mode):
     net, x = small_net(), torch.rand(2, 3, 20, 20)
     with mode():
         alone = net(x)
@@ -191,7 +191,7 @@ def tensors_alive():
     return [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
 
 
-def test_what_is_refused_is_neither_charged_nor_kept():
+def test_refused_storages_are_neither_charged_nor_kept():
     """Not even the error's own traceback holds the result."""
     with VirtualDevice(2 * MIB) as device:
         held = torch.empty(MIB, dtype=torch.uint8)
@@ -258,9 +258,3 @@ def test_other_threads_are_not_followed_but_may_let_go():
         worker.join()
         assert device.live_bytes == 0
         assert device.peak_live_bytes == 2000
-
-
-def test_expandable_segments():
-    with VirtualDevice(expandable_segments=True) as device:
-        torch.empty(30 * MIB, dtype=torch.uint8)
-    assert device.peak_reserved == 40 * MIB

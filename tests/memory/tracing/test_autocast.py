@@ -18,7 +18,7 @@ from lowtide.memory.tracing.autocast import simulate_autocast
 from lowtide.memory.tracing.steps import TrainingStep
 from lowtide.memory.tracing.tracer import Tracer, record_trace
 
-CARD, CPU = load_profile("rtx3060-12gb"), load_profile("cpu")
+GPU, CPU = load_profile("rtx3060-12gb"), load_profile("cpu")
 
 CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "group_norm": lambda x, w: F.group_norm(x, 2, w, w),
@@ -97,7 +97,7 @@ def test_the_types_are_those_of_cuda(name: str, given: torch.dtype) -> None:
                 with cuda_autocast(torch.bfloat16):
                     found.append(CALLS[name](x, weight).dtype)
             else:
-                with simulate_autocast(CARD), torch.autocast("cpu", torch.bfloat16):
+                with simulate_autocast(GPU), torch.autocast("cpu", torch.bfloat16):
                     found.append(CALLS[name](x, weight).dtype)
     assert found[1] == found[0]
 
@@ -110,13 +110,13 @@ def test_the_cpu_and_no_autocast_stay_as_they_are(call: str) -> None:
             plain = CALLS[call](x, weight).dtype
             with simulate_autocast(CPU):
                 assert CALLS[call](x, weight).dtype == plain
-        with simulate_autocast(CARD):
+        with simulate_autocast(GPU):
             assert CALLS[call](x, weight.bfloat16()).dtype == torch.bfloat16
 
 
 def test_a_sum_takes_no_copy_of_what_it_reads() -> None:
     def run(tracer: Tracer) -> None:
-        with simulate_autocast(CARD), torch.autocast("cpu", torch.bfloat16):
+        with simulate_autocast(GPU), torch.autocast("cpu", torch.bfloat16):
             x.sum((2, 3))
 
     with FakeTensorMode():
@@ -154,10 +154,10 @@ def test_a_step_keeps_what_cuda_would(how: Any, more: int) -> None:
         loss=lambda result: result[:1, :1, :1, :1].float().sum(),
     )
     plain = trace_step(Norms(), step).peak_bytes
-    once = trace_step(Norms(), step, profile=CARD).peak_bytes
-    with simulate_autocast(CARD):
-        twice = trace_step(Norms(), step, profile=CARD).peak_bytes
+    once = trace_step(Norms(), step, profile=GPU).peak_bytes
+    with simulate_autocast(GPU):
+        twice = trace_step(Norms(), step, profile=GPU).peak_bytes
     # Twins in fp32 where bf16 would do, more bytes for each element, in every block that is held.
     assert once - plain >= more * 2 * 16 * 32 * 32
     assert twice == once
-    assert traced_estimate(Norms(), step, CARD).live_bytes == once
+    assert traced_estimate(Norms(), step, GPU).live_bytes == once

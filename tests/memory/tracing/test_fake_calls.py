@@ -86,7 +86,7 @@ def repeating():
 class TestRepeated:
     """Each call made twice: the second comes from memory."""
 
-    def test_kinds_of_numbers_are_told_apart(self) -> None:
+    def test_number_types_are_part_of_the_key(self) -> None:
         whole = torch.ones(3, 2, dtype=torch.int32)
         for _ in range(2):
             assert (whole + 1).dtype is torch.int32
@@ -106,7 +106,7 @@ class TestRepeated:
             assert (view.shape, view.stride(), view.storage_offset()) == ((5, 4), (1, 6), 1)
             assert tensor.contiguous() is tensor
 
-    def test_a_card_that_is_named_is_not_asked_for(self) -> None:
+    def test_a_named_gpu_need_not_be_present(self) -> None:
         made = torch.zeros(3, 2, device="cuda")
         for tensor in (torch.ones(3, 2), torch.ones(3, 2)):
             with torch.inference_mode():  # where composite operators come as they are

@@ -48,12 +48,12 @@ def test_the_peak_is_what_the_profiler_sees(layer, training) -> None:
     model, inputs = Last(make()), (torch.rand(shape),)
     step = TrainingStep(inputs, optimizer="sgd") if training else InferenceStep(inputs)
     scratch = CpuWorkspace(WorkspaceCache())
-    told = peak_with_workspace(trace_step(model, step), scratch.operator_peak)
+    predicted = peak_with_workspace(trace_step(model, step), scratch.operator_peak)
     run = step.prepare(model)
     run(NullObserver())
     held = sum(tensor.nbytes for tensor in [*model_tensors(model), *input_tensors(step)])
     seen = live_peak_bytes(lambda: run(NullObserver())) + held
-    assert told.total == pytest.approx(seen, rel=0.01)
+    assert predicted.total == pytest.approx(seen, rel=0.01)
     assert not scratch.assumed
 
 

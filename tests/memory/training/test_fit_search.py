@@ -17,8 +17,8 @@ from lowtide.memory.tracing.steps import TrainingStep
 from lowtide.memory.training.fit_search import FitOption, FitReport, fit_to_budget
 from lowtide.memory.training.options import StepSettings, apply_settings
 
-CARD = load_profile("rtx3060-12gb")
-TOP = CARD.total_bytes
+GPU = load_profile("rtx3060-12gb")
+TOP = GPU.total_bytes
 
 
 class Net(nn.Module):
@@ -67,8 +67,8 @@ def images(batch: int, size: tuple[int, int]) -> tuple[Tensor, ...]:
     return (torch.empty(batch, 3, *size, device="meta"),)
 
 
-def asked(batch: int, size: tuple[int, int]) -> TrainingStep:
-    """Everything that there is a rung for."""
+def requested_step(batch: int, size: tuple[int, int]) -> TrainingStep:
+    """A step to which every option applies."""
     return TrainingStep(
         images(batch, size), optimizer="adamw-foreach", ema=True, validation=images(8, (128, 128))
     )
@@ -79,28 +79,28 @@ def plain(batch: int, size: tuple[int, int]) -> TrainingStep:
 
 
 def by_name(ladder: FitReport) -> dict[str, FitOption]:
-    return {rung.name: rung for rung in ladder.options}
+    return {option.name: option for option in ladder.options}
 
 
 @pytest.fixture(scope="module")
 def ladder() -> FitReport:
-    """All rungs of the small network, on a card that needs none."""
+    """All options of the small network, on a GPU that needs none."""
     return fit_to_budget(
         Net(),
-        asked(4, (64, 64)),
+        requested_step(4, (64, 64)),
         budget_bytes=TOP,
-        device=CARD,
-        make_step=asked,
+        device=GPU,
+        make_step=requested_step,
         sizes=[(32, 32)],
     )
 
 
 def peak(step: TrainingStep, model: nn.Module | None = None) -> int:
-    return traced_estimate(model or Net(), step, CARD).predicted_bytes
+    return traced_estimate(model or Net(), step, GPU).predicted_bytes
 
 
-def test_all_rungs_are_there_in_order(ladder: FitReport) -> None:
-    assert [rung.name for rung in ladder.options] == [
+def test_all_options_are_there_in_order(ladder: FitReport) -> None:
+    assert [option.name for option in ladder.options] == [
         "as requested",
         "fused optimizer",
         "validation one by one",
@@ -114,11 +114,15 @@ def test_all_rungs_are_there_in_order(ladder: FitReport) -> None:
         "fewer diffusion steps",
     ]
     assert ladder.chosen == 0
-    assert [rung.status for rung in ladder.options[:3]] == ["requested", "not needed", "not needed"]
+    assert [option.status for option in ladder.options[:3]] == [
+        "requested",
+        "not needed",
+        "not needed",
+    ]
 
 
 def test_figures_are_those_of_the_steps_they_name(ladder: FitReport) -> None:
-    step = asked(4, (64, 64))
+    step = requested_step(4, (64, 64))
     one = images(1, (128, 128))
     steps = {
         "as requested": step,
@@ -135,36 +139,36 @@ def test_figures_are_those_of_the_steps_they_name(ladder: FitReport) -> None:
             step := dataclasses.replace(step, inputs=images(1, (64, 64)), accumulate=4)
         ),
     }
-    rungs = by_name(ladder)
-    assert {name: rungs[name].predicted_bytes for name in steps} == {
+    by_title = by_name(ladder)
+    assert {name: by_title[name].predicted_bytes for name in steps} == {
         name: peak(made) for name, made in steps.items()
     }
 
 
-def test_what_is_freed_is_a_difference_of_traces(ladder: FitReport) -> None:
+def test_freed_bytes_are_differences_of_traces(ladder: FitReport) -> None:
     first = ladder.requested.predicted_bytes
     before = first
-    for rung in ladder.options[1:]:
-        assert rung.predicted_bytes is not None
-        assert rung.freed_bytes == before - rung.predicted_bytes
-        assert rung.freed_total_bytes == first - rung.predicted_bytes
-        if rung.status != "no gain":
-            before = rung.predicted_bytes
-    step = asked(4, (64, 64))
+    for option in ladder.options[1:]:
+        assert option.predicted_bytes is not None
+        assert option.freed_bytes == before - option.predicted_bytes
+        assert option.freed_total_bytes == first - option.predicted_bytes
+        if option.status != "no gain":
+            before = option.predicted_bytes
+    step = requested_step(4, (64, 64))
     alone = {
         "full checkpointing": dataclasses.replace(step, checkpointing="full"),
         "EMA on the host": dataclasses.replace(step, ema=False),
-        "images of 32×32": asked(4, (32, 32)),
+        "images of 32×32": requested_step(4, (32, 32)),
     }
     for name, changed in alone.items():
         assert by_name(ladder)[name].freed_alone_bytes == first - peak(changed)
 
 
-def test_validation_is_the_peak_and_its_rung_lowers_it(ladder: FitReport) -> None:
+def test_validation_is_the_peak_and_its_option_lowers_it(ladder: FitReport) -> None:
     assert ladder.requested.phase == "validation"
-    rung = by_name(ladder)["validation one by one"]
-    assert (rung.freed_alone_bytes or 0) > 0
-    assert rung.phase != "validation"
+    option = by_name(ladder)["validation one by one"]
+    assert (option.freed_alone_bytes or 0) > 0
+    assert option.phase != "validation"
 
 
 def test_an_average_on_the_host_is_paid_for_there(ladder: FitReport) -> None:
@@ -174,7 +178,7 @@ def test_an_average_on_the_host_is_paid_for_there(ladder: FitReport) -> None:
 
 
 def test_work_is_counted_and_not_assumed(ladder: FitReport) -> None:
-    work = {name: rung.work or 0 for name, rung in by_name(ladder).items()}
+    work = {name: option.work or 0 for name, option in by_name(ladder).items()}
     # All of the network is convolutions, which selective checkpointing keeps.
     assert work["as requested"] == work["bf16 autocast"] == work["selective checkpointing"] == 1
     # The blocks' forward is a third of their work, and almost all of the network's.
@@ -184,33 +188,33 @@ def test_work_is_counted_and_not_assumed(ladder: FitReport) -> None:
 
 
 def test_fewer_diffusion_steps_free_nothing_and_say_why(ladder: FitReport) -> None:
-    rung = ladder.options[-1]
-    assert (rung.freed_bytes, rung.freed_alone_bytes, rung.status) == (0, 0, "no gain")
-    assert "none of its tensors has the steps" in rung.reason
+    option = ladder.options[-1]
+    assert (option.freed_bytes, option.freed_alone_bytes, option.status) == (0, 0, "no gain")
+    assert "none of its tensors has the steps" in option.reason
 
 
-def test_the_first_rung_that_fits_is_chosen(ladder: FitReport) -> None:
+def test_the_first_option_that_fits_is_chosen(ladder: FitReport) -> None:
     target = by_name(ladder)["selective checkpointing"]
     assert target.upper_bytes is not None
     found = fit_to_budget(
         Net(),
-        asked(4, (64, 64)),
+        requested_step(4, (64, 64)),
         budget_bytes=target.upper_bytes,
-        device=CARD,
-        make_step=asked,
+        device=GPU,
+        make_step=requested_step,
         full=False,
     )
     assert found.choice is not None
     assert found.choice.name == "selective checkpointing"
     assert found.require() == found.choice
-    assert [rung.status for rung in found.options] == ["requested", *["applied"] * 5]
+    assert [option.status for option in found.options] == ["requested", *["applied"] * 5]
     # A byte less, and the next one is needed.
     less = fit_to_budget(
         Net(),
-        asked(4, (64, 64)),
+        requested_step(4, (64, 64)),
         budget_bytes=target.upper_bytes - 1,
-        device=CARD,
-        make_step=asked,
+        device=GPU,
+        make_step=requested_step,
         full=False,
     )
     assert less.choice is not None
@@ -225,7 +229,7 @@ def test_nothing_fits() -> None:
             Net(blocks=1),
             plain(2, (32, 32)),
             budget_bytes=1 << 20,
-            device=CARD,
+            device=GPU,
             make_step=plain,
             sizes=[],
             strict=strict,
@@ -234,7 +238,7 @@ def test_nothing_fits() -> None:
     with pytest.raises(BudgetError, match=r"no option fits in 1\.00 MiB on rtx3060-12gb") as error:
         run(True)
     loose = run(False)
-    uppers = [rung.upper_bytes for rung in loose.options if rung.upper_bytes is not None]
+    uppers = [option.upper_bytes for option in loose.options if option.upper_bytes is not None]
     assert error.value.smallest == loose.smallest.upper_bytes == min(uppers)
     assert loose.smallest.name in error.value.message
     assert loose.choice is None
@@ -243,18 +247,18 @@ def test_nothing_fits() -> None:
 
 def test_checkpointing_frees_nothing_where_the_optimizer_is_the_peak() -> None:
     step = TrainingStep((torch.empty(4, 512, device="meta"),), optimizer="adamw-foreach")
-    rungs = by_name(fit_to_budget(Heavy(), step, budget_bytes=TOP, device=CARD))
-    assert rungs["full checkpointing"].status == "no gain"
-    assert rungs["full checkpointing"].phase in ("backward", "optimizer")
-    assert (rungs["full checkpointing"].freed_alone_bytes or 0) <= 0
+    by_title = by_name(fit_to_budget(Heavy(), step, budget_bytes=TOP, device=GPU))
+    assert by_title["full checkpointing"].status == "no gain"
+    assert by_title["full checkpointing"].phase in ("backward", "optimizer")
+    assert (by_title["full checkpointing"].freed_alone_bytes or 0) <= 0
 
 
-def test_what_does_not_apply_says_why() -> None:
+def test_options_that_do_not_apply_say_why() -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8))
     ladder = fit_to_budget(
-        flat, plain(1, (16, 16)), budget_bytes=TOP, device=CARD, make_step=plain, sizes=[(8, 8)]
+        flat, plain(1, (16, 16)), budget_bytes=TOP, device=GPU, make_step=plain, sizes=[(8, 8)]
     )
-    rungs = by_name(ladder)
+    by_title = by_name(ladder)
     reasons = {
         "fused optimizer": "adamw does not copy",
         "validation one by one": "there is no validation pass",
@@ -264,14 +268,18 @@ def test_what_does_not_apply_says_why() -> None:
         "images of 8×8": "RuntimeError",
     }
     for name, words in reasons.items():
-        rung = rungs[name]
-        assert (rung.status, rung.predicted_bytes, rung.fits) == ("not applicable", None, None)
-        assert words in rung.reason
+        option = by_title[name]
+        assert (option.status, option.predicted_bytes, option.fits) == (
+            "not applicable",
+            None,
+            None,
+        )
+        assert words in option.reason
         assert f"{name} " in str(ladder)
-        assert f"does not apply: {rung.reason}" in str(ladder)
+        assert f"does not apply: {option.reason}" in str(ladder)
 
 
-def test_settings_asked_for_already_are_no_rungs() -> None:
+def test_settings_requested_already_are_no_options() -> None:
     step = dataclasses.replace(
         plain(2, (16, 16)),
         autocast=torch.bfloat16,
@@ -279,17 +287,17 @@ def test_settings_asked_for_already_are_no_rungs() -> None:
         validation=images(1, (16, 16)),
         keywords={},
     )
-    rungs = by_name(fit_to_budget(Net(blocks=2), step, budget_bytes=TOP, device=CARD))
+    by_title = by_name(fit_to_budget(Net(blocks=2), step, budget_bytes=TOP, device=GPU))
     for name in ("bf16 autocast", "selective checkpointing", "full checkpointing"):
-        assert "requested already" in rungs[name].reason
-    assert "one image at a time already" in rungs["validation one by one"].reason
-    assert "make_step is not given" in rungs["smaller batch, accumulated"].reason
-    assert "make_step is not given" in rungs["smaller images"].reason
+        assert "requested already" in by_title[name].reason
+    assert "one image at a time already" in by_title["validation one by one"].reason
+    assert "make_step is not given" in by_title["smaller batch, accumulated"].reason
+    assert "make_step is not given" in by_title["smaller images"].reason
 
 
 def test_low_precision_weights_need_no_autocast() -> None:
     ladder = fit_to_budget(
-        Net(blocks=2), plain(1, (16, 16)), budget_bytes=TOP, device=CARD, dtype=torch.bfloat16
+        Net(blocks=2), plain(1, (16, 16)), budget_bytes=TOP, device=GPU, dtype=torch.bfloat16
     )
     assert by_name(ladder)["bf16 autocast"].reason == "the weights are in low precision already"
 
@@ -300,12 +308,12 @@ def test_batch_norms_change_with_the_batch_and_count_twice() -> None:
 
     model = Net(nn.BatchNorm2d, blocks=2)
     found = fit_to_budget(
-        model, step(2, (16, 16)), budget_bytes=TOP, device=CARD, make_step=step, sizes=[]
+        model, step(2, (16, 16)), budget_bytes=TOP, device=GPU, make_step=step, sizes=[]
     )
-    rungs = by_name(found)
-    assert rungs["batch 1, accumulate 2"].accuracy == "changes results"
-    assert "fewer images" in rungs["batch 1, accumulate 2"].reason
-    assert "updated twice" in rungs["full checkpointing"].reason
+    by_title = by_name(found)
+    assert by_title["batch 1, accumulate 2"].accuracy == "changes results"
+    assert "fewer images" in by_title["batch 1, accumulate 2"].reason
+    assert "updated twice" in by_title["full checkpointing"].reason
 
 
 def test_batches_are_divisors_and_keep_the_effective_batch() -> None:
@@ -313,13 +321,13 @@ def test_batches_are_divisors_and_keep_the_effective_batch() -> None:
         Net(blocks=1),
         plain(6, (16, 16)),
         budget_bytes=1,
-        device=CARD,
+        device=GPU,
         make_step=plain,
         sizes=[],
         strict=False,
         full=False,
     )
-    batches = [rung.settings for rung in found.options if rung.name.startswith("batch")]
+    batches = [option.settings for option in found.options if option.name.startswith("batch")]
     assert [(at.batch, at.accumulate) for at in batches] == [(3, 2), (1, 6)]
 
 
@@ -333,7 +341,7 @@ def test_a_third_micro_batch_takes_no_more_than_the_second() -> None:
 
 
 def test_on_the_cpu_a_change_that_costs_nothing_stays(tmp_path: Path) -> None:
-    step = dataclasses.replace(asked(2, (16, 16)), validation=None)
+    step = dataclasses.replace(requested_step(2, (16, 16)), validation=None)
     ladder = fit_to_budget(
         Net(blocks=2),
         step,
@@ -342,15 +350,15 @@ def test_on_the_cpu_a_change_that_costs_nothing_stays(tmp_path: Path) -> None:
         operators=WorkspaceCache(tmp_path),
     )
     assert ladder.device == "cpu"
-    rungs = by_name(ladder)
-    # The activations are the peak, for now; no other rung may free nothing and be kept.
-    assert rungs["fused optimizer"].freed_alone_bytes == 0
-    assert rungs["fused optimizer"].status == "not needed"
-    assert rungs["full checkpointing"].settings.optimizer == "adamw-fused"
-    assert rungs["EMA on the host"].reason == "on the CPU the host is the device"
+    by_title = by_name(ladder)
+    # The activations are the peak, for now; no other option may free nothing and be kept.
+    assert by_title["fused optimizer"].freed_alone_bytes == 0
+    assert by_title["fused optimizer"].status == "not needed"
+    assert by_title["full checkpointing"].settings.optimizer == "adamw-fused"
+    assert by_title["EMA on the host"].reason == "on the CPU the host is the device"
 
 
-def test_it_is_data(ladder: FitReport) -> None:
+def test_the_report_is_plain_data(ladder: FitReport) -> None:
     again = FitReport.model_validate_json(ladder.model_dump_json())
     assert again.options == ladder.options
     assert again.requested.model_dump() == ladder.requested.model_dump()
@@ -358,22 +366,22 @@ def test_it_is_data(ladder: FitReport) -> None:
     assert ladder.requested.trace is not None
     assert str(again) == str(ladder)
     text = str(ladder)
-    for rung in ladder.options:
-        assert rung.name in text
+    for option in ladder.options:
+        assert option.name in text
     assert text.splitlines()[-1].startswith("fits in 11.8 GiB")
 
 
-def test_progress_is_told() -> None:
-    told: list[str] = []
+def test_progress_is_reported() -> None:
+    reported: list[str] = []
     fit_to_budget(
         Net(blocks=1),
         plain(1, (16, 16)),
         budget_bytes=TOP,
-        device=CARD,
+        device=GPU,
         full=False,
-        progress=told.append,
+        progress=reported.append,
     )
-    assert told == ["as requested"]
+    assert reported == ["as requested"]
 
 
 @pytest.mark.parametrize(
@@ -385,16 +393,14 @@ def test_progress_is_told() -> None:
     ],
 )
 def test_options_that_make_no_sense(options, words: str) -> None:
-    options = {"budget_bytes": TOP, "device": CARD, **options}
+    options = {"budget_bytes": TOP, "device": GPU, **options}
     with pytest.raises(UsageError, match=words):
         fit_to_budget(Net(blocks=1), plain(1, (16, 16)), **options)
 
 
 def test_a_step_that_cannot_be_traced() -> None:
     with pytest.raises(ModelError, match="cannot be traced: RuntimeError"):
-        fit_to_budget(
-            Net(), TrainingStep((torch.empty(1, 5, 8, 8),)), budget_bytes=TOP, device=CARD
-        )
+        fit_to_budget(Net(), TrainingStep((torch.empty(1, 5, 8, 8),)), budget_bytes=TOP, device=GPU)
     frozen = Net(blocks=1).requires_grad_(False)
     with pytest.raises(UsageError, match="no weights to train"):
-        fit_to_budget(frozen, plain(1, (16, 16)), budget_bytes=TOP, device=CARD)
+        fit_to_budget(frozen, plain(1, (16, 16)), budget_bytes=TOP, device=GPU)

@@ -15,7 +15,7 @@ def plans(*points: tuple[int, float, str]):
     ]
 
 
-def test_what_takes_more_of_both_is_left_out() -> None:
+def test_dominated_plans_are_left_out() -> None:
     given = plans((100, 1.0, "exact"), (50, 2.0, "exact"), (60, 3.0, "exact"), (30, 4.0, "exact"))
     front = pareto_front(given)
     assert [point.upper_bytes // MIB for point in front] == [30, 50, 100]

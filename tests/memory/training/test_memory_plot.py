@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def told() -> Estimate:
+def estimated() -> Estimate:
     step = TrainingStep(
         (torch.empty(2, 8, 64, 64, device="meta"),),
         optimizer="adamw-foreach",
@@ -42,30 +42,32 @@ def told() -> Estimate:
     return estimate(Net(), step, device="rtx3060-12gb")
 
 
-def test_every_point_is_there_when_there_is_room(told: Estimate) -> None:
-    assert told.trace is not None
-    curve = memory_curve(told.trace)
-    assert len(curve.ops) == len(told.trace.events) + 1
-    assert max(curve.totals) == told.trace.peak_bytes
-    assert curve.totals[0] == told.trace.initial_bytes
+def test_every_point_is_there_if_they_fit(estimated: Estimate) -> None:
+    assert estimated.trace is not None
+    curve = memory_curve(estimated.trace)
+    assert len(curve.ops) == len(estimated.trace.events) + 1
+    assert max(curve.totals) == estimated.trace.peak_bytes
+    assert curve.totals[0] == estimated.trace.initial_bytes
 
 
 @pytest.mark.parametrize("points", [1, 2, 7, 50, 4000])
-def test_fewer_points_keep_the_peak(told: Estimate, points: int) -> None:
-    assert told.trace is not None
-    curve = memory_curve(told.trace, points)
+def test_fewer_points_keep_the_peak(estimated: Estimate, points: int) -> None:
+    assert estimated.trace is not None
+    curve = memory_curve(estimated.trace, points)
     assert 0 < len(curve.ops) <= points
     assert curve.ops == sorted(curve.ops)
-    assert max(curve.totals) == told.trace.peak_bytes
-    at = curve.totals.index(told.trace.peak_bytes)
-    assert curve.ops[at] == told.trace.peak_op()
-    assert {kind: sizes[at] for kind, sizes in curve.kinds.items()} == told.trace.live_at_peak()
+    assert max(curve.totals) == estimated.trace.peak_bytes
+    at = curve.totals.index(estimated.trace.peak_bytes)
+    assert curve.ops[at] == estimated.trace.peak_op()
+    assert {
+        kind: sizes[at] for kind, sizes in curve.kinds.items()
+    } == estimated.trace.live_at_peak()
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".PNG"])
-def test_the_suffix_says_what_is_written(told: Estimate, tmp_path: Path, suffix: str) -> None:
+def test_the_suffix_says_what_is_written(estimated: Estimate, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"memory{suffix}"
-    assert plot_memory(told, path, budget_bytes=1 << 30, title="A net") == path
+    assert plot_memory(estimated, path, budget_bytes=1 << 30, title="A net") == path
     start = path.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if "svg" not in suffix else b"<?xml" in start
 
@@ -77,8 +79,8 @@ def words(path: Path) -> str:
     )
 
 
-def test_what_is_drawn_is_named(told: Estimate, tmp_path: Path) -> None:
-    plot_memory(told, tmp_path / "a.svg", budget_bytes=3 << 30, title="A net in training")
+def test_areas_and_lines_have_names(estimated: Estimate, tmp_path: Path) -> None:
+    plot_memory(estimated, tmp_path / "a.svg", budget_bytes=3 << 30, title="A net in training")
     text = words(tmp_path / "a.svg")
     for word in (
         "A net in training",
@@ -101,9 +103,9 @@ def test_what_is_drawn_is_named(told: Estimate, tmp_path: Path) -> None:
         assert word in text, word
 
 
-def test_a_bare_trace_has_no_device(told: Estimate, tmp_path: Path) -> None:
-    assert told.trace is not None
-    plot_memory(told.trace, tmp_path / "a.svg")
+def test_a_bare_trace_has_no_device(estimated: Estimate, tmp_path: Path) -> None:
+    assert estimated.trace is not None
+    plot_memory(estimated.trace, tmp_path / "a.svg")
     text = words(tmp_path / "a.svg")
     assert "activations" in text
     for word in ("CUDA context", "reserved", "budget", "expected peak"):
@@ -111,7 +113,7 @@ def test_a_bare_trace_has_no_device(told: Estimate, tmp_path: Path) -> None:
 
 
 def test_colors_differ_in_lightness_too() -> None:
-    """Neighbors in the stack can be told apart without hue."""
+    """Neighbors in the stack can be distinguished without hue."""
     light = [
         0.2126 * r + 0.7152 * g + 0.0722 * b
         for r, g, b in (to_rgb(color) for color in memory_plot._COLORS.values())
@@ -120,16 +122,16 @@ def test_colors_differ_in_lightness_too() -> None:
     assert all(abs(a - b) > 0.08 for a, b in itertools.pairwise(light))
 
 
-def test_what_cannot_be_drawn(told: Estimate, tmp_path: Path, monkeypatch) -> None:
+def test_estimates_that_cannot_be_plotted(estimated: Estimate, tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(UsageError, match=r"written as \.png or \.svg"):
-        plot_memory(told, tmp_path / "a.jpg")
-    untraced = Estimate.model_validate(told.model_dump())
+        plot_memory(estimated, tmp_path / "a.jpg")
+    untraced = Estimate.model_validate(estimated.model_dump())
     with pytest.raises(UsageError, match="not traced"):
         plot_memory(untraced, tmp_path / "a.png")
     with pytest.raises(OutputError, match="cannot be written"):
-        plot_memory(told, tmp_path / "missing" / "a.png")
+        plot_memory(estimated, tmp_path / "missing" / "a.png")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match="needs matplotlib") as error:
-        plot_memory(told, tmp_path / "a.png")
+        plot_memory(estimated, tmp_path / "a.png")
     assert error.value.hint == "pip install 'lowtide[plot]'"
     assert not list(tmp_path.iterdir())

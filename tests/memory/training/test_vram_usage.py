@@ -18,7 +18,7 @@ from lowtide.memory.tracing.steps import TrainingStep
 from lowtide.memory.training.meta_build import build_on_meta, image_channels, make_inputs
 from lowtide.memory.training.vram import BACKENDS, GB, estimate_vram_usage
 
-CARD = load_profile("rtx3060-12gb")
+GPU = load_profile("rtx3060-12gb")
 KEYS = {
     "total_estimated_gb",
     "total_upper_gb",
@@ -89,15 +89,15 @@ def test_figures_are_those_of_a_traced_step() -> None:
         optimizer="adamw-foreach",
         autocast=torch.bfloat16,
     )
-    plain = traced_estimate(Net(), step, CARD)
+    plain = traced_estimate(Net(), step, GPU)
     assert usage(image_size=size)["total_estimated_gb"] == plain.predicted_bytes / GB
-    full = traced_estimate(Net(), dataclasses.replace(step, checkpointing="full"), CARD)
+    full = traced_estimate(Net(), dataclasses.replace(step, checkpointing="full"), GPU)
     found = usage(image_size=size, gradient_checkpointing=True)
     assert found["total_estimated_gb"] == full.predicted_bytes / GB
     saved = 100 * (1 - full.predicted_bytes / plain.predicted_bytes)
     assert math.isclose(found["savings_vs_default_pct"], saved)
     assert saved > 5
-    exact = estimate(Net(), dataclasses.replace(step, autocast=None), device=CARD)
+    exact = estimate(Net(), dataclasses.replace(step, autocast=None), device=GPU)
     found = usage(image_size=size, dtype=torch.float32)
     assert found["total_estimated_gb"] == exact.predicted_bytes / GB
 
@@ -171,7 +171,7 @@ def test_a_model_without_attention_says_so() -> None:
         ({"image_size": (0, 4)}, "are not a valid batch", ""),
     ],
 )
-def test_what_makes_no_sense(options: dict[str, Any], words: str, hint: str) -> None:
+def test_invalid_arguments(options: dict[str, Any], words: str, hint: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
         usage(**options)
     assert hint in (error.value.hint or "")

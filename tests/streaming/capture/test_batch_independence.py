@@ -67,7 +67,7 @@ MIXED = {
     # Nothing of these shows in the results of small random images.
     "seldom": lambda x: torch.where(x.amax() > 1e4, x, x * 2),
     "almost always": lambda x: x * (x > -1e4).any(),
-    # Apart from each other, but not what each alone gives.
+    # Independent of each other, but not what each alone gives.
     "number of images": lambda x: x / len(x),
     "only alone": lambda x: x.relu() if len(x) == 1 else x,
     "places": lambda x: x + torch.arange(len(x)).view(-1, 1, 1, 1),
@@ -105,7 +105,7 @@ def test_a_batch_that_is_mixed_is_refused_and_one_image_of_it_is_not():
 
 
 @pytest.mark.parametrize("images", [2, 3, 5])
-def test_each_image_is_told_from_each_other(images):
+def test_dependence_between_any_two_images_is_detected(images):
     """Of five the last two, which differ in one digit of their places."""
 
     def mixed(x):
@@ -115,7 +115,7 @@ def test_each_image_is_told_from_each_other(images):
         require_independent_images(made(mixed), torch.rand(images, 3, 16, 16), None)
 
 
-def test_what_is_done_by_the_number_of_images_is_looked_at_for_each_number():
+def test_independence_is_proven_for_each_batch_size():
     module = made(lambda x: x - x.mean() if len(x) == 3 else x)
     small, images = lowtide.stream(module, budget="64MiB"), torch.rand(3, 3, 16, 16)
     assert (small(images[:2]) - module(images[:2])).abs().max() <= 5e-6

@@ -142,7 +142,7 @@ def test_a_class_that_is_patched_is_seen(monkeypatch):
         lambda table: put(table, data=table.data * 3),
     ],
 )
-def test_what_is_kept_of_weights_is_made_anew_when_they_change(change):
+def test_constants_of_weights_are_recomputed_when_they_change(change):
     """A table of biases is put together once, of places that are alike."""
     module, image = Biased().eval(), torch.rand(1, 3, 32, 24)
     small = lowtide.stream(module, budget="64MiB")
@@ -176,7 +176,7 @@ class Remembers(nn.Module):
         return self.seen.relu()
 
 
-def test_what_a_module_sets_itself_is_no_change():
+def test_attributes_set_by_the_module_itself_are_no_change():
     module = Remembers().eval()
     small = lowtide.stream(module, budget="64MiB")
     images = [torch.rand(1, 3, 16, side) for side in (12, 20)]
@@ -189,7 +189,7 @@ def test_what_a_module_sets_itself_is_no_change():
         assert (small(image) - module(image)).abs().max() <= 1e-5
 
 
-def test_what_is_long_or_odd_is_looked_at_too():
+def test_long_lists_and_nan_are_compared_too():
     module = nn.Conv2d(3, 3, 1)
     module.odd, module.many = float("nan"), list(range(5000))
     before = ModuleFingerprint(module)

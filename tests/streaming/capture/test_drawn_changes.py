@@ -43,14 +43,14 @@ class Attention(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A layer with another one beside it."""
+    """A layer with another one in parallel."""
 
     def __init__(self, layer):
         super().__init__()
-        self.layer, self.beside = layer, nn.Conv2d(layer.in_channels, layer.out_channels, 1)
+        self.layer, self.parallel = layer, nn.Conv2d(layer.in_channels, layer.out_channels, 1)
 
     def forward(self, x):
-        return self.layer(x) + self.beside(x)
+        return self.layer(x) + self.parallel(x)
 
 
 PARTS = [

@@ -11,6 +11,7 @@ import lowtide
 from lowtide.core.errors import ModelError
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.streaming.capture.halo_probe import probe_halo
+from support.band_runs import check_parity
 
 
 class InNumpy(nn.Module):
@@ -67,6 +68,45 @@ def test_a_block_gives_the_same_rows(change, size, pages):
     assert "not captured, halo measured: 1 (" in small.explain(image)
 
 
+class AlongAxis(nn.Module):
+    """Between convolutions a blur in NumPy along one dim, of which every other place is kept."""
+
+    def __init__(self, rank, axis):
+        super().__init__()
+        torch.manual_seed(0)
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+        self.first, self.last = conv(3, 8, 3, padding=1), conv(8, 3, 3, padding=1)
+        self.inside = nn.Sequential(Moved(axis))
+
+    def forward(self, x):
+        return self.last(self.inside(self.first(x)))
+
+
+class Moved(InNumpy):
+    def __init__(self, axis):
+        super().__init__(lambda x: (blurred(x[None]) / 2)[0, ::2])
+        self.axis = axis
+
+    def forward(self, x):
+        places = x.movedim(self.axis, 0)
+        halves = super().forward(places.flatten(1)[None]).unflatten(2, places.shape[1:])
+        return halves[0].movedim(0, self.axis)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((1, 3, 190), 2),
+        ((1, 3, 9, 7, 90), 4),
+        ((90, 3, 9, 7), 0),
+    ],
+)
+def test_a_block_runs_along_any_axis(shape, axis):
+    model = AlongAxis(len(shape) - 2, axis).double()
+    x = torch.rand(shape, dtype=torch.float64)
+    check_parity(model, x, axis=axis, bands=(1, 7), parts=(1,))
+
+
 def test_bands_are_bands():
     """A block is not run as a whole: there is memory for a part of the image only."""
     model, image = net(blurred), torch.rand(1, 3, 1200, 400)
@@ -79,11 +119,11 @@ def test_bands_are_bands():
 
 def test_reach_is_found():
     block = probe_halo("it", InNumpy(blurred), torch.zeros(1, 2, 70, 30))
-    assert (block.halo, block.grain, block.upscale, block.downscale) == (3, 1, 1, 1)
+    assert (block.halo, block.grain, block.scale) == (3, 1, 1)
     block = probe_halo("it", InNumpy(windows_sharpened), torch.zeros(1, 2, 70, 30))
-    assert (block.grain, block.channels) == (8, 2)
+    assert (block.grain, block.sizes) == (8, (1, 2, 1, 1))
     block = probe_halo("it", InNumpy(halved), torch.zeros(1, 2, 70, 30))
-    assert (block.upscale, block.downscale) == (1, 2)
+    assert block.scale == 0.5
 
 
 def test_a_model_that_is_one_block():
@@ -108,10 +148,10 @@ def test_modules_are_left_as_they_were():
         (lambda x: x * np.random.rand(), "draws random numbers"),
         (lambda x: x[:, : 40 if x[0, 0, 0] > 0 else 50], "depends on values of the input"),
         (lambda x: x[:, 3:], "no fixed scale"),
-        (lambda x: x[0], "does not return an image"),
+        (lambda x: x[0], "does not return a tensor"),
     ],
 )
-def test_what_is_no_block_is_refused_by_name(change, reason):
+def test_a_module_that_is_no_block_is_refused_by_name(change, reason):
     small = lowtide.stream(net(change), budget="64MiB")
     with pytest.raises(ModelError, match=reason) as caught:
         small(torch.rand(1, 3, 64, 64))

@@ -51,8 +51,8 @@ def check_draws(name, number, size, layouts):
             program, segments, bands, page_factory(program, pages, CPU, resident=held)
         )
         found = torch.cat([rows for _, _, rows in sweep.run([MemoryPage.from_tensor(image, 2)])], 2)
-        apart = (found - whole).abs().max() / whole.abs().max()
-        assert apart <= BOUND, (name, size, bands, pages, apart)
+        error = (found - whole).abs().max() / whole.abs().max()
+        assert error <= BOUND, (name, size, bands, pages, error)
 
 
 @pytest.mark.parametrize("name", ["RCAN", "HAT", "decoder", "U-Net"])

@@ -70,7 +70,7 @@ def test_the_part_that_cannot_be_streamed_is_named(name, capfd):
     assert "def forward" not in capfd.readouterr().err
 
 
-def test_a_module_that_wants_more_than_an_image_is_told_how():
+def test_a_module_that_needs_more_than_an_image_gets_a_hint():
     class Denoiser(nn.Conv2d):
         def forward(self, image, timestep):
             return super().forward(image) * timestep

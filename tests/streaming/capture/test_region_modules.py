@@ -1,4 +1,4 @@
-"""Attention modules that tell their rows themselves are run by bands as they are."""
+"""Attention modules that declare their rows are run by bands as they are."""
 
 import pytest
 import torch
@@ -81,19 +81,19 @@ def test_the_steps_are_row_operators_with_the_module_inside():
     assert not program.unsupported
 
 
-def test_what_it_takes_is_foretold():
+def test_its_memory_is_predicted():
     module = net(LocalWindowAttention(32), channels=32)
     image = torch.rand(1, 3, 384, 512)
     whole = live_peak_bytes(lambda: module(image))
     small = lowtide.stream(module, budget=whole // 2)
-    told = small.prepare(image).layout.peak_bytes
+    predicted = small.prepare(image).layout.peak_bytes
     small(image)
     taken = live_peak_bytes(lambda: small(image))
     assert taken < 0.6 * whole
-    assert 0.8 * told <= taken <= 1.05 * told
+    assert 0.8 * predicted <= taken <= 1.05 * predicted
 
 
-def test_what_modules_of_a_kind_take_is_measured_once(monkeypatch):
+def test_the_workspace_of_equal_modules_is_measured_once(monkeypatch):
     measured = []
 
     def noted(run):

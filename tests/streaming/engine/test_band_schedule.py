@@ -43,7 +43,7 @@ class _Rolled(nn.Module):
         return self.second(torch.roll(there, 3, 2)) + there
 
 
-def test_a_row_is_held_as_long_as_a_later_band_takes_it():
+def test_a_row_is_held_as_long_as_a_later_band_needs_it():
     program = program_of(_Rolled(), torch.rand(1, 3, 37, 9))
     (part,) = cut_segments(program)
     plan = list(schedule_bands(program, part, 6))

@@ -108,7 +108,7 @@ def rounded(x):
         rounded,
     ],
 )
-def test_what_is_read_again_is_not_overwritten(function):
+def test_rows_that_are_read_later_are_not_overwritten(function):
     image = torch.rand(1, 3, 29, 8, dtype=torch.float64)
     check_parity(Between(function), image, share=1e-11 if function is not rounded else 1e-6)
 

@@ -1,7 +1,5 @@
 """Calls with several arguments, several results, and axes other than the height."""
 
-from collections import deque
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,12 +7,6 @@ from torch import nn
 
 import lowtide
 from lowtide.core.errors import BudgetError, ModelError, UsageError
-from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.streaming.engine.executor import BandExecutor
-from lowtide.streaming.engine.placement import memory_page_factory
-from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.pages.page import MemoryPage
-from support.band_runs import program_of
 from support.stream_models import Normed
 
 BOUND = 5e-6
@@ -100,7 +92,7 @@ def test_several_streamed_tensors():
 
 
 class Encoder(nn.Module):
-    """Mean, log variance and levels of several scales, beside a number for the image."""
+    """Mean, log variance and levels of several scales, and one value for the image."""
 
     def __init__(self):
         super().__init__()
@@ -143,13 +135,7 @@ def test_several_results(images):
 
 
 AXES = {
-    "series": (lambda: nn.Conv1d(3, 5, 9, padding=4), (1, 3, 20011), 2),
     "width": (lambda: Normed(16, 2), (1, 3, 40, 150), 3),
-    "volume": (
-        lambda: nn.Sequential(nn.Conv3d(2, 8, 3, padding=1), nn.InstanceNorm3d(8)),
-        (1, 2, 33, 24, 20),
-        2,
-    ),
     "frames as a batch": (lambda: Normed(16, 2), (24, 3, 40, 36), 0),
     "clip, frames first": (
         lambda: FramesFirst(),
@@ -207,59 +193,3 @@ def test_arguments_that_cannot_be_streamed_are_named(name):
     args, kwargs, axis, words = REFUSED[name]
     with pytest.raises(UsageError, match=words):
         lowtide.stream(Denoiser().eval(), axis=axis)(*args, **kwargs)
-
-
-class CausalConv(nn.Conv3d):
-    """A convolution whose frames depend on earlier ones, as in video autoencoders."""
-
-    def forward(self, clip):
-        return super().forward(F.pad(clip, (1, 1, 1, 1, 2, 0)))
-
-
-class VideoDecoder(nn.Module):
-    """Norms of channels, attention within frames, and twice the frames but for the first."""
-
-    def __init__(self, channels=8):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = CausalConv(4, channels, 3)
-        self.blocks = nn.ModuleList(CausalConv(channels, channels, 3) for _ in range(3))
-        self.norm = nn.GroupNorm(2, channels)
-        self.time = CausalConv(channels, 2 * channels, 3)
-        self.last = CausalConv(channels, 3, 3)
-
-    def forward(self, latents):
-        x = self.first(latents)
-        for block in self.blocks:
-            x = x + block(F.silu(F.normalize(x, dim=1) * 3))
-        frames = x.transpose(1, 2).flatten(0, 1)
-        tokens = self.norm(frames).flatten(2).mT
-        attended = F.scaled_dot_product_attention(tokens, tokens, tokens).mT.view_as(frames)
-        x = x + attended.unflatten(0, (len(x), -1)).transpose(1, 2)
-        first, rest = x[:, :, :1], self.time(x)[:, :, 1:]
-        rest = rest.unflatten(1, (2, -1)).movedim(1, 3).flatten(2, 3)
-        x = F.interpolate(torch.cat([first, rest], 2), scale_factor=(1, 2, 2))
-        return self.last(x)
-
-
-def run_by_frames(model, clip):
-    """The result, and the bytes that a run holds at its peak."""
-    program = program_of(model, clip)
-    (segment,) = cut_segments(program)
-    pages = memory_page_factory(program, clip.device)
-    executor = BandExecutor(program, [segment], [clip.shape[2]], pages)
-    rows = [rows.clone() for _, _, rows in executor.run([MemoryPage.from_tensor(clip, 2)])]
-    assert len(rows) == clip.shape[2] and all(one.shape[2] <= 2 for one in rows)
-    source = MemoryPage.from_tensor(clip, 2)
-    return torch.cat(rows, 2), live_peak_bytes(lambda: deque(executor.run([source]), 0))
-
-
-def test_a_causal_network_runs_by_frames_in_memory_that_does_not_grow():
-    model, held = VideoDecoder().eval(), []
-    for frames in (17, 34):
-        clip = torch.rand(1, 4, frames, 12, 10, generator=torch.Generator().manual_seed(2))
-        result, taken = run_by_frames(model, clip)
-        assert_same(result, model(clip))
-        held.append(taken)
-    assert held[1] <= 1.02 * held[0]
-    assert held[1] <= 0.3 * live_peak_bytes(lambda: model(clip))

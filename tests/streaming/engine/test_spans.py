@@ -21,7 +21,7 @@ def tidy(spans):
 
 
 @given(SPANS, SPANS)
-def test_they_are_sets(left, right):
+def test_spans_behave_as_sets(left, right):
     a, b = union(left), union(right)
     assert tidy(a)
     assert rows(a) == rows(left)

@@ -1,4 +1,4 @@
-"""Pages in the memory of a card's host: what is fetched when, and who waits for whom."""
+"""Pages in a GPU's host memory: what is fetched when, and what waits for what."""
 
 import pytest
 import torch
@@ -107,7 +107,7 @@ def test_all_bands_were_fetched_ahead(monkeypatch):
     assert carrier.begun == 6 * pages
 
 
-def test_no_page_keeps_rows_on_the_card_between_segments(monkeypatch):
+def test_no_page_keeps_rows_on_the_gpu_between_segments(monkeypatch):
     open_pages, kept = [], []
 
     class Watched(HostPage):
@@ -258,20 +258,20 @@ def locked(monkeypatch, image):
     return found
 
 
-def test_rooms_are_kept_for_the_next_run(monkeypatch):
+def test_host_buffers_are_kept_for_the_next_run(monkeypatch):
     first, *others = locked(monkeypatch, torch.rand(1, 3, 61, 40))
     assert first
     assert others == [[], []]
 
 
-def test_rooms_that_take_much_of_the_host_go_with_the_run(monkeypatch):
+def test_large_host_buffers_are_freed_with_the_run(monkeypatch):
     monkeypatch.setattr("lowtide.streaming.pages.transfer.total_host_bytes", lambda: 1000)
     first, *others = locked(monkeypatch, torch.rand(1, 3, 61, 40))
     assert first
     assert others == [first, first]
 
 
-def test_a_card_does_not_wait_for_plans_again(monkeypatch):
+def test_a_gpu_does_not_wait_for_plans_again(monkeypatch):
     planned = []
 
     def noted(program, segment, bands):
@@ -281,7 +281,7 @@ def test_a_card_does_not_wait_for_plans_again(monkeypatch):
     monkeypatch.setattr("lowtide.streaming.engine.executor.schedule_bands", noted)
     image = torch.rand(1, 3, 61, 40)
     program = program_of(net(), image)
-    program.graph.on_cpu = False  # as it would be found of a card's model
+    program.graph.on_cpu = False  # as for a model on a GPU
     segments = cut_segments(program, CutPoints(program).cuts(3))
     sweep = BandExecutor(program, segments, [5] * len(segments), memory_page_factory(program, CPU))
     results = [
@@ -291,7 +291,7 @@ def test_a_card_does_not_wait_for_plans_again(monkeypatch):
     assert torch.equal(*results)
 
 
-def test_a_card_waits_for_copies_and_python_for_nothing(monkeypatch):
+def test_a_gpu_waits_for_copies_and_python_for_nothing(monkeypatch):
     streams, made = Streams(monkeypatch), []
     carrier = CudaHostTransfer(CPU)
     page = HostPage((1, 1, 64, 8), torch.float32, 2, carrier)
@@ -318,7 +318,7 @@ def test_a_card_waits_for_copies_and_python_for_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-def test_rows_that_are_held_stay_when_others_come_to_their_memory(format):
+def test_held_rows_survive_reuse_of_their_memory(format):
     rows = torch.rand(1, 4, 24, 5).contiguous(memory_format=format)
     page = HostPage(rows.shape, rows.dtype, 2, SyncHostTransfer())
     page.write(0, rows)
@@ -332,7 +332,7 @@ def test_rows_that_are_held_stay_when_others_come_to_their_memory(format):
     page.close()
 
 
-def test_what_a_card_takes_is_told_without_one():
+def test_gpu_memory_is_predicted_without_a_gpu():
     image = torch.rand(1, 3, 256, 192)
     program = lower_to_rows(program_of(net(), image).graph)
     drafts = list(LayoutSearch(program).drafts((MIB,), ("memory", "host", "disk")))
@@ -348,11 +348,11 @@ def test_what_a_card_takes_is_told_without_one():
     # Rows on their way, both for this band and for the next one.
     assert lives["disk"] <= lives["host"]
     profile = load_profile("rtx3060-12gb")
-    told = {
+    predicted = {
         place: dry_run(program, layout, whole_image=True, profile=profile).peak_bytes
         for place, layout in by_place.items()
     }
-    assert told["host"] < told["memory"]
+    assert predicted["host"] < predicted["memory"]
     assert allowed_placements(torch.device("cuda"), "auto") == ("memory", "host", "disk")
     assert allowed_placements(CPU, "auto") == ("memory", "disk")
 
@@ -365,7 +365,7 @@ def test_the_host_of_a_cpu_is_itself():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("pages", ["memory", "host", "disk"])
-def test_a_card_gives_the_same_rows(pages, monkeypatch):
+def test_a_gpu_gives_the_same_rows(pages, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = net().cuda().requires_grad_(False)
     image = torch.rand(1, 3, 261, 190, device="cuda")
@@ -377,7 +377,7 @@ def test_a_card_gives_the_same_rows(pages, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_card_reserves_what_is_told_of_pages_on_its_host(dtype, tmp_path, monkeypatch):
+def test_a_gpu_reserves_what_is_predicted_for_host_pages(dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     model = net().to("cuda", dtype)
     image = torch.rand(1, 3, 1536, 1024, device="cuda", dtype=dtype)
@@ -385,11 +385,11 @@ def test_a_card_reserves_what_is_told_of_pages_on_its_host(dtype, tmp_path, monk
         lowtide.stream(model, budget="8MiB", pages="host").prepare(image)
     assert error.value.smallest is not None
     small = lowtide.stream(model, budget=int(1.2 * error.value.smallest), pages="host")
-    told = small.prepare(image).layout.peak_bytes
+    predicted = small.prepare(image).layout.peak_bytes
     with torch.inference_mode():
         small(image)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_reserved()
         small(image)
-    assert torch.cuda.max_memory_reserved() - before <= 1.02 * told
+    assert torch.cuda.max_memory_reserved() - before <= 1.02 * predicted

@@ -54,7 +54,7 @@ def test_pages_occupy_memory_from_where_they_are_made_until_they_were_read():
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
-def test_what_is_held_fits(share):
+def test_resident_pages_fit(share):
     count = 9
     for seed in range(20):
         pages = drawn(random.Random(seed), count)
@@ -64,7 +64,7 @@ def test_what_is_held_fits(share):
         assert share < 1.0 or found == pages.keys()
 
 
-def test_what_is_read_soon_is_held_before_what_waits():
+def test_pages_that_are_read_soon_stay_resident_first():
     pages = {
         0: PageLifetime(10, 0, 8, 1),
         1: PageLifetime(10, 1, 2, 1),

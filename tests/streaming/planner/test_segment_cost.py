@@ -1,4 +1,4 @@
-"""What a glance at a segment tells of its bands, and what of a run may stay in the heap."""
+"""Rough costs of a segment's bands, and the bytes that may stay in the heap."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_heap_keeps_small_blocks_only(monkeypatch, tmp_path, below):
     assert rows["allocator"] == {0: 0, 150_000: picture, 1 << 40: maps + picture}[below]
 
 
-def test_what_was_only_assumed_is_not_remembered(monkeypatch, tmp_path):
+def test_assumed_workspaces_are_not_cached(monkeypatch, tmp_path):
     """Where little memory is free operators are taken at their bounds; that passes."""
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     net = nn.Sequential(nn.Conv2d(3, 16, 5, padding=2), nn.Conv2d(16, 3, 5, padding=2))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.core.signal import ImageInfo
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import choose_plan
@@ -19,44 +18,48 @@ from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Over
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from support.toy_models import costs, make_plan
 
-PHOTO = ImageInfo(3000, 2000, 3)
+PHOTO = (2000, 3000, 3)
 SHAPE = ModelGeometry(2, 3, 3)
 
 
 def plans(reach=4, *, shape=SHAPE, picture=None, batchable=True, device="cpu", **wishes):
-    picture = picture or ImageTask(PHOTO, (PHOTO.height, PHOTO.width))
+    picture = picture or ImageTask(PHOTO, PHOTO[:2])
     measured = costs(reach, batchable=batchable, device=device)
     return tile_candidates(measured, shape, picture, Overrides(**wishes))
 
 
+def strategies(*args, **wishes):
+    return [plan.strategy for plan in plans(*args, **wishes)]
+
+
 def test_wishes_are_respected():
-    assert {plan.strategy for plan in plans()} == {"whole", "tiled"}
-    assert {plan.strategy for plan in plans(strategy="whole")} == {"whole"}
-    assert {(p.tile_width, p.tile_height) for p in plans(tile=200)} == {(200, 200)}
-    assert {plan.batch for plan in plans(batch=3, strategy="tiled")} == {3}
-    assert {plan.overlap for plan in plans(overlap=20, strategy="tiled")} == {20}
-    assert {plan.blend for plan in plans(hann_blend=True, strategy="tiled")} == {16}
-    assert {plan.blend for plan in plans(strategy="tiled")} == {0}
+    assert {one.name for one in strategies()} == {"whole", "tiled"}
+    assert {one.name for one in strategies(strategy="whole")} == {"whole"}
+    assert {(one.tile_width, one.tile_height) for one in strategies(tile=200)} == {(200, 200)}
+    assert {one.batch for one in strategies(batch=3, strategy="tiled")} == {3}
+    assert {one.overlap for one in strategies(overlap=20, strategy="tiled")} == {20}
+    assert {one.blend for one in strategies(hann_blend=True, strategy="tiled")} == {16}
+    assert {one.blend for one in strategies(strategy="tiled")} == {0}
 
 
 def test_overlap_comes_from_the_reach_and_blending_adds_to_it():
-    assert {plan.overlap for plan in plans(9, strategy="tiled")} == {18}
+    assert {one.overlap for one in strategies(9, strategy="tiled")} == {18}
     blended = plans(9, strategy="tiled", hann_blend=True)
-    assert {(plan.overlap, plan.accuracy) for plan in blended} == {(34, "exact")}
+    assert {(plan.strategy.overlap, plan.accuracy) for plan in blended} == {(34, "exact")}
     unbounded = plans(None, strategy="tiled")
-    assert {(p.overlap, p.blend, p.accuracy) for p in unbounded} == {(32, 16, "bounded")}
+    assert {plan.accuracy for plan in unbounded} == {"bounded"}
+    assert {(plan.strategy.overlap, plan.strategy.blend) for plan in unbounded} == {(32, 16)}
 
 
 def test_tiles_of_a_plan_hold_no_more_than_their_number_needs():
     """1730 pixels in four columns: tiles of 512 would share a fifth of themselves."""
-    picture = ImageTask(ImageInfo(1730, 1156, 3), (1156, 1730))
-    tiles = plans(7, picture=picture, strategy="tiled")
-    for plan in tiles:
-        run = plan.tile_width * plan.tile_height * plan.tiles
-        needed = 1730 * 1156 + plan.tiles * (plan.tile_width + plan.tile_height) * (14 + 8)
+    picture = ImageTask((1156, 1730, 3), (1156, 1730))
+    for one in strategies(7, picture=picture, strategy="tiled"):
+        run = one.tile_width * one.tile_height * one.tiles
+        needed = 1730 * 1156 + one.tiles * (one.tile_width + one.tile_height) * (14 + 8)
         assert run <= needed
     # What the user fixed stays as it is.
-    assert {plan.tile_width for plan in plans(7, picture=picture, tile=512)} == {512}
+    assert {one.tile_width for one in strategies(7, picture=picture, tile=512)} == {512}
 
 
 @pytest.mark.parametrize(
@@ -75,25 +78,25 @@ def test_contradictions_are_named(wishes, words):
 def test_a_batch_is_refused_for_models_that_mix_it():
     with pytest.raises(UsageError, match="mixes the images"):
         plans(batch=2, batchable=False)
-    assert {plan.batch for plan in plans(batchable=False, device="cuda:0")} == {1}
+    assert {one.batch for one in strategies(batchable=False, device="cuda:0")} == {1}
 
 
 def test_batches_are_tried_where_they_gain():
-    assert {plan.batch for plan in plans()} == {1}
-    assert len({plan.batch for plan in plans(device="cuda:0")}) > 2
+    assert {one.batch for one in strategies()} == {1}
+    assert len({one.batch for one in strategies(device="cuda:0")}) > 2
 
 
 def test_no_batch_is_larger_than_a_row_of_tiles():
     """Neighbors in a row run at once: what a fuller batch would take is never taken."""
-    narrow = ImageTask(ImageInfo(600, 400, 3), (400, 600))
+    narrow = ImageTask((400, 600, 3), (400, 600))
     asked, enough = (plans(7, picture=narrow, tile=512, batch=batch) for batch in (16, 2))
-    assert {plan.batch for plan in asked} == {2}
+    assert {plan.strategy.batch for plan in asked} == {2}
     assert [plan.upper_bytes for plan in asked] == [plan.upper_bytes for plan in enough]
 
 
 def test_models_that_must_see_everything_are_never_cut():
     shape = ModelGeometry(2, 3, 3, tileable=False)
-    assert [plan.strategy for plan in plans(shape=shape)] == ["whole"]
+    assert [one.name for one in strategies(shape=shape)] == ["whole"]
     for wish in (dict(tile=64), dict(overlap=8), dict(batch=2), dict(hann_blend=True)):
         with pytest.raises(UsageError, match="whole image"):
             plans(shape=shape, **wish)
@@ -101,23 +104,24 @@ def test_models_that_must_see_everything_are_never_cut():
 
 def test_tiles_lie_on_the_models_grid_and_respect_its_minimum():
     shape = ModelGeometry(2, 3, 3, align=16, minimum=96)
-    for plan in plans(shape=shape, picture=ImageTask(PHOTO, (2000, 3008)), strategy="tiled"):
-        assert plan.tile_width % 16 == plan.tile_height % 16 == 0
-        assert min(plan.tile_width, plan.tile_height) >= 96
+    for one in strategies(shape=shape, picture=ImageTask(PHOTO, (2000, 3008)), strategy="tiled"):
+        assert one.tile_width % 16 == one.tile_height % 16 == 0
+        assert min(one.tile_width, one.tile_height) >= 96
     square = ModelGeometry(2, 3, 3, align=16, square=True)
-    for plan in plans(shape=square, picture=ImageTask(PHOTO, (3008, 3008)), strategy="tiled"):
-        assert plan.tile_width == plan.tile_height
+    for one in strategies(shape=square, picture=ImageTask(PHOTO, (3008, 3008)), strategy="tiled"):
+        assert one.tile_width == one.tile_height
 
 
 def test_an_image_smaller_than_any_tile_is_one_tile():
     shape = ModelGeometry(2, 3, 3, align=512)
-    picture = ImageTask(ImageInfo(500, 400, 3), (512, 512))
-    assert [plan.tiles for plan in plans(shape=shape, picture=picture, strategy="tiled")] == [1]
+    picture = ImageTask((400, 500, 3), (512, 512))
+    (only,) = strategies(shape=shape, picture=picture, strategy="tiled")
+    assert (only.name, only.tiles) == ("whole", 1)
 
 
 @pytest.mark.parametrize("wish", [dict(overlap=20), dict(batch=2), dict(hann_blend=True)])
 def test_a_wish_about_tiles_asks_for_tiles(wish):
-    assert {plan.strategy for plan in plans(**wish)} == {"tiled"}
+    assert {one.name for one in strategies(**wish)} == {"tiled"}
 
 
 @pytest.mark.parametrize("width", [3000, 12000, 48000])
@@ -125,8 +129,8 @@ def test_wide_images_get_low_tiles(width):
     def buffers(plan):
         return sum(row.upper for row in plan.ledger if row.name in ("input rows", "output rows"))
 
-    picture = ImageTask(ImageInfo(width, 2000, 3), (2000, width), row_buffer_bytes=40 * MIB)
-    free = ImageTask(picture.info, picture.padded_size)
+    picture = ImageTask((2000, width, 3), (2000, width), row_buffer_bytes=40 * MIB)
+    free = ImageTask(picture.shape, picture.padded_size)
     lowest = min(map(buffers, plans(picture=free, strategy="tiled")))
     kept = plans(picture=picture, strategy="tiled")
     assert kept
@@ -134,11 +138,11 @@ def test_wide_images_get_low_tiles(width):
 
 
 def test_small_tiles_are_for_small_budgets():
-    size = dict(info=PHOTO, padded_size=(2000, 3000))
+    size = dict(shape=PHOTO, padded_size=(2000, 3000))
     ample = plans(picture=ImageTask(**size, ample_bytes=400 * MIB), strategy="tiled")
-    assert min(plan.run_pixels for plan in ample) >= 240 * 240
+    assert min(plan.strategy.run_pixels for plan in ample) >= 240 * 240
     scarce = plans(picture=ImageTask(**size, ample_bytes=20 * MIB), strategy="tiled")
-    assert min(plan.run_pixels for plan in scarce) == 64 * 64
+    assert min(plan.strategy.run_pixels for plan in scarce) == 64 * 64
     # Where small ones are faster, they stay.
     slower = [
         ProbePoint(
@@ -152,7 +156,7 @@ def test_small_tiles_are_for_small_budgets():
     measured = costs(4).model_copy(update={"points": tuple(slower)})
     picture = ImageTask(**size, ample_bytes=400 * MIB)
     cached = tile_candidates(measured, SHAPE, picture, Overrides(strategy="tiled"))
-    assert min(plan.run_pixels for plan in cached) == 64 * 64
+    assert min(plan.strategy.run_pixels for plan in cached) == 64 * 64
 
 
 def test_the_ledger_prices_formats_scratch_and_alpha():
@@ -164,9 +168,10 @@ def test_the_ledger_prices_formats_scratch_and_alpha():
     assert priced.upper_bytes == base.upper_bytes + 50 * MIB
     assert priced.predicted_bytes == base.predicted_bytes + 20 * MIB
     assert priced.bytes_at("disk") == 7 * MIB
-    rgba = ImageInfo(3000, 2000, 4)
-    alpha = plans(picture=ImageTask(rgba, (2000, 3000)), strategy="whole")[0]
-    assert alpha.run_pixels == 2 * base.run_pixels
+    rgba = ImageTask((2000, 3000, 4), (2000, 3000), inputs=2)
+    alpha = plans(picture=rgba, strategy="whole")[0]
+    live = [plan.ledger[1].value for plan in (alpha, base)]
+    assert live[0] == 2 * live[1]
     assert alpha.upper_bytes > 1.8 * base.upper_bytes
 
 
@@ -180,16 +185,16 @@ def test_blended_rows_cost_floats():
 
 def test_bounded_plans_price_the_run_that_measures_their_error():
     bounded, exact = plans(None, tile=256, batch=1)[0], plans(4, tile=256, batch=1)[0]
-    assert bounded.run_pixels == 320 * 320
-    assert exact.run_pixels == 256 * 256
+    assert bounded.strategy.run_pixels == 320 * 320
+    assert exact.strategy.run_pixels == 256 * 256
 
 
 def test_affordable_pixels_grow_with_the_budget_and_stay_within_it():
     array = np.empty((2000, 3000, 3), np.uint8)
     plan = make_plan(array, None, tile=256, batch=1)
-    few = affordable_pixels(costs(None), plan, plan.upper_bytes)
-    many = affordable_pixels(costs(None), plan, plan.upper_bytes + 500 * MIB)
-    assert few == plan.run_pixels
+    few = affordable_pixels(costs(None), plan, plan.strategy, plan.upper_bytes)
+    many = affordable_pixels(costs(None), plan, plan.strategy, plan.upper_bytes + 500 * MIB)
+    assert few == plan.strategy.run_pixels
     assert few < many
     assert costs(None).activation_bytes(many) < plan.upper_bytes + 500 * MIB
 
@@ -215,7 +220,7 @@ def test_a_budget_below_the_smallest_plan_names_it():
 
 def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
     def bytes_with(calibration):
-        size = (PHOTO.height, PHOTO.width)
+        size = PHOTO[:2]
         picture = ImageTask(PHOTO, size, tiled_bounds=RunBounds(current_heap=calibration))
         plan = plans(picture=picture, strategy="whole")[0]
         return plan.predicted_bytes, plan.upper_bytes
@@ -251,10 +256,10 @@ def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():
     kept = Calibration(share=1.5, fixed_bytes=0, count=50, coverage=0.99, families=True)
     thrifty = kept.model_copy(update={"share": 0.05})
     bounds = RunBounds(current_heap=kept, trimming_heap=thrifty, can_trim=True)
-    picture = ImageTask(PHOTO, (PHOTO.height, PHOTO.width), tiled_bounds=bounds)
+    picture = ImageTask(PHOTO, PHOTO[:2], tiled_bounds=bounds)
     both = plans(picture=picture)
     by_heap = {
-        heap: {(p.tile_width, p.tile_height): p for p in both if p.heap == heap}
+        heap: {plan.network_size: plan for plan in both if plan.heap == heap}
         for heap in ("cache", "trim")
     }
     assert by_heap["cache"].keys() == by_heap["trim"].keys()

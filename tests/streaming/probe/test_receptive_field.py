@@ -48,7 +48,7 @@ def test_a_global_gain_behind_a_dead_unit_is_still_found():
     assert reach(Hidden(), scale=1) is None
 
 
-def test_positions_in_the_picture_are_caught_by_comparing():
+def test_dependence_on_position_is_detected_by_comparison():
     class Vignette(nn.Module):
         def forward(self, x):
             return x * torch.linspace(0, 1, x.shape[2]).reshape(1, 1, -1, 1)

@@ -1,4 +1,4 @@
-"""What tiles hold, told from traces: exact where it can be, within limits where it is measured."""
+"""Memory of tiles predicted from traces: exact where possible, else within bounds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.core.signal import ImageInfo
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction import cpu_workspace
 from lowtide.memory.prediction.op_signature import operand_bytes
+from lowtide.streaming.planner.ledger_rows import LIVE_ROW
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.probe import trace_memory
@@ -37,7 +37,7 @@ def test_points_are_what_runs_hold() -> None:
         assert point.peak_bytes == inside + image.nbytes
 
 
-def test_points_tell_what_lives_in_small_blocks() -> None:
+def test_points_count_bytes_in_small_blocks() -> None:
     small, *_, large = trace_points(network(conv_net().eval()), align=1, minimum=0)
     alive = small.reused_blocks[-1]
     assert 0 < alive.at_run_peak <= alive.max_live <= small.peak_bytes
@@ -50,11 +50,11 @@ def test_no_operator_beyond_the_limit_is_run(monkeypatch) -> None:
     run, limit = [], 4 << 20
     measure = cpu_workspace._allocated_bytes
 
-    def asked(call):
+    def observed(call):
         run.append(operand_bytes(call))
         return measure(call)
 
-    monkeypatch.setattr(cpu_workspace, "_allocated_bytes", asked)
+    monkeypatch.setattr(cpu_workspace, "_allocated_bytes", observed)
     net = NetworkSpec(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))), 1, 3, 3)
     points = trace_points(net, align=1, minimum=0, limit_bytes=limit)
     assert run
@@ -91,7 +91,7 @@ def test_nothing_is_kept_of_shapes_that_were_traced() -> None:
     assert not FakeTensorMode.cache
 
 
-def test_what_cannot_be_traced_has_no_points() -> None:
+def test_an_untraceable_network_has_no_points() -> None:
     class Deciding(nn.Module):
         def forward(self, x):
             return x if x.sum() > 0 else -x
@@ -122,12 +122,13 @@ def test_where_nothing_can_be_traced_the_grain_is_the_grid() -> None:
     assert padding_multiple(NetworkSpec(lambda x: x, 1, 3, 3), align=4) == 4
 
 
-def test_pixels_that_a_network_pads_are_priced() -> None:
+def test_the_estimate_counts_pixels_that_a_network_pads() -> None:
     costs = toy_costs(None).model_copy(update={"padding_multiple": 64})
-    picture = ImageTask(ImageInfo(500, 300, 3), (300, 500))
+    picture = ImageTask((300, 500, 3), (300, 500))
     plans = tile_candidates(costs, ModelGeometry(1, 3, 3, align=64), picture, Overrides())
-    whole = next(plan for plan in plans if plan.strategy == "whole")
-    assert whole.run_pixels == 320 * 512
-    for plan in plans:
-        assert plan.tile_height % 64 == 0 or plan.tile_height == 300
-        assert plan.tile_width % 64 == 0 or plan.tile_width == 500
+    whole = next(plan for plan in plans if plan.strategy.name == "whole")
+    (live,) = [row for row in whole.ledger if row.name == LIVE_ROW]
+    assert live.value == costs.activation_bytes(320 * 512)
+    for height, width in (plan.network_size for plan in plans):
+        assert height % 64 == 0 or height == 300
+        assert width % 64 == 0 or width == 500

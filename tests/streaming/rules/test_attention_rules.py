@@ -71,13 +71,13 @@ def test_others_stay_with_pytorchs_kernel(on_amd):
 
 
 @pytest.mark.parametrize("heads", [1, 4])
-def test_what_it_holds_is_told(on_amd, heads):
+def test_its_memory_is_predicted(on_amd, heads):
     image = torch.randn(1, 3, 40, 50)
     step = step_of(program_of(Attending(heads), image))
     tensors = [torch.randn(1, heads, 2000, 16 // heads) for _ in range(3)]
     piece = tensors[0][:, :, :400].transpose(1, 2).contiguous().transpose(1, 2)
     with torch.no_grad():
         held = live_peak_bytes(lambda: step.run((0, 8), [piece], tensors[1:])) - piece.nbytes
-    told = step.workspace_bytes(400, piece.nbytes, piece.nbytes)
-    assert held <= told + 4096
-    assert told <= 2 * held
+    predicted = step.workspace_bytes(400, piece.nbytes, piece.nbytes)
+    assert held <= predicted + 4096
+    assert predicted <= 2 * held

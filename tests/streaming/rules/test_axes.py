@@ -62,6 +62,34 @@ def doubled_but_first(x, axis):
     return torch.cat([first, rest.repeat_interleave(2, axis)], axis)
 
 
+def selected_apart(x, axis):
+    """The first places go other ways, as frames of images do in video autoencoders."""
+    second, rest = x.narrow(axis, 1, 1), x.narrow(axis, 2, x.shape[axis] - 2)
+    alone = torch.tanh(x.select(axis, 0)), torch.sigmoid(second.squeeze(axis))
+    return torch.cat([*(one.unsqueeze(axis) for one in alone), rest], axis)
+
+
+def after_others(x, axis):
+    """Some places come before, from a cache or from the first one."""
+    times = [3 if dim == axis else 1 for dim in range(x.dim())]
+    cache = torch.linspace(0, 1, 2, dtype=x.dtype).view([2 if time > 1 else 1 for time in times])
+    cache = cache.expand([2 if dim == axis else side for dim, side in enumerate(x.shape)])
+    return torch.concat([cache, x.narrow(axis, 0, 1).repeat(times), x], axis) * 2
+
+
+def every_third(x, axis):
+    return x.movedim(axis, 0)[1::3].movedim(0, axis)
+
+
+def attended(x, axis, **more):
+    """Attention of places along ``axis`` to each other, and maybe only to earlier ones."""
+    places = x.movedim((1, axis), (-1, -2))
+    if more.get("attn_mask"):
+        more["attn_mask"] = torch.eye(x.shape[axis], dtype=x.dtype).cumsum(0).log().clamp(-3)
+    places = F.scaled_dot_product_attention(places, places, places, **more)
+    return places.movedim((-1, -2), (1, axis))
+
+
 class FramesAsBatch(nn.Module):
     """A layer of one rank less on each place along the axis."""
 
@@ -116,6 +144,21 @@ LAYERS = {
             align_corners=True,
         )
     ),
+    "nearest, fewer": lambda rank, axis: nn.Upsample(scale_factor=0.5),
+    "linear, fewer": lambda rank, axis: nn.Upsample(
+        scale_factor=tuple(1 / 3 if at == axis - 2 else 0.5 for at in range(rank)),
+        mode=linear(rank),
+    ),
+    "every third": lambda rank, axis: lambda x: every_third(x, axis),
+    "overlapping windows": lambda rank, axis: lambda x: x.unfold(axis, 4, 3).amax(-1),
+    "windows of channels": lambda rank, axis: (
+        lambda x: x.unfold(1, 2, 2).movedim(-1, 1).flatten(1, 2)
+    ),
+    "attention to earlier places": lambda rank, axis: lambda x: attended(x, axis, is_causal=True),
+    "attention with a mask": lambda rank, axis: lambda x: attended(x, axis, attn_mask=True),
+    "the first apart": lambda rank, axis: lambda x: selected_apart(x, axis),
+    "after others": lambda rank, axis: lambda x: after_others(x, axis),
+    "repeated": lambda rank, axis: lambda x: x[:, :4].repeat(1, 2, *[2] * rank),
     "group norm": lambda rank, axis: nn.GroupNorm(4, 8),
     "instance norm": lambda rank, axis: layer("InstanceNorm", rank, 8, affine=True),
     "batch norm": lambda rank, axis: layer("BatchNorm", rank, 8),

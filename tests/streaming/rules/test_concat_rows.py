@@ -1,4 +1,4 @@
-"""Rows that are put beside those of the band before, with which they are read."""
+"""Rows written adjacent to those of the previous band, with which they are read."""
 
 from unittest import mock
 
@@ -31,12 +31,12 @@ FUNCTIONS = {
 }
 
 
-def test_every_operator_that_may_be_told_is_tried():
+def test_every_operator_with_an_out_argument_is_tried():
     assert FUNCTIONS.keys() == STRIDED_OUT_OPS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_operator_writes_where_it_is_told_and_nowhere_else(dtype):
+def test_an_operator_writes_to_out_and_nowhere_else(dtype):
     module = Branches(FUNCTIONS).to(dtype)
     program, tried = program_of(module, torch.rand(1, 3, 33, 21, dtype=dtype)), set()
     for index, step in program.steps.items():

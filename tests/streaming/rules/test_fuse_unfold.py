@@ -61,7 +61,7 @@ def names(program):
     ],
     ids=str,
 )
-def test_they_are_cut_out_of_the_image(more, size):
+def test_patches_are_those_of_the_image(more, size):
     torch.manual_seed(1)
     image = torch.randn(1, 3, *size, dtype=torch.float64)
     module = Overlapping(**more).double()

@@ -1,4 +1,4 @@
-"""The rules that a model on a card is followed by, run on the CPU."""
+"""Rules for a model on a GPU, run on the CPU."""
 
 import random
 
@@ -49,9 +49,9 @@ def test_bands_give_what_the_model_gives(name):
     )
     profile = load_profile("rtx3060-12gb")
     for layout in random.Random(name).sample(drafts, 2):
-        told = dry_run(program, layout, whole_image=True, profile=profile)
-        live = sum(row.value for row in told.rows if row.name == "live activations")
-        assert told.peak_bytes >= live
+        predicted = dry_run(program, layout, whole_image=True, profile=profile)
+        live = sum(row.value for row in predicted.rows if row.name == "live activations")
+        assert predicted.peak_bytes >= live
         pages = page_factory(program, layout.placement, image.device, resident=layout.resident)
         sweep = BandExecutor(program, layout.segments, layout.bands, pages)
         tracer = Tracer()
@@ -89,7 +89,7 @@ def test_a_convolution_of_few_channels_to_many_is_light():
             )
 
         def forward(self, x):
-            return self.chain(x) + x  # whose rows are held beside the chain's
+            return self.chain(x) + x  # whose rows are held together with the chain's
 
     for channels, light in ((1, True), (8, False)):
         program = lower_to_rows(capture(Net(channels).eval(), torch.rand(1, channels, 96, 20)))
@@ -136,7 +136,7 @@ def test_rows_that_light_convolutions_make_twice(bands):
         assert set(band.recomputed_rows) <= twice
 
 
-def test_rows_that_are_made_twice_have_their_price():
+def test_recomputed_rows_cost_time():
     image = torch.rand(1, 3, 291, 21)
     program = lower_to_rows(capture(light_chain(4), image))
     (part,) = cut_segments(program, ())

@@ -1,4 +1,4 @@
-"""Light convolutions in bands, as on a card."""
+"""Light convolutions in bands, as on a GPU."""
 
 from collections import Counter
 
@@ -109,7 +109,7 @@ def test_low_bands_are_put_together():
 
 
 @pytest.mark.parametrize("after", [nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.SiLU()])
-def test_what_would_copy_a_part_again_gets_a_whole(after):
+def test_readers_that_would_copy_a_slice_get_whole_rows(after):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), after, nn.Conv2d(16, 3, 1)).eval()
     program = lower_to_rows(capture(model, torch.rand(1, 3, 64, 16)))

@@ -16,7 +16,7 @@ BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-11, torch.bfloat16: 1e-6}
 
 @pytest.mark.parametrize("count", [1, 7, 1031, 64 * 500, 300_001])
 @pytest.mark.parametrize("moments", [Moments.from_groups, Moments.from_groups_on_gpu])
-def test_moments_are_those_of_double_precision_wherever_the_mean_lies(count, moments, monkeypatch):
+def test_moments_are_those_of_double_precision_whatever_the_mean(count, moments, monkeypatch):
     monkeypatch.setattr(norm, "_CAST_CHUNK", 2 * count)
     generator = torch.Generator().manual_seed(count)
     for means, (dtype, bound) in itertools.product(MEANS, BOUNDS.items()):
@@ -31,7 +31,7 @@ def test_moments_are_those_of_double_precision_wherever_the_mean_lies(count, mom
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 7, 1031, 300_001])
-def test_moments_of_bands_on_a_card_are_those_of_double_precision(count, dtype):
+def test_moments_of_bands_on_a_gpu_are_those_of_double_precision(count, dtype):
     bands = torch.randn(5, 8, count, device="cuda", dtype=torch.float64)
     bands = (bands + torch.arange(8, device="cuda")[:, None] / 2).to(dtype)
     found, *rest = (Moments.from_groups_on_gpu(band) for band in bands)

@@ -44,12 +44,12 @@ def test_only_the_copy_before_another_is_left_out():
 
 
 @pytest.mark.parametrize("between", [nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)])
-def test_what_computes_keeps_the_order_of_a_whole_run(between):
+def test_operators_that_compute_keep_the_whole_runs_strides(between):
     graph = program_of(Windows(between), torch.rand(1, 3, 16, 8)).graph
     assert not redundant_copies(graph)
 
 
-def test_a_result_is_not_left_as_it_lies():
+def test_a_result_is_not_left_non_contiguous():
     class Last(nn.Module):
         def forward(self, image):
             copied = image.transpose(1, 3).contiguous()
@@ -59,12 +59,12 @@ def test_a_result_is_not_left_as_it_lies():
 
 
 @pytest.mark.parametrize("size", [(16, 8), (28, 12), (4, 20)])
-def test_they_give_the_same_numbers(size):
+def test_they_give_the_same_values(size):
     check_parity(Windows().double(), torch.rand(1, 3, *size, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("bands", [1, 2, 4])
-def test_what_follows_is_the_same_bit_for_bit(bands):
+def test_later_results_are_the_same_bit_for_bit(bands):
     module, image = Windows(), torch.rand(1, 3, 16, 8)
     program = program_of(module, image)
     assert any(program.steps[index].view for index in redundant_copies(program.graph))

@@ -39,8 +39,8 @@ def windows(x, size=4, shift=0):
         for number, (rows, columns) in enumerate((a, b) for a in cuts for b in cuts):
             regions[:, rows, columns] = number
         flat = partition(regions, size).squeeze(-1)
-        apart = flat[:, None] - flat[:, :, None]
-        mask = torch.zeros_like(apart).masked_fill(apart != 0, -100.0)
+        difference = flat[:, None] - flat[:, :, None]
+        mask = torch.zeros_like(difference).masked_fill(difference != 0, -100.0)
     tokens = partition(x, size)
     scores = tokens @ tokens.transpose(-2, -1)
     scores = scores.softmax(-1) if mask is None else (scores + mask).softmax(-1)

@@ -49,12 +49,12 @@ def test_sums_that_norms_read_are_found():
     assert contiguous_sums(program_of(convolutions, image).graph) == set()
 
 
-class Beside(Blocks):
-    """As HAT has them: two convolutions of the normalized tokens beside each inner layer."""
+class Parallel(Blocks):
+    """As HAT has them: two convolutions of the normalized tokens, parallel to each inner layer."""
 
     def __init__(self):
         super().__init__()
-        self.beside = nn.ModuleList(
+        self.parallel = nn.ModuleList(
             nn.Sequential(nn.Conv2d(6, 3, 3, padding=1), nn.GELU(), nn.Conv2d(3, 6, 3, padding=1))
             for _ in self.norms
         )
@@ -63,17 +63,17 @@ class Beside(Blocks):
         height, width = image.shape[2:]
         x = self.first(image)
         tokens = x.flatten(2).transpose(1, 2)
-        for norm, inner, beside in zip(self.norms, self.inner, self.beside, strict=True):
+        for norm, inner, parallel in zip(self.norms, self.inner, self.parallel, strict=True):
             normed = norm(tokens)
-            pixels = beside(normed.view(1, height, width, -1).permute(0, 3, 1, 2))
+            pixels = parallel(normed.view(1, height, width, -1).permute(0, 3, 1, 2))
             near = pixels.permute(0, 2, 3, 1).contiguous().view(tokens.shape)
             tokens = tokens + inner(normed) + near
         return self.last(tokens.transpose(1, 2).view(1, -1, height, width) + x)
 
 
-@pytest.mark.parametrize("kind", [Blocks, Beside])
+@pytest.mark.parametrize("kind", [Blocks, Parallel])
 @pytest.mark.parametrize("size", [(24, 10), (31, 13)])
-def test_they_give_the_same_numbers(size, kind):
+def test_they_give_the_same_values(size, kind):
     check_parity(kind().double(), torch.rand(1, 3, *size, dtype=torch.float64))
 
 
@@ -119,11 +119,11 @@ def test_norms_get_tokens_and_convolutions_what_they_get_in_a_whole_run():
 
 @pytest.mark.parametrize("parts", [1, 4])
 def test_images_of_normalized_tokens_keep_their_channels_together(parts):
-    module, image = Beside().eval().requires_grad_(False), torch.rand(1, 3, 24, 10)
-    beside = {one.weight.data_ptr() for pair in module.beside for one in (pair[0], pair[2])}
+    module, image = Parallel().eval().requires_grad_(False), torch.rand(1, 3, 24, 10)
+    parallel = {one.weight.data_ptr() for pair in module.parallel for one in (pair[0], pair[2])}
     whole = convolved_orders(lambda: module(image))
-    assert {key for key, orders in whole.items() if orders == {(2, 3, 1)}} == beside
+    assert {key for key, orders in whole.items() if orders == {(2, 3, 1)}} == parallel
     program = program_of(module, image)
     streamed = convolved_orders(lambda: by_bands(program, image, 4, parts))
-    assert {key for key, orders in streamed.items() if orders == {(2, 3, 1)}} == beside
-    assert all(orders == {(1, 2, 3)} for key, orders in streamed.items() if key not in beside)
+    assert {key for key, orders in streamed.items() if orders == {(2, 3, 1)}} == parallel
+    assert all(orders == {(1, 2, 3)} for key, orders in streamed.items() if key not in parallel)

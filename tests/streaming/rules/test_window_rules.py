@@ -98,7 +98,7 @@ def test_masks_are_kept_as_their_few_patterns():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_a_card_gives_what_the_model_gives(tmp_path, monkeypatch):
+def test_a_gpu_gives_what_the_model_gives(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model, image = Windows().eval().cuda(), torch.rand(1, 3, 64, 40, device="cuda")
@@ -108,7 +108,7 @@ def test_a_card_gives_what_the_model_gives(tmp_path, monkeypatch):
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_foretold_runs_keep_no_scores():
+def test_dry_runs_keep_no_scores():
     program = program_of(Windows(), torch.rand(1, 3, 64, 64))
     layout = next(LayoutSearch(program).drafts((1 << 20,), ("memory",)))
     names = {op.name for op in trace_run(program, layout, whole_image=True).ops}
@@ -117,7 +117,7 @@ def test_foretold_runs_keep_no_scores():
 
 
 def test_equal_windows_of_all_bands_are_one_pattern():
-    """While a CUDA graph is recorded, where they are cannot be told to a card anew."""
+    """During capture of a CUDA graph, window indices cannot be copied to the GPU again."""
     model = Windows().eval()
     program = program_of(model, torch.rand(1, 3, 32, 24))
     (step,) = (

@@ -1,4 +1,4 @@
-"""Networks that a device replays: all but the calls to a card."""
+"""Networks as CUDA graphs: all but the calls to a GPU."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def frozen(run):
     return torch.zeros_like(run()), lambda: None
 
 
-def test_the_same_numbers_by_one_shape_only():
+def test_the_same_values_by_one_shape_only():
     plain = network(conv_net())
     fast, facts = cuda_graph_for(plain, SHAPE, again)
     assert facts.ratio > 0
@@ -60,7 +60,7 @@ def test_channels_that_lie_last_do_so_in_the_recording():
 
 
 class AsksTheHost(nn.Module):
-    """As a card refuses while it records."""
+    """As a GPU refuses during capture."""
 
     def __init__(self, error):
         super().__init__()
@@ -73,7 +73,7 @@ class AsksTheHost(nn.Module):
         return x
 
 
-def test_what_differs_or_cannot_be_recorded_is_refused():
+def test_a_recording_that_differs_or_fails_is_refused():
     with pytest.raises(ModelError, match="captured network differs by"):
         cuda_graph_for(network(conv_net()), SHAPE, frozen)
     refused = RuntimeError("operation not permitted when stream is capturing\nmore")
@@ -99,7 +99,7 @@ def test_a_recorded_plan_counts_the_graph_and_its_making():
     assert one.predicted_bytes == plan.predicted_bytes + graph
     assert one.upper_bytes > plan.upper_bytes + graph
     # Six runs of a tile are waited for, once for all images.
-    a_tile = plan.seconds * plan.batch / plan.tiles
+    a_tile = plan.seconds * plan.strategy.batch / plan.strategy.tiles
     assert one.seconds == pytest.approx(plan.seconds + 6 * a_tile)
     assert many.seconds == pytest.approx(plan.seconds + 6 * a_tile / 40)
     assert "as a CUDA graph" in one.title

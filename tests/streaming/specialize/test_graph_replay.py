@@ -1,10 +1,11 @@
-"""A run by bands that a device replays: all but the calls to a card."""
+"""Runs by bands as CUDA graphs: all but the calls to a GPU."""
 
 import gc
 import weakref
 
 import pytest
 import torch
+from torch import nn
 
 import lowtide
 from lowtide.core.errors import BudgetError, ModelError, UsageError
@@ -34,14 +35,16 @@ class Again:
 
         def replay():
             self.replayed += 1
-            made.copy_(run())
+            with torch.inference_mode():  # what is made in it may not be written to outside
+                for one, new in zip(made, run(), strict=True):
+                    one.copy_(new)
 
         return made, replay
 
 
 @pytest.fixture()
 def again(monkeypatch):
-    """A device that records, in place of a card."""
+    """A recording device in place of a GPU."""
     recorder = Again()
     monkeypatch.setattr(graph_replay, "graph_recorder_for", lambda device: recorder)
     monkeypatch.setattr(prepared_stream, "require_cuda_graphs", lambda device, hint: None)
@@ -76,30 +79,34 @@ def test_results_have_memory_of_their_own_and_a_batch_is_replayed_image_by_image
     assert torch.equal(first, kept)
 
 
+def sines(image):
+    return [image.sin()]
+
+
 def test_another_size_or_other_rounding_is_recorded_anew_and_the_former_goes(again):
     calls = GraphReplays()
     for image in (torch.rand(1, 3, 8, 9), torch.rand(1, 3, 9, 8)):
         for _ in range(3):
-            assert torch.equal(calls(torch.sin, image), image.sin())
+            assert torch.equal(calls(sines, [image])[0], image.sin())
     assert again.recorded == 2
     former = weakref.ref(calls._recording)
     before = torch.backends.cuda.matmul.allow_tf32
     try:
         torch.backends.cuda.matmul.allow_tf32 = not before
-        calls(torch.sin, image)
+        calls(sines, [image])
         gc.collect()
         assert former() is None
-        calls(torch.sin, image)
+        calls(sines, [image])
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert again.recorded == 3
 
 
-def test_what_differs_or_cannot_be_recorded_is_refused(monkeypatch):
+def test_a_recording_that_differs_or_fails_is_refused(monkeypatch):
     image = torch.rand(1, 3, 100, 9)
 
     def forgets(run):
-        return torch.zeros_like(run()), lambda: None
+        return [torch.zeros_like(one) for one in run()], lambda: None
 
     def fails(run):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
@@ -107,9 +114,9 @@ def test_what_differs_or_cannot_be_recorded_is_refused(monkeypatch):
     for recorder, said in ((forgets, "differs by"), (fails, r"cannot be recorded.*capturing$")):
         monkeypatch.setattr(graph_replay, "graph_recorder_for", lambda device, of=recorder: of)
         calls = GraphReplays()
-        calls(torch.exp, image)
+        calls(sines, [image])
         with pytest.raises(ModelError, match=said) as caught:
-            calls(torch.exp, image)
+            calls(sines, [image])
         assert caught.value.hint == "leave out recorded=True"
 
 
@@ -119,6 +126,31 @@ def test_windows_that_are_masked_differently_are_replayed(again):
     for number in range(3):
         image = torch.rand(1, 3, 256, 192, generator=torch.Generator().manual_seed(number))
         assert (small(image) - whole(model, image)).abs().max() <= 5e-6
+    assert again.replayed == 2
+
+
+class Forecast(nn.Module):
+    """A series with a step (B,), its mean and the steps after it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv1d(3, 2, 9, padding=4)
+
+    def forward(self, series, step):
+        return series.mean((1, 2)), self.conv(series) * step.sin()
+
+
+def test_several_inputs_and_results_are_replayed(again):
+    model = Forecast().eval()
+    small = lowtide.stream(model, budget="256MiB", recorded=True, axis=2)
+    for number in range(3):
+        generator = torch.Generator().manual_seed(number)
+        given = torch.rand(1, 3, 20011, generator=generator), torch.tensor([number + 1.0])
+        for found, expected in zip(
+            small(*given), whole(lambda pair: model(*pair), given), strict=True
+        ):
+            assert (found - expected).abs().max() <= 5e-6
     assert again.replayed == 2
 
 
@@ -133,7 +165,7 @@ def test_a_device_without_graphs_and_pages_elsewhere_are_refused():
 
 
 @pytest.mark.slow
-def test_the_budget_has_room_for_what_a_recording_holds_beside_the_run(again):
+def test_the_budget_includes_what_a_recording_holds_in_addition_to_the_run(again):
     model, image = Normed(channels=8).eval(), torch.rand(1, 3, 512, 512)
     copies = image.nbytes + whole(model, image).nbytes
     needed = []
@@ -150,7 +182,7 @@ def test_the_budget_has_room_for_what_a_recording_holds_beside_the_run(again):
     with pytest.raises(BudgetError) as caught:
         lowtide.stream(model, budget="17MiB", recorded=True)(image)
     assert caught.value.smallest == needed[1]
-    # Of the rest each keeps a share for what comes beside it.
+    # Each keeps a share of the rest for additional memory.
     rows = min(0.9 * needed[0], needed[0] - 16 * MIB)
     assert needed[1] == pytest.approx((rows + copies + 64 * MIB) / 0.9, rel=1e-3)
 
@@ -158,7 +190,7 @@ def test_the_budget_has_room_for_what_a_recording_holds_beside_the_run(again):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("make, shape", [(Normed, (2, 3, 261, 190)), (Windows, (1, 3, 256, 192))])
-def test_a_card_replays_what_it_computes(make, shape, monkeypatch):
+def test_a_gpu_replays_what_it_computes(make, shape, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = make().eval().cuda()
     plain = lowtide.stream(model, budget="1GiB")

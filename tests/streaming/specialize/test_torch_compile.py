@@ -21,7 +21,7 @@ def plan():
     return make_plan(picture(120, 160, 3, "uint8"), 4, tile=64)
 
 
-def test_the_same_numbers_by_one_shape_only():
+def test_the_same_values_by_one_shape_only():
     plain = network(conv_net())
     fast, facts = compile_for(plain, (1, 3, 24, 20))
     assert facts.ratio > 0
@@ -42,7 +42,7 @@ class Unlike(nn.Module):
         return x + torch.compiler.is_compiling()
 
 
-def test_what_differs_or_cannot_be_compiled_is_refused():
+def test_a_compiled_network_that_differs_or_fails_is_refused():
     with pytest.raises(ModelError, match="differs by"):
         compile_for(network(Unlike(), scale=1), (1, 3, 8, 8))
     lacking = {"cpp.cxx": ("/nowhere/g++",), "force_disable_caches": True}
@@ -54,7 +54,7 @@ def test_what_differs_or_cannot_be_compiled_is_refused():
     assert caught.value.hint == "--compile off"
 
 
-def test_what_was_found_out_is_kept_by_model_and_precision():
+def test_gains_are_cached_by_model_and_precision():
     facts = SpecializationGain(ratio=0.7, warmup_seconds=21.0, host_bytes=300 << 20)
     CompileCache("cpu").put("a" * 64, "fp32", facts)
     assert CompileCache("cpu").get("a" * 64, "fp32") == facts

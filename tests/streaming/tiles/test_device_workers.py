@@ -31,16 +31,16 @@ def running():
 @pytest.mark.parametrize("wishes", [{}, {"batch": 2}, {"hann_blend": True}], ids=str)
 def test_the_same_bytes_whoever_ran_what(array, wishes):
     plan = plan_of(array, **wishes)
-    assert plan.device_count == 3
+    assert plan.strategy.device_count == 3
     others = [network(conv_net()) for _ in range(2)]
     alone, _ = run_array(network(conv_net()), array, plan)
     result, outcome = run_array(network(conv_net()), array, plan, replicas=others)
     assert np.array_equal(result, alone)
-    assert outcome.tiles == plan.tiles
+    assert outcome.tiles == plan.strategy.tiles
     assert not running()
 
 
-def test_they_do_run_at_once(array):
+def test_workers_run_at_the_same_time(array):
     both = threading.Barrier(2, timeout=20)
     inner = conv_net()
 
@@ -48,7 +48,7 @@ def test_they_do_run_at_once(array):
         both.wait()  # which none passes alone
         return inner(x)
 
-    plan = plan_of(array, lanes=2).model_copy(update={"tile_width": 98})  # two tiles in a row
+    plan = plan_of(array, lanes=2).with_strategy(tile_width=98)  # two tiles in a row
     run_array(network(together), array, plan, replicas=[network(together)])
 
 
@@ -70,18 +70,18 @@ def test_a_device_that_disappears_loses_nothing(array):
     alone, _ = run_array(network(conv_net()), array, plan)
     result, outcome = run_array(network(conv_net()), array, plan, replicas=[gone])
     assert np.array_equal(result, alone)
-    assert outcome.tiles == plan.tiles
+    assert outcome.tiles == plan.strategy.tiles
     assert outcome.events == ["cpu failed (CUDA error: device is lost): its tiles went to cpu"]
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "events"),
     [
         ("b", ["b failed (lost): its tiles went to a"]),
         ("ab", ["a failed (lost): its tiles went to b", "b failed (lost): its tiles went to c"]),
     ],
 )
-def test_what_one_had_goes_to_another_whoever_is_lost(broken, told):
+def test_groups_of_a_lost_worker_go_to_another(broken, events):
     def lane(name):
         def run(group):
             if name in broken:
@@ -92,7 +92,7 @@ def test_what_one_had_goes_to_another_whoever_is_lost(broken, told):
 
     lanes = DeviceWorkers([lane(name) for name in "abc"])
     assert list(lanes.run("uvwxyz")) == [[group] for group in "uvwxyz"]
-    assert lanes.events == told
+    assert lanes.events == events
     lanes.close()
 
 
@@ -103,14 +103,14 @@ def test_the_last_ones_error_is_raised(array):
     assert not running()
 
 
-def test_what_is_wrong_with_the_image_is_not_tried_elsewhere(array):
+def test_errors_of_the_image_are_not_tried_elsewhere(array):
     infinite = network(lambda x: conv_net()(x) * torch.inf)
     with pytest.raises(NotFiniteError):
         run_array(network(conv_net()), array, plan_of(array), replicas=[infinite])
     assert not running()
 
 
-def test_memory_that_runs_out_shrinks_one_lane_only(array):
+def test_out_of_memory_shrinks_one_worker_only(array):
     tight = Failing(RuntimeError("DefaultCPUAllocator: can't allocate memory"), after=0)
     plan = plan_of(array, batch=2)
 
@@ -139,13 +139,13 @@ def test_a_stop_ends_the_threads(array):
     assert not running()
 
 
-def test_a_plan_for_lanes_counts_what_each_has(array):
+def test_a_plan_for_workers_counts_the_memory_of_each(array):
     one, two = plan_of(array, lanes=1), plan_of(array, lanes=2)
     at = {row.name: row.upper for row in one.ledger}
     for row in two.ledger:
         again = row.name in ("live activations and workspace", "allocator", "margin")
         assert row.upper == at[row.name] * (2 if again else 1)
-    assert (one.device_count, two.device_count) == (1, 2)
+    assert (one.strategy.device_count, two.strategy.device_count) == (1, 2)
     assert two.seconds == pytest.approx(one.seconds / 2)
     # Six tiles in a row are run four and two at a time.
     assert plan_of(array, lanes=4).seconds == pytest.approx(one.seconds / 3)

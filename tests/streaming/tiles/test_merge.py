@@ -4,39 +4,36 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
-from lowtide.core.signal import ImageInfo
+from lowtide.streaming.engine.source_run import FloatAdapter
 from lowtide.streaming.tiles.grid import split_axis
 from lowtide.streaming.tiles.merge import StripMerger
-from lowtide.streaming.tiles.tile_step import TileStep
-from support.toy_models import ArraySink, network
+from support.toy_models import ArraySink
 
 
 def coordinates(height, width, scale):
     """A picture of its own coordinates, so that a misplaced pixel shows."""
-    y = torch.linspace(0, 1, height * scale)[:, None].expand(-1, width * scale)
-    x = torch.linspace(0, 1, width * scale)[None].expand(height * scale, -1)
-    return torch.stack([y, x, (y + x) / 2])
+    sides = (np.linspace(0, 1, side * scale, dtype=np.float32) for side in (height, width))
+    y, x = np.meshgrid(*sides, indexing="ij")
+    return np.stack([y, x, (y + x) / 2], axis=-1)
 
 
 def merge(height, width, scale, tile, overlap, blend, *, order=None):
     """Cut the coordinate picture into tiles and put it together again."""
     whole = coordinates(height, width, scale)
     rows, columns = (split_axis(side, tile, overlap, blend=blend) for side in (height, width))
-    step = TileStep(network(torch.nn.Identity(), scale), ImageInfo(width, height, 3, "float32"))
     sink = ArraySink()
-    merger = StripMerger(rows, columns, step, sink, (height, width))
+    merger = StripMerger(rows, columns, FloatAdapter(3), sink, (height, width), scale)
     for row, top in enumerate(rows.starts):
         indices = list(range(len(columns.starts)))
         if order is not None:
             order.shuffle(indices)
         for column in indices:
             left = columns.starts[column]
-            part = whole[:, top * scale : (top + rows.tile) * scale]
-            merger.add(row, column, part[:, :, left * scale : (left + columns.tile) * scale])
+            part = whole[top * scale : (top + rows.tile) * scale]
+            merger.add(row, column, part[:, left * scale : (left + columns.tile) * scale])
         merger.finish_row(row)
-    return sink.commit(), whole.permute(1, 2, 0).numpy()
+    return sink.commit(), whole
 
 
 @pytest.mark.parametrize(("tile", "overlap", "blend"), [(16, 4, 0), (16, 4, 4), (40, 16, 9)])

@@ -8,16 +8,25 @@ import pytest
 import torch
 
 from lowtide.core import scratch
-from lowtide.core.errors import Cancelled, ImageError, OutputError
-from lowtide.core.signal import ImageInfo
+from lowtide.core.errors import Cancelled, InputError, OutputError
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.planner.band_candidates import BandCandidates
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
+from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache
 from lowtide.streaming.tiles.panels import COPY_ROWS, RowFile, panel_columns
 from lowtide.streaming.tiles.runner import execute_plan
-from support.plan_runs import assert_same, run_plan
-from support.toy_models import ArraySink, ArraySource, Strided, conv_net, costs, network, pictures
+from support.plan_runs import assert_same, run_plan, with_dry_run
+from support.toy_models import (
+    ArraySink,
+    ArraySource,
+    Strided,
+    conv_net,
+    costs,
+    image_adapter,
+    image_task,
+    network,
+    pictures,
+)
 
 picture = pictures(seed=3)
 REACH = 4  # of `conv_net`
@@ -27,8 +36,9 @@ def priced(net, size, bands=3, sample="uint8", align=1, reach=REACH, panel=None)
     height, width = size
     padded = -(-height // align) * align, -(-width // align) * align
     shape = ModelGeometry(net.scale, net.in_channels, net.out_channels, align)
-    info = ImageInfo(width, height, bands, sample)
-    return BandCandidates(costs(reach), shape, ImageTask(info, padded), ProgramCache(net), panel)
+    array = np.empty((height, width, bands), sample)
+    picture = image_task(array, padded, net.in_channels)
+    return BandCandidates(costs(reach), shape, picture, ProgramCache(net), panel)
 
 
 def in_panels(net, array, panel, **more):
@@ -45,7 +55,7 @@ def in_panels(net, array, panel, **more):
 def test_every_kind_of_image_equals_the_whole(tmp_path, sample, bands):
     net, array = network(conv_net()), picture(23, 67, bands, sample)
     plan, program = in_panels(net, array, 20)
-    assert plan.tiles == len(panel_columns(plan).starts) > 4
+    assert plan.strategy.panels == len(panel_columns(plan.image, plan.strategy).starts) > 4
     assert_same(net, array, plan, program, scratch=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -63,7 +73,7 @@ def test_any_width(width):
 def test_padding_is_that_of_the_whole(height, width):
     net, array = network(Strided().eval(), scale=1), picture(height, width, 3)
     plan, program = in_panels(net, array, 32, align=4, reach=8)
-    assert plan.tiles > 1
+    assert plan.strategy.panels > 1
     assert_same(net, array, plan, program)
 
 
@@ -79,7 +89,7 @@ def test_progress_counts_rows_of_the_image():
     net, array = network(conv_net()), picture(40, 60, 3)
     plan, program = in_panels(net, array, 20)
     told = []
-    execute_plan(net, ArraySource(array), ArraySink(), plan, program=program, on_rows=told.append)
+    run_plan(net, array, plan, program, on_rows=told.append)
     assert sum(told) == 80
     assert all(rows > 0 for rows in told)
 
@@ -87,16 +97,15 @@ def test_progress_counts_rows_of_the_image():
 def test_stops_between_bands(tmp_path):
     net, array = network(conv_net()), picture(40, 60, 3)
     plan, program = in_panels(net, array, 20)
-    asked, sink = [], ArraySink()
+    asked, source, sink = [], ArraySource(array), ArraySink()
 
     def cancel():
         asked.append(None)
         return len(asked) == 6
 
     with pytest.raises(Cancelled):
-        execute_plan(
-            net, ArraySource(array), sink, plan, program=program, cancel=cancel, scratch=tmp_path
-        )
+        how = {"program": program, "cancel": cancel, "scratch": tmp_path}
+        execute_plan(net, image_adapter(net, array), source, sink, plan, **how)
     assert not sink.parts
     assert not list(tmp_path.iterdir())
 
@@ -106,8 +115,8 @@ def test_a_file_that_ends_early_is_named_as_such():
     plan, program = in_panels(net, array, 20)
     source = ArraySource(array)
     source.array = array[:17]
-    with pytest.raises(ImageError, match="ended after 17 of 40 rows"):
-        execute_plan(net, source, ArraySink(), plan, program=program)
+    with pytest.raises(InputError, match="ended after 17 of 40 rows"):
+        execute_plan(net, image_adapter(net, array), source, ArraySink(), plan, program=program)
 
 
 def test_pages_of_all_panels_share_a_file(tmp_path, monkeypatch):
@@ -115,14 +124,14 @@ def test_pages_of_all_panels_share_a_file(tmp_path, monkeypatch):
     plan, program = in_panels(net, array, 20)
     cuts = (list(program.steps)[len(program.steps) // 2],)
     bands = (3,) * len(cut_segments(program, cuts))
-    how = plan.band_plan.model_copy(update={"cuts": cuts, "bands": bands, "pages": "disk"})
+    plan = plan.with_strategy(cuts=cuts, bands=bands, pages="disk")
     made, create = [], scratch.ScratchBlocks.__init__
     monkeypatch.setattr(
         scratch.ScratchBlocks, "__init__", lambda self, at: (made.append(at), create(self, at))[1]
     )
-    assert_same(net, array, plan.model_copy(update={"band_plan": how}), program, scratch=tmp_path)
+    assert_same(net, array, plan, program, scratch=tmp_path)
     assert made == [tmp_path]
-    assert len(panel_columns(plan).starts) > 1
+    assert len(panel_columns(plan.image, plan.strategy).starts) > 1
 
 
 def test_a_full_disk_is_said(monkeypatch):
@@ -146,31 +155,35 @@ def test_a_full_disk_is_said(monkeypatch):
 
 def test_rows_come_back_from_a_file_as_they_went():
     rows = picture(30, 7, 3, "uint16")
-    with RowFile(ImageInfo(7, 30, 3, "uint16"), None) as file:
-        file.write(rows[:13])
-        file.write(rows[13:, ::-1][:, ::-1])
-        found = [file.read(11), file.read(11), file.read(11), file.read(11)]
-    assert [len(part) for part in found] == [11, 11, 8, 0]
+    with RowFile(rows.shape, rows.dtype, None) as file:
+        file.write(0, rows[:13])
+        file.write(13, rows[13:, ::-1][:, ::-1])
+        found = [file.read(0, 11), file.read(11, 22), file.read(22, 30)]
     np.testing.assert_array_equal(np.concatenate(found), rows)
+
+
+def panels_of(pricing):
+    return {plan.strategy.panels for plan in pricing.candidates()}
 
 
 def test_wide_images_of_local_models_are_priced_in_panels():
     net = network(conv_net(features=16))
     for width, expected in ((4000, False), (9000, True)):
-        plans = priced(net, (64, width)).candidates()
-        assert any(plan.tiles > 1 for plan in plans) == expected
-    assert all(plan.tiles == 1 for plan in priced(net, (64, 9000), reach=None).candidates())
-    assert all(plan.tiles == 1 for plan in priced(net, (64, 9000), reach=200).candidates())
+        assert (panels_of(priced(net, (64, width))) > {1}) == expected
+    assert panels_of(priced(net, (64, 9000), reach=None)) == {1}
+    assert panels_of(priced(net, (64, 9000), reach=200)) == {1}
 
 
 def test_panels_take_what_their_width_takes_and_disk_for_the_rest():
     net = network(conv_net(features=16))
     size = 3000, 9000
     pricing = priced(net, size)
-    (panel,) = {plan.tile_width for plan in pricing.candidates() if plan.tiles > 1}
-    told = pricing.with_dry_run(next(plan for plan in pricing.candidates() if plan.tiles > 1))
+    told = with_dry_run(
+        pricing, next(plan for plan in pricing.candidates() if plan.strategy.panels > 1)
+    )
+    panel = told.strategy.panel_width
     narrow = priced(net, (3000, panel)).candidates()
-    assert told.band_plan.bands in {plan.band_plan.bands for plan in narrow}
+    assert told.strategy.bands in {plan.strategy.bands for plan in narrow}
     disk = told.bytes_at("disk")
     assert 3 * 3000 * 9000 * 5 < disk < 1.02 * 3 * 3000 * 9000 * 5
     assert "panels" in told.title
@@ -182,12 +195,7 @@ def test_several_ways_are_told_apart():
     net = network(conv_net(features=16))
     pricing = priced(net, (512, 9000))
     for plan in pricing.candidates():
-        again = replace(pricing).with_dry_run(plan)
-        assert (again.tile_width, again.tiles, again.band_plan) == (
-            plan.tile_width,
-            plan.tiles,
-            plan.band_plan,
-        )
+        assert with_dry_run(pricing, plan).strategy == plan.strategy
 
 
 def test_files_are_priced_beyond_what_bands_take_between():

@@ -85,7 +85,7 @@ def test_finished_tiles_are_not_run_again():
     assert module.calls == 7 + 2 + 2 * (undisturbed - 7)
 
 
-def test_what_cannot_be_divided_further_is_a_clear_error():
+def test_a_tile_that_cannot_be_divided_further_is_a_clear_error():
     plan = make_plan(ARRAY, 4, tile=32)
     with pytest.raises(OutOfMemoryError, match="cannot be divided further") as caught:
         run_array(network(Limited(16)), ARRAY, plan)
@@ -135,7 +135,7 @@ def test_a_released_error_holds_no_tensor():
     [((), "cannot be divided"), (("retry",), "cannot be divided"), (("smaller batch",), "divided")],
 )
 def test_only_what_the_plan_allows_is_tried(allowed, message):
-    plan = make_plan(ARRAY, 4, tile=64).model_copy(update={"recovery": allowed})
+    plan = make_plan(ARRAY, 4, tile=64).with_strategy(recovery=allowed)
     module = Limited(40 * 40)
     with pytest.raises(OutOfMemoryError, match=message):
         run_array(network(module), ARRAY, plan)
@@ -144,7 +144,7 @@ def test_only_what_the_plan_allows_is_tried(allowed, message):
 
 def test_batches_are_divided_into_tiles_where_halving_is_not_allowed():
     plan = make_plan(ARRAY, 4, tile=64, batch=2)
-    plan = plan.model_copy(update={"recovery": ("smaller tile",)})
+    plan = plan.with_strategy(recovery=("smaller tile",))
     result, outcome = run_array(network(Limited(40 * 40)), ARRAY, plan)
     assert np.abs(result.astype(int) - plain(plan)).max() <= 1
     assert not any("batch size" in event for event in outcome.events)

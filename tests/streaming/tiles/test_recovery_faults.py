@@ -1,6 +1,5 @@
 """Faults at single allocations of real runs: the same bytes, and only what failed done again."""
 
-import contextlib
 import gc
 import hashlib
 import random
@@ -8,12 +7,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from virtual_device import VirtualDevice
 
 import lowtide
 from lowtide.jobs import prepare
+from lowtide.jobs.image_adapter import ImageAdapter
 from lowtide.memory.cache import CostCache
-from lowtide.memory.simulation.virtual_device import VirtualDevice
-from lowtide.streaming.tiles.merge import StripMerger
 from support.toy_models import costs, make_plan, network, run_array
 
 REACH = 7  # of lowtide-x2
@@ -47,9 +46,9 @@ class Runs:
     def __init__(self, model, array, **wishes):
         self.model, self.array = model, array
         self.plan = make_plan(array, REACH, **wishes)
-        self.forwards, self.merges = [], []
+        self.forwards = []
         device = VirtualDevice()
-        with self.noted_merges(device), device:
+        with device:
             self.result, _ = run_array(network(self.forward), array, self.plan)
         self.calm, self.forwards = self.forwards, []
         self.device = device
@@ -58,24 +57,10 @@ class Runs:
         self.forwards.append(digest(x))
         return self.model(x)
 
-    @contextlib.contextmanager
-    def noted_merges(self, device):
-        """Which allocations belong to merging."""
-        add = StripMerger.add
-
-        def noted(*args):
-            before = device.allocations
-            add(*args)
-            self.merges.extend(range(before, device.allocations))
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(StripMerger, "add", noted)
-            yield
-
     @property
     def steps(self):
         """The allocations of the network and what belongs to it."""
-        return sorted(set(range(self.device.allocations)) - set(self.merges))
+        return range(self.device.allocations)
 
     def disturbed(self, fail_at=None, capacity=None):
         self.forwards = []
@@ -110,9 +95,19 @@ def test_a_fault_in_any_step_changes_nothing(runs):
     assert 0 < sum(again) <= len(again)
 
 
-def test_a_fault_while_tiles_are_merged_repeats_no_tile(runs):
-    assert len(runs.merges) >= runs.plan.tiles
-    assert [runs.check(number) for number in runs.merges[::3]] == [0] * len(runs.merges[::3])
+def test_a_fault_while_tiles_are_merged_repeats_no_tile(runs, monkeypatch):
+    convert, fails = ImageAdapter.to_sink, iter([False] * 9 + [True])
+
+    def faulty(self, floats):
+        if next(fails, False):
+            raise MemoryError
+        return convert(self, floats)
+
+    monkeypatch.setattr(ImageAdapter, "to_sink", faulty)
+    result, outcome = runs.disturbed()
+    assert result.tobytes() == runs.result.tobytes()
+    assert outcome.events == [REPEATED]
+    assert runs.forwards == runs.calm
 
 
 @pytest.mark.parametrize("sample", ["uint16", "float32"])
@@ -130,7 +125,7 @@ def test_a_second_fault_divides_the_tile_and_keeps_what_was_done(runs):
     result, outcome = runs.disturbed(fail_at={number, number + 1})
     assert np.abs(result.astype(int) - runs.result).max() <= 1
     assert outcome.events == ["out of memory: tiles of 64×64 are divided from here on"]
-    finished = runs.steps.index(number) * runs.plan.tiles // len(runs.steps)
+    finished = runs.steps.index(number) * runs.plan.strategy.tiles // len(runs.steps)
     assert runs.forwards[:finished] == runs.calm[:finished]
     assert not set(runs.forwards[finished + 2 :]) & set(runs.calm[:finished])
 

@@ -11,16 +11,15 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import Cancelled, LowtideError, ModelError, UsageError
-from lowtide.core.signal import ImageInfo
 from lowtide.memory.plan import Plan
 from lowtide.streaming.engine.segments import cut_segments
+from lowtide.streaming.engine.source_page import SourceRows
+from lowtide.streaming.engine.source_run import _Writer
 from lowtide.streaming.planner.band_candidates import BandCandidates
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
+from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.tiles.run_rows import _Writer
 from lowtide.streaming.tiles.runner import execute_plan
-from lowtide.streaming.tiles.source_page import SourceRows
-from support.plan_runs import assert_same, run_plan
+from support.plan_runs import assert_same, run_plan, with_dry_run
 from support.toy_models import (
     GIB,
     ArraySink,
@@ -29,6 +28,8 @@ from support.toy_models import (
     Strided,
     conv_net,
     costs,
+    image_adapter,
+    image_task,
     network,
     pictures,
 )
@@ -71,24 +72,21 @@ class Twice(nn.Module):
 
 
 def pricing(net, array, align=1):
-    height, width, bands = array.shape
+    height, width, _ = array.shape
     padded = -(-height // align) * align, -(-width // align) * align
     shape = ModelGeometry(net.scale, net.in_channels, net.out_channels, align)
-    info = ImageInfo(width, height, bands, str(array.dtype))
-    return BandCandidates(costs(None), shape, ImageTask(info, padded), ProgramCache(net))
+    picture = image_task(array, padded, net.in_channels)
+    return BandCandidates(costs(None), shape, picture, ProgramCache(net))
 
 
 def banded(net, array, bands=5, align=1, pages="memory", cut=False):
     """A streamed plan with so many bands in each segment, and the program it belongs to."""
     priced = pricing(net, array, align)
     plan = priced.candidates()[0]
-    program = priced.programs.program(plan.padded_height, plan.padded_width)
+    program = priced.programs.program(*plan.image.padded_size)
     cuts = (list(program.steps)[len(program.steps) // 2],) if cut else ()
     number = len(cut_segments(program, cuts))
-    how = plan.band_plan.model_copy(
-        update={"cuts": cuts, "bands": (bands,) * number, "pages": pages}
-    )
-    return plan.model_copy(update={"band_plan": how}), program
+    return plan.with_strategy(cuts=cuts, bands=(bands,) * number, pages=pages), program
 
 
 @pytest.mark.grid(4)
@@ -107,7 +105,7 @@ def test_every_kind_of_image_equals_the_whole(sample, bands, channels):
 def test_neither_bands_nor_pages_change_the_result(tmp_path, bands, pages):
     net, array = network(Twice().eval(), scale=1), picture(43, 29, 4)
     plan, program = banded(net, array, bands, pages=pages, cut=True)
-    assert len(plan.band_plan.bands) > 1
+    assert len(plan.strategy.bands) > 1
     assert_same(net, array, plan, program, scratch=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -115,12 +113,11 @@ def test_neither_bands_nor_pages_change_the_result(tmp_path, bands, pages):
 def test_some_pages_stay_in_memory(tmp_path):
     net, array = network(Kept().eval(), scale=1), picture(203, 150, 3)
     priced = pricing(net, array)
-    plans = [plan for plan in priced.candidates() if plan.band_plan.resident]
+    plans = [plan for plan in priced.candidates() if plan.strategy.resident]
     assert plans
     for plan in plans[:3]:
-        told = priced.with_dry_run(plan)
-        assert told.band_plan == plan.band_plan
-        assert 0 < plan.band_plan.spilled_peak_bytes < plan.band_plan.intermediate_peak_bytes
+        told = with_dry_run(priced, plan)
+        assert 0 < plan.strategy.spilled_peak_bytes < plan.strategy.intermediate_peak_bytes
         assert " of them on disk" in plan.title
         assert Plan.model_validate_json(told.model_dump_json()) == told
         assert_same(net, array, told, priced.programs.program(*told.network_size), scratch=tmp_path)
@@ -175,15 +172,14 @@ def test_result_rows_are_let_go_before_the_next_band_is_computed(monkeypatch, ch
         written.extend(weakref.ref(rows) for rows in images)
 
     monkeypatch.setattr(_Writer, "write", noted)
-    execute_plan(
+    run_plan(
         net,
-        ArraySource(array),
-        ArraySink(),
+        array,
         plan,
-        program=program,
+        program,
         before_step=lambda count: alive.append(sum(rows() is not None for rows in written)),
     )
-    assert len(written) == 7 * plan.images_per_tile
+    assert len(written) == 7 * plan.image.network_inputs
     assert not any(alive)
 
 
@@ -193,11 +189,12 @@ def test_progress_goes_on_before_the_first_row_is_written():
     told, written = [], []
 
     class Watched(ArraySink):
-        def write(self, rows):
+        def write(self, first, values):
             written.append(sum(told))
-            super().write(rows)
+            super().write(first, values)
 
-    execute_plan(net, ArraySource(array), Watched(), plan, program=program, on_rows=told.append)
+    adapter, source = image_adapter(net, array), ArraySource(array)
+    execute_plan(net, adapter, source, Watched(), plan, program=program, on_rows=told.append)
     assert sum(told) == 50
     assert all(rows > 0 for rows in told)
     assert written[0] > 5
@@ -207,9 +204,7 @@ def test_room_is_asked_for_before_each_operator():
     net, array = network(Twice().eval(), scale=1), picture(50, 20, 3)
     plan, program = banded(net, array, 10)
     asked = []
-    execute_plan(
-        net, ArraySource(array), ArraySink(), plan, program=program, before_step=asked.append
-    )
+    run_plan(net, array, plan, program, before_step=asked.append)
     assert min(asked) > 0
     rows = 5 + 2 * 2  # of a band, and those that the convolution takes around it
     assert 5 * 20 * 3 * 4 <= max(asked) <= 10 * rows * 20 * 3 * 4
@@ -224,9 +219,9 @@ def test_stops_between_bands():
         asked.append(None)
         return len(asked) == 3
 
-    sink = ArraySink()
+    adapter, source, sink = image_adapter(net, array), ArraySource(array), ArraySink()
     with pytest.raises(Cancelled):
-        execute_plan(net, ArraySource(array), sink, plan, program=program, cancel=cancel)
+        execute_plan(net, adapter, source, sink, plan, program=program, cancel=cancel)
     assert 0 < sum(map(len, sink.parts)) < 128
 
 
@@ -262,9 +257,9 @@ def test_candidates_trade_memory_for_time():
     priced = pricing(net, array)
     plans = sorted(priced.candidates(low_memory=True), key=lambda plan: plan.predicted_bytes)
     assert len(plans) > 2
-    assert all(plan.accuracy == "exact" and plan.strategy == "streamed" for plan in plans)
+    assert all(plan.accuracy == "exact" and plan.strategy.name == "streamed" for plan in plans)
     assert plans[0].seconds > plans[-1].seconds
-    assert max(plans[0].band_plan.bands) > max(plans[-1].band_plan.bands)
+    assert max(plans[0].strategy.bands) > max(plans[-1].strategy.bands)
 
 
 def test_an_easy_budget_leaves_out_small_bands_but_not_where_memory_is_scarce():
@@ -283,8 +278,7 @@ def test_what_is_told_of_a_candidate_counts_every_image_of_a_tile():
         array = picture(1024, 600, bands)
         priced = pricing(net, array)
         plan = priced.candidates()[0]
-        exact = priced.with_dry_run(plan)
-        assert exact.band_plan == plan.band_plan
+        exact = with_dry_run(priced, plan)
         told[bands] = next(row.value for row in exact.ledger if row.name == "live activations")
     assert told[4] == 2 * told[3]
 

@@ -5,17 +5,24 @@ import pytest
 import torch
 
 from lowtide.core.errors import Cancelled, NotFiniteError
-from lowtide.core.signal import ImageInfo
 from lowtide.jobs.planning import _with_most_in_flight
 from lowtide.memory.budget import Budget
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.planner.model_facts import ModelGeometry, Overrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.planner.tile_variants import with_prefetch
 from lowtide.streaming.tiles import runner, tile_transfer
-from lowtide.streaming.tiles.grid import plan_axes
+from lowtide.streaming.tiles.grid import tile_axes
 from lowtide.streaming.tiles.tile_transfer import AsyncTileTransfer, SyncTileTransfer
 from support.cuda_streams import Streams
-from support.toy_models import conv_net, costs, make_plan, network, pictures, run_array
+from support.toy_models import (
+    conv_net,
+    costs,
+    image_task,
+    make_plan,
+    network,
+    pictures,
+    run_array,
+)
 
 picture = pictures()
 
@@ -27,7 +34,7 @@ def array():
 
 def plan_of(array, most=3, **wishes):
     plan = make_plan(array, 4, tile=40, **wishes)
-    return plan.model_copy(update={"in_flight": most})
+    return plan.with_strategy(in_flight=most)
 
 
 class Logged(SyncTileTransfer):
@@ -79,13 +86,13 @@ def test_the_same_bytes_however_many_are_in_flight(flights, array, wishes, most)
     alone, _ = run_array(network(conv_net()), array, plan_of(array, 1, **wishes))
     result, outcome = run_array(network(conv_net()), array, plan)
     assert np.array_equal(result, alone)
-    assert outcome.tiles == plan.tiles and len(flights) == 1
+    assert outcome.tiles == plan.strategy.tiles and len(flights) == 1
 
 
 def test_so_many_are_begun_before_the_first_is_waited_for_rows_or_not(flights, array):
     plan = plan_of(array, 3, batch=4)
     run_array(network(conv_net()), array, plan)
-    rows, columns = plan_axes(plan)
+    rows, columns = tile_axes(plan.image, plan.strategy)
     batches = len(rows.starts) * -(-len(columns.starts) // 4)
     assert batches > len(rows.starts) > 3
     begun = ["there", "back"]
@@ -143,7 +150,7 @@ def test_a_batch_that_is_too_large_shrinks(flights, array):
     result, outcome = run_array(network(one), array, plan)
     alone, _ = run_array(network(conv_net()), array, plan)
     assert np.abs(result.astype(int) - alone).max() <= 1
-    assert outcome.tiles == plan.tiles
+    assert outcome.tiles == plan.strategy.tiles
     assert "out of memory: batch size 1 from here on" in outcome.events
 
 
@@ -198,7 +205,7 @@ def streams(monkeypatch):
 def test_no_copy_meets_what_a_card_computes(streams, array):
     plan = plan_of(array)
     result, _ = run_array(network(Watched(streams)), array, plan)
-    assert len(streams.log) > 4 * plan.tiles
+    assert len(streams.log) > 4 * plan.strategy.tiles
     assert streams.races == []
     # The allocator was told of every tensor that a second stream touches.
     told = {one.data_ptr() for one, _ in streams.recorded}
@@ -227,19 +234,18 @@ def test_a_missing_wait_is_a_race(monkeypatch, streams, missing):
 
 
 def card_plans(array, **wishes):
-    height, width, bands = array.shape
-    info = ImageInfo(width, height, bands, str(array.dtype))
+    height, width, _ = array.shape
     given = costs(4, device="cuda:0").model_copy(update={"context_bytes": 1 << 20})
     return tile_candidates(
-        given, ModelGeometry(2, 3, 3), ImageTask(info, (height, width)), Overrides(**wishes)
+        given, ModelGeometry(2, 3, 3), image_task(array, (height, width)), Overrides(**wishes)
     )
 
 
 def test_a_plan_counts_what_is_in_flight(array):
-    (one,) = [plan for plan in card_plans(array, tile=40) if plan.batch == 1]
-    assert one.in_flight == 1
+    (one,) = [plan for plan in card_plans(array, tile=40) if plan.strategy.batch == 1]
+    assert one.strategy.in_flight == 1
     three = with_prefetch(one, 3)
-    assert three.in_flight == 3 and "3 in flight" in three.title
+    assert three.strategy.in_flight == 3 and "3 in flight" in three.title
     rows = {row.name: row for row in three.ledger}
     # Images in fp32 and results of twice their sides, of two tiles more than the one that is run.
     staged = 4 * 3 * 40 * 40 * 5
@@ -249,19 +255,21 @@ def test_a_plan_counts_what_is_in_flight(array):
     assert rows["copy buffers"].upper > 3 * before.upper
     assert three.bytes_at("device", upper=True) == one.bytes_at("device", upper=True) + 2 * staged
     # No more than there are batches, and none beside one.
-    assert with_prefetch(one, 10**6).in_flight == one.tiles
-    whole = next(plan for plan in card_plans(array) if plan.tiles == 1)
+    assert with_prefetch(one, 10**6).strategy.in_flight == one.strategy.tiles
+    whole = next(plan for plan in card_plans(array) if plan.strategy.tiles == 1)
     assert with_prefetch(whole, 4) is whole
     here = make_plan(array, 4, tile=40)
     assert with_prefetch(here, 4) is here
 
 
 def test_more_streams_than_memory_are_fewer(array):
-    (one,) = [plan for plan in card_plans(array, tile=40) if plan.batch == 1]
+    (one,) = [plan for plan in card_plans(array, tile=40) if plan.strategy.batch == 1]
     needs = [one.upper_bytes, *(with_prefetch(one, most).upper_bytes for most in (2, 3))]
     ample = 1 << 40
     for most, limit in enumerate(needs, 1):
-        assert _with_most_in_flight(one, 4, Budget(limit, ample, ample), None).in_flight == most
-        assert _with_most_in_flight(one, most, Budget(ample, ample, ample), None).in_flight == most
+        fits = _with_most_in_flight(one, 4, Budget(limit, ample, ample), None)
+        asked = _with_most_in_flight(one, most, Budget(ample, ample, ample), None)
+        assert fits.strategy.in_flight == asked.strategy.in_flight == most
     # A plan that is smaller than the last one, which memory ran out on.
-    assert _with_most_in_flight(one, 4, Budget(ample, ample, ample), needs[2]).in_flight == 2
+    smaller = _with_most_in_flight(one, 4, Budget(ample, ample, ample), needs[2])
+    assert smaller.strategy.in_flight == 2

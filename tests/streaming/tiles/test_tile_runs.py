@@ -46,7 +46,7 @@ def test_equals_the_plain_model(sample, size, way):
     assert plan.accuracy == "exact"
     result, outcome = run_array(network(module), array, plan)
     assert result.dtype == array.dtype
-    assert outcome.tiles == plan.tiles
+    assert outcome.tiles == plan.strategy.tiles
     # A value halfway between two samples goes either way by what fp32 rounds, here 2e-6 of 255.
     step = {"float32": 2e-6, "uint8": 0.50051, "uint16": 0.6}[sample]
     np.testing.assert_allclose(result.astype(np.float64), reference(module, array), atol=step)
@@ -122,15 +122,15 @@ def test_gray_goes_through_color_networks_as_equal_channels():
 
 def test_cancel_stops_between_batches():
     array = picture(100, 100, 3, "uint8")
-    asked = []
+    calls = []
 
     def cancel():
-        asked.append(1)
-        return len(asked) > 3
+        calls.append(1)
+        return len(calls) > 3
 
     with pytest.raises(Cancelled):
         run_array(network(conv_net()), array, make_plan(array, 4, tile=32), cancel=cancel)
-    assert len(asked) == 4
+    assert len(calls) == 4
 
 
 def test_progress_counts_every_output_row():
@@ -181,7 +181,7 @@ def test_non_finite_fp32_is_an_error():
         run_array(network(Broken(), scale=1), array, make_plan(array, 0, scale=1))
 
 
-def test_no_result_is_held_while_the_next_is_made():
+def test_no_result_is_held_while_the_next_is_computed():
     module, array = conv_net(), picture(60, 150, 3, "uint8")
     net = network(module)
     storages, held = [], []

@@ -15,14 +15,14 @@ MAX_HEADS_ON_CUDA = 65_535
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a backend cannot run on this machine, and how to install what it needs."""
+    """Missing requirement of a backend, and the command that installs it."""
 
     reason: str
     fix: str = ""
 
 
 class Backend(ABC):
-    """One implementation of attention on (B, heads, L, D), D the head dim.
+    """One implementation of attention on (B, heads, N, head dim).
 
     ``verified_on`` are the kinds of device on which this project compared its results with the
     reference; elsewhere it is *unverified* and only chosen by name.
@@ -34,7 +34,7 @@ class Backend(ABC):
 
     @abstractmethod
     def missing_requirement(self, device: AttentionDevice) -> Missing | None:
-        """Return what the backend needs to run on ``device``, None if it can run."""
+        """Return the requirement missing on ``device``, None if the backend can run."""
 
     @abstractmethod
     def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
@@ -52,7 +52,20 @@ class Backend(ABC):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention: (B, heads, query tokens, value's head dim), in query's dtype."""
+        """Compute attention of 4-dimensional tensors.
+
+        Args:
+            query: (B, heads, queries, head dim), in floating point.
+            key: (B, key heads, keys, head dim); fewer heads than ``query`` only with
+                ``spec.grouped``.
+            value: (B, key heads, keys, value's head dim).
+            mask: broadcastable to (B, heads, queries, keys), with 2 or 4 dimensions; boolean, True
+                where a query sees a key, or floating point, added to the scores.
+            spec: scale, causality, dropout and grouped heads.
+
+        Returns:
+            (B, heads, queries, value's head dim) in the query's dtype.
+        """
 
     def run_with_call(
         self,
@@ -63,7 +76,10 @@ class Backend(ABC):
         mask: Tensor | None,
         spec: AttentionSpec,
     ) -> Tensor:
-        """`run` with the call's description, for backends that would describe it again."""
+        """Compute `run`, (B, heads, queries, value's head dim), with the call described.
+
+        For backends that would otherwise describe the call again.
+        """
         return self.run(query, key, value, mask, spec)
 
     def max_heads(self, device: AttentionDevice, call: AttentionCall) -> int | None:
@@ -72,5 +88,8 @@ class Backend(ABC):
 
 
 def scale_of(query: Tensor, spec: AttentionSpec) -> float:
-    """Return the factor of the scores, by default 1 / √(head dim)."""
+    """Return the factor of the scores, by default 1 / √(head dim).
+
+    ``query`` is (..., head dim).
+    """
     return query.shape[-1] ** -0.5 if spec.scale is None else spec.scale

@@ -54,9 +54,10 @@ class Chunked(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention; queries that see no key get zeros.
+        """Compute attention: (B, heads, queries, value's head dim).
 
-        Differentiable with respect to a floating-point mask, too.
+        Queries that see no key get zeros. Differentiable with respect to a floating-point mask,
+        too. Exact up to rounding.
         """
         batch, heads, queries, _ = query.shape
         block = ChunkSize.of(batch, heads, queries, key.shape[2], self._scores)
@@ -78,7 +79,7 @@ class ChunkSize:
 
     @staticmethod
     def of(batch: int, heads: int, queries: int, keys: int, max_scores: int) -> ChunkSize:
-        """Fit as many keys, then queries, then batches as ``max_scores`` allows, at least one."""
+        """Choose the largest block of keys, queries, then batches within ``max_scores``."""
         wide = max(1, min(keys, _KEYS))
         high = max(1, min(queries, max_scores // max(1, heads * wide)))
         return ChunkSize(max(1, min(batch, max_scores // max(1, heads * wide * high))), high, wide)
@@ -216,7 +217,7 @@ def _part(mask: Tensor, rows: slice, columns: slice) -> Tensor:
 
 
 def _add_reduced(grad_mask: Tensor, grad_scores: Tensor, rows: slice, columns: slice) -> None:
-    """Accumulate a block's gradient into that of the mask broadcast over it."""
+    """Add a block's gradient to that of the mask, summed over broadcast dims."""
     part = _part(grad_mask, rows, columns)
     shared = [dim for dim in range(4) if part.shape[dim] == 1 and grad_scores.shape[dim] != 1]
     part += grad_scores.sum(shared, keepdim=True) if shared else grad_scores

@@ -14,7 +14,7 @@ _NEEDS = "flash-attn 2, an NVIDIA GPU (Ampere or newer), and nvcc with a C++ com
 
 
 class Flash2(Backend):
-    """Attention by ``flash_attn_func``, whose layout is (B, L, heads, D)."""
+    """Attention by ``flash_attn_func``, whose layout is (B, N, heads, head dim)."""
 
     name = "flash2"
     about = "the package flash-attn: fp16 and bf16, no mask"
@@ -53,7 +53,7 @@ class Flash2(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention through transposed views."""
+        """Compute attention, (B, heads, queries, head dim), through transposed views."""
         from flash_attn import flash_attn_func  # pyright: ignore[reportMissingImports]
 
         views = (tensor.transpose(1, 2) for tensor in (query, key, value))

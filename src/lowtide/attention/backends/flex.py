@@ -50,7 +50,10 @@ class Flex(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention, with mask and causality fused as a ``score_mod``."""
+        """Compute attention: (B, heads, queries, value's head dim).
+
+        Mask and causality are fused as a ``score_mod``.
+        """
         change = None if mask is None and not spec.causal else _score_mod(query, key, mask, spec)
         return _compiled()(
             query, key, value, score_mod=change, scale=spec.scale, enable_gqa=spec.grouped

@@ -77,9 +77,10 @@ class OneDnn(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention; the result's memory layout is (B, L, heads, D).
+        """Compute attention: (B, heads, queries, value's head dim).
 
-        Rounds as sums in one fixed order do: in the last two bits.
+        The result's memory layout is (B, queries, heads, value's head dim). Rounds as sums in one
+        fixed order do: in the last two bits.
         """
         batch, heads, queries, width = query.shape
         result = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)

@@ -36,7 +36,10 @@ class Reference(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention; queries that see no key get zeros."""
+        """Compute attention: (B, heads, queries, value's head dim), in the query's dtype.
+
+        Queries that see no key get zeros.
+        """
         exact = torch.promote_types(query.dtype, torch.float32)
         q, k, v = (tensor.to(exact) for tensor in (query, key, value))
         if spec.grouped:
@@ -54,5 +57,5 @@ class Reference(Backend):
 
 
 def causal_mask(scores: Tensor) -> Tensor:
-    """Return the boolean causal mask of scores: True where query i sees keys 0..i."""
+    """Return the causal mask (queries, keys): True where query i sees keys 0..i."""
     return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()

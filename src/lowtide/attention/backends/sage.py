@@ -66,7 +66,7 @@ class Sage(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention.
+        """Compute attention, (B, heads, queries, head dim), with scores rounded to 8 bits.
 
         The key's mean is subtracted here, since the package would do it in place.
         """

@@ -56,7 +56,7 @@ class Sdpa(Backend):
         return Missing("needs a CUDA device") if device.kind == "cpu" and not on_cpu else None
 
     def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
-        """Refuse what PyTorch's kernel refuses, and calls known to give wrong results."""
+        """Refuse calls that PyTorch's kernel refuses or is known to compute wrongly."""
         return known_bad(self._path, device, call) or kernel_unsupported_reason(
             self._on(device), device, call
         )
@@ -79,7 +79,7 @@ class Sdpa(Backend):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
     ) -> Tensor:
-        """Compute attention of a call that is not described yet."""
+        """Describe the call, then compute it: (B, heads, queries, value's head dim)."""
         call = describe_call((query, key, value), mask, spec)
         return self.run_with_call(call, query, key, value, mask, spec)
 
@@ -92,7 +92,7 @@ class Sdpa(Backend):
         mask: Tensor | None,
         spec: AttentionSpec,
     ) -> Tensor:
-        """Compute attention with this kernel.
+        """Compute attention with this kernel: (B, heads, queries, value's head dim).
 
         PyTorch's kernel switches are changed only if it would choose another kernel.
         """

@@ -18,7 +18,7 @@ from lowtide.attention.halo.block_sizes import (
     shared_memory,
     tile_count,
 )
-from lowtide.attention.halo.launch import Launch, constants, strides
+from lowtide.attention.halo.launch import Launch, strides
 from lowtide.attention.spatial.window_grid import Windows
 from lowtide.attention.spec import AttentionDevice, LocalDevice
 from lowtide.core.errors import UsageError
@@ -29,7 +29,7 @@ _MOST = 65_535
 
 
 def missing_requirement(device: AttentionDevice) -> Missing | None:
-    """Return what the kernels need to run on ``device``, None if they can run."""
+    """Return the requirement missing on ``device``, None if the kernels can run."""
     if importlib.util.find_spec("triton") is None:
         return Missing("Triton is not installed", "pip install triton (on Windows: triton-windows)")
     if _interpreted():
@@ -64,7 +64,7 @@ def unsupported_reason(
 ) -> str | None:
     """Return the first thing that the kernels do not support, None if all is.
 
-    ``shape`` is (B, H, W, heads, D) of query, key and value; D is the head dim.
+    ``shape`` is (B, H, W, heads, head dim) of query, key and value.
     """
     batch, _, _, heads, dim = shape
     rules = (
@@ -98,16 +98,16 @@ def halo_attention(
     """Attention of each block of pixels to the halo window around it, by Triton.
 
     Args:
-        query, key, value: (B, H, W, heads, D), fp32, bf16 or fp16. Copied only if their last
+        query, key, value: (B, H, W, heads, head dim), fp32, bf16 or fp16. Copied only if their last
             dimension is not contiguous.
         windows: halo windows.
         table: (heads, 2·farthest + 1, 2·farthest + 1) biases added to scores by distance down and
-            right, with ``windows.farthest``.
+            right, with ``windows.max_distance`` as farthest.
         tiles: by default `tiles_for`.
 
     Returns:
-        (B, H, W, heads, D) in the query's dtype. Exact up to rounding: sums are in fp32, and fp32
-        products use TF32 only if PyTorch's do. The backward pass has no atomics and is
+        (B, H, W, heads, head dim) in the query's dtype. Exact up to rounding: sums are in fp32, and
+        fp32 products use TF32 only if PyTorch's do. The backward pass has no atomics and is
         deterministic.
 
     Raises:
@@ -125,7 +125,9 @@ def halo_attention(
     if tiles is None:
         limit = shared_memory(LocalDevice.of(query.device).capability)
         tiles = choose_tiles(windows, query.shape[-1], query.dtype, limit)
-    return _Halo.apply(query, key, value, table, windows, tiles)
+    # Dynamo, which breaks its graph at the kernels anyway, would not understand their tuples.
+    run: Any = torch.compiler.disable(_Halo.apply) if torch.compiler.is_compiling() else _Halo.apply
+    return run(query, key, value, table, windows, tiles)
 
 
 class _Halo(torch.autograd.Function):
@@ -151,18 +153,8 @@ class _Halo(torch.autograd.Function):
         tiled = launch.descriptors(tiles.forward, key, value)
         keys, values = tiled or (key, value)
         for grid, place, fixed in launch.query_launches(tiles.forward, tiled is not None):
-            kernels.forward[grid](
-                query,
-                keys,
-                values,
-                result,
-                sums,
-                launch.table,
-                *launch.sizes,
-                *place,
-                *apart,
-                **fixed,
-            )
+            tensors = query, keys, values, result, sums, launch.table
+            kernels.forward[grid](*tensors, *launch.sizes, place, apart, **fixed)
         ctx.save_for_backward(query, key, value, result, sums, bias)
         ctx.settings = windows, tiles
         return result
@@ -182,37 +174,13 @@ class _Halo(torch.autograd.Function):
         tiled = launch.descriptors(tiles.query, key, value)
         keys, values = tiled or (key, value)
         for grid, place, fixed in launch.query_launches(tiles.query, tiled is not None):
-            kernels.backward_query[grid](
-                query,
-                keys,
-                values,
-                result,
-                sums,
-                launch.table,
-                gradient,
-                grad_query,
-                *launch.sizes,
-                *place,
-                *apart,
-                **fixed,
-            )
+            tensors = query, keys, values, result, sums, launch.table, gradient, grad_query
+            kernels.backward_query[grid](*tensors, *launch.sizes, place, apart, **fixed)
         tiled = launch.descriptors(tiles.key, query, gradient, square=True)
         queries, given = tiled or (query, gradient)
         for grid, place, fixed in launch.key_launches(tiles.key, tiled is not None):
-            kernels.backward_key[grid](
-                queries,
-                key,
-                value,
-                sums,
-                launch.table,
-                given,
-                grad_key,
-                grad_value,
-                *launch.sizes,
-                *place,
-                *apart,
-                **fixed,
-            )
+            tensors = queries, key, value, sums, launch.table, given, grad_key, grad_value
+            kernels.backward_key[grid](*tensors, *launch.sizes, place, apart, **fixed)
         grad_table = None
         if ctx.needs_input_grad[3]:
             grad_table = _table_gradient(launch, tiles.bias, query, key, value, sums, gradient)
@@ -231,24 +199,12 @@ def _table_gradient(
     """Sum the scores' gradients over all windows, then over pairs of equal distance."""
     step, size, table = launch.windows.stride, launch.windows.size, launch.table
     queries, keys = tile_count(step**2, tile.queries), tile_count(size**2, tile.keys)
-    found = query.new_empty(
-        launch.heads, queries * tile.queries, keys * tile.keys, dtype=torch.float32
-    )
-    fixed = constants(launch.windows, tile, launch.dim, launch.dtype)
-    _kernels().backward_bias[keys, queries, launch.heads](
-        query,
-        key,
-        value,
-        sums,
-        table,
-        gradient,
-        found,
-        *launch.sizes,
-        launch.batch,
-        *launch.window_counts,
-        *strides(query, key, value, gradient),
-        **fixed,
-    )
+    shape = launch.heads, queries * tile.queries, keys * tile.keys
+    found = query.new_empty(shape, dtype=torch.float32)
+    place, apart = (launch.batch, *launch.window_counts), strides(query, key, value, gradient)
+    tensors = query, key, value, sums, table, gradient, found
+    grid = keys, queries, launch.heads
+    _kernels().backward_bias[grid](*tensors, *launch.sizes, place, apart, **launch.constants(tile))
     found = found[:, : step**2, : size**2].unflatten(2, (size, size)).unflatten(1, (step, step))
     return _by_distance(found, launch.windows).to(table.dtype)
 

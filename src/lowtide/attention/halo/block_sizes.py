@@ -119,7 +119,7 @@ def descriptor_block(
 ) -> list[int] | None:
     """Return the block shape of one tensor-descriptor load, None if not possible.
 
-    Over (B, H, W, heads, D): some rows of a window's keys, or with ``square`` a rectangle of
+    Over (B, H, W, heads, head dim): some rows of a window's keys, or with ``square`` a rectangle of
     queries.
     """
     cut = tile.rectangle if square else (tile.keys // windows.size, windows.size)

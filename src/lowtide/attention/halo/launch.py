@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,25 +18,54 @@ from lowtide.attention.halo.block_sizes import (
     unmasked_keys,
     unmasked_windows,
 )
-from lowtide.attention.spatial.window_grid import Windows
+from lowtide.attention.spatial.window_grid import Boundary, Windows
 
-_BOUNDARIES = {"mask": 0, "shift": 1, "zero": 2, "reflect": 3}
-# (grid, arguments for the position in the grid, compile-time constants).
+# (grid, the kernel's argument ``grid``, compile-time constants and launch options).
 KernelLaunch = tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class KernelConstants:
+    """Compile-time constants of a kernel.
+
+    ``inside`` windows need no masks, ``tiled`` tensors come as descriptors.
+    """
+
+    stride: int
+    halo: int
+    size: int
+    boundary: Boundary
+    max_distance: int
+    head_dim: int
+    precision: str
+    tile: KernelTile
+    has_bias: bool
+    inside: bool = False
+    tiled: bool = False
+
+    @property
+    def padded_dim(self) -> int:
+        """Head dim padded to a power of two."""
+        return padded_dim(self.head_dim)
+
+
 class Launch:
-    """Launch grids, arguments and constants of the halo kernels for one call."""
+    """Launch grids, arguments and constants of the halo kernels for one call.
+
+    ``query`` is (B, H, W, heads, head dim), ``table`` is (heads, distances down, distances right)
+    or None for no bias.
+    """
 
     def __init__(self, query: Tensor, windows: Windows, table: Tensor | None) -> None:
         self.batch, self.height, self.width, self.heads, self.dim = query.shape
         self.windows, self.dtype = windows, query.dtype
         self.axes = tuple(zip((self.height, self.width), windows.phase, strict=True))
         self.window_counts = tuple(windows.count(length, phase) for length, phase in self.axes)
-        self.sizes = self.height, self.width, self.heads, *windows.phase, self.dim**-0.5
+        # The kernels' arguments ``image`` and ``scale``.
+        self.sizes = (self.height, self.width, self.heads, *windows.phase), self.dim**-0.5
         # Without a bias, any valid pointer: the kernel does not read it.
         self.table = query if table is None else table
-        self.bias_constants = dict(HAS_BIAS=table is not None)
+        self.has_bias = table is not None
 
     def query_launches(self, tile: KernelTile, tiled: bool) -> Iterator[KernelLaunch]:
         """Yield launches with one program per tile of a window's queries."""
@@ -43,7 +73,7 @@ class Launch:
         programs = tile_count(self.windows.stride**2, tile.queries)
         for inside, count in _inner_and_border(self.window_counts, inner):
             grid = count * programs, self.batch * self.heads
-            fixed = self.constants(tile, INSIDE=inside, TILED=tiled)
+            fixed = self.constants(tile, inside=inside, tiled=tiled)
             yield grid, (*self.window_counts, *inner[0], *inner[1]), fixed
 
     def key_launches(self, tile: KernelTile, tiled: bool) -> Iterator[KernelLaunch]:
@@ -52,18 +82,21 @@ class Launch:
         inner = [unmasked_keys(self.windows, length, phase, tile) for length, phase in self.axes]
         for inside, count in _inner_and_border(tiles, inner):
             place = *self.window_counts, *tiles, *inner[0], *inner[1]
-            fixed = self.constants(tile, square=True, INSIDE=inside, TILED=tiled)
+            fixed = self.constants(tile, inside=inside, tiled=tiled)
             yield (count, self.batch * self.heads), place, fixed
 
-    def constants(self, tile: KernelTile, *, square: bool = False, **more: bool) -> dict[str, Any]:
+    def constants(self, tile: KernelTile, **switches: bool) -> dict[str, Any]:
         """Return a kernel's compile-time constants and launch options."""
-        fixed = constants(self.windows, tile, self.dim, self.dtype, square=square)
-        return {**fixed, **self.bias_constants, **more}
+        switches |= dict(has_bias=self.has_bias)
+        return constants(self.windows, tile, self.dim, self.dtype, **switches)
 
     def descriptors(
         self, tile: KernelTile, *tensors: Tensor, square: bool = False
     ) -> list[Any] | None:
-        """Return tensor descriptors for loads of whole tiles, None where not possible."""
+        """Return tensor descriptors for loads of whole tiles, None where not possible.
+
+        Tensors are (B, H, W, heads, head dim).
+        """
         cut = descriptor_block(self.windows, tile, self.dim, square=square)
         if not tile.tiled or cut is None or not all(map(_aligned, tensors)):
             return None
@@ -99,33 +132,26 @@ def _inner_and_border(
 
 
 def constants(
-    windows: Windows, tile: KernelTile, head_dim: int, dtype: torch.dtype, *, square: bool = False
+    windows: Windows, tile: KernelTile, head_dim: int, dtype: torch.dtype, **switches: bool
 ) -> dict[str, Any]:
-    """Return a kernel's compile-time constants and launch options.
-
-    With ``square`` its keys are a square of pixels.
-    """
-    cut = dict(QUERIES=tile.queries, KEYS=tile.keys)
-    if square:
-        cut = dict(SIDE=tile.side, ROWS=tile.rectangle[0], COLUMNS=tile.rectangle[1])
-    return dict(
-        STEP=windows.stride,
-        MARGIN=windows.halo,
-        SIZE=windows.size,
-        BOUNDARY=_BOUNDARIES[windows.boundary],
-        HEAD=head_dim,
-        WIDE=padded_dim(head_dim),
-        FARTHEST=windows.max_distance,
-        PRECISION=_precision(dtype),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        **cut,
+    """Return a kernel's compile-time constants and launch options."""
+    fixed = KernelConstants(
+        windows.stride,
+        windows.halo,
+        windows.size,
+        windows.boundary,
+        windows.max_distance,
+        head_dim,
+        _precision(dtype),
+        tile,
+        **switches,
     )
+    return dict(fixed=fixed, num_warps=tile.warps, num_stages=tile.stages)
 
 
-def strides(*tensors: Tensor) -> tuple[int, ...]:
+def strides(*tensors: Tensor) -> tuple[tuple[int, ...], ...]:
     """Return the strides of each tensor along B, H, W and heads."""
-    return tuple(stride for tensor in tensors for stride in tensor.stride()[:4])
+    return tuple(tensor.stride()[:4] for tensor in tensors)
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -43,8 +43,9 @@ def blend_sources(
 ) -> list[tuple[Tensor, Tensor]]:
     """Return (index, weight) pairs that gather the windows' results into columns.
 
-    An index is a position among the results of all windows. There are as many pairs as the most
-    windows over one column; missing windows have weight 0.
+    Index and weight are (width,), int64 and fp64. An index is a position among the results of all
+    windows. There are as many pairs as the most windows over one column; missing windows have
+    weight 0.
     """
     found: list[list[tuple[int, float]]] = [[] for _ in range(width)]
     place = 0
@@ -68,7 +69,8 @@ def blend_along(
 ) -> Tensor:
     """Gather along ``dim`` and return the weighted sum over all sources.
 
-    Each source is (index, weight); a weight of None is 1.
+    Each source is (index, weight), both (n,) for n positions of the result along ``dim``; a weight
+    of None is 1. ``tensor`` has any shape, (..., positions, ...).
     """
     shape = [-1, *[1] * (tensor.dim() - dim - 1)]
     parts = (

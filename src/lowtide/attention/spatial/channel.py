@@ -46,7 +46,7 @@ class ChannelAttention(nn.Module):
         self.expand = nn.Linear(max(1, channels // reduction), channels)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return the result for the whole image."""
+        """Scale the channels of a whole image: (B, C, H, W) to (B, C, H, W)."""
         return self.forward_rows(image, self.sums_of(image), image.shape[2] * image.shape[3])
 
     def sums_of(self, rows: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class ChannelAttention(nn.Module):
         return rows.sum((2, 3), dtype=torch.promote_types(rows.dtype, torch.float32))
 
     def forward_rows(self, rows: Tensor, sums: Tensor, pixels: int) -> Tensor:
-        """Return the result for a band of rows, given the sums over all ``pixels``."""
+        """Scale a band (B, C, rows, W), given the sums (B, C) over all ``pixels``."""
         check_image(rows, self.channels)
         mean = (sums / pixels).to(self.reduce.weight.dtype)
         gate = torch.sigmoid(self.expand(F.relu(self.reduce(mean))))
@@ -100,7 +100,7 @@ class TransposedAttention(nn.Module):
         self.out = nn.Linear(channels, channels, bias=bias)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return the result for the whole image."""
+        """Attend between the channels of a whole image: (B, C, H, W) to (B, C, H, W)."""
         check_image(image, self.channels)
         height, width = image.shape[2:]
         bands = row_spans(height, width)
@@ -119,7 +119,7 @@ class TransposedAttention(nn.Module):
     def sums_of(self, rows: Tensor, first: int, last: int, height: int) -> Tensor:
         """Return a band's part of q kᵀ and of the squared norms of q and k.
 
-        (B, heads, D, D + 2) with D the head dim. ``rows`` are those that `rows_needed` returns; add
+        (B, heads, head dim, head dim + 2), of the (B, C, rows, W) that `rows_needed` returns; add
         up the sums of all bands for `forward_rows`.
         """
         check_image(rows, self.channels)
@@ -128,7 +128,11 @@ class TransposedAttention(nn.Module):
     def forward_rows(
         self, rows: Tensor, sums: Tensor, first: int, last: int, height: int
     ) -> Tensor:
-        """Return rows ``first`` to ``last`` of the result, given the sums over all rows."""
+        """Return rows ``first`` to ``last`` of the result, given the sums over all rows.
+
+        ``rows`` is (B, C, rows, W) with the rows that `rows_needed` returns, the result (B, C,
+        result rows, W). ``sums`` are those of `sums_of`.
+        """
         check_image(rows, self.channels)
         return gather_rows(rows, last - first, [(0, self._result(rows, sums, first, last, height))])
 
@@ -157,7 +161,7 @@ class TransposedAttention(nn.Module):
     def _tokens(
         self, rows: Tensor, part: slice, parts: int, first: int, last: int, height: int
     ) -> tuple[Tensor, ...]:
-        """Compute some of the convolutions as (B, heads, D, L) in at least fp32."""
+        """Compute some of the convolutions as (B, heads, head dim, N) in at least fp32."""
         low, high = self.rows_needed(first, last, height)
         one, other = self.qkv, self.depthwise
         found = F.conv2d(rows, one.weight[part], None if one.bias is None else one.bias[part])

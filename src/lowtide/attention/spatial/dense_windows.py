@@ -22,7 +22,7 @@ from lowtide.core.trace_cache import cached_in_trace
 def dense_attention(
     query: Tensor, key: Tensor, value: Tensor, windows: Windows, position: Position
 ) -> Tensor:
-    """Attend within all windows at once; all tensors are (B, H, W, heads, D)."""
+    """Attend within all windows at once; all tensors are (B, H, W, heads, head dim)."""
     size = windows, *query.shape[1:3], query.device, query.dtype
     down, right = cached_in_trace(("axes", *size), lambda: _axes(windows, query))
     if windows.boundary == "zero":
@@ -152,7 +152,7 @@ def _sources(
 
 
 def _gather_windows(tensor: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Gather windows: (B, windows down, windows right, rows, columns, heads, D)."""
+    """Gather (B, windows down, windows right, rows, columns, heads, head dim)."""
     tensor = tensor.index_select(1, down.flatten()).unflatten(1, down.shape)
     tensor = tensor.index_select(3, right.flatten()).unflatten(3, right.shape)
     return tensor.transpose(2, 3)
@@ -167,7 +167,7 @@ def _gather_zero_padded(tensor: Tensor, down: _Axis, right: _Axis) -> Tensor:
 def _bias(
     position: Position, down: _Axis, right: _Axis, max_distance: int, dtype: torch.dtype
 ) -> Tensor | None:
-    """Return the position bias, (1 or N, heads, queries, keys) for N windows."""
+    """Return the position bias, (1 or windows, heads, queries, keys)."""
     distances = (
         axis.key_offset[:, None, :] - axis.query_offset[:, :, None] for axis in (down, right)
     )
@@ -177,16 +177,16 @@ def _bias(
 
 
 def _outside_mask(down: _Axis, right: _Axis, dtype: torch.dtype) -> Tensor:
-    """Return (N, keys): a large negative value for keys beyond the image, 0 otherwise."""
+    """Return (windows, keys): a large negative value for keys beyond the image, 0 otherwise."""
     inside = down.inside[:, None, :, None] & right.inside[None, :, None, :]
     least = -1e30 if torch.finfo(dtype).max > 1e30 else -3e4
     return torch.where(inside.flatten(2, 3).flatten(0, 1), 0.0, least).to(dtype)
 
 
 def _mask_by_channel(query: Tensor, key: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
-    """Append a channel to query and key, (N, L, heads, D), that masks by `_outside_mask`.
+    """Append a channel that masks by `_outside_mask` to query and key.
 
-    A mask tensor would be as large as all scores.
+    Both are (windows, N, heads, head dim). A mask tensor would be as large as all scores.
     """
     unseen = unseen.repeat(key.shape[0] // unseen.shape[0], 1)[..., None, None]
     key = torch.cat([key, unseen.expand(-1, -1, key.shape[2], -1)], -1)

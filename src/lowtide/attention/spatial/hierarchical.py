@@ -97,7 +97,7 @@ class HierarchicalAttention(LocalWindowAttention):
         return "full" if height * width <= self.full_tokens else "chunked"
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return the result for the whole image."""
+        """Attend within a whole image: (B, C, H, W) to (B, C, H, W)."""
         check_image(image, self.channels)
         height, width = image.shape[2:]
         if height * width > self.chunked_tokens:
@@ -121,7 +121,8 @@ class HierarchicalAttention(LocalWindowAttention):
     def forward_rows(self, image: Tensor, first: int, last: int, height: int) -> Tensor:
         """Return rows ``first`` to ``last`` of the result for an image of ``height`` rows.
 
-        ``image`` has exactly the rows that `rows_needed` returns. Equal to those rows of `forward`.
+        ``image`` is (B, C, rows, W) with exactly the rows that `rows_needed` returns; the result,
+        (B, C, result rows, W), equals those rows of `forward`.
         """
         check_image(image, self.channels)
         if self.stage(height, image.shape[3]) == "windows":

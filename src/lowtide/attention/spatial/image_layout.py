@@ -13,7 +13,7 @@ from lowtide.core.errors import UsageError
 
 
 def check_image(image: Tensor, channels: int) -> None:
-    """Validate that ``image`` is a floating-point (B, ``channels``, H, W).
+    """Validate that ``image`` is (B, C, H, W) in floating point, C being ``channels``.
 
     Raises:
         UsageError: it is not, or has no pixels.
@@ -53,7 +53,10 @@ def channels_last(image: Tensor) -> Tensor:
 
 
 def pointwise_conv(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute a 1×1 convolution of (B, C, H, W), as (B, H, W, C)."""
+    """Compute a 1×1 convolution of (B, C, H, W): (B, H, W, out channels).
+
+    ``weight`` is (out channels, C).
+    """
     return linear_pixels(rows_as_pixels(image, weight), weight, bias)
 
 
@@ -71,7 +74,11 @@ def rows_as_pixels(image: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear_pixels(pixels: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Apply a linear layer to the result of `rows_as_pixels`, or to some of its rows."""
+    """Apply a linear layer to pixels (B, H, W, C): (B, H, W, out channels).
+
+    ``pixels`` is the result of `rows_as_pixels` or some of its rows, ``weight`` is (out channels,
+    C).
+    """
     if torch.compiler.is_exporting() or len(pixels) > 1:
         return F.linear(pixels, weight, bias)
     image = pixels.permute(0, 3, 1, 2)
@@ -126,7 +133,7 @@ def gather_rows(like: Tensor, rows: int, bands: Iterable[tuple[int, Tensor]]) ->
 
 
 def supports_gather_linear(image: Tensor) -> bool:
-    """Return whether `gather_linear` can write a result like this image."""
+    """Return whether `gather_linear` can write a result like this image (B, C, H, W)."""
     mixed = torch.is_autocast_enabled(image.device.type)
     last = memory_format(image) == torch.channels_last
     return len(image) == 1 and not (last or mixed or torch.is_grad_enabled())
@@ -173,7 +180,7 @@ def channels_first(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def memory_format(image: Tensor) -> torch.memory_format:
-    """Return the memory format of an image.
+    """Return the memory format of an image (B, C, H, W).
 
     Channels-last only if it is not contiguous as well, as images with a side of 1 are.
     """

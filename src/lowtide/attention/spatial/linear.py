@@ -50,7 +50,7 @@ class LinearAttention(nn.Module):
         self.out = nn.Linear(channels, channels, bias=bias)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return the result for the whole image."""
+        """Attend within a whole image: (B, C, H, W) to (B, C, H, W)."""
         check_image(image, self.channels)
         height, width = image.shape[2:]
         bands = row_spans(height, width)
@@ -59,9 +59,9 @@ class LinearAttention(nn.Module):
         return gather_rows(image, height, pieces)
 
     def sums_of(self, rows: Tensor) -> Tensor:
-        """Return a band's part of Σ φ(k) vᵀ and Σ φ(k): (B, heads, D, D + 1).
+        """Return a band's part of Σ φ(k) vᵀ and Σ φ(k): (B, heads, head dim, head dim + 1).
 
-        Add up the sums of all bands, in any order, for `forward_rows`.
+        ``rows`` is (B, C, rows, W). Add up the sums of all bands, in any order, for `forward_rows`.
         """
         check_image(rows, self.channels)
         weight = self.qkv.weight[self.channels :]
@@ -72,7 +72,11 @@ class LinearAttention(nn.Module):
         return _feature(key).mT @ value
 
     def forward_rows(self, rows: Tensor, sums: Tensor) -> Tensor:
-        """Return the result for a band of rows, given the sums over all rows."""
+        """Return the result for a band (B, C, rows, W), given the sums over all rows.
+
+        ``sums`` are those of `sums_of`, added up over all bands: (B, heads, head dim, head dim +
+        1).
+        """
         check_image(rows, self.channels)
         return gather_rows(rows, rows.shape[2], [(0, self._result(rows, sums))])
 
@@ -89,7 +93,7 @@ class LinearAttention(nn.Module):
     def _tokens(
         self, rows: Tensor, weight: Tensor, bias: Tensor | None, parts: int
     ) -> tuple[Tensor, ...]:
-        """Return projections as (B, heads, L, D) in at least fp32."""
+        """Return projections as (B, heads, N, head dim) in at least fp32."""
         found = pointwise_conv(rows, weight, bias).flatten(1, 2)
         found = found.to(torch.promote_types(found.dtype, torch.float32))
         found = found.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4)

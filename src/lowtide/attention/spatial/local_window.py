@@ -102,7 +102,7 @@ class LocalWindowAttention(RowRegionModule):
         self.policy: Policy | None = policy
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return the result for the whole image."""
+        """Attend within the windows of a whole image: (B, C, H, W) to (B, C, H, W)."""
         check_image(image, self.channels)
         if torch.compiler.is_exporting():
             return self._exported(image)
@@ -120,7 +120,8 @@ class LocalWindowAttention(RowRegionModule):
     def forward_rows(self, image: Tensor, first: int, last: int, height: int) -> Tensor:
         """Return rows ``first`` to ``last`` of the result for an image of ``height`` rows.
 
-        ``image`` has exactly the rows that `rows_needed` returns. Equal to those rows of `forward`.
+        ``image`` is (B, C, rows, W) with exactly the rows that `rows_needed` returns; the result,
+        (B, C, result rows, W), equals those rows of `forward`.
         """
         check_image(image, self.channels)
         local = self._local(height, image.shape[3])
@@ -141,11 +142,11 @@ class LocalWindowAttention(RowRegionModule):
         return self._project_out(image, last - first, pieces())
 
     def row_multiple(self, height: int, width: int) -> int:
-        """Return the number of result rows computed together: those of one window."""
+        """Return the number of result rows computed together: the stride of windows."""
         return self.windows.stride if self.windows.phase[0] == 0 else 1
 
     def explain(self, image: Tensor) -> str:
-        """Explain which kernel computes ``image``, and why not the other one."""
+        """Explain which kernel computes ``image`` (B, C, H, W), and why not the other one."""
         reason = self._triton_unsupported_reason(image)
         if self.kernel == "triton":
             return f"triton: {'requested' if reason is None else 'not supported: ' + reason}"
@@ -176,7 +177,7 @@ class LocalWindowAttention(RowRegionModule):
         return query, key, value
 
     def project(self, pixels: Tensor, part: Part) -> Tensor:
-        """Project `rows_as_pixels` to queries, keys or values: (B, H, W, heads, D).
+        """Project `rows_as_pixels` to queries, keys or values: (B, H, W, heads, head dim).
 
         Each part has its own memory, so that it can be freed on its own.
         """

@@ -31,8 +31,8 @@ def write_graph(
 ) -> None:
     """Export ``module`` to ``path`` with input ``image`` and output ``result``.
 
-    ``shapes`` are the dynamic dimensions of the input, by `torch.export.Dim`. ``progress`` is
-    called with a message at each step.
+    ``image`` is an example (B, C, H, W), ``shapes`` are its dynamic dimensions, by
+    `torch.export.Dim`. ``progress`` is called with a message at each step.
     """
     progress("tracing the model; a deep one takes minutes")
     # The exporter and its optimizer log internals that do not concern the user.

@@ -49,7 +49,7 @@ class Position(nn.Module):
     rotation_key: Hashable = None
 
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """Return the bias of the scores, (N, heads, queries, keys) in ``dtype``, or None.
+        """Return the bias of the scores, (windows, heads, queries, keys) in ``dtype``, or None.
 
         ``down`` (windows down, rows of queries, rows of keys) and ``right`` (windows right,
         columns, columns) are distances in pixels from the query to the key.
@@ -57,7 +57,10 @@ class Position(nn.Module):
         return None
 
     def window_bias(self, down: Shape, right: Shape, like: Tensor) -> Tensor | None:
-        """Return `bias` of one window, (1, heads, queries, keys), pixels column by column."""
+        """Return `bias` of one window, (1, heads, queries, keys), pixels column by column.
+
+        In the dtype of ``like``, whose shape does not matter.
+        """
         return None
 
     def full_table(self) -> Tensor | None:
@@ -67,39 +70,51 @@ class Position(nn.Module):
     def rotary_factors(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Return the rotary factors of pixels for `rotate`, or None.
 
-        Positions are (..., rows) and (..., columns), whose leading dimensions are broadcast; the
-        result is (..., rows, columns, ...).
+        Positions are (..., rows) and (..., columns), in pixels, whose leading dimensions are
+        broadcast; the result is (..., rows, columns, ...).
         """
         return None
 
     def rotate(self, tensor: Tensor, factors: Tensor | None) -> Tensor:
-        """Rotate query or key, (..., rows, columns, heads, D), by pixel positions."""
+        """Rotate query or key, (..., rows, columns, heads, head dim), by pixel positions."""
         return tensor
 
     def separable_factors(
         self, rows: Tensor, columns: Tensor, dtype: torch.dtype
     ) -> RotaryAngles | None:
-        """Return the rotary factors of a row of windows for `rotate_heads_first`; see
-        `rotary_factors`."""
+        """Return the rotary factors of a row of windows for `rotate_heads_first`.
+
+        Positions are (rows,) and (columns,); see `rotary_factors`.
+        """
         return None
 
     def rotate_heads_first(self, tensor: Tensor, factors: RotaryAngles | None) -> Tensor:
-        """Rotate (B, rows, columns, heads, D) and permute to (B, heads, columns, rows, D)."""
+        """Rotate, and permute to (B, heads, columns, rows, head dim).
+
+        ``tensor`` is (B, rows, columns, heads, head dim).
+        """
         return to_heads_first(tensor)
 
 
 def to_heads_first(tensor: Tensor) -> Tensor:
-    """Copy (B, rows, columns, heads, D) to contiguous (B, heads, columns, rows, D)."""
+    """Copy as contiguous (B, heads, columns, rows, head dim).
+
+    ``tensor`` is (B, rows, columns, heads, head dim).
+    """
     return heads_first_view(tensor).contiguous()
 
 
 def heads_first_view(tensor: Tensor) -> Tensor:
-    """View (B, rows, columns, heads, D) as (B, heads, columns, rows, D)."""
+    """View (B, rows, columns, heads, dim) as (B, heads, columns, rows, dim)."""
     return tensor.permute(0, 3, 2, 1, 4)
 
 
 class TableBias(Position):
-    """Learned bias for each head and relative distance, as in Swin (arXiv 2103.14030)."""
+    """Learned bias for each head and relative distance, as in Swin (arXiv 2103.14030).
+
+    ``table`` is (heads, distances down, distances right) for distances from -``max_distance`` to
+    ``max_distance`` pixels.
+    """
 
     def __init__(self, heads: int, max_distance: int) -> None:
         super().__init__()
@@ -109,17 +124,17 @@ class TableBias(Position):
         self._max_distance = max_distance
 
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-        """Gather the table's entries for all distances."""
+        """Gather the table's entries for all distances: (windows, heads, queries, keys)."""
         down, right = down + self._max_distance, right + self._max_distance
         spread = self.table[:, down[:, None, :, None, :, None], right[None, :, None, :, None, :]]
         return _of_windows(spread).to(dtype)
 
     def full_table(self) -> Tensor:
-        """Return the table."""
+        """Return the table (heads, distances down, distances right)."""
         return self.table
 
     def window_bias(self, down: Shape, right: Shape, like: Tensor) -> Tensor:
-        """Return the bias of one window by slices, without an index."""
+        """Return the bias of one window, (1, heads, queries, keys), by slices."""
         table = self.table.to(like.dtype).mT
         # (heads, query rows, distance right, key rows)
         by_row = _by_query(table, 2, down, self._max_distance)
@@ -150,14 +165,14 @@ class DecomposedBias(Position):
         self._max_distance = max_distance
 
     def bias(self, down: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-        """Gather the sums of both tables' entries for all distances."""
+        """Gather the sums of both tables' entries: (windows, heads, queries, keys)."""
         rows = self.down[:, down + self._max_distance].to(dtype)
         columns = self.right[:, right + self._max_distance].to(dtype)
         spread = rows[:, :, None, :, None, :, None] + columns[:, None, :, None, :, None, :]
         return _of_windows(spread)
 
     def window_bias(self, down: Shape, right: Shape, like: Tensor) -> Tensor:
-        """Return the bias of one window by slices, without an index."""
+        """Return the bias of one window, (1, heads, queries, keys), by slices."""
         rows, columns = (
             _by_query(table.to(like.dtype), 1, shape, self._max_distance)
             for table, shape in ((self.down, down), (self.right, right))
@@ -166,12 +181,12 @@ class DecomposedBias(Position):
         return spread.flatten(3, 4).flatten(1, 2)[None]
 
     def full_table(self) -> Tensor:
-        """Return the sums for all pairs of distances."""
+        """Return the sums for all distances: (heads, distances down, distances right)."""
         return self.down[:, :, None] + self.right[:, None, :]
 
 
 def _of_windows(spread: Tensor) -> Tensor:
-    """Permute to (N, heads, queries, keys).
+    """Permute to (windows, heads, queries, keys).
 
     From (heads, windows down, windows right, query rows, query columns, key rows, key columns).
     """

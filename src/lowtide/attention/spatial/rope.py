@@ -37,7 +37,11 @@ class Rope2d(Position):
         self._frequencies = [period ** -(pair / pairs) for pair in range(pairs)]
 
     def rotary_factors(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return cosine and sine per pair of channels: (..., rows, columns, 1, D / 2, 2)."""
+        """Return cosine and sine per pair of channels.
+
+        (..., rows, columns, 1, head dim / 2, 2) for positions (..., rows) and (..., columns), in at
+        least fp32.
+        """
         down = self._angles(rows)[..., :, None, :]
         right = self._angles(columns)[..., None, :, :]
         down, right = (torch.stack([angle.cos(), angle.sin()], -1) for angle in (down, right))
@@ -46,7 +50,10 @@ class Rope2d(Position):
         return torch.cat(both, -2).unsqueeze(-3)
 
     def rotate(self, tensor: Tensor, factors: Tensor | None) -> Tensor:
-        """Rotate in at least fp32; returns the tensor's own dtype."""
+        """Rotate (..., rows, columns, heads, head dim) in at least fp32.
+
+        The result has the dtype and shape of ``tensor``.
+        """
         assert factors is not None
         pairs = tensor.to(factors.dtype).unflatten(-1, (-1, 2))
         if torch.compiler.is_exporting():
@@ -56,9 +63,9 @@ class Rope2d(Position):
         return torch.view_as_real(turned).flatten(-2).to(tensor.dtype)
 
     def separable_factors(self, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> RotaryAngles:
-        """Return the factors along each axis; channels of the other axis have factor 1.
+        """Return the factors along each axis, for positions (rows,) and (columns,).
 
-        A factor of 1 changes no value.
+        Channels of the other axis have factor 1, which changes no value.
         """
         exact = torch.promote_types(dtype, torch.float32).to_complex()
         angles = self._angles(rows), self._angles(columns)
@@ -72,7 +79,7 @@ class Rope2d(Position):
         )
 
     def rotate_heads_first(self, tensor: Tensor, factors: RotaryAngles | None) -> Tensor:
-        """Rotate and permute to (B, heads, columns, rows, D).
+        """Rotate, and permute to (B, heads, columns, rows, head dim).
 
         Without gradients in two passes over memory, and no copy.
         """

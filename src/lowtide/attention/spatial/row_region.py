@@ -22,7 +22,8 @@ class RowRegionModule(nn.Module):
     def forward_rows(self, image: Tensor, first: int, last: int, height: int) -> Tensor:
         """Return rows ``first`` to ``last`` of the result for an image of ``height`` rows.
 
-        ``image`` has exactly the rows that `rows_needed` returns.
+        ``image`` is (B, C, rows, W) with exactly the rows that `rows_needed` returns, the result
+        (B, C, result rows, W).
         """
         raise NotImplementedError
 

@@ -27,11 +27,11 @@ from lowtide.attention.spatial.window_grid import (
     windows_along,
 )
 
-# Loads rows of the image, (B, rows, W, heads, D): for a row of windows its keys, its values, then
-# its queries, whose rows lie within those of the keys.
+# Loads rows of the image, (B, rows, W, heads, head dim): for a row of windows its keys, its values,
+# then its queries, whose rows lie within those of the keys.
 Part = Literal["query", "key", "value"]
 Load = Callable[[Part, int, int], Tensor]
-# Attention of (B, heads, L, D) with a bias or None.
+# Attention of (B, heads, N, head dim) with a bias or None.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 # Queries per call: enough to keep a CPU or GPU busy, and few enough for the windows of several
@@ -66,7 +66,7 @@ class RowWindowAttention:
     def run(
         self, load: Load, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yield (first row, (B, W, rows, heads, D)) of the result, from the top down.
+        """Yield (first row, (B, W, rows, heads, head dim)) of the result, from the top down.
 
         Halo windows yield all rows that they compute, which may extend beyond ``first`` and
         ``last``.
@@ -88,7 +88,7 @@ class RowWindowAttention:
             pending = [one for one in pending if _last_query(self._rows[one[0]]) > done]
 
     def _window_rows(self, first: int, last: int) -> list[int]:
-        """Return the indices of the rows of windows that compute any of these rows."""
+        """Return the indices of window rows that compute any of these image rows."""
         return [
             place
             for place, one in enumerate(self._rows)
@@ -105,7 +105,7 @@ class RowWindowAttention:
         return min(seen), max(seen) + 1
 
     def _attend_row(self, load: Load, row: Window) -> Tensor:
-        """Compute a row of windows: (B, W, queries, heads, D)."""
+        """Compute a row of windows: (B, W, queries, heads, head dim)."""
         # Permute each before the next one is loaded, so that fewer are held at once.
         key = self._load_padded(load, "key", row)
         turns = self._row_angles(row, key)
@@ -165,7 +165,7 @@ class RowWindowAttention:
     ) -> Tensor:
         """Attend within equal windows at once.
 
-        Returns (B, count · columns of queries, rows of queries, heads, D).
+        Returns (B, count · columns of queries, rows of queries, heads, head dim).
         """
         one = run.window
         query = _extract_windows(query, one.first_query, one.queries, run)
@@ -228,7 +228,7 @@ class RowWindowAttention:
         return blend_sources(self._columns, self._shares, self._width)
 
     def _blend_runs(self, strip: Tensor) -> Tensor:
-        """Do what `_accumulate` does for all runs, differentiably."""
+        """Blend all runs as `_accumulate` does, differentiably."""
         return strip if self._windows.form == "halo" else blend_along(strip, 1, self._sources)
 
     def _blend_rows(
@@ -258,7 +258,7 @@ class RowWindowAttention:
 
 
 def _extract_windows(tensor: Tensor, first: int, width: int, run: WindowRun) -> Tensor:
-    """Cut windows from (B, heads, W, rows, D) as (B · count, heads, L, D).
+    """Cut windows from (B, heads, W, rows, head dim) as (B · count, heads, N, head dim).
 
     A view without a copy for a single image.
     """

@@ -55,12 +55,12 @@ class Windows:
 
     @property
     def stride(self) -> int:
-        """Stride between windows in pixels; in the halo form what a window computes."""
+        """Stride between windows in pixels; a halo window computes as many."""
         return self.size - self.shared
 
     @property
     def halo(self) -> int:
-        """Halo of a window: pixels it sees beyond what it computes, on each side."""
+        """Halo of a window: pixels seen beyond the computed ones, on each side."""
         return self.shared // 2 if self.form == "halo" else 0
 
     @property

@@ -20,14 +20,14 @@ from lowtide.memory.process_memory import allocator_name
 _SAMPLE_SECONDS = 0.005
 
 
-def main(spec: dict[str, Any], report: str) -> None:
+def main() -> None:
     """Run a target, write its memory usage to a file, and exit with its status.
 
-    Args:
-        spec: The run: its ``target``, ``args``, ``imports`` and ``warmups``.
-        report: Path of the JSON file that receives the usage or the error.
+    The arguments are paths of JSON files: of the run, with its ``target``, ``args``, ``imports``
+    and ``warmups``, and of the report that receives the usage or the error.
     """
-    found, status = _run(spec), 0
+    spec, report = map(Path, sys.argv[1:])
+    found, status = _run(json.loads(spec.read_text(encoding="utf-8"))), 0
     if "usage" in found:
         status = found["usage"]["exit_status"]
         try:
@@ -38,7 +38,7 @@ def main(spec: dict[str, Any], report: str) -> None:
             )
     else:
         status, text = 1, json.dumps(found)
-    temporary = Path(report).with_suffix(".part")
+    temporary = report.with_suffix(".part")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(report)
     sys.exit(status)

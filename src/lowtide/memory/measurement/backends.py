@@ -6,14 +6,14 @@ They read the profiler's memory events, live storages, resident memory, or CUDA'
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lowtide.core.errors import UsageError
 from lowtide.core.heap import trim_heap
-from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.ledger import LedgerRow, device_row
 from lowtide.memory.measurement import profiler_events
 from lowtide.memory.meter import HostMeter, Usage, cuda_context_bytes, cuda_peaks
 from lowtide.memory.tracing.trace import KIND_TITLES, KINDS, Kind
@@ -26,38 +26,6 @@ BACKENDS: dict[str, tuple[BackendName, ...]] = {
     "cpu": ("events", "storages", "resident"),
     "cuda": ("allocator",),
 }
-
-
-class MeterBackend(Protocol):
-    """Protocol of a measurement backend.
-
-    Bytes count from `begin` on, except those of `ledger_rows`, which may include what existed
-    before.
-    """
-
-    source: str
-
-    def begin(self) -> None:
-        """Start to measure."""
-
-    def lap(self) -> int:
-        """Return the peak bytes since `begin` or the last lap."""
-        ...
-
-    def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Assign a kind (weights, inputs, ...) to tensors."""
-
-    def end(self) -> int:
-        """Stop to measure and return the peak bytes of the last lap."""
-        ...
-
-    def retained_bytes(self) -> int:
-        """Return the bytes allocated since `begin` and still alive at `end`."""
-        ...
-
-    def ledger_rows(self, peak: int) -> tuple[LedgerRow, ...]:
-        """Return the ledger at ``peak``, the highest of all laps; valid after `end`."""
-        ...
 
 
 class EventsBackend:
@@ -78,7 +46,7 @@ class EventsBackend:
         return self._blocks.reset_peak()
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Record the tensors that existed before `begin`.
+        """Record tensors, of any shape, that existed before `begin`.
 
         The others count without their kind, since an event does not say what its block is for.
         """
@@ -132,7 +100,7 @@ class StoragesBackend:
         return peak
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Assign a kind to the tensors' storages."""
+        """Assign a kind to the storages of tensors of any shape."""
         self.tracer.label(tensors, kind)
 
     def end(self) -> int:
@@ -181,7 +149,7 @@ class ResidentBackend:
         return usage.corrected_peak_bytes
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Do nothing: pages do not say which tensors they hold."""
+        """Do nothing, whatever the tensors: pages do not say which they hold."""
 
     def end(self) -> int:
         """Stop to sample and return the peak bytes of the last lap."""
@@ -229,7 +197,7 @@ class AllocatorBackend:
         return max(0, allocated - self._before)
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Do nothing: the allocator counts earlier tensors as a whole."""
+        """Do nothing: the allocator counts earlier tensors, of any shape, as a whole."""
 
     def end(self) -> int:
         """Read the peaks, what remains allocated, and the context."""
@@ -256,8 +224,12 @@ class AllocatorBackend:
         )
 
 
+# Bytes count from `begin` on, except those of `ledger_rows`, which may include what existed before.
+MeterBackend = EventsBackend | StoragesBackend | ResidentBackend | AllocatorBackend
+
+
 def meter_backend(device: str, how: BackendName) -> MeterBackend:
-    """Create the backend ``how`` for a device; `BACKENDS` lists those of each device."""
+    """Create the backend ``how`` for a device; see `BACKENDS`."""
     if how == "events":
         return EventsBackend()
     if how == "storages":
@@ -276,5 +248,4 @@ def _rows(kinds: Mapping[Kind, int]) -> tuple[LedgerRow, ...]:
 
 
 def _row(name: str, value: int, upper: int | None = None) -> LedgerRow:
-    upper = value if upper is None else upper
-    return LedgerRow(name=name, place="device", value=value, upper=upper, origin="measured")
+    return device_row(name, value, "measured", upper)

@@ -116,7 +116,7 @@ class Region:
         return self.usage.model_dump_json()
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Assign a kind (weights, inputs, ...) to tensors.
+        """Assign a kind (weights, inputs, ...) to tensors of any shape.
 
         ``"storages"`` gives each kind a row, with what existed before the region. ``"events"`` adds
         such rows only for what existed before, so that the total is what the run needs.

@@ -16,17 +16,14 @@ from pydantic import BaseModel, ConfigDict
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import LowtideError, OutOfMemoryError, UsageError
-from lowtide.memory.ledger import LedgerRow
+from lowtide.core.python_child import start_python
+from lowtide.memory.ledger import LedgerRow, device_row
 
 # From this size on glibc gives a block its own pages and returns them when it is freed, so that
 # resident memory follows what is allocated. The default keeps freed blocks for reuse.
 _THRESHOLD = ("MALLOC_MMAP_THRESHOLD_", "65536")
 _TAIL = 4000
-_CHILD = (
-    "import json, sys; spec = json.load(open(sys.argv[1], encoding='utf-8'));"
-    " sys.path[:] = spec['path'];"
-    " from lowtide.memory.measurement._subprocess_main import main; main(spec, sys.argv[2])"
-)
+_MAIN = "lowtide.memory.measurement._subprocess_main:main"
 
 
 class SubprocessUsage(BaseModel):
@@ -69,15 +66,7 @@ class SubprocessUsage(BaseModel):
         Its upper value is the kernel's high-water mark.
         """
         upper = max(self.peak_bytes, self.high_water_bytes or 0)
-        return (
-            LedgerRow(
-                name="resident memory",
-                place="device",
-                value=self.peak_bytes,
-                upper=upper,
-                origin="measured",
-            ),
-        )
+        return (device_row("resident memory", self.peak_bytes, "measured", upper),)
 
 
 def measure_in_subprocess(
@@ -120,7 +109,6 @@ def measure_in_subprocess(
         "args": _json_arguments(name, args, warmups),
         "imports": list(imports),
         "warmups": warmups,
-        "path": [str(entry) for entry in sys.path],
     }
     with tempfile.TemporaryDirectory(prefix="lowtide-") as folder:
         run = _Run(Path(folder), name)
@@ -164,10 +152,10 @@ class _Run:
         """Run the child to its end and return its exit status."""
         with atomic_output(self._spec) as part:
             part.write_text(json.dumps(spec), encoding="utf-8")
-        command = [sys.executable, "-c", _CHILD, str(self._spec), str(self._report)]
+        files = str(self._spec), str(self._report)
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
-            child = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+            child = start_python(
+                _MAIN, *files, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
             )
             try:
                 return child.wait(timeout)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -40,7 +39,8 @@ class BufferLayout:
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Return the block's tensors as strided views of ``buffer``.
 
-        ``buffer`` is uint8, of at least ``nbytes``.
+        ``buffer`` is uint8 (n,) with n at least ``nbytes``; views have the shapes of the block's
+        tensors.
         """
         return [
             buffer[offset : offset + nbytes].view(dtype).as_strided(shape, stride)
@@ -50,18 +50,6 @@ class BufferLayout:
         ]
 
 
-class WeightSource(Protocol):
-    """Protocol of a source of block weights: files or host memory."""
-
-    def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
-        """Fill ``buffer``, uint8 in host memory, with the block."""
-        ...
-
-    def host_tensor(self, layout: BufferLayout) -> torch.Tensor | None:
-        """Return the block if it is in host memory already, else None."""
-        ...
-
-
 class FileWeightSource:
     """Blocks in safetensors files; ``permuted`` if `write_weights` wrote them."""
 
@@ -69,7 +57,7 @@ class FileWeightSource:
         self._files, self._permuted = files, permuted
 
     def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
-        """Read each tensor of the block, in the order of the model."""
+        """Fill ``buffer``, uint8 in host memory, tensor by tensor."""
         for place, view in zip(layout.places, layout.views(buffer), strict=True):
             target = view.permute(memory_order(view)) if self._permuted else view
             self._files.read(place.name, target)
@@ -86,25 +74,29 @@ class HostWeightSource:
         self._blocks: dict[str, torch.Tensor] = {}
 
     def add(self, layout: BufferLayout, fill: Callable[[torch.Tensor], None]) -> None:
-        """Allocate memory for a block and let ``fill`` write the block into it."""
+        """Allocate uint8 (bytes,) for a block, which ``fill`` writes into it."""
         memory = self._pinned.empty(layout.nbytes)
         fill(memory)
         self._blocks[layout.block.name] = memory
 
     def read(self, layout: BufferLayout, buffer: torch.Tensor) -> None:
-        """Copy the block into ``buffer``."""
+        """Copy the block into ``buffer``, uint8 (bytes,)."""
         buffer[: layout.nbytes].copy_(self._blocks[layout.block.name])
 
     def host_tensor(self, layout: BufferLayout) -> torch.Tensor:
-        """Return the block without a copy."""
+        """Return the block, uint8 (bytes,), without a copy."""
         return self._blocks[layout.block.name]
+
+
+WeightSource = FileWeightSource | HostWeightSource
 
 
 @dataclass(eq=False)
 class WeightBuffer:
     """One weight buffer, the block that is loaded or loading, and its CUDA events.
 
-    ``tensors`` are the weights of each block as views of this buffer.
+    ``buffer`` and ``staging`` are uint8 (bytes,); ``tensors`` are the weights of each block as
+    views of this buffer.
     """
 
     buffer: torch.Tensor

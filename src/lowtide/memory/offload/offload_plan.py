@@ -60,24 +60,9 @@ class OffloadPlan(BaseModel):
         """Bytes of resident weights, buffers and activations together."""
         return self.resident_bytes + self.buffer_bytes + self.activation_bytes
 
-    @property
-    def title(self) -> str:
-        """Summary for people: resident and streamed bytes, and the buffers."""
-        if not self.streamed:
-            return f"all weights resident: {format_bytes(self.resident_bytes)}"
-        return (
-            f"{format_bytes(self.streamed_bytes)} of weights in {len(self.streamed)} blocks through"
-            f" {self.in_flight} × {format_bytes(self.largest_streamed_bytes)},"
-            f" {format_bytes(self.resident_bytes)} resident"
-        )
-
 
 def plan_offload(
-    model: nn.Module,
-    budget_bytes: int,
-    *,
-    activation_bytes: int = 0,
-    resident: Iterable[str] = (),
+    model: nn.Module, budget_bytes: int, *, activation_bytes: int = 0, resident: Iterable[str] = ()
 ) -> OffloadPlan:
     """Choose which weights of ``model`` stay resident and which stream, by a budget.
 
@@ -162,7 +147,7 @@ def _fit(blocks: Sequence[WeightBlock], available: int, in_flight: int) -> _Fit 
 
 
 def _min_bytes(blocks: Sequence[WeightBlock]) -> tuple[int, int, str]:
-    """Return (least bytes for weights, those of the largest streamed block, its name)."""
+    """Return (least weight bytes, bytes of the largest streamed block, its name)."""
     total = sum(block.nbytes for block in blocks)
     options = [(total, 0, "")]
     for largest in blocks:

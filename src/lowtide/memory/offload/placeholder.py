@@ -15,6 +15,10 @@ def _getter(name: str) -> Any:
     return getattr(torch.Tensor, name).__get__
 
 
+_PROPERTIES = """
+    shape dtype layout ndim nbytes itemsize requires_grad is_leaf grad grad_fn is_sparse
+    is_quantized is_nested
+""".split()
 # Metadata that may be read from a weight that is not loaded.
 _METADATA = {
     torch.Tensor.size,
@@ -27,24 +31,7 @@ _METADATA = {
     torch.Tensor.is_complex,
     torch.Tensor.is_contiguous,
     torch.Tensor.__len__,
-    *map(
-        _getter,
-        (
-            "shape",
-            "dtype",
-            "layout",
-            "ndim",
-            "nbytes",
-            "itemsize",
-            "requires_grad",
-            "is_leaf",
-            "grad",
-            "grad_fn",
-            "is_sparse",
-            "is_quantized",
-            "is_nested",
-        ),
-    ),
+    *map(_getter, _PROPERTIES),
 }
 _DEVICE = _getter("device")
 _DEVICE_KINDS = {_getter(f"is_{kind}"): kind for kind in ("cuda", "cpu", "meta")}
@@ -61,7 +48,7 @@ class WeightPlaceholder(nn.Parameter):
 
     @classmethod
     def for_tensor(cls, name: str, tensor: torch.Tensor, device: torch.device) -> WeightPlaceholder:
-        """Return a placeholder for ``tensor`` that reports ``device`` as its device."""
+        """Return a placeholder of the same shape as ``tensor``, on ``device``."""
         form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         placeholder = torch.Tensor._make_subclass(cls, form, False)
         placeholder.weight_name, placeholder.weight_device = name, device

@@ -27,6 +27,7 @@ from lowtide.memory.offload.buffers import (
     FileWeightSource,
     HostLoader,
     HostWeightSource,
+    WeightSource,
 )
 from lowtide.memory.offload.offload_plan import OffloadPlan
 from lowtide.memory.offload.resident import load_resident, match_files, move_resident
@@ -117,9 +118,7 @@ def stream_weights(
         undo.callback(pinned.close)
         if source == "disk":
             files = _write_temporary(layouts, scratch_dir, undo)
-            weight_source: FileWeightSource | HostWeightSource = FileWeightSource(
-                files, permuted=True
-            )
+            weight_source: WeightSource = FileWeightSource(files, permuted=True)
         else:
             weight_source = HostWeightSource(pinned)
         for layout in layouts:
@@ -177,7 +176,7 @@ def stream_from_file(
                 hint="plan with the model as it is now, on the meta device",
             )
         from_disk = FileWeightSource(weights, permuted=False)
-        weight_source: FileWeightSource | HostWeightSource = from_disk
+        weight_source: WeightSource = from_disk
         if source == "host":
             weight_source = HostWeightSource(pinned)
             for layout in layouts:
@@ -256,9 +255,7 @@ def _copy_weights(layout: BufferLayout, memory: torch.Tensor) -> None:
 
 
 def _restore_weights(
-    layout: BufferLayout,
-    source: FileWeightSource | HostWeightSource,
-    devices: Sequence[torch.device],
+    layout: BufferLayout, source: WeightSource, devices: Sequence[torch.device]
 ) -> None:
     """Restore the values of the model's own tensors."""
     memory = torch.empty(layout.nbytes, dtype=torch.uint8)
@@ -271,7 +268,7 @@ def _start_stream(
     model: nn.Module,
     plan: OffloadPlan,
     layouts: Sequence[BufferLayout],
-    source: FileWeightSource | HostWeightSource,
+    source: WeightSource,
     device: torch.device,
     pinned: PinnedMemory,
     undo: ExitStack,

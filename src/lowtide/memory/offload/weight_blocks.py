@@ -51,7 +51,7 @@ class WeightBlock(BaseModel):
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """One attribute of a module that holds a tensor; tied tensors have several."""
+    """One attribute of a module that holds a tensor of any shape; tied tensors have several."""
 
     name: str
     owner: nn.Module
@@ -71,7 +71,7 @@ def tensor_slots(model: nn.Module) -> Iterator[TensorSlot]:
 
 
 def set_tensor(place: TensorSlot, tensor: torch.Tensor) -> None:
-    """Replace the parameter or buffer of ``place`` by ``tensor``."""
+    """Replace the parameter or buffer of ``place`` by a tensor, often of the same shape."""
     if place.is_buffer:
         place.owner._buffers[place.key] = tensor
     else:
@@ -85,7 +85,7 @@ def align_bytes(nbytes: int) -> int:
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
-    """Return the dimensions of ``tensor`` from the slowest to the fastest in memory."""
+    """Return the dims of a tensor of any shape, slowest in memory first."""
     strides = tensor.stride()
     return sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
 

@@ -146,7 +146,7 @@ def _read_header(path: Path, file_index: int) -> dict[str, _Entry]:
 
 
 def write_weights(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Write ``tensors`` to a safetensors file one by one, each in its memory order.
+    """Write tensors of any shape to a safetensors file, each in its memory order.
 
     A tensor that is not contiguous is thus stored with its dimensions permuted, and read back into
     the same permutation of its slot; `safetensors.torch.save_file` takes only contiguous ones.

@@ -8,17 +8,15 @@ import sys
 from typing import Any
 
 
-def main(settings: dict[str, Any]) -> None:
+def main() -> None:
     """Serve measurement requests from stdin until end of file.
 
-    Each request is one pickled operator call. Each answer is its peak in bytes, or a string that
-    says why it could not be measured.
-
-    Args:
-        settings: ``threads`` is passed to `torch.set_num_threads`; ``tuned`` says whether to tune
-            the C heap.
+    First come the settings: ``threads`` for `torch.set_num_threads`, and ``tuned`` where the C heap
+    is to be tuned. Each request is one pickled operator call. Each answer is its peak in bytes, or
+    a string that says why it could not be measured.
     """
     requests, responses = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    settings = pickle.load(requests)
     os.dup2(2, 1)  # libraries may print to stdout, which carries the answers
     if settings["tuned"]:
         from lowtide.core.heap import tune_heap

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 
-from lowtide.memory.ledger import LedgerRow, Origin
+from lowtide.memory.ledger import device_row
 from lowtide.memory.prediction.calibration import Calibration, shipped_runtime
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_with_workspace
 from lowtide.memory.prediction.op_signature import signature
@@ -30,11 +30,13 @@ def predict_cpu(trace: Trace, workspace: CpuWorkspace, calibration: Calibration)
     live = sum(row.value for row in rows)
     call = None if op is None else trace.ops[op].call
     assumed = call is not None and signature(call) in workspace.assumed
-    rows.append(_row("workspace", max(0, peak.total - live), "prior" if assumed else "probed"))
+    rows.append(
+        device_row("workspace", max(0, peak.total - live), "prior" if assumed else "probed")
+    )
     peak_op = trace.peak_op() if op is None else op
-    rows.append(_row("allocator", _rounding(trace, peak_op), "simulated"))
+    rows.append(device_row("allocator", _rounding(trace, peak_op), "simulated"))
     objects = count_runtime_objects(trace, peak_op)
-    rows.append(_row("runtime", shipped_runtime().total_bytes(objects), "calibrated"))
+    rows.append(device_row("runtime", shipped_runtime().total_bytes(objects), "calibrated"))
     predicted = sum(row.value for row in rows)
     rows.append(margin_row(rows, calibration.upper(predicted)))
     reasons = sorted({(why, what) for what, why in workspace.assumed.values()})
@@ -46,10 +48,6 @@ def predict_cpu(trace: Trace, workspace: CpuWorkspace, calibration: Calibration)
     return PredictedMemory(
         tuple(rows), trace.phase(peak_op), name, trace.peak_bytes, notes, objects
     )
-
-
-def _row(name: str, value: int, origin: Origin) -> LedgerRow:
-    return LedgerRow(name=name, place="device", value=value, upper=value, origin=origin)
 
 
 def _rounding(trace: Trace, op: int) -> int:

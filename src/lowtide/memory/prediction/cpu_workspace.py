@@ -45,10 +45,7 @@ _MIN_ROWS = 128
 _SMALL_BYTES, _TOUCHES = 1 << 20, 3
 _MAX_OPERAND_BYTES = 1 << 32
 _SCALABLE = frozenset(
-    {
-        torch.ops.aten.convolution.default,
-        torch.ops.aten.convolution_backward.default,
-    }
+    {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
 )
 
 
@@ -155,8 +152,7 @@ def peak_with_workspace(trace: Trace, operator_peak: Callable[[Call, int], int])
     Args:
         trace: A trace made with ``keep_calls``.
         operator_peak: Returns the peak bytes of a call, given the bytes of its results; it may
-        measure,
-            so it is called for as few operators as possible.
+            measure, so it is called for as few operators as possible.
     """
     best = WorkspacePeak(trace.peak_bytes, trace.peak_bytes, -1, "storages")
     candidates = sorted(

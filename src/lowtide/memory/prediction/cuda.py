@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lowtide.attention.linear_ops import ONEDNN_LINEAR
-from lowtide.memory.ledger import LedgerRow, Origin
+from lowtide.memory.ledger import Origin, device_row
 from lowtide.memory.prediction.calibration import Calibration
 from lowtide.memory.prediction.op_signature import Call
 from lowtide.memory.prediction.result import PredictedMemory, live_tensor_rows, margin_row
@@ -31,10 +31,7 @@ _MATMULS = frozenset(
     }
 ) - {None}
 _CONVOLUTIONS = frozenset(
-    {
-        torch.ops.aten.convolution.default,
-        torch.ops.aten.convolution_backward.default,
-    }
+    {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
 )
 # Ids of storages that no trace has: the BLAS workspace that a thread keeps from its first matrix
 # product on (False: the step's thread, True: autograd's, which runs backward passes on CUDA),
@@ -62,8 +59,7 @@ def predict_cuda(
         workspace: Workspace bytes of a convolution, given its call and the bytes of its result; by
             default the profile's prior.
         arena_phase: Name of a phase before which one large block is allocated and freed, an arena
-        that
-            leaves the allocator fewer gaps than many segments. Its size is returned as
+            that leaves the allocator fewer gaps than many segments. Its size is returned as
             `PredictedMemory.piece`; 0 where it saves too little. The workspaces that matrix
             products keep are allocated before the block.
     """
@@ -88,27 +84,19 @@ def predict_cuda(
     blas = [threads * size for size in profile.workspaces.blas_bytes]
     extra, most = (max(run.peak_allocated - live, 0) for run in (expected, upper))
     origin: Origin = "prior" if workspace is None else "probed"
-    rows.append(_row("workspace", max(extra, blas[0]), max(most, blas[1]), origin))
+    rows.append(device_row("workspace", max(extra, blas[0]), origin, max(most, blas[1])))
     known = sum(row.value for row in rows), sum(row.upper for row in rows)
-    rows.append(
-        _row(
-            "allocator",
-            max(0, expected.peak_reserved - known[0]),
-            max(0, upper.peak_reserved - known[1]),
-            "simulated",
-        )
-    )
-    rows.append(_row("context", profile.context_bytes, profile.context_upper_bytes, "prior"))
+    gaps = [
+        max(0, run.peak_reserved - own) for run, own in zip((expected, upper), known, strict=True)
+    ]
+    rows.append(device_row("allocator", gaps[0], "simulated", gaps[1]))
+    rows.append(device_row("context", profile.context_bytes, "prior", profile.context_upper_bytes))
     predicted = sum(row.value for row in rows)
     rows.append(margin_row(rows, max(calibration.upper(predicted), sum(r.upper for r in rows))))
     name = trace.ops[peak_op].name if peak_op < len(trace.ops) else ""
     return PredictedMemory(
         tuple(rows), trace.phase(peak_op), name, trace.peak_bytes, arena_bytes=arena_bytes
     )
-
-
-def _row(name: str, value: int, upper: int, origin: Origin) -> LedgerRow:
-    return LedgerRow(name=name, place="device", value=value, upper=max(value, upper), origin=origin)
 
 
 def _prior_workspace(profile: DeviceProfile, upper: int) -> ConvWorkspace:
@@ -181,7 +169,7 @@ def _image_copy_bytes(call: Call) -> int:
 
 
 def _suggests_channels_last(facts: Any) -> bool:
-    """Return what ``c10::is_channels_last_strides_2d`` of pytorch/pytorch returns."""
+    """Evaluate ``c10::is_channels_last_strides_2d`` of pytorch/pytorch."""
     if len(facts.shape) != 4:
         return False
     least = 0

@@ -41,8 +41,7 @@ class CudaWorkspace:
         device: The GPU.
         store: Cache of what was measured; by default in the package's cache folder.
         measure_allocated: Runs a closure and returns the bytes that it allocates in addition to its
-        result; by
-            default read from PyTorch's CUDA allocator.
+            result; by default read from PyTorch's CUDA allocator.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class CudaWorkspace:
         self._measure_allocated = measure_allocated or self._cuda_allocated
 
     def conv_workspace(self, call: Call, result_bytes: int) -> int:
-        """Return the workspace bytes of a convolution with a result of ``result_bytes`` bytes.
+        """Return the workspace bytes of a convolution, given its ``result_bytes``.
 
         A large convolution is not run: its workspace is extrapolated linearly in the rows, from
         measurements at two heights, on top of the constant part of its weights.

@@ -21,6 +21,7 @@ from lowtide.memory.prediction.cpu import predict_cpu
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
 from lowtide.memory.prediction.cuda import predict_cuda
 from lowtide.memory.prediction.extrapolation import extrapolate_peak
+from lowtide.memory.prediction.result import PredictedMemory
 from lowtide.memory.prediction.runtime_objects import RuntimeObjects
 from lowtide.memory.profiles import DeviceProfile, load_profile
 from lowtide.memory.profiles.attention import simulate_attention
@@ -63,7 +64,7 @@ class Estimate(BaseModel):
 
     @property
     def predicted_bytes(self) -> int:
-        """Expected peak in bytes, with what the device needs beyond live tensors."""
+        """Expected peak in bytes, including the device's overhead."""
         return sum(row.value for row in self.ledger)
 
     @property
@@ -122,16 +123,7 @@ def estimate(
         raise  # one of our own errors: the fallback would fail in the same way
     except Exception as error:  # noqa: BLE001 - any error of a trace leads to the fallback
         predicted = extrapolate_peak(model, step, error, dtype)
-    return Estimate(
-        device=profile.name,
-        method="probed",
-        live_bytes=predicted.live_bytes,
-        ledger=predicted.rows,
-        phase=predicted.phase,
-        operator=predicted.operator,
-        seconds=time.perf_counter() - started,
-        notes=predicted.notes,
-    )
+    return _estimate(predicted, profile, "probed", started)
 
 
 def traced_estimate(
@@ -157,10 +149,21 @@ def traced_estimate(
         store.save()
     else:
         predicted = predict_cuda(trace, profile, bound)
-    result = Estimate(
+    result = _estimate(predicted, profile, "traced", started)
+    result._trace = trace
+    return result
+
+
+def _estimate(
+    predicted: PredictedMemory,
+    profile: DeviceProfile,
+    method: Literal["traced", "probed"],
+    started: float,
+) -> Estimate:
+    return Estimate(
         device=profile.name,
-        method="traced",
-        live_bytes=trace.peak_bytes,
+        method=method,
+        live_bytes=predicted.live_bytes,
         ledger=predicted.rows,
         phase=predicted.phase,
         operator=predicted.operator,
@@ -168,8 +171,6 @@ def traced_estimate(
         notes=predicted.notes,
         objects=predicted.objects,
     )
-    result._trace = trace
-    return result
 
 
 def trace_step(

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from lowtide.core.errors import ModelError
 from lowtide.memory.costs import fit_growth
-from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.ledger import device_row
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction.result import PredictedMemory
 from lowtide.memory.tracing.fake import model_tensors
@@ -63,15 +63,12 @@ def extrapolate_peak(
     size = sum(tensor.numel() for tensor in input_tensors(step))
     activations = int(fixed + linear * size + square * size**2)
     rows = (
-        LedgerRow(
-            name="weights", place="device", value=weight_bytes, upper=weight_bytes, origin="known"
-        ),
-        LedgerRow(
-            name="live activations and workspace",
-            place="device",
-            value=activations,
-            upper=int(activations * _UPPER_FACTOR),
-            origin="probed",
+        device_row("weights", weight_bytes, "known"),
+        device_row(
+            "live activations and workspace",
+            activations,
+            "probed",
+            int(activations * _UPPER_FACTOR),
         ),
     )
     note = (

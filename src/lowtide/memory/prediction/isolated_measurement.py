@@ -13,34 +13,22 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 from typing import IO, Any
 
 import torch
 
 from lowtide.core.heap import heap_is_tuned
+from lowtide.core.python_child import start_python
 from lowtide.memory.prediction.op_signature import Call, all_tensors
 
 _TIMEOUT_SECONDS = 30.0
-_CHILD = (
-    "import pickle, sys; settings = pickle.load(sys.stdin.buffer);"
-    " sys.path[:] = settings['path'];"
-    " from lowtide.memory.prediction._isolated_main import main; main(settings)"
-)
 _NAMESPACES = frozenset({"aten", "prims", "mkldnn"})
 # In addition to `torch.Tag.core`: they copy integer elements, or read only their shape.
 _COPY_OPERATORS = frozenset(
-    {
-        "copy_",
-        "stack",
-        "roll",
-        "fill_",
-        "ones_like",
-        "empty_like",
-        "rand_like",
-        "randn_like",
-    }
+    """
+    copy_ stack roll fill_ ones_like empty_like rand_like randn_like
+    """.split()
 )
 
 
@@ -99,18 +87,13 @@ class _Child:
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD],
+        self.process = start_python(
+            "lowtide.memory.prediction._isolated_main:main",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        settings = {
-            "path": list(sys.path),
-            "threads": torch.get_num_threads(),
-            "tuned": heap_is_tuned(),
-        }
-        self._send(settings)
+        self._send({"threads": torch.get_num_threads(), "tuned": heap_is_tuned()})
 
     def measure(self, call: Call) -> int:
         """Return the peak bytes of one operator; raises as `measure_isolated` does."""

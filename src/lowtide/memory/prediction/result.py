@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.ledger import LedgerRow, device_row
 from lowtide.memory.prediction.runtime_objects import RuntimeObjects
 from lowtide.memory.tracing.trace import KIND_TITLES, KINDS, Trace
 
@@ -33,17 +33,7 @@ def live_tensor_rows(trace: Trace, op: int | None) -> list[LedgerRow]:
     They are those while operator ``op`` runs; None means at the peak of live bytes.
     """
     kinds = trace.live_at_peak() if op is None else trace.live_during(op)
-    return [
-        LedgerRow(
-            name=KIND_TITLES[kind],
-            place="device",
-            value=kinds[kind],
-            upper=kinds[kind],
-            origin="traced",
-        )
-        for kind in KINDS
-        if kinds[kind]
-    ]
+    return [device_row(KIND_TITLES[kind], kinds[kind], "traced") for kind in KINDS if kinds[kind]]
 
 
 def margin_row(rows: list[LedgerRow], upper: int) -> LedgerRow:
@@ -52,6 +42,4 @@ def margin_row(rows: list[LedgerRow], upper: int) -> LedgerRow:
     Its expected value is 0: it allows for what past runs took beyond their predictions.
     """
     allowed = upper - sum(row.upper for row in rows)
-    return LedgerRow(
-        name="margin", place="device", value=0, upper=max(0, allowed), origin="calibrated"
-    )
+    return device_row("margin", 0, "calibrated", allowed)

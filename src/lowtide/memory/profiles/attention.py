@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from lowtide.attention.patch import with_globals
 from lowtide.attention.sdpa_rules import AttentionPath, promotes_three_dimensions, sdpa_kernel_for
 from lowtide.attention.spec import AttentionSpec, describe_call
 from lowtide.memory.profiles.attention_kernels import run_fake_attention
@@ -89,7 +89,7 @@ class _SimulatedAttention(TorchFunctionMode):
         super().__init__()
         self._profile, self._workspace, self._log = profile, workspace, log
         self._wrappers = {
-            carrier: _with_globals(carrier, _NO_OVERRIDES) for carrier in _ATTENTION_WRAPPERS
+            carrier: with_globals(carrier, _NO_OVERRIDES) for carrier in _ATTENTION_WRAPPERS
         }
 
     def __torch_function__(
@@ -158,16 +158,3 @@ def _autocast_inputs(*tensors: Tensor | None) -> Iterator[list[Any]]:
             t if t is None or t.dtype == torch.float64 or not t.is_floating_point() else t.to(dtype)
             for t in tensors
         ]
-
-
-def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """Copy ``function`` with ``names`` overriding its module's globals."""
-    copy = FunctionType(
-        function.__code__,
-        {**function.__globals__, **names},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy

@@ -32,14 +32,14 @@ def run_fake_attention(
     Args:
         path: The kernel.
         call: Sizes and settings of the call.
-        tensors: Query, key and value, fake or on the meta device.
-        mask: Attention mask or None.
+        tensors: Query, key and value, (B, heads, N, head dim) each, fake or on the meta device.
+        mask: Attention mask, broadcastable to (B, heads, queries, keys), or None.
         scale: Scale of the scores; None for the default.
         enable_gqa: Whether query heads share key heads (grouped-query attention).
         multiprocessors: Number of the GPU's multiprocessors; None leaves the workspace out.
 
     Returns:
-        (batch, heads, query tokens, value head dim).
+        (B, heads, queries, value's head dim).
     """
     if not all(_has_no_data(tensor) for tensor in tensors):
         raise TypeError(
@@ -47,27 +47,27 @@ def run_fake_attention(
         )
     if mask is not None and mask.dtype == torch.bool:
         mask = _as_bias(mask, call.dtype)
+    with_workspace = multiprocessors is not None
     if path == "math":
-        return _math(call, tensors, mask, scale, enable_gqa, multiprocessors is not None)
+        return _math(call, tensors, mask, scale, enable_gqa, with_workspace)
     if path == "flash":
         return _flash(call, tensors, scale, multiprocessors)
-    shape = _shape(call)
     if path == "efficient":
         bias = None if mask is None else _aligned(mask, tensors[0], tensors[1])
         buffer = _allocate_workspace(
-            tensors[0], shape, multiprocessors, scratch.efficient_forward_bytes
+            tensors[0], with_workspace and scratch.efficient_forward_bytes(call)
         )
         out = _aten._scaled_dot_product_efficient_attention(
             *tensors, bias, call.needs_grad, call.dropout, call.is_causal, scale=scale
         )[0]
         del buffer
-        backward = scratch.efficient_backward_bytes(shape)
+        backward = scratch.efficient_backward_bytes(call)
     else:
         out = _aten._scaled_dot_product_cudnn_attention(
             *tensors, mask, call.needs_grad, call.dropout, call.is_causal, False, scale=scale
         )[0]
-        backward = scratch.cudnn_backward_bytes(shape)
-    if multiprocessors is not None:
+        backward = scratch.cudnn_backward_bytes(call)
+    if with_workspace:
         _workspace_in_backward(out, backward, copies=[True] if path == "efficient" else [])
     return out
 
@@ -85,13 +85,8 @@ def _flash(
     padding = -call.head_dim % 8
     if padding:
         tensors = tuple(F.pad(tensor, (0, padding)) for tensor in tensors)
-    shape = _shape(call)
-    buffer = _allocate_workspace(
-        tensors[0],
-        shape,
-        multiprocessors,
-        lambda s: scratch.flash_forward_bytes(s, multiprocessors or 1),
-    )
+    size = 0 if multiprocessors is None else scratch.flash_forward_bytes(call, multiprocessors)
+    buffer = _allocate_workspace(tensors[0], size)
     out = _aten._scaled_dot_product_flash_attention(
         *tensors,
         call.dropout,
@@ -103,7 +98,7 @@ def _flash(
     if multiprocessors is not None:
         # The backward pass copies the result and its gradient if they are not contiguous by tokens.
         kept = not out.transpose(1, 2).is_contiguous()
-        _workspace_in_backward(out, scratch.flash_backward_bytes(shape), copies=[True, kept])
+        _workspace_in_backward(out, scratch.flash_backward_bytes(call), copies=[True, kept])
     return out[..., : call.head_dim] if padding else out
 
 
@@ -164,27 +159,7 @@ def _aligned(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask.expand(*query.shape[:-1], key.shape[-2])
 
 
-def _shape(call: AttentionCall) -> scratch.AttentionShape:
-    return scratch.AttentionShape(
-        batch=call.batch,
-        heads=call.heads,
-        query_tokens=call.query_tokens,
-        key_tokens=call.key_tokens,
-        head_dim=call.head_dim,
-        value_dim=call.value_dim,
-        element_bytes=call.dtype.itemsize,
-        is_grouped=call.is_grouped,
-        has_dropout=call.dropout > 0,
-    )
-
-
-def _allocate_workspace(
-    like: Tensor,
-    shape: scratch.AttentionShape,
-    multiprocessors: int | None,
-    price: Callable[[scratch.AttentionShape], int],
-) -> Tensor | None:
-    size = price(shape) if multiprocessors is not None else 0
+def _allocate_workspace(like: Tensor, size: int) -> Tensor | None:
     return like.new_empty(size, dtype=torch.uint8) if size else None
 
 

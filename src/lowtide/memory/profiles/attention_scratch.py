@@ -8,105 +8,80 @@ attention_backward.cu. The share of cuDNN is a prior: its workspace is private t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from lowtide.attention.spec import AttentionCall
 
 
-@dataclass(frozen=True)
-class AttentionShape:
-    """Sizes of one attention call.
-
-    ``element_bytes`` is 2 for fp16 and bf16, 4 for fp32.
-    """
-
-    batch: int
-    heads: int
-    query_tokens: int
-    key_tokens: int
-    head_dim: int
-    value_dim: int
-    element_bytes: int
-    is_grouped: bool = False
-    has_dropout: bool = False
-
-    @property
-    def rows(self) -> int:
-        """Total rows of all score matrices."""
-        return self.batch * self.heads * self.query_tokens
-
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of the result."""
-        return self.rows * self.value_dim * self.element_bytes
+def rows(call: AttentionCall) -> int:
+    """Return the total rows of all score matrices."""
+    return call.batch * call.heads * call.query_tokens
 
 
-def flash_forward_bytes(shape: AttentionShape, multiprocessors: int) -> int:
+def flash_forward_bytes(call: AttentionCall, multiprocessors: int) -> int:
     """Return the workspace bytes of flash attention's forward pass.
 
     They hold fp32 partial results, one per split of the keys, where too few heads would leave
     multiprocessors idle.
     """
-    if shape.has_dropout:
+    if call.dropout:
         return 0
-    per_block = 256 if shape.head_dim <= 64 else 128 if shape.head_dim <= 128 else 64
-    row_blocks = shape.batch * shape.heads * _ceil_div(shape.query_tokens, 64)
-    splits = _splits(row_blocks, 2 * multiprocessors, _ceil_div(shape.key_tokens, per_block))
-    return splits * shape.rows * (_flash_dim(shape) + 1) * 4 if splits > 1 else 0
+    per_block = 256 if call.head_dim <= 64 else 128 if call.head_dim <= 128 else 64
+    row_blocks = call.batch * call.heads * _ceil_div(call.query_tokens, 64)
+    splits = _splits(row_blocks, 2 * multiprocessors, _ceil_div(call.key_tokens, per_block))
+    return splits * rows(call) * (_flash_dim(call) + 1) * 4 if splits > 1 else 0
 
 
-def flash_backward_bytes(shape: AttentionShape) -> int:
+def flash_backward_bytes(call: AttentionCall) -> int:
     """Return the workspace bytes of flash attention's backward pass.
 
     They hold the query's gradient in fp32, a sum per row, and expanded gradients for grouped heads.
     """
-    rows = shape.batch * shape.heads * _round_up(shape.query_tokens, 128)
+    padded = call.batch * call.heads * _round_up(call.query_tokens, 128)
     expanded = 0
-    if shape.is_grouped:
-        expanded = 2 * shape.batch * shape.heads * shape.key_tokens * shape.head_dim
-    return rows * (_flash_dim(shape) + 1) * 4 + expanded * shape.element_bytes
+    if call.is_grouped:
+        expanded = 2 * call.batch * call.heads * call.key_tokens * call.head_dim
+    return padded * (_flash_dim(call) + 1) * 4 + expanded * call.dtype.itemsize
 
 
-def efficient_forward_bytes(shape: AttentionShape) -> int:
+def efficient_forward_bytes(call: AttentionCall) -> int:
     """Return the workspace bytes of memory-efficient attention's forward pass.
 
     They hold an fp32 copy of the result, where it does not fit the registers.
     """
-    wide = max(shape.head_dim, shape.value_dim) > 128
-    return shape.rows * shape.value_dim * 4 if wide and shape.element_bytes == 2 else 0
+    wide = max(call.head_dim, call.value_dim) > 128
+    return rows(call) * call.value_dim * 4 if wide and call.dtype.itemsize == 2 else 0
 
 
-def efficient_backward_bytes(shape: AttentionShape) -> int:
+def efficient_backward_bytes(call: AttentionCall) -> int:
     """Return the workspace bytes of memory-efficient attention's backward pass.
 
     They hold fp32 accumulators of the gradients and a sum per row.
     """
-    half = shape.element_bytes == 2
-    widest = max(shape.head_dim, shape.value_dim)
+    half = call.dtype.itemsize == 2
+    widest = max(call.head_dim, call.value_dim)
     rows_per_block = 64 if widest <= 64 else 128
     keys_per_block = 128 if half and 64 < widest <= 128 else 64
-    matrices = shape.batch * shape.heads
-    per_matrix = _round_up(shape.query_tokens, rows_per_block) * _round_up(
-        shape.head_dim, keys_per_block
+    matrices = call.batch * call.heads
+    per_matrix = _round_up(call.query_tokens, rows_per_block) * _round_up(
+        call.head_dim, keys_per_block
     )
     if half and widest > rows_per_block:
-        splits = min(_ceil_div(shape.key_tokens, keys_per_block), 200 // matrices)
-        width = _round_up(shape.head_dim, rows_per_block) + _round_up(
-            shape.value_dim, rows_per_block
-        )
+        splits = min(_ceil_div(call.key_tokens, keys_per_block), 200 // matrices)
+        width = _round_up(call.head_dim, rows_per_block) + _round_up(call.value_dim, rows_per_block)
         per_matrix += max(1, splits) * keys_per_block * width
-    product = 0 if half else shape.rows * shape.value_dim * 4
-    return shape.rows * 4 + max(product, matrices * per_matrix * 4)
+    product = 0 if half else rows(call) * call.value_dim * 4
+    return rows(call) * 4 + max(product, matrices * per_matrix * 4)
 
 
-def cudnn_backward_bytes(shape: AttentionShape) -> int:
+def cudnn_backward_bytes(call: AttentionCall) -> int:
     """Return the workspace bytes of cuDNN attention's backward pass (a prior).
 
     They hold the query's gradient in fp32 and a sum per row, as other kernels need them.
     """
-    return shape.rows * (shape.head_dim + 1) * 4
+    return rows(call) * (call.head_dim + 1) * 4
 
 
-def _flash_dim(shape: AttentionShape) -> int:
-    padded = _round_up(shape.head_dim, 8)
+def _flash_dim(call: AttentionCall) -> int:
+    padded = _round_up(call.head_dim, 8)
     return _round_up(padded, 32 if padded <= 128 else 64)
 
 

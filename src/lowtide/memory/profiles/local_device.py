@@ -57,7 +57,7 @@ def local_profile(device: str) -> DeviceProfile:
 
 
 def find_profile(device: str) -> DeviceProfile:
-    """Return the profile of a device of this machine, or the packaged one of a name.
+    """Return the profile of a local device, or the packaged one of that name.
 
     See `local_profile` and `load_profile`.
 

@@ -9,17 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 # Every figure that a ledger or a time estimate may read; each needs a provenance.
-FIGURES = (
-    "multiprocessors",
-    "total_bytes",
-    "context_bytes",
-    "desktop_bytes",
-    "workspaces.cublas",
-    "workspaces.conv",
-    "bandwidth_bytes_per_s",
-    "flops",
-    "pcie_bytes_per_s",
-)
+FIGURES = """
+    multiprocessors total_bytes context_bytes desktop_bytes workspaces.cublas workspaces.conv
+    bandwidth_bytes_per_s flops pcie_bytes_per_s
+""".split()
 
 
 class Provenance(BaseModel):

@@ -23,65 +23,16 @@ from lowtide.memory.profiles import DeviceProfile
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 # Python functions that call one of these operators are in the list under their own names.
 _FP32_FUNCTIONS = frozenset(
-    {
-        "acos",
-        "asin",
-        "cosh",
-        "erfinv",
-        "exp",
-        "expm1",
-        "log",
-        "log10",
-        "log2",
-        "log1p",
-        "reciprocal",
-        "rsqrt",
-        "sinh",
-        "tan",
-        "pow",
-        "square",
-        "softplus",
-        "layer_norm",
-        "native_layer_norm",
-        "group_norm",
-        "norm",
-        "normalize",
-        "frobenius_norm",
-        "nuclear_norm",
-        "vector_norm",
-        "linalg_vector_norm",
-        "linalg_norm",
-        "matrix_norm",
-        "linalg_matrix_norm",
-        "cosine_similarity",
-        "poisson_nll_loss",
-        "cosine_embedding_loss",
-        "nll_loss",
-        "hinge_embedding_loss",
-        "kl_div",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "mse_loss",
-        "margin_ranking_loss",
-        "multilabel_margin_loss",
-        "soft_margin_loss",
-        "triplet_margin_loss",
-        "multi_margin_loss",
-        "binary_cross_entropy_with_logits",
-        "cross_entropy",
-        "gaussian_nll_loss",
-        "dist",
-        "pdist",
-        "cdist",
-        "renorm",
-        "logsumexp",
-        "interpolate",
-        "upsample",
-        "upsample_nearest",
-        "upsample_bilinear",
-        "grid_sample",
-    }
+    """
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow square
+    softplus layer_norm native_layer_norm group_norm norm normalize frobenius_norm nuclear_norm
+    vector_norm linalg_vector_norm linalg_norm matrix_norm linalg_matrix_norm cosine_similarity
+    poisson_nll_loss cosine_embedding_loss nll_loss hinge_embedding_loss kl_div l1_loss
+    smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss
+    triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits cross_entropy
+    gaussian_nll_loss dist pdist cdist renorm logsumexp interpolate upsample upsample_nearest
+    upsample_bilinear grid_sample
+    """.split()
 )
 # These get fp32 as the result's type instead, which needs no fp32 copy of their input.
 _FP32_RESULT_FUNCTIONS = frozenset(
@@ -98,22 +49,11 @@ _DUNDER_NAMES = {
 }
 # In fp32 on the CPU only: on CUDA they run in the type of their input.
 _INPUT_DTYPE_FUNCTIONS = frozenset(
-    {
-        "pad",
-        "reflection_pad1d",
-        "reflection_pad2d",
-        "replication_pad1d",
-        "replication_pad2d",
-        "replication_pad3d",
-        "avg_pool3d",
-        "max_pool3d",
-        "adaptive_avg_pool3d",
-        "adaptive_max_pool3d",
-        "quantile",
-        "nanquantile",
-        "polar",
-        "view_as_complex",
-    }
+    """
+    pad reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d replication_pad3d
+    avg_pool3d max_pool3d adaptive_avg_pool3d adaptive_max_pool3d quantile nanquantile polar
+    view_as_complex
+    """.split()
 )
 
 

@@ -105,7 +105,10 @@ def clear_shape_caches() -> None:
 
 
 def model_tensors(model: nn.Module) -> list[Tensor]:
-    """Return every tensor of a model: parameters, buffers and plain attributes."""
+    """Return every tensor of a model: parameters, buffers and plain attributes.
+
+    Each once, of any shape.
+    """
     found: dict[int, Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         found[id(tensor)] = tensor

@@ -46,8 +46,9 @@ def view_strides(
 def pointwise_strides(operands: Sequence[Any], result: Tensor) -> list[int] | None:
     """Return the strides of an elementwise operator's new result; None to keep them.
 
-    Follows ``TensorIterator`` of PyTorch's ATen: equal layouts are kept; otherwise dims
-    are sorted by the operands' strides, ties by size, and the result is dense in that order.
+    Operands of any shape are broadcast to that of ``result``. Follows ``TensorIterator`` of
+    PyTorch's ATen: equal layouts are kept; otherwise dims are sorted by the operands' strides, ties
+    by size, and the result is dense in that order.
     """
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     if any(tensor.dim() > result.dim() for tensor in tensors) or not tensors:

@@ -38,7 +38,7 @@ def multiply_adds_of(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> int:
 
 
 def _matmul(left: Any, right: Any) -> int:
-    """Count those of (..., rows, inner) times (..., inner, columns)."""
+    """Count multiply-adds of (..., rows, inner) times (..., inner, columns)."""
     return math.prod(left.shape) * right.shape[-1]
 
 
@@ -75,13 +75,13 @@ def _convolution_backward(args: tuple[Any, ...]) -> int:
 
 
 def _attention(query: Any, key: Any, value: Any) -> int:
-    """Count those of the scores and of their product with the values."""
+    """Count multiply-adds of the scores and of their product with the values."""
     rows = math.prod(query.shape[:-1])
     return rows * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
 def _attention_backward(query: Any, key: Any, value: Any) -> int:
-    """Count those of the recomputed scores and of four products for gradients."""
+    """Count multiply-adds of the recomputed scores and the gradients' four products."""
     rows = math.prod(query.shape[:-1])
     return rows * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,24 +18,18 @@ from lowtide.core.errors import UsageError
 from lowtide.memory.tracing.checkpointing import Checkpointing, checkpointed
 
 Optimizer = Literal["adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentum"]
-OPTIMIZERS: tuple[Optimizer, ...] = (
-    "adamw",
-    "adamw-foreach",
-    "adamw-fused",
-    "sgd",
-    "sgd-momentum",
-)
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 
 
 class Observer(Protocol):
-    """Protocol of what observes a step: a tracer, a measured region, or nothing."""
+    """Protocol of a step's observer: a tracer, a measured region, or nothing."""
 
     def mark(self, phase: str) -> None:
         """Start a named phase of the step."""
         ...
 
     def label(self, tensors: Iterable[Tensor], kind: Any) -> None:
-        """Assign a kind (weights, inputs, ...) to tensors."""
+        """Assign a kind (weights, inputs, ...) to tensors of any shape."""
         ...
 
 
@@ -46,7 +40,7 @@ class NullObserver:
         """Do nothing."""
 
     def label(self, tensors: Iterable[Tensor], kind: Any) -> None:
-        """Do nothing."""
+        """Do nothing with tensors of any shape."""
 
 
 @dataclass(frozen=True)
@@ -180,13 +174,16 @@ Step = InferenceStep | TrainingStep
 
 
 def input_tensors(step: Traceable) -> list[Tensor]:
-    """Return the input tensors of a step, validation inputs included."""
+    """Return the input tensors of a step, of any shape, validation inputs included."""
     validation = step.validation if isinstance(step, TrainingStep) else None
     return tensors_of([list(step.inputs), dict(step.keywords), list(validation or ())])
 
 
 def mean_square_loss(result: Any) -> Tensor:
-    """Return the mean square of all elements of a model's output, in fp32."""
+    """Return the mean square of all elements of a model's output, a scalar in fp32.
+
+    The means of several output tensors are added. Raises `UsageError` if none is floating point.
+    """
     tensors = [tensor for tensor in tensors_of(result) if tensor.is_floating_point()]
     if not tensors:
         raise UsageError("the model's output contains no floating-point tensor", hint="pass loss=")
@@ -194,7 +191,7 @@ def mean_square_loss(result: Any) -> Tensor:
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """Return the tensors in a model's output.
+    """Return the tensors in a model's output, of any shape.
 
     The output is one tensor, or tuples, lists and mappings of them.
     """
@@ -208,7 +205,7 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def make_optimizer(name: Optimizer, weights: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """Create an optimizer by name.
+    """Create an optimizer of tensors of any shape, by its name.
 
     The names include forms that differ in the memory that a step takes.
     """
@@ -235,7 +232,7 @@ def init_optimizer_state(optimizer: torch.optim.Optimizer, weights: list[nn.Para
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the tensors of an optimizer's state."""
+    """Return the tensors of an optimizer's state, most of the same shape as a parameter."""
     return [
         value
         for state in optimizer.state.values()

@@ -47,7 +47,7 @@ class OpRecord(NamedTuple):
 
     @property
     def result_bytes(self) -> int:
-        """Bytes of the results, less what was freed for them."""
+        """Bytes of the results, less the bytes freed for them."""
         return max(0, self.bytes_after - self.bytes_before)
 
 

@@ -59,7 +59,7 @@ class Tracer(TorchDispatchMode):
         self._ended = self._entered == 0
 
     def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Assign a kind to the tensors' storages.
+        """Assign a kind to the storages of tensors of any shape.
 
         Storages not seen before count as held before the run.
         """
@@ -167,7 +167,7 @@ def record_trace(
 ) -> Trace:
     """Run ``run(tracer)`` and return its trace.
 
-    ``weights`` and ``inputs`` count as alive from the start.
+    ``weights`` and ``inputs``, tensors of any shape, count as alive from the start.
     """
     tracer = Tracer()
     tracer.label(weights, "weights")

@@ -74,8 +74,7 @@ def memory_curve(trace: Trace, points: int = _MAX_POINTS) -> MemoryCurve:
         elif total > best[-1][0]:
             best[-1] = total, op, dict(now)
     return MemoryCurve(
-        [op for _, op, _ in best],
-        {kind: [now[kind] for _, _, now in best] for kind in KINDS},
+        [op for _, op, _ in best], {kind: [now[kind] for _, _, now in best] for kind in KINDS}
     )
 
 

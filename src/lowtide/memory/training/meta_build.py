@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError, UsageError
 
 Inputs = Callable[[int, tuple[int, int]], tuple[Any, ...]]
+_SHAPE = re.compile(r"([^:]*)(?::(\w+))?")
+_SIDE = re.compile(r"([hw])(?:/(\d+))?|(\d+)")
 
 
 def build_on_meta(model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
-    """Return ``model``, or what a function builds, on the ``meta`` device if possible.
+    """Return a module, or a function's module, on the ``meta`` device if possible.
 
     Raises:
         UsageError: for None.
@@ -56,7 +59,12 @@ def make_inputs(
     if make is not None:
         made = make(batch, size)
         return tuple(made) if isinstance(made, tuple | list) else (made,)
-    return (torch.empty(batch, image_channels(model), *size, device="meta"),)
+    return image_inputs(image_channels(model))(batch, size)
+
+
+def image_inputs(channels: int) -> Inputs:
+    """Return a function that makes data-free images (B, C, H, W) of these channels."""
+    return lambda batch, size: (torch.empty(batch, channels, *size, device="meta"),)
 
 
 def image_channels(model: nn.Module) -> int:
@@ -72,3 +80,42 @@ def image_channels(model: nn.Module) -> int:
         f"{type(model).__name__} has no convolution to infer its input channels from",
         hint="add a method example_inputs(batch, (height, width)), or pass inputs=",
     )
+
+
+def parse_inputs(shapes: tuple[str, ...]) -> Inputs:
+    """Return a function that makes data-free inputs for a batch size and (H, W).
+
+    A shape lists the dimensions after the batch, separated by commas: integers, ``h`` and ``w`` for
+    the image's height and width, ``h/8`` for an eighth of it. A dtype may follow a colon:
+    ``"4,h/8,w/8"``, ``"77,768"``, ``":int64"`` (one value per image).
+
+    Raises:
+        UsageError: A shape has another form.
+    """
+    parsed = [_parse_shape(text) for text in shapes]
+
+    def make(batch: int, size: tuple[int, int]) -> tuple[Tensor, ...]:
+        sides = dict(zip("hw", size, strict=True))
+        return tuple(
+            torch.empty(
+                batch,
+                *(side if isinstance(side, int) else sides[side[0]] // side[1] for side in shape),
+                dtype=dtype,
+                device="meta",
+            )
+            for shape, dtype in parsed
+        )
+
+    return make
+
+
+def _parse_shape(text: str) -> tuple[list[int | tuple[str, int]], torch.dtype]:
+    match = _SHAPE.fullmatch(text.replace(" ", ""))
+    dtype = getattr(torch, match[2] or "float32", None) if match else None
+    sides = [_SIDE.fullmatch(part) for part in match[1].split(",") if match[1]] if match else []
+    if not isinstance(dtype, torch.dtype) or None in sides or any(s and s[2] == "0" for s in sides):
+        raise UsageError(
+            f"input {text!r} is not a shape",
+            hint="dimensions without the batch, h and w for the size: 3,h,w or 4,h/8,w/8 or :int64",
+        )
+    return [(s[1], int(s[2] or 1)) if s[1] else int(s[3]) for s in sides if s], dtype

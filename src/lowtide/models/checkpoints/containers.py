@@ -27,7 +27,7 @@ _PIECE = 1 << 20
 
 
 class UnacceptedError(ValueError):
-    """The file is of a kind that is not loaded; ``hint`` says what to do instead."""
+    """Error for a kind of file that is not loaded; ``hint`` names the alternative."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -51,7 +51,10 @@ class ZipCheckpoint:
         )
 
     def read_storage(self, storage: StorageRef) -> Tensor:
-        """Return all bytes of a storage's record, uint8 in this machine's byte order."""
+        """Return all bytes of a storage's record as uint8 (bytes,).
+
+        In this machine's byte order.
+        """
         record = self._archive.getinfo(f"{self._top}/data/{storage.key}")
         if record.file_size != storage.numel * storage.dtype.itemsize:
             raise DamagedError(f"record {storage.key} does not have the size that its tensors need")
@@ -83,7 +86,7 @@ class LegacyCheckpoint:
         self._starts = {str(key): self._skip_storage(str(key)) for key in keys}
 
     def read_storage(self, storage: StorageRef) -> Tensor:
-        """Return all bytes of a storage, as uint8."""
+        """Return all bytes of a storage as uint8 (bytes,)."""
         whole = self._maker.storages[storage.key]
         self._file.seek(self._starts[storage.key])
         return _filled(self._file, whole.numel * whole.dtype.itemsize)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from lowtide.models.checkpoints.pickle_objects import (
     DamagedError,
@@ -24,24 +24,12 @@ from lowtide.models.checkpoints.pickle_objects import (
 _MOST_INSTRUCTIONS = 2_000_000
 
 
-class Readable(Protocol):
-    """File protocol for `pickletools`; ``read`` must not allocate past the file's end."""
-
-    def read(self, count: int, /) -> bytes:
-        """Read up to ``count`` bytes."""
-        ...
-
-    def readline(self) -> bytes:
-        """Read the rest of a line."""
-        ...
-
-
-def read_pickle(file: Readable, maker: ObjectFactory) -> Any:
+def read_pickle(file: Any, maker: ObjectFactory) -> Any:
     """Read the object pickled at the file's position, without unpickling.
 
-    Dictionaries, lists, tuples and plain values, with `TensorRef` for tensors and `OpaqueObject`
-    for harmless objects. Subclasses of dict become dict. Raises `ForbiddenNameError` and
-    `DamagedError`.
+    ``read`` of ``file`` must not allocate past its end. Dictionaries, lists, tuples and plain
+    values, with `TensorRef` for tensors and `OpaqueObject` for harmless objects. Subclasses of dict
+    become dict. Raises `ForbiddenNameError` and `DamagedError`.
     """
     machine = _Machine(maker)
     try:
@@ -62,8 +50,8 @@ class _Machine:
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, file: Readable) -> Any:
-        for done, (instruction, value, _) in enumerate(pickletools.genops(file)):  # type: ignore[arg-type]
+    def run(self, file: Any) -> Any:
+        for done, (instruction, value, _) in enumerate(pickletools.genops(file)):
             if instruction.name == "STOP":
                 return self.stack.pop()
             if done == _MOST_INSTRUCTIONS:
@@ -113,23 +101,10 @@ class _Machine:
         self.push(self.maker.build(self.stack.pop(), given))
 
 
-_LITERALS = (
-    "INT",
-    "BININT",
-    "BININT1",
-    "BININT2",
-    "LONG1",
-    "BINFLOAT",
-    "BINSTRING",
-    "SHORT_BINSTRING",
-    "BINUNICODE",
-    "SHORT_BINUNICODE",
-    "BINUNICODE8",
-    "BINBYTES",
-    "SHORT_BINBYTES",
-    "BINBYTES8",
-    "BYTEARRAY8",
-)
+_LITERALS = """
+    INT BININT BININT1 BININT2 LONG1 BINFLOAT BINSTRING SHORT_BINSTRING BINUNICODE SHORT_BINUNICODE
+    BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8
+""".split()
 _INSTRUCTIONS: dict[str, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(_LITERALS, _Machine.push),
     **dict.fromkeys(("PROTO", "FRAME"), lambda machine, _: None),

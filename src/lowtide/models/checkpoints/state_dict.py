@@ -24,18 +24,9 @@ from lowtide.models.checkpoints.pickle_objects import DamagedError, ForbiddenNam
 from lowtide.models.model_files import DOWNLOAD_AGAIN
 
 # Keys that wrap a state_dict, as in spandrel; EMA weights before the others.
-_WRAPPERS = (
-    "model_state_dict",
-    "state_dict",
-    "params_ema",
-    "params-ema",
-    "params",
-    "model",
-    "net",
-    "net_g",
-    "netG",
-    "generator",
-)
+_WRAPPERS = """
+    model_state_dict state_dict params_ema params-ema params model net net_g netG generator
+""".split()
 _DEEPEST = 8
 # Tensors may share or repeat storages, up to _TIMES the size of the file plus _ANYHOW bytes.
 _BYTES_FACTOR, _BASE_BYTES = 4, 1 << 20

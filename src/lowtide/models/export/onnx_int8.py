@@ -23,7 +23,7 @@ def quantize_onnx(path: Path | str, calibration_images: Sequence[Tensor]) -> int
     Static, by ONNX Runtime's quantizer: weights symmetric and per output channel, activations by
     their range on the calibration images ``calibration_images``, fp32 (1, C, H, W) in 0..1, of
     which there should be some from several photographs. The first and the last layer stay in fp32,
-    since a picture's own values pass through them. Accuracy: approximate;
+    since an image's own values pass through them. Accuracy: approximate;
     `lowtide.models.export.compare_int8` measures the loss.
 
     Returns:

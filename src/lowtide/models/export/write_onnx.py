@@ -166,7 +166,7 @@ def _require_exportable(model: Model) -> None:
 
 
 class _OneGraph(nn.Module):
-    """Network whose modules share what depends only on the image's size while traced.
+    """Network whose modules share size-dependent results during tracing.
 
     This saves a third of the graph of a deep network, whose export takes minutes.
     """

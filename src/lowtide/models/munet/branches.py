@@ -96,7 +96,7 @@ class PatchBranch(nn.Module):
         self.refine = convs(features, features, slope)
 
     def forward(self, smallest: Tensor, size: tuple[int, int]) -> Tensor:
-        """Map (B, C, h, w) to (B, features, *size)."""
+        """Map (B, C, h, w) to (B, features, H, W), ``size`` being (H, W)."""
         return self.refine(F.interpolate(self.read(smallest), size, mode="nearest"))
 
 

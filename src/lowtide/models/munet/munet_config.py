@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from lowtide.core.errors import ModelError
@@ -38,7 +38,7 @@ class MUNetConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MUNetConfig:
-        """Inverse of `to_dict`; raises ModelError with the names of unknown entries."""
+        """Build from plain values; raises ModelError with the names of unknown entries."""
         unknown = set(values) - set(cls.__dataclass_fields__)
         if unknown:
             raise ModelError(
@@ -48,10 +48,6 @@ class MUNetConfig:
         if "widths" in given:
             given["widths"] = tuple(given["widths"])
         return cls(**given)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, ready for JSON."""
-        return {**asdict(self), "widths": list(self.widths)}
 
     @property
     def multiple_of(self) -> int:

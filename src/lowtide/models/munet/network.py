@@ -48,7 +48,7 @@ class MagicUpsample(nn.Module):
         )
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Map (B, given, h, w) and the skip (B, beside, 2h, 2w) to (B, made, 2h, 2w)."""
+        """Map (B, C, h, w) and the skip (B, skip channels, 2h, 2w) to (B, C', 2h, 2w)."""
         return self.merge(torch.cat([self.soften(self.enlarge(x)), skip], 1))
 
 
@@ -104,17 +104,19 @@ class MUNet(nn.Module):
         self.conv_out = conv(features, 1, 3)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return logits for each pixel; see the class."""
+        """Map (B, 3, H, W) in 0..1 to logits (B, 1, H, W)."""
         return self.fuse(self.branches(image), image)
 
     def branches(self, image: Tensor) -> dict[str, Tensor]:
-        """Return features (B, features, H', W') of all `BRANCHES`, at the padded size."""
+        """Map (B, 3, H, W) to features (B, features, H', W') of all `BRANCHES`.
+
+        H' and W' are the padded sides.
+        """
         if image.dim() != 4 or image.shape[1] != 3:
             raise UsageError(f"MUNet takes (B, 3, H, W), not {tuple(image.shape)}")
         step = self.config.multiple_of
         pad = 0, -image.shape[3] % step, 0, -image.shape[2] % step
-        # contiguous(): the compiled backward of the padding takes gradients for contiguous that are
-        # not.
+        # contiguous(): the compiled backward of the padding assumes contiguous gradients.
         filled = F.pad(image.contiguous(), pad, mode="replicate") if any(pad) else image
         x = self.conv_in(filled)
         passed = [x]
@@ -129,6 +131,6 @@ class MUNet(nn.Module):
         return dict(zip(BRANCHES, found, strict=True))
 
     def fuse(self, features: dict[str, Tensor], image: Tensor) -> Tensor:
-        """Fuse the features of `branches` to logits of the size of ``image``."""
+        """Fuse the features of `branches` to logits (B, 1, H, W), as large as ``image``."""
         logits = self.conv_out(self.fusion([features[name] for name in BRANCHES]))
         return logits[:, :, : image.shape[2], : image.shape[3]]

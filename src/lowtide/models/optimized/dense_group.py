@@ -39,7 +39,7 @@ class OptimizedDenseGroup(OptimizedModule):
         return all(isinstance(block, OptimizedSwinBlock) for block, _ in _steps(part))
 
     def forward(self, x: Tensor, xsize: tuple[int, int]) -> Tensor:
-        """Map (B, L, C) to (B, L, C)."""
+        """Map (B, N, C) to (B, N, C)."""
         plain = self.plain
         # Blocks run in chunks of windows only for a batch of one.
         if torch.compiler.is_exporting() or is_recorded() or plain.training or len(x) > 1:
@@ -101,6 +101,6 @@ def _are_linear(mlp: Any, layer: Any) -> bool:
 
 
 def _apply_to_tokens(layer: Any, tokens: Tensor) -> Tensor:
-    """Apply a 1×1 convolution to tokens (L, C)."""
+    """Apply a 1×1 convolution to tokens (N, C)."""
     image = tokens[None, :, None].movedim(-1, -3)
     return layer(image).movedim(-3, -1).reshape(len(tokens), -1)

@@ -48,9 +48,10 @@ def keeps_size(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
 def narrow_conv2d(conv: nn.Module, x: Tensor) -> Tensor:
     """Compute ``conv(x)``, faster in fp32 on a CPU where `OptimizedNarrowConv` fits.
 
-    One matrix product gives all that each pixel adds to its neighbors: as many channels as outputs
-    times kernel taps, 27 for 3×3 to three channels. A convolution computes 16 for each of the nine
-    taps. Sums are in another order and round less. Falls back to ``conv(x)`` elsewhere.
+    Maps (B, C, H, W) to (B, C', H', W') as ``conv`` does. One matrix product gives all that each
+    pixel adds to its neighbors: as many channels as outputs times kernel taps, 27 for 3×3 to three
+    channels. A convolution computes 16 for each of the nine taps. Sums are in another order and
+    round less. Falls back to ``conv(x)`` elsewhere.
     """
     if not (
         isinstance(conv, nn.Conv2d) and OptimizedNarrowConv.fits(conv) and _is_plain(x, conv.weight)

@@ -28,13 +28,13 @@ class PaddedHeads:
         self._padded_layers = _wider(attention, more) if more else None
 
     def split(self, x: Tensor) -> Tensor:
-        """Apply ``qkv``: (..., C) to (..., 3, heads, D)."""
+        """Apply ``qkv``: (..., C) to (..., 3, heads, head dim)."""
         attention, wider = self._attention, self._padded_layers
         found = onednn_linear_any_layout(x, *wider[0]) if wider else attention.qkv(x)
         return found.unflatten(-1, (3, attention.num_heads, -1))
 
     def join(self, found: Tensor, plus: Tensor | None = None) -> Tensor:
-        """Apply ``proj``: (..., heads · D) to (..., C), adding ``plus`` where given."""
+        """Apply ``proj``: (..., heads · head dim) to (..., C), adding ``plus`` where given."""
         if self._padded_layers is not None:
             return onednn_linear_any_layout(found, *self._padded_layers[1], plus=plus)
         return linear_add(self._attention.proj, found, plus)

@@ -38,7 +38,7 @@ class OptimizedPatchEmbed(OptimizedModule):
     """Replacement for ``PatchEmbed(x)`` of SwinIR-like models: contiguous tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, L, C)."""
+        """Map (B, C, H, W) to (B, N, C)."""
         found = self.plain(x)
         return to_contiguous(found) if _arranges(x) else found
 
@@ -51,7 +51,7 @@ class OptimizedPatchUnembed(OptimizedModule):
     """
 
     def forward(self, x: Tensor, x_size: tuple[int, int]) -> Tensor:
-        """Map (B, L, C) to (B, C, H, W)."""
+        """Map (B, N, C) to (B, C, H, W)."""
         if not _arranges(x):
             return self.plain(x, x_size)
         return to_contiguous(x.transpose(1, 2)).unflatten(2, tuple(x_size))

@@ -27,7 +27,7 @@ class OptimizedRectangleAttention(OptimizedModule):
         rpi: Tensor,
         rpe_biases: Tensor,
     ) -> Tensor:
-        """Map ``qkv`` (3, B, L, C) to (B, H, W, C)."""
+        """Map ``qkv`` (3, B, N, C) to (B, H, W, C), N being H · W."""
         if torch.compiler.is_exporting() or mask is not None:
             return self.plain(qkv, H, W, mask=mask, rpi=rpi, rpe_biases=rpe_biases)
         plain = self.plain
@@ -39,7 +39,7 @@ class OptimizedRectangleAttention(OptimizedModule):
         return merge_windows(found, H, W, window).view(qkv.shape[1], H, W, -1)
 
     def _windows(self, x: Tensor, height: int, width: int, window: tuple[int, int]) -> Tensor:
-        """Partition (B, L, C) into windows (N, heads, L, D)."""
+        """Partition (B, N, C) into windows (windows, heads, N, head dim)."""
         rows, columns = height // window[0], width // window[1]
         cut = x.reshape(len(x), rows, window[0], columns, window[1], self.plain.num_heads, -1)
         return cut.permute(0, 1, 3, 5, 2, 4, 6).flatten(4, 5).flatten(0, 2)

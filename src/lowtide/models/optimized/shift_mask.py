@@ -22,7 +22,8 @@ class ShiftMask:
     ``shift``. Only windows along the lower and right edge are masked; without a shift, for which
     SwinIR and DRCT make a mask as well, none is.
 
-    Replaces the models' mask tensor (N, L, L), which takes hundreds of megabytes for a photograph.
+    Replaces the models' mask tensor (windows, N, N), which takes hundreds of megabytes for a
+    photograph.
     """
 
     height: int
@@ -46,7 +47,7 @@ class ShiftMask:
         return {edges: tuple(places) for edges, places in found.items()}
 
     def patterns(self, like: Tensor) -> list[MaskPattern]:
-        """Return the masks (1, 1, L, L) and the windows that each covers.
+        """Return the masks (1, 1, N, N) and the windows that each covers.
 
         Masks have dtype and device of ``like``. In a batch the windows of one image follow those of
         another.
@@ -62,7 +63,7 @@ class ShiftMask:
         ]
 
     def edge_mask(self, edges: tuple[bool, bool], like: Tensor) -> Tensor:
-        """Return the mask (1, 1, L, L) of windows at these edges."""
+        """Return the mask (1, 1, N, N) of windows at these edges."""
         along = torch.arange(self.window, device=like.device) >= self.window - self.shift
         down, across = along * edges[0], along * edges[1]
         region = (2 * down[:, None] + across[None]).flatten()
@@ -70,7 +71,7 @@ class ShiftMask:
         return like.new_zeros(apart.shape).masked_fill_(apart, _MASKED_SCORE)[None, None]
 
     def dense(self, like: Tensor) -> Tensor:
-        """Return the dense mask (N, L, L) that models build."""
+        """Return the dense mask (windows, N, N) that models build."""
         count = self.height // self.window * (self.width // self.window)
         found = like.new_zeros(count, self.window**2, self.window**2)
         for edges, places in self.windows_by_edges.items():
@@ -83,8 +84,8 @@ class ShiftMask:
 class WindowOrder:
     """Order of an image's pixels that groups windows with the same mask.
 
-    Windows are shifted as those of ``mask``; ``pixel_indices`` holds the pixels' indices in that
-    order.
+    Windows are shifted as those of ``mask``; ``pixel_indices``, int64 (H · W,), holds the pixels'
+    indices in that order.
     """
 
     mask: ShiftMask
@@ -106,7 +107,7 @@ class WindowOrder:
         return cls(mask, windows[places].flatten().to(device))
 
     def patterns(self, like: Tensor) -> list[MaskPattern]:
-        """Return the masks (1, 1, L, L) and the windows of one image that each covers."""
+        """Return the masks (1, 1, N, N) and the windows of one image that each covers."""
         found, first = [], 0
         for edges, group in self.mask.windows_by_edges.items():
             places = range(first, first + len(group))

@@ -23,7 +23,7 @@ from lowtide.models.optimized.token_linear import linear_add
 # more on a GPU, which needs many windows in flight.
 _WORKSPACE_CHANNELS, _CHUNK_BYTES, _GPU_CHUNK_BYTES = 8, 32 << 20, 256 << 20
 
-# The end of a block: of normalized pixels and the pixels themselves.
+# The end of a block, from normalized pixels and the pixels themselves, both (N, C).
 End = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -31,14 +31,14 @@ class OptimizedWindowAttention(OptimizedModule):
     """Replacement for spandrel's ``WindowAttention`` of SwinIR, DRCT and HAT.
 
     Called as ``WindowAttention(x, mask)`` in SwinIR and DRCT, ``(x, rpi, mask)`` in HAT. ``x`` and
-    the result are (N, L, C). ``mask`` is None, a `ShiftMask`, or a tensor (N, L, L) of one image's
-    windows, for which the original module runs.
+    the result are (windows, N, C). ``mask`` is None, a `ShiftMask`, or a tensor (windows, N, N) of
+    one image's windows, for which the original module runs.
     """
 
     def forward(
         self, x: Tensor, rpi: Tensor | None = None, mask: Tensor | ShiftMask | None = None
     ) -> Tensor:
-        """Attend in each window: (N, L, C) to (N, L, C)."""
+        """Attend in each window: (windows, N, C) to (windows, N, C)."""
         if torch.compiler.is_exporting() or isinstance(mask, Tensor):
             given = {} if rpi is None else {"rpi": rpi}
             return self.plain(x, **given, mask=mask)
@@ -46,7 +46,7 @@ class OptimizedWindowAttention(OptimizedModule):
         return self.attend(x, PaddedHeads(self.plain, x), self.bias(rpi), patterns)
 
     def bias(self, rpi: Tensor | None = None) -> Tensor:
-        """Return the relative position bias of all scores, (1, heads, L, L)."""
+        """Return the relative position bias of all scores, (1, heads, N, N)."""
         plain = self.plain
         index = plain.relative_position_index if rpi is None else rpi
         return gather_bias(plain.relative_position_bias_table, index, len(index))
@@ -59,7 +59,10 @@ class OptimizedWindowAttention(OptimizedModule):
         patterns: Sequence[MaskPattern],
         plus: Tensor | None = None,
     ) -> Tensor:
-        """Attend in each window with ``bias``, adding ``plus`` where given."""
+        """Attend in each window with ``bias``, adding ``plus`` where given.
+
+        ``x``, ``plus`` and the result are (windows, N, C), ``bias`` is (1, heads, N, N).
+        """
         query, key, value = heads.split(x).permute(2, 0, 3, 1, 4)
         found = attend_windows(query, key, value, bias, patterns, self.plain.scale)
         return heads.join(found.transpose(1, 2).flatten(2), plus)
@@ -83,7 +86,7 @@ class OptimizedSwinBlock(OptimizedModule):
         return isinstance(part.attn, OptimizedWindowAttention)
 
     def forward(self, x: Tensor, x_size: tuple[int, int]) -> Tensor:
-        """Map (B, L, C) to (B, L, C)."""
+        """Map (B, N, C) to (B, N, C)."""
         plain = self.plain
         if torch.compiler.is_exporting() or plain.training or len(x) > 1:
             return plain(x, x_size)
@@ -101,7 +104,7 @@ class OptimizedSwinBlock(OptimizedModule):
         overwritten: bool = False,
         end: End | None = None,
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Run the block on ``pixels`` (L, C) chunk by chunk.
+        """Run the block on ``pixels`` (N, C) chunk by chunk.
 
         Args:
             overwritten: Whether ``pixels`` may change between chunks.
@@ -148,7 +151,7 @@ class OptimizedSwinBlock(OptimizedModule):
 
 
 def windows_per_chunk(x: Tensor, total: int) -> int:
-    """Return how many of ``total`` windows of ``x`` (L, C) go through a block at once.
+    """Return how many of ``total`` windows of ``x`` (N, C) go through a block at once.
 
     All chunks have one size, and the last one overlaps where it would be smaller: oneDNN caches a
     kernel for each number of tokens, tens of megabytes for those of a deep model.
@@ -163,9 +166,10 @@ def windows_per_chunk(x: Tensor, total: int) -> int:
 
 
 def scatter_rows(pixels: Tensor, indices: Tensor, rows: Tensor) -> None:
-    """Write ``pixels[places] = rows``, 16 bytes at a time on a CPU where aligned.
+    """Write ``pixels[indices] = rows``, 16 bytes at a time on a CPU where aligned.
 
-    PyTorch's own index_copy_ copies element by element.
+    ``pixels`` is (N, C), ``indices`` (n,) and ``rows`` (n, C). PyTorch's own index_copy_ copies
+    element by element.
     """
     plain = is_recorded() or rows.device.type != "cpu"
     if not plain and _is_wide(pixels) and _is_wide(rows):
@@ -174,7 +178,7 @@ def scatter_rows(pixels: Tensor, indices: Tensor, rows: Tensor) -> None:
 
 
 def _is_wide(rows: Tensor) -> bool:
-    """Return whether each row (L, C) is whole 16-byte units, aligned to 16 bytes."""
+    """Return whether each row (N, C) is whole 16-byte units, aligned to 16 bytes."""
     sides = rows.shape[1], rows.stride(0), rows.storage_offset()
     return rows.stride(1) == 1 and all(side * rows.element_size() % 16 == 0 for side in sides)
 
@@ -195,7 +199,7 @@ class OptimizedOverlapAttention(OptimizedModule):
     """
 
     def forward(self, x: Tensor, x_size: tuple[int, int], rpi: Tensor) -> Tensor:
-        """Map (B, L, C) to (B, L, C)."""
+        """Map (B, N, C) to (B, N, C)."""
         if torch.compiler.is_exporting():
             return self.plain(x, x_size, rpi)
         plain = self.plain
@@ -217,9 +221,9 @@ class OptimizedOverlapAttention(OptimizedModule):
 
 
 def gather_bias(table: Tensor, index: Tensor, queries: int) -> Tensor:
-    """Gather the bias (1, heads, L, L') from a relative position table.
+    """Gather the bias (1, heads, N, N') from a relative position table.
 
-    ``table`` is (positions, heads), ``index`` holds its row for each pair of pixels, L is
+    ``table`` is (positions, heads), ``index`` (N, N') holds its row for each pair of pixels, N is
     ``queries``.
     """
     chosen = table.detach()[index.flatten()]
@@ -227,7 +231,7 @@ def gather_bias(table: Tensor, index: Tensor, queries: int) -> Tensor:
 
 
 def partition_windows(image: Tensor, step: int, size: int) -> Tensor:
-    """Partition (B, H, W, heads, D) into windows (N, heads, L, D).
+    """Partition (B, H, W, heads, head dim) into windows (windows, heads, N, head dim).
 
     One window of ``size`` for every ``step`` rows and columns, centered on them, zero-padded.
     """
@@ -235,12 +239,12 @@ def partition_windows(image: Tensor, step: int, size: int) -> Tensor:
     if margin:
         image = F.pad(image, (0, 0, 0, 0, margin, margin, margin, margin))
     cut = image.unfold(1, size, step).unfold(2, size, step)
-    # (B, rows, columns, heads, D, down, across)
+    # (B, rows, columns, heads, head dim, down, across)
     return cut.permute(0, 1, 2, 3, 5, 6, 4).flatten(4, 5).flatten(0, 2)
 
 
 def merge_windows(windows: Tensor, height: int, width: int, window: tuple[int, int]) -> Tensor:
-    """Merge windows (N, heads, L, D) into (B, H · W, heads · D)."""
+    """Merge windows (windows, heads, N, head dim) into (B, H · W, heads · head dim)."""
     rows, columns = height // window[0], width // window[1]
     found = windows.transpose(1, 2).flatten(2)
     found = found.view(-1, rows, columns, *window, found.shape[-1])

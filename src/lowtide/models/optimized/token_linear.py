@@ -22,7 +22,7 @@ class OptimizedLinear(OptimizedModule):
 def linear_add(layer: nn.Module, x: Tensor, plus: Tensor | None) -> Tensor:
     """Compute ``layer(x) + plus``, fused where the layer supports it.
 
-    ``plus`` has the shape of the result and is not changed.
+    ``x`` is (..., C). ``plus`` has the shape of the result, (..., C'), and is not changed.
     """
     if plus is None:
         return layer(x)

@@ -23,7 +23,7 @@ class DeferredLayers(OptimizedModule):
     """Identity that holds the layers which an `OptimizedTail` runs."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``."""
+        """Return ``x`` (B, C, H, W) itself."""
         return x
 
 
@@ -69,7 +69,7 @@ class OptimizedTail(OptimizedModule):
         return self.in_strips(x, rows)
 
     def in_strips(self, x: Tensor, rows: int) -> Tensor:
-        """Compute the same as `forward` with ``rows`` rows of ``x`` at a time."""
+        """Compute `forward` of (B, C, H, W) with ``rows`` rows of ``x`` at a time."""
         height, scale, result = x.shape[2], self._scale, None
         for first in range(0, height, rows):
             low = max(0, first - self._radius)

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self, cast
 
 from lowtide.core.errors import ModelError
 
 SCALES = (1, 2, 3, 4, 8)
 
 
+class FileConfig:
+    """Base of the dataclasses that a model file holds as JSON, whole."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`; raises ModelError with missing or unknown entries."""
+        known = [field.name for field in fields(cast(Any, cls))]
+        if wrong := set(values) ^ set(known):
+            names = ", ".join(sorted(wrong))
+            raise ModelError(f"the configuration has missing or unknown entries: {names}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, ready for JSON."""
+        return asdict(cast(Any, self))
+
+
 @dataclass(frozen=True)
-class ParagonConvConfig:
+class ParagonConvConfig(FileConfig):
     """Scale, channels and depth of a `ParagonConv`.
 
     ``features`` are the channels and ``blocks`` the convolutions of its trunk. Raises ModelError
@@ -31,21 +48,6 @@ class ParagonConvConfig:
             raise ModelError(
                 f"ParagonConv upscales by {', '.join(map(str, SCALES))}, not by {self.scale}"
             )
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ParagonConvConfig:
-        """Inverse of `to_dict`; raises ModelError with missing or unknown entries."""
-        wrong = set(values) ^ set(cls.__dataclass_fields__)
-        if wrong:
-            raise ModelError(
-                f"ParagonConv's configuration has missing or unknown entries:"
-                f" {', '.join(sorted(wrong))}"
-            )
-        return cls(**values)
-
-    def to_dict(self) -> dict[str, int]:
-        """Return the fields as plain values, ready for JSON."""
-        return asdict(self)
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -30,9 +30,7 @@ class MagicKernelUpsample(nn.Module):
         self.sharp: Tensor
         self.places: Tensor
         self.register_buffer(
-            "sharp",
-            torch.outer(sharp, sharp).expand(channels, 1, -1, -1).clone(),
-            persistent=False,
+            "sharp", torch.outer(sharp, sharp).expand(channels, 1, -1, -1).clone(), persistent=False
         )
         places = torch.einsum("iy,jx->ijyx", phases, phases).flatten(0, 1)[:, None]
         self.register_buffer("places", places.repeat(channels, 1, 1, 1), persistent=False)
@@ -49,7 +47,7 @@ class MagicKernelUpsample(nn.Module):
         return phases
 
     def forward(self, x: Tensor) -> Tensor:
-        """Upsample ``x``; see the class for shapes."""
+        """Map (B, C, H, W) to (B, C, H * scale, W * scale)."""
         if self.alpha:
             sharp = F.conv2d(x, self.sharp, padding=len(SHARP) // 2, groups=self.channels)
             # Not torch.lerp, which needs one dtype: under autocast there are two.

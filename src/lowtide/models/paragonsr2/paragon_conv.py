@@ -40,7 +40,7 @@ class CubicUpsample(nn.Module):
         self.register_buffer("kernel", kernel.flatten(0, 1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Upsample ``x``; see the class for shapes."""
+        """Map (B, C, H, W) to (B, C * scale**2, H, W), before the pixel shuffle."""
         reach = self.RADIUS
         return F.conv2d(F.pad(x, (reach, reach, reach, reach), mode="replicate"), self.kernel)
 
@@ -81,6 +81,6 @@ class ParagonConv(nn.Module):
         return self.conv_up(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Upsample ``x``; see the class for shapes and ranges."""
+        """Map (B, 3, H, W) in 0..1 to (B, 3, H * scale, W * scale), unclamped."""
         # Summed first, so that one pixel shuffle serves both paths.
         return F.pixel_shuffle(self.detail(x) + self.base(x), self.config.scale)

@@ -22,7 +22,7 @@ class ShiftedWindowAttention(nn.Module):
         self.qkv, self.proj = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend in windows; see the class for shapes."""
+        """Attend within the windows of (B, C, H, W), to the same shape."""
         side, (height, width) = self.window, x.shape[2:]
         x = F.pad(x.permute(0, 2, 3, 1), (0, 0, 0, -width % side, 0, -height % side))
         if self.shift:

@@ -37,11 +37,11 @@ class RMSNorm(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """Learned factor per channel, initialized to 1e-5."""
+    """Learned factor per channel, initialized to ``initial``."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, initial: float = 1e-5) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.full((1, channels, 1, 1), 1e-5))
+        self.gamma = nn.Parameter(torch.full((1, channels, 1, 1), initial))
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale (B, C, H, W) per channel."""

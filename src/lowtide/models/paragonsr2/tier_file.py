@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lowtide.core.errors import ModelError
-from lowtide.models.descriptor import ModelDescriptor, SizeRule
+from lowtide.models.descriptor import ModelDescriptor
 from lowtide.models.paragonsr2.magic_kernel import BLUR, SHARP
 from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
@@ -32,7 +32,10 @@ _NEAR = 1e-3
 
 
 def is_tier_checkpoint(state: Mapping[str, Tensor]) -> bool:
-    """Return whether ``state`` is the state_dict of a ParagonSR2 tier."""
+    """Return whether ``state`` is the state dict of a ParagonSR2 tier.
+
+    Only names are read, not the tensors, which may have any shape.
+    """
     return (
         "detail_gain" in state
         and all(f"{name}.weight" in state for name in _REQUIRED_LAYERS)
@@ -45,9 +48,9 @@ def load_tier(
 ) -> tuple[ParagonTier, ModelDescriptor]:
     """Build a tier's network (fp32, on the CPU) and descriptor from a checkpoint.
 
-    ``state`` must satisfy `is_tier_checkpoint`. Sharpening of the fixed path and window size are
-    not in the file: they are those of the tier. Raises ModelError for tensors that do not fit
-    together.
+    ``state`` must satisfy `is_tier_checkpoint`; `infer_tier_config` says which shapes count.
+    Sharpening of the fixed path and window size are not in the file: they are those of the tier.
+    Raises ModelError for tensors that do not fit together.
     """
     config = infer_tier_config(path, state)
     network = ParagonTier(config)
@@ -70,22 +73,20 @@ def load_tier(
         scale=config.scale,
         in_channels=config.channels,
         out_channels=config.channels,
-        size=SizeRule(),
         supports_half=True,
         supports_bfloat16=True,
         tiling="discouraged" if everywhere else "supported",
         tags=(config.tier, f"{config.features}nf", f"{config.groups}x{config.blocks}"),
-        parameters=0,
-        weight_bytes=0,
         sha256=digest,
-        license=None,
         path=str(path),
     )
 
 
 def infer_tier_config(path: Path, state: Mapping[str, Tensor]) -> TierConfig:
-    """Infer the configuration from the names and shapes of the tensors.
+    """Infer the configuration from the names and shapes of a tier's state dict.
 
+    Features and channels come from the first convolution's weight, (features, C, 3, 3), the scale
+    from that of the last one before the pixel shuffle, (features * scale**2, features, 3, 3).
     Raises ModelError for a scale that is not an integer, or channels other than 1 or 3.
     """
     tiers: list[Tier] = [tier for tier, sign in _TIER_KEYS.items() if _BLOCK + sign in state]

@@ -54,7 +54,7 @@ class ParagonTier(nn.Module):
         self.detail_gain = nn.Parameter(torch.tensor(0.1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Upsample ``x``; see the class for shapes and ranges."""
+        """Map (B, C, H, W) in 0..1 to (B, C, H * scale, W * scale), unclamped."""
         detail = self.conv_out(self.up(self.conv_mid(self.body(self.conv_in(x)))))
         return self.base(x) + detail * self.detail_gain
 

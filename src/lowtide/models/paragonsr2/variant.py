@@ -60,5 +60,5 @@ class ParagonVariant(nn.Module):
         return self.conv_out(F.pixel_shuffle(self.conv_up(x), self.config.scale))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Upsample ``x``; see the class for shapes and ranges."""
+        """Map (B, 3, H, W) in 0..1 to (B, 3, H * scale, W * scale), unclamped."""
         return self.base(x) + self.detail(x) * self.gain(x)

@@ -9,12 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.attention.spatial import (
-    ChannelAttention,
-    HierarchicalAttention,
-    LocalWindowAttention,
-)
-from lowtide.models.paragonsr2.tier_blocks import RMSNorm
+from lowtide.attention.spatial import ChannelAttention, HierarchicalAttention, LocalWindowAttention
+from lowtide.models.paragonsr2.tier_blocks import LayerScale, RMSNorm
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 
 SLOPE = 0.1
@@ -31,18 +27,6 @@ def initial_residual_scale(depth: int) -> float:
     From CaiT (arXiv 2103.17239, table of LayerScale).
     """
     return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
-
-
-class ChannelScale(nn.Module):
-    """Learned factor per channel, initialized to ``initial`` (LayerScale)."""
-
-    def __init__(self, channels: int, initial: float) -> None:
-        super().__init__()
-        self.gamma = nn.Parameter(torch.full((1, channels, 1, 1), initial))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scale (B, C, H, W) per channel."""
-        return x * self.gamma
 
 
 class InceptionDepthwise(nn.Module):
@@ -82,7 +66,7 @@ class ResidualAttention(nn.Module):
             shared=config.shared,
             form=config.form,
         )
-        self.share = ChannelScale(hidden, initial_residual_scale(config.depth))
+        self.share = LayerScale(hidden, initial_residual_scale(config.depth))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
@@ -116,12 +100,10 @@ class VariantBlock(nn.Module):
     def __init__(self, config: VariantConfig) -> None:
         super().__init__()
         features, first = config.features, initial_residual_scale(config.depth)
-        self.context, self.context_share = (
-            InceptionDepthwise(features, config.band),
-            ChannelScale(features, first),
-        )
+        self.context = InceptionDepthwise(features, config.band)
+        self.context_share = LayerScale(features, first)
         self.transformer = ConvTransformer(config)
-        self.transformer_share = ChannelScale(features, first)
+        self.transformer_share = LayerScale(features, first)
         self.norm = RMSNorm(features) if config.norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -157,7 +139,7 @@ class ContentGain(nn.Module):
         self.judge = nn.Conv2d(half, 1, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return the gain; see the class."""
+        """Return the gain of each image of (B, C, H, W): (B, 1, 1, 1), from 0.05 to 0.2."""
         x = image
         for conv in (self.near, self.wider, self.widest):
             x = F.leaky_relu(conv(x), SLOPE)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from lowtide.core.errors import ModelError
-from lowtide.models.paragonsr2.conv_config import SCALES
+from lowtide.models.paragonsr2.conv_config import SCALES, FileConfig
 
 Variant = Literal["nano", "micro", "tiny", "xs", "s", "m", "l", "xl"]
 AttentionKind = Literal["window", "hierarchical", "none"]
@@ -15,7 +14,7 @@ WindowForm = Literal["halo", "blended"]
 
 
 @dataclass(frozen=True)
-class VariantConfig:
+class VariantConfig(FileConfig):
     """Scale, size and attention of a `ParagonVariant`.
 
     ``features`` channels in ``groups`` of ``blocks``, widened ``expansion`` times inside a block
@@ -72,19 +71,6 @@ class VariantConfig:
             raise ModelError(f"{variant!r} is not one of {', '.join(_SHAPES)}")
         attention = "none" if variant in _UNHELPED else "window"
         return replace(cls(scale, *_SHAPES[variant], attention=attention), **changes)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> VariantConfig:
-        """Inverse of `to_dict`; raises ModelError with missing or unknown entries."""
-        wrong = set(values) ^ set(cls.__dataclass_fields__)
-        if wrong:
-            names = ", ".join(sorted(wrong))
-            raise ModelError(f"ParagonSR2's configuration has missing or unknown entries: {names}")
-        return cls(**values)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, ready for JSON."""
-        return asdict(self)
 
     @property
     def name(self) -> str:

@@ -57,7 +57,7 @@ def capture(module: nn.Module, inputs: Tensor | ModelInputs) -> Graph:
         inputs = ModelInputs.of(inputs)
         flat = _FlatModule(module, inputs)
         autocast = AutocastState.current(inputs.first.device.type)
-        graph = _capture_with_opaque(flat, OpaqueModules(module, len(inputs.first), autocast))
+        graph = _capture_with_opaque(flat, OpaqueModules(module, inputs, autocast))
         graph.written_attributes |= written | flat.written
     return graph
 

@@ -38,7 +38,7 @@ class TensorMeta:
 
 @dataclass
 class Node:
-    """Operator of a graph, input of the model, or tensor of the model.
+    """Node of a graph: an operator, an input or a tensor of the model.
 
     Attributes:
         index: Its position in `Graph.nodes`.
@@ -91,7 +91,7 @@ class Graph:
         tensors: Parameters and buffers of the model by node, not copies.
         repack: Puts result tensors into the model's output container.
         written_attributes: Attributes that the model sets while it runs, as (id of the module,
-        name).
+            name).
     """
 
     nodes: list[Node]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -12,49 +13,43 @@ from lowtide.core.errors import ModelError
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import first_line
+from lowtide.streaming.capture.model_inputs import side_dims
 from lowtide.streaming.capture.opaque_module import OpaqueModule
 from lowtide.streaming.spans import Span
 from lowtide.streaming.tolerance import tolerance
 
-# Sides of trial images, tried until the receptive field ends within one; the remainder of the real
-# sides is added.
-_SIDES, _REST = (64, 128, 256), 64
+# Rows of trial inputs, tried until the receptive field ends within one, and the sides of the other
+# dims, smaller in volumes and clips; the remainder of the real sizes is added.
+_SIZES, _OTHER_SIZES = (64, 128, 256), (64, 16)
 _GRAINS = (1, 2, 4, 8, 16, 32, 64)
 # Values that replace a row to see what depends on it; large ones cross thresholds too.
 _REPLACEMENTS = (float("nan"), 3e4, -3e4, 0.5)
 
 
-def probe_halo(name: str, module: nn.Module, example: Tensor) -> OpaqueModule:
+def probe_halo(name: str, module: nn.Module, example: Tensor, axis: int = 2) -> OpaqueModule:
     """Measure the halo, scale and grain of a module that cannot be captured.
 
-    Single rows of small random images are replaced by NaN and large values, to see which rows of
+    Single rows of small random inputs are replaced by NaN and large values, to see which rows of
     the result change. Then bands are compared with the whole result.
 
     Args:
         name: Path of the module, for messages.
-        module: Module that takes one image.
-        example: Input in the model, (B, C, H, W): trial images have its channels, dtype, device,
-        and
-            the remainder of its sides by 64.
+        module: Module that takes one tensor.
+        example: Input in the model: trial inputs have its channels, dtype, device, and the
+            remainder of its sides.
+        axis: Dim of the rows.
 
     Raises:
         ModelError: Rows of the result depend on rows far away, or the module draws random numbers,
-            cannot run on small images, or has no fixed scale.
+            cannot run on small inputs, or has no fixed scale.
     """
-    trial = _Trial(name, module, example)
-    upscale, downscale = trial.scale()
-    halo = trial.halo(upscale, downscale)
-    for grain in (grain for grain in _GRAINS if grain % downscale == 0):
+    trial = _Trial(name, module, example, axis)
+    sizes = trial.sizes()
+    autocast = AutocastState.current(example.device.type)
+    halo = trial.halo(Fraction(sizes[axis]))
+    for grain in (grain for grain in _GRAINS if grain % Fraction(sizes[axis]).denominator == 0):
         block = OpaqueModule(
-            name,
-            module,
-            trial.channels,
-            upscale,
-            downscale,
-            halo,
-            grain,
-            trial.workspace_per_element,
-            AutocastState.current(example.device.type),
+            name, module, axis, sizes, halo, grain, trial.workspace_per_element, autocast
         )
         if trial.bands_match(block):
             return block
@@ -62,21 +57,25 @@ def probe_halo(name: str, module: nn.Module, example: Tensor) -> OpaqueModule:
 
 
 class _Trial:
-    """Trial runs of one module on small images."""
+    """Trial runs of one module on small inputs."""
 
-    def __init__(self, name: str, module: nn.Module, example: Tensor) -> None:
-        self._name, self._module, self._example = name, module, example
-        image = self._image(_SIDES[0])
-        self.channels = self._run(image).shape[1]
+    def __init__(self, name: str, module: nn.Module, example: Tensor, axis: int) -> None:
+        self._name, self._module, self._example, self._axis = name, module, example, axis
+        self._sides = side_dims(example.dim(), axis)
         self.workspace_per_element = 0.0
         if example.device.type == "cpu":
+            image = self._image(_SIZES[0])
             self.workspace_per_element = live_peak_bytes(lambda: self._run(image)) / image.numel()
 
-    def _image(self, height: int) -> Tensor:
-        generator = torch.Generator().manual_seed(height)
-        shape = self._example.shape
-        sides = height + shape[2] % _REST, _SIDES[0] + shape[3] % _REST
-        image = torch.rand(1, shape[1], *sides, generator=generator)
+    def _image(self, size: int) -> Tensor:
+        generator = torch.Generator().manual_seed(size)
+        shape, other = list(self._example.shape), _OTHER_SIZES[len(self._sides) > 2]
+        for dim in self._sides:
+            rest = _SIZES[0] if dim == self._axis else other
+            shape[dim] = (size if dim == self._axis else other) + shape[dim] % rest
+        if self._axis:
+            shape[0] = 1
+        image = torch.rand(shape, generator=generator)
         return image.to(self._example.device, self._example.dtype)
 
     @torch.inference_mode()
@@ -84,55 +83,59 @@ class _Trial:
         try:
             result = self._module(image.clone())
         except Exception as error:
-            sides = "×".join(map(str, reversed(image.shape[2:])))
+            shape = "×".join(map(str, image.shape))
             reason = first_line(error)
-            raise ModelError(f"{self._name} could not be run at {sides}: {reason}") from error
-        if not isinstance(result, Tensor) or result.dim() != 4 or len(result) != 1:
-            raise ModelError(f"{self._name} does not return an image for an image")
+            raise ModelError(f"{self._name} could not be run at {shape}: {reason}") from error
+        if not isinstance(result, Tensor) or result.dim() != image.dim():
+            raise ModelError(f"{self._name} does not return a tensor with the dims of its input")
         return result
 
-    def scale(self) -> tuple[int, int]:
-        """Return (result rows per input row, input rows per result row); one of them is 1."""
-        upscale, downscale = set[int](), set[int]()
-        for height in _SIDES[:2]:
-            image = self._image(height)
+    def sizes(self) -> tuple[int | Fraction, ...]:
+        """Return the result's size by dim, as a `Fraction` of the input's where it scales."""
+        found = set[tuple[int | Fraction, ...]]()
+        for size in _SIZES[:2]:
+            image = self._image(size)
             result = self._run(image)
             if not torch.equal(result, self._run(image)):
                 raise ModelError(f"{self._name} draws random numbers")
             if any(self._run(other).shape != result.shape for other in (-image, 0 * image)):
                 raise ModelError(f"the output shape of {self._name} depends on values of the input")
-            given, made = image.shape[2:], result.shape[2:]
-            if all(side % own == 0 for side, own in zip(made, given, strict=True)):
-                upscale.update(side // own for side, own in zip(made, given, strict=True))
-                downscale.add(1)
-            else:
-                upscale.add(1)
-                downscale.update(-(-own // side) for side, own in zip(made, given, strict=True))
-        if len(upscale) > 1 or len(downscale) > 1:
+            found.add(
+                tuple(
+                    self._size(dim, *at)
+                    for dim, at in enumerate(zip(image.shape, result.shape, strict=True))
+                )
+            )
+        sizes = found.pop()
+        scales = [Fraction(sizes[dim]) for dim in self._sides]
+        if found or any(1 not in (one.numerator, one.denominator) for one in scales):
             raise ModelError(f"{self._name} has no fixed scale between its input and its output")
-        (found,), (divided,) = upscale, downscale
-        if divided > 1 and self._example.shape[2] % divided:
+        rows, divided = self._example.shape[self._axis], Fraction(sizes[self._axis]).denominator
+        if rows % divided:
             raise ModelError(
                 f"{self._name} makes one row from {divided}, which does not divide the"
-                f" {self._example.shape[2]} rows of its input"
+                f" {rows} rows of its input"
             )
-        return found, divided
+        return sizes
 
-    def halo(self, upscale: int, downscale: int) -> int:
+    def _size(self, dim: int, given: int, made: int) -> int | Fraction:
+        scaled = dim in self._sides or (dim == 0 and given == made)
+        return Fraction(made, given) if scaled else made
+
+    def halo(self, scale: Fraction) -> int:
         """Return the most rows between a result row and an input row that it depends on."""
-        for height in _SIDES:
-            image = self._image(height)
-            size, before = image.shape[2], self._run(image)
+        for wanted in _SIZES:
+            image = self._image(wanted)
+            size, before = image.shape[self._axis], self._run(image)
             farthest = 0
             for row, odd in itertools.product(_rows_to_replace(size), _REPLACEMENTS):
                 changed = image.clone()
-                changed[:, :, row] = odd
-                differs = (self._run(changed) != before).any(dim=3).any(dim=1)[0].nonzero()
-                if len(differs):
-                    low, high = (
-                        int(end) * downscale // upscale for end in (differs[0], differs[-1])
-                    )
-                    farthest = max(farthest, row - low, high + downscale - 1 - row)
+                changed.select(self._axis, row).fill_(odd)
+                differs = (self._run(changed) != before).movedim(self._axis, 0).flatten(1)
+                places = differs.any(1).nonzero()
+                if len(places):
+                    low, high = (int(int(end) / scale) for end in (places[0], places[-1]))
+                    farthest = max(farthest, row - low, high + scale.denominator - 1 - row)
                 if farthest >= size // 3:
                     break
             if farthest < size // 3:
@@ -141,22 +144,22 @@ class _Trial:
 
     def bands_match(self, block: OpaqueModule) -> bool:
         """Whether bands equal the whole at both ends and inside, for several heights."""
-        image = self._image(_SIDES[1])
+        image = self._image(_SIZES[1])
         whole = self._run(image)
         types = [image.dtype, *(weight.dtype for weight in self._module.parameters())]
         allowed = tolerance(types) * whole.abs().max().item()
         return all(
             self._max_difference(block, image, whole, span) <= allowed
-            for span in _spans(whole.shape[2])
+            for span in _spans(whole.shape[self._axis])
         )
 
     def _max_difference(
         self, block: OpaqueModule, image: Tensor, whole: Tensor, span: Span
     ) -> float:
-        low, high = block.receptive_field(span, image.shape[2])
-        rows = self._run(image[:, :, low:high])
-        first = span[0] - low * block.upscale // block.downscale
-        rows, wanted = rows[:, :, first : first + span[1] - span[0]], whole[:, :, slice(*span)]
+        size = image.shape[self._axis]
+        low, high = block.receptive_field(span, size)
+        wanted = whole.narrow(self._axis, span[0], span[1] - span[0])
+        rows = block.run_band(image.narrow(self._axis, low, high - low), span, size)
         return (rows - wanted).abs().max().item() if rows.shape == wanted.shape else float("inf")
 
 

@@ -98,18 +98,26 @@ class ModelInputs:
 
     @property
     def streamed(self) -> list[Tensor]:
-        """Tensors that are split into bands."""
+        """Tensors that are split into bands, such as (B, C, H, W)."""
         return [self.tensors[position] for position in self.axes]
 
     @property
     def fixed(self) -> list[Tensor]:
-        """Tensors that every band takes whole."""
+        """Tensors that every band takes whole, such as a timestep (B,)."""
         return [one for position, one in enumerate(self.tensors) if position not in self.axes]
 
     @property
     def first(self) -> Tensor:
-        """The first streamed tensor: its device and dtype are those of the run."""
+        """The first streamed tensor, such as (B, C, H, W).
+
+        Its device and dtype are those of the run.
+        """
         return self.streamed[0]
+
+    @property
+    def axis(self) -> int:
+        """Streamed dim of the first streamed tensor."""
+        return next(iter(self.axes.values()))
 
     @property
     def batched(self) -> bool:
@@ -134,7 +142,7 @@ class ModelInputs:
         return (*(repr(one) for one in self.others if one is not _TENSOR), repr(self.spec))
 
     def call(self, module: Callable[..., Any], tensors: Sequence[Tensor] | None = None) -> Any:
-        """Call ``module``, with other ``tensors`` in place of these if given."""
+        """Call ``module``, with other ``tensors``, of any shape, in place of these if given."""
         given = iter(self.tensors if tensors is None else tensors)
         if self.spec is None:
             return module(*given)
@@ -143,16 +151,16 @@ class ModelInputs:
         return module(*args, **kwargs)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> ModelInputs:
-        """Return the same call with other tensors."""
+        """Return the same call with other tensors, of any shape."""
         return replace(self, tensors=tuple(tensors))
 
     def with_streamed(self, tensors: Sequence[Tensor]) -> ModelInputs:
-        """Return the same call with other streamed tensors."""
+        """Return the same call with other streamed tensors, such as (B, C, H, W)."""
         changed = dict(zip(self.axes, tensors, strict=True))
         return self.with_tensors([changed.get(at, one) for at, one in enumerate(self.tensors)])
 
     def has_batch(self, tensor: Tensor) -> bool:
-        """Whether dim 0 of one of the tensors is the batch, of several samples."""
+        """Whether dim 0 of a tensor (B, ...) is the batch, of several samples."""
         return 1 < self.batch_size == (len(tensor) if tensor.dim() else 0)
 
     def sample(self, index: int) -> ModelInputs:
@@ -166,14 +174,8 @@ class ModelInputs:
         return map(self.sample, range(self.batch_size))
 
     def side_dims(self) -> list[int]:
-        """Return the dims of the first streamed tensor that a smaller example shortens.
-
-        These are the streamed dim and all after the channels, as in (B, C, D, H, W) or, streamed
-        along dim 1, (B, T, C, H, W).
-        """
-        axis, rank = next(iter(self.axes.values())), self.first.dim()
-        first = 2 if axis >= 2 else axis + 2 if rank - axis >= _IMAGE_RANK else rank
-        return sorted({axis, *range(first, rank)})
+        """Return the dims of the first streamed tensor that a smaller example shortens."""
+        return side_dims(self.first.dim(), self.axis)
 
     def resized(self, sides: Mapping[int, int]) -> ModelInputs:
         """Return the call with random streamed tensors in 0..1 of another size.
@@ -183,11 +185,10 @@ class ModelInputs:
                 proportions to it, dims counted from the streamed one.
         """
         generator, made = torch.Generator().manual_seed(0), []
-        first_axis = next(iter(self.axes.values()))
         for tensor, axis in zip(self.streamed, self.axes.values(), strict=True):
             shape = list(tensor.shape)
             for dim, size in sides.items():
-                at = dim - first_axis + axis
+                at = dim - self.axis + axis
                 if 0 <= at < len(shape):
                     shape[at] = shape[at] * size // self.first.shape[dim]
             values = torch.rand(shape, generator=generator).to(tensor.device, tensor.dtype)
@@ -195,8 +196,21 @@ class ModelInputs:
         return self.with_streamed(made)
 
 
+def side_dims(rank: int, axis: int) -> list[int]:
+    """Return the dims of a tensor streamed along ``axis`` that a smaller example shortens.
+
+    These are the streamed dim and all after the channels, as in (B, C, D, H, W) or, streamed along
+    dim 1, (B, T, C, H, W).
+    """
+    first = 2 if axis >= 2 else axis + 2 if rank - axis >= _IMAGE_RANK else rank
+    return sorted({axis, *range(first, rank)})
+
+
 def memory_format_of(tensor: Tensor) -> torch.memory_format:
-    """Return the memory format of a tensor, which decides the copies a model makes."""
+    """Return the memory format of a tensor, which decides the copies a model makes.
+
+    Contiguous or, for (B, C, H, W) and (B, C, D, H, W), channels-last.
+    """
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     if last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=last):
         return torch.contiguous_format

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,10 @@ class OpaqueModule:
 
     Attributes:
         name: Path of the module.
-        module: Module that takes one image and returns one.
-        channels: Channels of its result.
-        upscale: Result rows per input row.
-        downscale: Input rows per result row; ``upscale`` or this is 1.
+        module: Module that takes one tensor and returns one of as many dims.
+        axis: Dim of the rows in both.
+        sizes: By dim of the result its size, or as a `Fraction` that of the input's dim per
+            place; for the rows, numerator or denominator is 1.
         halo: Most rows between a result row and an input row that it depends on.
         grain: Bands begin at multiples of this many input rows.
         workspace_per_element: Peak bytes per element of its input, result included.
@@ -32,9 +33,8 @@ class OpaqueModule:
 
     name: str
     module: nn.Module
-    channels: int
-    upscale: int
-    downscale: int
+    axis: int
+    sizes: tuple[int | Fraction, ...]
     halo: int
     grain: int
     workspace_per_element: float
@@ -46,7 +46,7 @@ class OpaqueModule:
         return "block"
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Run the module on these rows (B, C, H, W)."""
+        """Run the module on these rows, (B, C, H, W) for an image."""
         if isinstance(rows, FakeTensor):
             # In a dry run its Python code has no values to work on, but its workspace is known.
             work = rows.new_empty(int(self.workspace_per_element * rows.numel()), dtype=torch.uint8)
@@ -57,22 +57,26 @@ class OpaqueModule:
         with TRACE_LOCK, self.autocast.restore():
             return self.module(rows)
 
+    @property
+    def scale(self) -> Fraction:
+        """Result rows per input row."""
+        return Fraction(self.sizes[self.axis])
+
     def output_shape(self, input_shape: Sequence[int]) -> list[int]:
         """Return the result's shape for an input of shape ``input_shape``."""
-        batch, _, *sides = input_shape
-        return [batch, self.channels, *(side * self.upscale // self.downscale for side in sides)]
+        return [
+            int(given * size) if isinstance(size, Fraction) else size
+            for given, size in zip(input_shape, self.sizes, strict=True)
+        ]
 
-    def receptive_field(self, span: Span, size: int, width: int = 0) -> Span:
-        """Return the input rows that result rows ``span`` depend on.
-
-        ``size`` is the height of the input; its width does not matter.
-        """
-        first, last = (row * self.downscale // self.upscale for row in (span[0], span[1] - 1))
+    def receptive_field(self, span: Span, size: int) -> Span:
+        """Return the input rows, of ``size``, that result rows ``span`` depend on."""
+        first, last = (int(row / self.scale) for row in (span[0], span[1] - 1))
         low = (first - self.halo) // self.grain * self.grain
-        high = -(-(last + self.downscale + self.halo) // self.grain) * self.grain
-        return max(0, low), min(size, high)
+        below = last + self.scale.denominator + self.halo
+        return max(0, low), min(size, -(-below // self.grain) * self.grain)
 
     def run_band(self, rows: Tensor, span: Span, size: int) -> Tensor:
         """Return result rows ``span``, from the input rows of `receptive_field`."""
-        low = self.receptive_field(span, size)[0] * self.upscale // self.downscale
-        return self(rows).narrow(2, span[0] - low, span[1] - span[0])
+        low = int(self.receptive_field(span, size)[0] * self.scale)
+        return self(rows).narrow(self.axis, span[0] - low, span[1] - span[0])

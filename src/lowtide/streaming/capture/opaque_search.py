@@ -13,6 +13,7 @@ from lowtide.attention.spatial.row_region import RowRegionModule
 from lowtide.core.errors import ModelError
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.halo_probe import probe_halo
+from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_module import OpaqueModule
 from lowtide.streaming.capture.region_module import RegionModule
 from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES
@@ -30,16 +31,17 @@ def _block(image: Tensor, which: int, shape: Sequence[int]) -> Tensor:
 
 
 class OpaqueModules:
-    """Opaque submodules of a model for a batch of ``batch_size``, by module.
+    """Opaque submodules of a model, by module.
 
     Args:
         module: Model to capture.
-        batch_size: Batch size of the captured input.
+        inputs: Arguments for which it is captured; the rows of a submodule's input lie along the
+            same dim.
         autocast: Autocast state under which the modules run.
     """
 
-    def __init__(self, module: nn.Module, batch_size: int, autocast: AutocastState) -> None:
-        self._batch_size = batch_size
+    def __init__(self, module: nn.Module, inputs: ModelInputs, autocast: AutocastState) -> None:
+        self._inputs = inputs
         self._names = {inner: name or "the model" for name, inner in module.named_modules()}
         # A trace may call PyTorch's proxy of a module, which shares its attributes.
         self._originals = {id(vars(inner)): inner for inner in self._names}
@@ -79,10 +81,14 @@ class OpaqueModules:
     def _enter(self, module: nn.Module, given: tuple[object, ...]) -> None:
         if threading.get_ident() != self._thread:
             return
-        image = given[0] if len(given) == 1 else None
-        if not (isinstance(image, Tensor) and image.dim() == 4 and len(image) == self._batch_size):
+        image = given[0] if len(given) == 1 and isinstance(given[0], Tensor) else None
+        if image is not None and not self._is_like_input(image.shape):
             image = None
         self._call_stack.append((self._originals.get(id(vars(module)), module), image))
+
+    def _is_like_input(self, shape: Sequence[int]) -> bool:
+        first = self._inputs.first
+        return len(shape) == first.dim() and (shape[0] == len(first) or not self._inputs.batched)
 
     def _leave(self, *_: object) -> None:
         if threading.get_ident() == self._thread:
@@ -111,7 +117,9 @@ class OpaqueModules:
             if image is None or module in self._opaque or module not in self._names:
                 continue
             try:
-                self._opaque[module] = probe_halo(self._names[module], module, image)
+                self._opaque[module] = probe_halo(
+                    self._names[module], module, image, self._inputs.axis
+                )
                 return True
             except ModelError as error:
                 refusal = refusal or error

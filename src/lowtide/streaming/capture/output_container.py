@@ -15,7 +15,7 @@ Repack = Callable[[Sequence[Tensor]], Any]
 
 
 def unpack_output(result: Any) -> tuple[list[Tensor], Repack]:
-    """Return the tensors of an output, and a function that replaces them.
+    """Return an output's tensors, of any shape, and a function that replaces them.
 
     The function takes other tensors and returns a copy of the container with these.
 

@@ -55,7 +55,10 @@ class RegionModule:
         return self.module.rows_needed(*span, height, width)
 
     def run_band(self, rows: Tensor, span: Span, height: int) -> Tensor:
-        """Return result rows ``span``, from the input rows of `receptive_field`."""
+        """Return result rows ``span``, (B, C, rows, W), from those of `receptive_field`.
+
+        ``rows`` is (B, C, input rows, W) of an image of ``height`` rows.
+        """
         if isinstance(rows, FakeTensor):
             # In a dry run its weights are real, so its workspace comes from `work_bytes`.
             result = rows.new_empty((*rows.shape[:2], span[1] - span[0], rows.shape[3]))

@@ -53,10 +53,10 @@ def reserve_arena(nbytes: int, device: torch.device, *, has_matmul: bool = False
 
 
 def hold_arena(nbytes: int, device: torch.device, next_bytes: int) -> Tensor | None:
-    """Return a tensor over the cached arena of an earlier run, so that it stays whole.
+    """Return a tensor, uint8 (``nbytes``,), over the cached arena of an earlier run.
 
-    The next allocation, of ``next_bytes`` bytes, then does not split it. Returns None if no cached
-    block has ``nbytes``, or if the cache has room for both.
+    It keeps the arena whole: the next allocation, of ``next_bytes`` bytes, does not split it.
+    Returns None if no cached block has ``nbytes``, or if the cache has room for both.
     """
     if not nbytes or not nbytes <= _cached_bytes(device) < nbytes + next_bytes:
         return None

@@ -44,7 +44,10 @@ class Constants:
         return self if same else type(self)(self._program)
 
     def full_tensor(self, index: int) -> Tensor:
-        """Return a whole constant result; it is cached until `free_full_tensors`."""
+        """Return a whole constant result; it has the same shape as its node.
+
+        It is cached until `free_full_tensors`.
+        """
         if index in self._program.graph.tensors:
             return self._program.graph.tensors[index]
         found = self._full_tensors.get(index)
@@ -54,6 +57,9 @@ class Constants:
 
     def rows(self, index: int, dim: int, span: Span, grain: int) -> Tensor:
         """Return a span of a constant along ``dim``, concatenated from cached grains.
+
+        Its shape is that of the node, with the rows of the span along ``dim``, as in (B, C, rows,
+        W).
 
         Args:
             index: Node index of the constant.

@@ -23,7 +23,7 @@ from lowtide.streaming.rules.row_op import Reduction, RowOp
 from lowtide.streaming.spans import Span, Spans
 
 MakePage = Callable[[int], Page]
-# (position of the result, first row, rows)
+# (position of the result, first row, rows), such as (1, C, rows, W) for an image.
 OutputRows = tuple[int, int, Tensor]
 # Most bands of all segments whose schedules are cached, up to 20 kilobytes each; on the CPU they
 # use the memory of the tensors.
@@ -40,8 +40,7 @@ class BandExecutor:
         make_page: Returns the page for a result that later segments read.
         refresh_constants: Masks and biases, shared by all runs.
         arena_bytes: Bytes of the arena that each run reserves first, unless the allocator of its
-        device
-            has cached as much.
+            device has cached as much.
     """
 
     def __init__(
@@ -298,10 +297,10 @@ def _next_in_inference_mode(results: Iterator[OutputRows], device_type: str) -> 
 
 
 def allocate_result(program: StreamProgram, device: torch.device, output: int = 0) -> Tensor:
-    """Allocate a whole result of a program.
+    """Allocate a whole result of a program, such as (B, C, H, W).
 
-    On a GPU, allocate it before a run: if it were cut out of the run's arena, the arena could
-    not be used as one block again while the result is kept.
+    On a GPU, allocate it before a run: if it were cut out of the run's arena, the arena could not
+    be used as one block again while the result is kept.
     """
     meta = program.graph.nodes[program.outputs[output]].meta
     return torch.empty(meta.shape, dtype=meta.dtype, device=device)
@@ -310,22 +309,22 @@ def allocate_result(program: StreamProgram, device: torch.device, output: int = 
 def collect_rows(
     program: StreamProgram, bands: Iterable[OutputRows], result: Tensor | None = None
 ) -> list[Tensor]:
-    """Return the whole results from the rows that a run yields.
+    """Return the whole results, such as (B, C, H, W), from the rows that a run yields.
 
     Args:
         program: Program of the run.
-        bands: Rows, as from `BandExecutor.run`.
+        bands: Rows, (B, C, rows, W) for images, as from `BandExecutor.run`.
         result: Memory for the first result; by default a result is allocated when its first rows
             arrive, after the segments that make none.
     """
     results = {} if result is None else {0: result}
     for output, first, rows in bands:
         axis = program.rows.get(program.outputs[output])
+        if axis is None:
+            results[output] = rows
+            continue
         if output not in results:
-            results[output] = (
-                rows if axis is None else allocate_result(program, rows.device, output)
-            )
-        if axis is not None:
-            results[output].narrow(axis.dim, first, rows.shape[axis.dim]).copy_(rows)
+            results[output] = allocate_result(program, rows.device, output)
+        results[output].narrow(axis.dim, first, rows.shape[axis.dim]).copy_(rows)
         del rows  # free the rows before the next band is computed
     return [results[output] for output in range(len(program.outputs))]

@@ -1,4 +1,4 @@
-"""Lowering of a graph to row operators: what runs by bands, and what whole."""
+"""Lowering of a graph to operators on rows, or on whole feature maps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FullTensorOp:
     inputs: tuple[int, ...]
 
 
-_HINT = "run the model on the whole image"
+_HINT = "stream along another dim by axis=, or run the model whole"
 Step = RowOp | Reduction | FullTensorOp
 _MATMUL_OPS = frozenset(
     {

@@ -36,8 +36,7 @@ def cut_segments(
         program: Program to cut.
         cuts: Node indices of steps that begin a segment.
         recompute_limit: Operators of at most this `macs_per_element` are recomputed in later
-        segments like
-            cheap ones, where that keeps fewer bytes.
+            segments like cheap ones, where that keeps fewer bytes.
     """
     segment_of = _assign_segments(program, set(cuts))
     segments = [Segment() for _ in range(max(segment_of.values(), default=0) + 1)]

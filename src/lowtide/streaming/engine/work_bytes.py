@@ -44,7 +44,7 @@ def step_peak_bytes(
         program: Program of the step.
         index: Node index of the step.
         span: Rows of the result.
-        pieces: Input rows of the step.
+        pieces: Input rows of the step, (B, C, rows, W) for images.
     """
     step = program.steps[index]
     assert isinstance(step, RowOp)

@@ -36,7 +36,7 @@ class DiskPage:
         self._blocks = space.blocks()
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Write rows to the file, from row ``first`` on."""
+        """Write rows, such as (B, C, rows, W), to the file, from row ``first`` on."""
         self._write_bytes(
             self._layout.byte_range((first, first))[0], self._layout.to_bytes(rows).cpu()
         )
@@ -49,7 +49,7 @@ class DiskPage:
             self._blocks.write(self._block_numbers[place], start, data[part])
 
     def read(self, spans: Spans) -> Tensor:
-        """Read rows into new memory."""
+        """Read rows, such as (B, C, rows, W), into new memory."""
         buffer, at = torch.empty(self._layout.bytes_of(spans), dtype=torch.uint8), 0
         for span in spans:
             first, last = self._layout.byte_range(span)

@@ -45,7 +45,10 @@ class HostPage:
         self._reusable: _Prefetched | None = None
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Start the copy of rows to the host, once the previous rows are there."""
+        """Start the copy of rows, such as (B, C, rows, W), to the host.
+
+        It begins once the previous rows are there.
+        """
         run = self._layout.to_bytes(rows)
         if self._pending_store is not None:
             self._pending_store.wait()
@@ -70,7 +73,7 @@ class HostPage:
             self._start_fetches()
 
     def read(self, spans: Spans) -> Tensor:
-        """Return rows from the prefetched ones, or fetch them now."""
+        """Return rows, such as (B, C, rows, W), prefetched or fetched now."""
         self._start_fetches()
         for ahead in self._prefetched:
             if count(intersection(ahead.spans, spans)) == count(spans):

@@ -15,17 +15,20 @@ from lowtide.streaming.spans import Span, Spans, count, intersection
 class Page(Protocol):
     """A feature map kept between segments, written and read by rows.
 
-    Rows are read to ``device``.
+    The rows may be along any dim; those of images are (B, C, rows, W). Rows are read to ``device``.
     """
 
     device: torch.device
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Write rows, from row ``first`` on."""
+        """Write rows, (B, C, rows, W) for images, from row ``first`` on."""
         ...
 
     def read(self, spans: Spans) -> Tensor:
-        """Return the rows of these spans concatenated; not to be modified."""
+        """Return the rows of these spans concatenated, (B, C, rows, W) for images.
+
+        They must not be modified.
+        """
         ...
 
     def prefetch(self, spans: Spans) -> None:
@@ -58,17 +61,23 @@ class MemoryPage:
 
     @classmethod
     def from_tensor(cls, rows: Tensor, dim: int) -> MemoryPage:
-        """Create a page that holds a whole feature map already computed."""
+        """Create a page from a whole feature map, such as (B, C, H, W)."""
         page = cls(dim, rows.device)
         page.write(0, rows)
         return page
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Keep rows, from row ``first`` on; small views of large storages are copied."""
+        """Keep rows, such as (B, C, rows, W), from row ``first`` on.
+
+        Small views of large storages are copied.
+        """
         self.write_without_copy(first, compact(rows))
 
     def write_without_copy(self, first: int, rows: Tensor) -> None:
-        """Keep rows without a copy, as `write` for rows that are soon read."""
+        """Keep rows, such as (B, C, rows, W), without a copy.
+
+        As `write`, for rows that are soon read.
+        """
         span = first, first + rows.shape[self._dim]
         in_order = not self._pieces or self._pieces[-1][0] < span
         self._pieces.append((span, rows))
@@ -76,7 +85,7 @@ class MemoryPage:
             self._pieces.sort(key=lambda piece: piece[0])
 
     def read(self, spans: Spans) -> Tensor:
-        """Return rows; a view where they are in one piece."""
+        """Return rows, such as (B, C, rows, W); a view where they are in one piece."""
         if len(spans) == 1:
             for piece, rows in self._pieces:
                 if piece == spans[0]:
@@ -92,7 +101,10 @@ class MemoryPage:
         return concat_rows(found, self._dim)
 
     def read_and_merge(self, spans: Spans) -> Tensor:
-        """Return rows as `read` does, and keep concatenated rows for the next operator."""
+        """Return rows as `read` does, such as (B, C, rows, W).
+
+        Concatenated rows are kept for the next operator.
+        """
         rows = self.read(spans)
         if len(spans) == 1 and len(self._pieces) > 1:
             low, high = spans[0]
@@ -103,9 +115,10 @@ class MemoryPage:
         return rows
 
     def extend(self, span: Span) -> Tensor | None:
-        """Return memory to write the rows of ``span`` to, contiguous with the rows before.
+        """Return memory to write the rows of ``span`` to, such as (B, C, rows, W).
 
-        None if the page is not one piece that ends where the span begins.
+        It is contiguous with the rows before. None if the page is not one piece that ends where the
+        span begins.
         """
         first, last = span
         if len(self._pieces) != 1 or self._pieces[0][0][1] != first:
@@ -152,8 +165,8 @@ def input_pages(inputs: ModelInputs) -> list[Page]:
 def concat_rows(pieces: Sequence[Tensor], dim: int, like: Tensor | None = None) -> Tensor:
     """Concatenate pieces along ``dim``, in the memory format of ``like``.
 
-    By default in that of the first piece. The memory format decides which kernels run on the
-    result, and so its rounding.
+    Pieces, such as (B, C, rows, W), differ only in their rows. By default in the memory format of
+    the first piece. It decides which kernels run on the result, and so its rounding.
     """
     if len(pieces) == 1:
         return pieces[0]
@@ -169,7 +182,10 @@ def concat_rows(pieces: Sequence[Tensor], dim: int, like: Tensor | None = None) 
 
 
 def concat_by_copy(pieces: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenate as `torch.cat` does, by one copy of each piece."""
+    """Concatenate pieces, such as (B, C, rows, W), as `torch.cat` does.
+
+    By one copy of each piece.
+    """
     sizes = [piece.shape[dim] for piece in pieces]
     shape = list(pieces[0].shape)
     shape[dim] = sum(sizes)
@@ -186,7 +202,7 @@ def _permute_back(permuted: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def memory_order(rows: Tensor) -> list[int]:
-    """Return the dims sorted by stride, the largest first.
+    """Return the dims of a tensor of any shape sorted by stride, the largest first.
 
     A dim of size 1 comes after another with the same stride: PyTorch detects contiguous and
     channels-last by the stride of a batch of one too.
@@ -196,6 +212,6 @@ def memory_order(rows: Tensor) -> list[int]:
 
 
 def compact(rows: Tensor) -> Tensor:
-    """Return ``rows``, cloned if their storage is more than twice their size."""
+    """Return rows of any shape, cloned if their storage is over twice their size."""
     own = rows.numel() * rows.itemsize
     return rows if rows.untyped_storage().nbytes() <= 2 * own else rows.clone()

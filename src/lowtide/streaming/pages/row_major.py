@@ -30,15 +30,18 @@ class RowMajorLayout:
         return count(spans) * self._row_bytes
 
     def to_bytes(self, rows: Tensor) -> Tensor:
-        """Return the bytes of rows in row-major order, from any memory format."""
+        """Return the bytes of rows in row-major order, uint8 (bytes,).
+
+        Rows, such as (B, C, rows, W), may be in any memory format.
+        """
         if rows.shape[self._dim] > 1:  # the strides of a single row say nothing
             self._order = memory_order(rows)
         return rows.movedim(self._dim, 0).contiguous().flatten().view(torch.uint8)
 
     def from_bytes(self, raw: Tensor) -> Tensor:
-        """Return the rows held by bytes, in the memory format that `raw` last saw.
+        """Return the rows held by ``raw``, uint8 (bytes,), such as (B, C, rows, W).
 
-        Another memory format would select other kernels.
+        In the memory format that `to_bytes` last saw: another one would select other kernels.
         """
         plain = raw.view(self._dtype).view(len(raw) // self._row_bytes, *self._other_sizes)
         permuted = plain.movedim(0, self._dim).permute(self._order).contiguous()

@@ -33,7 +33,7 @@ _FREE_BUFFER_DIVISOR = 8
 
 @dataclass(eq=False)
 class HostBuffer:
-    """Host memory of one page, uint8, and the event of its last write."""
+    """Host memory of one page, uint8 (bytes,), and the event of its last write."""
 
     memory: Tensor
     write_event: Any = None
@@ -56,7 +56,7 @@ class PendingFetch(Protocol):
         ...
 
     def result(self) -> Tensor:
-        """Return the bytes, ordered so that later work may read them."""
+        """Return the bytes, uint8 (bytes,), ordered so that later work may read them."""
         ...
 
     def end_reads(self) -> None:
@@ -74,7 +74,7 @@ class HostTransfer(Protocol):
         ...
 
     def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
-        """Start a copy of ``source``, uint8 on the device, to byte ``at`` of a page."""
+        """Start a copy of uint8 (bytes,) on the device to byte ``at`` of a page."""
         ...
 
     def fetch(
@@ -84,11 +84,11 @@ class HostTransfer(Protocol):
         destination: Tensor,
         after: PendingFetch | None = None,
     ) -> PendingFetch:
-        """Start a copy of byte ranges of a page to ``destination``, uint8 on the device.
+        """Start a copy of byte ranges of a page to ``destination``.
 
-        ``byte_ranges`` are (first, past the last) bytes, which are concatenated. The copy starts
-        once ``after``, the former content of ``destination``, is over; without it, once all work
-        issued so far is done.
+        ``destination`` is uint8 (bytes,) on the device. ``byte_ranges`` are (first, past the last)
+        bytes, which are concatenated. The copy starts once ``after``, the former content of
+        ``destination``, is over; without it, once all work issued so far is done.
         """
         ...
 
@@ -99,13 +99,13 @@ class HostTransfer(Protocol):
 
 @dataclass(frozen=True)
 class CompletedCopy:
-    """A copy that is already done, used where calls are synchronous."""
+    """A copy of uint8 (bytes,) that is already done, used where calls are synchronous."""
 
     data: Tensor
     reads_done: Any = None
 
     def result(self) -> Tensor:
-        """Return the bytes."""
+        """Return the bytes, uint8 (bytes,)."""
         return self.data
 
     def wait(self) -> None:
@@ -125,7 +125,7 @@ class SyncHostTransfer:
         return HostBuffer(torch.empty(nbytes, dtype=torch.uint8))
 
     def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
-        """Copy at once."""
+        """Copy ``source``, uint8 (bytes,), at once."""
         buffer.memory[at : at + len(source)].copy_(source)
         return CompletedCopy(source)
 
@@ -136,7 +136,7 @@ class SyncHostTransfer:
         destination: Tensor,
         after: PendingFetch | None = None,
     ) -> PendingFetch:
-        """Copy at once."""
+        """Copy to ``destination``, uint8 (bytes,), at once."""
         torch.cat([buffer.memory[first:last] for first, last in byte_ranges], out=destination)
         return CompletedCopy(destination)
 
@@ -206,7 +206,10 @@ class CudaHostTransfer:
         return buffer
 
     def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
-        """Copy on the stream to the host, after the work issued on the current stream."""
+        """Copy ``source``, uint8 (bytes,), on the stream to the host.
+
+        After the work issued on the current stream.
+        """
         computing = torch.cuda.current_stream(self.device)
         self._store_stream.wait_event(computing.record_event())
         with torch.cuda.device(self.device), torch.cuda.stream(self._store_stream):
@@ -221,7 +224,7 @@ class CudaHostTransfer:
         destination: Tensor,
         after: PendingFetch | None = None,
     ) -> PendingFetch:
-        """Copy on the stream from the host."""
+        """Copy to ``destination``, uint8 (bytes,), on the stream from the host."""
         computing = torch.cuda.current_stream(self.device)
         free = computing.record_event() if after is None else after.reads_done
         with torch.cuda.device(self.device), torch.cuda.stream(self._fetch_stream):

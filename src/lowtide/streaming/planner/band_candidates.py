@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lowtide.core.heap import heap_mode
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.plan import BandPlan, Plan
+from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import StreamedStrategy
 from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.engine.source_page import READ_ROWS
+from lowtide.streaming.engine.source_run import WRITE_ROWS
 from lowtide.streaming.planner.layout_search import StreamLayout
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
@@ -21,11 +24,9 @@ from lowtide.streaming.planner.ledger_rows import (
 )
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, plan_facts
 from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.planner.stream_planner import StreamPlanner
+from lowtide.streaming.planner.stream_planner import CandidateBytes
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
 from lowtide.streaming.tiles.panels import COPY_ROWS
-from lowtide.streaming.tiles.run_rows import WRITE_ROWS
-from lowtide.streaming.tiles.source_page import READ_ROWS
 from lowtide.streaming.tiles.tile_step import DTYPES
 
 # Bytes of a captured graph, and for each of its nodes. Most is not the graph itself but heap
@@ -54,8 +55,8 @@ _FILE_BYTES_PER_SECOND = 1 << 30
 class BandCandidates:
     """Plans and prices band layouts of one network for one image.
 
-    ``panel_width`` is how many columns run at a time, by default all of them. Methods raise
-    `ModelError` for a network that cannot be streamed.
+    ``panel_width`` is how many columns run at a time, by default all of them. Each instance learns
+    from its own dry runs only. Methods raise `ModelError` for a network that cannot be streamed.
     """
 
     costs: ModelCosts
@@ -63,6 +64,7 @@ class BandCandidates:
     image_task: ImageTask
     programs: ProgramCache
     panel_width: int | None = None
+    _bytes: dict[tuple[int, int], CandidateBytes] = field(default_factory=dict)
 
     def candidates(self, *, low_memory: bool = False) -> list[Plan]:
         """Return streamed plans between least memory and least time, roughly priced.
@@ -87,7 +89,7 @@ class BandCandidates:
 
     @property
     def _overlap(self) -> int:
-        """Columns shared by two panels: both halos, or at least the edges of an alpha."""
+        """Columns shared by two panels: both halos, or at least the context of an adapter."""
         return 2 * max(self.costs.receptive_field or 0, 1)
 
     @property
@@ -101,10 +103,14 @@ class BandCandidates:
         align, (_, width) = self.geometry.align, self.image_task.padded_size
         return len(split_axis(width, self._size[1], self._overlap, align=align).starts)
 
+    def _bytes_of_width(self) -> CandidateBytes:
+        if self._size not in self._bytes:
+            self._bytes[self._size] = CandidateBytes(self.programs.planner(*self._size))
+        return self._bytes[self._size]
+
     def _candidates_of_width(self, *, low_memory: bool) -> list[Plan]:
-        planner = self.programs.planner(*self._size)
-        plans = [self._plan(planner, one) for one in planner.candidates(low_memory=low_memory)]
-        plans = with_heap_modes(plans, self.image_task.streamed_bounds)
+        layouts = self._bytes_of_width().planner.candidates(low_memory=low_memory)
+        plans = [plan for one in layouts for plan in self._plans(one)]
         # Where memory is scarce, a draft that seems to fit may not: keep the smallest plans as
         # well.
         return plans if low_memory else self._drop_small_bands(plans)
@@ -118,8 +124,8 @@ class BandCandidates:
             plan
             for plan in plans
             if plan.upper_bytes <= (self.image_task.ample_bytes or 0)
-            and plan.band_plan is not None
-            and plan.band_plan.pages == "memory"
+            and isinstance(plan.strategy, StreamedStrategy)
+            and plan.strategy.pages == "memory"
             and plan.heap != "trim"
         ]
         if not easy:
@@ -132,51 +138,52 @@ class BandCandidates:
             if plan.upper_bytes >= largest or plan.seconds * EQUALLY_FAST < fastest
         ]
 
+    def untried(self) -> Iterator[Plan]:
+        """Yield plans without a dry run, smallest first, with the least bytes they may take."""
+        for (_, width), known in self._bytes.items():
+            for layout, least in known.untried():
+                yield from self._of_width(width)._plans(layout, least)
+
     def is_exact(self, plan: Plan) -> bool:
-        """Return whether the bytes of ``plan``, one of `candidates`, are those of a dry run."""
-        planner, layout = self._find(plan)
-        return planner.known_dry_run(layout) is not None
+        """Return whether the bytes of ``plan`` are no draft: not streamed, or after a dry run."""
+        if not isinstance(plan.strategy, StreamedStrategy):
+            return True
+        known, layout = self._find(plan.strategy)
+        return known.known_dry_run(layout) is not None
 
-    def with_dry_run(self, plan: Plan) -> Plan:
-        """Return ``plan``, one of `candidates`, with the exact bytes of its dry run.
+    def dry_run(self, plan: Plan) -> None:
+        """Make the dry run of one of `candidates`.
 
-        `candidates` return it so from then on, and those like it corrected.
+        `candidates` have its exact bytes from then on, and those like it are corrected.
         """
-        if plan.tile_width != self._size[1]:
-            return replace(self, panel_width=plan.tile_width).with_dry_run(plan)
-        planner, layout = self._find(plan)
-        planner.dry_run(layout)
-        modes = with_heap_modes([self._plan(planner, layout)], self.image_task.streamed_bounds)
-        return next(one for one in modes if one.heap == plan.heap)
+        assert isinstance(plan.strategy, StreamedStrategy)
+        known, layout = self._find(plan.strategy)
+        known.dry_run(layout)
 
-    def _find(self, plan: Plan) -> tuple[StreamPlanner, StreamLayout]:
-        assert plan.band_plan is not None
-        planner = self.programs.planner(*plan.network_size)
-        return planner, planner.layout(plan.band_plan.layout_key)
+    def _of_width(self, width: int) -> BandCandidates:
+        return self if width == self._size[1] else replace(self, panel_width=width)
 
-    def _plan(self, planner: StreamPlanner, layout: StreamLayout) -> Plan:
-        height, width = self._size
-        known = planner.known_dry_run(layout)
+    def _find(self, bands: StreamedStrategy) -> tuple[CandidateBytes, StreamLayout]:
+        known = self._of_width(bands.panel_width)._bytes_of_width()
+        return known, known.planner.layout(bands.layout_key)
+
+    def _plans(self, layout: StreamLayout, least: int | None = None) -> list[Plan]:
+        """Return plans of a layout by heap mode; ``least`` instead of the bytes to expect."""
+        return with_heap_modes([self._plan(layout, least)], self.image_task.streamed_bounds)
+
+    def _plan(self, layout: StreamLayout, least: int | None) -> Plan:
+        bytes_of = self._bytes_of_width()
+        known, program = bytes_of.known_dry_run(layout), bytes_of.planner.program
         arena_bytes = known.arena_bytes if known else 0
         return Plan(
             **plan_facts(self.costs, self.geometry, self.image_task),
-            strategy="streamed",
             accuracy="exact",
-            tile_width=width,
-            tile_height=height,
-            overlap=self._overlap if self.panel_width else 0,
-            blend=0,
-            batch=1,
-            tiles=self._panels,
-            run_pixels=height * width * self._images_per_tile,
-            seam_share=0.0,
             seconds=self._seconds(layout),
-            recovery=("smaller plan",),
             ledger=calibrate_rows(
-                tuple(self._ledger(planner.program, layout, planner.expected_rows(layout))),
+                tuple(self._ledger(program, layout, bytes_of.rows(layout, least))),
                 self.image_task.streamed_bounds.current_heap,
             ),
-            band_plan=BandPlan(
+            strategy=StreamedStrategy(
                 cuts=layout.cuts,
                 recompute_limit=layout.recompute_limit,
                 bands=layout.bands,
@@ -184,8 +191,11 @@ class BandCandidates:
                 resident=tuple(sorted(layout.resident)),
                 intermediate_peak_bytes=int(layout.pages_bytes * self._byte_factor),
                 spilled_peak_bytes=int(layout.spilled_peak_bytes * self._byte_factor),
-                arena_bytes=int(arena_bytes * self._byte_factor) // self._images_per_tile,
-                graph_digest=planner.program.operators_digest,
+                arena_bytes=int(arena_bytes * self._byte_factor) // self._network_inputs,
+                graph_digest=program.operators_digest,
+                panels=self._panels,
+                panel_width=self._size[1],
+                panel_overlap=self._overlap if self.panel_width else 0,
             ),
         )
 
@@ -196,7 +206,7 @@ class BandCandidates:
         after the other, and whole rows pass through.
         """
         usual, most = max(self.image_task.codec_bytes, key=lambda codec: codec[1], default=(0, 0))
-        rows = self.image_task.info.row_bytes * (1 + self.geometry.scale) * 2 * COPY_ROWS
+        rows = self.image_task.row_bytes * (1 + self.geometry.scale) * 2 * COPY_ROWS
         # GPU memory freed by bands is of no use for files.
         bands = [
             one for one in network_rows if one.place == "device" and self.costs.device == "cpu"
@@ -205,8 +215,8 @@ class BandCandidates:
         return max(0, usual + rows - value), max(0, most + rows - upper)
 
     @property
-    def _images_per_tile(self) -> int:
-        return self.geometry.images(self.image_task.info)
+    def _network_inputs(self) -> int:
+        return self.image_task.inputs
 
     @property
     def _byte_factor(self) -> float:
@@ -215,7 +225,7 @@ class BandCandidates:
         The graph is that of fp32 on the CPU; another device may use smaller dtypes.
         """
         item, own = (DTYPES[one.precision].itemsize for one in (self.costs, self.programs.network))
-        return self._images_per_tile * item / own
+        return self._network_inputs * item / own
 
     @property
     def least_seconds(self) -> float:
@@ -223,7 +233,7 @@ class BandCandidates:
 
         Includes the usual slowdown `_BAND_SLOWDOWN`.
         """
-        pixels = math.prod(self.image_task.padded_size) * self._images_per_tile
+        pixels = math.prod(self.image_task.padded_size) * self._network_inputs
         return pixels * self.costs.least_seconds_per_pixel * _BAND_SLOWDOWN
 
     def _seconds(self, layout: StreamLayout) -> float:
@@ -237,7 +247,7 @@ class BandCandidates:
         sizes = [min(max(total // number, least), most) for number in layout.bands]
         network = sum(total * self.costs.seconds(size) / size for size in sizes) / len(sizes)
         speed = self.costs.time_scale
-        panel = (_BAND_SLOWDOWN * network + speed * layout.overhead_seconds) * self._images_per_tile
+        panel = (_BAND_SLOWDOWN * network + speed * layout.overhead_seconds) * self._network_inputs
         return panel * self._panels + speed * 2 * self._panel_file_bytes / _FILE_BYTES_PER_SECOND
 
     @property
@@ -245,15 +255,15 @@ class BandCandidates:
         """Bytes of the inputs and results of all panels, all on disk at the end."""
         if not self.panel_width:
             return 0
-        info = self.image_task.info
-        given = info.row_bytes * self.panel_width * self._panels // info.width
-        return (given + info.row_bytes * self.geometry.scale**2) * info.height
+        (height, width, _), row_bytes = self.image_task.shape, self.image_task.row_bytes
+        given = row_bytes * self.panel_width * self._panels // width
+        return (given + row_bytes * self.geometry.scale**2) * height
 
     def _ledger(
         self, program: StreamProgram, layout: StreamLayout, network_rows: Sequence[LedgerRow]
     ) -> Iterator[LedgerRow]:
-        info = self.image_task.info
-        row_bytes = info.row_bytes * self._size[1] // self.image_task.padded_size[1]
+        height = self.image_task.shape[0]
+        row_bytes = self.image_task.row_bytes * self._size[1] // self.image_task.padded_size[1]
         graph = _RUN_OVERHEAD_BYTES + _GRAPH_BYTES + _NODE_BYTES * len(program.graph.nodes)
         rows = [
             ledger_row(
@@ -275,11 +285,11 @@ class BandCandidates:
                 rows.append(ledger_row("allocator", "device", kept, most, "prior"))
         most = graph * _GRAPH_UPPER + _GRAPH_MARGIN
         rows.append(ledger_row("graph", "host", graph, most, "prior"))
-        # An image that more than one segment reads is held whole, in the file's dtype.
+        # A source that more than one segment reads is held whole, in its own dtype.
         (given,) = program.graph.inputs
         readers = sum(given in part.reads for part in layout.segments)
-        band = -(-info.height // layout.bands[0]) + 2 * READ_ROWS
-        held = row_bytes * (info.height if readers > 1 else min(info.height, band))
+        band = -(-height // layout.bands[0]) + 2 * READ_ROWS
+        held = row_bytes * (height if readers > 1 else min(height, band))
         made = row_bytes * self.geometry.scale * 2 * WRITE_ROWS
         image_task = self.image_task
         if self.panel_width:

@@ -46,26 +46,7 @@ GPU = CostModel(
     200 * GIB,
     {"disk": GIB, "host": 12 * GIB},
     2e-6,
-    _caps(
-        32,
-        48,
-        64,
-        96,
-        128,
-        192,
-        256,
-        384,
-        512,
-        768,
-        1024,
-        1536,
-        2048,
-        3072,
-        4096,
-        6144,
-        8192,
-        16384,
-    ),
+    _caps(*sorted([32 << step for step in range(10)] + [48 << step for step in range(8)])),
 )
 
 

@@ -88,8 +88,7 @@ def dry_run(
         program: The captured program.
         layout: Its cuts, bands and pages.
         whole_image: Whether the image is held whole and the result is put together, which then
-        counts;
-            otherwise both are files that are read and written by rows.
+            counts; otherwise both are files that are read and written by rows.
         profile: The GPU to predict for; None for this machine's CPU.
         use_arena: On a GPU, reserve the block of memory that makes the peak smallest.
     """

@@ -122,8 +122,7 @@ class LayoutSearch:
             caps: Bytes that bands stay within; by default the device's caps.
             placements: Places to try for pages.
             resident_shares: Shares of all pages' bytes: for each, also a draft that keeps in memory
-            what
-                fits in it and spills the other pages.
+                what fits in it and spills the other pages.
         """
         for way in self._segmentations:
             seen, parts = set[tuple[int, ...]](), way.resident_choices(resident_shares)

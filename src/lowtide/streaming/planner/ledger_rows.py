@@ -10,6 +10,7 @@ from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow, Origin, Place
 from lowtide.memory.plan import Plan
 from lowtide.memory.prediction.calibration import Calibration, RunBounds
+from lowtide.memory.strategy import TiledStrategy
 from lowtide.streaming.planner.model_facts import ImageTask
 
 ROW_BUFFERS = "input rows", "output rows"
@@ -90,20 +91,22 @@ def _run_bytes(costs: ModelCosts, pixels: int) -> float:
     return live * (_LIVE_UPPER + _SLACK_SHARE) + _SLACK_UPPER * costs.slack_bytes(pixels)
 
 
-def affordable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
+def affordable_pixels(
+    costs: ModelCosts, plan: Plan, tiles: TiledStrategy, budget_bytes: int
+) -> int:
     """Return the image pixels that fit at once while the plan's rows stay.
 
     For measuring errors.
     """
     spare = budget_bytes - plan.upper_bytes
-    pixels = plan.run_pixels
+    pixels = tiles.run_pixels
     used = _run_bytes(costs, pixels)
     while pixels < 1 << 34:
         more = pixels * 9 // 8
         if _run_bytes(costs, more) - used > spare:
             break
         pixels = more
-    return pixels // plan.images_per_tile
+    return pixels // plan.image.network_inputs
 
 
 def comparable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
@@ -116,7 +119,7 @@ def comparable_pixels(costs: ModelCosts, plan: Plan, budget_bytes: int) -> int:
     pixels = _COMPARED_PIXELS
     while pixels > _FEWEST_PIXELS and 2 * _run_bytes(costs, pixels) > budget_bytes - kept:
         pixels = pixels * 7 // 8
-    return pixels // plan.images_per_tile
+    return pixels // plan.image.network_inputs
 
 
 def ledger_row(name: str, place: Place, value: float, upper: float, origin: Origin) -> LedgerRow:

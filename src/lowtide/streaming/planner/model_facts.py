@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lowtide.core.signal import ImageInfo
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.prediction.calibration import RunBounds
-from lowtide.streaming.tiles.image_adapter import ChannelPlan
+from lowtide.memory.strategy import ImageGeometry
 
 StrategyName = Literal["auto", "whole", "streamed", "tiled"]
 
@@ -29,30 +28,38 @@ class ModelGeometry:
     square: bool = False
     tileable: bool = True
 
-    def images(self, info: ImageInfo) -> int:
-        """Return the network inputs made of one tile: color and alpha count separately."""
-        return ChannelPlan(info.channels, self.in_channels, self.out_channels).inputs_per_tile
+    def of_image(self, image_task: ImageTask) -> ImageGeometry:
+        """Return the sizes of an image and of what it is padded to."""
+        return ImageGeometry(
+            **{name: getattr(self, name) for name in ("scale", "align", "minimum", "square")},
+            width=image_task.shape[1],
+            height=image_task.shape[0],
+            padded_width=image_task.padded_size[1],
+            padded_height=image_task.padded_size[0],
+            network_inputs=image_task.inputs,
+        )
 
 
 @dataclass(frozen=True)
 class ImageTask:
-    """Facts about the image and its files that pricing needs.
+    """Facts about a source (H, W, C) and its files that pricing needs.
 
     Attributes:
-        info: Size and sample type of the image.
+        shape: Shape of the source.
         padded_size: (height, width) after padding to the model's size rule.
         codec_bytes: (usual, largest) bytes of host memory for decoding, and for encoding, the file.
         scratch_bytes: Disk bytes of the file formats.
         row_buffer_bytes: Bytes that the rows held for one row of tiles should stay within, where
-        lower
-            tiles allow it.
+            lower tiles allow it.
         ample_bytes: Bytes up to which saving memory has no benefit.
         tiled_bounds: Error of past predictions for tiled runs.
         streamed_bounds: Error of past predictions for streamed runs.
         extra_resident_bytes: Host bytes of the model in addition to its weights.
+        item_bytes: Bytes of one value of the source, and of the sink.
+        inputs: Network inputs made of one tile, as `lowtide.core.signal.Adapter` makes them.
     """
 
-    info: ImageInfo
+    shape: tuple[int, int, int]
     padded_size: tuple[int, int]
     codec_bytes: tuple[tuple[int, int], ...] = ()
     scratch_bytes: int = 0
@@ -61,6 +68,13 @@ class ImageTask:
     tiled_bounds: RunBounds = field(default_factory=RunBounds)
     streamed_bounds: RunBounds = field(default_factory=RunBounds)
     extra_resident_bytes: int = 0
+    item_bytes: int = 1
+    inputs: int = 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of the source."""
+        return self.shape[1] * self.shape[2] * self.item_bytes
 
 
 @dataclass(frozen=True)
@@ -82,13 +96,5 @@ class Overrides:
 
 def plan_facts(costs: ModelCosts, geometry: ModelGeometry, image_task: ImageTask) -> dict[str, Any]:
     """Return the fields of a plan that are the same for every strategy."""
-    info, (height, width) = image_task.info, image_task.padded_size
-    return {
-        **{name: getattr(costs, name) for name in ("device", "precision", "channels_last")},
-        **{name: getattr(geometry, name) for name in ("scale", "align", "minimum", "square")},
-        "width": info.width,
-        "height": info.height,
-        "padded_width": width,
-        "padded_height": height,
-        "images_per_tile": geometry.images(info),
-    }
+    image, names = geometry.of_image(image_task), ("device", "precision", "channels_last")
+    return {"image": image, **{name: getattr(costs, name) for name in names}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -32,8 +31,11 @@ class ProgramCache:
     """
 
     def __init__(self, network: NetworkSpec, on_capture: Callable[[], None] | None = None) -> None:
-        self.network, self.on_capture = network, on_capture
-        self._cached: OrderedDict[tuple[int, int], StreamPlanner | ModelError] = OrderedDict()
+        self.network = network
+        # No method of this object: a cycle of references would keep the weights for longer.
+        self._find = functools.lru_cache(_MAX_PROGRAMS)(
+            functools.partial(_planner_or_error, network, on_capture)
+        )
 
     @property
     def planning_seconds(self) -> float:
@@ -44,19 +46,7 @@ class ProgramCache:
 
     def planner(self, height: int, width: int) -> StreamPlanner:
         """Return the planner for one image of this size."""
-        if (height, width) not in self._cached:
-            if self.on_capture is not None:
-                self.on_capture()
-            try:
-                self._cached[height, width] = self._capture(height, width)
-            except ModelError as error:
-                self._cached[height, width] = error.with_traceback(None)
-            finally:
-                trim_heap(collect=True)  # half of the memory of a capture is garbage by now
-            while len(self._cached) > _MAX_PROGRAMS:
-                self._cached.popitem(last=False)
-        self._cached.move_to_end((height, width))
-        known = self._cached[height, width]
+        known = self._find(height, width)
         if isinstance(known, ModelError):
             raise ModelError(known.message)
         return known
@@ -69,29 +59,42 @@ class ProgramCache:
         """Return the proof that bands of this size reproduce the network."""
         return self.planner(height, width).certificate
 
-    def _capture(self, height: int, width: int) -> StreamPlanner:
-        from torch._subclasses.fake_tensor import FakeTensorMode
 
-        network = self.network
-        if not isinstance(network.forward, nn.Module):
-            raise ModelError("a network that is not a torch.nn.Module has no graph to capture")
-        # An example without memory: only shape, dtype and memory format count.
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            example = torch.empty(
-                1,
-                network.in_channels,
-                height,
-                width,
-                device=network.device,
-                memory_format=network.memory_format,
-            )
-        planner = StreamPlanner(network.forward, example, whole_image=False)
-        shape = planner.program.graph.nodes[planner.program.output].meta.shape
-        expected = 1, network.out_channels, height * network.scale, width * network.scale
-        if shape != expected:
-            found, wanted = ("×".join(map(str, sizes)) for sizes in (shape, expected))
-            raise ModelError(f"its output for one image is {found}, not {wanted}")
-        return planner
+def _planner_or_error(
+    network: NetworkSpec, on_capture: Callable[[], None] | None, height: int, width: int
+) -> StreamPlanner | ModelError:
+    if on_capture is not None:
+        on_capture()
+    try:
+        return _planner(network, height, width)
+    except ModelError as error:
+        return error.with_traceback(None)
+    finally:
+        trim_heap(collect=True)  # half of the memory of a capture is garbage by now
+
+
+def _planner(network: NetworkSpec, height: int, width: int) -> StreamPlanner:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    if not isinstance(network.forward, nn.Module):
+        raise ModelError("a network that is not a torch.nn.Module has no graph to capture")
+    # An example without memory: only shape, dtype and memory format count.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        example = torch.empty(
+            1,
+            network.in_channels,
+            height,
+            width,
+            device=network.device,
+            memory_format=network.memory_format,
+        )
+    planner = StreamPlanner(network.forward, example, whole_image=False)
+    shape = planner.program.graph.nodes[planner.program.output].meta.shape
+    expected = 1, network.out_channels, height * network.scale, width * network.scale
+    if shape != expected:
+        found, wanted = ("×".join(map(str, sizes)) for sizes in (shape, expected))
+        raise ModelError(f"its output for one image is {found}, not {wanted}")
+    return planner
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -20,6 +21,7 @@ from lowtide.streaming.certificate import Certificate, certify
 from lowtide.streaming.engine.placement import PagePlacement, allowed_placements
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
+from lowtide.streaming.planner.exact_choice import choose_exact
 from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, LayoutSearch, StreamLayout
 from lowtide.streaming.planner.ledger_rows import ledger_row
 
@@ -30,10 +32,7 @@ _LEAST_SHARE = 0.9
 
 
 class StreamPlanner:
-    """Plans how a module runs in bands for inputs like one example.
-
-    Candidates are drafts: roughly estimated, until a dry run gives their exact bytes. Each dry run
-    also corrects the estimates of the layouts that are most like its own.
+    """Candidates of how a module runs in bands for inputs like one example, and their dry runs.
 
     Args:
         module: The module to run.
@@ -61,8 +60,7 @@ class StreamPlanner:
         self._pages: PagePlacement = pages
         self._whole_image, self._use_arena = whole_image, use_arena
         self._candidates: dict[bool, list[StreamLayout]] = {}
-        # By layout key: the draft, and its dry run.
-        self._dry_runs: dict[object, tuple[StreamLayout, DryRunResult]] = {}
+        self._dry_runs: dict[object, DryRunResult] = {}
 
     @cached_property
     def _search(self) -> LayoutSearch:
@@ -102,22 +100,67 @@ class StreamPlanner:
             device = self._device
             profile = None if device.type == "cpu" else local_profile(str(device))
             with no_autocast(device.type):
-                found = dry_run(
+                self._dry_runs[layout.key] = dry_run(
                     self.program,
                     layout,
                     whole_image=self._whole_image,
                     profile=profile,
                     use_arena=self._use_arena,
                 )
-            self._dry_runs[layout.key] = layout, found
-        return self._dry_runs[layout.key][1]
+        return self._dry_runs[layout.key]
+
+    def choose(self, limit_bytes: int) -> StreamLayout:
+        """Return the layout of least cost whose exact bytes are within ``limit_bytes``.
+
+        Raises:
+            BudgetError: No layout fits; the message names the least bytes that any layout takes.
+        """
+        bytes_of = CandidateBytes(self)
+
+        def best(low_memory: bool) -> StreamLayout:
+            layouts = self.candidates(low_memory=low_memory)
+            fitting = [one for one in layouts if bytes_of.expected(one) <= limit_bytes]
+            if fitting:
+                return min(fitting, key=lambda one: one.cost)
+            least = min(map(bytes_of.expected, layouts))
+            raise BudgetError(
+                f"bands of this model need at least {format_bytes(least)}, and the limit is"
+                f" {format_bytes(limit_bytes)}",
+                smallest=least,
+            )
+
+        def last_resort() -> StreamLayout:
+            hopeful = (one for one, size in bytes_of.untried() if size <= limit_bytes)
+            smallest = min(self.candidates(low_memory=True), key=bytes_of.expected)
+            return next(hopeful, smallest)
+
+        chosen = choose_exact(best, last_resort, bytes_of.known_dry_run, bytes_of.dry_run)
+        return replace(chosen, peak_bytes=bytes_of.expected(chosen))
+
+
+class CandidateBytes:
+    """Bytes of a planner's candidates, as far as one choice knows them.
+
+    Candidates are drafts: roughly estimated, until a dry run gives their exact bytes. Each dry run
+    also corrects the estimates of the layouts that are most like its own. Those of other choices
+    do not, so that a plan does not depend on what was planned before it.
+    """
+
+    def __init__(self, planner: StreamPlanner) -> None:
+        self.planner = planner
+        # By layout key: the draft, and its dry run.
+        self._dry_runs: dict[object, tuple[StreamLayout, DryRunResult]] = {}
+
+    def dry_run(self, layout: StreamLayout) -> None:
+        """Make the dry run of a candidate count from now on."""
+        self._dry_runs[layout.key] = layout, self.planner.dry_run(layout)
 
     def known_dry_run(self, layout: StreamLayout) -> DryRunResult | None:
         """Return the dry run of a candidate if it was made."""
         _, found = self._dry_runs.get(layout.key, (layout, None))
         return found
 
-    def expected_bytes(self, layout: StreamLayout) -> int:
+    def expected(self, layout: StreamLayout) -> int:
         """Return the bytes to expect of a candidate, exact after its dry run.
 
         A draft is corrected as the dry run with the most similar bands corrected its own: the ratio
@@ -127,7 +170,7 @@ class StreamPlanner:
         if known := self.known_dry_run(layout):
             return known.peak_bytes
         if not self._dry_runs:
-            return layout.peak_bytes
+            return int(_LEAST_SHARE * layout.peak_bytes)
         height = max(layout.bands)
         other, found = min(
             self._dry_runs.values(),
@@ -140,11 +183,11 @@ class StreamPlanner:
         ratio, lower = found.peak_bytes / other.peak_bytes, max(other.bands) / height
         return int(_LEAST_SHARE * layout.peak_bytes * (1 + max(0, ratio - 1) * min(1, lower**2)))
 
-    def expected_rows(self, layout: StreamLayout) -> tuple[LedgerRow, ...]:
-        """Return the ledger rows to expect of a candidate."""
+    def rows(self, layout: StreamLayout, size: int | None = None) -> tuple[LedgerRow, ...]:
+        """Return the ledger rows to expect of a candidate, or of ``size`` bytes for bands."""
         if known := self.known_dry_run(layout):
             return known.rows
-        size = self.expected_bytes(layout)
+        size = size or self.expected(layout)
         # What libraries set up is the same for every layout.
         others = next((found.rows for _, found in self._dry_runs.values()), ())
         return (
@@ -152,48 +195,11 @@ class StreamPlanner:
             *(row for row in others if row.name == "runtime"),
         )
 
-    def choose(self, limit_bytes: int) -> StreamLayout:
-        """Return the layout of least cost whose exact bytes are within ``limit_bytes``.
-
-        Layouts for scarce memory are considered where no other fits.
-
-        Raises:
-            BudgetError: No layout fits; the message names the least bytes that any layout takes.
-        """
-        for low_memory in (False, True):
-            layouts = self.candidates(low_memory=low_memory)
-            while True:
-                fitting = [one for one in layouts if self.expected_bytes(one) <= limit_bytes]
-                if not fitting and not low_memory:
-                    break
-                best = (
-                    min(fitting, key=lambda one: one.cost)
-                    if fitting
-                    else self._last_resort(layouts, limit_bytes)
-                )
-                if self.known_dry_run(best) is None:
-                    self.dry_run(best)
-                elif fitting:
-                    return replace(best, peak_bytes=self.expected_bytes(best))
-                else:
-                    break
-        least = min(map(self.expected_bytes, layouts))
-        raise BudgetError(
-            f"bands of this model need at least {format_bytes(least)}, and the limit is"
-            f" {format_bytes(limit_bytes)}",
-            smallest=least,
-        )
-
-    def _last_resort(self, layouts: list[StreamLayout], limit_bytes: int) -> StreamLayout:
-        """Return the layout to try where none is expected to fit.
-
-        A draft that only its correction rules out, so that the bytes that an error names suffice;
-        else the smallest.
-        """
-        for one in layouts:
-            if one.peak_bytes * _LEAST_SHARE <= limit_bytes and self.known_dry_run(one) is None:
-                return one
-        return min(layouts, key=self.expected_bytes)
+    def untried(self) -> Iterator[tuple[StreamLayout, int]]:
+        """Yield the drafts without a dry run, smallest first, and the least they may take."""
+        for one in self.planner.candidates(low_memory=True):
+            if self.known_dry_run(one) is None:
+                yield one, int(one.peak_bytes * _LEAST_SHARE)
 
 
 def _pareto_front(drafts: list[StreamLayout]) -> list[StreamLayout]:

@@ -10,6 +10,7 @@ from lowtide.core.errors import UsageError
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import Strategy, TiledStrategy, WholeStrategy
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
     ROW_BUFFERS,
@@ -25,9 +26,12 @@ from lowtide.streaming.tiles.grid import (
     round_up,
     smallest_equal_tile,
     split_axis,
+    tile_count,
 )
 
 _SIDES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+# Widths of a tile, in its heights.
+_WIDTHS = (1, 2, 4, 8)
 _BATCHES = (1, 2, 4, 8, 16)
 # Overlap and blend width for models with an unbounded receptive field: more overlap hardly helps,
 # with none seams show.
@@ -59,36 +63,27 @@ def tile_candidates(
             )
         overrides = replace(overrides, strategy="whole")
     plans = []
-    if overrides.strategy == "whole" or (
-        overrides.strategy == "auto" and not overrides.requires_tiles
-    ):
-        plans.append(
-            _plan(costs, geometry, image_task, "whole", image_task.padded_size, 1, overlap, 0)
-        )
     if overrides.strategy in ("auto", "tiled"):
         # On the CPU a batch gains nothing over a larger tile, and its last partial batch fragments
         # the heap.
         several = costs.batchable and costs.device != "cpu"
         batches = (overrides.batch,) if overrides.batch else _BATCHES if several else (1,)
         for tile in _tiles(geometry, image_task, overrides, overlap):
-            columns = len(
-                split_axis(image_task.padded_size[1], tile[1], overlap, align=geometry.align).starts
-            )
+            columns = tile_count(image_task.padded_size[1], tile[1], overlap, geometry.align)
             # A batch stays within one row of tiles, so a larger one would never be full.
-            for batch in dict.fromkeys(min(batch, columns) for batch in batches):
-                plan = _plan(costs, geometry, image_task, "tiled", tile, batch, overlap, blend)
-                plans.append(plan)
+            plans += [
+                _plan(costs, geometry, image_task, overlap, tile, batch, blend)
+                for batch in dict.fromkeys(min(batch, columns) for batch in batches)
+            ]
         if overrides.batch and plans:
-            fullest = max(plan.batch for plan in plans)
-            plans = [plan for plan in plans if plan.batch == fullest]
-    if not plans:
-        # An image smaller than any tile is one tile.
-        plans.append(
-            _plan(costs, geometry, image_task, "whole", image_task.padded_size, 1, overlap, 0)
-        )
+            fullest = max(plan.strategy.batch for plan in plans)
+            plans = [plan for plan in plans if plan.strategy.batch == fullest]
     plans = _drop_small_tiles(
         _drop_high_tiles(plans, image_task.row_buffer_bytes), image_task.ample_bytes
     )
+    # An image smaller than any tile is one tile.
+    if not plans or (overrides.strategy == "auto" and not overrides.requires_tiles):
+        plans.insert(0, _plan(costs, geometry, image_task, overlap))
     return with_heap_modes(plans, image_task.tiled_bounds)
 
 
@@ -101,7 +96,7 @@ def _drop_high_tiles(plans: list[Plan], limit: int | None) -> list[Plan]:
     rows = {
         index: sum(row.upper for row in plan.ledger if row.name in ROW_BUFFERS)
         for index, plan in enumerate(plans)
-        if plan.tiles > 1
+        if plan.strategy.tiles > 1
     }
     if limit is None or not rows:
         return plans
@@ -114,10 +109,20 @@ def _drop_small_tiles(plans: list[Plan], easy_bytes: int | None) -> list[Plan]:
 
     With small tiles, the least thing that grows with the image would show in the peak.
     """
-    ample = [plan for plan in plans if plan.tiles == 1 or plan.run_pixels >= _AMPLE_PIXELS]
-    easy = [plan for plan in ample if plan.tiles > 1 and plan.upper_bytes <= (easy_bytes or 0)]
+    ample = [plan for plan in plans if not _is_small(plan.strategy)]
+    easy = [
+        plan for plan in ample if plan.strategy.tiles > 1 and plan.upper_bytes <= (easy_bytes or 0)
+    ]
     small = min((plan.seconds for plan in plans if plan not in ample), default=math.inf)
     return ample if any(plan.seconds <= small * EQUALLY_FAST for plan in easy) else plans
+
+
+def _is_small(strategy: Strategy) -> bool:
+    return (
+        isinstance(strategy, TiledStrategy)
+        and strategy.tiles > 1
+        and strategy.run_pixels < _AMPLE_PIXELS
+    )
 
 
 def _overlap(costs: ModelCosts, overrides: Overrides) -> tuple[int, int]:
@@ -148,63 +153,65 @@ def _tiles(
                 hint=f"--tile {floor} is the smallest",
             )
         side = round_up(overrides.tile, geometry.align)
-        yield _clip(side, height, geometry), _clip(side, width, geometry)
+        yield (side, side) if geometry.square else (min(side, height), min(side, width))
         return
     sides = sorted({round_up(max(side, floor), geometry.align) for side in _SIDES})
-    seen = set()
-    for side in sides:
-        for wider in (1,) if geometry.square else (1, 2, 4, 8):
-            tile = _clip(side, height, geometry), _clip(side * wider, width, geometry)
-            if not geometry.square:
-                tile = (
-                    smallest_equal_tile(height, tile[0], overlap, geometry.align, floor),
-                    smallest_equal_tile(width, tile[1], overlap, geometry.align, floor),
-                )
-            if tile != image_task.padded_size and tile not in seen:
-                seen.add(tile)
-                yield tile
-
-
-def _clip(side: int, length: int, geometry: ModelGeometry) -> int:
-    return side if geometry.square else min(side, length)
+    if geometry.square:
+        yield from ((side, side) for side in sides if (side, side) != image_task.padded_size)
+        return
+    shapes = {(min(side, height), min(side * wide, width)): 0 for side in sides for wide in _WIDTHS}
+    seen = {image_task.padded_size}
+    for rows, columns in shapes:
+        tile = (
+            smallest_equal_tile(height, rows, overlap, geometry.align, floor),
+            smallest_equal_tile(width, columns, overlap, geometry.align, floor),
+        )
+        if tile not in seen:
+            seen.add(tile)
+            yield tile
 
 
 def _plan(
     costs: ModelCosts,
     geometry: ModelGeometry,
     image_task: ImageTask,
-    strategy: str,
-    tile: tuple[int, int],
-    batch: int,
     overlap: int,
-    blend: int,
+    tile: tuple[int, int] | None = None,
+    batch: int = 1,
+    blend: int = 0,
 ) -> Plan:
+    """Return the plan for tiles of (height, width) ``tile``, or for the whole image."""
+    size = image_task.padded_size
     axes = [
         split_axis(length, side, overlap, align=geometry.align, blend=blend)
-        for length, side in zip(image_task.padded_size, tile, strict=True)
+        for length, side in zip(size, tile or size, strict=True)
     ]
     rows, columns = axes
     context = min(rows.context, columns.context)
     single = len(rows.starts) == len(columns.starts) == 1
     exact = single or (costs.receptive_field is not None and context >= costs.receptive_field)
-    images = geometry.images(image_task.info)
-    pixels = math.prod(round_up(axis.tile, geometry.align) for axis in axes) * images
+    images = image_task.inputs
+    pixels = math.prod([round_up(axis.tile, geometry.align) for axis in axes]) * images
     at_once = pixels * batch
     if not exact:
         # The error is measured with more context than the tiles have; that run must fit too.
         at_once = max(at_once, images * _reference_pixels(rows, columns, geometry.align))
+    strategy = WholeStrategy(overlap=overlap)
+    if tile is not None:
+        strategy = TiledStrategy(
+            tile_width=columns.tile,
+            tile_height=rows.tile,
+            overlap=overlap,
+            blend=blend,
+            batch=batch,
+            tiles=len(rows.starts) * len(columns.starts),
+            run_pixels=at_once,
+            seam_share=0.0 if exact else 1 - _inner(rows, overlap) * _inner(columns, overlap),
+        )
     return Plan(
         **plan_facts(costs, geometry, image_task),
         strategy=strategy,
         accuracy="exact" if exact else "bounded",
-        tile_width=columns.tile,
-        tile_height=rows.tile,
-        overlap=overlap,
-        blend=blend,
-        batch=batch,
-        tiles=len(rows.starts) * len(columns.starts),
-        run_pixels=at_once,
-        seam_share=0.0 if exact else 1 - _inner(rows, overlap) * _inner(columns, overlap),
         seconds=_seconds(costs, rows, columns, pixels, batch),
         ledger=calibrate_rows(
             tuple(_ledger(costs, image_task, rows, columns, at_once, geometry.scale)),
@@ -250,17 +257,17 @@ def _ledger(
     pixels: int,
     scale: int,
 ) -> Iterable[LedgerRow]:
-    info, blended = image_task.info, rows.blended or columns.blended
-    sample = info.row_bytes // info.width
-    spans = (rows.span(index) for index in range(len(rows.starts)))
-    tallest = max(high - low for low, high in spans) * scale
-    out_row = info.width * scale * (4 * info.channels if blended else sample)
-    row_in = columns.length * sample
+    (_, width, channels), blended = image_task.shape, rows.blended or columns.blended
+    pixel = channels * image_task.item_bytes
+    spans = map(rows.span, range(len(rows.starts)))
+    tallest = max([high - low for low, high in spans]) * scale
+    out_row = width * scale * (4 * channels if blended else pixel)
+    row_in = columns.length * pixel
     return run_ledger(
         costs,
         image_task,
         activation_row(costs, pixels),
         # A batch in float32 to the device, and its result back.
-        staged_bytes=4 * pixels * (info.channels + info.channels * scale**2),
+        staged_bytes=4 * pixels * (channels + channels * scale**2),
         row_bytes=(row_in * (rows.tile + _BLOCK_ROWS), out_row * (tallest + blended * _BLOCK_ROWS)),
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from lowtide.core.units import MIB
 from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import TiledStrategy
 from lowtide.streaming.planner.ledger_rows import LIVE_ROW, ledger_row
 from lowtide.streaming.specialize.shape_specialized import SpecializationGain
-from lowtide.streaming.tiles.grid import plan_axes
+from lowtide.streaming.tiles.grid import tile_axes
 
 # Assumed until a run has measured it: light networks took a quarter of a minute and 70 MiB
 # (benchmarks/results/compiled.json), larger ones take more.
@@ -48,7 +49,8 @@ def with_cuda_graph(plan: Plan, images: int) -> Plan:
     ``images`` of one size share the capture time.
     """
     taken = sum(one.value for one in plan.ledger if one.name in (LIVE_ROW, "allocator"))
-    passes = plan.tiles / plan.batch
+    strategy = plan.strategy
+    passes = strategy.tiles / strategy.batch
     return plan.model_copy(
         update={
             "cuda_graph": True,
@@ -72,10 +74,13 @@ def with_devices(plan: Plan, devices: int) -> Plan:
     Unchanged if there is one device. Each GPU has its own memory; parts of a CPU share memory, and
     each has its own buffers.
     """
-    _, columns = plan_axes(plan)
-    groups = -(-len(columns.starts) // plan.batch)
+    tiles = plan.strategy
+    if not isinstance(tiles, TiledStrategy):
+        return plan
+    _, columns = tile_axes(plan.image, tiles)
+    groups = -(-len(columns.starts) // tiles.batch)
     used = min(devices, groups)
-    if used < 2 or plan.tiles == 1:
+    if used < 2:
         return plan
     repeated = _CPU_ROWS_PER_DEVICE if plan.device == "cpu" else _GPU_ROWS_PER_DEVICE
     rows = tuple(
@@ -85,13 +90,8 @@ def with_devices(plan: Plan, devices: int) -> Plan:
         for row in plan.ledger
     )
     share = -(-groups // used) / groups
-    return plan.model_copy(
-        update={
-            "device_count": used,
-            "ledger": rows,
-            "seconds": plan.seconds * share,
-        }
-    )
+    plan = plan.with_strategy(device_count=used)
+    return plan.model_copy(update={"ledger": rows, "seconds": plan.seconds * share})
 
 
 def with_prefetch(plan: Plan, streams: int) -> Plan:
@@ -101,18 +101,21 @@ def with_prefetch(plan: Plan, streams: int) -> Plan:
     where there is one batch. Each batch has its own float32 buffers on host and GPU; the network's
     activations count once, since a GPU runs batches one after another.
     """
-    rows, columns = plan_axes(plan)
-    most = min(streams, len(rows.starts) * -(-len(columns.starts) // plan.batch))
-    if plan.device == "cpu" or plan.tiles == 1 or most < 2:
+    tiles = plan.strategy
+    if plan.device == "cpu" or not isinstance(tiles, TiledStrategy):
+        return plan
+    rows, columns = tile_axes(plan.image, tiles)
+    most = min(streams, len(rows.starts) * -(-len(columns.starts) // tiles.batch))
+    if most < 2:
         return plan
     ledger = []
     for one in plan.ledger:
         if one.name == "copy buffers":
             # In addition to what is in flight, images are held in float32 and in the file's dtype.
-            given = one.value // (1 + plan.scale**2) * 5 // 4
+            given = one.value // (1 + plan.image.scale**2) * 5 // 4
             extra = (most - 1) * one.value
             value, upper = most * (one.value + given), most * (one.upper + given)
             one = one.model_copy(update={"value": value, "upper": upper})
             ledger.append(ledger_row("tiles in flight", "device", extra, extra, "known"))
         ledger.append(one)
-    return plan.model_copy(update={"in_flight": most, "ledger": tuple(ledger)})
+    return plan.with_strategy(in_flight=most).model_copy(update={"ledger": tuple(ledger)})

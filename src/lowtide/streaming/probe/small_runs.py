@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from lowtide.core.signal import ImageInfo
 from lowtide.memory.costs import ProbePoint
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.meter import cuda_peaks, resident_peak_bytes
+from lowtide.streaming.engine.source_run import FloatAdapter
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 
 MAX_PROBE_SECONDS = 4.0  # seconds allowed for one more probe
@@ -53,11 +53,11 @@ def _measure_cpu(work: Callable[[], None]) -> tuple[int, int, float]:
 
 
 def tile_work(network: NetworkSpec, side: int) -> Callable[[], None]:
-    """Return a function that runs one tile as the runner does, with sample conversion."""
+    """Return a function that runs one tile as the runner does."""
     step, tile = tile_step(network), random_tile(network, side)
 
     def work() -> None:
-        step.to_samples(step([tile])[0])
+        step([tile])
 
     return work
 
@@ -124,11 +124,11 @@ def _cuda_peaks(call: Callable[[], object], device: str) -> tuple[int, int]:
 
 
 def tile_step(network: NetworkSpec) -> TileStep:
-    """Return the runner's step for tiles of an 8-bit image."""
-    return TileStep(network, ImageInfo(1, 1, network.in_channels))
+    """Return the runner's step for tiles of floats."""
+    return TileStep(network, FloatAdapter(network.out_channels))
 
 
 def random_tile(network: NetworkSpec, side: int, seed: int = 0) -> np.ndarray:
-    """Return a random uint8 tile of shape (side, side, channels)."""
+    """Return a random tile of shape (side, side, channels) in 0..1."""
     shape = (side, side, network.in_channels)
-    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    return np.random.default_rng(seed).random(shape, np.float32)

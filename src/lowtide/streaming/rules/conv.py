@@ -118,7 +118,7 @@ def pad_constant(rows: Tensor, dim: int, above: int, below: int, value: float) -
     """Pad rows along ``dim`` with a constant, in one write; `F.pad` writes them twice.
 
     Args:
-        rows: Rows to pad.
+        rows: Rows to pad, such as (B, C, rows, W).
         dim: Dim of the rows.
         above: Rows to add before.
         below: Rows to add after.
@@ -134,7 +134,7 @@ def pad_constant(rows: Tensor, dim: int, above: int, below: int, value: float) -
 
 
 def pad_at_borders(rows: Tensor, span: Span, size: int, columns: int) -> Tensor:
-    """Zero-pad a band at the image's ends, and by ``columns`` columns left and right.
+    """Zero-pad a band (B, C, rows, W) at the image's ends, and ``columns`` on each side.
 
     ``span`` are its rows, unclipped, in an image of ``size`` rows.
     """

@@ -168,9 +168,10 @@ def _attend(
     first_window: int,
     layers: _ProjectionLayers,
 ) -> Tensor:
-    """Run attention of (N, L, 3, heads, D), which returns (N, L, heads · D).
+    """Run attention within some of a band's windows: (windows, N, heads · head dim).
 
-    The first window is window ``first_window`` of the band.
+    ``split`` is (windows, N, 3, heads, head dim). The first window is window ``first_window`` of
+    the band.
     """
     bias, patterns = bias_and_patterns
     query, key, value = split.permute(2, 0, 3, 1, 4)

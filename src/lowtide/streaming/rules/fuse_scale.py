@@ -35,7 +35,7 @@ class ScaledOperand:
     transposed: bool
 
     def transpose_if_needed(self, tensor: Tensor) -> Tensor:
-        """Transpose a band of the source, or its scale, if the matmul takes it so."""
+        """Transpose a band (..., rows, C) of the source, or its scale, if the matmul does."""
         return tensor.mT if self.transposed else tensor
 
 

@@ -52,7 +52,7 @@ class WindowAttentionMatch:
     def bias_and_patterns(
         self, values: Sequence[Any]
     ) -> tuple[Tensor | None, Sequence[MaskPattern]]:
-        """Return the sum of the biases, or None, and the patterns of the mask."""
+        """Return the sum of the biases, (1, heads, N, N) or None, and the mask's patterns."""
         patterns: Sequence[MaskPattern] = values[-1] if self.pattern_dims else ()
         bias = None
         for one in values[:-1] if self.pattern_dims else values:
@@ -84,7 +84,8 @@ def fuse_window_attention(node: Node, context: RuleContext) -> RowOp | None:
 def match_window_attention(node: Node, context: RuleContext) -> WindowAttentionMatch | None:
     """Match the product of a softmax and values as a window attention.
 
-    Returns None if it is none, or if rows are not the windows. Values are (N, heads, L, D).
+    Returns None if it is none, or if rows are not the windows. Values are (windows, heads, N, head
+    dim).
     """
     weights, value = node.args[:2]
     if not isinstance(value, NodeRef) or len(node.meta.shape) != 4:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.rules.kernel_extent import Kernel
 from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
 from lowtide.streaming.rules.rule import (
     Rule,
@@ -19,7 +20,6 @@ from lowtide.streaming.rules.rule import (
     argument,
     banded_op,
     normalize_dims,
-    op_name,
 )
 from lowtide.streaming.spans import Span
 
@@ -28,8 +28,8 @@ from lowtide.streaming.spans import Span
 class RowRange:
     """Result rows ``first`` to ``last``, copied from an input or filled.
 
-    ``source`` is the position of the input, or -1 for the fill value. Rows come from row ``start``
-    on, downward, or upward with ``step`` -1.
+    ``source`` is the position of the source, or -1 for the fill value. Rows come from row ``start``
+    on, every ``step``-th of them, or upward with ``step`` -1.
     """
 
     first: int
@@ -49,10 +49,8 @@ class RowRange:
     @property
     def source_span(self) -> Span:
         """Rows of the source."""
-        count = self.last - self.first
-        if self.step > 0:
-            return self.start, self.start + count
-        return self.start - count + 1, self.start + 1
+        end = self.start + self.step * (self.last - self.first - 1)
+        return min(self.start, end), max(self.start, end) + 1
 
 
 def gather_ranges(
@@ -61,6 +59,7 @@ def gather_ranges(
     ranges: list[RowRange],
     fill: float = 0.0,
     transform: Any = None,
+    full_inputs: tuple[int, ...] = (),
 ) -> RowOp:
     """Return an operator that concatenates row ranges.
 
@@ -68,10 +67,11 @@ def gather_ranges(
 
     Args:
         rows: Row axis of the result.
-        inputs: Nodes of the sources.
+        inputs: Nodes of the sources with rows.
         ranges: Row ranges in order, which cover the result.
         fill: Value of rows without a source.
         transform: Applied to the result for the other dims.
+        full_inputs: Nodes of the sources without rows, numbered after the others.
     """
 
     def parts(span: Span) -> list[RowRange]:
@@ -87,19 +87,28 @@ def gather_ranges(
         used = [0] * len(pieces)
         found = []
         for part in parts(span):
-            count = part.last - part.first
             if part.source < 0:
                 shape = list(pieces[0].shape)
-                shape[rows.dim] = count
+                shape[rows.dim] = part.last - part.first
                 found.append(pieces[0].new_full(shape, fill))
                 continue
-            piece = pieces[part.source].narrow(rows.dim, used[part.source], count)
-            used[part.source] += count
-            found.append(piece if part.step > 0 else piece.flip(rows.dim))
+            first, last = part.source_span
+            if part.source < len(pieces):
+                piece = pieces[part.source].narrow(rows.dim, used[part.source], last - first)
+                used[part.source] += last - first
+            else:
+                # copied, since what reads the result may write into its memory
+                piece = (
+                    whole[part.source - len(pieces)].narrow(rows.dim, first, last - first).clone()
+                )
+            if part.step != 1:
+                every = (*[slice(None)] * rows.dim, slice(None, None, part.step))
+                piece = piece.flip(rows.dim) if part.step < 0 else piece[every]
+            found.append(piece)
         result = found[0] if len(found) == 1 else torch.cat(found, rows.dim)
         return result if transform is None else transform(result)
 
-    return RowOp(RowAxis(rows.dim, rows.size), inputs, (), needed, run, cheap=True)
+    return RowOp(RowAxis(rows.dim, rows.size), inputs, full_inputs, needed, run, cheap=True)
 
 
 def roll(node: Node, context: RuleContext) -> RowOp | None:
@@ -131,6 +140,23 @@ def roll(node: Node, context: RuleContext) -> RowOp | None:
     return gather_ranges(rows, (node.args[0].node,), ranges, transform=across if others else None)
 
 
+def repeat(node: Node, context: RuleContext) -> RowOp | None:
+    """Lower a repeat, of all rows after each other or of other dims."""
+    rows, times = context.row_axis(node.args[0]), argument(node, 1, "repeats")
+    if rows is None:
+        return None
+    dim = rows.dim + len(times) - len(context.meta(node.args[0]).shape)
+    found = RowAxis(dim, rows.size * times[dim], rows.grain)
+    if times[dim] == 1:
+        return banded_op(node, context, found, cheap=True)
+    if dim != rows.dim:
+        return None
+    ranges = [RowRange(at * rows.size, (at + 1) * rows.size, 0) for at in range(times[dim])]
+    others = [1 if at == dim else count for at, count in enumerate(times)]
+    across = (lambda result: result.repeat(others)) if set(others) != {1} else None
+    return gather_ranges(found, (node.args[0].node,), ranges, transform=across)
+
+
 def flip(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a flip."""
     rows = context.row_axis(node.args[0])
@@ -150,7 +176,7 @@ def flip(node: Node, context: RuleContext) -> RowOp | None:
 
 
 def slice_dim(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower a slice along the rows (step 1 only) or another dim."""
+    """Lower a slice along the rows or another dim."""
     rows = context.row_axis(node.args[0])
     if rows is None:
         return None
@@ -162,16 +188,37 @@ def slice_dim(node: Node, context: RuleContext) -> RowOp | None:
     size = node.meta.shape[dim]
     if size == rows.size:
         return banded_op(node, context, rows, cheap=True, view=True)
-    if step != 1:
+    ranges = [RowRange(0, size, 0, start, step)]
+    return gather_ranges(RowAxis(dim, size), (node.args[0].node,), ranges)
+
+
+def windows(node: Node, context: RuleContext) -> RowOp | None:
+    """Lower `Tensor.unfold`, windows of one dim that may overlap."""
+    rows, (dim, size, step) = context.row_axis(node.args[0]), node.args[1:4]
+    if rows is None:
         return None
-    return gather_ranges(RowAxis(dim, size), (node.args[0].node,), [RowRange(0, size, 0, start)])
+    # copied, since what overlaps could not be written to
+    copied = replace(node, target=_copied_windows)
+    if dim % (len(node.meta.shape) - 1) != rows.dim:
+        return banded_op(copied, context, rows, cheap=True)
+    kernel, found = Kernel(size, step, 0), RowAxis(rows.dim, node.meta.shape[rows.dim])
+    needed = kernel.receptive_field
+    return banded_op(copied, context, found, input_spans=lambda span: ([needed(span)],), cheap=True)
+
+
+def _copied_windows(tensor: Tensor, dim: int, size: int, step: int) -> Tensor:
+    return tensor.unfold(dim, size, step).contiguous()
 
 
 def concatenate(node: Node, context: RuleContext) -> RowOp | None:
     """Lower a cat along the rows or another dim."""
     refs = node.args[0]
-    each = [context.row_axis(ref) for ref in refs]
     dim = argument(node, 1, "dim", 0) % len(node.meta.shape)
+    each = [context.row_axis(ref) for ref in refs]
+    if len({rows.dim for rows in each if rows is not None}) > 1:
+        each = [
+            _along(dim, rows, context.meta(ref).shape) for rows, ref in zip(each, refs, strict=True)
+        ]
     known = [rows for rows in each if rows is not None]
     if not known or len({rows.dim for rows in known}) != 1:
         return None
@@ -184,15 +231,20 @@ def concatenate(node: Node, context: RuleContext) -> RowOp | None:
             ref.node: rows.dim for ref, found in zip(refs, each, strict=True) if found is None
         }
         return banded_op(node, context, rows, sliced_dims=slices, cheap=True)
-    if len(known) < len(each):
-        return None
-    inputs = tuple(dict.fromkeys(ref.node for ref in refs))
+    nodes = dict.fromkeys(ref.node for ref in refs)
+    inputs = tuple(one for one in nodes if one in context.rows)
+    full_inputs = tuple(one for one in nodes if one not in context.rows)
     ranges, first = [], 0
-    for ref, found in zip(refs, known, strict=True):
-        position = inputs.index(ref.node)
-        ranges.append(RowRange(first, first + found.size, position))
-        first += found.size
-    return gather_ranges(rows, inputs, ranges)
+    for ref in refs:
+        last = first + context.meta(ref).shape[dim]
+        ranges.append(RowRange(first, last, (*inputs, *full_inputs).index(ref.node)))
+        first = last
+    return gather_ranges(rows, inputs, ranges, full_inputs=full_inputs)
+
+
+def _along(dim: int, rows: RowAxis | None, shape: Sequence[int]) -> RowAxis | None:
+    """Return the row axis of a tensor; that of a single row may be any dim of size 1."""
+    return RowAxis(dim, 1) if rows is not None and rows.size == shape[dim] == 1 else rows
 
 
 def stack(node: Node, context: RuleContext) -> RowOp | None:
@@ -210,9 +262,8 @@ def pad(node: Node, context: RuleContext) -> RowOp | None:
     rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    pad, rank = list(argument(node, 1, "pad") or argument(node, 1, "padding")), len(node.meta.shape)
-    mode = _PAD_MODES.get(op_name(node.target)) or argument(node, 2, "mode", "constant")
-    value = argument(node, 3 if op_name(node.target) == "pad" else 2, "value", 0.0)
+    pad, rank = list(argument(node, 1, "pad")), len(node.meta.shape)
+    mode, value = argument(node, 2, "mode", "constant"), argument(node, 3, "value", 0.0)
     place = 2 * (rank - 1 - rows.dim)
     above, below = (pad[place], pad[place + 1]) if place < len(pad) else (0, 0)
     if not above and not below:
@@ -281,22 +332,17 @@ _PAD_RANGES = {
     "replicate": _replicated,
     "circular": _circular,
 }
-_PAD_MODES = {
-    "constant_pad_nd": "constant",
-    "reflection_pad2d": "reflect",
-    "replication_pad2d": "replicate",
-}
 
 
 RULES: dict[str, Rule] = {
     "roll": roll,
     "flip": flip,
+    "repeat": repeat,
     "slice": slice_dim,
+    "unfold": windows,
     "cat": concatenate,
     "concat": concatenate,
+    "concatenate": concatenate,
     "stack": stack,
     "pad": pad,
-    "constant_pad_nd": pad,
-    "reflection_pad2d": pad,
-    "replication_pad2d": pad,
 }

@@ -36,7 +36,7 @@ def light_convolution(
         node: Its node.
         context: Graph and row axes.
         kernel: Receptive field along the rows.
-        run: Computes (input rows, wholes, padding of rows above and below).
+        run: Convolves (input rows, such as (B, C, rows, W); whole inputs; padding above and below).
     """
     readers, overlap = context.readers.get(node.index, []), kernel.extent - 1
     if (

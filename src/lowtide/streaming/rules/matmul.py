@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lowtide.attention import linear_ops
@@ -121,31 +122,43 @@ def addmm(node: Node, context: RuleContext) -> RowOp | None:
 def scaled_dot_product(node: Node, context: RuleContext) -> RowOp | None:
     """Lower attention of windows (rows are the batch), or of query bands to all keys."""
     query, key, value = (context.row_axis(arg) for arg in node.args[:3])
-    mask = argument(node, 3, "attn_mask")
+    mask, causal = argument(node, 3, "attn_mask"), argument(node, 5, "is_causal", False)
     rank = len(node.meta.shape)
-    if query is None or query.dim == rank - 1 or argument(node, 5, "is_causal", False):
+    if query is None or query.dim == rank - 1 or context.row_axis(mask):
         return None
+    masks: tuple[int, ...] = () if mask is None else (mask.node,)
+    aligned = {one: aligned_dim(query, rank, context.graph.meta(one).shape) for one in masks}
+    slices = {one: dim for one, dim in aligned.items() if dim is not None}
     if query.dim < rank - 2:
         if not (query == key == value):
             return None
-        slices = {}
-        if mask is not None and context.row_axis(mask) is None:
-            dim = aligned_dim(query, rank, context.meta(mask).shape)
-            if dim is not None:
-                slices[mask.node] = dim
         return banded_op(node, context, query, sliced_dims=slices)
-    if mask is not None:
-        return None
-    target, extra = node.target, node.kwargs
+    target, dropout, extra = node.target, argument(node, 4, "dropout_p", 0.0), dict(node.kwargs)
     assert target is not None
-    rest = node.args[3:]
+    for name in ("attn_mask", "dropout_p", "is_causal"):
+        extra.pop(name, None)
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        return target(pieces[0], whole[0], whole[1], *rest, **extra)
+        seen = _causal_mask(span, whole[0]) if causal else whole[2] if masks else None
+        return target(pieces[0], whole[0], whole[1], seen, dropout, False, **extra)
 
     inputs = tuple(arg.node for arg in node.args[:3])
-    step = RowOp(query, inputs[:1], inputs[1:], identity_receptive_field(1), run)
-    return _onednn_attention(node, context, step) or step
+    step = RowOp(
+        query,
+        inputs[:1],
+        (*inputs[1:], *masks),
+        identity_receptive_field(1),
+        run,
+        sliced_dims=slices,
+    )
+    plain = not masks and not causal
+    return (_onednn_attention(node, context, step) if plain else None) or step
+
+
+def _causal_mask(span: Span, keys: Tensor) -> Tensor:
+    """Return which keys (..., S, E) the queries of a span attend to: theirs and all before."""
+    places = torch.arange(max(span[1], keys.shape[-2]), device=keys.device)
+    return places[slice(*span), None] >= places[: keys.shape[-2]]
 
 
 def _onednn_attention(node: Node, context: RuleContext, step: RowOp) -> RowOp | None:

@@ -36,9 +36,9 @@ _CENTER_RATIO = 3
 class Moments:
     """Count, mean and sum of squared deviations of each group, in double precision.
 
-    Merged by Chan, Golub and LeVeque's formula (Updating Formulae and a Pairwise Algorithm for
-    Computing Sample Variances, 1979): a mean of band variances would miss the variance between
-    bands.
+    ``mean`` and ``squares`` are (groups,). Merged by Chan, Golub and LeVeque's formula (Updating
+    Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979): a mean of band
+    variances would miss the variance between bands.
     """
 
     count: int
@@ -76,9 +76,9 @@ class Moments:
 
     @classmethod
     def from_groups_on_gpu(cls, groups: Tensor) -> Moments:
-        """Return the moments of ``groups`` from one kernel (Welford's method), for a GPU.
+        """Return the moments of (groups, elements) from one kernel (Welford's method).
 
-        Launching several kernels would take a GPU as long as running them.
+        For a GPU, which would take as long to launch several kernels as to run them.
         """
         count, step = groups.shape[1], len(groups)
         dtype = torch.promote_types(groups.dtype, torch.float32)
@@ -97,7 +97,7 @@ class Moments:
         return Moments(count, mean, squares)
 
     def variance(self, correction: float = 0.0) -> Tensor:
-        """Return the variance: squared deviations over the count less ``correction``."""
+        """Return the variance (groups,), divided by the count less ``correction``."""
         return self.squares / max(self.count - correction, 0)
 
 
@@ -191,9 +191,9 @@ def group_norm(node: Node, context: RuleContext) -> RuleResult:
 
 @dataclass(frozen=True)
 class Affine:
-    """Normalization by known statistics: ``scale`` and ``shift`` for each channel of each sample.
+    """Normalization by known statistics: scale and shift per channel and sample.
 
-    It runs as a batch norm with mean 0 (``zeros``) and variance 1 (``ones``).
+    It runs as a batch norm with mean 0 (``zeros``) and variance 1 (``ones``). All are (B · C,).
     """
 
     scale: Tensor

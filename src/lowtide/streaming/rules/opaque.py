@@ -2,54 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.capture.opaque_module import OpaqueModule
 from lowtide.streaming.capture.region_module import RegionModule
-from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
-from lowtide.streaming.rules.rule import Rule, RuleContext
-from lowtide.streaming.spans import Span
+from lowtide.streaming.rules.row_op import RowAxis, RowOp
+from lowtide.streaming.rules.rule import Rule, RuleContext, banded_op
 
 
 def opaque_module(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower an `OpaqueModule` or a `RegionModule` to a band with its halo."""
-    rows, block, input_meta = (
-        context.row_axis(node.args[0]),
-        node.target,
-        context.meta(node.args[0]),
-    )
-    if rows is None or rows.dim != 2:
-        return None
+    """Lower a module that is run as it is to a band with its halo."""
+    block = node.target
     assert isinstance(block, (OpaqueModule, RegionModule))
-    width = input_meta.shape[3]
-
-    def needed(span: Span) -> InputSpans:
-        return ([block.receptive_field(span, rows.size, width)],)
-
-    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        return block.run_band(pieces[0], span, rows.size)
-
-    inputs = (node.args[0].node,)
+    rows, meta = context.row_axis(node.args[0]), context.meta(node.args[0])
+    if rows is None:
+        return None
     if isinstance(block, RegionModule):
-        return RowOp(
-            RowAxis(2, rows.size, block.grain(rows.size, width)),
-            inputs,
-            (),
-            needed,
-            run,
-            fixed_workspace_bytes=block.workspace_bytes(*input_meta.shape[1:]),
-        )
-    workspace = block.workspace_per_element * input_meta.numel - node.meta.nbytes
+        return _region_module(node, context, rows, block)
+    if rows.dim != block.axis:
+        return None
+    workspace = block.workspace_per_element * meta.numel - node.meta.nbytes
     return RowOp(
-        RowAxis(2, node.meta.shape[2]),
-        inputs,
+        RowAxis(rows.dim, node.meta.shape[rows.dim]),
+        (node.args[0].node,),
         (),
-        needed,
-        run,
-        workspace_share=max(0.0, workspace / (input_meta.nbytes + node.meta.nbytes)),
+        lambda span: ([block.receptive_field(span, rows.size)],),
+        lambda span, pieces, whole: block.run_band(pieces[0], span, rows.size),
+        workspace_share=max(0.0, workspace / (meta.nbytes + node.meta.nbytes)),
+    )
+
+
+def _region_module(
+    node: Node, context: RuleContext, rows: RowAxis, block: RegionModule
+) -> RowOp | None:
+    """Lower a module that declares rows of (B, C, H, W); frames may be its batch."""
+    if rows.dim == 0:
+        return banded_op(node, context, rows)
+    shape = node.meta.shape
+    if rows.dim != 2:
+        return None
+    return RowOp(
+        RowAxis(2, rows.size, block.grain(rows.size, shape[3])),
+        (node.args[0].node,),
+        (),
+        lambda span: ([block.receptive_field(span, rows.size, shape[3])],),
+        lambda span, pieces, whole: block.run_band(pieces[0], span, rows.size),
+        fixed_workspace_bytes=block.workspace_bytes(*shape[1:]),
     )
 
 

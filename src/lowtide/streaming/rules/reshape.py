@@ -17,6 +17,7 @@ from lowtide.streaming.rules.rule import (
     argument,
     banded_op,
     normalize_dims,
+    op_name,
     replace_arg,
 )
 from lowtide.streaming.spans import Span
@@ -66,7 +67,7 @@ def unsqueeze(node: Node, context: RuleContext) -> RowOp | None:
 
 
 def drop_dim(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower a squeeze, or a select along a dim other than the rows'."""
+    """Lower a squeeze, or a select; see `_select_row` for one along the rows."""
     rows = context.row_axis(node.args[0])
     if rows is None:
         return None
@@ -78,9 +79,31 @@ def drop_dim(node: Node, context: RuleContext) -> RowOp | None:
         else [dim for dim in given if shape[dim] == 1]
     )
     if rows.dim in gone:
-        return None
+        return _select_row(node, context, rows)
     dim = rows.dim - sum(one < rows.dim for one in gone)
     return banded_op(node, context, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
+
+
+def _select_row(node: Node, context: RuleContext, rows: RowAxis) -> RowOp | None:
+    """Lower a select of one row, such as the first frame of a clip, or the squeeze of the only one.
+
+    It is row 0 of a dim of size 1, of the batch if there is one.
+    """
+    if 1 not in node.meta.shape:
+        return None
+    selected = op_name(node.target) == "select"
+    at = argument(node, 2, "index") % rows.size if selected else 0
+
+    def needed(span: Span) -> InputSpans:
+        return ([(at + span[0], at + span[1])],)
+
+    def change(span: Span, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return ((*args[:2], 0), {}) if selected else (args, kwargs)
+
+    found = RowAxis(node.meta.shape.index(1), 1)
+    return banded_op(
+        node, context, found, input_spans=needed, change_args=change, cheap=True, view=True
+    )
 
 
 def expand(node: Node, context: RuleContext) -> RowOp | None:

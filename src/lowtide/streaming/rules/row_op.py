@@ -99,8 +99,9 @@ class Reduction:
     Attributes:
         rows: Row axis of the inputs.
         inputs: Nodes with equally many rows.
-        add: Returns the state, None at first, updated with the rows of a span.
-        finish: Returns the result for a state, a tensor without rows.
+        add: Returns the state, None at first, updated with the rows of a span, such as (B, C, rows,
+            W).
+        finish: Returns the result for a state, a tensor without rows, such as (B, C, 1, 1).
     """
 
     rows: RowAxis

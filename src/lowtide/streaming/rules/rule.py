@@ -98,7 +98,7 @@ def sole_producer(arg: Any, context: RuleContext, *names: str) -> Node | None:
 
 
 def owns_full_storage(tensor: Tensor) -> bool:
-    """Whether a tensor occupies all of its storage."""
+    """Whether a tensor of any shape occupies all of its storage."""
     return tensor.nbytes == tensor.untyped_storage().nbytes()
 
 

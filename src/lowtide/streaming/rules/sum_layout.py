@@ -124,8 +124,8 @@ def contiguous_run(node: Node, inputs: Sequence[int]) -> Run:
 def match_strides(tensor: Tensor, other: Tensor) -> Tensor:
     """Return ``other`` with the strides of ``tensor``, to which it is added.
 
-    PyTorch adds tensors of different strides element by element, which takes three times as long as
-    with a copy.
+    Only where both have the same shape. PyTorch adds tensors of different strides element by
+    element, which takes three times as long as with a copy.
     """
     same_layout = other.shape == tensor.shape and tensor.is_contiguous()
     return to_contiguous(other) if same_layout else other

@@ -1,8 +1,8 @@
-"""Rules of upsampling: nearest, (bi-, tri-)linear, bicubic, pixel shuffle and unshuffle."""
+"""Rules of upsampling: interpolation, pixel shuffle and unshuffle."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -29,51 +29,42 @@ def repeat_rows(node: Node, context: RuleContext) -> RowOp | None:
     times, rest = divmod(node.meta.shape[rows.dim], rows.size)
     if rest:
         return None
+    return _repeated(node, context, rows, times)
+
+
+def _repeated(node: Node, context: RuleContext, rows: RowAxis, times: int) -> RowOp:
+    """Return an operator that makes ``times`` rows of each."""
+
+    def needed(span: Span) -> InputSpans:
+        return ([(span[0] // times, span[1] // times)],)
+
     found = RowAxis(rows.dim, rows.size * times, times * rows.grain)
-    return banded_op(node, context, found, input_spans=_upsample_receptive_field(times), cheap=True)
-
-
-def _upsample_receptive_field(times: int) -> Callable[[Span], InputSpans]:
-    """Return the receptive field of an upsampling by ``times``."""
-    return lambda span: ([(span[0] // times, span[1] // times)],)
-
-
-def _image_axis(node: Node, context: RuleContext) -> RowAxis | None:
-    """Return the row axis of an image operator's input if it is the height or the width."""
-    rows = context.row_axis(node.args[0])
-    return rows if rows is not None and rows.dim >= len(node.meta.shape) - 2 else None
+    return banded_op(node, context, found, input_spans=needed, cheap=True)
 
 
 def pixel_shuffle(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower a pixel shuffle."""
-    rows, factor = _image_axis(node, context), node.args[1]
-    if rows is None:
+    """Lower a pixel shuffle or unshuffle of (..., C, H, W)."""
+    rows, factor = context.row_axis(node.args[0]), node.args[1]
+    rank = len(node.meta.shape)
+    if rows is None or rows.dim == rank - 3:
         return None
-    found = RowAxis(rows.dim, rows.size * factor, rows.grain * factor)
-    return banded_op(
-        node, context, found, input_spans=_upsample_receptive_field(factor), cheap=True
-    )
-
-
-def pixel_unshuffle(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower a pixel unshuffle."""
-    rows, factor = _image_axis(node, context), node.args[1]
-    if rows is None:
-        return None
+    if rows.dim < rank - 3:
+        return banded_op(node, context, rows, cheap=True)
+    if op_name(node.target) == "pixel_shuffle":
+        return _repeated(node, context, rows, factor)
 
     def needed(span: Span) -> InputSpans:
         return ([(span[0] * factor, span[1] * factor)],)
 
-    return banded_op(
-        node, context, RowAxis(rows.dim, rows.size // factor), input_spans=needed, cheap=True
-    )
+    found = RowAxis(rows.dim, rows.size // factor)
+    return banded_op(node, context, found, input_spans=needed, cheap=True)
 
 
 def interpolate(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower an interpolation that upsamples rows by a whole factor, ``align_corners=False``.
+    """Lower an interpolation that scales rows by a whole factor or its inverse.
 
-    Other dims may have any factor. A halo is computed around the band and cropped, so that only
-    the image's real borders are treated as borders.
+    Other dims may have any factor; ``align_corners`` is for those only. A halo is computed around
+    the band and cropped, so that only the image's real borders are treated as borders.
     """
     rows, before = context.row_axis(node.args[0]), context.meta(node.args[0]).shape[2:]
     at = spatial_axis(node, context, len(before))
@@ -83,22 +74,22 @@ def interpolate(node: Node, context: RuleContext) -> RowOp | None:
     assert target is not None
     # Nearest has no align_corners.
     rest = [] if "nearest" in op_name(target) else [argument(node, 2, "align_corners")]
-    times, left = divmod(node.meta.shape[rows.dim], rows.size)
-    if left or (any(rest) and times > 1):
-        return None
-    halo = _HALOS[op_name(target)] if times > 1 else 0
     sizes = node.meta.shape[2:]
     # Factors as given: others would round positions differently.
     factors = argument(node, 2 + len(rest), "scale_factors") or [
         new / old if new % old == 0 else None for old, new in zip(before, sizes, strict=True)
     ]
-    found = RowAxis(rows.dim, rows.size * times, times * rows.grain)
+    factor = factors[at] or sizes[at] / rows.size
+    times, share = max(1, round(factor)), max(1, round(1 / factor))
+    if times / share != factor or (any(rest) and factor != 1):
+        return None
+    # Counted in whole steps of the input, so that positions in the band are those in the image.
+    halo = max(0, _HALOS[op_name(target)] - (share > 1)) if factor != 1 else 0
+    found = RowAxis(rows.dim, sizes[at], times * rows.grain if share == 1 else 1)
 
     def around(span: Span) -> Span:
-        return (
-            max(0, span[0] // times - halo),
-            min(rows.size, -(-span[1] // times) + halo),
-        )
+        first, last = max(0, span[0] // times - halo), -(-span[1] // times) + halo
+        return first * share, min(rows.size, last * share)
 
     def needed(span: Span) -> InputSpans:
         return ([around(span)],)
@@ -106,11 +97,11 @@ def interpolate(node: Node, context: RuleContext) -> RowOp | None:
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         first, last = around(span)
         if None in factors:
-            given = [*replace_arg(sizes, at, (last - first) * times)], *rest, None
+            given = [*replace_arg(sizes, at, (last - first) * times // share)], *rest, None
         else:
-            given = None, *rest, [*replace_arg(tuple(factors), at, float(times))]
-        large = target(pieces[0], *given)
-        return large.narrow(rows.dim, span[0] - first * times, span[1] - span[0])
+            given = None, *rest, [*replace_arg(tuple(factors), at, times / share)]
+        made = target(pieces[0], *given)
+        return made.narrow(rows.dim, span[0] - first // share * times, span[1] - span[0])
 
     return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
 
@@ -123,8 +114,8 @@ _HALOS = {
 }
 
 RULES: dict[str, Rule] = {
-    "pixel_shuffle": samplewise(pixel_shuffle),
-    "pixel_unshuffle": samplewise(pixel_unshuffle),
+    "pixel_shuffle": pixel_shuffle,
+    "pixel_unshuffle": pixel_shuffle,
     "repeat_interleave": repeat_rows,
     **dict.fromkeys(_HALOS, samplewise(interpolate)),
 }

@@ -8,7 +8,7 @@ of its capture: inputs are copied there, and the result is copied out before the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,35 +29,39 @@ _WARMUPS = 3
 class GraphRecorder(Protocol):
     """Captures a call as a CUDA graph on a device."""
 
-    def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """Return the captured result tensor, and a function that recomputes it in place."""
+    def __call__(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """Return what the captured call returns, and a function that recomputes it in place."""
         ...
 
 
 class GraphRecording:
-    """CUDA graph of a network for inputs of the shape and memory format of ``images``.
+    """CUDA graph of a function for inputs of the shapes and memory formats of ``inputs``.
 
-    Holds the memory of the run while it is alive. All calls must be made on one stream, which
-    serializes them.
+    The function returns a tensor or a list of these. Holds the memory of the run while it is alive.
+    All calls must be made on one stream, which serializes them.
     """
 
-    def __init__(
-        self, forward: Callable[[Tensor], Tensor], images: Tensor, record: GraphRecorder
-    ) -> None:
+    def __init__(self, forward: Callable[..., Any], record: GraphRecorder, *inputs: Tensor) -> None:
         # Tensors made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
-            self._static_input = images.clone(memory_format=torch.preserve_format)
-        self._static_output, self._replay = record(lambda: forward(self._static_input))
+            self._static_inputs = [_clone(one) for one in inputs]
+        self._static_output, self._replay = record(lambda: forward(*self._static_inputs))
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor) -> Any:
         """Replay the graph and return a copy of the result."""
-        return self.replay(images).clone(memory_format=torch.preserve_format)
+        made = self.replay(*inputs)
+        return _clone(made) if isinstance(made, Tensor) else [_clone(one) for one in made]
 
-    def replay(self, images: Tensor) -> Tensor:
-        """Replay the graph and return its result tensor, which the next call overwrites."""
-        self._static_input.copy_(images)
+    def replay(self, *inputs: Tensor) -> Any:
+        """Replay the graph and return its result, which the next call overwrites."""
+        for static, given in zip(self._static_inputs, inputs, strict=True):
+            static.copy_(given)
         self._replay()
         return self._static_output
+
+
+def _clone(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.preserve_format)
 
 
 def cuda_graph_for(
@@ -78,7 +82,7 @@ def cuda_graph_for(
     def make(plain: nn.Module, images: Tensor) -> tuple[GraphRecording, Tensor]:
         says = "this network cannot be captured as a CUDA graph"
         with as_model_error(RuntimeError, says, "leave out --cuda-graphs"):
-            recording = GraphRecording(plain, images, device_recorder)
+            recording = GraphRecording(plain, device_recorder, images)
             return recording, recording(images)
 
     return specialize(network, shape, make, "captured")
@@ -99,7 +103,7 @@ def graph_recorder_for(device: str) -> GraphRecorder:
     """
     require_cuda_graphs(device)
 
-    def record(run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+    def record(run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         with torch.cuda.device(device):
             # Warm up on a side stream, as PyTorch's notes on CUDA graphs require.
             aside, working = torch.cuda.Stream(), torch.cuda.current_stream()

@@ -78,7 +78,10 @@ def as_model_error(error_type: type[Exception], message: str, hint: str) -> Iter
 def verify_close(
     difference: float | Tensor, tolerance: float | Tensor, name: str, hint: str | None = None
 ) -> None:
-    """Raise `ModelError` if the difference to the original exceeds what is allowed."""
+    """Raise `ModelError` if the difference to the original exceeds what is allowed.
+
+    Both are numbers or scalar tensors.
+    """
     if not difference <= tolerance:  # written so that NaN does not pass as equal
         raise ModelError(
             f"the result of the {name} differs by {difference:.1e}: it is not used", hint=hint

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.streaming.tiles.recovery import RetryingTileRunner, Tiles
+from lowtide.streaming.tiles.recovery import Results, RetryingTileRunner, Tiles
 
 
 @dataclass
@@ -60,7 +58,7 @@ class DeviceWorkers:
         for lane in self._active:
             lane.runner.shrink(reason)
 
-    def run(self, groups: Iterable[Tiles]) -> Iterator[list[Tensor]]:
+    def run(self, groups: Iterable[Tiles]) -> Iterator[Results]:
         """Yield the results of each group, in order.
 
         No more groups are held than run at once; a group is held until its result is there, and
@@ -71,7 +69,10 @@ class DeviceWorkers:
             several = self._in_flight > 1
             yield from step.run_pipelined(groups, self._in_flight) if several else map(step, groups)
             return
-        remaining, running = iter(groups), deque[tuple[Tiles, DeviceWorker, Future[list[Tensor]]]]()
+        remaining, running = (
+            iter(groups),
+            deque[tuple[Tiles, DeviceWorker, Future[Results]]](),
+        )
         while True:
             busy = [lane for _, lane, _ in running]
             idle = [lane for lane in self._active if lane not in busy]
@@ -86,9 +87,7 @@ class DeviceWorkers:
         for lane in self._workers:
             lane.executor.shutdown(cancel_futures=True)
 
-    def _result(
-        self, group: Tiles, worker: DeviceWorker, future: Future[list[Tensor]]
-    ) -> list[Tensor]:
+    def _result(self, group: Tiles, worker: DeviceWorker, future: Future[Results]) -> Results:
         while True:
             try:
                 return future.result()

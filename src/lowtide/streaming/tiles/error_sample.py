@@ -11,15 +11,15 @@ import random
 from collections.abc import Iterator
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lowtide.core.heap import trim_heap
-from lowtide.core.signal import RowSource
-from lowtide.memory.plan import Plan
-from lowtide.streaming.tiles.grid import TileAxis, plan_axes, round_up, split_axis
+from lowtide.core.signal import Adapter, Source
+from lowtide.memory.strategy import ImageGeometry, TiledStrategy
+from lowtide.streaming.tiles.grid import TileAxis, round_up, split_axis, tile_axes
 from lowtide.streaming.tiles.row_window import RowWindow
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
+
+_Axes = tuple[TileAxis, TileAxis]
 
 _MEASURE_ALL_UP_TO, _MAX_SAMPLES, _SAMPLE_SHARE = 9, 8, 0.05
 _PRECISION_SAMPLES = 3
@@ -58,7 +58,12 @@ class _Sample:
 
 
 def execution_error(
-    network: NetworkSpec, source: RowSource, plan: Plan, allowed_pixels: int
+    network: NetworkSpec,
+    adapter: Adapter,
+    source: Source,
+    image: ImageGeometry,
+    tiles: TiledStrategy,
+    allowed_pixels: int,
 ) -> MeasuredError:
     """Measure the error of a sample of tiles against runs with more context.
 
@@ -67,48 +72,51 @@ def execution_error(
     and consumed. With blending the result is an upper bound of the blended error, since blending
     averages two tiles' errors.
     """
-    rows, columns = plan_axes(plan)
-    sides = plan.padded_height, plan.padded_width
-    whole = math.prod(round_up(side, plan.align) for side in sides) <= allowed_pixels
-    samples = _choose(plan, rows, columns, whole, allowed_pixels)
-    step = TileStep(network, source.info)
+    rows, columns = tile_axes(image, tiles)
+    whole = math.prod(round_up(side, image.align) for side in image.padded_size) <= allowed_pixels
+    samples = _choose(image, rows, columns, whole, allowed_pixels)
+    step = TileStep(network, adapter)
     squares: list[tuple[float, float]] = []
     largest = 0.0
-    reference: Tensor | None = None
+    reference: np.ndarray | None = None
     # One reference serves all samples when it is the whole image.
-    for sample, area in _areas(source, plan, samples):
+    for sample, area in _areas(source, image, samples):
         if reference is None or not whole:
             reference = None  # free the last sample's reference before the next one is computed
-            reference = _rounded(step([area])[0], step.full_scale)
+            reference = _rounded(step([area])[0], adapter)
             trim_heap()  # tiles and references differ in size: neither fits the other's gaps
         y, x = rows.starts[sample.row], columns.starts[sample.column]
         tile = area[y - sample.top :, x - sample.left :][: rows.tile, : columns.tile]
-        result = _rounded(step([tile])[0], step.full_scale)
-        square, worst = _compare(result, reference, sample, plan, network.scale)
+        result = _rounded(step([tile])[0], adapter)
+        square, worst = _compare(result, reference, sample, image, (rows, columns))
         squares.append(square)
         largest = max(largest, worst)
         del result
-    margins = _margins(plan, rows.tile, columns.tile, allowed_pixels)
+    margins = _margins(image.align, rows.tile, columns.tile, allowed_pixels)
     context = f"tiles with {min(margins)} px more context on each side"
     return MeasuredError(
-        psnr_db=_decibel(_upper_mean(squares, plan.tiles)),
+        psnr_db=_decibel(_upper_mean(squares, tiles.tiles)),
         max_error=largest,
         tiles_sampled=len(samples),
-        tiles_total=plan.tiles,
+        tiles_total=tiles.tiles,
         against="the whole image" if whole else context,
     )
 
 
 def precision_error(
-    network: NetworkSpec, source: RowSource, plan: Plan, allowed_pixels: int
+    network: NetworkSpec,
+    adapter: Adapter,
+    source: Source,
+    image: ImageGeometry,
+    allowed_pixels: int,
 ) -> MeasuredError:
-    """Measure the error of the plan's precision against fp32 on parts of the image.
+    """Measure the error of the network's precision against fp32 on parts of the image.
 
     A part has at most ``allowed_pixels`` input pixels: fp32 takes twice the memory of half
     precision, and a streamed plan never runs the whole image at once. ``source`` is read from its
     start and consumed.
     """
-    rows, columns = _part_axes(plan, allowed_pixels)
+    rows, columns = _part_axes(image, allowed_pixels)
     count = len(rows.starts) * len(columns.starts)
     samples = [
         _Sample(row, column, rows.starts[row], columns.starts[column], rows.tile, columns.tile)
@@ -121,66 +129,64 @@ def precision_error(
     ]
     assert network.make_fp32_forward is not None, "low precision needs the same model in fp32"
     exact = dataclasses.replace(network, forward=network.make_fp32_forward(), precision="fp32")
-    low, high = TileStep(network, source.info), TileStep(exact, source.info)
+    low, high = TileStep(network, adapter), TileStep(exact, adapter)
     squares: list[tuple[float, float]] = []
     largest = 0.0
-    for _, area in _areas(source, plan, samples):
+    for _, area in _areas(source, image, samples):
         difference = low([area]) - high([area])
-        squares.append((float(difference.square().sum(dtype=torch.float64)), difference.numel()))
-        largest = max(largest, float(difference.abs().max()))
+        squares.append((float(np.square(difference).sum(dtype=np.float64)), difference.size))
+        largest = max(largest, float(abs(difference).max()))
     bound = _decibel(_upper_mean(squares, count))
     return MeasuredError(bound, largest, len(samples), count, "fp32")
 
 
-def _part_axes(plan: Plan, allowed_pixels: int) -> tuple[TileAxis, TileAxis]:
+def _part_axes(image: ImageGeometry, allowed_pixels: int) -> _Axes:
     """Split the image into parts of up to ``allowed_pixels``.
 
     None is smaller than the model accepts.
     """
 
     def side(length: int, wanted: int) -> int:
-        on_grid = max(wanted // plan.align, 1) * plan.align
-        return min(length, max(on_grid, round_up(plan.minimum, plan.align)))
+        on_grid = max(wanted // image.align, 1) * image.align
+        return min(length, max(on_grid, round_up(image.minimum, image.align)))
 
-    height = side(plan.padded_height, math.isqrt(allowed_pixels))
-    width = height if plan.square else side(plan.padded_width, allowed_pixels // height)
+    height = side(image.padded_height, math.isqrt(allowed_pixels))
+    width = height if image.square else side(image.padded_width, allowed_pixels // height)
     rows, columns = (
-        split_axis(length, part, 0, align=plan.align)
-        for length, part in ((plan.padded_height, height), (plan.padded_width, width))
+        split_axis(length, part, 0, align=image.align)
+        for length, part in zip(image.padded_size, (height, width), strict=True)
     )
     return rows, columns
 
 
 def _choose(
-    plan: Plan, rows: TileAxis, columns: TileAxis, whole: bool, allowed_pixels: int
+    image: ImageGeometry, rows: TileAxis, columns: TileAxis, whole: bool, allowed_pixels: int
 ) -> list[_Sample]:
     """Choose tiles to measure, from the top down, each with its reference's area."""
-    count = plan.tiles
+    count = total = len(rows.starts) * len(columns.starts)
     if count > _MEASURE_ALL_UP_TO or not whole:
-        count = min(count, max(2, min(_MAX_SAMPLES, round(_SAMPLE_SHARE * plan.tiles))))
-    picked = sorted(random.Random(0).sample(range(plan.tiles), count))
+        count = min(count, max(2, min(_MAX_SAMPLES, round(_SAMPLE_SHARE * total))))
+    picked = sorted(random.Random(0).sample(range(total), count))
     samples = []
     for index in picked:
         row, column = divmod(index, len(columns.starts))
         if whole:
-            samples.append(_Sample(row, column, 0, 0, plan.padded_height, plan.padded_width))
+            samples.append(_Sample(row, column, 0, 0, *image.padded_size))
             continue
-        margins = _margins(plan, rows.tile, columns.tile, allowed_pixels)
+        margins = _margins(image.align, rows.tile, columns.tile, allowed_pixels)
         top, height = _extend(rows, row, margins[0])
         left, width = _extend(columns, column, margins[1])
         samples.append(_Sample(row, column, top, left, height, width))
     return samples
 
 
-def _margins(plan: Plan, height: int, width: int, allowed_pixels: int) -> tuple[int, int]:
+def _margins(align: int, height: int, width: int, allowed_pixels: int) -> tuple[int, int]:
     """Return the extra context on each side: up to half a tile, on the grid.
 
     As far as memory allows. The plan has priced at least one grid step, so that always fits.
     """
     for share in (2, 4, 8):
-        margins = [
-            max(plan.align, side // share // plan.align * plan.align) for side in (height, width)
-        ]
+        margins = [max(align, side // share // align * align) for side in (height, width)]
         if (height + 2 * margins[0]) * (width + 2 * margins[1]) <= allowed_pixels:
             break
     return margins[0], margins[1]
@@ -192,49 +198,57 @@ def _extend(axis: TileAxis, index: int, margin: int) -> tuple[int, int]:
 
 
 def _areas(
-    source: RowSource, plan: Plan, samples: list[_Sample]
+    source: Source, image: ImageGeometry, samples: list[_Sample]
 ) -> Iterator[tuple[_Sample, np.ndarray]]:
     """Yield each sample's reference area, read in one pass down the image."""
     tallest = max(sample.height for sample in samples)
-    window = RowWindow(source, plan.padded_height, plan.padded_width, tallest)
+    window = RowWindow(source, *image.padded_size, tallest)
     for sample in sorted(samples, key=lambda s: s.top):
         rows = window.rows(sample.top, sample.top + sample.height)
         yield sample, rows[:, sample.left : sample.left + sample.width]
 
 
 def _compare(
-    tile: Tensor, reference: Tensor, sample: _Sample, plan: Plan, scale: int
+    tile: np.ndarray, reference: np.ndarray, sample: _Sample, image: ImageGeometry, axes: _Axes
 ) -> tuple[tuple[float, float], float]:
     """Return ((squared error, weight) as in the merge, largest error) of a tile.
 
     Over the tile's own span, within the image only: results for the padding are cut off in the end.
     """
-    rows, columns = plan_axes(plan)
-    difference, weight = tile, torch.ones(1, 1)
+    scale, (rows, columns) = image.scale, axes
+    difference, weights = tile, []
     for dim, axis, index, origin, length in (
-        (1, rows, sample.row, sample.top, plan.height),
-        (2, columns, sample.column, sample.left, plan.width),
+        (0, rows, sample.row, sample.top, image.height),
+        (1, columns, sample.column, sample.left, image.width),
     ):
         low, high = axis.span(index)
         count, start = (min(high, length) - low) * scale, axis.starts[index]
-        difference = difference.narrow(dim, (low - start) * scale, count)
-        reference = reference.narrow(dim, (low - origin) * scale, count)
-        shape = (-1, 1) if dim == 1 else (1, -1)
-        weights = axis.weights(index, scale)[:count]
-        weight = weight * torch.from_numpy(weights).reshape(shape)
-    difference = (difference - reference).abs_()
+        difference, reference = (
+            one.swapaxes(0, dim)[place : place + count].swapaxes(0, dim)
+            for one, place in (
+                (difference, (low - start) * scale),
+                (reference, (low - origin) * scale),
+            )
+        )
+        weights.append(axis.weights(index, scale)[:count])
+    weight = np.outer(*weights)[..., None]
+    difference = abs(difference - reference)
     largest = float((difference * (weight > 0)).max())
-    squares = difference.square_().mul_(weight).sum(dtype=torch.float64)
-    total = weight.sum(dtype=torch.float64) * len(difference)
-    return (float(squares), float(total)), largest
+    squares = np.square(difference, out=difference)
+    squares *= weight
+    total = weight.sum(dtype=np.float64) * difference.shape[-1]
+    return (float(squares.sum(dtype=np.float64)), float(total)), largest
 
 
-def _rounded(values: Tensor, full_scale: int) -> Tensor:
-    """Round values as the file stores them.
+def _rounded(values: np.ndarray, adapter: Adapter) -> np.ndarray:
+    """Round values as the sink stores them.
 
     Two results on either side of a rounding boundary differ by a whole step.
     """
-    return values if full_scale == 1 else values.mul(full_scale).round_().div_(full_scale)
+    if adapter.dtype.kind == "f":
+        return adapter.to_sink(values)
+    rounded = adapter.to_sink(values)
+    return rounded / np.float32(np.iinfo(rounded.dtype).max)
 
 
 def _upper_mean(sums: list[tuple[float, float]], population: int) -> float:

@@ -11,13 +11,14 @@ around their cut, and their weights there sum to 1.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 import numpy as np
 
 from lowtide.core.errors import UsageError
-from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import ImageGeometry, TileStrategy
 
 _PIXEL_BLOCK = 8
 
@@ -48,7 +49,7 @@ class TileAxis:
     @property
     def blended(self) -> bool:
         """Whether any neighbors share a ramp, so that results are sums."""
-        return any(low < high for low, high in self.ramps)
+        return any(starmap(operator.lt, self.ramps))
 
     @property
     def context(self) -> int:
@@ -63,8 +64,8 @@ class TileAxis:
     def weights(self, index: int, scale: int, *, linear: bool = False) -> np.ndarray:
         """Return the weights of tile ``index`` over its span, one per *output* pixel.
 
-        float32. Hann ramps (sin² up, its complement down), or ``linear`` ones: the sum over all
-        tiles is 1 at each pixel.
+        float32 (pixels · scale,). Hann ramps (sin² up, its complement down), or ``linear`` ones:
+        the sum over all tiles is 1 at each pixel.
         """
         ramp = linear_ramp if linear else hann_ramp
         low, high = self.span(index)
@@ -79,17 +80,17 @@ class TileAxis:
 
 
 def hann_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
-    """Return the rising half of a Hann window over ``ramp``.
+    """Return the rising half of a Hann window over ``ramp``, from 0 to 1.
 
-    float32, sampled at output pixel centers.
+    float32 (pixels · scale,), sampled at output pixel centers.
     """
     return (np.sin(np.pi / 2 * _centers(ramp, scale)) ** 2).astype(np.float32)
 
 
 def linear_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
-    """Return weights that rise linearly over ``ramp``.
+    """Return weights that rise linearly over ``ramp``, from 0 to 1.
 
-    float32, sampled at output pixel centers.
+    float32 (pixels · scale,), sampled at output pixel centers.
     """
     return _centers(ramp, scale).astype(np.float32)
 
@@ -112,17 +113,11 @@ def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: i
         return TileAxis(length, length, (0,), ())
     if tile % align:
         raise UsageError(f"a tile of {tile} is not a multiple of {align}")
-    step = (tile - overlap) // align * align
-    if step < align:
-        raise UsageError(
-            f"tile {tile} is too small for an overlap of {overlap} on a grid of {align}",
-            hint=f"use a tile of at least {min_tile(overlap, align)}",
-        )
-    count = -(-(length - tile) // step) + 1
+    count = tile_count(length, tile, overlap, align)
     # Even spacing turns the slack of the last tile into overlap everywhere. Rounding up to the grid
     # keeps neighbors within `step`, because `step` is itself on the grid.
     even_stride = round_up(-(-(length - tile) // (count - 1)), align)
-    starts = tuple(min(index * even_stride, length - tile) for index in range(count))
+    starts = (*range(0, (count - 1) * even_stride, even_stride), length - tile)
     cuts = [(after + before + tile) // 2 for before, after in pairwise(starts)]
     edges = [0, *cuts, length]
     ramps = []
@@ -132,6 +127,19 @@ def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: i
         low = cut - width // 2
         ramps.append((low, low + width))
     return TileAxis(length, tile, starts, tuple(ramps))
+
+
+def tile_count(length: int, tile: int, overlap: int, align: int) -> int:
+    """Return how many tiles `split_axis` makes; raises as it does for too large an overlap."""
+    if tile >= length:
+        return 1
+    step = (tile - overlap) // align * align
+    if step < align:
+        raise UsageError(
+            f"tile {tile} is too small for an overlap of {overlap} on a grid of {align}",
+            hint=f"use a tile of at least {min_tile(overlap, align)}",
+        )
+    return -(-(length - tile) // step) + 1
 
 
 def min_tile(overlap: int, align: int) -> int:
@@ -145,7 +153,7 @@ def smallest_equal_tile(length: int, tile: int, overlap: int, align: int, minimu
     At least ``minimum``. The excess of a larger tile would only be computed twice. A multiple of 8
     where the grid allows it, since kernels work on blocks of pixels.
     """
-    count = len(split_axis(length, tile, overlap, align=align).starts)
+    count = tile_count(length, tile, overlap, align)
     aligned_overlap = round_up(overlap, align)
     need = max(minimum, -(-(length + (count - 1) * aligned_overlap) // count))
     multiple = math.lcm(align, _PIXEL_BLOCK)
@@ -157,24 +165,10 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def reflect_index(position: int, length: int) -> int:
-    """Return the pixel that padding shows at ``position`` past the end.
-
-    Reflected up to length - 1, then the last reflected pixel is replicated: the rule of spandrel's
-    descriptors, so that a padded stream equals their padded tensor.
-    """
-    if position < length:
-        return position
-    return max(2 * length - 2 - position, 0)
-
-
-def plan_axes(plan: Plan) -> tuple[TileAxis, TileAxis]:
-    """Return the plan's tile grid as (rows, columns)."""
+def tile_axes(image: ImageGeometry, tiles: TileStrategy) -> tuple[TileAxis, TileAxis]:
+    """Return the grid of an image's tiles as (rows, columns)."""
     rows, columns = (
-        split_axis(length, tile, plan.overlap, align=plan.align, blend=plan.blend)
-        for length, tile in (
-            (plan.padded_height, plan.tile_height),
-            (plan.padded_width, plan.tile_width),
-        )
+        split_axis(length, tile, tiles.overlap, align=image.align, blend=tiles.blend)
+        for length, tile in zip(image.padded_size, tiles.network_size(image), strict=True)
     )
     return rows, columns

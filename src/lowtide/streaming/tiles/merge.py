@@ -9,14 +9,11 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from lowtide.core.signal import RowSink
+from lowtide.core.signal import Adapter, Sink
 from lowtide.streaming.tiles.grid import TileAxis
-from lowtide.streaming.tiles.tile_step import TileStep
 
-_WRITE_ROWS = 16  # convert blended rows in blocks, so that no second strip exists
+_WRITE_ROWS = 16  # convert rows in blocks, so that no second strip exists
 Retry = Callable[[Callable[[], np.ndarray]], np.ndarray]
 
 
@@ -27,8 +24,8 @@ def _no_retry(call: Callable[[], np.ndarray]) -> np.ndarray:
 class StripMerger:
     """Merges one row of tiles at a time and writes settled rows to the sink.
 
-    Without blending, the strip holds samples of the image's own type and each tile is written to
-    its own place; with blending, it holds float32 sums, and the rows shared with the next strip are
+    Without blending, the strip holds values of the sink's own type and each tile is written to its
+    own place; with blending, it holds float32 sums, and the rows shared with the next strip are
     carried over. ``size`` is the true (height, width) in input pixels: padding is cut. Conversions,
     which allocate memory but have no side effects, are called through ``retry``.
     """
@@ -37,40 +34,43 @@ class StripMerger:
         self,
         rows: TileAxis,
         columns: TileAxis,
-        step: TileStep,
-        sink: RowSink,
+        adapter: Adapter,
+        sink: Sink,
         size: tuple[int, int],
+        scale: int,
         retry: Retry = _no_retry,
     ) -> None:
         self._retry = retry
-        self._rows, self._columns, self._step, self._sink = rows, columns, step, sink
-        self._scale = step.network.scale
-        self._size = tuple(side * self._scale for side in size)
+        self._rows, self._columns, self._adapter, self._sink = rows, columns, adapter, sink
+        self._scale, self._written = scale, 0
+        self._size = tuple(side * scale for side in size)
         spans = [rows.span(index) for index in range(len(rows.starts))]
-        most = max(high - low for low, high in spans) * self._scale
+        most = max(high - low for low, high in spans) * scale
         self._blended = rows.blended or columns.blended
-        sample = "float32" if self._blended else step.info.sample_type
         self._strip = np.zeros(
-            (min(most, self._size[0]), self._size[1], step.info.channels), sample
+            (min(most, self._size[0]), self._size[1], adapter.channels),
+            np.float32 if self._blended else adapter.dtype,
         )
 
-    def add(self, row: int, column: int, tile: Tensor) -> None:
-        """Merge one tile, float32 (C, H·s, W·s) in 0..1."""
+    def add(self, row: int, column: int, tile: np.ndarray) -> None:
+        """Merge one tile, float32 (H·s, W·s, C)."""
         top, bottom = self._clip(self._rows.span(row), 0)
         left, right = self._clip(self._columns.span(column), 1)
         if top >= bottom or left >= right:
             return
         y, x = self._rows.starts[row] * self._scale, self._columns.starts[column] * self._scale
-        part = tile[:, top - y : bottom - y, left - x : right - x]
+        part = tile[top - y : bottom - y, left - x : right - x]
         base = self._rows.span(row)[0] * self._scale
         target = self._strip[top - base : bottom - base, left:right]
         if not self._blended:
-            target[:] = self._retry(lambda: self._step.to_samples(part))
+            for start in range(0, len(part), _WRITE_ROWS):
+                block = slice(start, start + _WRITE_ROWS)
+                target[block] = self._retry(partial(self._adapter.to_sink, part[block]))
             return
         down = self._rows.weights(row, self._scale)[: bottom - top, None]
         across = self._columns.weights(column, self._scale)[None, : right - left]
-        weights = torch.from_numpy(down * across)[..., None]
-        target += self._retry(lambda: (part.permute(1, 2, 0) * weights).numpy())
+        weights = (down * across)[..., None]
+        target += self._retry(lambda: part * weights)
 
     def finish_row(self, row: int) -> int:
         """Write the rows that no later tile changes, and return their number."""
@@ -80,21 +80,21 @@ class StripMerger:
         if self._blended:
             for start in range(0, count, _WRITE_ROWS):
                 rows = self._strip[start : min(start + _WRITE_ROWS, count)]
-                self._sink.write(self._retry(partial(self._to_samples, rows)))
+                self._write(self._retry(partial(self._adapter.to_sink, rows)))
             self._carry_over(count, self._rows.span(row)[1] * self._scale - last)
         elif count:
-            self._sink.write(self._strip[:count])
+            self._write(self._strip[:count])
         return count
+
+    def _write(self, rows: np.ndarray) -> None:
+        self._sink.write(self._written, rows)
+        self._written += len(rows)
 
     def _carry_over(self, written_rows: int, shared_rows: int) -> None:
         """Move the sums shared with the next strip to its top, and clear the rest."""
         if shared_rows > 0:
             self._strip[:shared_rows] = self._strip[written_rows : written_rows + shared_rows]
         self._strip[max(shared_rows, 0) :] = 0
-
-    def _to_samples(self, rows: np.ndarray) -> np.ndarray:
-        unit = torch.from_numpy(rows).permute(2, 0, 1).clamp(0, 1)
-        return self._step.to_samples(unit)
 
     def _clip(self, span: tuple[int, int], axis: int) -> tuple[int, int]:
         return span[0] * self._scale, min(span[1] * self._scale, self._size[axis])

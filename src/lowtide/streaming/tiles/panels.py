@@ -7,6 +7,7 @@ results, until all of them can be joined.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,11 +17,11 @@ import numpy as np
 from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchFile, ScratchSpace
-from lowtide.core.signal import ImageInfo, RowSource, RowWriter
-from lowtide.memory.plan import Plan
+from lowtide.core.signal import Adapter, Sink, Source
+from lowtide.memory.strategy import ImageGeometry, StreamedStrategy
 from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.engine.source_page import read_values
 from lowtide.streaming.tiles.grid import TileAxis, split_axis
-from lowtide.streaming.tiles.row_window import read_rows
 from lowtide.streaming.tiles.run_rows import RowProgress, run_streamed
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
@@ -28,30 +29,32 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec
 COPY_ROWS = 16
 
 
-def panel_columns(plan: Plan) -> TileAxis:
-    """Return the column grid of a streamed plan's panels; one panel where it has none."""
-    return split_axis(plan.padded_width, plan.tile_width, plan.overlap, align=plan.align)
+def panel_columns(image: ImageGeometry, bands: StreamedStrategy) -> TileAxis:
+    """Return the column grid of the panels that a wide image runs in."""
+    return split_axis(image.padded_width, bands.panel_width, bands.panel_overlap, align=image.align)
 
 
 def run_panels(
     network: NetworkSpec,
+    adapter: Adapter,
     program: StreamProgram,
-    source: RowSource,
-    sink: RowWriter,
-    plan: Plan,
+    source: Source,
+    sink: Sink,
+    image: ImageGeometry,
+    bands: StreamedStrategy,
     *,
     scratch: ScratchSpace,
     on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None,
     before_step: Callable[[int], object] | None = None,
 ) -> None:
-    """Run a streamed plan panel by panel, otherwise as `run_streamed`.
+    """Run an image panel by panel, otherwise as `run_streamed`.
 
     ``source`` is closed before the first panel runs. Raises what `run_streamed` does, and
     `OutputError` when the disk of ``scratch`` is full.
     """
-    columns = panel_columns(plan)
-    progress, done = RowProgress(plan.height * plan.scale, on_rows), 0
+    columns = panel_columns(image, bands)
+    progress, done = RowProgress(image.height * image.scale, on_rows), 0
 
     def more(rows: int) -> None:
         """Count finished rows of one panel."""
@@ -59,10 +62,11 @@ def run_panels(
         done += rows
         progress.advance_to(done // len(columns.starts))
 
+    height, width, channels = source.shape
     with ExitStack() as files:
         panels = [
-            files.enter_context(RowFile(_with_width(source.info, width), scratch.folder))
-            for _, width in _panel_spans(columns, source.info.width)
+            files.enter_context(RowFile((height, each, channels), source.dtype, scratch.folder))
+            for _, each in _panel_spans(columns, width)
         ]
         _split_into_panels(source, panels, columns, cancel)
         # The memory of its decoder would stay allocated while every panel runs.
@@ -71,16 +75,21 @@ def run_panels(
         results = list[RowFile]()
         for index, panel in enumerate(panels):
             low, high = columns.span(index)
-            owned_width = min(high, plan.width) - low
-            result = RowFile(_with_width(source.info, owned_width * plan.scale), scratch.folder)
+            owned_width = min(high, image.width) - low
+            shape = height * image.scale, owned_width * image.scale, adapter.channels
+            result = RowFile(shape, adapter.dtype, scratch.folder)
             results.append(files.enter_context(result))
-            left = (low - columns.starts[index]) * plan.scale
+            left = (low - columns.starts[index]) * image.scale
             run_streamed(
                 network,
+                adapter,
                 program,
                 panel,
                 _PanelSink(result, left),
-                _panel_plan(plan, panel.info.width),
+                image.model_copy(
+                    update={"width": panel.shape[1], "padded_width": bands.panel_width}
+                ),
+                bands,
                 scratch=scratch,
                 on_rows=more,
                 cancel=cancel,
@@ -89,7 +98,7 @@ def run_panels(
             panel.close()
             # Blocks of the next panel do not fit the gaps that this one left.
             trim_heap(collect=True)
-        _join_panels(results, sink, plan.height * plan.scale, cancel)
+        _join_panels(results, sink, image.height * image.scale, cancel)
     progress.finish()
 
 
@@ -101,58 +110,44 @@ def _panel_spans(columns: TileAxis, width: int) -> list[tuple[int, int]]:
     return [(start, min(columns.tile, width - start)) for start in columns.starts]
 
 
-def _with_width(info: ImageInfo, width: int) -> ImageInfo:
-    return ImageInfo(width, info.height, info.channels, info.sample_type)
-
-
-def _panel_plan(plan: Plan, width: int) -> Plan:
-    """Return the plan of one panel, ``width`` columns of which are in the file."""
-    return plan.model_copy(update={"width": width, "padded_width": plan.tile_width})
-
-
 def _split_into_panels(
-    source: RowSource, panels: Sequence[RowFile], columns: TileAxis, cancel: Cancel
+    source: Source, panels: Sequence[RowFile], columns: TileAxis, cancel: Cancel
 ) -> None:
     """Write each panel's columns of every row to its file."""
-    shares = _panel_spans(columns, source.info.width)
-    done = 0
-    while done < source.info.height:
+    shares = _panel_spans(columns, source.shape[1])
+    for top in range(0, source.shape[0], COPY_ROWS):
         check_cancel(cancel)
-        rows = read_rows(source, done, COPY_ROWS)
+        rows = read_values(source, top, top + COPY_ROWS)
         for (left, width), panel in zip(shares, panels, strict=True):
-            panel.write(rows[:, left : left + width])
-        done += len(rows)
+            panel.write(top, rows[:, left : left + width])
 
 
-def _join_panels(results: Sequence[RowFile], sink: RowWriter, height: int, cancel: Cancel) -> None:
+def _join_panels(results: Sequence[RowFile], sink: Sink, height: int, cancel: Cancel) -> None:
     for top in range(0, height, COPY_ROWS):
         check_cancel(cancel)
-        count = min(COPY_ROWS, height - top)
-        sink.write(np.concatenate([panel.read(count) for panel in results], axis=1))
+        last = min(top + COPY_ROWS, height)
+        sink.write(top, np.concatenate([panel.read(top, last) for panel in results], axis=1))
 
 
 class RowFile:
-    """Rows in a scratch file, read from the top once they are written."""
+    """Scratch file of rows, a sink and then a source; its place on disk is freed by `close`."""
 
-    def __init__(self, info: ImageInfo, folder: Path | None) -> None:
-        """Create an empty file for rows of ``info``; the number of rows is open."""
-        self.info = info
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[np.generic], folder: Path | None
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         self._file = ScratchFile(folder)
-        self._written = self._read = 0
 
-    def write(self, rows: np.ndarray) -> None:
-        """Append rows of shape (rows, W, C)."""
-        data = np.ascontiguousarray(rows)
-        self._file.write(self._written * self.info.row_bytes, data.data.cast("B"))
-        self._written += len(rows)
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Write rows (N, W, C) from ``first`` on."""
+        data = np.ascontiguousarray(values)
+        self._file.write(first * self._row_bytes, data.data.cast("B"))
 
-    def read(self, count: int) -> np.ndarray:
-        """Return the next ``count`` rows, fewer only at the end."""
-        count = min(count, self._written - self._read)
-        rows = np.empty((count, self.info.width, self.info.channels), self.info.sample_type)
-        if count:
-            self._file.read(self._read * self.info.row_bytes, rows.data.cast("B"))
-        self._read += count
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Return the rows from ``first`` to before ``last``."""
+        rows = np.empty((last - first, *self.shape[1:]), self.dtype)
+        self._file.read(first * self._row_bytes, rows.data.cast("B"))
         return rows
 
     def close(self) -> None:
@@ -175,5 +170,5 @@ class _PanelSink:
     def __init__(self, target: RowFile, left: int) -> None:
         self._target, self._left = target, left
 
-    def write(self, rows: np.ndarray) -> None:
-        self._target.write(rows[:, self._left : self._left + self._target.info.width])
+    def write(self, first: int, values: np.ndarray) -> None:
+        self._target.write(first, values[:, self._left : self._left + self._target.shape[1]])

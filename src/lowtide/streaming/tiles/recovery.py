@@ -10,23 +10,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.memory.oom import free_exception, is_out_of_memory
-from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import ImageGeometry, TileStrategy
 from lowtide.streaming.tiles.grid import min_tile, round_up, split_axis
 from lowtide.streaming.tiles.tile_step import PendingBatch
 
 T = TypeVar("T")
 Tiles = Sequence[np.ndarray]
+Results = list[np.ndarray]
 
 
 class TileRunner(Protocol):
     """Interface of what runs tiles, as `TileStep` does."""
 
-    def __call__(self, tiles: Tiles) -> Tensor:
+    def __call__(self, tiles: Tiles) -> np.ndarray:
         """Return the results, stacked."""
         ...
 
@@ -34,7 +33,7 @@ class TileRunner(Protocol):
         """Start a batch without waiting for its result."""
         ...
 
-    def finish(self, pending: PendingBatch) -> Tensor:
+    def finish(self, pending: PendingBatch) -> np.ndarray:
         """Return the results of a started batch."""
         ...
 
@@ -49,9 +48,11 @@ class RetryingTileRunner:
     same result except for rounding. Raises `OutOfMemoryError` when the smallest part fails.
     """
 
-    def __init__(self, step: TileRunner, plan: Plan, scale: int) -> None:
-        self._step, self._plan, self._scale = step, plan, scale
-        self.batch = plan.batch
+    def __init__(
+        self, step: TileRunner, image: ImageGeometry, tiles: TileStrategy, device: str
+    ) -> None:
+        self._step, self._image, self._tiles, self._device = step, image, tiles, device
+        self.batch = tiles.batch
         self.events: list[str] = []
         self._too_large: set[tuple[int, ...]] = set()
         self._retries = self._retry_event_index = 0
@@ -64,22 +65,22 @@ class RetryingTileRunner:
         self.events.append(f"{reason}: batch size {self.batch} from here on")
         return True
 
-    def __call__(self, tiles: Tiles) -> list[Tensor]:
-        """Run (H, W, C) tiles of one shape; return float32 (C, H·s, W·s) results in order."""
-        results: list[Tensor] = []
+    def __call__(self, tiles: Tiles) -> Results:
+        """Run (H, W, C) tiles of one shape; return float32 (H·s, W·s, C) results in order."""
+        results: list[np.ndarray] = []
         while len(results) < len(tiles):
             group = tiles[len(results) : len(results) + self.batch]
             done = self._attempt(group)
             if done is not None:
-                results.extend(done.unbind())
-            elif len(group) > 1 and "smaller batch" in self._plan.recovery:
+                results.extend(done)
+            elif len(group) > 1 and "smaller batch" in self._tiles.recovery:
                 self.batch = len(group)
                 self.shrink("out of memory")
             else:
                 results.append(self._run_divided(group[0]))
         return results
 
-    def run_pipelined(self, groups: Iterable[Tiles], max_in_flight: int) -> Iterator[list[Tensor]]:
+    def run_pipelined(self, groups: Iterable[Tiles], max_in_flight: int) -> Iterator[Results]:
         """Yield the results of each group in order, with up to ``max_in_flight`` groups in flight.
 
         After a group ran out of memory, no other is started until all before it are finished; then
@@ -105,18 +106,18 @@ class RetryingTileRunner:
             self._record_retry()
         return pending
 
-    def _finish(self, group: Tiles, pending: PendingBatch | None) -> list[Tensor]:
+    def _finish(self, group: Tiles, pending: PendingBatch | None) -> Results:
         failure: BaseException
         if pending is None:
             return self(group)
         try:
-            return list(self._step.finish(pending).unbind())
+            return list(self._step.finish(pending))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             failure = error
         del pending
-        free_exception(failure, self._plan.device)
+        free_exception(failure, self._device)
         self._record_retry()
         return self(group)
 
@@ -126,7 +127,7 @@ class RetryingTileRunner:
         Raises what the second try raises. For any call without side effects when it fails, in the
         network or outside of it.
         """
-        if "retry" not in self._plan.recovery:
+        if "retry" not in self._tiles.recovery:
             return call()
         failure: BaseException
         try:
@@ -136,7 +137,7 @@ class RetryingTileRunner:
                 raise
             failure = error
         # Outside the handler: only now can the frames that hold the tensors be freed.
-        free_exception(failure, self._plan.device)
+        free_exception(failure, self._device)
         result = call()
         self._record_retry()
         return result
@@ -151,7 +152,7 @@ class RetryingTileRunner:
             self.events.append(event)
         self.events[self._retry_event_index] = event
 
-    def _attempt(self, group: Tiles) -> Tensor | None:
+    def _attempt(self, group: Tiles) -> np.ndarray | None:
         """Return the results of a group, or None if it ran out of memory.
 
         Twice, in this call, or before with tiles of this shape.
@@ -169,17 +170,17 @@ class RetryingTileRunner:
             if not is_out_of_memory(error):
                 raise
             failure = error
-        free_exception(failure, self._plan.device)
+        free_exception(failure, self._device)
         return None
 
-    def _run_divided(self, tile: np.ndarray) -> Tensor:
+    def _run_divided(self, tile: np.ndarray) -> np.ndarray:
         """Run one tile as two or more smaller ones along its longer side."""
-        plan, axis = self._plan, int(tile.shape[1] > tile.shape[0])
-        side = tile.shape[axis]
-        half = round_up(-(-(side + plan.overlap) // 2), plan.align)
-        floor = max(min_tile(plan.overlap, plan.align), plan.minimum)
-        divisible = not plan.square and floor <= half < side
-        if not divisible or "smaller tile" not in plan.recovery:
+        image, overlap, axis = self._image, self._tiles.overlap, int(tile.shape[1] > tile.shape[0])
+        side, scale = tile.shape[axis], image.scale
+        half = round_up(-(-(side + overlap) // 2), image.align)
+        floor = max(min_tile(overlap, image.align), image.minimum)
+        divisible = not image.square and floor <= half < side
+        if not divisible or "smaller tile" not in self._tiles.recovery:
             raise OutOfMemoryError(
                 f"memory ran out on a tile of {tile.shape[1]}×{tile.shape[0]} pixels, and it"
                 " cannot be divided further",
@@ -190,13 +191,13 @@ class RetryingTileRunner:
                 f"out of memory: tiles of {tile.shape[1]}×{tile.shape[0]} are divided from here on"
             )
         self._too_large.add(tile.shape)
-        layout = split_axis(side, half, plan.overlap, align=plan.align)
+        layout = split_axis(side, half, overlap, align=image.align)
         parts = []
         for index, start in enumerate(layout.starts):
             low, high = layout.span(index)
             piece = tile.take(range(start, start + layout.tile), axis=axis)
             done = self._attempt([piece])
             result = done[0] if done is not None else self._run_divided(piece)
-            keep = slice((low - start) * self._scale, (high - start) * self._scale)
-            parts.append(result[:, :, keep] if axis else result[:, keep])
-        return self.with_retry(lambda: torch.cat(parts, dim=1 + axis))
+            keep = slice((low - start) * scale, (high - start) * scale)
+            parts.append(result[:, keep] if axis else result[keep])
+        return self.with_retry(lambda: np.concatenate(parts, axis))

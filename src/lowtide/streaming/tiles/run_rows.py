@@ -1,53 +1,48 @@
-"""Strategy `streamed`: run a file through a network band by band into a sink."""
+"""Strategy `streamed`: run a source through a network band by band into a sink."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from lowtide.core.errors import NotFiniteError, UsageError
+from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchSpace
-from lowtide.core.signal import RowSource, RowWriter
-from lowtide.memory.plan import Plan
-from lowtide.streaming.engine.executor import BandExecutor, OutputRows
+from lowtide.core.signal import Adapter, Sink, Source
+from lowtide.memory.strategy import ImageGeometry, StreamedStrategy
+from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.tiles.source_page import SourcePage, SourceRows
-from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
-
-BandIterator = Iterator[OutputRows]
-# Result rows converted at once: copies of more would add to the peak of narrow bands.
-WRITE_ROWS = 32
+from lowtide.streaming.engine.source_run import run_source
+from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 
 def run_streamed(
     network: NetworkSpec,
+    adapter: Adapter,
     program: StreamProgram,
-    source: RowSource,
-    sink: RowWriter,
-    plan: Plan,
+    source: Source,
+    sink: Sink,
+    image: ImageGeometry,
+    bands: StreamedStrategy,
     *,
     scratch: ScratchSpace,
     on_rows: Callable[[int], None] | None = None,
     cancel: Cancel = None,
     before_step: Callable[[int], object] | None = None,
 ) -> None:
-    """Run a whole image file by a plan whose strategy is `streamed`.
-
-    Color and opacity go through the network as two interleaved runs, each with its own bands.
+    """Run a whole source band by band.
 
     Args:
         network: Network to run.
-        program: Program of the network, captured at the plan's size.
-        source: Image file to read.
-        sink: Image file to write.
-        plan: Plan of the run.
+        adapter: Conversion between source, network and sink.
+        program: Program of the network, captured at the size of ``image``.
+        source: What to read.
+        sink: What to write.
+        image: Sizes of the image.
+        bands: Segments and bands to run.
         scratch: Disk space for pages that do not fit in memory.
         on_rows: Called with progress as a number of output rows. Rows stand for shares of the work,
             since segments before the last make no output.
@@ -61,58 +56,32 @@ def run_streamed(
         UsageError: The plan was made for another network.
         Exception: Whatever the source and the sink raise.
     """
-    height, width = plan.padded_height, plan.padded_width
-    band_plan = plan.band_plan
-    assert band_plan is not None
-    segments = cut_segments(program, band_plan.cuts, band_plan.recompute_limit)
-    same = band_plan.graph_digest == program.operators_digest
-    if not same or len(segments) != len(band_plan.bands):
+    segments = cut_segments(program, bands.cuts, bands.recompute_limit)
+    same = bands.graph_digest == program.operators_digest
+    if not same or len(segments) != len(bands.bands):
         raise UsageError(
             "the plan was made for another network, or by another version",
             hint="make the plan again",
         )
-    step = TileStep(network, source.info)
-    samples = SourceRows(source, height, width)
-    writer = _Writer(step, samples, sink, plan)
-    meter = _Meter(plan, on_rows, cancel)
+    meter, device = _Meter(image, on_rows, cancel), torch.device(network.device)
     make_page = page_factory(
-        program,
-        band_plan.pages,
-        torch.device(network.device),
-        scratch,
-        resident=frozenset(band_plan.resident),
+        program, bands.pages, device, scratch, resident=frozenset(bands.resident)
     )
     executor = BandExecutor(
-        program, segments, band_plan.bands, make_page, arena_bytes=band_plan.arena_bytes
+        program, segments, bands.bands, make_page, arena_bytes=bands.arena_bytes
     )
-    pages = [
-        SourcePage(samples, step, image, height)
-        for image in range(step.channel_plan.inputs_per_tile)
-    ]
-    runs = [executor.run([page], (), meter.add_band, before_step) for page in pages]
-    try:
-        for results in _interleave(runs):
-            writer.write(results[0][1], [rows for _, _, rows in results])
-            del results  # free these rows before the next band is computed
-    finally:
-        for run in runs:
-            run.close()
+    run_source(
+        executor,
+        program,
+        source,
+        sink,
+        adapter,
+        device=device,
+        memory_format=network.memory_format,
+        on_band=meter.add_band,
+        before_step=before_step,
+    )
     meter.finish()
-
-
-def _interleave(runs: Sequence[BandIterator]) -> Iterator[list[OutputRows]]:
-    """Yield the same band of every run.
-
-    `zip` would hold one band's rows while it computes the next two.
-    """
-    while True:
-        made = [band for run in runs for band in islice(run, 1)]
-        if not made:
-            return
-        if len(made) < len(runs):
-            raise AssertionError("the runs of one plan have different numbers of bands")
-        yield made
-        del made
 
 
 class RowProgress:
@@ -143,62 +112,20 @@ class RowProgress:
 class _Meter:
     """Progress in shares of the work, reported as rows; checks for cancellation."""
 
-    def __init__(self, plan: Plan, on_rows: Callable[[int], None] | None, cancel: Cancel) -> None:
-        self._total, self._images = plan.height * plan.scale, plan.images_per_tile
+    def __init__(
+        self, image: ImageGeometry, on_rows: Callable[[int], None] | None, cancel: Cancel
+    ) -> None:
+        self._total, self._inputs = image.height * image.scale, image.network_inputs
         self._progress = RowProgress(self._total, on_rows)
         self._cancel = cancel
         self._share = 0.0
 
     def add_band(self, share: float) -> None:
-        """Report a band that was this share of one image's work."""
+        """Report a band that was this share of one network input's work."""
         check_cancel(self._cancel)
-        self._share += share / self._images
+        self._share += share / self._inputs
         self._progress.advance_to(int(self._share * self._total))
 
     def finish(self) -> None:
         """Report that all rows are written."""
         self._progress.finish()
-
-
-class _Writer:
-    """Conversion of result rows to samples of the file's type; crops the padding."""
-
-    def __init__(self, step: TileStep, samples: SourceRows, sink: RowWriter, plan: Plan) -> None:
-        self._step, self._samples, self._sink, self._plan = step, samples, sink, plan
-        self._free_rows_before(0)
-
-    def write(self, first: int, images: list[Tensor]) -> None:
-        """Write rows from ``first`` on, one (1, C, H, W) for each image of the network."""
-        scale, height = self._plan.scale, self._plan.height * self._plan.scale
-        count = min(images[0].shape[2], height - first)
-        # A block is a multiple of whole input rows.
-        block = -(-WRITE_ROWS // scale) * scale
-        start = 0
-        while start < count:
-            stop = min(count, (first + start) // scale * scale + block - first)
-            part = torch.cat([one[:, :, start:stop] for one in images]).float().cpu()
-            self._sink.write(self._to_samples(first + start, part))
-            start = stop
-        self._free_rows_before((first + count) // scale)
-
-    def _to_samples(self, first: int, part: Tensor) -> np.ndarray:
-        if not torch.isfinite(part.sum()):
-            raise NotFiniteError
-        width = self._plan.width * self._plan.scale
-        part = part[..., :width]
-        if not self._step.channel_plan.alpha:
-            return self._step.to_samples(self._step.from_network(part, None))
-        # The conversion of opacity needs one input row above and below.
-        scale, last = self._plan.scale, -(-(first + part.shape[2]) // self._plan.scale)
-        low = max(0, first // scale - 1)
-        high = min(self._plan.height, last + 1)
-        rows = self._samples.rows(low, high)[:, : self._plan.width]
-        above, below = first - low * scale, high * scale - first - part.shape[2]
-        padded = torch.nn.functional.pad(part, (0, 0, above, below))
-        unit = self._step.from_network(padded, rows)
-        return self._step.to_samples(unit[:, above : above + part.shape[2]])
-
-    def _free_rows_before(self, row: int) -> None:
-        """Free the file rows that opacity from output row ``row`` on does not need."""
-        below = max(0, row - 1), self._plan.height
-        self._samples.retain(self, [below] if self._step.channel_plan.alpha else [])

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchSpace
-from lowtide.core.signal import RowSink, RowSource
+from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import ImageGeometry, StreamedStrategy, TileStrategy
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.tiles.device_workers import DeviceWorker, DeviceWorkers
-from lowtide.streaming.tiles.grid import TileAxis, plan_axes
+from lowtide.streaming.tiles.grid import TileAxis, tile_axes
 from lowtide.streaming.tiles.merge import StripMerger
 from lowtide.streaming.tiles.panels import run_panels
 from lowtide.streaming.tiles.recovery import RetryingTileRunner
@@ -37,8 +37,9 @@ class RunOutcome:
 
 def execute_plan(
     network: NetworkSpec,
-    source: RowSource,
-    sink: RowSink,
+    adapter: Adapter,
+    source: Source,
+    sink: Sink,
     plan: Plan,
     *,
     on_rows: Callable[[int], None] | None = None,
@@ -49,12 +50,13 @@ def execute_plan(
     scratch: Path | None = None,
     replicas: Sequence[NetworkSpec] = (),
 ) -> RunOutcome:
-    """Run the whole image by ``plan``, from ``source`` to ``sink``.
+    """Run the whole ``source``, (H, W, C), by ``plan``.
 
     Args:
         network: The model.
-        source: Rows of the image.
-        sink: Gets the rows of the result; it is not committed here.
+        adapter: Conversion between source, network and sink.
+        source: What to read.
+        sink: Gets the rows of the result.
         plan: The plan to execute.
         on_rows: Called with the number of output rows written since the last call.
         cancel: Cancels the run.
@@ -69,53 +71,60 @@ def execute_plan(
         OutOfMemoryError: Memory ran out on the smallest part.
         Exception: Whatever the source and the sink raise.
     """
-    if plan.strategy == "streamed":
+    image, strategy = plan.image, plan.strategy
+    if isinstance(strategy, StreamedStrategy):
         assert program is not None
-        run_bands = run_panels if plan.tiles > 1 else run_streamed
+        run_bands = run_panels if strategy.panels > 1 else run_streamed
         with closing(ScratchSpace(scratch)) as scratch_space:
             run_bands(
                 network,
+                adapter,
                 program,
                 source,
                 sink,
-                plan,
+                image,
+                strategy,
                 scratch=scratch_space,
                 on_rows=on_rows,
                 cancel=cancel,
                 before_step=before_step,
             )
         return RunOutcome(tiles=1)
-    return _run_tiles(network, source, sink, plan, on_rows, cancel, over_budget, replicas)
+    return _run_tiles(
+        network, adapter, source, sink, image, strategy, on_rows, cancel, over_budget, replicas
+    )
 
 
 def _run_tiles(
     network: NetworkSpec,
-    source: RowSource,
-    sink: RowSink,
-    plan: Plan,
+    adapter: Adapter,
+    source: Source,
+    sink: Sink,
+    image: ImageGeometry,
+    tiles: TileStrategy,
     on_rows: Callable[[int], None] | None,
     cancel: Cancel,
     over_budget: Callable[[], bool] | None,
     replicas: Sequence[NetworkSpec],
 ) -> RunOutcome:
-    rows, columns = plan_axes(plan)
-    transfer = AsyncTileTransfer(network.device) if plan.in_flight > 1 else None
+    rows, columns = tile_axes(image, tiles)
+    transfer = AsyncTileTransfer(network.device) if tiles.in_flight > 1 else None
     steps = [
-        TileStep(one, source.info, transfer)
-        for one in (network, *replicas[: plan.device_count - 1])
+        TileStep(one, adapter, transfer) for one in (network, *replicas[: tiles.device_count - 1])
     ]
-    runners = [RetryingTileRunner(step, plan, network.scale) for step in steps]
+    runners = [RetryingTileRunner(step, image, tiles, step.network.device) for step in steps]
     workers = DeviceWorkers(
         [DeviceWorker(one.network.device, by) for one, by in zip(steps, runners, strict=True)],
-        plan.in_flight,
+        tiles.in_flight,
     )
-    window = RowWindow(source, plan.padded_height, plan.padded_width, rows.tile)
-    size = (source.info.height, source.info.width)
-    merger = StripMerger(rows, columns, steps[0], sink, size, runners[0].with_retry)
+    window = RowWindow(source, *image.padded_size, rows.tile)
+    retry = runners[0].with_retry
+    height, width, _ = source.shape
+    merger = StripMerger(rows, columns, adapter, sink, (height, width), network.scale, retry=retry)
     outcome = RunOutcome()
     across = len(columns.starts)
     # With several groups in flight, tiles are still read after the window has moved on.
-    copy_tiles = plan.in_flight > 1 or len(steps) > 1
+    copy_tiles = tiles.in_flight > 1 or len(steps) > 1
     groups = _groups(window, rows, columns, workers, copy_tiles=copy_tiles)
     try:
         for results in workers.run(groups):
@@ -162,7 +171,7 @@ def _groups(
             first += batch
 
 
-def _merge(merger: StripMerger, row: int, column: int, results: Sequence[Tensor]) -> None:
+def _merge(merger: StripMerger, row: int, column: int, results: Sequence[np.ndarray]) -> None:
     """Merge neighboring results, without keeping any while the next ones are computed."""
     for offset, tile in enumerate(results):
         merger.add(row, column + offset, tile)

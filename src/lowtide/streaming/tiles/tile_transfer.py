@@ -17,7 +17,7 @@ class PendingResult(Protocol):
     """A result in flight to the host."""
 
     def wait(self) -> Tensor:
-        """Wait for the result and return it."""
+        """Wait for the result, such as (B, C, H * scale, W * scale), and return it."""
         ...
 
 
@@ -25,11 +25,11 @@ class TileTransfer(Protocol):
     """Copies images to one device and results back."""
 
     def to_device(self, images: Tensor) -> Tensor:
-        """Copy ``images`` to the device, ready for all work issued from now on."""
+        """Copy images (B, C, H, W) to the device, ready for all work issued from now on."""
         ...
 
     def to_host(self, result: Tensor) -> PendingResult:
-        """Start the copy of a result to the host, after the work issued so far."""
+        """Start the copy of a result of any shape to the host, after issued work."""
         ...
 
 
@@ -48,11 +48,11 @@ class SyncTileTransfer:
     device: str
 
     def to_device(self, images: Tensor) -> Tensor:
-        """Return a copy on the device, or the images themselves if they are there."""
+        """Return a copy of (B, C, H, W) on the device, or the images if they are there."""
         return images.to(self.device)
 
     def to_host(self, result: Tensor) -> PendingResult:
-        """Copy the result, which waits for the computation too."""
+        """Copy a result of any shape, which waits for the computation too."""
         return _ReadyResult(result.cpu())
 
 
@@ -81,7 +81,7 @@ class AsyncTileTransfer:
         )
 
     def to_device(self, images: Tensor) -> Tensor:
-        """Start the copy; the current stream waits for it, Python does not."""
+        """Start the copy of (B, C, H, W), for which only the current stream waits."""
         pinned = _empty_pinned(images)
         pinned.copy_(images)
         with torch.cuda.device(self._device), torch.cuda.stream(self._upload_stream):
@@ -95,7 +95,7 @@ class AsyncTileTransfer:
         return device_images
 
     def to_host(self, result: Tensor) -> PendingResult:
-        """Start the copy once the work issued before is done."""
+        """Start the copy of a result of any shape once the work issued before is done."""
         self._download_stream.wait_event(torch.cuda.current_stream(self._device).record_event())
         pinned = _empty_pinned(result)
         with torch.cuda.device(self._device), torch.cuda.stream(self._download_stream):

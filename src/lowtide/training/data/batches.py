@@ -37,11 +37,14 @@ class Samples(Protocol):
         ...
 
     def sample(self, index: int, generator: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Return a random sample of an item; raises `InputError` for a damaged file."""
+        """Return a random sample of an item, such as LQ and GT, (C, H, W) each.
+
+        Raises `InputError` for a damaged file.
+        """
         ...
 
     def example(self, batch: int) -> tuple[Tensor, ...]:
-        """Return ``batch`` stacked samples as meta tensors."""
+        """Return ``batch`` stacked samples, (B, ...) each, as meta tensors."""
         ...
 
 
@@ -57,8 +60,8 @@ class Batches:
         seed: From 0 to 2**64 - 1.
         workers: Threads of `prefetch`; 0 computes batches in the caller.
         skip_broken: Replace a damaged item by the next one of the order instead of raising.
-        shard: (rank, world size). This process draws its slice of each batch; the slices
-            of all ranks make up the batch of a single process, in order.
+        shard: (rank, world size). This process draws its slice of each batch; the slices of all
+            ranks make up the batch of a single process, in order.
 
     Raises:
         UsageError: For a value out of range.
@@ -89,10 +92,11 @@ class Batches:
         self._epoch_order = functools.lru_cache(_CACHED_EPOCHS)(self._shuffle)
 
     def at(self, step: int) -> tuple[Tensor, ...]:
-        """Return the batch of a step, of which the same step gives the same bits.
+        """Return the batch of a step: (B, ...) for each array of a sample.
 
-        ``step`` counts from 0. Tensors are the arrays of this process's B samples, stacked. Raises
-        `InputError` naming a damaged file, or with ``skip_broken`` if no other is left.
+        The same step gives the same bits. ``step`` counts from 0; B are the samples of this
+        process. Raises `InputError` naming a damaged file, or with ``skip_broken`` if no other is
+        left.
         """
         samples = [self._sample(step, place) for place in self._positions]
         return tuple(
@@ -101,11 +105,11 @@ class Batches:
         )
 
     def example(self, batch: int) -> tuple[Tensor, ...]:
-        """Return a batch of ``batch`` samples as meta tensors."""
+        """Return a batch of ``batch`` samples, (B, ...) each, as meta tensors."""
         return self.samples.example(batch)
 
     def prefetch(self, first_step: int) -> Generator[tuple[Tensor, ...]]:
-        """Yield the batches of ``first_step`` and all later steps, without end.
+        """Yield the batches of ``first_step`` and all later steps, (B, ...) each.
 
         They are those of `at`, in order. Each thread prefetches up to two batches. An error of a
         thread is raised when its batch is due. Closing the generator waits for the batches in

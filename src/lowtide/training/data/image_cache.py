@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 
 from lowtide.core.errors import ImageError, InputError
-from lowtide.core.signal import ImageInfo
 from lowtide.media import inspect_image, open_image
 from lowtide.media.discover import list_files
+from lowtide.media.image_info import ImageInfo
 
 CACHE_BYTES = 512 << 20
 _RGB = 3
@@ -42,7 +42,7 @@ def read_rgb(
         refused = unusable_reason(info, gray=gray == "refuse", alpha=alpha == "refuse")
         if refused is not None:
             raise ImageError(f"{path}: {refused}", hint="convert it to 8 or 16-bit RGB")
-        rows = source.read(info.height)
+        rows = source.read(0, info.height)
     colors = rows[..., : info.color_channels]
     return np.ascontiguousarray(np.broadcast_to(colors, (*colors.shape[:2], _RGB)))
 
@@ -68,7 +68,10 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 def unit_range(pixels: np.ndarray) -> np.ndarray:
-    """Convert uint8 or uint16 to float32 in 0..1; 1 is the dtype's largest value."""
+    """Convert uint8 or uint16 of any shape to float32 in 0..1.
+
+    1 is the dtype's largest value.
+    """
     return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
 
 
@@ -85,7 +88,10 @@ class ImageCache:
         self._lock = threading.Lock()
 
     def read(self, path: Path) -> np.ndarray:
-        """Return `read_rgb` of the file as a read-only array; raises as it does."""
+        """Return `read_rgb` of the file, uint8 or uint16 (H, W, 3), as a read-only array.
+
+        Raises as `read_rgb` does.
+        """
         with self._lock:
             if path in self._images:
                 self._images.move_to_end(path)

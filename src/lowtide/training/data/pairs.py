@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.core.errors import UsageError
-from lowtide.core.signal import ImageInfo
+from lowtide.media.image_info import ImageInfo
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.image_cache import (
     FoundImage,

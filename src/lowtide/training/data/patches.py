@@ -68,7 +68,7 @@ class Patches:
         return low.transpose(2, 0, 1), high.transpose(2, 0, 1)
 
     def example(self, batch: int) -> tuple[Tensor, Tensor]:
-        """Return LQ and GT of ``batch`` patches as meta tensors."""
+        """Return LQ (B, 3, H, W) and GT (B, 3, H * scale, W * scale) as meta tensors."""
         low, high = (
             torch.empty(batch, 3, side, side, device="meta")
             for side in (self.patch, self.patch * self.data.scale)

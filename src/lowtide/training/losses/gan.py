@@ -31,11 +31,11 @@ GanKind = Literal["vanilla", "lsgan", "hinge", "r3gan"]
 
 
 def generator_loss(kind: str, fake: Tensor, real: Tensor | None = None) -> Tensor:
-    """Return the generator's adversarial loss for a `GanKind`.
+    """Return the generator's adversarial loss for a `GanKind`, a scalar.
 
-    Formulas are in the module's docstring. ``fake`` and ``real`` are logits of the same shape. Only
-    r3gan needs ``real``, which gets no gradient. Raises UsageError for an unknown kind, and for
-    r3gan if ``real`` is missing or of another shape.
+    Formulas are in the module's docstring. ``fake`` and ``real`` are logits of the same shape, such
+    as (B, 1, H, W). Only r3gan needs ``real``, which gets no gradient. Raises UsageError for an
+    unknown kind, and for r3gan if ``real`` is missing or of another shape.
     """
     _require_kind(kind)
     fake = full_precision(fake)
@@ -53,11 +53,11 @@ def generator_loss(kind: str, fake: Tensor, real: Tensor | None = None) -> Tenso
 
 
 def discriminator_loss(kind: str, real: Tensor, fake: Tensor) -> Tensor:
-    """Return the discriminator's adversarial loss for a `GanKind`.
+    """Return the discriminator's adversarial loss for a `GanKind`, a scalar.
 
-    Formulas are in the module's docstring. ``real`` and ``fake`` are logits; ``fake`` should be
-    those of detached images. Raises UsageError for an unknown kind, and for r3gan's logits of
-    different shapes.
+    Formulas are in the module's docstring. ``real`` and ``fake`` are logits of any shape, such as
+    (B, 1, H, W); ``fake`` should be those of detached images. Raises UsageError for an unknown
+    kind, and for r3gan's logits of different shapes.
     """
     _require_kind(kind)
     real, fake = full_precision(real), full_precision(fake)

@@ -51,7 +51,7 @@ class PerceptualLoss(nn.Module):
         self.network = _load_vgg19(Path(weights), max(self._weights_by_index))
 
     def train(self, mode: bool = True) -> PerceptualLoss:
-        """Set the mode of the loss, but not that of its network."""
+        """Set the mode of the loss, and leave its network in eval mode."""
         self.training = mode
         return self
 

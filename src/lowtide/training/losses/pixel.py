@@ -76,7 +76,7 @@ def common_dtype(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def full_precision(tensor: Tensor) -> Tensor:
-    """Cast a float tensor to fp32 unless it is wider; gradients pass."""
+    """Cast a float tensor of any shape to fp32 unless it is wider; gradients pass."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

@@ -1,1 +1,1 @@
-"""Training tasks: what each kind of training optimizes, and its configuration."""
+"""Training tasks and their configurations, one kind each."""

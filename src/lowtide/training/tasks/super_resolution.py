@@ -68,7 +68,11 @@ class PairsObjective(Objective):
 
 
 class DiscriminatorObjective(Objective):
-    """Losses of a discriminator on originals and on what the generator made of the batch."""
+    """Losses of a discriminator on original and generated images.
+
+    The batch is (low, high, prediction): (B, 3, H, W), then twice (B, 3, H * scale, W * scale), all
+    in 0..1. Logits are (B, 1, H * scale, W * scale).
+    """
 
     trains = ("discriminator",)
 
@@ -77,7 +81,7 @@ class DiscriminatorObjective(Objective):
         self.gan, self.start_iter = gan, gan.entry.start_iter
 
     def forward(self, networks: Mapping[str, TrainedNetwork], batch: Batch, step: int) -> Losses:
-        """Return ``discriminator``, and the gradient penalties if there are any."""
+        """Return the scalar ``discriminator``, and the gradient penalties if there are any."""
         _, high, prediction = batch
         penalized = self.gan.penalty_weight > 0
         images = [one.detach().requires_grad_(penalized) for one in (high, prediction)]

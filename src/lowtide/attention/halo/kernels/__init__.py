@@ -1,4 +1,4 @@
-"""Triton kernels for halo window attention on (B, H, W, heads, D) tensors.
+"""Triton kernels for halo window attention on (B, H, W, heads, head dim) tensors.
 
 A program computes a tile of one window's queries. It computes the positions of its keys, so that
 nothing is unfolded, padded or masked in memory. In the backward pass a program gathers what its own

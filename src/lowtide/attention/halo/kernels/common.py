@@ -1,6 +1,11 @@
-"""Shared Triton functions of the halo kernels: window positions, loads and bias."""
+"""Shared Triton functions of the halo kernels: window positions, loads and bias.
+
+``fixed`` are the kernel's `KernelConstants`, ``image`` is (height, width, heads, phase along the
+rows, phase along the columns), and ``strides`` are a tensor's along B, H, W and heads.
+"""
 # Triton's language has no types, and type checkers cannot analyze its functions.
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false
 # pyright: reportOptionalOperand=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -8,8 +13,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Boundary modes as integers; `ZERO` and `REFLECT` have keys beyond the image.
-MASK, SHIFT, ZERO, REFLECT = (tl.constexpr(number) for number in range(4))
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -23,22 +26,23 @@ def _mirrored(at, length):
 
 
 @triton.jit
-def first_key(start, length, MARGIN: tl.constexpr, SIZE: tl.constexpr, BOUNDARY: tl.constexpr):
+def first_key(start, length, fixed):
     """Return the first key of a window whose queries begin at ``start``."""
-    first = start - MARGIN
-    if BOUNDARY == SHIFT:
-        first = tl.maximum(tl.minimum(first, length - SIZE), 0)
+    first = start - fixed.halo
+    if fixed.boundary == "shift":
+        first = tl.maximum(tl.minimum(first, length - fixed.size), 0)
     return first
 
 
 @triton.jit
-def one_of(number, wide, tall, top, bottom, left, right, INSIDE: tl.constexpr):
+def one_of(number, wide, tall, inner, fixed):
     """Return row and column of the ``number``-th place inside or outside a rectangle.
 
-    The places form a grid of ``tall`` × ``wide``. INSIDE counts those in the rectangle, otherwise
-    those around it count.
+    The places form a grid of ``tall`` × ``wide``; ``inner`` is the rectangle's (top, bottom, left,
+    right). ``fixed.inside`` counts the places in it, otherwise those around it count.
     """
-    if INSIDE:
+    top, bottom, left, right = inner
+    if fixed.inside:
         return top + number // (right - left), left + number % (right - left)
     whole = (tall - (bottom - top)) * wide  # in the rows above and below
     beside = tl.maximum(wide - (right - left), 1)
@@ -52,194 +56,149 @@ def one_of(number, wide, tall, top, bottom, left, right, INSIDE: tl.constexpr):
 
 
 @triton.jit
-def own_window(
-    height,
-    width,
-    heads,
-    phase_y,
-    phase_x,
-    windows_y,
-    windows_x,
-    top,
-    bottom,
-    left,
-    right,
-    STEP: tl.constexpr,
-    MARGIN: tl.constexpr,
-    SIZE: tl.constexpr,
-    BOUNDARY: tl.constexpr,
-    TILES: tl.constexpr,
-    INSIDE: tl.constexpr,
-):
-    """Return a program's batch, head and tile, and its window's first query and key.
+def own_window(image, grid, tiles, fixed):
+    """Return a program's place (batch, head, first key), tile, and window's first query.
 
     Grid: windows × tiles of a window's queries, batch × heads.
     """
-    tile, head = tl.program_id(0) % TILES, tl.program_id(1) % heads
+    height, width, heads, phase_y, phase_x = image
+    windows_y, windows_x, top, bottom, left, right = grid
+    tile, head = tl.program_id(0) % tiles, tl.program_id(1) % heads
     batch = tl.program_id(1) // heads
-    down, across = one_of(
-        tl.program_id(0) // TILES, windows_x, windows_y, top, bottom, left, right, INSIDE
-    )
-    start_y, start_x = down * STEP - phase_y, across * STEP - phase_x
-    first_y = first_key(start_y, height, MARGIN, SIZE, BOUNDARY)
-    first_x = first_key(start_x, width, MARGIN, SIZE, BOUNDARY)
-    return batch, head, tile, start_y, start_x, first_y, first_x
+    inner = top, bottom, left, right
+    down, across = one_of(tl.program_id(0) // tiles, windows_x, windows_y, inner, fixed)
+    start_y, start_x = down * fixed.stride - phase_y, across * fixed.stride - phase_x
+    first_y = first_key(start_y, height, fixed)
+    first_x = first_key(start_x, width, fixed)
+    return (batch, head, first_y, first_x), tile, start_y, start_x
 
 
 @triton.jit
-def query_tile(tile, start_y, start_x, height, width, STEP: tl.constexpr, QUERIES: tl.constexpr):
+def query_tile(tile, start_y, start_x, image, fixed):
     """Return rows and columns of a tile of a window's queries, and which exist."""
-    place = tile * QUERIES + tl.arange(0, QUERIES)
-    y, x = start_y + place // STEP, start_x + place % STEP
-    return y, x, (place < STEP * STEP) & within_image(y, x, height, width)
+    place = tile * fixed.tile.queries + tl.arange(0, fixed.tile.queries)
+    y, x = start_y + place // fixed.stride, start_x + place % fixed.stride
+    return y, x, (place < fixed.stride * fixed.stride) & within_image(y, x, image)
 
 
 @triton.jit
-def key_tile(
-    tile,
-    first_y,
-    first_x,
-    height,
-    width,
-    SIZE: tl.constexpr,
-    KEYS: tl.constexpr,
-    BOUNDARY: tl.constexpr,
-):
+def key_tile(tile, first_y, first_x, image, fixed):
     """Return positions of a tile of a window's keys, their pixels, and two masks.
 
     The masks are the keys that are seen and the keys that are loaded.
     """
-    place = tile * KEYS + tl.arange(0, KEYS)
-    y, x = first_y + place // SIZE, first_x + place % SIZE
-    within = place < SIZE * SIZE
-    inside = within_image(y, x, height, width)
-    if BOUNDARY == REFLECT:
-        return y, x, _mirrored(y, height), _mirrored(x, width), within, within
-    if BOUNDARY == ZERO:
+    place = tile * fixed.tile.keys + tl.arange(0, fixed.tile.keys)
+    y, x = first_y + place // fixed.size, first_x + place % fixed.size
+    within = place < fixed.size * fixed.size
+    inside = within_image(y, x, image)
+    if fixed.boundary == "reflect":
+        return y, x, _mirrored(y, image[0]), _mirrored(x, image[1]), within, within
+    if fixed.boundary == "zero":
         return y, x, y, x, within, within & inside
     return y, x, y, x, within & inside, within & inside
 
 
 @triton.jit
-def tiles_inside(
-    first_y,
-    height,
-    SIZE: tl.constexpr,
-    KEYS: tl.constexpr,
-    BOUNDARY: tl.constexpr,
-    INSIDE: tl.constexpr,
-):
+def tiles_inside(first_y, image, fixed):
     """Return the range [first, last) of a window's key tiles that may be seen."""
-    tiles: tl.constexpr = (SIZE * SIZE + KEYS - 1) // KEYS
-    if INSIDE or BOUNDARY == ZERO or BOUNDARY == REFLECT:
+    size: tl.constexpr = fixed.size
+    keys: tl.constexpr = fixed.tile.keys
+    tiles: tl.constexpr = (size * size + keys - 1) // keys
+    if fixed.inside or fixed.boundary == "zero" or fixed.boundary == "reflect":
         return 0, tiles
-    first = tl.maximum(-first_y, 0) * SIZE // KEYS
-    return first, tl.minimum((height - first_y) * SIZE + KEYS - 1, tiles * KEYS) // KEYS
+    first = tl.maximum(-first_y, 0) * size // keys
+    return first, tl.minimum((image[0] - first_y) * size + keys - 1, tiles * keys) // keys
 
 
 @triton.jit
-def pixels(base, y, x, row, column, WIDE: tl.constexpr):
-    """Return pointers to (pixels, WIDE) elements of a tensor."""
-    offsets = y.to(tl.int64) * row + x.to(tl.int64) * column
-    return base + offsets[:, None] + tl.arange(0, WIDE)[None, :]
+def head_of(base, batch, head, strides):
+    """Return a pointer to the first element of a head."""
+    return base + (batch.to(tl.int64) * strides[0] + head * strides[3])
 
 
 @triton.jit
-def _wanted(valid, HEAD: tl.constexpr, WIDE: tl.constexpr):
-    return valid[:, None] & (tl.arange(0, WIDE) < HEAD)[None, :]
+def pixels(base, y, x, strides, fixed):
+    """Return pointers to (pixels, padded head dim) elements of a head."""
+    offsets = y.to(tl.int64) * strides[1] + x.to(tl.int64) * strides[2]
+    return base + offsets[:, None] + tl.arange(0, fixed.padded_dim)[None, :]
 
 
 @triton.jit
-def load_pixels(base, y, x, valid, row, column, HEAD: tl.constexpr, WIDE: tl.constexpr):
-    """Load (pixels, WIDE) elements of a tensor, zero where masked."""
-    wanted = _wanted(valid, HEAD, WIDE)
-    return tl.load(pixels(base, y, x, row, column, WIDE), mask=wanted, other=0.0)
+def _wanted(valid, fixed):
+    return valid[:, None] & (tl.arange(0, fixed.padded_dim) < fixed.head_dim)[None, :]
 
 
 @triton.jit
-def load_all(pointers, HEAD: tl.constexpr, WIDE: tl.constexpr):
-    """Load (pixels, WIDE) elements of pixels that are all in the image."""
-    if HEAD == WIDE:
+def load_pixels(base, y, x, valid, strides, fixed):
+    """Load (pixels, padded head dim) elements of a head, zero where masked."""
+    wanted = _wanted(valid, fixed)
+    return tl.load(pixels(base, y, x, strides, fixed), mask=wanted, other=0.0)
+
+
+@triton.jit
+def load_all(pointers, fixed):
+    """Load (pixels, padded head dim) elements of pixels that are all in the image."""
+    if fixed.head_dim == fixed.padded_dim:
         return tl.load(pointers)
-    return tl.load(pointers, mask=(tl.arange(0, WIDE) < HEAD)[None, :], other=0.0)
+    wanted = (tl.arange(0, fixed.padded_dim) < fixed.head_dim)[None, :]
+    return tl.load(pointers, mask=wanted, other=0.0)
 
 
 @triton.jit
-def load_block(
-    tensor, batch, y, x, head, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr
-):
-    """Load (ROWS · COLUMNS, WIDE) by a tensor descriptor, zero out of bounds."""
-    return tl.reshape(tensor.load([batch, y, x, head, 0]), (ROWS * COLUMNS, WIDE))
+def load_block(tensor, batch, y, x, head, rows: tl.constexpr, columns: tl.constexpr, fixed):
+    """Load (rows · columns, padded head dim) by a descriptor, zero out of bounds."""
+    dim: tl.constexpr = fixed.padded_dim
+    return tl.reshape(tensor.load([batch, y, x, head, 0]), (rows * columns, dim))
 
 
 @triton.jit
-def load_keys(
-    step,
-    k,
-    v,
-    batch,
-    head,
-    first_y,
-    first_x,
-    height,
-    width,
-    k_row,
-    k_column,
-    v_row,
-    v_column,
-    SIZE: tl.constexpr,
-    KEYS: tl.constexpr,
-    BOUNDARY: tl.constexpr,
-    HEAD: tl.constexpr,
-    WIDE: tl.constexpr,
-    TILED: tl.constexpr,
-    INSIDE: tl.constexpr,
-):
+def load_keys(step, k, v, place, image, k_strides, v_strides, fixed):
     """Load a tile of a window's keys and values, their positions, and which are seen."""
+    batch, head, first_y, first_x = place
+    size: tl.constexpr = fixed.size
+    keys: tl.constexpr = fixed.tile.keys
     # Tiles are whole rows of the window, so that the next one is one pointer addition further.
-    rows: tl.constexpr = KEYS // SIZE
-    row, column = tl.arange(0, KEYS) // SIZE + first_y, tl.arange(0, KEYS) % SIZE + first_x
-    if TILED:
+    rows: tl.constexpr = keys // size
+    row, column = tl.arange(0, keys) // size + first_y, tl.arange(0, keys) % size + first_x
+    if fixed.tiled:
         y, x, seen = row + step * rows, column, row == row
-        key = load_block(k, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
-        value = load_block(v, batch, first_y + step * rows, first_x, head, rows, SIZE, WIDE)
-        if not INSIDE and BOUNDARY != ZERO:
-            seen = within_image(y, x, height, width)
-    elif INSIDE and KEYS % SIZE == 0:
+        key = load_block(k, batch, first_y + step * rows, first_x, head, rows, size, fixed)
+        value = load_block(v, batch, first_y + step * rows, first_x, head, rows, size, fixed)
+        if not fixed.inside and fixed.boundary != "zero":
+            seen = within_image(y, x, image)
+    elif fixed.inside and keys % size == 0:
         y, x, seen = row + step * rows, column, row == row
         past = tl.cast(step * rows, tl.int64)
-        key = load_all(pixels(k, row, x, k_row, k_column, WIDE) + past * k_row, HEAD, WIDE)
-        value = load_all(pixels(v, row, x, v_row, v_column, WIDE) + past * v_row, HEAD, WIDE)
+        key = load_all(pixels(k, row, x, k_strides, fixed) + past * k_strides[1], fixed)
+        value = load_all(pixels(v, row, x, v_strides, fixed) + past * v_strides[1], fixed)
     else:
-        y, x, at_y, at_x, seen, read = key_tile(
-            step, first_y, first_x, height, width, SIZE, KEYS, BOUNDARY
-        )
-        key = load_pixels(k, at_y, at_x, read, k_row, k_column, HEAD, WIDE)
-        value = load_pixels(v, at_y, at_x, read, v_row, v_column, HEAD, WIDE)
+        y, x, at_y, at_x, seen, read = key_tile(step, first_y, first_x, image, fixed)
+        key = load_pixels(k, at_y, at_x, read, k_strides, fixed)
+        value = load_pixels(v, at_y, at_x, read, v_strides, fixed)
     return key, value, y, x, seen
 
 
 @triton.jit
-def within_image(y, x, height, width):
+def within_image(y, x, image):
     """Return a mask of the pixels inside the image."""
-    return (y >= 0) & (y < height) & (x >= 0) & (x < width)
+    return (y >= 0) & (y < image[0]) & (x >= 0) & (x < image[1])
 
 
 @triton.jit
-def store_pixels(base, values, y, x, valid, row, column, HEAD: tl.constexpr, WIDE: tl.constexpr):
-    """Store (pixels, WIDE) values to a tensor, except where masked."""
-    wanted = _wanted(valid, HEAD, WIDE)
-    tl.store(pixels(base, y, x, row, column, WIDE), values, mask=wanted)
+def store_pixels(base, values, y, x, valid, strides, fixed):
+    """Store (pixels, padded head dim) values to a head, except where masked."""
+    tl.store(pixels(base, y, x, strides, fixed), values, mask=_wanted(valid, fixed))
 
 
 @triton.jit
-def bias_tile(table, head, down, right, FARTHEST: tl.constexpr):
+def bias_tile(table, head, down, right, fixed):
     """Load biases by distance from query to key, scaled by log2 e.
 
     The head's table stays in the cache.
     """
-    side: tl.constexpr = 2 * FARTHEST + 1
+    farthest: tl.constexpr = fixed.max_distance
+    side: tl.constexpr = 2 * farthest + 1
     # Masked pixels may be farther than the table covers.
-    down = tl.minimum(tl.maximum(down + FARTHEST, 0), side - 1)
-    right = tl.minimum(tl.maximum(right + FARTHEST, 0), side - 1)
+    down = tl.minimum(tl.maximum(down + farthest, 0), side - 1)
+    right = tl.minimum(tl.maximum(right + farthest, 0), side - 1)
     return tl.load(table + head * side * side + down * side + right).to(tl.float32) * LOG2E

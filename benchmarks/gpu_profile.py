@@ -1,4 +1,4 @@
-"""What a card did during a run: copies between it and its host, and whether kernels hid them."""
+"""Copies between a GPU and its host during a run, and whether kernels hid them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def overlapped(copies: Sequence[Interval], kernels: Sequence[Interval]) -> float
 
 
 def intervals(events: Sequence[dict[str, Any]]) -> tuple[list[Interval], list[Interval]]:
-    """When copies between card and host ran, and when anything else did, of a profiler's trace."""
+    """Intervals of copies between GPU and host, and of all else, in a trace."""
     copies: list[Interval] = []
     kernels: list[Interval] = []
     for event in events:
@@ -52,8 +52,7 @@ def intervals(events: Sequence[dict[str, Any]]) -> tuple[list[Interval], list[In
 
 
 def profiled(run: Callable[[], Any]) -> dict[str, Any]:
-    """Copies between card and host during a run, and how much of them was hidden; and how long
-    the card was busy."""
+    """Copies between GPU and host during a run, how much of them was hidden, and GPU time."""
     # The trace as written by the profiler: its events as Python objects take minutes.
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()

@@ -4,10 +4,10 @@ import gc
 
 import pytest
 import torch
+from virtual_device import VirtualDevice
 
 from lowtide.memory.oom import free_exception
 from lowtide.memory.simulation.allocator import SimulatedOutOfMemory
-from lowtide.memory.simulation.virtual_device import VirtualDevice
 
 HELD = 3 * 4096
 

@@ -47,11 +47,10 @@ class VirtualDevice:
         capacity: int | None = None,
         *,
         fail_at: int | Collection[int] | None = None,
-        expandable_segments: bool = False,
     ) -> None:
         numbers = [fail_at] if isinstance(fail_at, int) else fail_at or ()
         self._fail_at = frozenset(numbers)
-        self._fresh = partial(CachingAllocator, capacity, expandable_segments=expandable_segments)
+        self._fresh = partial(CachingAllocator, capacity)
         self._ledger = _Ledger(self._fresh(), self._fail_at)
         self._mode = _ChargeMode(self._ledger)
 
@@ -97,7 +96,7 @@ class VirtualDevice:
 
 
 class _Charge(weakref.ref[Any]):
-    """Weak reference to one storage, with what it was charged."""
+    """Weak reference to one storage, with the bytes charged for it."""
 
     __slots__ = ("handle", "key", "size")
 
@@ -122,7 +121,7 @@ class _Ledger:
         self._freed: deque[_Charge] = deque()
 
     def process_frees(self) -> None:
-        """Free what was released since the last call."""
+        """Free the storages released since the last call."""
         freed = self._freed
         while freed:
             charge = freed.popleft()
@@ -221,7 +220,7 @@ class _ChargeMode(TorchDispatchMode):
 
 
 def _role(func: Any) -> Role:
-    """Classify what an operator means for memory, by its registration and schema."""
+    """Classify an operator's effect on memory by its registration and schema."""
     role: Role = "makes"
     returned = [value.alias_info for value in func._schema.returns]
     has = torch._C._dispatch_has_kernel_for_dispatch_key

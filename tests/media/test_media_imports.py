@@ -8,7 +8,7 @@ import pytest
 import lowtide.media
 
 
-def test_importing_the_room_loads_neither_torch_nor_libvips() -> None:
+def test_importing_media_loads_neither_torch_nor_libvips() -> None:
     code = "import sys, lowtide.media; print({'torch', 'pyvips', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

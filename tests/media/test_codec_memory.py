@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.core.signal import ImageInfo
 from lowtide.media import EncodeOptions, inspect_image, output_cost
+from lowtide.media.image_info import ImageInfo
 from support.media_files import make_rows, write_image
 
 _READ = """
@@ -18,7 +18,7 @@ def peak(name):
     return int(re.search(name + r":\\s+(\\d+)", text).group(1)) * 1024
 def run(path):
     with open_image(path) as source:
-        while len(source.read(16)): pass
+        for top in range(0, source.info.height, 16): source.read(top, top + 16)
 run(sys.argv[1])
 open("/proc/self/clear_refs", "w").write("5")
 before = peak("VmRSS")
@@ -29,7 +29,7 @@ print(peak("VmHWM") - before)
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with /proc")
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".avif", ".tif"])
-def test_reading_stays_under_its_price(tmp_path: Path, suffix: str) -> None:
+def test_reading_stays_under_its_estimate(tmp_path: Path, suffix: str) -> None:
     options = EncodeOptions(avif_effort=0, avif_quality=50, png_compression=1)
     small = write_image(tmp_path / f"s{suffix}", make_rows(64, 64, 3), options=options)
     large = write_image(
@@ -41,8 +41,8 @@ def test_reading_stays_under_its_price(tmp_path: Path, suffix: str) -> None:
         text=True,
         check=True,
     )
-    asked = 16 * 1300 * 3
-    assert int(done.stdout) <= inspect_image(large).resident_bytes + 2 * asked
+    read_bytes = 16 * 1300 * 3
+    assert int(done.stdout) <= inspect_image(large).resident_bytes + 2 * read_bytes
 
 
 def test_formats_that_are_written_by_rows_do_not_cost_by_height() -> None:
@@ -60,7 +60,7 @@ def test_formats_that_are_written_whole_cost_by_pixels() -> None:
         assert "as a whole" in high.reason
 
 
-def test_what_is_usual_leaves_out_what_is_only_allowed(tmp_path: Path) -> None:
+def test_typical_bytes_are_below_the_bound(tmp_path: Path) -> None:
     png, webp = (output_cost(name, ImageInfo(4000, 4000, 3)) for name in ("a.png", "a.webp"))
     for cost in (png, webp):
         assert 0 < cost.typical_bytes < cost.resident_bytes
@@ -80,13 +80,13 @@ def test_resizing_and_alpha_cost_more() -> None:
 _WRITE = """
 import sys
 import numpy as np
-from lowtide.core.signal import ImageInfo
+from lowtide.media.image_info import ImageInfo
 from lowtide.media import open_sink, output_cost
 from lowtide.memory.meter import HostMeter
 def write(path, width, height):
     rows = np.zeros((16, width, 3), np.uint8)
     with open_sink(path, ImageInfo(width, height, 3)) as sink:
-        for _ in range(height // 16): sink.write(rows)
+        for top in range(0, height, 16): sink.write(top, rows)
         sink.commit()
 write(sys.argv[1] + "/warm.png", 64, 64)
 meter = HostMeter()

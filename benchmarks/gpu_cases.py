@@ -1,4 +1,4 @@
-"""One model and one input on a card: its runs, and what they take."""
+"""One model and one input on a GPU: its runs, and their time and memory."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ UNRECORDED = ("SwinIR",)
 
 
 class Planned(NamedTuple):
-    """A run by bands, how it goes, what it is told to take beside weights and image, and the
-    budget for that."""
+    """A run by bands with its title, predicted bytes and budget.
+
+    The prediction does not include weights and image.
+    """
 
     run: Callable[[], Tensor]
     title: str
-    told_bytes: int
+    predicted_bytes: int
     budget_bytes: int
 
 
 class Case:
-    """One model and one input on the card."""
+    """One model and one input on the GPU."""
 
     def __init__(
         self, name: str, side: int, precision: str, pages: PagePlacement, kept: Path | None = None
@@ -63,7 +65,7 @@ class Case:
     def recording(self) -> Callable[[], Tensor]:
         """The model's own result, recorded."""
         with torch.inference_mode(), tf32(self.precision == "tf32"):
-            made = GraphRecording(self.model, self.image, graph_recorder_for("cuda"))
+            made = GraphRecording(self.model, graph_recorder_for("cuda"), self.image)
         return lambda: made(self.image)
 
     def streamed(self, budget: int, recorded: bool = False) -> Planned:
@@ -79,8 +81,10 @@ class Case:
         return Planned(run, prepared.title, prepared.layout.peak_bytes, budget)
 
     def to_record(self, budget: int) -> Planned:
-        """A run by bands that is recorded with its second image, within a budget or the least that
-        does, for a recording needs more beside its rows."""
+        """A run by bands that is captured with its second image.
+
+        Within a budget, or the smallest that suffices: a recording needs more than its rows.
+        """
         try:
             return self.streamed(budget, recorded=True)
         except BudgetError as error:
@@ -89,9 +93,11 @@ class Case:
             return self.streamed(error.smallest, recorded=True)
 
     def exact(self) -> Tensor | None:
-        """The result in fp64, or None where that would not fit, or is known by another case; of
-        numbers that fp32 has, which all precisions are given. In fp64 a card takes up to a
-        minute: the first case keeps it for the others."""
+        """The result in fp64, or None where that would not fit, or another case has it.
+
+        Of values that fp32 can represent, which all precisions get. In fp64 a GPU takes up to a
+        minute: the first case keeps the result for the others.
+        """
         if self.pages != "auto" or self.side > EXACT_TO:
             return None
         file = None if self._kept is None else self._kept / f"{self.name} {self.side}.pt"
@@ -118,8 +124,7 @@ def fitting(run: Callable[[], Tensor]) -> Tensor | None:
 
 
 def with_peak(run: Callable[[], Tensor]) -> tuple[Tensor | None, int, int]:
-    """What `fitting` returns, the most that the allocator handed out meanwhile, and how many bytes
-    more it took from the card."""
+    """What `fitting` returns, the peak of allocated bytes, and newly reserved bytes."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
@@ -157,7 +162,7 @@ def as_graphs(case: Case, again: Planned, streamed: Tensor, rounds: int) -> dict
         "way": "recorded",
         "plan": again.title,
         "budget_bytes": again.budget_bytes,
-        "told_bytes": again.told_bytes,
+        "told_bytes": again.predicted_bytes,
         "held_bytes": held,
         "wall_s": spread(taken["recorded"]),
         "ratio": ratio_of(taken["recorded"], taken["whole"]),

@@ -8,9 +8,6 @@ from typing import Any
 
 from lowtide.memory.simulation.allocator import CachingAllocator
 
-_SEGMENT_ALLOCS = frozenset({"segment_alloc", "segment_map"})
-_SEGMENT_FREES = frozenset({"segment_free", "segment_unmap"})
-
 
 @dataclass(frozen=True)
 class SnapshotReplay:
@@ -41,17 +38,12 @@ def replay_snapshot(
     Args:
         trace_entries: one device's list of ``torch.cuda.memory._snapshot()["device_traces"]``,
             recorded by ``_record_memory_history`` from before the first allocation on.
-        allocator: a new one with the settings of the recorded one; by default one with PyTorch's
-            defaults, and expandable segments if the recording has any. Without a capacity it
-            releases memory where the recorded one did (`empty_cache`), since only that one knew
-            what its device had left.
+        allocator: a new one, without a capacity by default: then it releases memory where the
+            recorded one did (`empty_cache`), since only that one knew what its device had left.
     """
-    entries = list(trace_entries)
-    if allocator is None:
-        expandable = any(entry["action"] == "segment_map" for entry in entries)
-        allocator = CachingAllocator(expandable_segments=expandable)
+    allocator = allocator or CachingAllocator()
     replayed = _Replay(allocator)
-    for entry in entries:
+    for entry in trace_entries:
         replayed.step(entry)
     return SnapshotReplay(
         allocator.peak_reserved, replayed.peak, replayed.allocations, replayed.unmatched
@@ -72,12 +64,12 @@ class _Replay:
         action = entry["action"]
         if action == "alloc":
             self._allocate(entry)
-        elif action in _SEGMENT_ALLOCS:
+        elif action == "segment_alloc":
             self.reserved += entry["size"]
             self.peak = max(self.peak, self.reserved)
-        elif action in _SEGMENT_FREES:
+        elif action == "segment_free":
             self.reserved -= entry["size"]
-            if self.allocator.capacity is None and self._last not in _SEGMENT_FREES:
+            if self.allocator.capacity is None and self._last != "segment_free":
                 self.allocator.empty_cache()
         elif action in ("free_requested", "free_completed"):
             self._free(entry["addr"], completed=action == "free_completed")

@@ -1,4 +1,4 @@
-"""Processes that prepare at once and have the card one after another."""
+"""Processes that prepare at the same time and use the GPU one after another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PLANNED, MEASURED, DONE = 1, 2, 3
 
 
 class Turn:
-    """One of several processes that plan at once, and have the card one after another."""
+    """One of several processes that plan at the same time and use the GPU in turn."""
 
     def __init__(self, number: int, changed: Any, states: Any, patience: float) -> None:
         self._number, self._changed, self._states = number, changed, states

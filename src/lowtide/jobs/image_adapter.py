@@ -1,0 +1,138 @@
+"""Conversion between image samples (gray, RGB, alpha, 8 or 16 bits) and network values.
+
+A network has one or three channels; an image has gray or RGB and possibly alpha. Gray runs through
+a color network as three equal channels, RGB through a gray network channel by channel. Color is
+premultiplied by alpha before the network and divided by it after, so that hidden colors of
+transparent pixels cannot bleed into the edge; alpha runs through the same network.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lowtide.core.errors import ModelError
+from lowtide.media.image_info import ImageInfo
+
+# Below half an 8-bit step a pixel is invisible, and its color is noise divided by noise.
+_INVISIBLE = 0.5 / 255
+_NOISE = 0.02
+
+
+def require_image_channels(in_channels: int, out_channels: int) -> None:
+    """Raise `ModelError` for a network whose channels cannot carry an image."""
+    if in_channels != out_channels or in_channels not in (1, 3):
+        raise ModelError(
+            f"the model maps {in_channels} channels to {out_channels};"
+            " images need 1 to 1 or 3 to 3",
+            hint="choose another model; `lowtide models` lists the bundled ones",
+        )
+
+
+class ImageAdapter:
+    """`lowtide.core.signal.Adapter` of one kind of image and networks of so many channels.
+
+    One image becomes ``inputs`` network inputs, the last of them for alpha if there is one.
+    Results are images of the same kind.
+    """
+
+    def __init__(self, info: ImageInfo, network_channels: int) -> None:
+        self._alpha, self._color_channels = info.alpha, info.color_channels
+        self._network_channels = network_channels
+        self._color_inputs = 3 if (info.color_channels, network_channels) == (3, 1) else 1
+        self._full_scale = info.full_scale
+        self.inputs = self._color_inputs + info.alpha
+        self.context = 1 if info.alpha else None
+        self.channels = info.channels
+        self.dtype = np.dtype(info.sample_type)
+
+    def to_network(self, values: np.ndarray) -> np.ndarray:
+        """Convert samples (B, H, W, C) to inputs (B·inputs, channels, H, W) in 0..1.
+
+        Inputs for alpha come last.
+        """
+        unit = self._to_unit(values)
+        color = unit[:, : self._color_channels]
+        if not self._alpha:
+            return self._color_to_inputs(color)
+        opacity = unit[:, -1:]
+        return np.concatenate(
+            [self._color_to_inputs(color * opacity), self._repeat_channels(opacity)]
+        )
+
+    def from_network(self, results: np.ndarray, values: np.ndarray | None) -> np.ndarray:
+        """Convert a network's results to (B, H·s, W·s, C) in 0..1, s the scale.
+
+        ``values`` are the samples given to `to_network`, of which only alpha is read.
+        """
+        if not self._alpha:
+            color = self._color_from_outputs(np.clip(results, 0, 1, out=results))
+            return np.moveaxis(color, 1, -1)
+        assert values is not None
+        count = len(values) * self._color_inputs
+        color = self._color_from_outputs(results[:count])
+        raw = results[count:].mean(1, keepdims=True)
+        # Color and alpha ring alike at an edge, and the ringing cancels only if unclamped.
+        color = np.where(raw > _INVISIBLE, color / np.maximum(_divisor(raw), _INVISIBLE), 0)
+        before = self._to_unit(values[..., -1:])
+        opacity = _restore_flat_alpha(before, raw.clip(0, 1))
+        return np.moveaxis(np.concatenate([color.clip(0, 1), opacity], 1), 1, -1)
+
+    def to_sink(self, floats: np.ndarray) -> np.ndarray:
+        """Convert (..., C) to samples, clamped to 0..1 and rounded to their type."""
+        unit = floats.clip(0, 1)
+        if self._full_scale == 1:
+            return unit
+        unit *= self._full_scale
+        return np.rint(unit, out=unit).astype(self.dtype)
+
+    def _to_unit(self, values: np.ndarray) -> np.ndarray:
+        """Convert samples (B, H, W, C) to float32 (B, C, H, W) in 0..1."""
+        channels = np.moveaxis(values, -1, 1)
+        if self._full_scale == 1:
+            # A float image may hold any value; networks expect 0..1.
+            return np.nan_to_num(np.array(channels, order="C").clip(0, 1), copy=False)
+        return np.multiply(channels, np.float32(1 / self._full_scale), dtype=np.float32, order="C")
+
+    def _color_to_inputs(self, color: np.ndarray) -> np.ndarray:
+        if self._color_inputs == 3:
+            return color.reshape(-1, 1, *color.shape[2:])
+        return self._repeat_channels(color)
+
+    def _repeat_channels(self, image: np.ndarray) -> np.ndarray:
+        same = image.shape[1] == self._network_channels
+        return image if same else image.repeat(self._network_channels, axis=1)
+
+    def _color_from_outputs(self, color: np.ndarray) -> np.ndarray:
+        if self._color_inputs == 3:
+            return color.reshape(-1, 3, *color.shape[2:])
+        same = color.shape[1] == self._color_channels
+        return color if same else color.mean(1, keepdims=True)
+
+
+def _divisor(raw: np.ndarray) -> np.ndarray:
+    """Return the network's alpha, with values that differ from 1 by noise set to 1.
+
+    No network returns a white area as exactly 1; dividing by its error would tint opaque areas.
+    Real ringing is larger and stays.
+    """
+    error = raw - 1
+    certain = ((abs(error) - _NOISE) / _NOISE).clip(0, 1)
+    return 1 + error * certain
+
+
+def _restore_flat_alpha(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Copy the input's alpha to the output where its 3×3 neighborhood is constant.
+
+    Networks ring by a level or two; an opaque image must stay opaque. The rule looks one pixel far,
+    so it is the same for every tiling.
+    """
+    height, width = before.shape[2:]
+    padded = np.pad(before, ((0, 0), (0, 0), (1, 1), (1, 1)), "edge")
+    flat = np.ones(before.shape, bool)
+    for top in range(3):
+        for left in range(3):
+            flat &= padded[:, :, top : top + height, left : left + width] == before
+    # Each pixel is a block of scale × scale of the output.
+    blocks = after.reshape(-1, 1, height, after.shape[2] // height, width, after.shape[3] // width)
+    flat, before = (one[:, :, :, None, :, None] for one in (flat, before))
+    return np.where(flat, before, blocks).reshape(after.shape)

@@ -1,0 +1,61 @@
+"""Size, channels and sample type of an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SampleType = Literal["uint8", "uint16", "float32"]
+_SAMPLE_BYTES: dict[str, int] = {"uint8": 1, "uint16": 2, "float32": 4}
+# Samples of white and of full opacity.
+FULL_SCALE: dict[str, int] = {"uint8": 255, "uint16": 65_535, "float32": 1}
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """Size, number of channels and sample type of an image.
+
+    ``channels`` counts color channels plus the alpha channel, which is always last: 1 gray, 2 gray
+    + alpha, 3 RGB, 4 RGB + alpha. Integer samples span the full range of their type, float samples
+    0..1.
+    """
+
+    width: int
+    height: int
+    channels: int
+    sample_type: SampleType = "uint8"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of its array."""
+        return self.height, self.width, self.channels
+
+    @property
+    def alpha(self) -> bool:
+        """Whether the last channel is alpha (opacity)."""
+        return self.channels in (2, 4)
+
+    @property
+    def color_channels(self) -> int:
+        """Channels without alpha: 1 or 3."""
+        return self.channels - self.alpha
+
+    @property
+    def full_scale(self) -> int:
+        """Sample of white and of full opacity."""
+        return FULL_SCALE[self.sample_type]
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample."""
+        return _SAMPLE_BYTES[self.sample_type]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in memory."""
+        return self.width * self.channels * self.sample_bytes
+
+    @property
+    def pixels(self) -> int:
+        """Width times height."""
+        return self.width * self.height

@@ -9,7 +9,7 @@ PINS ?= -c constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo demo-train test test-oldest test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
+.PHONY: demo demo-train demo-forecast test test-oldest test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
@@ -18,6 +18,14 @@ demo: $(VENV)/.runtime
 # A few minutes: photographs, a training, its curves, and a picture before and after.
 demo-train: $(VENV)/.dev
 	$(BIN)/python scripts/demo_train.py
+
+# Three centuries of sunspots: two cycles ahead, and how good such forecasts were.
+demo-forecast: $(VENV)/.dev
+	mkdir -p demo
+	$(BIN)/python scripts/demo_forecast.py demo/sunspots.csv
+	$(BIN)/lowtide forecast demo/sunspots.csv --horizon 22 -o demo/sunspots_forecast.csv --plot demo/sunspots.png --force
+	$(BIN)/lowtide backtest demo/sunspots.csv --horizon 11 --quiet
+	@echo "the picture is demo/sunspots.png"
 
 # Two processes of one thread each; what a test measures of its process is its own.
 test: $(VENV)/.dev

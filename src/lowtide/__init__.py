@@ -31,6 +31,8 @@ from lowtide.core.progress import Progress
 
 if TYPE_CHECKING:
     from lowtide.integrations.fit import fit, unfit
+    from lowtide.jobs.backtest import backtest
+    from lowtide.jobs.forecast import Forecast, forecast
     from lowtide.jobs.plan_upscale import plan
     from lowtide.jobs.report import UpscaleReport
     from lowtide.jobs.upscale import upscale
@@ -49,6 +51,7 @@ __all__ = [
     "BudgetError",
     "Cancelled",
     "Estimate",
+    "Forecast",
     "ImageError",
     "InferenceStep",
     "InputError",
@@ -64,9 +67,11 @@ __all__ = [
     "UpscaleReport",
     "UsageError",
     "__version__",
+    "backtest",
     "estimate",
     "estimate_vram_usage",
     "fit",
+    "forecast",
     "load",
     "measure",
     "plan",
@@ -78,14 +83,17 @@ __all__ = [
 _MODULES = {
     "Budget": "lowtide.memory.budget",
     "Estimate": "lowtide.memory.prediction.estimate",
+    "Forecast": "lowtide.jobs.forecast",
     "InferenceStep": "lowtide.memory.tracing.steps",
     "Plan": "lowtide.memory.plan",
     "Streamed": "lowtide.streaming.api",
     "TrainingStep": "lowtide.memory.tracing.steps",
     "UpscaleReport": "lowtide.jobs.report",
+    "backtest": "lowtide.jobs.backtest",
     "estimate": "lowtide.memory.prediction.estimate",
     "estimate_vram_usage": "lowtide.memory.training.vram",
     "fit": "lowtide.integrations.fit",
+    "forecast": "lowtide.jobs.forecast",
     "load": "lowtide.models.loader",
     "measure": "lowtide.memory.measurement.region",
     "plan": "lowtide.jobs.plan_upscale",

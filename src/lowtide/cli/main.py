@@ -19,6 +19,7 @@ from lowtide.cli import (
     bench_upscale,
     doctor,
     export,
+    forecast,
     models,
     plan_train,
     plan_upscale,
@@ -91,6 +92,8 @@ train.add_command(trains, train_sr.SR)
 app.add_typer(trains, name="train")
 exports.command("onnx")(export.onnx)
 app.add_typer(exports, name="export")
+app.command("forecast")(forecast.forecast)
+app.command("backtest")(forecast.backtest)
 app.command("models")(models.models)
 app.command("doctor")(doctor.doctor)
 

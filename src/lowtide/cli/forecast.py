@@ -1,0 +1,159 @@
+"""Commands `lowtide forecast` and `lowtide backtest`: series in a table, and what comes next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowtide.cli.progress_bar import ProgressLine
+from lowtide.cli.shell import handle_errors, option
+from lowtide.core.errors import UsageError
+
+_MODEL, _TABLE, _OUT = "Forecast", "Table", "Output"
+
+Data = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DATA",
+        help=(
+            "CSV or Parquet. Wide: a column of dates and one for each series. Long: unique_id, ds,"
+            " y, or item_id, timestamp, target."
+        ),
+    ),
+]
+Horizon = Annotated[int | None, option(panel=_MODEL, metavar="STEPS", help="Steps to forecast.")]
+Horizons = Annotated[
+    str, option(panel=_MODEL, metavar="STEPS,...", help="Several horizons: 24,96.")
+]
+Samples = Annotated[int, option(panel=_MODEL, help="Sample paths.")]
+Seed = Annotated[int, option(panel=_MODEL, help="Seed of the sample paths.")]
+Columns = Annotated[
+    str, option(panel=_TABLE, metavar="NAME,...", help="Series to use; all by default.")
+]
+Frequency = Annotated[
+    str,
+    option(panel=_TABLE, metavar="NAME", help="Distance of rows: h, 15min, D, W, MS, ... or auto."),
+]
+Output = Annotated[
+    Path | None, option("-o", "--output", panel=_OUT, metavar="FILE", help="File to write.")
+]
+Force = Annotated[bool, option("--force", panel=_OUT, help="Overwrite files that exist.")]
+AsJson = Annotated[bool, option("--json", panel=_OUT, help="Print the report as JSON on stdout.")]
+
+
+@handle_errors
+def forecast(
+    data: Data,
+    output: Output = None,
+    horizon: Horizon = None,
+    horizons: Horizons = "",
+    levels: Annotated[
+        str, option(panel=_MODEL, metavar="LEVEL,...", help="Levels of quantiles.")
+    ] = ".1,.5,.9",
+    samples: Samples = 200,
+    seed: Seed = 0,
+    columns: Columns = "",
+    frequency: Frequency = "auto",
+    samples_output: Annotated[
+        Path | None, option(panel=_OUT, metavar="FILE", help="File of the sample paths.")
+    ] = None,
+    plot: Annotated[
+        Path | None, option(panel=_OUT, metavar="FILE", help="Picture of history and bands.")
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast the series of a table: quantiles and sample paths.
+
+    The model is fitted to the table itself in seconds: ridge regressions for the mean, a scale that
+    follows recent volatility, and paths of held-out errors, which keep how steps and series move
+    together. `lowtide backtest` says how good it is on your data.
+    """
+    from lowtide.jobs.forecast import forecast as run
+
+    made = run(
+        data,
+        output,
+        horizon=horizon,
+        horizons=_integers(horizons, "--horizons"),
+        quantile_levels=_numbers(levels, "--levels"),
+        samples=samples,
+        columns=_words(columns),
+        frequency=None if frequency == "auto" else frequency,
+        seed=seed,
+        samples_output=samples_output,
+        plot=plot,
+        force=force,
+    )
+    if as_json:
+        typer.echo(made.report.model_dump_json(indent=2))
+        return
+    if output is None:
+        typer.echo(made.frame.to_csv(index=False), nl=False)
+    typer.echo(str(made.report), err=output is None)
+
+
+@handle_errors
+def backtest(
+    data: Data,
+    output: Output = None,
+    horizon: Horizon = None,
+    horizons: Horizons = "",
+    split: Annotated[
+        str,
+        option(panel=_TABLE, help="70/10/20 of the rows, or ett: 12, 4 and 4 months of 30 days."),
+    ] = "70/10/20",
+    stride: Annotated[int, option(panel=_MODEL, help="Distance of the windows scored.")] = 1,
+    samples: Samples = 200,
+    seed: Seed = 0,
+    columns: Columns = "",
+    frequency: Frequency = "auto",
+    force: Force = False,
+    quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score the forecasts of a table's last part, beside simple baselines.
+
+    The first 70 % of the rows are fitted to, the last 20 % scored: every window of them. Scores are
+    of values standardized by the first part.
+    """
+    from lowtide.jobs.backtest import backtest as run
+
+    wanted = [*_integers(horizons, "--horizons"), *([horizon] if horizon else [])]
+    if not wanted:
+        raise UsageError("no horizon is given", hint="--horizon 24")
+    bar = ProgressLine(quiet=quiet)
+    try:
+        report = run(
+            data,
+            output,
+            horizons=wanted,
+            split=split,
+            stride=stride,
+            samples=samples,
+            columns=_words(columns),
+            frequency=None if frequency == "auto" else frequency,
+            seed=seed,
+            force=force,
+            progress=bar,
+        )
+    finally:
+        bar.close()
+    typer.echo(report.model_dump_json(indent=2) if as_json else str(report))
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _integers(text: str, name: str) -> list[int]:
+    return [int(number) for number in _numbers(text, name)]
+
+
+def _numbers(text: str, name: str) -> list[float]:
+    try:
+        return [float(word) for word in _words(text)]
+    except ValueError as error:
+        raise UsageError(f"{name} {text!r} is no list of numbers", hint=f"{name} 1,2") from error

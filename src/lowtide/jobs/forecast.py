@@ -1,0 +1,237 @@
+"""Forecast series: quantiles and sample paths of what comes after a table of measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import BaseModel
+
+from lowtide.core.atomic_file import atomic_output
+from lowtide.core.errors import UsageError
+from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.media.table import TimeTable, read_table
+from lowtide.models.forecaster.forecaster import RidgeForecaster
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DEFAULT_LEVELS = (0.1, 0.5, 0.9)
+
+
+class ForecastReport(BaseModel):
+    """Report of a forecast.
+
+    ``history`` counts the steps of the table, ``look_backs`` those that each ridge sees, and
+    ``residual_paths`` the held-out errors that samples are drawn from. ``notes`` are sentences on
+    what was repaired in the table or left out.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    model: str = "ridge"
+    series: int
+    history: int
+    frequency: str
+    season: int
+    horizon: int
+    samples: int
+    quantile_levels: tuple[float, ...]
+    seed: int
+    look_backs: tuple[int, ...]
+    residual_paths: int
+    outputs: list[str] = []
+    notes: list[str] = []
+
+    def __str__(self) -> str:
+        series = f"{self.series} series" if self.series > 1 else "1 series"
+        lines = [
+            f"{series} of {self.history:,} steps ({self.frequency}), {self.horizon:,} ahead",
+            "fitted to the table itself: ridges that see"
+            f" {' and '.join(f'{length:,}' for length in sorted(set(self.look_backs)))} steps,"
+            f" paths of {self.residual_paths:,} held-out errors",
+        ]
+        lines += [f"note: {text}" for text in self.notes]
+        return "\n".join([*lines, *(f"written: {path}" for path in self.outputs)])
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A forecast of D series over H steps.
+
+    Attributes:
+        frame: One row for each series and step: mean and quantiles, in the units of the data.
+        samples: Sample paths [S, H, D] in the units of the data.
+        report: What it was made of.
+    """
+
+    frame: pd.DataFrame
+    samples: np.ndarray
+    report: ForecastReport
+
+
+def forecast(
+    data: str | Path | pd.DataFrame,
+    output: str | Path | None = None,
+    *,
+    horizon: int | None = None,
+    horizons: Sequence[int] = (),
+    quantile_levels: Sequence[float] = DEFAULT_LEVELS,
+    samples: int = 200,
+    columns: Sequence[str] = (),
+    frequency: str | None = None,
+    seed: int = 0,
+    samples_output: str | Path | None = None,
+    plot: str | Path | None = None,
+    force: bool = False,
+) -> Forecast:
+    """Forecast the series of a table, by a model that is fitted to the table itself.
+
+    Args:
+        data: A CSV or Parquet file, or a data frame: wide, with a column of dates, or long
+            (``unique_id, ds, y`` or ``item_id, timestamp, target``).
+        output: File of means and quantiles, CSV or Parquet.
+        horizon: Steps to forecast.
+        horizons: Steps to forecast, each from the end of the table; the longest covers all.
+        quantile_levels: Levels of quantiles, between 0 and 1.
+        samples: Sample paths.
+        columns: Series to forecast; all by default.
+        frequency: pandas' name of the distance of stamps; None finds it.
+        seed: Seed of the sample paths.
+        samples_output: File of the sample paths, CSV or Parquet.
+        plot: Picture of history, median and bands.
+        force: Overwrite files that exist.
+
+    Raises:
+        InputError: The table cannot be used; the message has the line and the column.
+        UsageError: An argument is invalid, or a file exists.
+        OutputError: A file cannot be written.
+    """
+    steps = _horizon(horizon, horizons)
+    levels = _levels(quantile_levels)
+    if samples < 2:
+        raise UsageError(f"{samples} samples are no distribution", hint="ask for 200")
+    wanted = [Path(path) for path in (output, samples_output, plot) if path is not None]
+    for path in wanted:
+        _require_absent(path, force=force)
+    table = read_table(data, columns=tuple(columns), frequency=frequency)
+    model = fit_forecaster(table, steps)
+    stamps = table.grid.after(steps)
+    phases = table.grid.phases(stamps)[None]
+    distribution = model.predict(table.values, np.array([len(table.values)]), phases)
+    paths = model.sample(distribution, samples, seed=seed)[0]
+    frame = quantile_frame(table, stamps, distribution.mean[0], paths, levels)
+    report = ForecastReport(
+        series=len(table.names),
+        history=len(table.values),
+        frequency=table.grid.frequency,
+        season=table.grid.season,
+        horizon=steps,
+        samples=samples,
+        quantile_levels=levels,
+        seed=seed,
+        look_backs=tuple(len(matrix) for matrix in model.ridges),
+        residual_paths=len(model.residuals),
+        outputs=[str(path) for path in wanted],
+        notes=list(table.notes),
+    )
+    if output is not None:
+        write_frame(frame, Path(output))
+    if samples_output is not None:
+        write_frame(sample_frame(table, stamps, paths), Path(samples_output))
+    if plot is not None:
+        from lowtide.jobs.forecast_plot import plot_forecast
+
+        plot_forecast(Path(plot), table, stamps, paths)
+    return Forecast(frame, paths, report)
+
+
+def fit_forecaster(table: TimeTable, horizon: int, steps: int | None = None) -> RidgeForecaster:
+    """Return a forecaster fitted to the first ``steps`` of a table, by default all."""
+    return RidgeForecaster.fit(
+        table.values[:steps],
+        table.grid.phases()[:steps],
+        horizon=horizon,
+        season=table.grid.season,
+    )
+
+
+def quantile_frame(
+    table: TimeTable,
+    stamps: pd.DatetimeIndex,
+    mean: np.ndarray,
+    paths: np.ndarray,
+    levels: tuple[float, ...],
+) -> pd.DataFrame:
+    """Return one row for each series and step, in the column names of the table.
+
+    Args:
+        table: The measurements.
+        stamps: Stamps [H] of the steps.
+        mean: Means [H, D].
+        paths: Sample paths [S, H, D].
+        levels: Levels [Q] of quantiles.
+    """
+    quantiles = np.quantile(paths, levels, axis=0).transpose(2, 1, 0)
+    frame = _long_frame(table, stamps)
+    frame["mean"] = mean.T.ravel()
+    for number, level in enumerate(levels):
+        frame[f"{level:g}"] = quantiles[..., number].ravel()
+    return frame
+
+
+def sample_frame(table: TimeTable, stamps: pd.DatetimeIndex, paths: np.ndarray) -> pd.DataFrame:
+    """Return one row for each series and step, and a column for each of ``paths`` [S, H, D]."""
+    import pandas as pd
+
+    columns = pd.DataFrame(
+        paths.transpose(2, 1, 0).reshape(-1, len(paths)),
+        columns=[f"sample_{number}" for number in range(len(paths))],
+    )
+    return pd.concat([_long_frame(table, stamps), columns], axis=1)
+
+
+def write_frame(frame: pd.DataFrame, path: Path) -> None:
+    """Write a frame as CSV, or as Parquet where the name says so."""
+    with atomic_output(path) as part:
+        if path.suffix.lower() in (".parquet", ".pq"):
+            frame.to_parquet(part, index=False)
+        else:
+            frame.to_csv(part, index=False)
+
+
+def _long_frame(table: TimeTable, stamps: pd.DatetimeIndex) -> pd.DataFrame:
+    import pandas as pd
+
+    series, stamp, _ = table.columns
+    return pd.DataFrame(
+        {
+            series: np.repeat(np.array(table.names, object), len(stamps)),
+            stamp: np.tile(stamps.to_numpy(), len(table.names)),
+        }
+    )
+
+
+def _horizon(horizon: int | None, horizons: Sequence[int]) -> int:
+    wanted = [*horizons, *([horizon] if horizon is not None else [])]
+    if not wanted:
+        raise UsageError("no horizon is given", hint="--horizon 24")
+    if min(wanted) < 1:
+        raise UsageError(f"a horizon of {min(wanted)} steps is none", hint="--horizon 24")
+    return max(wanted)
+
+
+def _levels(levels: Sequence[float]) -> tuple[float, ...]:
+    wrong = [level for level in levels if not 0 < level < 1]
+    if wrong or not levels:
+        raise UsageError(
+            f"quantile levels are between 0 and 1, not {wrong}", hint="--levels 0.1,0.5,0.9"
+        )
+    return tuple(sorted(set(levels)))
+
+
+def _require_absent(path: Path, *, force: bool) -> None:
+    if path.exists() and not force:
+        raise UsageError(f"{path} already exists", hint="--force overwrites it")

@@ -1,0 +1,1 @@
+"""Closed-form probabilistic forecasting: ridge center, conditional scale, residual paths."""

@@ -1,0 +1,226 @@
+"""Closed-form forecaster: the mean of four ridges, a conditional scale, bootstrapped paths."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowtide.core.errors import InputError
+from lowtide.models.forecaster.blocked_folds import RidgeFit, fit_ridge, held_out
+from lowtide.models.forecaster.ridge import RidgeConfig, predict
+from lowtide.models.forecaster.scale import ConditionalScale, volatility_features
+from lowtide.models.forecaster.windows import forward_fill, targets
+
+_LOOK_BACKS = (336, 512)
+# Held-out residual paths that scales are fitted to and samples are drawn from.
+_MOST_PATHS = 2048
+_FEWEST_PATHS = 8
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """Mean and standard deviation [D] that a series is standardized by."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def fit(cls, values: np.ndarray) -> Scaler:
+        """Fit to ``values`` [T, D]; a constant variable keeps its unit."""
+        mean, deviation = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
+        constant = deviation <= 1e-12 * np.maximum(np.abs(mean), 1.0)
+        return cls(mean, np.where(constant, 1.0, deviation))
+
+    def transform(self, values: np.ndarray) -> np.ndarray:
+        """Return standardized values [..., D]."""
+        return (values - self.mean) / self.deviation
+
+    def inverse(self, values: np.ndarray) -> np.ndarray:
+        """Return values [..., D] in the series' own units."""
+        return values * self.deviation + self.mean
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Forecast distributions of n windows in the series' own units: mean and scale [n, H, D]."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+
+@dataclass(frozen=True)
+class RidgeForecaster:
+    """Probabilistic forecaster of all variables of a series, fitted in closed form.
+
+    The center is the mean of four ridges: look-backs of 336 and 512 steps (fewer where the series
+    is short), each plain and weighted. Errors are those of blocked folds, in which each window is
+    forecast by ridges that saw none of its targets. Their scale depends on what is known at the
+    origin; what is left of them, standardized, are the residual paths that samples are drawn from.
+
+    Attributes:
+        horizon: Steps ahead, H.
+        scaler: Standardizes a series in its own units.
+        ridges: Matrix [L, H] of each ridge.
+        penalties: Penalty chosen for each ridge, per window.
+        scale: Scale of the errors.
+        residuals: Standardized held-out errors [n, H, D], float32.
+        recent: Steps that volatility is measured over.
+        block: Steps of a forecast that are verified, as one, against what came.
+    """
+
+    horizon: int
+    scaler: Scaler
+    ridges: tuple[np.ndarray, ...]
+    penalties: tuple[float, ...]
+    scale: ConditionalScale
+    residuals: np.ndarray
+    recent: int
+    block: int
+
+    @property
+    def context(self) -> int:
+        """Steps before an origin that its forecast depends on."""
+        return max(len(matrix) for matrix in self.ridges) + self.recent + self.block
+
+    @classmethod
+    def fit(
+        cls, values: np.ndarray, phases: np.ndarray, *, horizon: int, season: int
+    ) -> RidgeForecaster:
+        """Fit to a series.
+
+        Args:
+            values: Series [T, D] in its own units, NaN where a value is missing; every variable has
+                one at least.
+            phases: Phase [T] of each step in its season, from 0.
+            horizon: Steps ahead.
+            season: Steps of a season; 1 for none.
+
+        Raises:
+            InputError: The series is too short for the horizon.
+        """
+        scaler, steps = Scaler.fit(values), len(values)
+        known, standardized = np.isfinite(values), forward_fill(scaler.transform(values))
+        configs = ridge_configs(steps, horizon, season)
+        longest = configs[-1].look_back
+        block = min(season, horizon)
+        recent = min(max(7 * season, 14), _LOOK_BACKS[0], max(1, (steps - longest) // 8))
+        origins = np.arange(longest + recent + block, steps - horizon + 1)
+        if len(origins) < _FEWEST_PATHS:
+            raise InputError(
+                f"{steps:,} steps are too few for a horizon of {horizon:,}",
+                hint="forecast fewer steps, or give a longer history",
+            )
+        origins = origins[:: _stride(len(origins), season)]
+        fits = [fit_ridge(standardized, known, config, horizon) for config in configs]
+        verified = _verified_errors(standardized, known, fits, block)
+        seen = targets(known, origins, horizon)
+        errors = targets(standardized, origins, horizon) - held_out(standardized, origins, fits)
+        errors[~seen] = np.nan
+        features = volatility_features(standardized, verified, origins, recent)
+        ahead = phases[origins[:, None] + np.arange(horizon)]
+        scale = ConditionalScale.fit(errors, ahead, features, int(phases.max()) + 1)
+        residuals = (errors / scale(ahead, features)).astype(np.float32)
+        return cls(
+            horizon=horizon,
+            scaler=scaler,
+            ridges=tuple(one.matrix for one in fits),
+            penalties=tuple(one.penalty for one in fits),
+            scale=scale,
+            residuals=_complete(residuals),
+            recent=recent,
+            block=block,
+        )
+
+    def predict(self, values: np.ndarray, origins: np.ndarray, phases: np.ndarray) -> Distribution:
+        """Return the distributions of what follows ``origins``.
+
+        A forecast is bit-identical whatever others are computed with it, and nothing that follows
+        its origin is read.
+
+        Args:
+            values: Series [T, D] in its own units.
+            origins: Forecast origins [n], ascending, each at least `context`.
+            phases: Phase [n, H] of each target in its season.
+        """
+        first = int(origins[0]) - self.context
+        values, origins = values[first : int(origins[-1])], origins - first
+        known, values = np.isfinite(values), forward_fill(self.scaler.transform(values))
+        # Forecasts whose first steps are past by now tell how large errors are these days.
+        earlier = np.unique((origins[:, None] - self.block - np.arange(self.recent)).ravel())
+        matrices = [matrix[:, : self.block] for matrix in self.ridges]
+        ahead = np.mean([predict(values, earlier, matrix) for matrix in matrices], axis=0)
+        verified = np.zeros_like(values)
+        verified[earlier + self.block - 1] = _mean_errors(values, known, earlier, ahead)
+        features = volatility_features(values, verified, origins, self.recent)
+        mean = np.mean([predict(values, origins, matrix) for matrix in self.ridges], axis=0)
+        scale = self.scale(phases, features) * self.scaler.deviation
+        return Distribution(self.scaler.inverse(mean), scale)
+
+    def sample(self, distribution: Distribution, samples: int, *, seed: int) -> np.ndarray:
+        """Return sample paths [n, samples, H, D] in the series' own units.
+
+        Every path is the mean plus the scale times one held-out residual path, of all variables.
+        The paths are drawn alike for each window, without repetition while there are enough.
+        """
+        draw = np.random.Generator(np.random.Philox(seed))
+        count = len(self.residuals)
+        rounds = [draw.permutation(count) for _ in range(-(-samples // count))]
+        paths = self.residuals[np.concatenate(rounds)[:samples]]
+        return distribution.mean[:, None] + distribution.scale[:, None] * paths
+
+
+def ridge_configs(steps: int, horizon: int, season: int) -> list[RidgeConfig]:
+    """Return the settings of the ridges of a series of ``steps``, shortest look-back first.
+
+    Look-backs are whole seasons where they are longer than one.
+    """
+    lengths = []
+    for longest, share in zip(_LOOK_BACKS, (3, 2), strict=True):
+        length = max(1, min(longest, (steps - horizon) // share))
+        lengths.append(length - length % season if longest > length >= season else length)
+    return [RidgeConfig(length, weighted) for length in lengths for weighted in (False, True)]
+
+
+def _stride(count: int, season: int) -> int:
+    """Return the distance of origins of which at most `_MOST_PATHS` stand for ``count``.
+
+    It has no factor in common with the season, so that they start at every phase of one.
+    """
+    stride = -(-count // _MOST_PATHS)
+    while stride > 1 and math.gcd(stride, season) > 1:
+        stride += 1
+    return stride
+
+
+def _verified_errors(
+    values: np.ndarray, known: np.ndarray, fits: list[RidgeFit], block: int
+) -> np.ndarray:
+    """Return errors [T, D] of held-out forecasts, each at the last of the ``block`` steps it is of.
+
+    Before the first forecast they are those of the first.
+    """
+    longest = max(fit.config.look_back for fit in fits)
+    origins = np.arange(longest, len(values) - block + 1)
+    errors = _mean_errors(values, known, origins, held_out(values, origins, fits, block))
+    verified = np.empty_like(values)
+    verified[origins + block - 1] = errors
+    verified[: longest + block - 1] = errors[0]
+    return verified
+
+
+def _mean_errors(
+    values: np.ndarray, known: np.ndarray, origins: np.ndarray, ahead: np.ndarray
+) -> np.ndarray:
+    """Return mean absolute errors [n, D] of forecasts ``ahead`` [n, H, D]; 0 without a target."""
+    horizon = ahead.shape[1]
+    seen = targets(known, origins, horizon)
+    errors = np.where(seen, np.abs(targets(values, origins, horizon) - ahead), 0.0)
+    return errors.sum(axis=1) / np.maximum(seen.sum(axis=1), 1)
+
+
+def _complete(residuals: np.ndarray) -> np.ndarray:
+    """Return the paths without a missing target, or all with zeros in place if there are few."""
+    complete = residuals[np.isfinite(residuals).all(axis=(1, 2))]
+    return complete if len(complete) >= _FEWEST_PATHS else np.nan_to_num(residuals)

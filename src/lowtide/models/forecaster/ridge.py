@@ -1,0 +1,132 @@
+"""Direct multi-step ridge regression on look-back windows, solved in closed form.
+
+The regression has one matrix for all variables (channel independence) and works on differences from
+the last known value, as NLinear does (Zeng et al., "Are Transformers Effective for Time Series
+Forecasting?", arXiv:2205.13504). Its penalty is chosen on blocked folds of the series itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowtide.models.forecaster.windows import chunk_windows, look_backs, numbered_chunks, targets
+
+# Candidate penalties per window, in units of a standardized variable's variance.
+_PENALTIES = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 10.0, 100.0)
+_VARIANCE_FLOOR = 1e-3
+# Rows that are multiplied at once where only sums are wanted.
+_MOMENT_ROWS = 4096
+# Windows of each fold that a penalty is judged by.
+_JUDGED_WINDOWS = 256
+
+
+@dataclass(frozen=True)
+class RidgeConfig:
+    """Settings of one ridge: look-back in steps, and whether calm windows weigh more.
+
+    A weighted ridge divides each window's squared error by the variance of its look-back.
+    """
+
+    look_back: int
+    weighted: bool = False
+
+
+@dataclass(frozen=True)
+class RidgeMoments:
+    """Sums over windows that a ridge is solved from; they add up and subtract.
+
+    ``gram`` [L, L] and ``cross`` [L, H] are weighted sums of products of look-backs with themselves
+    and with targets, ``weight`` is the sum of the windows' weights.
+    """
+
+    gram: np.ndarray
+    cross: np.ndarray
+    weight: float
+
+    def __add__(self, other: RidgeMoments) -> RidgeMoments:
+        return RidgeMoments(
+            self.gram + other.gram, self.cross + other.cross, self.weight + other.weight
+        )
+
+    def __sub__(self, other: RidgeMoments) -> RidgeMoments:
+        return RidgeMoments(
+            self.gram - other.gram, self.cross - other.cross, self.weight - other.weight
+        )
+
+    def solve(self, penalty: float) -> np.ndarray:
+        """Return the matrix [L, H] of least penalized squared error."""
+        ridge = penalty * max(self.weight, 1.0) * np.eye(len(self.gram))
+        return np.linalg.solve(self.gram + ridge, self.cross)
+
+
+def moments(
+    values: np.ndarray, known: np.ndarray, origins: np.ndarray, config: RidgeConfig, horizon: int
+) -> RidgeMoments:
+    """Return the moments of the windows at ``origins``.
+
+    Args:
+        values: Standardized series [T, D] without NaN.
+        known: Mask [T, D] of values that were measured; a window with a target that was not has no
+            weight.
+        origins: Forecast origins [n].
+        config: Settings of the ridge.
+        horizon: Steps of a target, H.
+    """
+    length = config.look_back
+    gram, cross, weight = np.zeros((length, length)), np.zeros((length, horizon)), 0.0
+    for _, chunk in numbered_chunks(origins, values.shape[1], _MOMENT_ROWS):
+        past = look_backs(values, chunk, length).reshape(-1, length)
+        after = look_backs(values, chunk + horizon, horizon).reshape(-1, horizon)
+        weights = targets(known, chunk, horizon).all(axis=1).T.reshape(-1).astype(float)
+        if config.weighted:
+            weights /= past.var(axis=1) + _VARIANCE_FLOOR
+        last = past[:, -1:]
+        past = past - last
+        weighted = past * weights[:, None]
+        gram += weighted.T @ past
+        cross += weighted.T @ (after - last)
+        weight += float(weights.sum())
+    return RidgeMoments(gram, cross, weight)
+
+
+def predict(values: np.ndarray, origins: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Return the forecasts [n, H, D] of ``matrix`` [L, H] at ``origins`` [n] of ``values`` [T, D].
+
+    A forecast is bit-identical whatever others are computed with it.
+    """
+    variables, (length, horizon) = values.shape[1], matrix.shape
+    result = np.empty((len(origins), horizon, variables))
+    padded = np.zeros((chunk_windows(variables) * variables, length))
+    for start, chunk in numbered_chunks(origins, variables):
+        past = look_backs(values, chunk, length).reshape(-1, length)
+        last = past[:, -1:]
+        padded[: len(past)] = past - last
+        ahead = (padded @ matrix)[: len(past)] + last
+        ahead = ahead.reshape(variables, len(chunk), horizon)
+        result[start : start + len(chunk)] = ahead.transpose(1, 2, 0)
+    return result
+
+
+def choose_penalty(
+    values: np.ndarray,
+    known: np.ndarray,
+    folds: list[tuple[np.ndarray, RidgeMoments]],
+) -> float:
+    """Return the penalty of least squared error on held-out folds.
+
+    Args:
+        values: Standardized series [T, D] without NaN.
+        known: Mask [T, D] of values that were measured.
+        folds: The origins of each fold and the moments of all windows outside it.
+    """
+    horizon = folds[0][1].cross.shape[1]
+    errors = np.zeros(len(_PENALTIES))
+    for origins, outside in folds:
+        judged = origins[:: -(-len(origins) // _JUDGED_WINDOWS)]
+        after, seen = (targets(array, judged, horizon) for array in (values, known))
+        for number, penalty in enumerate(_PENALTIES):
+            error = predict(values, judged, outside.solve(penalty)) - after
+            errors[number] += float(np.square(error, where=seen, out=np.zeros_like(error)).sum())
+    return _PENALTIES[int(errors.argmin())]

@@ -1,0 +1,62 @@
+"""Windows of a multivariate series: look-backs and targets at forecast origins.
+
+A series is an array [T, D] of T steps and D variables. A forecast's origin is the number of steps
+known to it: its look-back ends before step ``origin``, its targets begin there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+# Rows of a matrix product. Every product has exactly as many, so that a window's forecast does not
+# depend on the windows that are computed with it.
+CHUNK_ROWS = 512
+
+
+def look_backs(values: np.ndarray, origins: np.ndarray, length: int) -> np.ndarray:
+    """Return the look-back windows [D, n, length] of ``values`` [T, D] at ``origins`` [n]."""
+    by_variable = np.ascontiguousarray(values.T)
+    return sliding_window_view(by_variable, length, axis=1)[:, origins - length]
+
+
+def targets(values: np.ndarray, origins: np.ndarray, horizon: int) -> np.ndarray:
+    """Return what follows ``origins`` [n] in ``values`` [T, D] as an array [n, horizon, D]."""
+    return sliding_window_view(values, horizon, axis=0)[origins].transpose(0, 2, 1)
+
+
+def chunk_windows(variables: int, rows: int = CHUNK_ROWS) -> int:
+    """Return how many windows of ``variables`` make about ``rows`` rows."""
+    return max(1, rows // variables)
+
+
+def numbered_chunks(
+    origins: np.ndarray, variables: int, rows: int = CHUNK_ROWS
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Split ``origins`` into chunks of about ``rows`` rows; yields (index of the first, chunk)."""
+    size = chunk_windows(variables, rows)
+    for start in range(0, len(origins), size):
+        yield start, origins[start : start + size]
+
+
+def forward_fill(values: np.ndarray) -> np.ndarray:
+    """Return ``values`` [T, D] with each NaN replaced by the last value before it.
+
+    Steps before a variable's first value get that value; a variable without any gets zeros.
+    """
+    known = np.isfinite(values)
+    last = np.maximum.accumulate(np.where(known, np.arange(len(values))[:, None], -1), axis=0)
+    first = np.where(known.any(0), known.argmax(0), 0)
+    filled = np.take_along_axis(values, np.where(last >= 0, last, first), axis=0)
+    return np.where(known.any(0), filled, 0.0)
+
+
+def past_means(values: np.ndarray, origins: np.ndarray, length: int) -> np.ndarray:
+    """Return means [n, D] of the ``length`` steps of ``values`` [T, D] before each origin."""
+    means = np.empty((len(origins), values.shape[1]))
+    for start, chunk in numbered_chunks(origins, values.shape[1]):
+        # Windows are copied, so that a mean has the same bits whatever others are with it.
+        means[start : start + len(chunk)] = look_backs(values, chunk, length).mean(axis=-1).T
+    return means

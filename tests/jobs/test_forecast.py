@@ -1,0 +1,106 @@
+"""Forecasts and backtests of tables, as users call them."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pd = pytest.importorskip("pandas")
+
+import lowtide  # noqa: E402
+from lowtide.cli.main import app  # noqa: E402
+
+
+@pytest.fixture
+def table(tmp_path):
+    stamps = pd.date_range("2026-01-01", periods=600, freq="h")
+    draw = np.random.default_rng(0)
+    day = 3 * np.sin(2 * np.pi * np.arange(600) / 24)
+    frame = pd.DataFrame(
+        {"date": stamps, "load": day + draw.normal(size=600), "price": 50 + 10 * day}
+    )
+    path = tmp_path / "table.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_quantiles_samples_and_a_plot_are_written(table, tmp_path):
+    out, paths, plot = (tmp_path / name for name in ("out.csv", "paths.parquet", "plot.png"))
+    words = ["--horizon", 24, "--levels", ".05,.5,.95", "--plot", plot, "--samples-output", paths]
+    done = run("forecast", table, "-o", out, *words)
+    assert done.exit_code == 0, done.output
+    frame = pd.read_csv(out, parse_dates=["ds"])
+    assert list(frame) == ["unique_id", "ds", "mean", "0.05", "0.5", "0.95"]
+    assert frame["ds"].min() == pd.Timestamp("2026-01-26")
+    assert len(frame) == 2 * 24
+    assert (np.diff(frame[["0.05", "0.5", "0.95"]].to_numpy(), axis=1) >= 0).all()
+    # In the units of the data: a price that repeats itself is known well.
+    price = frame[frame["unique_id"] == "price"]["mean"].to_numpy()
+    np.testing.assert_allclose(price, 50 + 30 * np.sin(np.pi / 12 * np.arange(24)), atol=3)
+    assert pd.read_parquet(paths).shape == (48, 202)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "24 ahead" in done.output
+
+
+def test_without_a_file_the_table_is_printed(table):
+    done = run("forecast", table, "--horizon", 3, "--columns", "load")
+    assert done.stdout.splitlines()[0] == "unique_id,ds,mean,0.1,0.5,0.9"
+    assert len(done.stdout.splitlines()) == 4
+
+
+def test_frames_keep_their_names_and_the_seed_the_samples(table):
+    wide = pd.read_csv(table)
+    long = pd.DataFrame({"item_id": "a", "timestamp": wide["date"], "target": wide["load"]})
+    made = [
+        lowtide.forecast(long, horizons=[6, 12], quantile_levels=[0.5], seed=seed)
+        for seed in (0, 0, 1)
+    ]
+    assert list(made[0].frame) == ["item_id", "timestamp", "mean", "0.5"]
+    assert made[0].samples.shape == (200, 12, 1)
+    np.testing.assert_array_equal(made[0].samples, made[1].samples)
+    assert (made[0].samples != made[2].samples).any()
+
+
+def test_an_existing_file_is_kept(table, tmp_path):
+    out = tmp_path / "out.csv"
+    out.write_text("precious")
+    refused = run("forecast", table, "-o", out, "--horizon", 3)
+    assert refused.exit_code == 2
+    assert out.read_text() == "precious"
+    assert run("forecast", table, "-o", out, "--horizon", 3, "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no horizon"),
+        (["--horizon", "0"], "none"),
+        (["--horizon", "3", "--levels", "1.5"], "between 0 and 1"),
+        (["--horizon", "3", "--levels", "x"], "no list of numbers"),
+        (["--horizon", "3", "--samples", "1"], "no distribution"),
+        (["--horizon", "3", "--frequency", "fortnight"], "fortnight"),
+        (["--horizon", "599"], "too few"),
+    ],
+)
+def test_wrong_words_are_refused(table, words, message):
+    refused = run("forecast", table, *words)
+    assert refused.exit_code == 2
+    assert message in refused.output
+
+
+def test_a_backtest_scores_every_window(table, tmp_path):
+    out = tmp_path / "scores.json"
+    done = run("backtest", table, "-o", out, "--horizons", "6,24", "--samples", 50, "--quiet")
+    assert done.exit_code == 0, done.output
+    report = json.loads(out.read_text())
+    assert [one["windows"] for one in report["horizons"]] == [120 - 6 + 1, 120 - 24 + 1]
+    scores = report["horizons"][1]["scores"]
+    assert scores["ridge"]["mse"] < 0.6 * scores["seasonal naive"]["mse"]
+    assert scores["ridge"]["mse"] < 0.6 * scores["naive"]["mse"]
+    assert 0.8 < scores["ridge"]["coverage90"] < 0.98
+    assert "seasonal naive" in done.stdout

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,6 +181,8 @@ class ImageSink:
         try:
             run(descriptor, self._part)
         except BaseException as error:  # noqa: BLE001  (raised again by the next write)
+            # What libvips has of the part file would fill the disk as long as a frame holds it.
+            traceback.clear_frames(error.__traceback__)
             self._failure = error
         finally:
             # Drain the pipe, so that `write` never blocks on an encoder that has stopped.

@@ -95,6 +95,7 @@ def test_files_of_each_stage_give_the_same(opset, tmp_path):
         assert found <= 1e-5
 
 
+@pytest.mark.slow
 def test_attention_is_one_operator_from_opset_23_on(tmp_path):
     module = local("halo", "mask", "none")
     export_onnx(module, tmp_path / "fused.onnx", channels=8)

@@ -10,6 +10,7 @@ from support.tiny_autoencoders import decoded, encoded, latents, same, small_vae
 from support.tiny_pipelines import text_to_image
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("pages", ["memory", "disk"])
 def test_a_fitted_autoencoder_gives_the_same_results(pages):
     vae = small_vae(mid_block_add_attention=True)

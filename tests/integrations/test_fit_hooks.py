@@ -59,6 +59,7 @@ def test_a_decoding_call_is_compiled_round_it():
     assert torch.equal(decoded(vae), decoded(small_vae()))
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("first", [True, False])
 def test_all_of_it_is_compiled(first):
     vae = fitted(compiled(small_vae())) if first else compiled(fitted())

@@ -19,6 +19,7 @@ def images(pipe, call):
     return pipe(**call, num_inference_steps=2, output_type="pt", generator=draw).images
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(
     "made",
     [

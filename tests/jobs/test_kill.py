@@ -110,6 +110,7 @@ main(sys.argv[3:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="sees descriptors as Linux has them")
 @pytest.mark.parametrize(
     ("images", "kills"), [(2, 2), pytest.param(12, 20, marks=pytest.mark.slow)]

@@ -75,6 +75,7 @@ def test_another_process_takes_what_a_dead_one_had(folder, tmp_path, started):
     assert not list((tmp_path / "out").glob(".*.part"))
 
 
+@pytest.mark.slow
 def test_an_image_that_ends_every_process_is_a_failure_and_the_others_are_done(
     folder, tmp_path, started
 ):

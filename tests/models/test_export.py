@@ -101,6 +101,7 @@ def test_variants(name, scale, changes, tmp_path):
     assert_same(variant(tmp_path, name, scale, **changes), tmp_path / "model.onnx")
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("name", ["realtime", "stream", "pro"])
 def test_tiers(name, tmp_path):
     assert_same(tier(tmp_path, name, **SMALL), tmp_path / "model.onnx")
@@ -169,6 +170,7 @@ def test_nothing_is_there_twice_or_for_nothing(tmp_path):
     assert not [node for node in graph.node if node.input and stored.issuperset(node.input)]
 
 
+@pytest.mark.slow
 def test_nothing_of_the_machine_is_in_the_file(tmp_path):
     path = tmp_path / "m.onnx"
     write_onnx(variant(tmp_path, "nano", **SMALL), path)

@@ -111,6 +111,7 @@ def open_files():
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("enlarged", [2, 8])
 def test_a_budget_that_is_too_small_names_one_that_is_not(model, enlarged):
     side, budgets = 256, (17, 18)

@@ -83,6 +83,7 @@ def test_independent_images_are_shown_to_be_so(name):
     require_independent_images(made(INDEPENDENT[name]), torch.rand(3, 3, 32, 24), None)
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("name", MIXED)
 def test_images_that_depend_on_each_other_are_found_out(name):
     with pytest.raises(ModelError) as caught:

@@ -234,6 +234,7 @@ def test_gradients_are_refused_before_anything_is_computed():
         assert not small(image).requires_grad
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("first", [True, False])
 def test_autocast_is_part_of_what_a_program_is_kept_by(first):
     module, image = Windows().eval(), torch.rand(1, 3, 32, 24)

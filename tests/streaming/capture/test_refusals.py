@@ -157,6 +157,7 @@ def test_the_image_itself_may_be_the_result():
     assert torch.equal(found, image) and found.data_ptr() != image.data_ptr()
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("shared", ["nothing", "module", "streamed"])
 def test_first_calls_of_several_threads_work(shared):
     modules = [Net(torch.relu).eval() for _ in range(3)]

@@ -23,6 +23,7 @@ def _no_gradients():
         yield
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     ("name", "axis"),
     [

@@ -65,6 +65,7 @@ CALLS = {
 }
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_fixed_arguments(name):
     batch, more = CALLS[name]
@@ -113,6 +114,7 @@ class Encoder(nn.Module):
         }
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("images", [1, 2])
 def test_several_results(images):
     model = Encoder().eval()
@@ -158,6 +160,7 @@ class FramesFirst(nn.Module):
         return self.time(F.pad(frames.transpose(1, 2), (0, 0, 0, 0, 2, 0))).transpose(1, 2)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("name", AXES)
 def test_axes(name):
     make, shape, axis = AXES[name]

@@ -50,6 +50,7 @@ def test_the_choice_fits_and_costs_about_the_least_if_memory_allows(case):
     assert new().choose(10 * sizes[-1]).cost <= 1.25 * min(cost for _, cost in exact)
 
 
+@pytest.mark.grid(2)
 def test_the_least_limit_that_an_error_names_is_enough_and_about_the_least_there_is(case):
     new, exact = case
     with pytest.raises(BudgetError) as caught:

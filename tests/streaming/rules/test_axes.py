@@ -181,6 +181,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(("rank", "axis"), [(1, 2), (2, 2), (2, 3), (3, 2), (3, 3), (3, 4)])
 def test_layers_along_each_axis(rank, axis):
     torch.manual_seed(2)

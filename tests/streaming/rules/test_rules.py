@@ -180,6 +180,7 @@ def test_channels_to_pixels_and_back():
     check_parity(module, torch.randn(1, 3, 22, 14, dtype=torch.float64))
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(one, marks=pytest.mark.slow) for one in range(12, 40))]
 )

@@ -33,6 +33,7 @@ def test_it_gives_what_the_model_gives(shift, scale_last, size):
     assert "softmax" not in operators(program_of(module, image))
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(
     ("shift", "channels", "heads", "size"),
     [

@@ -42,6 +42,7 @@ def test_a_failing_batch_is_halved_and_stays_so():
     assert outcome.events == ["out of memory: batch size 2 from here on"]
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("side", [64, 120])
 def test_a_failing_tile_is_divided_and_the_result_is_the_same(side):
     plan = make_plan(ARRAY, 4, tile=side)

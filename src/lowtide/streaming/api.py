@@ -249,6 +249,8 @@ def stream(
 ) -> Streamed:
     """Wrap ``module`` to run in bands of rows within ``budget``: see `Streamed`.
 
+    Examples::
+
         small = lowtide.stream(model.eval(), budget="1GiB")
         with torch.no_grad():
             result = small(image)        # equal to model(image) except for rounding

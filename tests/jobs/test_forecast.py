@@ -66,6 +66,17 @@ def test_frames_keep_their_names_and_the_seed_the_samples(table):
     assert (made[0].samples != made[2].samples).any()
 
 
+def test_paths_are_chosen_or_named(table):
+    made = {name: lowtide.forecast(table, horizon=6, paths=name) for name in ("auto", "copula")}
+    energy = made["auto"].report.path_energy
+    assert made["auto"].report.paths == min(energy, key=energy.get)
+    assert "copula" in energy and "chosen by energy score" in str(made["auto"].report)
+    assert made["copula"].report.paths == "copula"
+    independent = lowtide.forecast(table, horizon=6, paths="independent")
+    np.testing.assert_array_equal(made["copula"].frame["mean"], independent.frame["mean"])
+    assert (made["copula"].samples != independent.samples).any()
+
+
 def test_an_existing_file_is_kept(table, tmp_path):
     out = tmp_path / "out.csv"
     out.write_text("precious")
@@ -83,6 +94,8 @@ def test_an_existing_file_is_kept(table, tmp_path):
         (["--horizon", "3", "--levels", "1.5"], "between 0 and 1"),
         (["--horizon", "3", "--levels", "x"], "no list of numbers"),
         (["--horizon", "3", "--samples", "1"], "no distribution"),
+        (["--horizon", "3", "--paths", "garden"], "no 'garden' paths"),
+        (["--horizon", "3", "--seed", "-1"], "at least 0"),
         (["--horizon", "3", "--frequency", "fortnight"], "fortnight"),
         (["--horizon", "599"], "too few"),
     ],

@@ -28,6 +28,17 @@ Horizons = Annotated[
     str, option(panel=_MODEL, metavar="STEPS,...", help="Several horizons: 24,96.")
 ]
 Samples = Annotated[int, option(panel=_MODEL, help="Sample paths.")]
+Paths = Annotated[
+    str,
+    option(
+        panel=_MODEL,
+        metavar="NAME",
+        help=(
+            "How steps and series move together: bootstrap, copula, independent; auto takes the"
+            " best on blocked folds."
+        ),
+    ),
+]
 Seed = Annotated[int, option(panel=_MODEL, help="Seed of the sample paths.")]
 Columns = Annotated[
     str, option(panel=_TABLE, metavar="NAME,...", help="Series to use; all by default.")
@@ -53,6 +64,7 @@ def forecast(
         str, option(panel=_MODEL, metavar="LEVEL,...", help="Levels of quantiles.")
     ] = ".1,.5,.9",
     samples: Samples = 200,
+    paths: Paths = "auto",
     seed: Seed = 0,
     columns: Columns = "",
     frequency: Frequency = "auto",
@@ -80,6 +92,7 @@ def forecast(
         horizons=_integers(horizons, "--horizons"),
         quantile_levels=_numbers(levels, "--levels"),
         samples=samples,
+        paths=paths,
         columns=_words(columns),
         frequency=None if frequency == "auto" else frequency,
         seed=seed,

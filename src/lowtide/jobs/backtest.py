@@ -16,7 +16,7 @@ from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.forecast import fit_forecaster
 from lowtide.jobs.forecast_scores import Scores
 from lowtide.media.table import TimeTable, read_table
-from lowtide.models.forecaster.forecaster import Distribution, RidgeForecaster
+from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.windows import forward_fill, targets
 
 if TYPE_CHECKING:
@@ -180,8 +180,8 @@ def _score(
         methods["ridge"].add_points(truth, distribution.mean)
         for row in range(0, len(chunk), size):
             part = slice(row, row + size)
-            one = Distribution(distribution.mean[part], distribution.scale[part])
-            methods["ridge"].add_samples(truth[part], model.sample(one, samples, seed=seed))
+            drawn = model.sample(distribution[part], samples, seed=seed)
+            methods["ridge"].add_samples(truth[part], drawn)
         if progress is not None:
             done = start + len(chunk)
             progress(Progress("run", f"{horizon} steps ahead", done, len(origins)))

@@ -1,7 +1,5 @@
 """Forecasts and backtests of tables, as users call them."""
 
-import json
-
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -104,16 +102,3 @@ def test_wrong_words_are_refused(table, words, message):
     refused = run("forecast", table, *words)
     assert refused.exit_code == 2
     assert message in refused.output
-
-
-def test_a_backtest_scores_every_window(table, tmp_path):
-    out = tmp_path / "scores.json"
-    done = run("backtest", table, "-o", out, "--horizons", "6,24", "--samples", 50, "--quiet")
-    assert done.exit_code == 0, done.output
-    report = json.loads(out.read_text())
-    assert [one["windows"] for one in report["horizons"]] == [120 - 6 + 1, 120 - 24 + 1]
-    scores = report["horizons"][1]["scores"]
-    assert scores["ridge"]["mse"] < 0.6 * scores["seasonal naive"]["mse"]
-    assert scores["ridge"]["mse"] < 0.6 * scores["naive"]["mse"]
-    assert 0.8 < scores["ridge"]["coverage90"] < 0.98
-    assert "seasonal naive" in done.stdout

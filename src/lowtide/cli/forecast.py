@@ -120,9 +120,14 @@ def backtest(
     ] = "70/10/20",
     stride: Annotated[int, option(panel=_MODEL, help="Distance of the windows scored.")] = 1,
     samples: Samples = 200,
+    paths: Paths = "auto",
     seed: Seed = 0,
     columns: Columns = "",
     frequency: Frequency = "auto",
+    plot: Annotated[
+        Path | None,
+        option(panel=_OUT, metavar="FILE", help="Picture of PIT histograms, level where right."),
+    ] = None,
     force: Force = False,
     quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
     as_json: AsJson = False,
@@ -130,7 +135,8 @@ def backtest(
     """Score the forecasts of a table's last part, beside simple baselines.
 
     The first 70 % of the rows are fitted to, the last 20 % scored: every window of them. Scores are
-    of values standardized by the first part.
+    of values standardized by the first part. What the forecaster is without each of its parts is
+    scored too.
     """
     from lowtide.jobs.backtest import backtest as run
 
@@ -146,9 +152,11 @@ def backtest(
             split=split,
             stride=stride,
             samples=samples,
+            paths=paths,
             columns=_words(columns),
             frequency=None if frequency == "auto" else frequency,
             seed=seed,
+            plot=plot,
             force=force,
             progress=bar,
         )

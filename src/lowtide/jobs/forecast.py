@@ -125,7 +125,7 @@ def forecast(
     require_sampling(samples, paths, seed)
     wanted = [Path(path) for path in (output, samples_output, plot) if path is not None]
     for path in wanted:
-        _require_absent(path, force=force)
+        require_absent(path, force=force)
     table = read_table(data, columns=tuple(columns), frequency=frequency)
     model = fit_forecaster(table, steps, paths=paths)
     stamps = table.grid.after(steps)
@@ -260,6 +260,7 @@ def _levels(levels: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted(set(levels)))
 
 
-def _require_absent(path: Path, *, force: bool) -> None:
+def require_absent(path: Path, *, force: bool) -> None:
+    """Refuse to overwrite a file."""
     if path.exists() and not force:
         raise UsageError(f"{path} already exists", hint="--force overwrites it")

@@ -49,6 +49,13 @@ class TimeGrid:
             return int(day if day <= _LONGEST_SEASON else max(1, 3600 // seconds))
         return _SEASONS.get(_base(self.frequency), (1, None))[0]
 
+    @property
+    def steps_per_day(self) -> int | None:
+        """Steps of a day; None where a day is no whole number of them."""
+        seconds = _step_seconds(self.frequency)
+        whole = seconds is not None and seconds <= _DAY_SECONDS and not _DAY_SECONDS % seconds
+        return int(_DAY_SECONDS // seconds) if seconds and whole else None
+
     def phases(self, stamps: pd.DatetimeIndex | None = None) -> np.ndarray:
         """Return the phase of stamps in their season, from 0: the hour of day, weekday or month."""
         stamps = self.stamps if stamps is None else stamps

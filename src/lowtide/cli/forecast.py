@@ -43,6 +43,10 @@ Seed = Annotated[int, option(panel=_MODEL, help="Seed of the sample paths.")]
 Columns = Annotated[
     str, option(panel=_TABLE, metavar="NAME,...", help="Series to use; all by default.")
 ]
+Target = Annotated[
+    str | None,
+    option(panel=_TABLE, metavar="NAME", help="The one series wanted; the model is of all."),
+]
 Frequency = Annotated[
     str,
     option(panel=_TABLE, metavar="NAME", help="Distance of rows: h, 15min, D, W, MS, ... or auto."),
@@ -67,6 +71,7 @@ def forecast(
     paths: Paths = "auto",
     seed: Seed = 0,
     columns: Columns = "",
+    target: Target = None,
     frequency: Frequency = "auto",
     samples_output: Annotated[
         Path | None, option(panel=_OUT, metavar="FILE", help="File of the sample paths.")
@@ -94,6 +99,7 @@ def forecast(
         samples=samples,
         paths=paths,
         columns=_words(columns),
+        target=target,
         frequency=None if frequency == "auto" else frequency,
         seed=seed,
         samples_output=samples_output,
@@ -123,6 +129,7 @@ def backtest(
     paths: Paths = "auto",
     seed: Seed = 0,
     columns: Columns = "",
+    target: Target = None,
     frequency: Frequency = "auto",
     plot: Annotated[
         Path | None,
@@ -154,6 +161,7 @@ def backtest(
             samples=samples,
             paths=paths,
             columns=_words(columns),
+            target=target,
             frequency=None if frequency == "auto" else frequency,
             seed=seed,
             plot=plot,

@@ -40,6 +40,7 @@ def backtest(
     samples: int = 200,
     paths: str = AUTO_PATHS,
     columns: Sequence[str] = (),
+    target: str | None = None,
     frequency: str | None = None,
     seed: int = 0,
     stride: int = 1,
@@ -58,7 +59,8 @@ def backtest(
         samples: Sample paths of each window.
         paths: How steps and series move together in them, as `forecast` takes it; the other ways
             are scored beside.
-        columns: Series to score; all by default.
+        columns: Series to use; all by default.
+        target: The one of them to score; the methods are fitted to all.
         frequency: pandas' name of the distance of stamps; None finds it.
         seed: Seed of the sample paths, at least 0.
         stride: Distance of the windows that are scored.
@@ -81,9 +83,11 @@ def backtest(
         if path is not None:
             require_absent(Path(path), force=force)
     table = read_table(data, columns=tuple(columns), frequency=frequency)
+    place = None if target is None else table.index(target)
+    scored = slice(None) if place is None else slice(place, place + 1)
     train, first, last = _split(table, split)
     report = BacktestReport(
-        series=len(table.names),
+        series=len(table.names[scored]),
         history=last,
         frequency=table.grid.frequency,
         split=split,
@@ -101,8 +105,8 @@ def backtest(
             )
         model, methods = fit_methods(table, horizon, train, paths)
         origins = np.arange(first, last - horizon + 1, stride)
-        scored = _Backtest(table, model.scaler.deviation, horizon, samples, seed)
-        scores = scored.run(methods, origins, progress, cancel)
+        scoring = _Scoring(table, scored, model.scaler.deviation, horizon, samples, seed)
+        scores = scoring.run(methods, origins, progress, cancel)
         report.horizons.append(
             HorizonScores(
                 horizon=horizon,
@@ -147,13 +151,20 @@ def _joint_stride(windows: int) -> int:
     return -(-windows // _JOINT_WINDOWS)
 
 
-class _Backtest:
-    """Scores of several methods on the same windows of a table."""
+class _Scoring:
+    """Scores of several methods on the same windows of a table, of the series ``scored``."""
 
     def __init__(
-        self, table: TimeTable, deviation: np.ndarray, horizon: int, samples: int, seed: int
+        self,
+        table: TimeTable,
+        scored: slice,
+        deviation: np.ndarray,
+        horizon: int,
+        samples: int,
+        seed: int,
     ) -> None:
-        self._values, self._deviation, self._horizon = table.values, deviation, horizon
+        self._values, self._scored = table.values[:, scored], scored
+        self._deviation, self._horizon = deviation[scored], horizon
         self._samples, self._seed = samples, seed
         window_bytes = 8 * samples * horizon * len(table.names)
         self._rows = max(1, _SAMPLE_BYTES // window_bytes)
@@ -187,13 +198,13 @@ class _Backtest:
         """Add the scores of ``windows``; ``joint`` [n] says which of them have joint scores."""
         truth = targets(self._values, windows.origins, self._horizon)
         if not method.joint_only:
-            scores.add_points(truth, windows.mean)
+            scores.add_points(truth, windows.mean[..., self._scored])
             for start in range(0, len(truth), self._rows):
                 part = slice(start, start + self._rows)
                 drawn = windows[part].sample(method.sampler, self._samples, seed=self._seed)
-                scores.add_samples(truth[part], drawn)
+                scores.add_samples(truth[part], drawn[..., self._scored])
         few = min(self._samples, _JOINT_SAMPLES)
         for row in np.flatnonzero(joint).tolist():
             part = slice(row, row + 1)
             drawn = windows[part].sample(method.sampler, few, seed=self._seed)
-            scores.add_joint(truth[part], drawn)
+            scores.add_joint(truth[part], drawn[..., self._scored])

@@ -90,6 +90,7 @@ def forecast(
     samples: int = 200,
     paths: str = AUTO_PATHS,
     columns: Sequence[str] = (),
+    target: str | None = None,
     frequency: str | None = None,
     seed: int = 0,
     samples_output: str | Path | None = None,
@@ -108,7 +109,8 @@ def forecast(
         samples: Sample paths.
         paths: How steps and series move together in them: ``"bootstrap"``, ``"copula"``,
             ``"independent"``, or ``"auto"``, the best of them on blocked folds of the table.
-        columns: Series to forecast; all by default.
+        columns: Series to use; all by default.
+        target: The one of them to forecast; the model is fitted to all.
         frequency: pandas' name of the distance of stamps; None finds it.
         seed: Seed of the sample paths, at least 0.
         samples_output: File of the sample paths, CSV or Parquet.
@@ -127,12 +129,18 @@ def forecast(
     for path in wanted:
         require_absent(path, force=force)
     table = read_table(data, columns=tuple(columns), frequency=frequency)
+    if target is not None:
+        table.index(target)  # refused before the fit
     model = fit_forecaster(table, steps, paths=paths)
     stamps = table.grid.after(steps)
     phases = table.grid.phases(stamps)[None]
     distribution = model.predict(table.values, np.array([len(table.values)]), phases)
-    drawn = model.sample(distribution, samples, seed=seed)[0]
-    frame = quantile_frame(table, stamps, distribution.mean[0], drawn, levels)
+    drawn, mean = model.sample(distribution, samples, seed=seed)[0], distribution.mean[0]
+    if target is not None:
+        place = table.index(target)
+        table = table.only(place)
+        drawn, mean = drawn[..., place : place + 1], mean[:, place : place + 1]
+    frame = quantile_frame(table, stamps, mean, drawn, levels)
     report = ForecastReport(
         series=len(table.names),
         history=len(table.values),

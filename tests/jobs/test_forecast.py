@@ -110,10 +110,9 @@ def test_a_target_is_forecast_by_the_model_of_all(table):
     same = of_all.frame[of_all.frame["unique_id"] == "price"].reset_index(drop=True)
     pd.testing.assert_frame_equal(one.frame, same)
     assert one.samples.shape == (200, 6, 1)
-    settings = {"horizons": [6], "samples": 20, "stride": 9}
-    scored = lowtide.backtest(table, target="load", **settings)
-    both = lowtide.backtest(table, **settings)
-    assert (scored.series, both.series) == (1, 2)
-    assert scored.horizons[0].scores["ridge"] != both.horizons[0].scores["ridge"]
+    scored = lowtide.backtest(table, target="load", horizons=[6], samples=20, stride=9)
+    assert scored.series == 1
+    # The price repeats itself and is known better than the load, which alone is scored.
+    assert scored.horizons[0].scores["ridge"]["mse"] > 0.1
     refused = run("forecast", table, "--horizon", 6, "--target", "lod")
     assert refused.exit_code == 2 and "no series 'lod'" in refused.output

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import render_attention
+import render_forecast
 import render_jobs
 import render_memory
 import render_streaming
@@ -95,6 +96,7 @@ def _leaves(facts: dict[str, Any]) -> Iterator[str]:
 SHAPES: dict[str, Callable[[Rows], str]] = {
     **render_jobs.SHAPES,
     **render_attention.SHAPES,
+    **render_forecast.SHAPES,
     **render_memory.SHAPES,
     **render_streaming.SHAPES,
     **render_training.SHAPES,

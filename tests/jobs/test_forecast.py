@@ -1,7 +1,5 @@
 """Forecasts and backtests of tables, as users call them."""
 
-import json
-
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -66,6 +64,17 @@ def test_frames_keep_their_names_and_the_seed_the_samples(table):
     assert (made[0].samples != made[2].samples).any()
 
 
+def test_paths_are_chosen_or_named(table):
+    made = {name: lowtide.forecast(table, horizon=6, paths=name) for name in ("auto", "copula")}
+    energy = made["auto"].report.path_energy
+    assert made["auto"].report.paths == min(energy, key=energy.get)
+    assert "copula" in energy and "chosen by energy score" in str(made["auto"].report)
+    assert made["copula"].report.paths == "copula"
+    independent = lowtide.forecast(table, horizon=6, paths="independent")
+    np.testing.assert_array_equal(made["copula"].frame["mean"], independent.frame["mean"])
+    assert (made["copula"].samples != independent.samples).any()
+
+
 def test_an_existing_file_is_kept(table, tmp_path):
     out = tmp_path / "out.csv"
     out.write_text("precious")
@@ -83,6 +92,8 @@ def test_an_existing_file_is_kept(table, tmp_path):
         (["--horizon", "3", "--levels", "1.5"], "between 0 and 1"),
         (["--horizon", "3", "--levels", "x"], "no list of numbers"),
         (["--horizon", "3", "--samples", "1"], "no distribution"),
+        (["--horizon", "3", "--paths", "garden"], "no 'garden' paths"),
+        (["--horizon", "3", "--seed", "-1"], "at least 0"),
         (["--horizon", "3", "--frequency", "fortnight"], "fortnight"),
         (["--horizon", "599"], "too few"),
     ],
@@ -93,14 +104,15 @@ def test_wrong_words_are_refused(table, words, message):
     assert message in refused.output
 
 
-def test_a_backtest_scores_every_window(table, tmp_path):
-    out = tmp_path / "scores.json"
-    done = run("backtest", table, "-o", out, "--horizons", "6,24", "--samples", 50, "--quiet")
-    assert done.exit_code == 0, done.output
-    report = json.loads(out.read_text())
-    assert [one["windows"] for one in report["horizons"]] == [120 - 6 + 1, 120 - 24 + 1]
-    scores = report["horizons"][1]["scores"]
-    assert scores["ridge"]["mse"] < 0.6 * scores["seasonal naive"]["mse"]
-    assert scores["ridge"]["mse"] < 0.6 * scores["naive"]["mse"]
-    assert 0.8 < scores["ridge"]["coverage90"] < 0.98
-    assert "seasonal naive" in done.stdout
+def test_a_target_is_forecast_by_the_model_of_all(table):
+    of_all = lowtide.forecast(table, horizon=6)
+    one = lowtide.forecast(table, horizon=6, target="price")
+    same = of_all.frame[of_all.frame["unique_id"] == "price"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(one.frame, same)
+    assert one.samples.shape == (200, 6, 1)
+    scored = lowtide.backtest(table, target="load", horizons=[6], samples=20, stride=9)
+    assert scored.series == 1
+    # The price repeats itself and is known better than the load, which alone is scored.
+    assert scored.horizons[0].scores["ridge"]["mse"] > 0.1
+    refused = run("forecast", table, "--horizon", 6, "--target", "water")
+    assert refused.exit_code == 2 and "no series 'water'" in refused.output

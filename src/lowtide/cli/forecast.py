@@ -28,9 +28,24 @@ Horizons = Annotated[
     str, option(panel=_MODEL, metavar="STEPS,...", help="Several horizons: 24,96.")
 ]
 Samples = Annotated[int, option(panel=_MODEL, help="Sample paths.")]
+Paths = Annotated[
+    str,
+    option(
+        panel=_MODEL,
+        metavar="NAME",
+        help=(
+            "How steps and series move together: bootstrap, copula, independent; auto takes the"
+            " best on blocked folds."
+        ),
+    ),
+]
 Seed = Annotated[int, option(panel=_MODEL, help="Seed of the sample paths.")]
 Columns = Annotated[
     str, option(panel=_TABLE, metavar="NAME,...", help="Series to use; all by default.")
+]
+Target = Annotated[
+    str | None,
+    option(panel=_TABLE, metavar="NAME", help="The one series wanted; the model is of all."),
 ]
 Frequency = Annotated[
     str,
@@ -53,8 +68,10 @@ def forecast(
         str, option(panel=_MODEL, metavar="LEVEL,...", help="Levels of quantiles.")
     ] = ".1,.5,.9",
     samples: Samples = 200,
+    paths: Paths = "auto",
     seed: Seed = 0,
     columns: Columns = "",
+    target: Target = None,
     frequency: Frequency = "auto",
     samples_output: Annotated[
         Path | None, option(panel=_OUT, metavar="FILE", help="File of the sample paths.")
@@ -80,7 +97,9 @@ def forecast(
         horizons=_integers(horizons, "--horizons"),
         quantile_levels=_numbers(levels, "--levels"),
         samples=samples,
+        paths=paths,
         columns=_words(columns),
+        target=target,
         frequency=None if frequency == "auto" else frequency,
         seed=seed,
         samples_output=samples_output,
@@ -107,9 +126,15 @@ def backtest(
     ] = "70/10/20",
     stride: Annotated[int, option(panel=_MODEL, help="Distance of the windows scored.")] = 1,
     samples: Samples = 200,
+    paths: Paths = "auto",
     seed: Seed = 0,
     columns: Columns = "",
+    target: Target = None,
     frequency: Frequency = "auto",
+    plot: Annotated[
+        Path | None,
+        option(panel=_OUT, metavar="FILE", help="Picture of PIT histograms, level where right."),
+    ] = None,
     force: Force = False,
     quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
     as_json: AsJson = False,
@@ -117,7 +142,8 @@ def backtest(
     """Score the forecasts of a table's last part, beside simple baselines.
 
     The first 70 % of the rows are fitted to, the last 20 % scored: every window of them. Scores are
-    of values standardized by the first part.
+    of values standardized by the first part. What the forecaster is without each of its parts is
+    scored too.
     """
     from lowtide.jobs.backtest import backtest as run
 
@@ -133,9 +159,12 @@ def backtest(
             split=split,
             stride=stride,
             samples=samples,
+            paths=paths,
             columns=_words(columns),
+            target=target,
             frequency=None if frequency == "auto" else frequency,
             seed=seed,
+            plot=plot,
             force=force,
             progress=bar,
         )

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import BaseModel
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
-from lowtide.core.schema import SCHEMA_VERSION
-from lowtide.jobs.forecast import fit_forecaster
+from lowtide.jobs.backtest_methods import Method, fit_methods
+from lowtide.jobs.backtest_report import BacktestReport, HorizonScores
+from lowtide.jobs.forecast import require_absent, require_sampling
 from lowtide.jobs.forecast_scores import Scores
 from lowtide.media.table import TimeTable, read_table
-from lowtide.models.forecaster.forecaster import Distribution, RidgeForecaster
-from lowtide.models.forecaster.windows import forward_fill, targets
+from lowtide.models.forecaster.distribution import Distribution
+from lowtide.models.forecaster.path_choice import AUTO_PATHS
+from lowtide.models.forecaster.windows import targets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,48 +27,8 @@ if TYPE_CHECKING:
 SPLITS = {"70/10/20": (0.7, 0.1, 0.2), "ett": (12 / 20, 4 / 20, 4 / 20)}
 # Bytes of the sample paths that are scored at once, and origins that are predicted at once.
 _SAMPLE_BYTES, _ORIGINS = 64 << 20, 256
-
-
-class HorizonScores(BaseModel):
-    """Scores of one horizon, by the name of the method, and the windows they are means of."""
-
-    horizon: int
-    windows: int
-    scores: dict[str, dict[str, float]]
-
-
-class BacktestReport(BaseModel):
-    """Report of a backtest.
-
-    Scores are of values standardized by the training part, over all windows of the test part, none
-    left out. ``mse`` and ``mae`` are of the mean, ``crps`` is the fair one of the samples, ``wql``
-    the weighted quantile loss at .1 to .9, ``coverage90`` the share inside the 90 % band, whose
-    Winkler score is ``winkler90``.
-    """
-
-    schema_version: int = SCHEMA_VERSION
-    series: int
-    history: int
-    frequency: str
-    split: str
-    train_steps: int
-    test_steps: int
-    samples: int
-    seed: int
-    horizons: list[HorizonScores]
-    notes: list[str] = []
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.series} series, {self.history:,} steps ({self.frequency}): fitted to the first"
-            f" {self.train_steps:,}, scored on the last {self.test_steps:,}"
-        ]
-        for one in self.horizons:
-            names = list(next(iter(one.scores.values())))
-            lines += ["", f"{one.horizon:,} steps ahead, {one.windows:,} windows", _row("", names)]
-            for method, scores in one.scores.items():
-                lines.append(_row(method, [_number(scores.get(name)) for name in names]))
-        return "\n".join([*lines, *(f"note: {text}" for text in self.notes)])
+# Windows and samples of joint scores, whose cost grows with the square of the samples.
+_JOINT_WINDOWS, _JOINT_SAMPLES = 512, 100
 
 
 def backtest(
@@ -77,10 +38,13 @@ def backtest(
     horizons: Sequence[int],
     split: str = "70/10/20",
     samples: int = 200,
+    paths: str = AUTO_PATHS,
     columns: Sequence[str] = (),
+    target: str | None = None,
     frequency: str | None = None,
     seed: int = 0,
     stride: int = 1,
+    plot: str | Path | None = None,
     force: bool = False,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
@@ -93,29 +57,37 @@ def backtest(
         horizons: Steps ahead; each is fitted and scored on its own.
         split: ``"70/10/20"``, or ``"ett"``: 12, 4 and 4 months of 30 days.
         samples: Sample paths of each window.
-        columns: Series to score; all by default.
+        paths: How steps and series move together in them, as `forecast` takes it; the other ways
+            are scored beside.
+        columns: Series to use; all by default.
+        target: The one of them to score; the methods are fitted to all.
         frequency: pandas' name of the distance of stamps; None finds it.
-        seed: Seed of the sample paths.
+        seed: Seed of the sample paths, at least 0.
         stride: Distance of the windows that are scored.
-        force: Overwrite ``output``.
+        plot: Picture of the shares of targets in each tenth of their distribution (PIT).
+        force: Overwrite files that exist.
         progress: Called as windows are scored.
         cancel: Stops between windows.
 
     Raises:
         InputError: The table cannot be used or is too short.
-        UsageError: An argument is invalid, or ``output`` exists.
-        OutputError: The report cannot be written.
+        UsageError: An argument is invalid, or a file exists.
+        OutputError: A file cannot be written.
     """
     if split not in SPLITS:
         raise UsageError(f"there is no split {split!r}", hint=f"--split {' or '.join(SPLITS)}")
-    if not horizons or min(horizons) < 1 or stride < 1 or samples < 2:
-        raise UsageError("horizons and strides are at least 1, samples 2", hint="--horizon 96")
-    if output is not None and Path(output).exists() and not force:
-        raise UsageError(f"{output} already exists", hint="--force overwrites it")
+    if not horizons or min(horizons) < 1 or stride < 1:
+        raise UsageError("horizons and strides are at least 1", hint="--horizon 96")
+    require_sampling(samples, paths, seed)
+    for path in (output, plot):
+        if path is not None:
+            require_absent(Path(path), force=force)
     table = read_table(data, columns=tuple(columns), frequency=frequency)
+    place = None if target is None else table.index(target)
+    scored = slice(None) if place is None else slice(place, place + 1)
     train, first, last = _split(table, split)
     report = BacktestReport(
-        series=len(table.names),
+        series=len(table.names[scored]),
         history=last,
         frequency=table.grid.frequency,
         split=split,
@@ -131,13 +103,29 @@ def backtest(
             raise InputError(
                 f"the {last - first:,} steps of the test part are less than {horizon:,}"
             )
-        model = fit_forecaster(table, horizon, train)
+        model, methods = fit_methods(table, horizon, train, paths)
         origins = np.arange(first, last - horizon + 1, stride)
-        scores = _score(table, model, origins, samples, seed, progress, cancel)
-        report.horizons.append(scores)
+        scoring = _Scoring(table, scored, model.scaler.deviation, horizon, samples, seed)
+        scores = scoring.run(methods, origins, progress, cancel)
+        report.horizons.append(
+            HorizonScores(
+                horizon=horizon,
+                windows=len(origins),
+                joint_windows=len(origins[:: _joint_stride(len(origins))]),
+                joint_samples=min(samples, _JOINT_SAMPLES),
+                paths=model.paths.name,
+                path_energy=model.paths.energy,
+                scores={name: one.means() for name, one in scores.items()},
+                pit={name: shares for name, one in scores.items() if (shares := one.pit())},
+            )
+        )
     if output is not None:
         with atomic_output(Path(output)) as part:
             part.write_text(report.model_dump_json(indent=2) + "\n")
+    if plot is not None:
+        from lowtide.jobs.forecast_plot import plot_pit
+
+        plot_pit(Path(plot), report)
     return report
 
 
@@ -145,7 +133,12 @@ def _split(table: TimeTable, split: str) -> tuple[int, int, int]:
     """Return the steps where training ends, where the test begins and where it ends."""
     steps = len(table.values)
     if split == "ett":
-        day = sum(table.grid.stamps[:200].normalize() == table.grid.stamps[0].normalize())
+        day = table.grid.steps_per_day
+        if day is None:
+            raise UsageError(
+                f"the split ett is of days, and {table.grid.frequency} is no part of one",
+                hint="--split 70/10/20",
+            )
         month = 30 * day
         if steps < 20 * month:
             raise InputError(f"{steps:,} steps are less than the 20 months of the split")
@@ -153,45 +146,65 @@ def _split(table: TimeTable, split: str) -> tuple[int, int, int]:
     return int(steps * SPLITS[split][0]), steps - int(steps * SPLITS[split][2]), steps
 
 
-def _score(
-    table: TimeTable,
-    model: RidgeForecaster,
-    origins: np.ndarray,
-    samples: int,
-    seed: int,
-    progress: ProgressCallback | None,
-    cancel: Cancel,
-) -> HorizonScores:
-    horizon, values = model.horizon, table.values
-    phases, filled = table.grid.phases(), forward_fill(values)
-    deviation = model.scaler.deviation
-    methods = {name: Scores(deviation) for name in ("naive", "seasonal naive", "ridge")}
-    size = max(1, _SAMPLE_BYTES // (8 * samples * horizon * values.shape[1]))
-    for start in range(0, len(origins), _ORIGINS):
-        check_cancel(cancel)
-        chunk = origins[start : start + _ORIGINS]
-        steps = chunk[:, None] + np.arange(horizon)
-        truth = targets(values, chunk, horizon)
-        methods["naive"].add_points(truth, np.repeat(filled[chunk - 1][:, None], horizon, axis=1))
-        season = table.grid.season
-        ago = chunk[:, None] - season + np.arange(horizon) % season
-        methods["seasonal naive"].add_points(truth, filled[ago])
-        distribution = model.predict(values, chunk, phases[steps])
-        methods["ridge"].add_points(truth, distribution.mean)
-        for row in range(0, len(chunk), size):
-            part = slice(row, row + size)
-            one = Distribution(distribution.mean[part], distribution.scale[part])
-            methods["ridge"].add_samples(truth[part], model.sample(one, samples, seed=seed))
-        if progress is not None:
-            done = start + len(chunk)
-            progress(Progress("run", f"{horizon} steps ahead", done, len(origins)))
-    scores = {name: method.means() for name, method in reversed(methods.items())}
-    return HorizonScores(horizon=horizon, windows=len(origins), scores=scores)
+def _joint_stride(windows: int) -> int:
+    """Return the distance of the windows that joint scores are of."""
+    return -(-windows // _JOINT_WINDOWS)
 
 
-def _row(name: str, cells: Sequence[str]) -> str:
-    return f"{name:16}" + "".join(f"{cell:>12}" for cell in cells)
+class _Scoring:
+    """Scores of several methods on the same windows of a table, of the series ``scored``."""
 
+    def __init__(
+        self,
+        table: TimeTable,
+        scored: slice,
+        deviation: np.ndarray,
+        horizon: int,
+        samples: int,
+        seed: int,
+    ) -> None:
+        self._values, self._scored = table.values[:, scored], scored
+        self._deviation, self._horizon = deviation[scored], horizon
+        self._samples, self._seed = samples, seed
+        window_bytes = 8 * samples * horizon * len(table.names)
+        self._rows = max(1, _SAMPLE_BYTES // window_bytes)
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+    def run(
+        self,
+        methods: list[Method],
+        origins: np.ndarray,
+        progress: ProgressCallback | None,
+        cancel: Cancel,
+    ) -> dict[str, Scores]:
+        """Return the scores of each method at ``origins`` [n]."""
+        scores = {method.name: Scores(self._deviation) for method in methods}
+        joint = np.arange(len(origins)) % _joint_stride(len(origins)) == 0
+        for start in range(0, len(origins), _ORIGINS):
+            part = slice(start, start + _ORIGINS)
+            made: dict[Callable, Distribution] = {}
+            for method in methods:
+                check_cancel(cancel)
+                if method.predict not in made:
+                    made[method.predict] = method.predict(origins[part])
+                self._add(scores[method.name], method, made[method.predict], joint[part])
+            if progress is not None:
+                done = min(start + _ORIGINS, len(origins))
+                progress(Progress("run", f"{self._horizon} steps ahead", done, len(origins)))
+        return scores
+
+    def _add(
+        self, scores: Scores, method: Method, windows: Distribution, joint: np.ndarray
+    ) -> None:
+        """Add the scores of ``windows``; ``joint`` [n] says which of them have joint scores."""
+        truth = targets(self._values, windows.origins, self._horizon)
+        if not method.joint_only:
+            scores.add_points(truth, windows.mean[..., self._scored])
+            for start in range(0, len(truth), self._rows):
+                part = slice(start, start + self._rows)
+                drawn = windows[part].sample(method.sampler, self._samples, seed=self._seed)
+                scores.add_samples(truth[part], drawn[..., self._scored])
+        few = min(self._samples, _JOINT_SAMPLES)
+        for row in np.flatnonzero(joint).tolist():
+            part = slice(row, row + 1)
+            drawn = windows[part].sample(method.sampler, few, seed=self._seed)
+            scores.add_joint(truth[part], drawn[..., self._scored])

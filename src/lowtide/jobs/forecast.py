@@ -15,6 +15,8 @@ from lowtide.core.errors import UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.media.table import TimeTable, read_table
 from lowtide.models.forecaster.forecaster import RidgeForecaster
+from lowtide.models.forecaster.path_choice import AUTO_PATHS
+from lowtide.models.forecaster.paths import PATHS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,8 +28,9 @@ class ForecastReport(BaseModel):
     """Report of a forecast.
 
     ``history`` counts the steps of the table, ``look_backs`` those that each ridge sees, and
-    ``residual_paths`` the held-out errors that samples are drawn from. ``notes`` are sentences on
-    what was repaired in the table or left out.
+    ``residual_paths`` the held-out errors that samples are drawn from, by the sampler ``paths``;
+    ``path_energy`` has the energy scores it was chosen by. ``notes`` are sentences on what was
+    repaired in the table or left out.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -42,6 +45,8 @@ class ForecastReport(BaseModel):
     seed: int
     look_backs: tuple[int, ...]
     residual_paths: int
+    paths: str
+    path_energy: dict[str, float]
     outputs: list[str] = []
     notes: list[str] = []
 
@@ -51,8 +56,11 @@ class ForecastReport(BaseModel):
             f"{series} of {self.history:,} steps ({self.frequency}), {self.horizon:,} ahead",
             "fitted to the table itself: ridges that see"
             f" {' and '.join(f'{length:,}' for length in sorted(set(self.look_backs)))} steps,"
-            f" paths of {self.residual_paths:,} held-out errors",
+            f" {self.paths} paths of {self.residual_paths:,} held-out errors",
         ]
+        if self.path_energy:
+            tried = ", ".join(f"{name} {score:.4g}" for name, score in self.path_energy.items())
+            lines.append(f"paths chosen by energy score on blocked folds: {tried}")
         lines += [f"note: {text}" for text in self.notes]
         return "\n".join([*lines, *(f"written: {path}" for path in self.outputs)])
 
@@ -80,7 +88,9 @@ def forecast(
     horizons: Sequence[int] = (),
     quantile_levels: Sequence[float] = DEFAULT_LEVELS,
     samples: int = 200,
+    paths: str = AUTO_PATHS,
     columns: Sequence[str] = (),
+    target: str | None = None,
     frequency: str | None = None,
     seed: int = 0,
     samples_output: str | Path | None = None,
@@ -97,9 +107,12 @@ def forecast(
         horizons: Steps to forecast, each from the end of the table; the longest covers all.
         quantile_levels: Levels of quantiles, between 0 and 1.
         samples: Sample paths.
-        columns: Series to forecast; all by default.
+        paths: How steps and series move together in them: ``"bootstrap"``, ``"copula"``,
+            ``"independent"``, or ``"auto"``, the best of them on blocked folds of the table.
+        columns: Series to use; all by default.
+        target: The one of them to forecast; the model is fitted to all.
         frequency: pandas' name of the distance of stamps; None finds it.
-        seed: Seed of the sample paths.
+        seed: Seed of the sample paths, at least 0.
         samples_output: File of the sample paths, CSV or Parquet.
         plot: Picture of history, median and bands.
         force: Overwrite files that exist.
@@ -111,18 +124,23 @@ def forecast(
     """
     steps = _horizon(horizon, horizons)
     levels = _levels(quantile_levels)
-    if samples < 2:
-        raise UsageError(f"{samples} samples are no distribution", hint="ask for 200")
+    require_sampling(samples, paths, seed)
     wanted = [Path(path) for path in (output, samples_output, plot) if path is not None]
     for path in wanted:
-        _require_absent(path, force=force)
+        require_absent(path, force=force)
     table = read_table(data, columns=tuple(columns), frequency=frequency)
-    model = fit_forecaster(table, steps)
+    if target is not None:
+        table.index(target)  # refused before the fit
+    model = fit_forecaster(table, steps, paths=paths)
     stamps = table.grid.after(steps)
     phases = table.grid.phases(stamps)[None]
     distribution = model.predict(table.values, np.array([len(table.values)]), phases)
-    paths = model.sample(distribution, samples, seed=seed)[0]
-    frame = quantile_frame(table, stamps, distribution.mean[0], paths, levels)
+    drawn, mean = model.sample(distribution, samples, seed=seed)[0], distribution.mean[0]
+    if target is not None:
+        place = table.index(target)
+        table = table.only(place)
+        drawn, mean = drawn[..., place : place + 1], mean[:, place : place + 1]
+    frame = quantile_frame(table, stamps, mean, drawn, levels)
     report = ForecastReport(
         series=len(table.names),
         history=len(table.values),
@@ -134,28 +152,44 @@ def forecast(
         seed=seed,
         look_backs=tuple(len(matrix) for matrix in model.ridges),
         residual_paths=len(model.residuals),
+        paths=model.paths.name,
+        path_energy=model.paths.energy,
         outputs=[str(path) for path in wanted],
         notes=list(table.notes),
     )
     if output is not None:
         write_frame(frame, Path(output))
     if samples_output is not None:
-        write_frame(sample_frame(table, stamps, paths), Path(samples_output))
+        write_frame(sample_frame(table, stamps, drawn), Path(samples_output))
     if plot is not None:
         from lowtide.jobs.forecast_plot import plot_forecast
 
-        plot_forecast(Path(plot), table, stamps, paths)
-    return Forecast(frame, paths, report)
+        plot_forecast(Path(plot), table, stamps, drawn)
+    return Forecast(frame, drawn, report)
 
 
-def fit_forecaster(table: TimeTable, horizon: int, steps: int | None = None) -> RidgeForecaster:
+def fit_forecaster(
+    table: TimeTable, horizon: int, steps: int | None = None, paths: str = AUTO_PATHS
+) -> RidgeForecaster:
     """Return a forecaster fitted to the first ``steps`` of a table, by default all."""
     return RidgeForecaster.fit(
         table.values[:steps],
         table.grid.phases()[:steps],
         horizon=horizon,
         season=table.grid.season,
+        paths=paths,
     )
+
+
+def require_sampling(samples: int, paths: str, seed: int) -> None:
+    """Refuse settings of sample paths that make no sense."""
+    if samples < 2:
+        raise UsageError(f"{samples} samples are no distribution", hint="ask for 200")
+    if seed < 0:
+        raise UsageError(f"a seed is at least 0, not {seed}", hint="--seed 0")
+    if paths not in (AUTO_PATHS, *PATHS):
+        known = ", ".join((AUTO_PATHS, *PATHS))
+        raise UsageError(f"there are no {paths!r} paths", hint=f"--paths is one of {known}")
 
 
 def quantile_frame(
@@ -174,7 +208,9 @@ def quantile_frame(
         paths: Sample paths [S, H, D].
         levels: Levels [Q] of quantiles.
     """
-    quantiles = np.quantile(paths, levels, axis=0).transpose(2, 1, 0)
+    quantiles = np.empty((len(table.names), len(stamps), len(levels)))
+    for step in range(len(stamps)):  # one by one: nothing as large as the paths is made
+        quantiles[:, step] = np.quantile(paths[:, step], levels, axis=0).T
     frame = _long_frame(table, stamps)
     frame["mean"] = mean.T.ravel()
     for number, level in enumerate(levels):
@@ -232,6 +268,7 @@ def _levels(levels: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted(set(levels)))
 
 
-def _require_absent(path: Path, *, force: bool) -> None:
+def require_absent(path: Path, *, force: bool) -> None:
+    """Refuse to overwrite a file."""
     if path.exists() and not force:
         raise UsageError(f"{path} already exists", hint="--force overwrites it")

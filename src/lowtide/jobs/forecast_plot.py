@@ -1,4 +1,4 @@
-"""Picture of a forecast: history, median and bands of each series."""
+"""Pictures of forecasts: history, median and bands of each series; PIT histograms."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from lowtide.media.table import TimeTable
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
+
+    from lowtide.jobs.backtest_report import BacktestReport
 
 _MOST_SERIES = 12
 _BANDS = ((0.05, 0.95, 0.2, "90 %"), (0.25, 0.75, 0.4, "50 %"))
@@ -30,15 +33,9 @@ def plot_forecast(
         stamps: Stamps [H] of the steps ahead.
         paths: Sample paths [S, H, D].
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(
-            "a plot needs matplotlib", hint="pip install 'lowtide[forecast]'"
-        ) from error
     names = table.names[:_MOST_SERIES]
     shown = min(len(table.values), max(_HISTORY * len(stamps), 4 * table.grid.season))
-    figure = Figure(figsize=(9, 1 + 2.2 * len(names)), layout="constrained")
+    figure = _figure(9, 1 + 2.2 * len(names))
     panels = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
     for number, (name, panel) in enumerate(zip(names, panels, strict=True)):
         panel.plot(table.grid.stamps[-shown:], table.values[-shown:, number], color="0.3", lw=1)
@@ -53,6 +50,42 @@ def plot_forecast(
     panels[0].legend(fontsize=8, loc="upper left")
     if len(table.names) > len(names):
         figure.suptitle(f"the first {len(names)} of {len(table.names)} series", fontsize=9)
+    _save(figure, path)
+
+
+def plot_pit(path: Path, report: BacktestReport) -> None:
+    """Write PIT histograms: a row of panels for each horizon, a panel for each method.
+
+    Where forecast distributions are right, all bars are as high as the line. Bars that are high at
+    both ends are of bands too narrow, in the middle too wide, at one end of a shifted center.
+    """
+    methods = list(report.horizons[0].pit)
+    figure = _figure(1 + 2.4 * len(methods), 0.6 + 2.2 * len(report.horizons))
+    panels = figure.subplots(
+        len(report.horizons), len(methods), squeeze=False, sharex=True, sharey=True
+    )
+    for row, one in zip(panels, report.horizons, strict=True):
+        row[0].set_ylabel(f"{one.horizon} steps")
+        for name, panel in zip(methods, row, strict=True):
+            shares = one.pit.get(name, [])
+            centers = (np.arange(len(shares)) + 0.5) / max(len(shares), 1)
+            panel.bar(centers, np.array(shares) * len(shares), 0.9 / max(len(shares), 1))
+            panel.axhline(1.0, color="0.3", lw=1)
+            panel.set_title(name, fontsize=9)
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError(
+            "a plot needs matplotlib", hint="pip install 'lowtide[forecast]'"
+        ) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Figure, path: Path) -> None:
     kind = path.suffix.lstrip(".").lower() or "png"
     with atomic_output(path) as part:
         figure.savefig(part, dpi=120, format=kind)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 
 from lowtide.core.errors import UsageError
+from lowtide.models.forecaster.energy import energy_score
 
+# Steps whose sums and maxima are scored: a day of hours.
+BLOCK_STEPS = 24
+PIT_BINS = 10
 _LEVELS = np.arange(1, 10) / 10
 _LOW, _HIGH = 0.05, 0.95
 
@@ -18,6 +24,7 @@ class Scores:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._magnitude = 0.0
+        self._ranks = np.zeros(0)
 
     def add_points(self, truth: np.ndarray, mean: np.ndarray) -> None:
         """Add squared and absolute errors of ``mean`` [n, H, D]; missing targets do not count."""
@@ -26,28 +33,41 @@ class Scores:
         self._add("mae", np.abs(error))
 
     def add_samples(self, truth: np.ndarray, samples: np.ndarray) -> None:
-        """Add the scores of sample paths [n, S, H, D] for targets [n, H, D]."""
-        try:
-            import scoringrules
-        except ImportError as error:
-            raise UsageError(
-                "scores need scoringrules", hint="pip install 'lowtide[forecast]'"
-            ) from error
-        truth = truth / self._deviation
-        members = np.sort(np.moveaxis(samples, 1, -1) / self._deviation[:, None], axis=-1)
-        # By probability-weighted moments: the fair estimator, in one pass over sorted members.
-        crps = scoringrules.crps_ensemble(truth, members, estimator="pwm", sorted_ensemble=True)
-        self._add("crps", np.asarray(crps))
-        quantiles = np.quantile(members, _LEVELS, axis=-1)
-        levels = _LEVELS.reshape(-1, 1, 1, 1)
-        loss = 2 * np.maximum(levels * (truth - quantiles), (levels - 1) * (truth - quantiles))
-        self._add("wql", loss.mean(axis=0))
-        self._magnitude += float(np.nansum(np.abs(truth)))
-        low, high = np.quantile(members, (_LOW, _HIGH), axis=-1)
+        """Add the scores of each step of sample paths [n, S, H, D] for targets [n, H, D]."""
+        # Errors, because their size and not the level of the data decides on digits; float32 is
+        # enough for them and takes half the time.
+        errors = (samples - truth[:, None]) / self._deviation
+        errors = np.ascontiguousarray(np.moveaxis(errors, 1, -1), np.float32)
+        errors.sort(axis=-1)
         seen = np.isfinite(truth)
-        self._add("coverage90", np.where(seen, (truth >= low) & (truth <= high), np.nan))
-        outside = np.maximum(low - truth, 0) + np.maximum(truth - high, 0)
-        self._add("winkler90", high - low + outside / _LOW)
+        self._add("crps", _crps(np.where(seen, np.float32(0), np.nan), errors, ordered=True))
+        loss = np.zeros(truth.shape)
+        for level in _LEVELS:
+            above = _quantile(errors, level)
+            loss += 2 * np.maximum((1 - level) * above, -level * above) / len(_LEVELS)
+        self._add("wql", loss)
+        self._magnitude += float(np.nansum(np.abs(truth / self._deviation)))
+        low, high = _quantile(errors, _LOW), _quantile(errors, _HIGH)
+        self._add("coverage90", np.where(seen, (low <= 0) & (high >= 0), np.nan))
+        interval = _scoringrules().interval_score(np.where(seen, 0, np.nan), low, high, 0.1)
+        self._add("winkler90", np.asarray(interval))
+        self._add_ranks(errors[seen])
+
+    def add_joint(self, truth: np.ndarray, samples: np.ndarray) -> None:
+        """Add the scores of whole paths [n, S, H, D]: energy, sums and maxima of 24 steps.
+
+        Fewer steps are one block; steps after the last whole block are left out of the sums.
+        """
+        truth, samples = truth / self._deviation, samples / self._deviation
+        energy = [energy_score(*pair) for pair in zip(truth, samples, strict=True)]
+        self._add("energy", np.array(energy))
+        steps = min(BLOCK_STEPS, truth.shape[1])
+        blocks = truth.shape[1] // steps
+        whole = truth[:, : blocks * steps].reshape(len(truth), blocks, steps, -1)
+        shape = *samples.shape[:2], blocks, steps, truth.shape[2]
+        paths = np.moveaxis(samples[:, :, : blocks * steps].reshape(shape), 1, -1)
+        self._add("crps_sum24", _crps(whole.sum(axis=2), paths.sum(axis=2)))
+        self._add("crps_max24", _crps(whole.max(axis=2), paths.max(axis=2)))
 
     def means(self) -> dict[str, float]:
         """Return the mean of each score; the quantile loss is weighted by the targets' size."""
@@ -56,6 +76,48 @@ class Scores:
             means["wql"] = self._sums["wql"] / max(self._magnitude, 1e-12)
         return means
 
+    def pit(self) -> list[float]:
+        """Return the shares of targets in each tenth of their distribution, 0.1 where it is right.
+
+        The probability integral transform of a target among S samples is spread evenly over the
+        interval of its rank.
+        """
+        if not self._ranks.sum():
+            return []
+        below = np.concatenate([[0.0], np.cumsum(self._ranks / self._ranks.sum())])
+        edges = np.linspace(0, len(self._ranks), PIT_BINS + 1)
+        return np.diff(np.interp(edges, np.arange(len(below)), below)).tolist()
+
+    def _add_ranks(self, errors: np.ndarray) -> None:
+        # Among samples that are equal to it a target is in the middle.
+        below = np.count_nonzero(errors < 0, axis=-1) + np.count_nonzero(errors <= 0, axis=-1)
+        ranks = np.bincount(below // 2, minlength=errors.shape[-1] + 1)
+        self._ranks = ranks + (self._ranks if len(self._ranks) else 0)
+
     def _add(self, name: str, values: np.ndarray) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + float(np.nansum(values))
         self._counts[name] = self._counts.get(name, 0) + int(np.isfinite(values).sum())
+
+
+def _crps(truth: np.ndarray, members: np.ndarray, *, ordered: bool = False) -> np.ndarray:
+    """Return the fair CRPS of ``members`` [..., S], by probability-weighted moments."""
+    score = _scoringrules().crps_ensemble(truth, members, estimator="pwm", sorted_ensemble=ordered)
+    return np.asarray(score)
+
+
+def _quantile(members: np.ndarray, level: float) -> np.ndarray:
+    """Return a quantile of ascending ``members`` [..., S], linear between them."""
+    place = level * (members.shape[-1] - 1)
+    lower = min(int(place), members.shape[-1] - 2)
+    share = place - lower
+    return members[..., lower] * (1 - share) + members[..., lower + 1] * share
+
+
+def _scoringrules() -> ModuleType:
+    try:
+        import scoringrules
+    except ImportError as error:
+        raise UsageError(
+            "scores need scoringrules", hint="pip install 'lowtide[forecast]'"
+        ) from error
+    return scoringrules

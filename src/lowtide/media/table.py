@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lowtide.core.errors import InputError, UsageError
+from lowtide.media.table_cells import RowError, numbers, stamps
+from lowtide.media.table_file import place_of, read_frame
 from lowtide.media.time_grid import TimeGrid, fit_grid
 
 if TYPE_CHECKING:
@@ -21,7 +24,8 @@ _LONG = (
     ("id", "timestamp", "target"),
 )
 _STAMPS = ("date", "ds", "timestamp", "datetime", "time", "year", "month")
-_FIRST_LINE = 2  # in a file with a header, of the first row
+# Values that are too many to be at every k-th step by chance, and names that a note has.
+_FEWEST_EVEN, _MOST_NAMES = 8, 12
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,22 @@ class TimeTable:
     names: tuple[str, ...]
     columns: tuple[str, str, str] = _LONG[0]
     notes: tuple[str, ...] = ()
+
+    def index(self, name: str) -> int:
+        """Return the place of a series among the names.
+
+        Raises:
+            UsageError: There is no series of this name.
+        """
+        if name not in self.names:
+            known = ", ".join(self.names[:20])
+            raise UsageError(f"there is no series {name!r}", hint=f"there are: {known}")
+        return self.names.index(name)
+
+    def only(self, place: int) -> TimeTable:
+        """Return the table of one series."""
+        part = slice(place, place + 1)
+        return replace(self, values=self.values[:, part], names=self.names[part])
 
 
 def read_table(
@@ -65,57 +85,73 @@ def read_table(
     """
     import pandas as pd
 
-    name = "the frame" if isinstance(data, pd.DataFrame) else str(data)
-    frame = data if isinstance(data, pd.DataFrame) else _read_file(Path(data))
+    path = None if isinstance(data, pd.DataFrame) else Path(data)
+    frame = data if isinstance(data, pd.DataFrame) else read_frame(Path(data))
     if isinstance(frame.index, pd.DatetimeIndex):
         frame = frame.reset_index(names=str(frame.index.name or "date"))
+    frame = frame.reset_index(drop=True)
     try:
-        wide, labels = _wide(frame)
+        if not frame.columns.is_unique:
+            raise InputError("two columns have one name")
+        wide, labels, notes = _wide(frame)
         _require_columns(wide, columns)
         wide = wide[list(columns)] if columns else wide
-        return _on_grid(wide, labels, frequency)
+        return _on_grid(wide, labels, notes, frequency)
     except InputError as error:
-        raise InputError(f"{name}: {error.message}", hint=error.hint) from error
+        message, hint = error.message, error.hint
+        raise InputError(f"{path or 'the frame'}: {message}", hint=hint) from error
+    except RowError as error:
+        place = place_of(path, error.row)
+        message = f"{path or 'the frame'}: {place}, {error.message}"
+        if error.first is not None:
+            message += f", first in {place_of(path, error.first)}"
+        raise InputError(message, hint=error.hint) from error
 
 
-def _read_file(path: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    try:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            return pd.read_parquet(path)
-        with path.open(encoding="utf-8-sig") as file:
-            header = file.readline()
-        semicolons = header.count(";") > header.count(",")
-        style: dict[str, Any] = {"sep": ";", "decimal": ","} if semicolons else {}
-        return pd.read_csv(path, encoding="utf-8-sig", **style)
-    except (ValueError, OSError, UnicodeError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"{path}: cannot be read as a table ({reason})") from error
-
-
-def _wide(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, str, str]]:
-    """Return a frame of numbers with stamps as index, and the names of a long frame's columns."""
+def _wide(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, str, str], list[str]]:
+    """Return numbers with stamps as index, the names of a long frame's columns, and notes."""
     for labels in _LONG:
         if set(labels) <= set(frame.columns):
-            series, stamp, value = labels
-            stamps, values = _stamps(frame[stamp]), _numbers(frame[value])
-            long = values.to_frame("value").assign(series=frame[series].astype(str), stamp=stamps)
-            doubled = long.duplicated(["series", "stamp"])
-            if doubled.any():
-                row = int(doubled.argmax())
-                raise InputError(f"line {row + _FIRST_LINE}: {stamps.iloc[row]} is there twice")
-            return long.pivot(index="stamp", columns="series", values="value"), labels
+            wide, notes = _pivot(frame, labels)
+            return wide, labels, notes
     if len(frame.columns) < 2:
         raise InputError("a table has a column of dates and at least one of numbers")
-    stamp = next((name for name in frame if str(name).lower() in _STAMPS), frame.columns[0])
-    numbers = {str(name): _numbers(frame[name]) for name in frame if name != stamp}
     import pandas as pd
 
-    wide = pd.DataFrame(numbers).set_axis(pd.DatetimeIndex(_stamps(frame[stamp])), axis=0)
-    return wide, _LONG[0]
+    stamp = next((name for name in frame if str(name).lower() in _STAMPS), frame.columns[0])
+    if re.match(r"\d{1,4}[-/.]\d", str(stamp)):
+        raise InputError(f"there is no header: {stamp!r} is no name of a column of dates")
+    found, notes = stamps(frame[stamp])
+    _require_once(found.to_frame(), found)
+    values = {str(name): numbers(frame[name]) for name in frame if name != stamp}
+    return pd.DataFrame(values).set_axis(pd.DatetimeIndex(found), axis=0), _LONG[0], notes
+
+
+def _pivot(frame: pd.DataFrame, labels: tuple[str, str, str]) -> tuple[pd.DataFrame, list[str]]:
+    """Return a long frame with a column for each series, and notes."""
+    series, stamp, value = labels
+    nameless = frame[series].isna()
+    if nameless.any():
+        raise RowError(int(nameless.argmax()), f"column {series!r} is empty")
+    found, notes = stamps(frame[stamp])
+    long = numbers(frame[value]).to_frame("value")
+    long = long.assign(series=frame[series].astype(str), stamp=found)
+    _require_once(long[["series", "stamp"]], found)
+    return long.pivot(index="stamp", columns="series", values="value"), notes
+
+
+def _require_once(keys: pd.DataFrame, found: pd.Series) -> None:
+    """Refuse a stamp that is there twice, in one series."""
+    doubled = keys.duplicated()
+    if doubled.any():
+        row = int(doubled.argmax())
+        same = (keys == keys.iloc[row]).to_numpy().all(axis=1)
+        raise RowError(
+            row,
+            f"{found.iloc[row]} is there twice",
+            hint="keep one; an hour that a clock repeats needs its offset: 2026-10-25 02:00+01:00",
+            first=int(same.argmax()),
+        )
 
 
 def _require_columns(wide: pd.DataFrame, columns: tuple[str, ...]) -> None:
@@ -125,61 +161,73 @@ def _require_columns(wide: pd.DataFrame, columns: tuple[str, ...]) -> None:
             raise UsageError(f"there is no series {name!r}", hint=f"there are: {known}")
 
 
-def _on_grid(wide: pd.DataFrame, labels: tuple[str, str, str], frequency: str | None) -> TimeTable:
+def _on_grid(
+    wide: pd.DataFrame, labels: tuple[str, str, str], notes: list[str], frequency: str | None
+) -> TimeTable:
     import pandas as pd
 
-    notes = []
+    notes = list(notes)
     if not wide.index.is_monotonic_increasing:
         wide = wide.sort_index()
         notes.append("rows were put in the order of their stamps")
-    doubled = wide.index.duplicated()
-    if doubled.any():
-        raise InputError(f"{wide.index[int(doubled.argmax())]} is there twice")
     grid = fit_grid(pd.DatetimeIndex(wide.index), frequency)
     missing = len(grid.stamps) - len(wide)
     if missing:
         notes.append(f"{missing:,} steps without a row count as missing values")
     empty = [str(name) for name in wide.columns if not np.isfinite(wide[name]).any()]
     if empty:
-        notes.append(f"left out, without a single value: {', '.join(empty)}")
+        notes.append(f"left out, without a single value: {_few(empty)}")
         wide = wide.drop(columns=empty)
     if wide.shape[1] == 0:
         raise InputError("no series has a single value")
-    values = wide.reindex(grid.stamps).to_numpy(float)
+    values, names = wide.reindex(grid.stamps).to_numpy(float), tuple(map(str, wide.columns))
+    present = grid.stamps.isin(wide.index)
+    infinite = int(np.isinf(values).sum())
+    if infinite:
+        notes.append(f"{infinite:,} infinite values count as missing")
     values = np.where(np.isfinite(values), values, np.nan)
-    return TimeTable(grid, values, tuple(map(str, wide.columns)), labels, tuple(notes))
+    _require_one_frequency(values, names)
+    return TimeTable(grid, values, names, labels, (*notes, *_remarks(values, present, names)))
 
 
-def _numbers(column: pd.Series) -> pd.Series:
-    """Return a column as float64; empty cells are NaN, and the first that is no number an error."""
-    import pandas as pd
-
-    numbers = pd.to_numeric(column, errors="coerce").astype(float)
-    wrong = numbers.isna() & column.notna()
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise InputError(
-            f"line {row + _FIRST_LINE}, column {column.name!r}: {column.iloc[row]!r} is no number",
-            hint="leave cells without a value empty",
-        )
-    return numbers
+def _require_one_frequency(values: np.ndarray, names: tuple[str, ...]) -> None:
+    """Refuse a series that has a value at every k-th step alone."""
+    for name, column in zip(names, values.T, strict=True):
+        places = np.flatnonzero(np.isfinite(column))
+        distance = int(np.gcd.reduce(np.diff(places))) if len(places) >= _FEWEST_EVEN else 1
+        if distance > 1:
+            raise InputError(
+                f"series {name!r} has a value only once in {distance:,} steps of the others",
+                hint="resample all series to one distance, or forecast them apart",
+            )
 
 
-def _stamps(column: pd.Series) -> pd.Series:
-    """Return a column as stamps without a time zone; whole numbers of four digits are years."""
-    import pandas as pd
+def _remarks(values: np.ndarray, present: np.ndarray, names: tuple[str, ...]) -> list[str]:
+    """Return notes on holes, ragged ends and constant series.
 
-    if pd.api.types.is_numeric_dtype(column):
-        years = column.dropna()
-        if len(years) < len(column) or not ((years % 1 == 0) & years.between(1000, 2261)).all():
-            raise InputError(f"column {str(column.name)!r} holds numbers where dates are expected")
-        column = column.astype(int).astype(str) + "-01-01"
-    stamps = pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
-    if stamps.isna().any():
-        row = int(stamps.isna().argmax())
-        raise InputError(
-            f"line {row + _FIRST_LINE}, column {str(column.name)!r}:"
-            f" {column.iloc[row]!r} is no date",
-            hint="write dates as 2026-01-31 or 2026-01-31 13:00",
-        )
-    return stamps.dt.tz_localize(None)
+    Args:
+        values: Values [T, D], NaN where there is none; every series has one.
+        present: Mask [T] of steps that have a row.
+        names: Names [D] of the series.
+    """
+    known, notes = np.isfinite(values), []
+    holes, step = (known.argmax(0), known[::-1].argmax(0)), np.arange(len(values))[:, None]
+    between = (step >= holes[0]) & (step < len(values) - holes[1]) & present[:, None]
+    inside = int((between & ~known).sum())
+    if inside:
+        notes.append(f"{inside:,} cells without a value, between others, count as missing")
+    for steps, words in zip(holes, ("begin later than the table", "end before it"), strict=True):
+        ragged = [f"{names[one]} by {steps[one]:,}" for one in np.flatnonzero(steps)]
+        if ragged:
+            notes.append(f"{len(ragged):,} series {words}, in steps: {_few(ragged)}")
+    constant = np.nanmax(values, axis=0) == np.nanmin(values, axis=0)
+    if constant.any():
+        same = [names[one] for one in np.flatnonzero(constant)]
+        notes.append(f"a single value throughout: {_few(same)}")
+    return notes
+
+
+def _few(words: list[str]) -> str:
+    """Return the first of many words, and how many there are besides."""
+    more = len(words) - _MOST_NAMES
+    return ", ".join(words[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")

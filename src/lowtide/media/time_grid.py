@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ _SEASONS = {
     "QS": (4, "quarter"),
     "QE": (4, "quarter"),
 }
+# Gaps that are more than this are no gaps.
+_MOST_STEPS_PER_ROW = 4
 _DAY_SECONDS, _LONGEST_SEASON = 86_400, 336
 
 
@@ -48,6 +51,13 @@ class TimeGrid:
             day = _DAY_SECONDS // seconds
             return int(day if day <= _LONGEST_SEASON else max(1, 3600 // seconds))
         return _SEASONS.get(_base(self.frequency), (1, None))[0]
+
+    @property
+    def steps_per_day(self) -> int | None:
+        """Steps of a day; None where a day is no whole number of them."""
+        seconds = _step_seconds(self.frequency)
+        whole = seconds is not None and seconds <= _DAY_SECONDS and not _DAY_SECONDS % seconds
+        return int(_DAY_SECONDS // seconds) if seconds and whole else None
 
     def phases(self, stamps: pd.DatetimeIndex | None = None) -> np.ndarray:
         """Return the phase of stamps in their season, from 0: the hour of day, weekday or month."""
@@ -85,10 +95,15 @@ def fit_grid(stamps: pd.DatetimeIndex, frequency: str | None = None) -> TimeGrid
         )
     for name in [frequency] if frequency else _candidates(stamps):
         try:
-            full = pd.date_range(stamps[0], stamps[-1], freq=name)
+            seconds = _step_seconds(name)
         except ValueError as error:
             raise InputError(f"frequency {name!r} is unknown: {error}") from error
-        if len(full) <= 4 * len(stamps) and stamps.isin(full).all():
+        # Counted first: seconds over a century would take all memory.
+        span = int(_distances(stamps[[0, -1]])[0]) / 1e6
+        if seconds is not None and span / seconds > _MOST_STEPS_PER_ROW * len(stamps):
+            continue
+        full = pd.date_range(stamps[0], stamps[-1], freq=name)
+        if len(full) <= _MOST_STEPS_PER_ROW * len(stamps) and stamps.isin(full).all():
             return TimeGrid(full, str(full.freqstr))
     raise InputError(_irregular(stamps, frequency), hint="resample the data, or pass --frequency")
 
@@ -100,8 +115,7 @@ def _candidates(stamps: pd.DatetimeIndex) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pandas 3 warns that it will return an object
         inferred = pd.infer_freq(stamps)
-    shortest = pd.Series(np.diff(stamps.to_numpy())).min()
-    seconds = shortest / np.timedelta64(1, "s")
+    seconds = int(_distances(stamps).min()) / 1e6
     names = [f"{int(seconds)}s"] if seconds >= 1 and seconds < 28 * _DAY_SECONDS else []
     regular = [getattr(inferred, "freqstr", inferred)] if inferred is not None else []
     return [*regular, *names, *_CALENDAR]
@@ -109,7 +123,7 @@ def _candidates(stamps: pd.DatetimeIndex) -> list[str]:
 
 def _irregular(stamps: pd.DatetimeIndex, frequency: str | None) -> str:
     """Return what is wrong with stamps of no grid, with the first that is."""
-    distances = np.diff(stamps.to_numpy())
+    distances = _distances(stamps)
     values, counts = np.unique(distances, return_counts=True)
     usual = values[counts.argmax()]
     odd = int((distances != usual).argmax())
@@ -118,10 +132,13 @@ def _irregular(stamps: pd.DatetimeIndex, frequency: str | None) -> str:
     return f"the stamps are not {wanted}, but {_words(distances[odd])} lie between {between}"
 
 
-def _words(distance: np.timedelta64) -> str:
-    import pandas as pd
+def _distances(stamps: pd.DatetimeIndex) -> np.ndarray:
+    """Return the microseconds between neighbors; nanoseconds overflow after 292 years."""
+    return np.diff(stamps.to_numpy("datetime64[us]").astype(np.int64))
 
-    return str(pd.Timedelta(distance)).replace(" 00:00:00", "")
+
+def _words(microseconds: int) -> str:
+    return str(datetime.timedelta(microseconds=int(microseconds))).replace(", 0:00:00", "")
 
 
 def _step_seconds(frequency: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Closed-form forecaster: the mean of four ridges, a conditional scale, bootstrapped paths."""
+"""Closed-form forecaster: the mean of four ridges, a conditional scale, joint residual paths."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 
 from lowtide.core.errors import InputError
 from lowtide.models.forecaster.blocked_folds import RidgeFit, fit_ridge, held_out
+from lowtide.models.forecaster.distribution import Distribution, Scaler
+from lowtide.models.forecaster.path_choice import AUTO_PATHS, PathChoice, choose_paths
 from lowtide.models.forecaster.ridge import RidgeConfig, predict
 from lowtide.models.forecaster.scale import ConditionalScale, volatility_features
 from lowtide.models.forecaster.windows import forward_fill, targets
@@ -17,37 +19,6 @@ _LOOK_BACKS = (336, 512)
 # Held-out residual paths that scales are fitted to and samples are drawn from.
 _MOST_PATHS = 2048
 _FEWEST_PATHS = 8
-
-
-@dataclass(frozen=True)
-class Scaler:
-    """Mean and standard deviation [D] that a series is standardized by."""
-
-    mean: np.ndarray
-    deviation: np.ndarray
-
-    @classmethod
-    def fit(cls, values: np.ndarray) -> Scaler:
-        """Fit to ``values`` [T, D]; a constant variable keeps its unit."""
-        mean, deviation = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
-        constant = deviation <= 1e-12 * np.maximum(np.abs(mean), 1.0)
-        return cls(mean, np.where(constant, 1.0, deviation))
-
-    def transform(self, values: np.ndarray) -> np.ndarray:
-        """Return standardized values [..., D]."""
-        return (values - self.mean) / self.deviation
-
-    def inverse(self, values: np.ndarray) -> np.ndarray:
-        """Return values [..., D] in the series' own units."""
-        return values * self.deviation + self.mean
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """Forecast distributions of n windows in the series' own units: mean and scale [n, H, D]."""
-
-    mean: np.ndarray
-    scale: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -66,6 +37,7 @@ class RidgeForecaster:
         penalties: Penalty chosen for each ridge, per window.
         scale: Scale of the errors.
         residuals: Standardized held-out errors [n, H, D], float32.
+        paths: Sampler of joint paths made from the residuals, and how it was chosen.
         recent: Steps that volatility is measured over.
         block: Steps of a forecast that are verified, as one, against what came.
     """
@@ -76,6 +48,7 @@ class RidgeForecaster:
     penalties: tuple[float, ...]
     scale: ConditionalScale
     residuals: np.ndarray
+    paths: PathChoice
     recent: int
     block: int
 
@@ -86,7 +59,13 @@ class RidgeForecaster:
 
     @classmethod
     def fit(
-        cls, values: np.ndarray, phases: np.ndarray, *, horizon: int, season: int
+        cls,
+        values: np.ndarray,
+        phases: np.ndarray,
+        *,
+        horizon: int,
+        season: int,
+        paths: str = AUTO_PATHS,
     ) -> RidgeForecaster:
         """Fit to a series.
 
@@ -96,6 +75,7 @@ class RidgeForecaster:
             phases: Phase [T] of each step in its season, from 0.
             horizon: Steps ahead.
             season: Steps of a season; 1 for none.
+            paths: A name in `PATHS`, or ``"auto"`` for the one that is best on blocked folds.
 
         Raises:
             InputError: The series is too short for the horizon.
@@ -121,14 +101,18 @@ class RidgeForecaster:
         features = volatility_features(standardized, verified, origins, recent)
         ahead = phases[origins[:, None] + np.arange(horizon)]
         scale = ConditionalScale.fit(errors, ahead, features, int(phases.max()) + 1)
-        residuals = (errors / scale(ahead, features)).astype(np.float32)
+        scales = scale(ahead, features)
+        residuals = (errors / scales).astype(np.float32)
+        complete = _complete(residuals)
+        residuals = np.nan_to_num(residuals[complete])
         return cls(
             horizon=horizon,
             scaler=scaler,
             ridges=tuple(one.matrix for one in fits),
             penalties=tuple(one.penalty for one in fits),
             scale=scale,
-            residuals=_complete(residuals),
+            residuals=residuals,
+            paths=choose_paths(paths, residuals, scales[complete], origins[complete]),
             recent=recent,
             block=block,
         )
@@ -156,19 +140,17 @@ class RidgeForecaster:
         features = volatility_features(values, verified, origins, self.recent)
         mean = np.mean([predict(values, origins, matrix) for matrix in self.ridges], axis=0)
         scale = self.scale(phases, features) * self.scaler.deviation
-        return Distribution(self.scaler.inverse(mean), scale)
+        return Distribution(origins + first, self.scaler.inverse(mean), scale)
 
     def sample(self, distribution: Distribution, samples: int, *, seed: int) -> np.ndarray:
         """Return sample paths [n, samples, H, D] in the series' own units.
 
-        Every path is the mean plus the scale times one held-out residual path, of all variables.
-        The paths are drawn alike for each window, without repetition while there are enough.
+        Args:
+            distribution: Forecasts of this model.
+            samples: Paths of each window.
+            seed: Seed, at least 0; with it, a window's paths depend on its origin alone.
         """
-        draw = np.random.Generator(np.random.Philox(seed))
-        count = len(self.residuals)
-        rounds = [draw.permutation(count) for _ in range(-(-samples // count))]
-        paths = self.residuals[np.concatenate(rounds)[:samples]]
-        return distribution.mean[:, None] + distribution.scale[:, None] * paths
+        return distribution.sample(self.paths.sampler, samples, seed=seed)
 
 
 def ridge_configs(steps: int, horizon: int, season: int) -> list[RidgeConfig]:
@@ -221,6 +203,6 @@ def _mean_errors(
 
 
 def _complete(residuals: np.ndarray) -> np.ndarray:
-    """Return the paths without a missing target, or all with zeros in place if there are few."""
-    complete = residuals[np.isfinite(residuals).all(axis=(1, 2))]
-    return complete if len(complete) >= _FEWEST_PATHS else np.nan_to_num(residuals)
+    """Return which of the paths [n, H, D] have no missing target; all if those are few."""
+    complete = np.asarray(np.isfinite(residuals).all(axis=(1, 2)))
+    return complete if complete.sum() >= _FEWEST_PATHS else np.ones(len(residuals), bool)

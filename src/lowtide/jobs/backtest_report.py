@@ -1,0 +1,81 @@
+"""Report of a backtest: the scores of each method at each horizon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from lowtide.core.schema import SCHEMA_VERSION
+
+_METHOD_WIDTH, _WIDTH = 27, 12
+
+
+class HorizonScores(BaseModel):
+    """Scores of one horizon, by the name of the method, and the windows they are means of.
+
+    ``paths`` is the sampler of the forecaster's joint paths and ``path_energy`` what it was chosen
+    by. ``pit`` has the shares of targets in each tenth of their forecast distribution.
+    """
+
+    horizon: int
+    windows: int
+    joint_windows: int
+    joint_samples: int
+    paths: str
+    path_energy: dict[str, float]
+    scores: dict[str, dict[str, float]]
+    pit: dict[str, list[float]]
+
+
+class BacktestReport(BaseModel):
+    """Report of a backtest.
+
+    Scores are of values standardized by the training part, over all windows of the test part, none
+    left out. ``mse`` and ``mae`` are of the mean, ``crps`` is the fair one of the samples, ``wql``
+    the weighted quantile loss at .1 to .9, ``coverage90`` the share inside the 90 % band, whose
+    Winkler score is ``winkler90``. ``energy``, and the CRPS of sums and maxima of 24 steps, are of
+    ``joint_windows`` evenly spaced windows with ``joint_samples`` paths each.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    series: int
+    history: int
+    frequency: str
+    split: str
+    train_steps: int
+    test_steps: int
+    samples: int
+    seed: int
+    horizons: list[HorizonScores]
+    notes: list[str] = []
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.series} series, {self.history:,} steps ({self.frequency}): fitted to the first"
+            f" {self.train_steps:,}, scored on the last {self.test_steps:,}"
+        ]
+        for one in self.horizons:
+            lines += ["", *_table(one)]
+        return "\n".join([*lines, *(f"note: {text}" for text in self.notes)])
+
+
+def _table(one: HorizonScores) -> list[str]:
+    names = list(next(iter(one.scores.values())))
+    model = next(iter(one.scores))
+    lines = [
+        f"{one.horizon:,} steps ahead, {one.windows:,} windows; {model} is with {one.paths} paths;"
+        f" joint scores, from energy on, are of {one.joint_windows:,} windows",
+        _row("", names),
+    ]
+    for method, scores in one.scores.items():
+        lines.append(_row(method, [_number(scores.get(name)) for name in names]))
+    return lines
+
+
+def _row(name: str, cells: Sequence[str]) -> str:
+    return f"{name:{_METHOD_WIDTH}}" + "".join(f"{cell:>{_WIDTH}}" for cell in cells)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

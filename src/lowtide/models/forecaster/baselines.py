@@ -1,0 +1,124 @@
+"""Baselines of forecasting: naive, seasonal naive, and one ridge with Gaussian errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from lowtide.core.philox import philox
+from lowtide.models.forecaster.blocked_folds import fit_ridge, held_out
+from lowtide.models.forecaster.distribution import Distribution, Scaler
+from lowtide.models.forecaster.paths import BootstrapPaths, PathSampler
+from lowtide.models.forecaster.ridge import RidgeConfig, predict
+from lowtide.models.forecaster.windows import forward_fill, targets
+
+# Windows whose errors stand for those of all.
+_ERROR_WINDOWS = 512
+_CHUNK = 16
+_PURPOSE = 0x676175  # "gau": keys apart the generators of Gaussian paths
+
+
+class Baseline(Protocol):
+    """A forecaster that others are compared with; ``sampler`` draws its standardized errors."""
+
+    @property
+    def sampler(self) -> PathSampler: ...
+
+    def predict(self, values: np.ndarray, origins: np.ndarray) -> Distribution:
+        """Return the distributions of what follows ``origins`` [n], ascending.
+
+        ``values`` [T, D] are in the series' own units, without NaN.
+        """
+        ...
+
+
+class GaussianPaths:
+    """Standard normal errors, each step and variable on its own."""
+
+    def sample(self, origin: int, paths: np.ndarray, *, seed: int) -> None:
+        """Fill ``paths`` [S, H, D] for the window at ``origin``."""
+        for start in range(0, len(paths), _CHUNK):
+            draw = philox(seed, _PURPOSE, origin, start)
+            part = paths[start : start + _CHUNK]
+            part[:] = draw.standard_normal(part.shape, np.float32)
+
+
+@dataclass(frozen=True)
+class NaiveForecaster:
+    """What was a season ago, or the last value for a season of 1, with errors that occurred.
+
+    Attributes:
+        season: Steps of a season.
+        horizon: Steps ahead, H.
+        deviation: Standard deviation [D] of each variable, the unit of the errors.
+        sampler: Draws errors of whole windows.
+    """
+
+    season: int
+    horizon: int
+    deviation: np.ndarray
+    sampler: PathSampler
+
+    @classmethod
+    def fit(cls, values: np.ndarray, *, season: int, horizon: int) -> NaiveForecaster:
+        """Take the errors of windows of a series ``values`` [T, D], NaN where one is missing."""
+        deviation, filled = Scaler.fit(values).deviation, forward_fill(values)
+        origins = np.arange(season, len(values) - horizon + 1)
+        origins = origins[:: -(-len(origins) // _ERROR_WINDOWS)]
+        errors = targets(values, origins, horizon) - _ago(filled, origins, season, horizon)
+        residuals = np.nan_to_num(errors / deviation).astype(np.float32)
+        return cls(season, horizon, deviation, BootstrapPaths(residuals))
+
+    def predict(self, values: np.ndarray, origins: np.ndarray) -> Distribution:
+        """Return the distributions of what follows ``origins`` [n] of ``values`` [T, D]."""
+        mean = _ago(values, origins, self.season, self.horizon)
+        return Distribution(origins, mean, np.broadcast_to(self.deviation, mean.shape))
+
+
+@dataclass(frozen=True)
+class GaussianRidge:
+    """One ridge, and Gaussian errors of the deviation that each step and variable had.
+
+    Attributes:
+        scaler: Standardizes a series in its own units.
+        matrix: Matrix [L, H] of the ridge.
+        deviation: Standard deviation [H, D] of held-out errors, in the series' units.
+        sampler: Draws standard normal errors.
+    """
+
+    scaler: Scaler
+    matrix: np.ndarray
+    deviation: np.ndarray
+    sampler: PathSampler
+
+    @classmethod
+    def fit(cls, values: np.ndarray, *, look_back: int, horizon: int) -> GaussianRidge:
+        """Fit to a series ``values`` [T, D], NaN where a value is missing."""
+        scaler, known = Scaler.fit(values), np.isfinite(values)
+        filled = forward_fill(scaler.transform(values))
+        fit = fit_ridge(filled, known, RidgeConfig(look_back), horizon)
+        origins = np.arange(look_back, len(values) - horizon + 1)
+        origins = origins[:: -(-len(origins) // _ERROR_WINDOWS)]
+        errors = targets(filled, origins, horizon) - held_out(filled, origins, [fit])
+        deviation = deviations(errors, targets(known, origins, horizon)) * scaler.deviation
+        return cls(scaler, fit.matrix, deviation, GaussianPaths())
+
+    def predict(self, values: np.ndarray, origins: np.ndarray) -> Distribution:
+        """Return the distributions of what follows ``origins`` [n] of ``values`` [T, D]."""
+        first = int(origins[0]) - len(self.matrix)
+        past = self.scaler.transform(values[first : int(origins[-1])])
+        mean = self.scaler.inverse(predict(past, origins - first, self.matrix))
+        return Distribution(origins, mean, np.broadcast_to(self.deviation, mean.shape))
+
+
+def deviations(errors: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Return root mean squares [H, D] of ``errors`` [n, H, D] where they are ``seen``."""
+    squares = np.where(seen, np.square(errors), 0.0).sum(axis=0)
+    return np.sqrt(squares / np.maximum(seen.sum(axis=0), 1))
+
+
+def _ago(filled: np.ndarray, origins: np.ndarray, season: int, horizon: int) -> np.ndarray:
+    """Return what was whole seasons before each target: [n, H, D] of ``filled`` [T, D]."""
+    return filled[origins[:, None] - season + np.arange(horizon) % season]

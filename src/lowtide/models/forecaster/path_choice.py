@@ -1,0 +1,79 @@
+"""Choice of the sampler of joint paths, by energy score on blocked folds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lowtide.models.forecaster.energy import energy_score
+from lowtide.models.forecaster.paths import PATHS, PathSampler
+
+AUTO_PATHS = "auto"
+# What is taken where there are too few residual paths to judge by.
+_USUAL = "bootstrap"
+_FOLDS, _FEWEST_OUTSIDE = 4, 32
+_JUDGED_WINDOWS, _JUDGED_SAMPLES = 64, 100
+
+
+@dataclass(frozen=True)
+class PathChoice:
+    """A sampler of joint paths.
+
+    Attributes:
+        name: Its name in `PATHS`.
+        sampler: The sampler, made from all residuals.
+        energy: Mean energy score of each sampler that was tried, of standardized values; empty
+            where the name was given or there was too little to judge by.
+    """
+
+    name: str
+    sampler: PathSampler
+    energy: dict[str, float] = field(default_factory=dict)
+
+
+def choose_paths(
+    name: str, residuals: np.ndarray, scales: np.ndarray, origins: np.ndarray
+) -> PathChoice:
+    """Return the sampler called ``name``; of ``"auto"``, the one of the least energy score.
+
+    Every sampler is judged on each of four stretches of windows, made from the others whose targets
+    are outside the targets of the stretch.
+
+    Args:
+        name: A name in `PATHS`, or ``"auto"``.
+        residuals: Standardized held-out residuals [n, H, D].
+        scales: Scales [n, H, D] of the residuals.
+        origins: Forecast origins [n], ascending.
+    """
+    if name != AUTO_PATHS:
+        return PathChoice(name, PATHS[name](residuals))
+    scores: dict[str, list[float]] = {one: [] for one in PATHS}
+    for inside, outside in _folds(origins, residuals.shape[1]):
+        for one, kind in PATHS.items():
+            scores[one] += _scores(kind(residuals[outside]), inside, residuals, scales)
+    energy = {one: float(np.mean(found)) for one, found in scores.items() if found}
+    best = min(energy, key=energy.__getitem__, default=_USUAL)
+    return PathChoice(best, PATHS[best](residuals), energy)
+
+
+def _folds(origins: np.ndarray, horizon: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the rows that are judged, and those that samplers are made from, of each fold."""
+    folds = []
+    for rows in np.array_split(np.arange(len(origins)), _FOLDS):
+        first, last = origins[rows[0]], origins[rows[-1]]
+        outside = np.flatnonzero((origins <= first - horizon) | (origins >= last + horizon))
+        if len(outside) >= _FEWEST_OUTSIDE:
+            folds.append((rows[:: -(-len(rows) // _JUDGED_WINDOWS)], outside))
+    return folds
+
+
+def _scores(
+    sampler: PathSampler, rows: np.ndarray, residuals: np.ndarray, scales: np.ndarray
+) -> list[float]:
+    paths = np.empty((_JUDGED_SAMPLES, *residuals.shape[1:]))
+    scores = []
+    for row in rows.tolist():
+        sampler.sample(row, paths, seed=0)
+        scores.append(energy_score(scales[row] * residuals[row], scales[row] * paths))
+    return scores

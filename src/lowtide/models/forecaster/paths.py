@@ -1,0 +1,132 @@
+"""Joint sample paths of standardized residuals: bootstrap, Gaussian copula, independent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+
+from lowtide.core.philox import philox
+
+# Samples that are drawn at once, so that memory does not grow with their number.
+_CHUNK = 16
+# Common factors of a copula; normal scores that its table of quantiles goes to, and its rows.
+_FACTORS, _LARGEST_SCORE, _SCORES = 256, 4.0, 513
+_PURPOSE = 0x70617468  # "path": keys apart the generators of paths
+
+
+class PathSampler(Protocol):
+    """Sampler of standardized residual paths of all variables of a window, jointly.
+
+    A window's samples depend on the seed and its origin alone, not on other windows, and beyond
+    ``paths`` memory does not grow with their number.
+    """
+
+    def sample(self, origin: int, paths: np.ndarray, *, seed: int) -> None:
+        """Fill ``paths`` [S, H, D] for the window at ``origin``; both integers are at least 0."""
+        ...
+
+
+class BootstrapPaths:
+    """Residual paths that occurred, drawn whole: all steps and variables of one window at once.
+
+    They are drawn without repetition while there are enough.
+
+    Args:
+        residuals: Standardized held-out residuals [n, H, D].
+    """
+
+    def __init__(self, residuals: np.ndarray) -> None:
+        self._residuals = residuals
+
+    def sample(self, origin: int, paths: np.ndarray, *, seed: int) -> None:
+        """Fill ``paths`` [S, H, D] for the window at ``origin``."""
+        count = len(self._residuals)
+        for start in range(0, len(paths), count):
+            order = philox(seed, _PURPOSE, origin, start).permutation(count)
+            for row in range(start, min(start + count, len(paths)), _CHUNK):
+                part = paths[row : min(row + _CHUNK, start + count)]
+                part[:] = self._residuals[order[row - start :][: len(part)]]
+
+
+class IndependentPaths:
+    """Residuals that occurred, each step and variable drawn on its own.
+
+    Args:
+        residuals: Standardized held-out residuals [n, H, D].
+    """
+
+    def __init__(self, residuals: np.ndarray) -> None:
+        self._residuals = residuals
+
+    def sample(self, origin: int, paths: np.ndarray, *, seed: int) -> None:
+        """Fill ``paths`` [S, H, D] for the window at ``origin``."""
+        count, *shape = self._residuals.shape
+        flat, place = self._residuals.reshape(count, -1), np.arange(math.prod(shape))
+        for start in range(0, len(paths), _CHUNK):
+            draw = philox(seed, _PURPOSE, origin, start)
+            part = flat[draw.integers(count, size=(_CHUNK, len(place))), place]
+            paths[start : start + _CHUNK] = part.reshape(_CHUNK, *shape)[: len(paths) - start]
+
+
+class CopulaPaths:
+    """Gaussian copula: the correlation of normal scores, and the quantiles that occurred.
+
+    The correlation is of low rank plus a diagonal, so that nothing has a row and a column for each
+    step and variable.
+
+    Args:
+        residuals: Standardized held-out residuals [n, H, D].
+    """
+
+    def __init__(self, residuals: np.ndarray) -> None:
+        count, *shape = residuals.shape
+        self._shape, flat = tuple(shape), residuals.reshape(count, -1)
+        normal = NormalDist()
+        levels = (np.arange(count) + 0.5) / count
+        ranked = np.array([normal.inv_cdf(level) for level in levels], np.float32)
+        # Equal residuals, such as those of a constant variable, get scores in the order of rows.
+        order = flat.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
+        scores = ranked[order] / ranked.std()
+        _, sizes, factors = np.linalg.svd(scores, full_matrices=False)
+        kept = min(_FACTORS, count - 1)
+        self._factors = sizes[:kept, None] * factors[:kept] / np.float32(math.sqrt(count))
+        explained = np.square(self._factors).sum(axis=0)
+        self._rest = np.sqrt(np.maximum(1 - explained, 0), dtype=np.float32)
+        grid = np.linspace(-_LARGEST_SCORE, _LARGEST_SCORE, _SCORES)
+        places = np.array([normal.cdf(score) for score in grid]) * count - 0.5
+        self._quantiles = _between_rows(np.sort(flat, axis=0), np.clip(places, 0, count - 1))
+
+    def sample(self, origin: int, paths: np.ndarray, *, seed: int) -> None:
+        """Fill ``paths`` [S, H, D] for the window at ``origin``."""
+        for start in range(0, len(paths), _CHUNK):
+            # Every product has as many rows: a sample has the same bits among few and many.
+            part = self._chunk(philox(seed, _PURPOSE, origin, start))
+            paths[start : start + _CHUNK] = part.reshape(_CHUNK, *self._shape)[: len(paths) - start]
+
+    def _chunk(self, draw: np.random.Generator) -> np.ndarray:
+        scores = draw.standard_normal((_CHUNK, len(self._factors)), np.float32) @ self._factors
+        scores += draw.standard_normal(scores.shape, np.float32) * self._rest
+        places = (scores + _LARGEST_SCORE) * ((_SCORES - 1) / (2 * _LARGEST_SCORE))
+        return _between_rows(self._quantiles, np.clip(places, 0, _SCORES - 1))
+
+
+PATHS: dict[str, Callable[[np.ndarray], PathSampler]] = {
+    "bootstrap": BootstrapPaths,
+    "copula": CopulaPaths,
+    "independent": IndependentPaths,
+}
+
+
+def _between_rows(table: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return ``table`` [n, V] at rows ``places`` [m] or [m, V], linear between rows: [m, V]."""
+    lower = np.minimum(places.astype(np.int64), max(len(table) - 2, 0))
+    upper = np.minimum(lower + 1, len(table) - 1)
+    share = (places - lower).astype(np.float32)
+    if places.ndim == 1:
+        return table[lower] * (1 - share[:, None]) + table[upper] * share[:, None]
+    column = np.arange(table.shape[1])
+    return table[lower, column] * (1 - share) + table[upper, column] * share

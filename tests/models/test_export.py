@@ -127,7 +127,13 @@ def test_whole_tiers(name, tmp_path):
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("esrgan", "swinir")]
 
 
-@pytest.mark.parametrize("kind", ["compact", "span", "dncnn", *SLOW])
+# PyTorch 2.11's exporter gives one of SPAN's constants two names, which ends in an error.
+SPAN = pytest.param(
+    "span", marks=pytest.mark.skipif(torch.__version__ < "2.12", reason="fails in PyTorch 2.11")
+)
+
+
+@pytest.mark.parametrize("kind", ["compact", SPAN, "dncnn", *SLOW])
 def test_models_of_other_projects(kind, network, write, tmp_path):
     model = lowtide.load(write(network(kind), "model.pth"))
     sizes = checked_sizes(model.descriptor.size)

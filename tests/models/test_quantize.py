@@ -81,6 +81,7 @@ def in_fp8(tensor):
     return (tensor.float() / scale).clamp(-most, most).to(torch.float8_e4m3fn).float() * scale
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="2.11 has no fp8 rows on the CPU")
 @pytest.mark.usefixtures("as_on_a_card")
 def test_in_fp8_weights_and_inputs_are_rounded_by_rows():
     plain, rounded = Layers().bfloat16(), Layers().bfloat16()

@@ -139,7 +139,7 @@ def backtest(
     quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score the forecasts of a table's last part, beside simple baselines.
+    """Score the forecasts of a table's last part, compared with simple baselines.
 
     The first 70 % of the rows are fitted to, the last 20 % scored: every window of them. Scores are
     of values standardized by the first part. What the forecaster is without each of its parts is

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lowtide.core.errors import LowtideError, OutputError
+from lowtide.core.errors import LowtideError, OutputError, UsageError
 
 # Names of part files that killed runs left: hidden, so that they do not count as images.
 PART_PATTERN = ".*.lowtide.part"
@@ -129,6 +129,12 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise write_error(folder, error) from error
+
+
+def require_absent(path: Path, *, force: bool) -> None:
+    """Raise `UsageError` where ``path`` exists and may not be replaced."""
+    if not force and os.path.lexists(path):  # lexists: a broken link belongs to somebody too
+        raise UsageError(f"{path} already exists", hint="--force to replace it")
 
 
 def write_error(path: Path, error: OSError) -> OutputError:

@@ -1,4 +1,4 @@
-"""Backtest of a forecaster: scores on the last part of a table, beside simple baselines."""
+"""Backtest of a forecaster: scores on the last part of a table, compared with baselines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.atomic_file import atomic_output
+from lowtide.core.atomic_file import atomic_output, require_absent
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.jobs.backtest_methods import Method, fit_methods
 from lowtide.jobs.backtest_report import BacktestReport, HorizonScores
-from lowtide.jobs.forecast import require_absent, require_sampling
+from lowtide.jobs.forecast import require_sampling
 from lowtide.jobs.forecast_scores import Scores
 from lowtide.media.table import TimeTable, read_table
 from lowtide.models.forecaster.distribution import Distribution
@@ -23,8 +23,9 @@ from lowtide.models.forecaster.windows import targets
 if TYPE_CHECKING:
     import pandas as pd
 
-# Shares of train, validation and test, by the name of a split. ETT's are 12, 4 and 4 months.
-SPLITS = {"70/10/20": (0.7, 0.1, 0.2), "ett": (12 / 20, 4 / 20, 4 / 20)}
+# Training, validation and test: shares of the rows, or 12, 4 and 4 months of 30 days.
+SPLITS = ("70/10/20", "ett")
+_TRAIN, _TEST = 0.7, 0.2
 # Bytes of the sample paths that are scored at once, and origins that are predicted at once.
 _SAMPLE_BYTES, _ORIGINS = 64 << 20, 256
 # Windows and samples of joint scores, whose cost grows with the square of the samples.
@@ -58,7 +59,7 @@ def backtest(
         split: ``"70/10/20"``, or ``"ett"``: 12, 4 and 4 months of 30 days.
         samples: Sample paths of each window.
         paths: How steps and series move together in them, as `forecast` takes it; the other ways
-            are scored beside.
+            are scored too.
         columns: Series to use; all by default.
         target: The one of them to score; the methods are fitted to all.
         frequency: pandas' name of the distance of stamps; None finds it.
@@ -143,7 +144,7 @@ def _split(table: TimeTable, split: str) -> tuple[int, int, int]:
         if steps < 20 * month:
             raise InputError(f"{steps:,} steps are less than the 20 months of the split")
         return 12 * month, 16 * month, 20 * month
-    return int(steps * SPLITS[split][0]), steps - int(steps * SPLITS[split][2]), steps
+    return int(steps * _TRAIN), steps - int(steps * _TEST), steps
 
 
 def _joint_stride(windows: int) -> int:

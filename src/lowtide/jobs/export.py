@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lowtide.core.atomic_file import atomic_output
+from lowtide.core.atomic_file import atomic_output, require_absent
 from lowtide.core.errors import ModelError, OutputError, UsageError
 from lowtide.jobs import calibration_images
 from lowtide.jobs.export_report import ExportReport, ExportTiming, FilePrecision, SizeReport
@@ -231,6 +230,5 @@ def _target(output: str | Path, *, force: bool) -> Path:
         raise UsageError(
             f"{target} does not end in {SUFFIX}", hint=f"-o {target.with_suffix(SUFFIX)}"
         )
-    if os.path.lexists(target) and not force:
-        raise UsageError(f"{target} already exists", hint="--force to replace it")
+    require_absent(target, force=force)
     return target

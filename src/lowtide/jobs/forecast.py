@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import BaseModel
 
-from lowtide.core.atomic_file import atomic_output
+from lowtide.core.atomic_file import atomic_output, require_absent
 from lowtide.core.errors import UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.media.table import TimeTable, read_table
@@ -129,15 +129,13 @@ def forecast(
     for path in wanted:
         require_absent(path, force=force)
     table = read_table(data, columns=tuple(columns), frequency=frequency)
-    if target is not None:
-        table.index(target)  # refused before the fit
+    place = None if target is None else table.index(target)
     model = fit_forecaster(table, steps, paths=paths)
     stamps = table.grid.after(steps)
     phases = table.grid.phases(stamps)[None]
     distribution = model.predict(table.values, np.array([len(table.values)]), phases)
     drawn, mean = model.sample(distribution, samples, seed=seed)[0], distribution.mean[0]
-    if target is not None:
-        place = table.index(target)
+    if place is not None:
         table = table.only(place)
         drawn, mean = drawn[..., place : place + 1], mean[:, place : place + 1]
     frame = quantile_frame(table, stamps, mean, drawn, levels)
@@ -266,9 +264,3 @@ def _levels(levels: Sequence[float]) -> tuple[float, ...]:
             f"quantile levels are between 0 and 1, not {wrong}", hint="--levels 0.1,0.5,0.9"
         )
     return tuple(sorted(set(levels)))
-
-
-def require_absent(path: Path, *, force: bool) -> None:
-    """Refuse to overwrite a file."""
-    if path.exists() and not force:
-        raise UsageError(f"{path} already exists", hint="--force overwrites it")

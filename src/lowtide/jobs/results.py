@@ -7,6 +7,7 @@ from bisect import bisect
 from collections.abc import Iterator
 from pathlib import Path
 
+from lowtide.core.atomic_file import require_absent
 from lowtide.core.errors import LowtideError, OutputError, UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.jobs.item import Item
@@ -124,11 +125,9 @@ class ResultRecorder:
 
 def refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> None:
     """Raise `UsageError` where ``target`` exists and may not be replaced."""
-    if force or not os.path.lexists(target):  # lexists: a broken link belongs to somebody too
-        return
-    if journal is not None and journal.owns(target):
+    if not force and journal is not None and os.path.lexists(target) and journal.owns(target):
         raise UsageError(
             f"{target} was made from another input or with other settings, or changed since",
             hint="--force to replace it, or another output folder",
         )
-    raise UsageError(f"{target} already exists", hint="--force to replace it")
+    require_absent(target, force=force)

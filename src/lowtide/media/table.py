@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,10 +53,7 @@ class TimeTable:
         Raises:
             UsageError: There is no series of this name.
         """
-        if name not in self.names:
-            known = ", ".join(self.names[:20])
-            raise UsageError(f"there is no series {name!r}", hint=f"there are: {known}")
-        return self.names.index(name)
+        return _place(name, self.names)
 
     def only(self, place: int) -> TimeTable:
         """Return the table of one series."""
@@ -94,8 +92,8 @@ def read_table(
         if not frame.columns.is_unique:
             raise InputError("two columns have one name")
         wide, labels, notes = _wide(frame)
-        _require_columns(wide, columns)
-        wide = wide[list(columns)] if columns else wide
+        names = list(map(str, wide.columns))
+        wide = wide.iloc[:, [_place(name, names) for name in columns]] if columns else wide
         return _on_grid(wide, labels, notes, frequency)
     except InputError as error:
         message, hint = error.message, error.hint
@@ -154,11 +152,11 @@ def _require_once(keys: pd.DataFrame, found: pd.Series) -> None:
         )
 
 
-def _require_columns(wide: pd.DataFrame, columns: tuple[str, ...]) -> None:
-    for name in columns:
-        if name not in wide.columns:
-            known = ", ".join(map(str, wide.columns[:20]))
-            raise UsageError(f"there is no series {name!r}", hint=f"there are: {known}")
+def _place(name: str, names: Sequence[str]) -> int:
+    """Return the place of a series among ``names``."""
+    if name not in names:
+        raise UsageError(f"there is no series {name!r}", hint=f"there are: {', '.join(names[:20])}")
+    return names.index(name)
 
 
 def _on_grid(
@@ -198,7 +196,7 @@ def _require_one_frequency(values: np.ndarray, names: tuple[str, ...]) -> None:
         if distance > 1:
             raise InputError(
                 f"series {name!r} has a value only once in {distance:,} steps of the others",
-                hint="resample all series to one distance, or forecast them apart",
+                hint="resample all series to one distance, or forecast them one by one",
             )
 
 

@@ -57,7 +57,7 @@ def stamps(column: pd.Series) -> tuple[pd.Series, list[str]]:
 
     Whole numbers of four digits are years. Stamps with an offset are converted to UTC, but for
     those that are all midnight where they are, which count as dates. Days and months that could be
-    exchanged are told apart where one reading alone is evenly spaced.
+    exchanged are distinguished where one reading alone is evenly spaced.
     """
     import pandas as pd
 

@@ -149,12 +149,12 @@ class _Halo(torch.autograd.Function):
         sums = query.new_empty(batch, heads, height, width, 2, dtype=torch.float32)
         bias = None if table is None else table.detach().contiguous()
         launch = Launch(query, windows, bias)
-        apart = strides(query, key, value, result)
+        steps = strides(query, key, value, result)
         tiled = launch.descriptors(tiles.forward, key, value)
         keys, values = tiled or (key, value)
         for grid, place, fixed in launch.query_launches(tiles.forward, tiled is not None):
             tensors = query, keys, values, result, sums, launch.table
-            kernels.forward[grid](*tensors, *launch.sizes, place, apart, **fixed)
+            kernels.forward[grid](*tensors, *launch.sizes, place, steps, **fixed)
         ctx.save_for_backward(query, key, value, result, sums, bias)
         ctx.settings = windows, tiles
         return result
@@ -170,17 +170,17 @@ class _Halo(torch.autograd.Function):
             torch.empty_like(tensor, memory_format=torch.contiguous_format)
             for tensor in (query, key, value)
         )
-        apart = strides(query, key, value, result, gradient)
+        steps = strides(query, key, value, result, gradient)
         tiled = launch.descriptors(tiles.query, key, value)
         keys, values = tiled or (key, value)
         for grid, place, fixed in launch.query_launches(tiles.query, tiled is not None):
             tensors = query, keys, values, result, sums, launch.table, gradient, grad_query
-            kernels.backward_query[grid](*tensors, *launch.sizes, place, apart, **fixed)
+            kernels.backward_query[grid](*tensors, *launch.sizes, place, steps, **fixed)
         tiled = launch.descriptors(tiles.key, query, gradient, square=True)
         queries, given = tiled or (query, gradient)
         for grid, place, fixed in launch.key_launches(tiles.key, tiled is not None):
             tensors = queries, key, value, sums, launch.table, given, grad_key, grad_value
-            kernels.backward_key[grid](*tensors, *launch.sizes, place, apart, **fixed)
+            kernels.backward_key[grid](*tensors, *launch.sizes, place, steps, **fixed)
         grad_table = None
         if ctx.needs_input_grad[3]:
             grad_table = _table_gradient(launch, tiles.bias, query, key, value, sums, gradient)
@@ -201,10 +201,10 @@ def _table_gradient(
     queries, keys = tile_count(step**2, tile.queries), tile_count(size**2, tile.keys)
     shape = launch.heads, queries * tile.queries, keys * tile.keys
     found = query.new_empty(shape, dtype=torch.float32)
-    place, apart = (launch.batch, *launch.window_counts), strides(query, key, value, gradient)
+    place, steps = (launch.batch, *launch.window_counts), strides(query, key, value, gradient)
     tensors = query, key, value, sums, table, gradient, found
     grid = keys, queries, launch.heads
-    _kernels().backward_bias[grid](*tensors, *launch.sizes, place, apart, **launch.constants(tile))
+    _kernels().backward_bias[grid](*tensors, *launch.sizes, place, steps, **launch.constants(tile))
     found = found[:, : step**2, : size**2].unflatten(2, (size, size)).unflatten(1, (step, step))
     return _by_distance(found, launch.windows).to(table.dtype)
 

@@ -183,13 +183,7 @@ def measure_operator(call: Call) -> int:
         return allocated
     # In low precision oneDNN allocates more than it may use; untouched pages are not resident.
     with _as_traced(call):
-        run = materialize_call(call)
-        touched = _touched_bytes(run)
-        if not touched:
-            return allocated
-        # What an operator returns it has written, even where the count of pages missed it.
-        results = [leaf for leaf in tree_leaves(run()) if isinstance(leaf, torch.Tensor)]
-        return min(allocated, max(touched, sum(tensor.nbytes for tensor in results)))
+        return min(allocated, _touched_bytes(materialize_call(call)) or allocated)
 
 
 def _allocated_bytes(call: Call) -> int:
@@ -223,10 +217,13 @@ def _touched_bytes(run: Callable[[], Any]) -> int | None:
     """Return the bytes of pages that ``run`` touches, results included.
 
     None where the system keeps no high-water mark. Memory that the process frees meanwhile makes
-    the figure too low, so the highest of a few counts is returned.
+    the figure too low, so the highest of a few counts is returned, and no less than the results,
+    which are written.
     """
-    run()  # kernels are compiled and kept once, which is no workspace
-    reading, most = RESIDENT_PEAK.reader(), 0
+    results = run()  # kernels are compiled and kept once, which is no workspace
+    most = sum(leaf.nbytes for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor))
+    del results
+    reading = RESIDENT_PEAK.reader()
     for _ in range(_TOUCHES):
         trim_heap()  # blocks that the heap reuses must be touched again
         before = status_bytes("VmRSS")

@@ -7,17 +7,15 @@ from typing import Protocol
 
 import numpy as np
 
-from lowtide.core.philox import philox
 from lowtide.models.forecaster.blocked_folds import fit_ridge, held_out
 from lowtide.models.forecaster.distribution import Distribution, Scaler
-from lowtide.models.forecaster.paths import BootstrapPaths, PathSampler
+from lowtide.models.forecaster.paths import BootstrapPaths, PathSampler, drawn_chunks
 from lowtide.models.forecaster.ridge import RidgeConfig, predict
 from lowtide.models.forecaster.windows import forward_fill, targets
 
 # Windows whose errors stand for those of all.
 _ERROR_WINDOWS = 512
-_CHUNK = 16
-_PURPOSE = 0x676175  # "gau": keys apart the generators of Gaussian paths
+_PURPOSE = 0x676175  # "gau", in the keys of generators
 
 
 class Baseline(Protocol):
@@ -39,9 +37,7 @@ class GaussianPaths:
 
     def sample(self, origin: int, paths: np.ndarray, *, seed: int) -> None:
         """Fill ``paths`` [S, H, D] for the window at ``origin``."""
-        for start in range(0, len(paths), _CHUNK):
-            draw = philox(seed, _PURPOSE, origin, start)
-            part = paths[start : start + _CHUNK]
+        for part, draw in drawn_chunks(paths, seed, _PURPOSE, origin):
             part[:] = draw.standard_normal(part.shape, np.float32)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lowtide.models.forecaster.baselines import GaussianPaths, deviations
 from lowtide.models.forecaster.distribution import Distribution, Scaler
 from lowtide.models.forecaster.paths import PathSampler
-from lowtide.models.forecaster.windows import forward_fill, look_backs, numbered_chunks, targets
+from lowtide.models.forecaster.windows import apply_to_differences, forward_fill, targets
 
 _KERNEL, _BATCH, _STEPS, _RATE = 25, 256, 400, 2e-3
 # Share of the windows, the last, whose errors say how large errors are; they are not trained on.
@@ -115,13 +115,10 @@ def _train(
 
 def _apply(network: DLinear, values: np.ndarray, origins: np.ndarray, look_back: int) -> np.ndarray:
     """Return the forecasts [n, H, D] of what follows ``origins`` [n] of ``values`` [T, D]."""
-    horizon, variables = network.trend.out_features, values.shape[1]
-    ahead = np.empty((len(origins), horizon, variables))
-    for start, chunk in numbered_chunks(origins, variables):
-        past = look_backs(values, chunk, look_back).reshape(-1, look_back)
-        last = past[:, -1:]
+
+    def run(past: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
-            part = network(torch.from_numpy(past - last).float()).numpy() + last
-        part = part.reshape(variables, len(chunk), horizon)
-        ahead[start : start + len(chunk)] = part.transpose(1, 2, 0)
-    return ahead
+            return network(torch.from_numpy(past).float()).numpy()
+
+    horizon = network.trend.out_features
+    return apply_to_differences(values, origins, look_back, horizon, run)

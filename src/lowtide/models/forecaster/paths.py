@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import NormalDist
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from lowtide.core.philox import philox
 _CHUNK = 16
 # Common factors of a copula; normal scores that its table of quantiles goes to, and its rows.
 _FACTORS, _LARGEST_SCORE, _SCORES = 256, 4.0, 513
-_PURPOSE = 0x70617468  # "path": keys apart the generators of paths
+_PURPOSE = 0x70617468  # "path", in the keys of generators
 
 
 class PathSampler(Protocol):
@@ -66,10 +66,9 @@ class IndependentPaths:
         """Fill ``paths`` [S, H, D] for the window at ``origin``."""
         count, *shape = self._residuals.shape
         flat, place = self._residuals.reshape(count, -1), np.arange(math.prod(shape))
-        for start in range(0, len(paths), _CHUNK):
-            draw = philox(seed, _PURPOSE, origin, start)
-            part = flat[draw.integers(count, size=(_CHUNK, len(place))), place]
-            paths[start : start + _CHUNK] = part.reshape(_CHUNK, *shape)[: len(paths) - start]
+        for part, draw in drawn_chunks(paths, seed, _PURPOSE, origin):
+            drawn = flat[draw.integers(count, size=(_CHUNK, len(place))), place]
+            part[:] = drawn.reshape(_CHUNK, *shape)[: len(part)]
 
 
 class CopulaPaths:
@@ -102,10 +101,9 @@ class CopulaPaths:
 
     def sample(self, origin: int, paths: np.ndarray, *, seed: int) -> None:
         """Fill ``paths`` [S, H, D] for the window at ``origin``."""
-        for start in range(0, len(paths), _CHUNK):
+        for part, draw in drawn_chunks(paths, seed, _PURPOSE, origin):
             # Every product has as many rows: a sample has the same bits among few and many.
-            part = self._chunk(philox(seed, _PURPOSE, origin, start))
-            paths[start : start + _CHUNK] = part.reshape(_CHUNK, *self._shape)[: len(paths) - start]
+            part[:] = self._chunk(draw).reshape(_CHUNK, *self._shape)[: len(part)]
 
     def _chunk(self, draw: np.random.Generator) -> np.ndarray:
         scores = draw.standard_normal((_CHUNK, len(self._factors)), np.float32) @ self._factors
@@ -119,6 +117,14 @@ PATHS: dict[str, Callable[[np.ndarray], PathSampler]] = {
     "copula": CopulaPaths,
     "independent": IndependentPaths,
 }
+
+
+def drawn_chunks(
+    paths: np.ndarray, seed: int, purpose: int, origin: int
+) -> Iterator[tuple[np.ndarray, np.random.Generator]]:
+    """Yield ``paths`` [S, H, D] in parts of few samples, each with a generator of its own."""
+    for start in range(0, len(paths), _CHUNK):
+        yield paths[start : start + _CHUNK], philox(seed, purpose, origin, start)
 
 
 def _between_rows(table: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.models.forecaster.windows import chunk_windows, look_backs, numbered_chunks, targets
+from lowtide.models.forecaster.windows import (
+    apply_to_differences,
+    look_backs,
+    numbered_chunks,
+    targets,
+)
 
 # Candidate penalties per window, in units of a standardized variable's variance.
 _PENALTIES = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 10.0, 100.0)
@@ -96,17 +101,8 @@ def predict(values: np.ndarray, origins: np.ndarray, matrix: np.ndarray) -> np.n
 
     A forecast is bit-identical whatever others are computed with it.
     """
-    variables, (length, horizon) = values.shape[1], matrix.shape
-    result = np.empty((len(origins), horizon, variables))
-    padded = np.zeros((chunk_windows(variables) * variables, length))
-    for start, chunk in numbered_chunks(origins, variables):
-        past = look_backs(values, chunk, length).reshape(-1, length)
-        last = past[:, -1:]
-        padded[: len(past)] = past - last
-        ahead = (padded @ matrix)[: len(past)] + last
-        ahead = ahead.reshape(variables, len(chunk), horizon)
-        result[start : start + len(chunk)] = ahead.transpose(1, 2, 0)
-    return result
+    length, horizon = matrix.shape
+    return apply_to_differences(values, origins, length, horizon, lambda past: past @ matrix)
 
 
 def choose_penalty(

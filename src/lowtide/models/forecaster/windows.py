@@ -6,7 +6,7 @@ known to it: its look-back ends before step ``origin``, its targets begin there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -39,6 +39,32 @@ def numbered_chunks(
     size = chunk_windows(variables, rows)
     for start in range(0, len(origins), size):
         yield start, origins[start : start + size]
+
+
+def apply_to_differences(
+    values: np.ndarray,
+    origins: np.ndarray,
+    look_back: int,
+    horizon: int,
+    function: Callable[[np.ndarray], np.ndarray],
+) -> np.ndarray:
+    """Return forecasts [n, horizon, D] at ``origins`` [n] of ``values`` [T, D].
+
+    ``function`` maps look-backs less their last value, (N, look_back), to what follows less that
+    value, (N, horizon). It always gets as many rows, so that a forecast is bit-identical whatever
+    others are computed with it.
+    """
+    variables = values.shape[1]
+    result = np.empty((len(origins), horizon, variables))
+    padded = np.zeros((chunk_windows(variables) * variables, look_back))
+    for start, chunk in numbered_chunks(origins, variables):
+        past = look_backs(values, chunk, look_back).reshape(-1, look_back)
+        last = past[:, -1:]
+        padded[: len(past)] = past - last
+        ahead = function(padded)[: len(past)] + last
+        ahead = ahead.reshape(variables, len(chunk), horizon)
+        result[start : start + len(chunk)] = ahead.transpose(1, 2, 0)
+    return result
 
 
 def forward_fill(values: np.ndarray) -> np.ndarray:

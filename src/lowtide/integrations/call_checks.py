@@ -45,8 +45,9 @@ def check_not_traced(title: str, image: Tensor) -> None:
 
     ``image`` is the first tensor of the call, of any shape: a fake one means tracing.
     """
-    traced = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
-    if traced or is_fake(image):
+    # Both are of this call: `torch.compiler.is_exporting` is of the process, in which another
+    # thread may be capturing a part at the same time.
+    if is_fake(image) or torch._C._get_tracing_state() is not None:
         raise ModelError(
             f"{title} is fitted: it runs in bands and cannot be traced or exported",
             hint="lowtide.unfit(module) first",

@@ -84,7 +84,7 @@ class LDM4TSModel(nn.Module):
         self.encoder: LookBackEncoder | None = None
         self.unet: LatentUNet | None = None
         if config.diffusion:
-            # Seeded apart, so that neither the weights nor the caller's numbers depend on the other.
+            # Apart, so that neither the weights nor the caller's random numbers change.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.seed)
                 self.encoder = LookBackEncoder(config, self.latent_shape[1:], choice)

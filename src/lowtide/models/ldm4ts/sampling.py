@@ -141,14 +141,11 @@ def sample_latents(
         steps: Calls of ``velocity``.
     """
     noisy, earlier = noise, None
-    times = torch.tensor(angles.sampling_times(steps), device=noise.device)
-    for number, time in enumerate(times):
+    *times, last = torch.tensor(angles.sampling_times(steps), device=noise.device)
+    for time, after in zip(times, [*times[1:], last], strict=True):
         cosine, sine = angles.cosine[time], angles.sine[time]
-        speed = velocity(noisy, time.expand(len(noisy)))
-        if number == steps - 1:
-            break
-        excess = gaussian.whiten(speed - gaussian.velocity(noisy, cosine, sine), cosine, sine)
-        after = times[number + 1]
+        excess = velocity(noisy, time.expand(len(noisy))) - gaussian.velocity(noisy, cosine, sine)
+        excess = gaussian.whiten(excess, cosine, sine)
         length = (time - after) * (math.pi / 2 / angles.steps)
         slope = excess
         if earlier is not None:
@@ -156,7 +153,8 @@ def sample_latents(
         white = gaussian.whiten(noisy, cosine, sine) - length * slope
         noisy = gaussian.color(white, angles.cosine[after], angles.sine[after])
         earlier = excess, length
-    return cosine * noisy - sine * speed
+    speed = velocity(noisy, last.expand(len(noisy)))
+    return angles.cosine[last] * noisy - angles.sine[last] * speed
 
 
 def _power(variance: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

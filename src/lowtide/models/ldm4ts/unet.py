@@ -66,8 +66,8 @@ class LatentUNet(nn.Module):
         self.grow = nn.ModuleList(nn.Conv2d(made, given, 1) for given, made in pairwise(widths))
         self.norm_out = group_norm(width)
         self.conv_out = nn.Conv2d(width, channels, 3, padding=1)
-        nn.init.zeros_(self.conv_out.weight)
-        nn.init.zeros_(self.conv_out.bias)
+        for one in self.conv_out.parameters():
+            nn.init.zeros_(one)
 
     def forward(self, noisy: Tensor, time: Tensor, image: Tensor, vector: Tensor) -> Tensor:
         """Return velocities (B, C, h, w).

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from lowtide.core.atomic_file import atomic_output, require_absent
 from lowtide.core.errors import UsageError
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
 from lowtide.media.table import TimeTable, read_table
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.path_choice import AUTO_PATHS
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_LEVELS = (0.1, 0.5, 0.9)
+RIDGE = "ridge"
 
 
 class ForecastReport(BaseModel):
@@ -29,12 +31,14 @@ class ForecastReport(BaseModel):
 
     ``history`` counts the steps of the table, ``look_backs`` those that each ridge sees, and
     ``residual_paths`` the held-out errors that samples are drawn from, by the sampler ``paths``;
-    ``path_energy`` has the energy scores it was chosen by. ``notes`` are sentences on what was
-    repaired in the table or left out.
+    ``path_energy`` has the energy scores it was chosen by. ``until`` is the last stamp that a
+    trained ``model`` was trained on; without one, that is the end of the table. ``notes`` are
+    sentences on what was repaired in the table or left out.
     """
 
     schema_version: int = SCHEMA_VERSION
-    model: str = "ridge"
+    model: str = RIDGE
+    until: str | None = None
     series: int
     history: int
     frequency: str
@@ -52,11 +56,15 @@ class ForecastReport(BaseModel):
 
     def __str__(self) -> str:
         series = f"{self.series} series" if self.series > 1 else "1 series"
+        origin = "fitted to the table itself"
+        if self.until is not None:
+            origin = f"{self.model}, trained on data until {self.until}"
+        made = "learned from" if self.paths == DIFFUSION else "of"
         lines = [
             f"{series} of {self.history:,} steps ({self.frequency}), {self.horizon:,} ahead",
-            "fitted to the table itself: ridges that see"
+            f"{origin}: ridges that see"
             f" {' and '.join(f'{length:,}' for length in sorted(set(self.look_backs)))} steps,"
-            f" {self.paths} paths of {self.residual_paths:,} held-out errors",
+            f" {self.paths} paths {made} {self.residual_paths:,} held-out errors",
         ]
         if self.path_energy:
             tried = ", ".join(f"{name} {score:.4g}" for name, score in self.path_energy.items())
@@ -84,6 +92,7 @@ def forecast(
     data: str | Path | pd.DataFrame,
     output: str | Path | None = None,
     *,
+    model: str | Path = RIDGE,
     horizon: int | None = None,
     horizons: Sequence[int] = (),
     quantile_levels: Sequence[float] = DEFAULT_LEVELS,
@@ -97,20 +106,22 @@ def forecast(
     plot: str | Path | None = None,
     force: bool = False,
 ) -> Forecast:
-    """Forecast the series of a table, by a model that is fitted to the table itself.
+    """Forecast the series of a table, by a model fitted to the table itself or a trained one.
 
     Args:
         data: A CSV or Parquet file, or a data frame: wide, with a column of dates, or long
             (``unique_id, ds, y`` or ``item_id, timestamp, target``).
         output: File of means and quantiles, CSV or Parquet.
+        model: ``"ridge"``, fitted to the table, or a folder of `lowtide train forecast`.
         horizon: Steps to forecast.
         horizons: Steps to forecast, each from the end of the table; the longest covers all.
         quantile_levels: Levels of quantiles, between 0 and 1.
         samples: Sample paths.
         paths: How steps and series move together in them: ``"bootstrap"``, ``"copula"``,
-            ``"independent"``, or ``"auto"``, the best of them on blocked folds of the table.
-        columns: Series to use; all by default.
-        target: The one of them to forecast; the model is fitted to all.
+            ``"independent"``, or ``"auto"``, the best of them on blocked folds of the table; of a
+            folder also ``"diffusion"``, which is its ``"auto"``.
+        columns: Series to use; all by default, or those of the folder.
+        target: The one of them to forecast; the model is of all.
         frequency: pandas' name of the distance of stamps; None finds it.
         seed: Seed of the sample paths, at least 0.
         samples_output: File of the sample paths, CSV or Parquet.
@@ -119,27 +130,38 @@ def forecast(
 
     Raises:
         InputError: The table cannot be used; the message has the line and the column.
+        ModelError: A file of the folder is damaged.
         UsageError: An argument is invalid, or a file exists.
         OutputError: A file cannot be written.
     """
     steps = _horizon(horizon, horizons)
     levels = _levels(quantile_levels)
-    require_sampling(samples, paths, seed)
+    require_sampling(samples, paths, seed, trained=model != RIDGE)
     wanted = [Path(path) for path in (output, samples_output, plot) if path is not None]
     for path in wanted:
         require_absent(path, force=force)
-    table = read_table(data, columns=tuple(columns), frequency=frequency)
+    if model == RIDGE:
+        trained, table = None, read_table(data, columns=tuple(columns), frequency=frequency)
+        ridge = fit_forecaster(table, steps, paths=paths)
+        name, sampler, predict = ridge.paths.name, ridge.paths.sampler, ridge.predict
+    else:
+        trained = TrainedForecaster.load(Path(model))
+        trained.require_horizon(steps)
+        table = trained.read_table(data, columns, frequency)
+        name, ridge, predict = trained.path_name(paths), trained.ridge, trained.predict
+        sampler = trained.sampler(name, table, steps)
     place = None if target is None else table.index(target)
-    model = fit_forecaster(table, steps, paths=paths)
     stamps = table.grid.after(steps)
     phases = table.grid.phases(stamps)[None]
-    distribution = model.predict(table.values, np.array([len(table.values)]), phases)
-    drawn, mean = model.sample(distribution, samples, seed=seed)[0], distribution.mean[0]
+    distribution = predict(table.values, np.array([len(table.values)]), phases)
+    drawn, mean = distribution.sample(sampler, samples, seed=seed)[0], distribution.mean[0]
     if place is not None:
         table = table.only(place)
         drawn, mean = drawn[..., place : place + 1], mean[:, place : place + 1]
     frame = quantile_frame(table, stamps, mean, drawn, levels)
     report = ForecastReport(
+        model=str(model),
+        until=None if trained is None else trained.facts.until,
         series=len(table.names),
         history=len(table.values),
         frequency=table.grid.frequency,
@@ -148,10 +170,10 @@ def forecast(
         samples=samples,
         quantile_levels=levels,
         seed=seed,
-        look_backs=tuple(len(matrix) for matrix in model.ridges),
-        residual_paths=len(model.residuals),
-        paths=model.paths.name,
-        path_energy=model.paths.energy,
+        look_backs=tuple(len(matrix) for matrix in ridge.ridges),
+        residual_paths=len(ridge.residuals),
+        paths=name,
+        path_energy={} if name == DIFFUSION else ridge.paths.energy,
         outputs=[str(path) for path in wanted],
         notes=list(table.notes),
     )
@@ -179,14 +201,19 @@ def fit_forecaster(
     )
 
 
-def require_sampling(samples: int, paths: str, seed: int) -> None:
-    """Refuse settings of sample paths that make no sense."""
+def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> None:
+    """Refuse settings of sample paths that make no sense, or need a model that is ``trained``."""
     if samples < 2:
         raise UsageError(f"{samples} samples are no distribution", hint="ask for 200")
     if seed < 0:
         raise UsageError(f"a seed is at least 0, not {seed}", hint="--seed 0")
-    if paths not in (AUTO_PATHS, *PATHS):
-        known = ", ".join((AUTO_PATHS, *PATHS))
+    if paths == DIFFUSION and not trained:
+        raise UsageError(
+            "diffusion paths are of a trained model",
+            hint="lowtide train forecast DATA --horizons 96, then -m experiments/DATA-forecast",
+        )
+    if paths not in (AUTO_PATHS, *PATHS, DIFFUSION):
+        known = ", ".join((AUTO_PATHS, *PATHS, DIFFUSION))
         raise UsageError(f"there are no {paths!r} paths", hint=f"--paths is one of {known}")
 
 

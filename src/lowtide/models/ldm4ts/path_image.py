@@ -48,6 +48,10 @@ class PathImage:
         self._pixels = cell.argsort(stable=True)[place.clamp(max=len(cell) - 1)]
         self._inside = number < counts[:, None]
 
+    def __deepcopy__(self, _memo: object) -> PathImage:
+        """Return itself: it never changes, and copies of a traced module cannot hold values."""
+        return self
+
     def to_image(self, path: Tensor) -> Tensor:
         """Return the image [B, D, h, w] of ``path`` [B, H, D]."""
         pixels = path.transpose(1, 2)[..., self._step.to(path.device)]

@@ -23,7 +23,7 @@ class LDM4TSConfig(BaseModel, frozen=True, extra="forbid"):
         variables: Series that are forecast together, D.
         period: Steps of a season, the length of a row of folded images.
         autoencoder: Folder of a diffusers ``AutoencoderKL``; None for the closed-form one.
-        latent_channels: Channels of the closed-form latent.
+        latent_channels: Channels of the closed-form latent at most; short paths need fewer.
         width: Channels of the U-Net at latent resolution.
         views: Whether images of the look-back are a condition.
         frequency: Whether its spectrum is one.

@@ -99,8 +99,7 @@ def test_samples_depend_on_window_seed_and_key_alone(fitted):
     assert torch.equal(together[:, 2:], fitted.forecast(context[2:], 5, seed=1))
 
 
-@pytest.mark.parametrize("steps", range(1, 21))
-def test_the_last_step_ends_at_the_latent(steps):
+def test_the_last_step_ends_at_the_latent_whatever_their_number():
     latent = torch.randn(3, 2, 4, 5, generator=torch.Generator().manual_seed(0))
     angles, gaussian = Angles(1000), GaussianLatent((2, 4, 5))
     gaussian.fit(torch.randn(200, 2, 4, 5, generator=torch.Generator().manual_seed(1)).cumsum(2))
@@ -109,8 +108,9 @@ def test_the_last_step_ends_at_the_latent(steps):
         cosine, sine = angles.of(time, noisy)
         return (cosine * noisy - latent) / sine
 
-    found = sample_latents(torch.randn(latent.shape), oracle, angles, gaussian, steps)
-    assert torch.allclose(found, latent, atol=1e-5)
+    for steps in range(1, 21):
+        found = sample_latents(torch.randn(latent.shape), oracle, angles, gaussian, steps)
+        assert torch.allclose(found, latent, atol=1e-5), steps
 
 
 def test_gaussian_latents_are_sampled_exactly_in_any_number_of_steps():

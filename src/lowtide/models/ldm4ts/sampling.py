@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -141,8 +142,8 @@ def sample_latents(
         steps: Calls of ``velocity``.
     """
     noisy, earlier = noise, None
-    *times, last = torch.tensor(angles.sampling_times(steps), device=noise.device)
-    for time, after in zip(times, [*times[1:], last], strict=True):
+    times = torch.tensor(angles.sampling_times(steps), device=noise.device)
+    for time, after in pairwise(times):
         cosine, sine = angles.cosine[time], angles.sine[time]
         excess = velocity(noisy, time.expand(len(noisy))) - gaussian.velocity(noisy, cosine, sine)
         excess = gaussian.whiten(excess, cosine, sine)
@@ -153,6 +154,7 @@ def sample_latents(
         white = gaussian.whiten(noisy, cosine, sine) - length * slope
         noisy = gaussian.color(white, angles.cosine[after], angles.sine[after])
         earlier = excess, length
+    last = times[-1]
     speed = velocity(noisy, last.expand(len(noisy)))
     return angles.cosine[last] * noisy - angles.sine[last] * speed
 

@@ -34,7 +34,7 @@ def normal(*shape, seed=1):
         (25, 7, dict(latent_channels=64)),
         (97, 1, dict(latent_channels=5, image_size=(32, 48), period=7)),
         (15, 1, dict(image_size=(224, 224), latent_channels=16)),
-        (36, 9, dict(latent_channels=100, image_size=(16, 16))),
+        (28, 9, dict(latent_channels=100, image_size=(16, 16))),
     ],
 )
 def test_nothing_is_lost_where_all_components_have_a_place(horizon, variables, sizes):

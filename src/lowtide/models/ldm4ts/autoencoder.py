@@ -89,6 +89,8 @@ class PatchAutoencoder(nn.Module):
         count = len(self.deviations)
         basis, deviations = rows.new_zeros(count, flat.shape[1]), rows.new_zeros(count)
         kept = int((found[:count] > _LEAST_DEVIATION * found[0]).sum())
+        if kept < count:
+            kept = min(kept, _MOST_SPREAD)
         basis[:kept], deviations[:kept] = rows[:kept], found[:kept]
         self._set(mean, basis, deviations, flat.square().sum(dim=0))
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from lowtide.jobs.forecast import fit_forecaster
+from lowtide.jobs.forecast import RIDGE, fit_forecaster
 from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
 from lowtide.media.table import TimeTable
 from lowtide.models.forecaster.baselines import (
@@ -21,7 +21,6 @@ from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.paths import PATHS, PathSampler
 from lowtide.models.forecaster.windows import forward_fill
 
-MODEL = "ridge"
 # Steps of diffusion's sampler at most, which takes long.
 _SAMPLING_STEPS = 10
 
@@ -80,14 +79,14 @@ def fit_methods(
         steps = origins[:, None] + np.arange(horizon)
         return forecast(table.values, origins, phases[steps])
 
-    methods = [Method(MODEL, predict, PATHS[chosen](residuals))]
+    methods = [Method(RIDGE, predict, PATHS[chosen](residuals))]
     if trained is not None:
         sampler = trained.sampler(DIFFUSION, table, horizon, _SAMPLING_STEPS)
-        methods.append(Method(f"{MODEL}, {DIFFUSION} paths", predict, sampler, "joint"))
+        methods.append(Method(f"{RIDGE}, {DIFFUSION} paths", predict, sampler, "joint"))
     for name, kind in PATHS.items():
         if name != chosen:
-            methods.append(Method(f"{MODEL}, {name} paths", predict, kind(residuals), "none"))
-    methods.append(Method(f"{MODEL}, Gaussian errors", predict, GaussianPaths()))
+            methods.append(Method(f"{RIDGE}, {name} paths", predict, kind(residuals), "none"))
+    methods.append(Method(f"{RIDGE}, Gaussian errors", predict, GaussianPaths()))
     filled = forward_fill(table.values)
     for name, one in _baselines(table, horizon, train, len(model.ridges[0])).items():
         methods.append(Method(name, _bound(one, filled), one.sampler))

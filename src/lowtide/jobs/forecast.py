@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import BaseModel
 
-from lowtide.core.atomic_file import atomic_output, require_absent
+from lowtide.core.atomic_file import require_absent
 from lowtide.core.errors import UsageError
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.jobs.forecast_frames import quantile_frame, sample_frame, write_frame
 from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
 from lowtide.media.table import TimeTable, read_table
+from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.path_choice import AUTO_PATHS
-from lowtide.models.forecaster.paths import PATHS
+from lowtide.models.forecaster.paths import PATHS, PathSampler
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,28 +142,21 @@ def forecast(
     wanted = [Path(path) for path in (output, samples_output, plot) if path is not None]
     for path in wanted:
         require_absent(path, force=force)
-    if model == RIDGE:
-        trained, table = None, read_table(data, columns=tuple(columns), frequency=frequency)
-        ridge = fit_forecaster(table, steps, paths=paths)
-        name, sampler, predict = ridge.paths.name, ridge.paths.sampler, ridge.predict
-    else:
-        trained = TrainedForecaster.load(Path(model))
-        trained.require_horizon(steps)
-        table = trained.read_table(data, columns, frequency)
-        name, ridge, predict = trained.path_name(paths), trained.ridge, trained.predict
-        sampler = trained.sampler(name, table, steps)
+    source = _source(model, data, steps, paths, tuple(columns), frequency)
+    table = source.table
     place = None if target is None else table.index(target)
     stamps = table.grid.after(steps)
     phases = table.grid.phases(stamps)[None]
-    distribution = predict(table.values, np.array([len(table.values)]), phases)
-    drawn, mean = distribution.sample(sampler, samples, seed=seed)[0], distribution.mean[0]
+    distribution = source.predict(table.values, np.array([len(table.values)]), phases)
+    drawn = distribution.sample(source.sampler, samples, seed=seed)[0]
+    mean = distribution.mean[0]
     if place is not None:
         table = table.only(place)
         drawn, mean = drawn[..., place : place + 1], mean[:, place : place + 1]
     frame = quantile_frame(table, stamps, mean, drawn, levels)
     report = ForecastReport(
         model=str(model),
-        until=None if trained is None else trained.facts.until,
+        until=source.until,
         series=len(table.names),
         history=len(table.values),
         frequency=table.grid.frequency,
@@ -170,10 +165,10 @@ def forecast(
         samples=samples,
         quantile_levels=levels,
         seed=seed,
-        look_backs=tuple(len(matrix) for matrix in ridge.ridges),
-        residual_paths=len(ridge.residuals),
-        paths=name,
-        path_energy={} if name == DIFFUSION else ridge.paths.energy,
+        look_backs=tuple(len(matrix) for matrix in source.ridge.ridges),
+        residual_paths=len(source.ridge.residuals),
+        paths=source.paths,
+        path_energy={} if source.paths == DIFFUSION else source.ridge.paths.energy,
         outputs=[str(path) for path in wanted],
         notes=list(table.notes),
     )
@@ -186,6 +181,38 @@ def forecast(
 
         plot_forecast(Path(plot), table, stamps, drawn)
     return Forecast(frame, drawn, report)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a forecast is made of; ``paths`` is the name of ``sampler``."""
+
+    table: TimeTable
+    ridge: RidgeForecaster
+    predict: Callable[[np.ndarray, np.ndarray, np.ndarray], Distribution]
+    paths: str
+    sampler: PathSampler
+    until: str | None = None
+
+
+def _source(
+    model: str | Path,
+    data: str | Path | pd.DataFrame,
+    steps: int,
+    paths: str,
+    columns: tuple[str, ...],
+    frequency: str | None,
+) -> _Source:
+    """Return the table of ``data`` and the forecaster fitted to it, or the trained one."""
+    if model == RIDGE:
+        table = read_table(data, columns=columns, frequency=frequency)
+        ridge = fit_forecaster(table, steps, paths=paths)
+        return _Source(table, ridge, ridge.predict, ridge.paths.name, ridge.paths.sampler)
+    trained = TrainedForecaster.load(Path(model))
+    trained.require_horizon(steps)
+    table, name = trained.read_table(data, columns, frequency), trained.path_name(paths)
+    sampler = trained.sampler(name, table, steps)
+    return _Source(table, trained.ridge, trained.predict, name, sampler, trained.facts.until)
 
 
 def fit_forecaster(
@@ -215,64 +242,6 @@ def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> N
     if paths not in (AUTO_PATHS, *PATHS, DIFFUSION):
         known = ", ".join((AUTO_PATHS, *PATHS, DIFFUSION))
         raise UsageError(f"there are no {paths!r} paths", hint=f"--paths is one of {known}")
-
-
-def quantile_frame(
-    table: TimeTable,
-    stamps: pd.DatetimeIndex,
-    mean: np.ndarray,
-    paths: np.ndarray,
-    levels: tuple[float, ...],
-) -> pd.DataFrame:
-    """Return one row for each series and step, in the column names of the table.
-
-    Args:
-        table: The measurements.
-        stamps: Stamps [H] of the steps.
-        mean: Means [H, D].
-        paths: Sample paths [S, H, D].
-        levels: Levels [Q] of quantiles.
-    """
-    quantiles = np.empty((len(table.names), len(stamps), len(levels)))
-    for step in range(len(stamps)):  # one by one: nothing as large as the paths is made
-        quantiles[:, step] = np.quantile(paths[:, step], levels, axis=0).T
-    frame = _long_frame(table, stamps)
-    frame["mean"] = mean.T.ravel()
-    for number, level in enumerate(levels):
-        frame[f"{level:g}"] = quantiles[..., number].ravel()
-    return frame
-
-
-def sample_frame(table: TimeTable, stamps: pd.DatetimeIndex, paths: np.ndarray) -> pd.DataFrame:
-    """Return one row for each series and step, and a column for each of ``paths`` [S, H, D]."""
-    import pandas as pd
-
-    columns = pd.DataFrame(
-        paths.transpose(2, 1, 0).reshape(-1, len(paths)),
-        columns=[f"sample_{number}" for number in range(len(paths))],
-    )
-    return pd.concat([_long_frame(table, stamps), columns], axis=1)
-
-
-def write_frame(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame as CSV, or as Parquet where the name says so."""
-    with atomic_output(path) as part:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            frame.to_parquet(part, index=False)
-        else:
-            frame.to_csv(part, index=False)
-
-
-def _long_frame(table: TimeTable, stamps: pd.DatetimeIndex) -> pd.DataFrame:
-    import pandas as pd
-
-    series, stamp, _ = table.columns
-    return pd.DataFrame(
-        {
-            series: np.repeat(np.array(table.names, object), len(stamps)),
-            stamp: np.tile(stamps.to_numpy(), len(table.names)),
-        }
-    )
 
 
 def _horizon(horizon: int | None, horizons: Sequence[int]) -> int:

@@ -161,7 +161,7 @@ def _require_own_folder(folder: Path, name: str) -> None:
         raise UsageError(f"{folder} is not a folder", hint="use another name, or move it away")
     if _is_run_folder(folder, name):
         return
-    for made in (f"{name}.safetensors", *_MADE):
+    for made in (f"{name}.safetensors", f"{name}.json", *_MADE):
         if os.path.lexists(folder / made):
             raise UsageError(
                 f"{folder / made} already exists and is not from a training run of this name",
@@ -178,9 +178,10 @@ def _write_config(folder: Path, config: RunConfig) -> None:
         OutputError: A file cannot be written.
     """
     make_folder(folder)
-    best = f"models/{config.name}_best.safetensors"
-    for made in (_CONFIG, f"{config.name}.safetensors", best, "models/validated.safetensors"):
-        remove_part_files(folder / made)
+    weights = config.name, f"models/{config.name}_best", "models/validated"
+    made = (f"{name}.{kind}" for name in weights for kind in ("safetensors", "json"))
+    for name in (_CONFIG, *made, "models/forecast.json", "models/forecaster.npz"):
+        remove_part_files(folder / name)
     with atomic_output(folder / _CONFIG) as part:
         part.write_text(json.dumps(config.model_dump(mode="json"), indent=1) + "\n")
 

@@ -150,7 +150,7 @@ class TrainedForecaster:
             )
 
     def require_unseen(self, table: TimeTable, first: int) -> None:
-        """Refuse to score steps of a table from ``first`` on that were trained on, or come too soon.
+        """Refuse to score a table from step ``first`` on if that was trained on or comes too soon.
 
         Raises:
             UsageError: Step ``first`` is not after the training.
@@ -163,7 +163,7 @@ class TrainedForecaster:
             raise UsageError(
                 f"the part to score begins at {stamp}, and {self.folder} was trained on data until"
                 f" {self.facts.until}",
-                hint=f"train it with --split 70/10/20, or give data that go on after that",
+                hint="train it with --split 70/10/20, or give data that go on after that",
             )
         if first < self.context:
             raise InputError(

@@ -36,7 +36,7 @@ def save_forecaster(path: Path, model: RidgeForecaster) -> None:
     arrays |= {f"ridge_{number}": matrix for number, matrix in enumerate(model.ridges)}
     make_folder(path.parent)
     with atomic_output(path) as part, part.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
 
 
 def load_forecaster(path: Path) -> RidgeForecaster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from lowtide.training.run_config import (
     ConfigSection,
@@ -118,6 +118,14 @@ class ForecastConfig(RunConfig, frozen=True):
     network: DiffusionNetwork = DiffusionNetwork()
     train: ForecastTrain = ForecastTrain()
     val: ForecastVal = ForecastVal()
+
+    @field_validator("name")
+    @classmethod
+    def _reject_other_file(cls, name: str) -> str:
+        """Reject the name under which sizes of the network would overwrite the configuration."""
+        if name.lower() == "config":
+            raise ValueError("config.json is the configuration's file: choose another name")
+        return name
 
     @property
     def horizon(self) -> int:

@@ -85,7 +85,7 @@ class PatchAutoencoder(nn.Module):
         flat = paths.flatten(1).to("cpu", torch.float64)
         mean = flat.mean(dim=0)
         flat = (flat - mean) / math.sqrt(len(flat))
-        _, found, rows = torch.linalg.svd(flat, full_matrices=False)
+        found, rows = _principal_components(flat)
         count = len(self.deviations)
         basis, deviations = rows.new_zeros(count, flat.shape[1]), rows.new_zeros(count)
         kept = int((found[:count] > _LEAST_DEVIATION * found[0]).sum())
@@ -142,6 +142,16 @@ def build_autoencoder(config: LDM4TSConfig) -> PatchAutoencoder | KLPathAutoenco
     """Return the autoencoder of a configuration, frozen and in evaluation mode."""
     kind = PatchAutoencoder if config.autoencoder is None else KLPathAutoencoder
     return kind(config).requires_grad_(False).eval()
+
+
+def _principal_components(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Return deviations [R], largest first, and components [R, size] of ``flat`` [N, size]."""
+    if len(flat) >= flat.shape[1]:
+        power, vectors = torch.linalg.eigh(flat.T @ flat)
+        return power.clamp_min(0).sqrt().flip(0), vectors.T.flip(0)
+    power, vectors = torch.linalg.eigh(flat @ flat.T)
+    deviations, rows = power.clamp_min(0).sqrt().flip(0), (vectors.T @ flat).flip(0)
+    return deviations, rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
 def _cosines(size: int) -> Tensor:

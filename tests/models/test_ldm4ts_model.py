@@ -63,6 +63,7 @@ def test_training_reaches_every_tensor_and_lowers_the_loss(parts):
         losses.append(loss.item())
     assert reached == {name for name, one in model.named_parameters() if one.requires_grad}
     assert losses[-1] < 0.8 * losses[0]
+    assert model.fit_strength(*batch) > 0.5
 
 
 def test_checkpointing_changes_no_bit_of_a_gradient():
@@ -86,6 +87,16 @@ def test_untrained_samples_have_the_deviation_of_the_paths(fitted):
     # Steps move together as they did in the paths.
     together = (drawn[:, :-1] * drawn[:, 1:]).mean().item()
     assert together == pytest.approx((paths[:, :-1] * paths[:, 1:]).mean().item(), abs=0.1)
+
+
+def test_a_network_that_knows_nothing_of_new_windows_loses_its_strength():
+    model = LDM4TSModel(**SMALL)
+    model.fit_autoencoder(make_paths(300, model)[1])
+    context, paths, noise, time = make_batch(model, 40, seed=1)
+    torch.nn.init.normal_(model.unet.conv_out.weight, generator=torch.Generator().manual_seed(0))
+    assert model.fit_strength(context, paths, noise, time) < 0.05
+    samples = model.sample_residuals(context[0], 200, seed=0, steps=4)
+    assert samples.std().item() == pytest.approx(1, rel=0.1)
 
 
 def test_samples_depend_on_window_seed_and_key_alone(fitted):

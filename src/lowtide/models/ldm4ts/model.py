@@ -7,22 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from lowtide.core.atomic_file import atomic_output, make_folder
-from lowtide.core.errors import InputError, ModelError, NotFiniteError, UsageError
+from lowtide.core.errors import InputError, NotFiniteError, UsageError
 from lowtide.core.philox import philox
 from lowtide.models.ldm4ts.autoencoder import build_autoencoder
 from lowtide.models.ldm4ts.blocks import AttentionChoice
 from lowtide.models.ldm4ts.conditioning import LookBackEncoder
 from lowtide.models.ldm4ts.config import LDM4TSConfig
+from lowtide.models.ldm4ts.ldm4ts_files import load_state, make_config, read_model, write_model
 from lowtide.models.ldm4ts.sampling import Angles, GaussianLatent, sample_latents
 from lowtide.models.ldm4ts.unet import LatentUNet
-from lowtide.models.lowtide_files import read_tensors
-from lowtide.models.metadata_limits import parse_json
 
-NAME = "ldm4ts"
 # Samples that are drawn at once, so that memory does not grow with their number. Every chunk has
 # as many, so that a sample has the same bits among few and many.
 _CHUNK = 16
@@ -51,10 +47,13 @@ class LDM4TSModel(nn.Module):
         config: Sizes and parts.
         autoencoder: The frozen autoencoder.
         gaussian: Gaussian of the latents, fitted by `fit_autoencoder`.
+        strength: Factor () of what the U-Net adds to it, 1 before `fit_strength`.
 
     Raises:
         UsageError: A field is unknown or has a value that makes no model.
     """
+
+    strength: Tensor
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class LDM4TSModel(nn.Module):
         **sizes: Any,
     ) -> None:
         super().__init__()
-        self.config = config = _config(
+        self.config = config = make_config(
             image_size=image_size,
             horizons=horizons,
             diffusion_steps=diffusion_steps,
@@ -81,6 +80,7 @@ class LDM4TSModel(nn.Module):
         self.autoencoder.requires_grad_(False)
         self.angles = Angles(config.diffusion_steps)
         self.gaussian = GaussianLatent(self.latent_shape)
+        self.register_buffer("strength", torch.ones(()))
         self.encoder: LookBackEncoder | None = None
         self.unet: LatentUNet | None = None
         if config.diffusion:
@@ -165,6 +165,47 @@ class LDM4TSModel(nn.Module):
         cosine, sine = self.angles.of(time, latent)
         velocity = self(cosine * latent + sine * noise, time, context)
         return (velocity.float() - (cosine * noise - sine * latent)).square().mean()
+
+    @torch.no_grad()
+    def fit_strength(self, context: Tensor, paths: Tensor, noise: Tensor, time: Tensor) -> float:
+        """Set how much of the U-Net counts to what is best for windows that it has not seen.
+
+        Windows are few and look alike, so that a U-Net soon knows by heart what followed those it
+        was trained on. The least squares, in units of the paths, of the velocity's error over the
+        factor are between 0, the Gaussian alone, and 1.
+
+        Args:
+            context: Look-backs [B, L, D].
+            paths: Paths, noise and times as for `denoising_loss`.
+            noise: Standard normal numbers [B, C, h, w].
+            time: Times [B].
+
+        Returns:
+            The factor, which is in `strength`.
+        """
+        self._require_context(context)
+        if self.unet is None:
+            return float(self.strength)
+        self.strength.fill_(1)
+        along, power = 0.0, 0.0
+        for rows in torch.arange(len(context)).split(_CHUNK):
+            latent = self.encode(paths[rows])
+            cosine, sine = self.angles.of(time[rows], latent)
+            noisy = cosine * latent + sine * noise[rows]
+            usual = self.gaussian.velocity(noisy, cosine, sine)
+            fine = noise.new_zeros(len(rows), *self.autoencoder.noise_shape)
+            usual, added, wanted = (
+                self.autoencoder.decode(one, fine).double()
+                for one in (
+                    usual,
+                    self(noisy, time[rows], context[rows]),
+                    cosine * noise[rows] - sine * latent,
+                )
+            )
+            along += float(((added - usual) * (wanted - usual)).sum())
+            power += float((added - usual).square().sum())
+        self.strength.fill_(min(max(along / power, 0.0), 1.0) if power else 1.0)
+        return float(self.strength)
 
     @torch.no_grad()
     def sample_residuals(
@@ -270,15 +311,7 @@ class LDM4TSModel(nn.Module):
             path: The folder, which is made; or a .safetensors file, beside which the configuration
                 has the same name.
         """
-        from safetensors.torch import save_file
-
-        weights, sizes = _files(Path(path))
-        make_folder(weights.parent)
-        state = {name: one.detach().cpu().contiguous() for name, one in self.state_dict().items()}
-        with atomic_output(weights) as part:
-            save_file(state, part, {"lowtide.architecture": NAME})
-        with atomic_output(sizes) as part:
-            part.write_text(self.config.model_dump_json(indent=2) + "\n")
+        write_model(Path(path), self.config, self.state_dict())
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str | None = None) -> LDM4TSModel:
@@ -291,24 +324,9 @@ class LDM4TSModel(nn.Module):
         Raises:
             ModelError: It is none.
         """
-        weights, sizes = _files(Path(path))
-        for file in (weights, sizes):
-            if not file.is_file():
-                raise ModelError(
-                    f"{path} is no LDM4TS model: there is no {file.name}",
-                    hint="name the folder that LDM4TSModel.save wrote",
-                )
-        values = parse_json(sizes, NAME, sizes.read_text(errors="replace"))
-        try:
-            config = LDM4TSConfig.model_validate(values)
-        except ValidationError as error:
-            raise ModelError(f"{sizes} is no configuration of LDM4TS: {_first(error)}") from error
+        config, state = read_model(Path(path))
         model = cls.from_config(config, device)
-        try:
-            model.load_state_dict(read_tensors(weights))
-        except RuntimeError as error:
-            first = str(error).partition("\n\t")[2].partition("\n")[0] or str(error)
-            raise ModelError(f"the tensors in {weights} do not fit {sizes}: {first}") from error
+        load_state(model, state, Path(path))
         return model.eval()
 
     @classmethod
@@ -328,7 +346,7 @@ class LDM4TSModel(nn.Module):
         velocity = self.gaussian.velocity(noisy, cosine, sine)
         if self.unet is None or features is None:
             return velocity
-        return velocity + self.unet(noisy, time, *features)
+        return velocity + self.strength * self.unet(noisy, time, *features)
 
     def _require_context(self, context: Tensor) -> None:
         wanted = self.config.look_back, self.config.variables
@@ -353,24 +371,3 @@ def random_walk(x: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
         raise InputError("a look-back has values that are not finite", hint="fill its gaps first")
     ahead = torch.arange(1, horizon + 1, device=x.device, dtype=x.dtype)
     return x[:, -1:], x.diff(dim=1).std(dim=1, correction=0)[:, None] * ahead.sqrt()[:, None]
-
-
-def _config(**values: Any) -> LDM4TSConfig:
-    try:
-        return LDM4TSConfig.model_validate(values)
-    except ValidationError as error:
-        raise UsageError(
-            f"LDM4TS: {_first(error)}", hint=f"fields: {', '.join(LDM4TSConfig.model_fields)}"
-        ) from error
-
-
-def _first(error: ValidationError) -> str:
-    """Return the first thing that is wrong, with the name of its field."""
-    one = error.errors()[0]
-    return f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
-
-
-def _files(path: Path) -> tuple[Path, Path]:
-    """Return the files of weights and configuration of a model at ``path``."""
-    weights = path if path.suffix == ".safetensors" else path / f"{NAME}.safetensors"
-    return weights, weights.with_suffix(".json")

@@ -49,19 +49,17 @@ def test_training_reaches_every_tensor_and_lowers_the_loss(parts):
     model = LDM4TSModel(**SMALL, **parts)
     model.fit_autoencoder(make_paths(64, model)[1])
     batch = make_batch(model, 8)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
     reached, losses = set(), []
     for _ in range(12):
-        optimizer.zero_grad()
         loss = model.denoising_loss(*batch)
-        loss.backward()
-        optimizer.step()
-        if len(losses) < 3:
-            reached |= {
-                n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()
-            }
+        gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
+            if gradient is not None and gradient.any():
+                reached |= {name} if len(losses) < 3 else set()
+                weight.data -= 5e-3 * gradient.sign()
         losses.append(loss.item())
-    assert reached == {name for name, one in model.named_parameters() if one.requires_grad}
+    assert reached == set(weights)
     assert losses[-1] < 0.8 * losses[0]
     assert model.fit_strength(*batch) > 0.5
 

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 pd = pytest.importorskip("pandas")
 pytest.importorskip("accelerate")
 
+from safetensors.torch import load_file  # noqa: E402
+
 import lowtide  # noqa: E402
 from lowtide.cli.main import app  # noqa: E402
 from lowtide.core.errors import Cancelled, NotFiniteError  # noqa: E402
@@ -71,7 +73,11 @@ def test_a_run_is_a_model_that_forecasts(home, tmp_path):
     model = home / "load-forecast"
     rows = [json.loads(line) for line in (model / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "denoising" in row] == [1, 2, 3, 4]
-    assert [row["step"] for row in rows if "error_share" in row] == [2, 4]
+    scores = [row for row in rows if "error_share" in row]
+    assert [row["step"] for row in scores] == [2, 4]
+    best = min(scores, key=lambda row: row["error_share"])
+    weights = load_file(model / "models" / "load-forecast_best.safetensors")
+    assert float(weights["strength"]) == best["strength"]
     made = {}
     for paths in ("auto", "bootstrap"):
         out = tmp_path / f"{paths}.csv"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, ModelError, UsageError
@@ -40,7 +40,7 @@ class TrainedFacts(BaseModel, frozen=True, extra="forbid"):
     """
 
     schema_version: int = SCHEMA_VERSION
-    name: str
+    name: str = Field(pattern=r"^[\w.-]+$")
     columns: tuple[str, ...]
     frequency: str
     season: int
@@ -95,7 +95,21 @@ class TrainedForecaster:
         best = folder / "models" / f"{facts.name}_best.safetensors"
         if not best.is_file():
             raise ModelError(f"{best} is missing", hint="resume the training: the same command")
-        return cls(folder, facts, load_forecaster(folder / _FORECASTER), LDM4TSModel.load(best))
+        found = cls(folder, facts, load_forecaster(folder / _FORECASTER), LDM4TSModel.load(best))
+        found._require_one_run()
+        return found
+
+    def _require_one_run(self) -> None:
+        """Refuse parts of different runs."""
+        sizes = self.denoiser.config
+        wanted = self.facts.horizon, len(self.facts.columns)
+        for shape in (self.ridge.residuals.shape[1:], (sizes.horizon, sizes.variables)):
+            if shape != wanted:
+                raise ModelError(
+                    f"{self.folder} has files of different runs: {wanted[0]:,} steps of {wanted[1]}"
+                    f" series, and {shape[0]:,} of {shape[1]}",
+                    hint="train it again: lowtide train forecast",
+                )
 
     @property
     def context(self) -> int:

@@ -21,7 +21,7 @@ from lowtide.training.train_step import TrainedNetwork
 
 DENOISER = "denoiser"
 # Windows that are validated on, each with as much noise in every validation; how many at once.
-_VALIDATED, _VALIDATED_AT_ONCE = 128, 4
+_VALIDATED, _VALIDATED_AT_ONCE = 128, 16
 # Noise levels of neighbors in this sequence are spread evenly over all.
 _GOLDEN = 0.6180339887498949
 _PURPOSE = 0x76616C  # "val", in the keys of generators
@@ -132,46 +132,47 @@ class DenoisingObjective(Objective):
 class DenoisingValidation:
     """Squared error of the velocity on windows not trained on, as a share of the Gaussian's.
 
-    It is 1 where the network adds nothing to the closed form. Noise and levels are the same in
-    every validation.
+    It is of velocities decoded to paths, with what the network adds weighted by the ``strength``
+    that is best on these windows, and 1 where the network adds nothing to the closed form. Noise
+    and levels are the same in every validation.
     """
 
     lower_is_better = True
 
     def __init__(self, config: ForecastConfig, windows: ResidualWindows, device: str) -> None:
-        self._windows, self._device = windows, device
+        self._device = device
         self._seed, self._levels = config.manual_seed, config.network.diffusion_steps
-        rows = np.linspace(0, len(windows) - 1, min(_VALIDATED, len(windows)))
-        self._rows = rows.round().astype(int).tolist()
+        rows = np.linspace(0, len(windows) - 1, min(_VALIDATED, len(windows))).round().astype(int)
+        self._origins = windows.origins[rows].tolist()
+        self._contexts = np.stack([windows.context(row) for row in rows])
+        self._paths = windows.residuals[rows]
 
     @property
     def conditions(self) -> dict[str, Any]:
         """The windows that are validated on."""
-        return {"metric": "error_share", "origins": self._windows.origins[self._rows].tolist()}
+        return {"metric": "error_share", "origins": self._origins}
 
     @torch.no_grad()
     def __call__(self, network: nn.Module, step: int) -> dict[str, float]:
-        """Return the score ``error_share`` of ``network``."""
+        """Set the strength of ``network``; return ``error_share`` and ``strength``."""
         assert isinstance(network, LDM4TSModel)
+        count = len(self._paths)
+        noise = philox(self._seed, _PURPOSE, 0, 0).standard_normal(
+            (count, *network.latent_shape), np.float32
+        )
+        levels = (np.arange(count) * _GOLDEN % 1 * self._levels).astype(np.int64)
+        arrays = self._contexts, self._paths, noise, levels
+        windows = tuple(torch.from_numpy(one).to(self._device) for one in arrays)
+        strength = network.fit_strength(*windows)
         error, usual = 0.0, 0.0
-        for start in range(0, len(self._rows), _VALIDATED_AT_ONCE):
-            rows = range(start, min(start + _VALIDATED_AT_ONCE, len(self._rows)))
-            samples = [self._sample(row, network.latent_shape) for row in rows]
-            context, paths, noise, level = (
-                torch.from_numpy(np.stack(arrays)).to(self._device)
-                for arrays in zip(*samples, strict=True)
-            )
+        for context, paths, noise, level in zip(
+            *(one.split(_VALIDATED_AT_ONCE) for one in windows), strict=True
+        ):
             noisy, velocity = _noisy(network, paths, noise, level)
             gaussian = network.gaussian.velocity(noisy, *network.angles.of(level, noisy))
-            error += float((network(noisy, level, context) - velocity).square().sum())
-            usual += float((gaussian - velocity).square().sum())
-        return {"error_share": error / usual}
-
-    def _sample(self, row: int, latent_shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-        index = self._rows[row]
-        noise = philox(self._seed, _PURPOSE, row, 0).standard_normal(latent_shape, np.float32)
-        level = np.array(int(row * _GOLDEN % 1 * self._levels))
-        return self._windows.context(index), self._windows.residuals[index], noise, level
+            error += _error(network, network(noisy, level, context), velocity)
+            usual += _error(network, gaussian, velocity)
+        return {"error_share": error / usual, "strength": strength}
 
 
 def make_denoising_task(
@@ -205,3 +206,10 @@ def _noisy(
     latent = denoiser.encode(paths)
     cosine, sine = denoiser.angles.of(level, latent)
     return cosine * latent + sine * noise, cosine * noise - sine * latent
+
+
+def _error(denoiser: LDM4TSModel, made: Tensor, wanted: Tensor) -> float:
+    """Return the sum of squared errors of velocities (B, C, h, w), decoded to paths."""
+    still = made.new_zeros(len(made), *denoiser.autoencoder.noise_shape)
+    first, second = (denoiser.autoencoder.decode(one, still) for one in (made, wanted))
+    return float((first - second).square().sum())

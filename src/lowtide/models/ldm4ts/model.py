@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import InputError, NotFiniteError, UsageError
 from lowtide.core.philox import philox
-from lowtide.models.ldm4ts.autoencoder import build_autoencoder
+from lowtide.models.ldm4ts.autoencoder import PatchAutoencoder, build_autoencoder
 from lowtide.models.ldm4ts.blocks import AttentionChoice
 from lowtide.models.ldm4ts.conditioning import LookBackEncoder
 from lowtide.models.ldm4ts.config import LDM4TSConfig
@@ -164,7 +164,17 @@ class LDM4TSModel(nn.Module):
         latent = self.encode(paths)
         cosine, sine = self.angles.of(time, latent)
         velocity = self(cosine * latent + sine * noise, time, context)
-        return (velocity.float() - (cosine * noise - sine * latent)).square().mean()
+        return self.velocity_error(velocity, cosine * noise - sine * latent)
+
+    def velocity_error(self, velocity: Tensor, wanted: Tensor) -> Tensor:
+        """Return the mean squared error of velocities [B, C, h, w], a scalar.
+
+        With the closed-form autoencoder it is the error of the paths that they become, so that
+        components of a path count as much as they vary; with another that of the latents.
+        """
+        if isinstance(self.autoencoder, PatchAutoencoder):
+            velocity, wanted = (self._path(one.float()) for one in (velocity, wanted))
+        return (velocity.float() - wanted.float()).square().mean()
 
     @torch.no_grad()
     def fit_strength(self, context: Tensor, paths: Tensor, noise: Tensor, time: Tensor) -> float:
@@ -193,14 +203,10 @@ class LDM4TSModel(nn.Module):
             cosine, sine = self.angles.of(time[rows], latent)
             noisy = cosine * latent + sine * noise[rows]
             usual = self.gaussian.velocity(noisy, cosine, sine)
-            fine = noise.new_zeros(len(rows), *self.autoencoder.noise_shape)
+            wanted = cosine * noise[rows] - sine * latent
             usual, added, wanted = (
-                self.autoencoder.decode(one, fine).double()
-                for one in (
-                    usual,
-                    self(noisy, time[rows], context[rows]),
-                    cosine * noise[rows] - sine * latent,
-                )
+                self._path(one).double()
+                for one in (usual, self(noisy, time[rows], context[rows]), wanted)
             )
             along += float(((added - usual) * (wanted - usual)).sum())
             power += float((added - usual).square().sum())
@@ -346,7 +352,12 @@ class LDM4TSModel(nn.Module):
         velocity = self.gaussian.velocity(noisy, cosine, sine)
         if self.unet is None or features is None:
             return velocity
-        return velocity + self.strength * self.unet(noisy, time, *features)
+        added = self.gaussian.inside(self.unet(noisy, time, *features))
+        return velocity + self.strength * added
+
+    def _path(self, latent: Tensor) -> Tensor:
+        """Return the paths [B, H, D] of latents, without noise."""
+        return self.autoencoder.decode(latent, latent.new_zeros(1, *self.autoencoder.noise_shape))
 
     def _require_context(self, context: Tensor) -> None:
         wanted = self.config.look_back, self.config.variables

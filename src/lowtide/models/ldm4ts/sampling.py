@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 # Principal components of the latent whose variance is measured; the others share one.
 _COMPONENTS = 256
+# Variance below which a component does not vary.
+_LEAST = 1e-6
 # Angle of the last step, of which x0 is computed from a velocity.
 _LAST_ANGLE = 0.04
 
@@ -97,6 +99,11 @@ class GaussianLatent(nn.Module):
             return sine * cosine * (1 - variance) / _power(variance, cosine, sine)
 
         return self._scaled(noisy, factor, cosine, sine)
+
+    def inside(self, latent: Tensor) -> Tensor:
+        """Return ``latent`` (B, C, h, w) without the components that do not vary."""
+        one = torch.ones((), device=latent.device)
+        return self._scaled(latent, lambda variance, *_: (variance > _LEAST).float(), one, one)
 
     def whiten(self, noisy: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Return ``noisy`` (B, C, h, w) divided by its deviation, component by component."""

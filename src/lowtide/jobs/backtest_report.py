@@ -62,7 +62,8 @@ class BacktestReport(BaseModel):
             few = self.horizons[0].joint_samples
             lines.append(
                 f"ridge is {self.model}, trained on data until {self.until}; all scores of its"
-                f" diffusion paths are of the windows of joint scores, with {few} samples"
+                " diffusion paths are of the windows of joint scores, 24 steps apart or more, with"
+                f" {few} samples in at most 10 steps of the sampler"
             )
         for one in self.horizons:
             lines += ["", *_table(one)]

@@ -118,6 +118,8 @@ def _windows(config: ForecastConfig, table: TimeTable, ridge: RidgeForecaster) -
 def _make_denoiser(config: ForecastConfig, table: TimeTable) -> LDM4TSModel:
     network = config.network.model_dump()
     network["frequency"] = network.pop("spectrum")
+    if config.network.autoencoder is not None:
+        network["autoencoder"] = config.network.autoencoder.resolve()
     season = table.grid.season
     # A table without a season is folded into a square.
     usual = season if season > 1 else max(2, math.isqrt(config.horizon))

@@ -83,7 +83,10 @@ class DiffusionNetwork(ConfigSection, frozen=True):
     latent_channels: int = Field(default=8, ge=1, description="Channels of the latent.")
     width: int = Field(default=32, ge=8, description="Channels of the U-Net's first level.")
     autoencoder: Path | None = Field(
-        default=None, description="Folder of a diffusers AutoencoderKL. Default: in closed form."
+        default=None,
+        description=(
+            "Folder of a diffusers AutoencoderKL, which forecasts need too. Default: in closed form."
+        ),
     )
     views: bool = Field(default=True, description="See the look-back as images.")
     spectrum: bool = Field(default=True, description="See the look-back's frequencies.")

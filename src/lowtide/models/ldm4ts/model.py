@@ -47,7 +47,7 @@ class LDM4TSModel(nn.Module):
         config: Sizes and parts.
         autoencoder: The frozen autoencoder.
         gaussian: Gaussian of the latents, fitted by `fit_autoencoder`.
-        strength: Factor () of what the U-Net adds to it, 1 before `fit_strength`.
+        strength: Factor () of what the U-Net adds to it outside training, 1 before `fit_strength`.
 
     Raises:
         UsageError: A field is unknown or has a value that makes no model.
@@ -267,8 +267,8 @@ class LDM4TSModel(nn.Module):
             )
             part = result[start : start + _CHUNK]
             part.copy_(self.autoencoder.decode(latents, fine)[: len(part)])
-        if not result.isfinite().all():
-            raise NotFiniteError
+            if not part.isfinite().all():
+                raise NotFiniteError
         return result
 
     def forecast(
@@ -353,7 +353,8 @@ class LDM4TSModel(nn.Module):
         if self.unet is None or features is None:
             return velocity
         added = self.gaussian.inside(self.unet(noisy, time, *features))
-        return velocity + self.strength * added
+        # In training it counts in full: it would only grow to make up for the factor.
+        return velocity + (added if self.training else self.strength * added)
 
     def _path(self, latent: Tensor) -> Tensor:
         """Return the paths [B, H, D] of latents, without noise."""

@@ -92,7 +92,10 @@ def test_a_network_that_knows_nothing_of_new_windows_loses_its_strength():
     model.fit_autoencoder(make_paths(300, model)[1])
     context, paths, noise, time = make_batch(model, 40, seed=1)
     torch.nn.init.normal_(model.unet.conv_out.weight, generator=torch.Generator().manual_seed(0))
+    in_training = model.train()(noise, time, context)
     assert model.fit_strength(context, paths, noise, time) < 0.05
+    assert torch.equal(model(noise, time, context), in_training)
+    assert not torch.equal(model.eval()(noise, time, context), in_training)
     samples = model.sample_residuals(context[0], 200, seed=0, steps=4)
     assert samples.std().item() == pytest.approx(1, rel=0.1)
 

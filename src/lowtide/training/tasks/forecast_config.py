@@ -85,7 +85,7 @@ class DiffusionNetwork(ConfigSection, frozen=True):
     autoencoder: Path | None = Field(
         default=None,
         description=(
-            "Folder of a diffusers AutoencoderKL, which forecasts need too. Default: in closed form."
+            "Folder of a diffusers AutoencoderKL, which forecasts need too. Default: closed form."
         ),
     )
     views: bool = Field(default=True, description="See the look-back as images.")

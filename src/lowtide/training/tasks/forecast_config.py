@@ -91,7 +91,9 @@ class DiffusionNetwork(ConfigSection, frozen=True):
     views: bool = Field(default=True, description="See the look-back as images.")
     spectrum: bool = Field(default=True, description="See the look-back's frequencies.")
     temporal: bool = Field(default=True, description="See the look-back as a series.")
-    diffusion_steps: int = Field(default=1000, ge=2, description="Noise levels trained on.")
+    diffusion_steps: int = Field(
+        default=1000, ge=2, description="Noise levels trained on. Fewer save no memory."
+    )
     sampling_steps: int = Field(default=10, ge=1, description="Steps of the sampler.")
     attention_backend: Literal["default", "sdpa", "flash", "sage"] = Field(
         default="default", description="Attention of the U-Net, where it is installed."

@@ -102,7 +102,8 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
                 metavar="BYTES",
                 help=(
                     "Memory that a step may take: 6GiB, 80% of what is free, or auto. The batch is"
-                    " split into as many micro-batches as needed."
+                    " split into as many micro-batches as needed. If memory runs out all the"
+                    " same, the step is repeated with less."
                 ),
             ),
         ] = "auto",

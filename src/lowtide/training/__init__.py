@@ -1,1 +1,1 @@
-"""Training of super-resolution models within a memory budget."""
+"""Training of upscalers and forecasters within a memory budget."""

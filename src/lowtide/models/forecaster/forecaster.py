@@ -37,6 +37,7 @@ class RidgeForecaster:
         penalties: Penalty chosen for each ridge, per window.
         scale: Scale of the errors.
         residuals: Standardized held-out errors [n, H, D], float32.
+        origins: Forecast origins [n] of the residuals, ascending.
         paths: Sampler of joint paths made from the residuals, and how it was chosen.
         recent: Steps that volatility is measured over.
         block: Steps of a forecast that are verified, as one, against what came.
@@ -48,6 +49,7 @@ class RidgeForecaster:
     penalties: tuple[float, ...]
     scale: ConditionalScale
     residuals: np.ndarray
+    origins: np.ndarray
     paths: PathChoice
     recent: int
     block: int
@@ -112,6 +114,7 @@ class RidgeForecaster:
             penalties=tuple(one.penalty for one in fits),
             scale=scale,
             residuals=residuals,
+            origins=origins[complete],
             paths=choose_paths(paths, residuals, scales[complete], origins[complete]),
             recent=recent,
             block=block,

@@ -50,12 +50,21 @@ class Key:
         """Whether the key is a section with any keys, such as the options of a network."""
         return any(get_origin(kind) is dict and get_args(kind)[1] is Any for kind in self.kinds)
 
+    @property
+    def _is_list(self) -> bool:
+        return all(get_origin(kind) in (list, tuple) for kind in self.kinds)
+
     def read(self, name: str, value: Any) -> Any:
-        """Return the value of option ``name``: text is YAML, unless the key is text itself."""
+        """Return the value of option ``name``: text is YAML, unless the key is text itself.
+
+        A list needs no brackets: 96,192.
+        """
         if not isinstance(value, str):
             return list(value) if isinstance(value, tuple) else value
         if all(kind in (str, Path) or _is_choice(kind) for kind in self.kinds):
             return value
+        if self._is_list and not value.lstrip().startswith(("[", "-")):
+            value = f"[{value}]"
         found = _read_yaml(name, value)
         return {"type": found} if self.is_open and isinstance(found, str) else found
 

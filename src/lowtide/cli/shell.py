@@ -71,7 +71,13 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
             print_failure(error)
             raise
 
+    run.__doc__ = join_lines(command.__doc__ or "")
     return run
+
+
+def join_lines(text: str) -> str:
+    """Return ``text`` with a line for each paragraph, for help of any width."""
+    return "\n\n".join(" ".join(one.split()) for one in text.split("\n\n"))
 
 
 def print_failure(error: Exception, **more: Any) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lowtide.cli.config_options import ConfigCommand, Given, config_from_options
-from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, stderr_is_terminal
+from lowtide.cli.shell import JsonReport, Quiet, handle_errors, join_lines, option, stderr_is_terminal
 from lowtide.core.errors import UsageError
 from lowtide.core.units import format_seconds
 
@@ -70,7 +70,7 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
     class Command(ConfigCommand):
         config = staticmethod(kind.config)
 
-    @app.command(kind.name, cls=Command, help=kind.help)
+    @app.command(kind.name, cls=Command, help=join_lines(kind.help))
     @handle_errors
     def train(
         context: typer.Context,

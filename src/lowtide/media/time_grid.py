@@ -71,10 +71,20 @@ class TimeGrid:
         return getattr(stamps, part).to_numpy() - (part != "day_of_week")
 
     def after(self, steps: int) -> pd.DatetimeIndex:
-        """Return the ``steps`` stamps after the last."""
+        """Return the ``steps`` stamps after the last.
+
+        Raises:
+            InputError: Some of them are after 2262, where pandas' stamps end.
+        """
         import pandas as pd
 
-        return pd.date_range(self.stamps[-1], periods=steps + 1, freq=self.frequency)[1:]
+        try:
+            return pd.date_range(self.stamps[-1], periods=steps + 1, freq=self.frequency)[1:]
+        except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
+            last = f"{self.stamps[-1]:%Y-%m-%d}"
+            raise InputError(
+                f"{steps:,} steps after {last} end after 2262, the last year of stamps"
+            ) from error
 
 
 def fit_grid(stamps: pd.DatetimeIndex, frequency: str | None = None) -> TimeGrid:
@@ -98,9 +108,10 @@ def fit_grid(stamps: pd.DatetimeIndex, frequency: str | None = None) -> TimeGrid
             seconds = _step_seconds(name)
         except ValueError as error:
             raise InputError(f"frequency {name!r} is unknown: {error}") from error
-        # Counted first: seconds over a century would take all memory.
+        # Counted first: seconds over a century would take all memory, its working days seconds.
         span = int(_distances(stamps[[0, -1]])[0]) / 1e6
-        if seconds is not None and span / seconds > _MOST_STEPS_PER_ROW * len(stamps):
+        least = seconds or (2 * _DAY_SECONDS if name == "B" else None)
+        if least is not None and span / least > _MOST_STEPS_PER_ROW * len(stamps):
             continue
         full = pd.date_range(stamps[0], stamps[-1], freq=name)
         if len(full) <= _MOST_STEPS_PER_ROW * len(stamps) and stamps.isin(full).all():

@@ -118,6 +118,8 @@ def test_columns_that_are_no_numbers_or_have_one_name_are_refused():
     for column in (np.arange(10) * 1j, pd.to_timedelta(np.arange(10), "h"), np.arange(10) > 3):
         with pytest.raises(InputError, match="'a' holds no numbers"):
             read_table(frame(a=column))
+    with pytest.raises(InputError, match="row 1, column 'a': '1e4000000000' is too large"):
+        read_table(frame(a=["1", "1e4000000000"] * 5))
     with pytest.raises(InputError, match="two columns are called '1'"):
         read_table(frame().set_axis(["date", 1, "1"], axis=1))
 
@@ -153,6 +155,7 @@ def bad_files():
     yield ["date,v", *good, '2026-01-09,"1,5"'], "line 10, column 'v': '1,5' has a decimal comma"
     yield ["date|v", *(line.replace(",", "|") for line in good)], "a column of dates"
     yield ["date,v", *good, "2026-01-09,1e200"], "'v' has values up to 1e\\+200"
+    yield ["date,v", *good, "2026-01-09,1e4000000000"], "line 10: .* is out of all bounds"
     yield ["date,v, v", *(f"{line},1" for line in good)], "two columns are called 'v'"
     yield ["date,", *good], "no column but that of dates has a name"
     yield ["date,v", *good, "2026-01-10 07:13,1"], "not evenly spaced"

@@ -73,7 +73,7 @@ def test_folds_saw_none_of_their_targets():
     fold = fit.folds[1]
     origins = np.arange(24, len(values) - HORIZON + 1)
     outside = origins[(origins <= fold.first - HORIZON) | (origins >= fold.last - 1 + HORIZON)]
-    direct = moments(values, known, outside, config, HORIZON).solve(fit.penalty)
+    direct = moments(values, known, values, outside, config, HORIZON).solve(fit.penalty)
     np.testing.assert_allclose(fold.matrix, direct, atol=1e-9)
 
 

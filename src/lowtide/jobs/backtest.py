@@ -84,9 +84,11 @@ def backtest(
         if path is not None:
             require_absent(Path(path), force=force)
     table = read_table(data, columns=tuple(columns), frequency=frequency)
+    train, first, last = _split(table, split)
+    unseen = ~np.isfinite(table.values[:train]).any(axis=0)
+    table = table.without(unseen, "without a value in the first part, which is fitted to")
     place = None if target is None else table.index(target)
     scored = slice(None) if place is None else slice(place, place + 1)
-    train, first, last = _split(table, split)
     report = BacktestReport(
         series=len(table.names[scored]),
         history=last,

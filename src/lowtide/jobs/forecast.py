@@ -14,6 +14,7 @@ from lowtide.core.atomic_file import atomic_output, require_absent
 from lowtide.core.errors import UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.media.table import TimeTable, read_table
+from lowtide.media.table_remarks import listed
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.path_choice import AUTO_PATHS
 from lowtide.models.forecaster.paths import PATHS
@@ -153,7 +154,7 @@ def forecast(
         paths=model.paths.name,
         path_energy=model.paths.energy,
         outputs=[str(path) for path in wanted],
-        notes=list(table.notes),
+        notes=[*table.notes, *unverified_notes(table, model)],
     )
     if output is not None:
         write_frame(frame, Path(output))
@@ -177,6 +178,14 @@ def fit_forecaster(
         season=table.grid.season,
         paths=paths,
     )
+
+
+def unverified_notes(table: TimeTable, model: RidgeForecaster) -> list[str]:
+    """Return what is to be said of series that have too few values to judge forecasts by."""
+    if not model.unverified.any():
+        return []
+    names = listed(table.names, model.unverified)
+    return [f"too few values to judge forecasts by, bands are those of other series: {names}"]
 
 
 def require_sampling(samples: int, paths: str, seed: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import InputError
-from lowtide.media.table_cells import RowError
+from lowtide.media.table_cells import HUGE_EXPONENT, RowError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +41,7 @@ def read_frame(path: Path) -> pd.DataFrame:
             return pd.read_parquet(path)
         separator = _separator(path)
         _require_distinct(path, separator)
+        _require_exponents(path)
         style: dict[str, Any] = {"decimal": ","} if separator == ";" else {}
         with warnings.catch_warnings():
             # Of rows that are longer than the header, whose last cells would be lost.
@@ -88,6 +90,15 @@ def _require_distinct(path: Path, separator: str) -> None:
     twice = [name for name, count in names.items() if count > 1 and name]
     if twice:
         raise ValueError(f"two columns are called {twice[0]!r}")
+
+
+def _require_exponents(path: Path) -> None:
+    """Refuse numbers that end the process when pandas reads them."""
+    huge = re.compile(HUGE_EXPONENT.encode())
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if found := huge.search(line):
+                raise ValueError(f"line {number}: ...{found[0].decode()}... is out of all bounds")
 
 
 def _with_decimal_points(frame: pd.DataFrame) -> pd.DataFrame:

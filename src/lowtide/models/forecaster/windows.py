@@ -79,6 +79,15 @@ def forward_fill(values: np.ndarray) -> np.ndarray:
     return np.where(known.any(0), filled, 0.0)
 
 
+def interpolate(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return ``values`` [T, D], those not ``known`` on lines between the neighbors that are."""
+    result, steps = values.copy(), np.arange(len(values))
+    for variable in np.flatnonzero(~known.all(axis=0) & known.any(axis=0)):
+        places = np.flatnonzero(known[:, variable])
+        result[:, variable] = np.interp(steps, places, values[places, variable])
+    return result
+
+
 def past_means(values: np.ndarray, origins: np.ndarray, length: int) -> np.ndarray:
     """Return means [n, D] of the ``length`` steps of ``values`` [T, D] before each origin."""
     means = np.empty((len(origins), values.shape[1]))

@@ -31,6 +31,7 @@ from lowtide.core.progress import Progress
 
 if TYPE_CHECKING:
     from lowtide.integrations.fit import fit, unfit
+    from lowtide.integrations.vram_usage import estimate_vram_usage
     from lowtide.jobs.backtest import backtest
     from lowtide.jobs.forecast import Forecast, forecast
     from lowtide.jobs.plan_upscale import plan
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from lowtide.memory.plan import Plan
     from lowtide.memory.prediction.estimate import Estimate, estimate
     from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
-    from lowtide.memory.training.vram import estimate_vram_usage
     from lowtide.models.loader import load
     from lowtide.streaming.api import Streamed, stream
 
@@ -91,7 +91,7 @@ _MODULES = {
     "UpscaleReport": "lowtide.jobs.report",
     "backtest": "lowtide.jobs.backtest",
     "estimate": "lowtide.memory.prediction.estimate",
-    "estimate_vram_usage": "lowtide.memory.training.vram",
+    "estimate_vram_usage": "lowtide.integrations.vram_usage",
     "fit": "lowtide.integrations.fit",
     "forecast": "lowtide.jobs.forecast",
     "load": "lowtide.models.loader",

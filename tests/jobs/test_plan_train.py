@@ -296,6 +296,17 @@ def test_sizes_that_a_model_file_does_not_take(monkeypatch) -> None:
     assert sizes == [(144, 144), (96, 96), (48, 48)]
 
 
+def test_ldm4ts_is_planned_by_its_name() -> None:
+    named = load_user_model("ldm4ts")
+    assert named.size == named.module.config.image_size == (224, 224)
+    assert named.module.config.horizons == (15, 60, 240)
+    assert next(named.module.parameters()).is_meta
+    plan = plan_training("ldm4ts", batch=1, size=(16, 24), device=GPU, full=False)
+    assert plan.fit_report.options[0].settings.size == (16, 24)
+    smaller = named.of_size((16, 24))
+    assert plan.parameters == sum(one.numel() for one in smaller.parameters())
+
+
 def test_nothing_fits() -> None:
     options: dict[str, Any] = dict(batch=1, size=(16, 16), device=GPU, budget="1MiB", full=False)
     plan = plan_training(net(), **options)

@@ -35,8 +35,18 @@ Paths = Annotated[
         metavar="NAME",
         help=(
             "How steps and series move together: bootstrap, copula, independent; auto takes the"
-            " best on blocked folds."
+            " best on blocked folds. With -m FOLDER also diffusion, its auto."
         ),
+    ),
+]
+Model = Annotated[
+    str,
+    option(
+        "-m",
+        "--model",
+        panel=_MODEL,
+        metavar="NAME",
+        help="ridge, fitted to the table, or a folder of lowtide train forecast.",
     ),
 ]
 Seed = Annotated[int, option(panel=_MODEL, help="Seed of the sample paths.")]
@@ -62,6 +72,7 @@ AsJson = Annotated[bool, option("--json", panel=_OUT, help="Print the report as 
 def forecast(
     data: Data,
     output: Output = None,
+    model: Model = "ridge",
     horizon: Horizon = None,
     horizons: Horizons = "",
     levels: Annotated[
@@ -86,13 +97,15 @@ def forecast(
 
     The model is fitted to the table itself in seconds: ridge regressions for the mean, a scale that
     follows recent volatility, and paths of held-out errors, which keep how steps and series move
-    together. `lowtide backtest` says how good it is on your data.
+    together. With -m FOLDER it is one of `lowtide train forecast`, whose paths are drawn by
+    diffusion. `lowtide backtest` says how good it is on your data.
     """
     from lowtide.jobs.forecast import forecast as run
 
     made = run(
         data,
         output,
+        model=model,
         horizon=horizon,
         horizons=_integers(horizons, "--horizons"),
         quantile_levels=_numbers(levels, "--levels"),
@@ -118,6 +131,7 @@ def forecast(
 def backtest(
     data: Data,
     output: Output = None,
+    model: Model = "ridge",
     horizon: Horizon = None,
     horizons: Horizons = "",
     split: Annotated[
@@ -143,7 +157,7 @@ def backtest(
 
     The first 70 % of the rows are fitted to, the last 20 % scored: every window of them. Scores are
     of values standardized by the first part. What the forecaster is without each of its parts is
-    scored too.
+    scored too. With -m FOLDER the trained model is scored, on windows after its training.
     """
     from lowtide.jobs.backtest import backtest as run
 
@@ -155,6 +169,7 @@ def backtest(
         report = run(
             data,
             output,
+            model=model,
             horizons=wanted,
             split=split,
             stride=stride,

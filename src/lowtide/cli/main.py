@@ -24,6 +24,7 @@ from lowtide.cli import (
     plan_train,
     plan_upscale,
     train,
+    train_forecast,
     train_sr,
     upscale,
 )
@@ -89,6 +90,7 @@ app.add_typer(plans, name="plan")
 benches.command("upscale")(bench_upscale.upscale)
 app.add_typer(benches, name="bench")
 train.add_command(trains, train_sr.SR)
+train.add_command(trains, train_forecast.FORECAST)
 app.add_typer(trains, name="train")
 exports.command("onnx")(export.onnx)
 app.add_typer(exports, name="export")

@@ -24,8 +24,8 @@ def train(
         typer.Argument(
             metavar="MODEL",
             help=(
-                "package.module:function or path/to/file.py:function, which returns a module; a"
-                " bundled model; or a model file. Python files are run."
+                "package.module:function or path/to/file.py:function, which returns a module;"
+                " ldm4ts; a bundled model; or a model file. Python files are run."
             ),
         ),
     ],

@@ -32,7 +32,7 @@ class TrainKind:
     """A kind of training: what `lowtide train NAME` needs of it.
 
     ``config`` and ``job`` import the configuration class and the job. ``data`` is the key that
-    DATA stand for.
+    DATA stand for: folders, or with ``data_is_file`` one file.
     """
 
     name: str
@@ -41,6 +41,27 @@ class TrainKind:
     config: Callable[[], type[RunConfig]]
     job: Callable[[], Callable[..., TrainReport]]
     data: tuple[str, ...] = ("datasets", "train", "dataroot_gt")
+    data_is_file: bool = False
+
+    def is_config(self, path: Path) -> bool:
+        """Return whether the first word of a command is the configuration's file.
+
+        What is not a folder must be it: its reader names what is wrong with it.
+        """
+        if self.data_is_file:
+            return path.suffix.lower() in (".yml", ".yaml")
+        return not path.is_dir()
+
+    def data_value(self, data: list[Path]) -> str | list[str]:
+        """Return the value of the key that DATA stand for."""
+        if not self.data_is_file:
+            return [str(one) for one in data]
+        if len(data) > 1:
+            raise UsageError(
+                f"{len(data)} files are given, and the training is of one",
+                hint=f"lowtide train {self.name} {data[0]}",
+            )
+        return str(data[0])
 
 
 def add_command(app: typer.Typer, kind: TrainKind) -> None:
@@ -57,7 +78,7 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
             list[Path] | None,
             typer.Argument(
                 metavar="[CONFIG.yml] [DATA]...",
-                help="A YAML file, which --example prints; folders to train on.",
+                help="A YAML file, which --example prints; the data to train on.",
                 show_default=False,
             ),
         ] = None,
@@ -127,26 +148,26 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
 
 
 def _config(kind: TrainKind, context: typer.Context, words: list[Path]) -> RunConfig:
-    """Return the configuration of the file, folders and options of a command."""
-    # What is not a folder must be the file: its reader names what is wrong with it.
-    path, data = (words[0], words[1:]) if words and not words[0].is_dir() else (None, words)
+    """Return the configuration of the file, data and options of a command."""
+    path, data = (words[0], words[1:]) if words and kind.is_config(words[0]) else (None, words)
     more: Given = {}
     if data:
-        more[kind.data] = "DATA", lambda: [str(one) for one in data]
+        more[kind.data] = "DATA", lambda: kind.data_value(data)
         if path is None:
             more["name",] = "--name", lambda: _default_name(kind, data[0])
     config = config_from_options(kind.config(), context, path, more)
     if config is None:
         raise UsageError(
             "neither a configuration nor data are given",
-            hint=f"lowtide train {kind.name} CONFIG.yml, or a folder and options: --help",
+            hint=f"lowtide train {kind.name} CONFIG.yml, or data and options: --help",
         )
     return config
 
 
-def _default_name(kind: TrainKind, folder: Path) -> str:
-    """Return a run's name after its first folder of data."""
-    word = re.sub(r"[^\w-]+", "-", folder.resolve().name).strip("-")[:80]
+def _default_name(kind: TrainKind, data: Path) -> str:
+    """Return a run's name after its first folder or file of data."""
+    name = data.stem if kind.data_is_file else data.resolve().name
+    word = re.sub(r"[^\w-]+", "-", name).strip("-")[:80]
     return f"{word or 'run'}-{kind.name}"
 
 

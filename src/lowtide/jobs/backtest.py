@@ -13,8 +13,9 @@ from lowtide.core.errors import InputError, UsageError
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.jobs.backtest_methods import Method, fit_methods
 from lowtide.jobs.backtest_report import BacktestReport, HorizonScores
-from lowtide.jobs.forecast import require_sampling
+from lowtide.jobs.forecast import RIDGE, require_sampling
 from lowtide.jobs.forecast_scores import Scores
+from lowtide.jobs.trained_forecaster import TrainedForecaster
 from lowtide.media.table import TimeTable, read_table
 from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.path_choice import AUTO_PATHS
@@ -30,12 +31,15 @@ _TRAIN, _TEST = 0.7, 0.2
 _SAMPLE_BYTES, _ORIGINS = 64 << 20, 256
 # Windows and samples of joint scores, whose cost grows with the square of the samples.
 _JOINT_WINDOWS, _JOINT_SAMPLES = 512, 100
+# With diffusion, which takes long: the distance of those windows, and their samples.
+_DIFFUSION_STRIDE, _DIFFUSION_SAMPLES = 24, 50
 
 
 def backtest(
     data: str | Path | pd.DataFrame,
     output: str | Path | None = None,
     *,
+    model: str | Path = RIDGE,
     horizons: Sequence[int],
     split: str = "70/10/20",
     samples: int = 200,
@@ -52,9 +56,13 @@ def backtest(
 ) -> BacktestReport:
     """Fit to the first part of a table and score the forecasts of its last part.
 
+    Of a trained model the paths of diffusion are scored too, on every 24th window with at most 50
+    samples, as are then all joint scores.
+
     Args:
         data: A table as `forecast` takes it.
         output: File of the report, JSON.
+        model: ``"ridge"``, or a folder as `forecast` takes it, trained on nothing of the last part.
         horizons: Steps ahead; each is fitted and scored on its own.
         split: ``"70/10/20"``, or ``"ett"``: 12, 4 and 4 months of 30 days.
         samples: Sample paths of each window.
@@ -72,24 +80,36 @@ def backtest(
 
     Raises:
         InputError: The table cannot be used or is too short.
-        UsageError: An argument is invalid, or a file exists.
+        ModelError: A file of the folder is damaged.
+        UsageError: An argument is invalid, the model has seen the last part, or a file exists.
         OutputError: A file cannot be written.
     """
     if split not in SPLITS:
         raise UsageError(f"there is no split {split!r}", hint=f"--split {' or '.join(SPLITS)}")
     if not horizons or min(horizons) < 1 or stride < 1:
         raise UsageError("horizons and strides are at least 1", hint="--horizon 96")
-    require_sampling(samples, paths, seed)
+    require_sampling(samples, paths, seed, trained=model != RIDGE)
     for path in (output, plot):
         if path is not None:
             require_absent(Path(path), force=force)
-    table = read_table(data, columns=tuple(columns), frequency=frequency)
-    train, first, last = _split(table, split)
-    unseen = ~np.isfinite(table.values[:train]).any(axis=0)
-    table = table.without(unseen, "without a value in the first part, which is fitted to")
+    if model == RIDGE:
+        trained, table = None, read_table(data, columns=tuple(columns), frequency=frequency)
+    else:
+        trained = TrainedForecaster.load(Path(model))
+        trained.require_horizon(max(horizons))
+        table = trained.read_table(data, columns, frequency)
+    train, first, last = split_steps(table, split)
+    if trained is None:
+        unseen = ~np.isfinite(table.values[:train]).any(axis=0)
+        table = table.without(unseen, "without a value in the first part, which is fitted to")
     place = None if target is None else table.index(target)
     scored = slice(None) if place is None else slice(place, place + 1)
+    if trained is not None:
+        trained.require_unseen(table, first)
+    few = min(samples, _JOINT_SAMPLES if trained is None else _DIFFUSION_SAMPLES)
     report = BacktestReport(
+        model=str(model),
+        until=None if trained is None else trained.facts.until,
         series=len(table.names[scored]),
         history=last,
         frequency=table.grid.frequency,
@@ -106,18 +126,20 @@ def backtest(
             raise InputError(
                 f"the {last - first:,} steps of the test part are less than {horizon:,}"
             )
-        model, methods = fit_methods(table, horizon, train, paths)
+        fitted = fit_methods(table, horizon, train, paths, trained)
         origins = np.arange(first, last - horizon + 1, stride)
-        scoring = _Scoring(table, scored, model.scaler.deviation, horizon, samples, seed)
-        scores = scoring.run(methods, origins, progress, cancel)
+        apart = _joint_stride(len(origins), stride, diffusion=trained is not None)
+        joint = np.arange(len(origins)) % apart == 0
+        scoring = _Scoring(table, scored, fitted.deviation, horizon, (samples, few), seed)
+        scores = scoring.run(fitted.methods, origins, joint, progress, cancel)
         report.horizons.append(
             HorizonScores(
                 horizon=horizon,
                 windows=len(origins),
-                joint_windows=len(origins[:: _joint_stride(len(origins))]),
-                joint_samples=min(samples, _JOINT_SAMPLES),
-                paths=model.paths.name,
-                path_energy=model.paths.energy,
+                joint_windows=int(joint.sum()),
+                joint_samples=few,
+                paths=fitted.paths,
+                path_energy=fitted.path_energy,
                 scores={name: one.means() for name, one in scores.items()},
                 pit={name: shares for name, one in scores.items() if (shares := one.pit())},
             )
@@ -132,7 +154,7 @@ def backtest(
     return report
 
 
-def _split(table: TimeTable, split: str) -> tuple[int, int, int]:
+def split_steps(table: TimeTable, split: str) -> tuple[int, int, int]:
     """Return the steps where training ends, where the test begins and where it ends."""
     steps = len(table.values)
     if split == "ett":
@@ -149,9 +171,10 @@ def _split(table: TimeTable, split: str) -> tuple[int, int, int]:
     return int(steps * _TRAIN), steps - int(steps * _TEST), steps
 
 
-def _joint_stride(windows: int) -> int:
-    """Return the distance of the windows that joint scores are of."""
-    return -(-windows // _JOINT_WINDOWS)
+def _joint_stride(windows: int, stride: int, *, diffusion: bool) -> int:
+    """Return the distance of joint scores' windows among those that are ``stride`` steps apart."""
+    usual = -(-windows // _JOINT_WINDOWS)
+    return max(usual, -(-_DIFFUSION_STRIDE // stride)) if diffusion else usual
 
 
 class _Scoring:
@@ -163,25 +186,26 @@ class _Scoring:
         scored: slice,
         deviation: np.ndarray,
         horizon: int,
-        samples: int,
+        samples: tuple[int, int],
         seed: int,
     ) -> None:
+        """Score with ``samples`` paths: of single steps, and of joint scores."""
         self._values, self._scored = table.values[:, scored], scored
         self._deviation, self._horizon = deviation[scored], horizon
-        self._samples, self._seed = samples, seed
-        window_bytes = 8 * samples * horizon * len(table.names)
+        (self._samples, self._few), self._seed = samples, seed
+        window_bytes = 8 * self._samples * horizon * len(table.names)
         self._rows = max(1, _SAMPLE_BYTES // window_bytes)
 
     def run(
         self,
         methods: list[Method],
         origins: np.ndarray,
+        joint: np.ndarray,
         progress: ProgressCallback | None,
         cancel: Cancel,
     ) -> dict[str, Scores]:
-        """Return the scores of each method at ``origins`` [n]."""
+        """Return the scores of each method at ``origins`` [n], joint ones where ``joint`` [n]."""
         scores = {method.name: Scores(self._deviation) for method in methods}
-        joint = np.arange(len(origins)) % _joint_stride(len(origins)) == 0
         for start in range(0, len(origins), _ORIGINS):
             part = slice(start, start + _ORIGINS)
             made: dict[Callable, Distribution] = {}
@@ -200,14 +224,16 @@ class _Scoring:
     ) -> None:
         """Add the scores of ``windows``; ``joint`` [n] says which of them have joint scores."""
         truth = targets(self._values, windows.origins, self._horizon)
-        if not method.joint_only:
+        if method.single_steps == "all":
             scores.add_points(truth, windows.mean[..., self._scored])
             for start in range(0, len(truth), self._rows):
                 part = slice(start, start + self._rows)
                 drawn = windows[part].sample(method.sampler, self._samples, seed=self._seed)
                 scores.add_samples(truth[part], drawn[..., self._scored])
-        few = min(self._samples, _JOINT_SAMPLES)
         for row in np.flatnonzero(joint).tolist():
             part = slice(row, row + 1)
-            drawn = windows[part].sample(method.sampler, few, seed=self._seed)
-            scores.add_joint(truth[part], drawn[..., self._scored])
+            drawn = windows[part].sample(method.sampler, self._few, seed=self._seed)
+            drawn = drawn[..., self._scored]
+            if method.single_steps == "joint":
+                scores.add_samples(truth[part], drawn)
+            scores.add_joint(truth[part], drawn)

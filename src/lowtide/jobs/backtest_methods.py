@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from lowtide.jobs.forecast import fit_forecaster
+from lowtide.jobs.forecast import RIDGE, fit_forecaster
+from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
 from lowtide.media.table import TimeTable
 from lowtide.models.forecaster.baselines import (
     Baseline,
@@ -16,11 +18,11 @@ from lowtide.models.forecaster.baselines import (
     NaiveForecaster,
 )
 from lowtide.models.forecaster.distribution import Distribution
-from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.paths import PATHS, PathSampler
 from lowtide.models.forecaster.windows import forward_fill
 
-MODEL = "ridge"
+# Steps of diffusion's sampler at most, which takes long.
+_SAMPLING_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -31,40 +33,64 @@ class Method:
         name: Its name in the report.
         predict: Returns distributions at forecast origins [n].
         sampler: Draws its standardized errors.
-        joint_only: Whether its single steps are distributed as those of another.
+        single_steps: Windows whose single steps are scored: all, those of joint scores alone where
+            sampling takes long, or none, where they are distributed as another's.
     """
 
     name: str
     predict: Callable[[np.ndarray], Distribution]
     sampler: PathSampler
-    joint_only: bool = False
+    single_steps: Literal["all", "joint", "none"] = "all"
+
+
+@dataclass(frozen=True)
+class FittedMethods:
+    """The forecaster and what it is compared with.
+
+    ``deviation`` [D] is the unit of scores, ``paths`` the forecaster's sampler, and ``path_energy``
+    what it was chosen by.
+    """
+
+    methods: list[Method]
+    deviation: np.ndarray
+    paths: str
+    path_energy: dict[str, float]
 
 
 def fit_methods(
-    table: TimeTable, horizon: int, train: int, paths: str
-) -> tuple[RidgeForecaster, list[Method]]:
+    table: TimeTable,
+    horizon: int,
+    train: int,
+    paths: str,
+    trained: TrainedForecaster | None = None,
+) -> FittedMethods:
     """Fit the forecaster and what it is compared with to the first ``train`` steps of a table.
 
-    The methods are in the order of what they lack: the forecaster, its other paths, Gaussian
-    errors, a single ridge, DLinear, and the naive ones.
+    A ``trained`` forecaster is taken as it is. The methods are in the order of what they lack: the
+    forecaster, its other paths, Gaussian errors, a single ridge, DLinear, and the naive ones.
     """
-    model = fit_forecaster(table, horizon, train, paths)
+    model = fit_forecaster(table, horizon, train, paths) if trained is None else trained.ridge
+    chosen = paths if trained is not None and paths in PATHS else model.paths.name
+    forecast = model.predict if trained is None else trained.predict
+    residuals = np.ascontiguousarray(model.residuals[:, :horizon])
     phases = table.grid.phases()
 
     def predict(origins: np.ndarray) -> Distribution:
         steps = origins[:, None] + np.arange(horizon)
-        return model.predict(table.values, origins, phases[steps])
+        return forecast(table.values, origins, phases[steps])
 
-    methods = [Method(MODEL, predict, model.paths.sampler)]
-    for name, sampler in PATHS.items():
-        if name != model.paths.name:
-            label = f"{MODEL}, {name} paths"
-            methods.append(Method(label, predict, sampler(model.residuals), joint_only=True))
-    methods.append(Method(f"{MODEL}, Gaussian errors", predict, GaussianPaths()))
+    methods = [Method(RIDGE, predict, PATHS[chosen](residuals))]
+    if trained is not None:
+        sampler = trained.sampler(DIFFUSION, table, horizon, _SAMPLING_STEPS)
+        methods.append(Method(f"{RIDGE}, {DIFFUSION} paths", predict, sampler, "joint"))
+    for name, kind in PATHS.items():
+        if name != chosen:
+            methods.append(Method(f"{RIDGE}, {name} paths", predict, kind(residuals), "none"))
+    methods.append(Method(f"{RIDGE}, Gaussian errors", predict, GaussianPaths()))
     filled = forward_fill(table.values)
     for name, one in _baselines(table, horizon, train, len(model.ridges[0])).items():
         methods.append(Method(name, _bound(one, filled), one.sampler))
-    return model, methods
+    return FittedMethods(methods, model.scaler.deviation, chosen, model.paths.energy)
 
 
 def _baselines(table: TimeTable, horizon: int, train: int, look_back: int) -> dict[str, Baseline]:

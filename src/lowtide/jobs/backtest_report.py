@@ -35,10 +35,13 @@ class BacktestReport(BaseModel):
     left out. ``mse`` and ``mae`` are of the mean, ``crps`` is the fair one of the samples, ``wql``
     the weighted quantile loss at .1 to .9, ``coverage90`` the share inside the 90 % band, whose
     Winkler score is ``winkler90``. ``energy``, and the CRPS of sums and maxima of 24 steps, are of
-    ``joint_windows`` evenly spaced windows with ``joint_samples`` paths each.
+    ``joint_windows`` evenly spaced windows with ``joint_samples`` paths each, as are all scores of
+    diffusion paths. ``until`` is the last stamp that a trained ``model`` was trained on.
     """
 
     schema_version: int = SCHEMA_VERSION
+    model: str = "ridge"
+    until: str | None = None
     series: int
     history: int
     frequency: str
@@ -55,6 +58,12 @@ class BacktestReport(BaseModel):
             f"{self.series} series, {self.history:,} steps ({self.frequency}): fitted to the first"
             f" {self.train_steps:,}, scored on the last {self.test_steps:,}"
         ]
+        if self.until is not None:
+            few = self.horizons[0].joint_samples
+            lines.append(
+                f"ridge is {self.model}, trained on data until {self.until}; all scores of its"
+                f" diffusion paths are of the windows of joint scores, with {few} samples"
+            )
         for one in self.horizons:
             lines += ["", *_table(one)]
         return "\n".join([*lines, *(f"note: {text}" for text in self.notes)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import BaseModel
 
-from lowtide.core.atomic_file import atomic_output, require_absent
+from lowtide.core.atomic_file import require_absent
 from lowtide.core.errors import UsageError
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.jobs.forecast_frames import quantile_frame, sample_frame, write_frame
+from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
 from lowtide.media.table import TimeTable, read_table
 from lowtide.media.table_remarks import listed
+from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.path_choice import AUTO_PATHS
-from lowtide.models.forecaster.paths import PATHS
+from lowtide.models.forecaster.paths import PATHS, PathSampler
 
 if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_LEVELS = (0.1, 0.5, 0.9)
+RIDGE = "ridge"
 
 
 class ForecastReport(BaseModel):
@@ -30,12 +34,14 @@ class ForecastReport(BaseModel):
 
     ``history`` counts the steps of the table, ``look_backs`` those that each ridge sees, and
     ``residual_paths`` the held-out errors that samples are drawn from, by the sampler ``paths``;
-    ``path_energy`` has the energy scores it was chosen by. ``notes`` are sentences on what was
-    repaired in the table or left out.
+    ``path_energy`` has the energy scores it was chosen by. ``until`` is the last stamp that a
+    trained ``model`` was trained on; without one, that is the end of the table. ``notes`` are
+    sentences on what was repaired in the table or left out.
     """
 
     schema_version: int = SCHEMA_VERSION
-    model: str = "ridge"
+    model: str = RIDGE
+    until: str | None = None
     series: int
     history: int
     frequency: str
@@ -53,11 +59,15 @@ class ForecastReport(BaseModel):
 
     def __str__(self) -> str:
         series = f"{self.series} series" if self.series > 1 else "1 series"
+        origin = "fitted to the table itself"
+        if self.until is not None:
+            origin = f"{self.model}, trained on data until {self.until}"
+        made = "learned from" if self.paths == DIFFUSION else "of"
         lines = [
             f"{series} of {self.history:,} steps ({self.frequency}), {self.horizon:,} ahead",
-            "fitted to the table itself: ridges that see"
+            f"{origin}: ridges that see"
             f" {' and '.join(f'{length:,}' for length in sorted(set(self.look_backs)))} steps,"
-            f" {self.paths} paths of {self.residual_paths:,} held-out errors",
+            f" {self.paths} paths {made} {self.residual_paths:,} held-out errors",
         ]
         if self.path_energy:
             tried = ", ".join(f"{name} {score:.4g}" for name, score in self.path_energy.items())
@@ -85,6 +95,7 @@ def forecast(
     data: str | Path | pd.DataFrame,
     output: str | Path | None = None,
     *,
+    model: str | Path = RIDGE,
     horizon: int | None = None,
     horizons: Sequence[int] = (),
     quantile_levels: Sequence[float] = DEFAULT_LEVELS,
@@ -98,20 +109,22 @@ def forecast(
     plot: str | Path | None = None,
     force: bool = False,
 ) -> Forecast:
-    """Forecast the series of a table, by a model that is fitted to the table itself.
+    """Forecast the series of a table, by a model fitted to the table itself or a trained one.
 
     Args:
         data: A CSV or Parquet file, or a data frame: wide, with a column of dates, or long
             (``unique_id, ds, y`` or ``item_id, timestamp, target``).
         output: File of means and quantiles, CSV or Parquet.
+        model: ``"ridge"``, fitted to the table, or a folder of `lowtide train forecast`.
         horizon: Steps to forecast.
         horizons: Steps to forecast, each from the end of the table; the longest covers all.
         quantile_levels: Levels of quantiles, between 0 and 1.
         samples: Sample paths.
         paths: How steps and series move together in them: ``"bootstrap"``, ``"copula"``,
-            ``"independent"``, or ``"auto"``, the best of them on blocked folds of the table.
-        columns: Series to use; all by default.
-        target: The one of them to forecast; the model is fitted to all.
+            ``"independent"``, or ``"auto"``, the best of them on blocked folds of the table; of a
+            folder also ``"diffusion"``, which is its ``"auto"``.
+        columns: Series to use; all by default, or those of the folder.
+        target: The one of them to forecast; the model is of all.
         frequency: pandas' name of the distance of stamps; None finds it.
         seed: Seed of the sample paths, at least 0.
         samples_output: File of the sample paths, CSV or Parquet.
@@ -120,27 +133,32 @@ def forecast(
 
     Raises:
         InputError: The table cannot be used; the message has the line and the column.
+        ModelError: A file of the folder is damaged.
         UsageError: An argument is invalid, or a file exists.
         OutputError: A file cannot be written.
     """
     steps = _horizon(horizon, horizons)
     levels = _levels(quantile_levels)
-    require_sampling(samples, paths, seed)
+    require_sampling(samples, paths, seed, trained=model != RIDGE)
     wanted = [Path(path) for path in (output, samples_output, plot) if path is not None]
     for path in wanted:
         require_absent(path, force=force)
-    table = read_table(data, columns=tuple(columns), frequency=frequency)
+    source = _source(model, data, steps, paths, tuple(columns), frequency)
+    table = source.table
+    notes = [*table.notes, *_unverified(table, source.ridge)]
     place = None if target is None else table.index(target)
-    model = fit_forecaster(table, steps, paths=paths)
     stamps = table.grid.after(steps)
     phases = table.grid.phases(stamps)[None]
-    distribution = model.predict(table.values, np.array([len(table.values)]), phases)
-    drawn, mean = model.sample(distribution, samples, seed=seed)[0], distribution.mean[0]
+    distribution = source.predict(table.values, np.array([len(table.values)]), phases)
+    drawn = distribution.sample(source.sampler, samples, seed=seed)[0]
+    mean = distribution.mean[0]
     if place is not None:
         table = table.only(place)
         drawn, mean = drawn[..., place : place + 1], mean[:, place : place + 1]
     frame = quantile_frame(table, stamps, mean, drawn, levels)
     report = ForecastReport(
+        model=str(model),
+        until=source.until,
         series=len(table.names),
         history=len(table.values),
         frequency=table.grid.frequency,
@@ -149,12 +167,12 @@ def forecast(
         samples=samples,
         quantile_levels=levels,
         seed=seed,
-        look_backs=tuple(len(matrix) for matrix in model.ridges),
-        residual_paths=len(model.residuals),
-        paths=model.paths.name,
-        path_energy=model.paths.energy,
+        look_backs=tuple(len(matrix) for matrix in source.ridge.ridges),
+        residual_paths=len(source.ridge.residuals),
+        paths=source.paths,
+        path_energy={} if source.paths == DIFFUSION else source.ridge.paths.energy,
         outputs=[str(path) for path in wanted],
-        notes=[*table.notes, *unverified_notes(table, model)],
+        notes=notes,
     )
     if output is not None:
         write_frame(frame, Path(output))
@@ -165,6 +183,38 @@ def forecast(
 
         plot_forecast(Path(plot), table, stamps, drawn)
     return Forecast(frame, drawn, report)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a forecast is made of; ``paths`` is the name of ``sampler``."""
+
+    table: TimeTable
+    ridge: RidgeForecaster
+    predict: Callable[[np.ndarray, np.ndarray, np.ndarray], Distribution]
+    paths: str
+    sampler: PathSampler
+    until: str | None = None
+
+
+def _source(
+    model: str | Path,
+    data: str | Path | pd.DataFrame,
+    steps: int,
+    paths: str,
+    columns: tuple[str, ...],
+    frequency: str | None,
+) -> _Source:
+    """Return the table of ``data`` and the forecaster fitted to it, or the trained one."""
+    if model == RIDGE:
+        table = read_table(data, columns=columns, frequency=frequency)
+        ridge = fit_forecaster(table, steps, paths=paths)
+        return _Source(table, ridge, ridge.predict, ridge.paths.name, ridge.paths.sampler)
+    trained = TrainedForecaster.load(Path(model))
+    trained.require_horizon(steps)
+    table, name = trained.read_table(data, columns, frequency), trained.path_name(paths)
+    sampler = trained.sampler(name, table, steps)
+    return _Source(table, trained.ridge, trained.predict, name, sampler, trained.facts.until)
 
 
 def fit_forecaster(
@@ -180,7 +230,7 @@ def fit_forecaster(
     )
 
 
-def unverified_notes(table: TimeTable, model: RidgeForecaster) -> list[str]:
+def _unverified(table: TimeTable, model: RidgeForecaster) -> list[str]:
     """Return what is to be said of series that have too few values to judge forecasts by."""
     if not model.unverified.any():
         return []
@@ -188,73 +238,20 @@ def unverified_notes(table: TimeTable, model: RidgeForecaster) -> list[str]:
     return [f"too few values to judge forecasts by, bands are those of other series: {names}"]
 
 
-def require_sampling(samples: int, paths: str, seed: int) -> None:
-    """Refuse settings of sample paths that make no sense."""
+def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> None:
+    """Refuse settings of sample paths that make no sense, or need a model that is ``trained``."""
     if samples < 2:
         raise UsageError(f"{samples} samples are no distribution", hint="ask for 200")
     if seed < 0:
         raise UsageError(f"a seed is at least 0, not {seed}", hint="--seed 0")
-    if paths not in (AUTO_PATHS, *PATHS):
-        known = ", ".join((AUTO_PATHS, *PATHS))
+    if paths == DIFFUSION and not trained:
+        raise UsageError(
+            "diffusion paths are of a trained model",
+            hint="lowtide train forecast DATA --horizons 96, then -m experiments/DATA-forecast",
+        )
+    if paths not in (AUTO_PATHS, *PATHS, DIFFUSION):
+        known = ", ".join((AUTO_PATHS, *PATHS, DIFFUSION))
         raise UsageError(f"there are no {paths!r} paths", hint=f"--paths is one of {known}")
-
-
-def quantile_frame(
-    table: TimeTable,
-    stamps: pd.DatetimeIndex,
-    mean: np.ndarray,
-    paths: np.ndarray,
-    levels: tuple[float, ...],
-) -> pd.DataFrame:
-    """Return one row for each series and step, in the column names of the table.
-
-    Args:
-        table: The measurements.
-        stamps: Stamps [H] of the steps.
-        mean: Means [H, D].
-        paths: Sample paths [S, H, D].
-        levels: Levels [Q] of quantiles.
-    """
-    quantiles = np.empty((len(table.names), len(stamps), len(levels)))
-    for step in range(len(stamps)):  # one by one: nothing as large as the paths is made
-        quantiles[:, step] = np.quantile(paths[:, step], levels, axis=0).T
-    frame = _long_frame(table, stamps)
-    frame["mean"] = mean.T.ravel()
-    for number, level in enumerate(levels):
-        frame[f"{level:g}"] = quantiles[..., number].ravel()
-    return frame
-
-
-def sample_frame(table: TimeTable, stamps: pd.DatetimeIndex, paths: np.ndarray) -> pd.DataFrame:
-    """Return one row for each series and step, and a column for each of ``paths`` [S, H, D]."""
-    import pandas as pd
-
-    columns = pd.DataFrame(
-        paths.transpose(2, 1, 0).reshape(-1, len(paths)),
-        columns=[f"sample_{number}" for number in range(len(paths))],
-    )
-    return pd.concat([_long_frame(table, stamps), columns], axis=1)
-
-
-def write_frame(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame as CSV, or as Parquet where the name says so."""
-    with atomic_output(path) as part:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            frame.to_parquet(part, index=False)
-        else:
-            frame.to_csv(part, index=False)
-
-
-def _long_frame(table: TimeTable, stamps: pd.DatetimeIndex) -> pd.DataFrame:
-    import pandas as pd
-
-    series, stamp, _ = table.columns
-    return pd.DataFrame(
-        {
-            series: np.repeat(np.array(table.names, object), len(stamps)),
-            stamp: np.tile(stamps.to_numpy(), len(table.names)),
-        }
-    )
 
 
 def _horizon(horizon: int | None, horizons: Sequence[int]) -> int:

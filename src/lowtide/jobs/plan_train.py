@@ -212,18 +212,21 @@ def _plan(
     loss: Callable[[Any], Tensor] | None,
     progress: Callable[[str], None] | None,
 ) -> TrainingPlan:
-    _check_size(user_model, settings.size)
+    size = settings.size or user_model.size
+    _check_size(user_model, size)
     if settings.validation_size is not None:
         _check_size(user_model, settings.validation_size)
-    make_step = settings.make_step(user_model.module, profile.kind == "cuda", loss)
+    module = user_model.of_size(size)
+    make_step = settings.make_step(user_model.of_size, size, profile.kind == "cuda", loss)
     fit_report = fit_to_budget(
-        user_model.module,
-        make_step(settings.batch, settings.size),
+        module,
+        make_step(settings.batch, size),
         budget_bytes=budget_bytes,
         device=profile,
         make_step=make_step,
         batch=settings.batch,
-        size=settings.size,
+        size=size,
+        resize=user_model.resize,
         multiple=user_model.size_multiple(_MULTIPLE),
         strict=False,
         full=full,
@@ -231,7 +234,7 @@ def _plan(
     )
     return TrainingPlan(
         model=user_model.name,
-        parameters=sum(weight.numel() for weight in user_model.module.parameters()),
+        parameters=sum(weight.numel() for weight in module.parameters()),
         device=profile.name,
         device_title=profile.title,
         budget_bytes=budget_bytes,

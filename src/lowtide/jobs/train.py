@@ -42,7 +42,7 @@ class TrainReport(BaseModel):
     ``plan`` is the predicted memory of a step, ``scores`` the last validation's. ``weights`` and
     ``best_weights`` are files: the averaged weights at the end, and those with the best score.
     ``warnings`` are sentences on what was unexpected but did not stop the run: a damaged state,
-    images that were rewritten.
+    images that were rewritten, a step that was repeated with less memory.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -114,11 +114,15 @@ def run_training(
     plan = plan_step(config, task, parsed.device_bytes, local_device)
     if (on_plan := options.get("on_plan")) is not None and processes.is_main:
         on_plan(plan)
-    trainer = Trainer(config, folder, task, micro_batches=plan.micro_batches, device=local_device)
+    trainer = Trainer(
+        config,
+        folder,
+        task,
+        micro_batches=plan.micro_batches,
+        device=local_device,
+        on_warning=options.get("on_warning") if processes.is_main else None,
+    )
     resumed = trainer.resume(accept_changed_data=options.get("accept_changed_data", False))
-    if (on_warning := options.get("on_warning")) is not None and processes.is_main:
-        for warning in trainer.warnings:
-            on_warning(warning)
     validator, weights = None, folder / f"{config.name}.safetensors"
     if processes.is_main:
         _write_config(folder, config)
@@ -157,7 +161,7 @@ def _require_own_folder(folder: Path, name: str) -> None:
         raise UsageError(f"{folder} is not a folder", hint="use another name, or move it away")
     if _is_run_folder(folder, name):
         return
-    for made in (f"{name}.safetensors", *_MADE):
+    for made in (f"{name}.safetensors", f"{name}.json", *_MADE):
         if os.path.lexists(folder / made):
             raise UsageError(
                 f"{folder / made} already exists and is not from a training run of this name",
@@ -174,9 +178,10 @@ def _write_config(folder: Path, config: RunConfig) -> None:
         OutputError: A file cannot be written.
     """
     make_folder(folder)
-    best = f"models/{config.name}_best.safetensors"
-    for made in (_CONFIG, f"{config.name}.safetensors", best, "models/validated.safetensors"):
-        remove_part_files(folder / made)
+    weights = config.name, f"models/{config.name}_best", "models/validated"
+    made = (f"{name}.{kind}" for name in weights for kind in ("safetensors", "json"))
+    for name in (_CONFIG, *made, "models/forecast.json", "models/forecaster.npz"):
+        remove_part_files(folder / name)
     with atomic_output(folder / _CONFIG) as part:
         part.write_text(json.dumps(config.model_dump(mode="json"), indent=1) + "\n")
 

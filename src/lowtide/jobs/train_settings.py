@@ -35,7 +35,7 @@ class TrainSettings:
 
     Attributes:
         batch: Images in a micro-batch.
-        size: Size of the images, 256 or WIDTHxHEIGHT.
+        size: Size of the images, 256 or WIDTHxHEIGHT. Default: 256, for ldm4ts 224.
         inputs: Shape of an input without the batch dimension: 3,h,w or 4,h/8,w/8 or 77,768 or
             :int64. Once for each input, in order. Default: the model's own example_inputs(batch,
             size), or images.
@@ -52,7 +52,7 @@ class TrainSettings:
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     batch: Annotated[int, Ge(1), Option(_STEP)] = 4
-    size: Annotated[tuple[int, int], Option(_STEP, example="256")] = (256, 256)
+    size: Annotated[tuple[int, int] | None, Option(_STEP, metavar="SIZE")] = None
     inputs: Annotated[
         tuple[str, ...], Option(_STEP, flags=("--input",), metavar="SHAPE", repeats=True)
     ] = ()
@@ -86,9 +86,16 @@ class TrainSettings:
         return settings
 
     def make_step(
-        self, model: nn.Module, on_cuda: bool, loss: Callable[[Any], Tensor] | None
+        self,
+        model_of: Callable[[tuple[int, int]], nn.Module],
+        size: tuple[int, int],
+        on_cuda: bool,
+        loss: Callable[[Any], Tensor] | None,
     ) -> MakeStep:
-        """Return a function that builds the `TrainingStep` for a batch size and (H, W)."""
+        """Return a function that builds the `TrainingStep` for a batch size and (H, W).
+
+        ``model_of`` returns the model for images of a size, and ``size`` is the requested one.
+        """
         from lowtide.memory.tracing.steps import TrainingStep
         from lowtide.memory.training.meta_build import make_inputs
         from lowtide.memory.training.options import AUTOCAST_DTYPES
@@ -99,12 +106,13 @@ class TrainSettings:
             optimizer = "adamw-foreach" if on_cuda else "adamw"
         validation = None
         if self.validation_batch is not None:
-            size = self.validation_size or self.size
-            validation = make_inputs(model, self.validation_batch, size, make)
+            validation = make_inputs(
+                model_of(size), self.validation_batch, self.validation_size or size, make
+            )
 
         def step(batch: int, size: tuple[int, int]) -> TrainingStep:
             return TrainingStep(
-                make_inputs(model, batch, size, make),
+                make_inputs(model_of(size), batch, size, make),
                 optimizer=optimizer,
                 loss=loss,
                 checkpointing=self.checkpointing,

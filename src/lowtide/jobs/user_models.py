@@ -1,14 +1,15 @@
-"""Load a user's model: a function in a Python file or package, or a model file."""
+"""Load a user's model: a function in a Python file or package, a name, or a model file."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,11 +26,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UserModel:
-    """A module to plan for, its name, and the descriptor of a Lowtide model."""
+    """A module to plan for, its name, and the descriptor of a Lowtide model.
+
+    ``size`` is the usual (height, width) of its images. ``resize`` builds it for others, if it is
+    made for images of one size.
+    """
 
     module: nn.Module
     name: str
     descriptor: ModelDescriptor | None = None
+    size: tuple[int, int] = (256, 256)
+    resize: Callable[[tuple[int, int]], nn.Module] | None = None
+
+    def of_size(self, size: tuple[int, int]) -> nn.Module:
+        """Return the module for images of (height, width)."""
+        return self.module if self.resize is None else self.resize(size)
 
     def size_multiple(self, default: int) -> int:
         """Return what image sides should be multiples of: ``default`` and the model's own."""
@@ -42,9 +53,9 @@ def load_user_model(what: Any) -> UserModel:
     """Return the module that ``what`` is, builds, or names.
 
     ``what`` is a module, a function that returns one, ``"package.module:function"``,
-    ``"path/to/file.py:function"``, a bundled model, or a model file. Python files and packages are
-    run, with their folder (for packages the working folder) first in ``sys.path``. Functions are
-    called without arguments, on the ``meta`` device if possible.
+    ``"path/to/file.py:function"``, ``"ldm4ts"``, a bundled model, or a model file. Python files and
+    packages are run, with their folder (for packages the working folder) first in ``sys.path``.
+    Functions are called without arguments, on the ``meta`` device if possible.
 
     Raises:
         UsageError: The place does not exist or needs arguments.
@@ -56,6 +67,8 @@ def load_user_model(what: Any) -> UserModel:
         return UserModel(what, type(what).__name__)
     if not isinstance(what, str | Path):
         return UserModel(build_on_meta(what), getattr(what, "__name__", repr(what)))
+    if str(what) == "ldm4ts":
+        return _ldm4ts()
     place, colon, name = str(what).rpartition(":")
     if colon and name.isidentifier():
         return _build(str(what), place, name)
@@ -70,6 +83,18 @@ def load_user_model(what: Any) -> UserModel:
             hint="give the PyTorch weights that it was exported from",
         )
     return UserModel(model.module.requires_grad_(True), str(what), model.descriptor)
+
+
+def _ldm4ts() -> UserModel:
+    """Return LDM4TS as its documentation has it."""
+    from lowtide.models.ldm4ts.model import LDM4TSModel
+
+    @functools.cache
+    def build(size: tuple[int, int]) -> nn.Module:
+        return build_on_meta(lambda: LDM4TSModel(size, horizons=(15, 60, 240)))
+
+    size = 224, 224
+    return UserModel(build(size), "ldm4ts", size=size, resize=build)
 
 
 def _build(what: str, place: str, name: str) -> UserModel:

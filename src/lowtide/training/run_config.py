@@ -43,7 +43,7 @@ class ConfigSection(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class TrainData(ConfigSection, frozen=True):
-    """Section ``datasets.train`` common to all trainings: batch and workers."""
+    """Section ``datasets.train`` common to all trainings: the batch."""
 
     batch_size_per_gpu: int = Field(
         default=16, ge=1, description="Samples in a step on each device."
@@ -52,12 +52,6 @@ class TrainData(ConfigSection, frozen=True):
         default=None,
         ge=1,
         description="Micro-batches in a step. Default: as few as the budget allows.",
-    )
-    num_worker_per_gpu: int = Field(
-        default=0, ge=0, le=64, description="Threads that prepare batches; 0 is none."
-    )
-    skip_broken: bool = Field(
-        default=False, description="Replace damaged files by others instead of stopping."
     )
 
 
@@ -150,15 +144,6 @@ class Logger(ConfigSection, frozen=True):
     use_tb_logger: bool = Field(default=False, description="Write curves for TensorBoard too.")
 
 
-class Paths(ConfigSection, frozen=True):
-    """Section ``path``: pretrained weights."""
-
-    pretrain_network_g: Path | None = Field(
-        default=None, description="Weights to begin with: a file or a bundled model."
-    )
-    strict_load_g: bool = Field(default=True, description="Require that all of them match.")
-
-
 class RunConfig(ConfigSection, frozen=True):
     """Configuration of a training run, which each kind of training extends.
 
@@ -181,7 +166,6 @@ class RunConfig(ConfigSection, frozen=True):
     train: Train
     val: Val = Val()
     logger: Logger = Logger()
-    path: Paths = Paths()
 
     @field_validator("name")
     @classmethod

@@ -105,7 +105,8 @@ class Task:
     ``networks`` and ``optims`` have the same names. The first network is the result: it is
     averaged, validated and saved by ``save``, which writes and returns a file.
     ``make_validator`` gets the run's folder and the device. ``files`` are facts of the data's
-    files, which are compared when a run resumes. ``title`` says what a batch counts.
+    files, which are compared when a run resumes. ``title`` says what a batch counts, and
+    ``smaller`` what can be made smaller where memory runs out.
     """
 
     networks: Mapping[str, nn.Module]
@@ -116,3 +117,4 @@ class Task:
     make_validator: Callable[[Path, str], Validator | None] | None = None
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     title: str = "samples"
+    smaller: str = "a smaller network"

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.core.errors import Cancelled, OutputError, UsageError
+from lowtide.core.errors import Cancelled, OutOfMemoryError, OutputError, UsageError
 from lowtide.core.progress import Cancel, check_cancel
+from lowtide.memory.oom import is_out_of_memory
 from lowtide.training.data.file_facts import FileFacts, changed_files, rewritten_files
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.ema import MovingAverage
@@ -25,6 +26,7 @@ from lowtide.training.setup import (
     prepare_network,
 )
 from lowtide.training.state import TrainState, load_latest_state, save_state
+from lowtide.training.step_retry import RetryingTrainStep
 from lowtide.training.task import Batch, Task, Validator
 from lowtide.training.train_log import TrainLog
 from lowtide.training.train_step import TrainedNetwork, TrainStep
@@ -56,6 +58,7 @@ class Trainer:
         task: What to train; with several processes, on this one's share of the data.
         micro_batches: Micro-batches per step in each process.
         device: ``cpu`` for training on the CPU; otherwise accelerate chooses the device.
+        on_warning: Called with each sentence of ``warnings`` when it is added.
 
     With several processes, rank 0 writes and validates.
     """
@@ -68,6 +71,7 @@ class Trainer:
         *,
         micro_batches: int = 1,
         device: str = "cpu",
+        on_warning: Callable[[str], None] | None = None,
     ) -> None:
         self.config, self.folder, self.task = config, folder, task
         self._accelerator = make_accelerator(config, device)
@@ -81,17 +85,24 @@ class Trainer:
             for name, network in task.networks.items()
         }
         self._first = next(iter(self._networks.values()))
-        self._train_step = TrainStep(
-            self._networks,
-            [objective.to(self._accelerator.device) for objective in task.objectives],
-            self._accelerator.backward,
-            config.train.checkpointing,
-            micro_batches,
-            process_group=self._process_group,
+        self._train_step = RetryingTrainStep(
+            TrainStep(
+                self._networks,
+                [objective.to(self._accelerator.device) for objective in task.objectives],
+                self._accelerator.backward,
+                config.train.checkpointing,
+                micro_batches,
+                process_group=self._process_group,
+            ),
+            device=str(self._accelerator.device),
+            warn=self._warn,
+            hint=task.smaller,
+            is_compiled=config.train.compile,
         )
         self._state = TrainState(0, {}, files=dict(task.files))
         self._saved_step = 0
         self.warnings: list[str] = []
+        self._on_warning = on_warning
         self.scores: dict[str, float] = {}
 
     def _prepare_network(self, network: nn.Module, optim: Optim) -> TrainedNetwork:
@@ -132,10 +143,10 @@ class Trainer:
         state, damaged = load_latest_state(self.folder / "training_states")
         if state is None:
             return 0
-        self.warnings += [
-            f"{path} is damaged ({reason}): the state of step {state.step} was loaded instead"
-            for path, reason in damaged.items()
-        ]
+        for path, reason in damaged.items():
+            self._warn(
+                f"{path} is damaged ({reason}): the state of step {state.step} was loaded instead"
+            )
         if _fixed_entries(state.config) != _fixed_entries(self._config_record()):
             raise UsageError(
                 f"{self.folder} contains a training with another configuration"
@@ -161,9 +172,12 @@ class Trainer:
             )
         differences = ", ".join(words for words in (other, rewritten) if words)
         if differences:
-            self.warnings.append(
-                f"the training continues with other files than before: {differences}"
-            )
+            self._warn(f"the training continues with other files than before: {differences}")
+
+    def _warn(self, text: str) -> None:
+        self.warnings.append(text)
+        if self._on_warning is not None:
+            self._on_warning(text)
 
     def _stateful_parts(self) -> dict[str, Any]:
         found: dict[str, Any] = {"average": self._ema.module}
@@ -193,6 +207,7 @@ class Trainer:
             OutputError: If a file cannot be written; names the steps done so far.
             Cancelled: After a state was saved.
             NotFiniteError: As `TrainStep`, as are other errors of a step.
+            OutOfMemoryError: As `RetryingTrainStep`, and where memory runs out elsewhere.
         """
         config, logger = self.config, self.config.logger
         writes = self._process_group.is_main
@@ -217,6 +232,13 @@ class Trainer:
                     self._stop_if_cancelled(cancel)
         except OutputError as error:
             raise self._with_progress(error) from error
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(
+                f"memory ran out after step {self.completed_steps:,}",
+                hint=f"a smaller --budget, or {self.task.smaller}",
+            ) from error
         finally:
             if log is not None:
                 log.close()

@@ -279,6 +279,43 @@ def test_options_that_do_not_apply_say_why() -> None:
         assert f"does not apply: {option.reason}" in str(ladder)
 
 
+def test_a_model_made_for_one_size_is_made_anew_for_others() -> None:
+    class Sized(Net):
+        def __init__(self, size: tuple[int, int]) -> None:
+            super().__init__()
+            self.place = nn.Parameter(torch.zeros(3, *size))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + self.place)
+
+    sizes, options = [(32, 32), (48, 48)], dict(batch=1, multiple=16, full=False)
+    made = {size: Sized(size) for size in [*sizes, (64, 64)]}
+    step = plain(1, (64, 64))
+    fixed = fit_to_budget(
+        made[64, 64], step, budget_bytes=1, make_step=plain, strict=False, **options
+    )
+    refused = [option for option in fixed.options if option.name == "images of 48×48"]
+    assert [option.status for option in refused] == ["not applicable"]
+    report = fit_to_budget(
+        made[64, 64],
+        step,
+        budget_bytes=1,
+        make_step=plain,
+        resize=made.__getitem__,
+        sizes=sizes[::-1],
+        strict=False,
+        **options,
+    )
+    options_of = {option.name: option for option in report.options}
+    smaller = options_of["images of 48×48"]
+    alone = traced_estimate(
+        made[48, 48],
+        apply_settings(step, report.options[0].settings, smaller.settings, plain),
+        load_profile("cpu"),
+    )
+    assert smaller.predicted_bytes == alone.predicted_bytes
+
+
 def test_settings_requested_already_are_no_options() -> None:
     step = dataclasses.replace(
         plain(2, (16, 16)),

@@ -1,4 +1,4 @@
-"""The seed's call, with a model: kernels forced in the trace, savings against what PyTorch does."""
+"""The seed's call: kernels forced in the trace, savings against what PyTorch does."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lowtide import estimate_vram_usage
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.memory.prediction.estimate import estimate, traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.steps import TrainingStep
 from lowtide.memory.training.meta_build import build_on_meta, image_channels, make_inputs
-from lowtide.memory.training.vram import BACKENDS, GB, estimate_vram_usage
+from lowtide.memory.training.vram import BACKENDS, GB
+from lowtide.models import memory_efficient_attention
+from lowtide.models.ldm4ts import LDM4TSModel
 
 GPU = load_profile("rtx3060-12gb")
 KEYS = {
@@ -80,6 +83,30 @@ def test_the_documented_call() -> None:
     assert found["total_estimated_gb"] == total / GB
     assert found["total_upper_gb"] == sum(row["upper"] for row in found["ledger"]) / GB
     assert "a GB is 10^9 bytes" in found["notes"]
+
+
+def test_without_a_model_it_is_ldm4ts_at_the_size_of_the_images() -> None:
+    size = (16, 24)
+    model = LDM4TSModel(size, horizons=(15, 60, 240))
+    held = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+    found = estimate_vram_usage(batch_size=1, image_size=size)
+    (weights,) = (row["value"] for row in found["ledger"] if row["name"] == "weights")
+    assert weights == pytest.approx(held, rel=0.01)
+    with pytest.raises(UsageError, match="multiples of 8"):
+        estimate_vram_usage(image_size=(30, 30))
+
+
+@pytest.mark.slow
+def test_the_documented_call_without_a_model() -> None:
+    assert memory_efficient_attention.estimate_vram_usage is estimate_vram_usage
+    found = memory_efficient_attention.estimate_vram_usage(
+        batch_size=4, backend="flash", gradient_checkpointing=True
+    )
+    assert 0.1 < found["total_estimated_gb"] < 1
+    assert 0 < found["savings_vs_default_pct"] < 10
+    model = LDM4TSModel((224, 224), [15, 60, 240], 1000)
+    named = {"model": model, "backend": "flash", "image_size": (224, 224)}
+    assert usage(batch_size=4, gradient_checkpointing=True, **named) == found
 
 
 def test_figures_are_those_of_a_traced_step() -> None:
@@ -162,7 +189,6 @@ def test_a_model_without_attention_says_so() -> None:
 @pytest.mark.parametrize(
     ("options", "words", "hint"),
     [
-        ({"model": None}, "without a model", "pass model="),
         ({"backend": "sage"}, "no backward pass", "flash"),
         ({"backend": "xformers"}, "'xformers' is not known", "default, flash"),
         ({"device": "gtx99"}, "no device profile", ""),

@@ -48,6 +48,7 @@ def fit_to_budget(
     make_step: MakeStep | None = None,
     batch: int | None = None,
     size: tuple[int, int] | None = None,
+    resize: Callable[[tuple[int, int]], nn.Module] | None = None,
     multiple: int = 16,
     sizes: Sequence[tuple[int, int]] | None = None,
     dtype: torch.dtype | None = None,
@@ -70,6 +71,8 @@ def fit_to_budget(
             which inputs, keywords and loss are taken; without it batch and images stay unchanged.
         batch: the batch that it made ``step`` with, by default from the shape of the first tensor.
         size: the (height, width) that it made ``step`` with, by the same default.
+        resize: ``resize((height, width))`` returns the model for images of another size, if it is
+            made for images of one size.
         multiple: smaller images have sides that are a multiple of this.
         sizes: smaller images have one of these (height, width) instead.
         strict: whether to raise if nothing fits.
@@ -92,7 +95,16 @@ def fit_to_budget(
     report_progress = progress or (lambda name: None)
     report_progress("as requested")
     search = _OptionSearch(
-        model, step, requested, profile, make_step, dtype, operators, calibration, budget_bytes
+        model,
+        step,
+        requested,
+        profile,
+        make_step,
+        dtype,
+        operators,
+        calibration,
+        budget_bytes,
+        resize,
     )
     options = search.run(
         list(
@@ -140,7 +152,9 @@ class _OptionSearch:
         operators: WorkspaceCache | None,
         calibration: Calibration | None,
         budget_bytes: int,
+        resize: Callable[[tuple[int, int]], nn.Module] | None,
     ) -> None:
+        self._resize = resize
         self._model, self._step, self._requested, self._profile = model, step, requested, profile
         self._make_step, self._dtype, self._operators = make_step, dtype, operators
         self._calibration, self._budget = calibration, budget_bytes
@@ -246,8 +260,11 @@ class _OptionSearch:
     def _trace_settings(self, settings: StepSettings) -> _Figures:
         if settings not in self._cache:
             step = apply_settings(self._step, self._requested, settings, self._make_step)
+            model = self._model
+            if self._resize is not None and settings.size not in (None, self._requested.size):
+                model = self._resize(settings.size)
             estimate = traced_estimate(
-                self._model,
+                model,
                 step,
                 self._profile,
                 dtype=self._dtype,

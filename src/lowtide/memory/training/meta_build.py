@@ -17,17 +17,12 @@ _SHAPE = re.compile(r"([^:]*)(?::(\w+))?")
 _SIDE = re.compile(r"([hw])(?:/(\d+))?|(\d+)")
 
 
-def build_on_meta(model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+def build_on_meta(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     """Return a module, or a function's module, on the ``meta`` device if possible.
 
     Raises:
-        UsageError: for None.
         ModelError: if the function returns no module.
     """
-    if model is None:
-        raise UsageError(
-            "cannot estimate memory without a model", hint="pass model=, a module or a function"
-        )
     if isinstance(model, nn.Module):
         return model
     try:

@@ -42,52 +42,20 @@ _KERNELS: dict[str, list[SDPBackend]] = {
 BACKENDS = tuple(_KERNELS)
 
 
-def estimate_vram_usage(
-    batch_size: int = 4,
-    backend: str = "default",
-    gradient_checkpointing: bool = False,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
-    image_size: tuple[int, int] = (224, 224),
-    device: str | DeviceProfile = "rtx3060-12gb",
-    dtype: torch.dtype = torch.bfloat16,
+def compare_with_default(
+    model: nn.Module | Callable[[], nn.Module],
+    batch_size: int,
+    image_size: tuple[int, int],
     *,
-    inputs: Inputs | None = None,
-    optimizer: Optimizer = "adamw-foreach",
-    loss: Callable[[Any], Tensor] | None = None,
+    backend: str,
+    gradient_checkpointing: bool,
+    device: str | DeviceProfile,
+    dtype: torch.dtype,
+    inputs: Inputs | None,
+    optimizer: Optimizer,
+    loss: Callable[[Any], Tensor] | None,
 ) -> dict[str, Any]:
-    """Estimate the GPU memory of training ``model`` with one attention backend.
-
-    The step is that of `TrainingStep`: forward, ``loss``, backward and ``optimizer``.
-
-    Args:
-        backend: what scaled_dot_product_attention uses: ``"default"`` is PyTorch's own choice for
-            the device, others are ``"flash"``, ``"efficient"``, ``"cudnn"``, and ``"math"``, which
-            holds whole score matrices.
-        gradient_checkpointing: recompute every block in the backward pass.
-        model: a module or a function that builds one; a function is called with the ``meta`` device
-            as default, so that its weights take no memory, and again without where that fails.
-        image_size: (height, width).
-        device: name of a device profile, or the profile.
-        dtype: precision of suitable operators by autocast, the weights staying unchanged;
-            torch.float32 is no autocast.
-        inputs: ``inputs(batch_size, image_size)`` returns what the model is called with; by default
-            its own ``example_inputs(batch_size, image_size)`` if it has that, else images (B, C, H,
-            W) with the channels of its first convolution.
-        optimizer: AdamW as PyTorch runs it by default.
-        loss: of the model's output; mean square by default.
-
-    Returns:
-        ``total_estimated_gb`` and ``total_upper_gb``, the expected peak and its upper bound for the
-        whole process in decimal gigabytes (10^9 bytes); ``savings_vs_default_pct`` relative to the
-        default backend without checkpointing, traced for the same model and sizes, 0 where the
-        default is as good; ``ledger``, a list of the estimate's rows in bytes; and ``notes``.
-
-    Raises:
-        UsageError: without a model, for an unknown backend or device, for a backend that has no
-            backward pass (``"sage"``), and for one that takes no attention of this model on this
-            device.
-        ModelError: for a model that cannot be traced.
-    """
+    """Return the figures of `lowtide.estimate_vram_usage`, whose arguments these are."""
     _validate(backend, batch_size, image_size)
     profile = load_profile(device) if isinstance(device, str) else device
     if profile.kind == "cpu":

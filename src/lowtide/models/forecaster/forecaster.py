@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class RidgeForecaster:
         penalties: Penalty chosen for each ridge, per window.
         scale: Scale of the errors.
         residuals: Standardized held-out errors [n, H, D], float32.
+        origins: Forecast origins [n] of the residuals, ascending.
         paths: Sampler of joint paths made from the residuals, and how it was chosen.
         recent: Steps that volatility is measured over.
         block: Steps of a forecast that are verified, as one, against what came.
@@ -51,10 +52,11 @@ class RidgeForecaster:
     penalties: tuple[float, ...]
     scale: ConditionalScale
     residuals: np.ndarray
+    origins: np.ndarray
     paths: PathChoice
     recent: int
     block: int
-    unverified: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    unverified: np.ndarray
 
     @property
     def context(self) -> int:
@@ -124,6 +126,7 @@ class RidgeForecaster:
             scale=scale,
             residuals=residuals,
             unverified=~judged.all(axis=0),
+            origins=origins[complete],
             paths=choose_paths(paths, residuals, scales[complete], origins[complete]),
             recent=recent,
             block=block,

@@ -51,6 +51,12 @@ class SrTrainData(PairFolders, TrainData, frozen=True):
     use_hflip: bool = Field(default=True, description="Mirror half of the patches.")
     use_rot: bool = Field(default=True, description="Turn patches by quarter turns.")
     color: bool = Field(default=False, description="Change the colors of half of the patches.")
+    num_worker_per_gpu: int = Field(
+        default=0, ge=0, le=64, description="Threads that prepare batches; 0 is none."
+    )
+    skip_broken: bool = Field(
+        default=False, description="Replace damaged files by others instead of stopping."
+    )
 
 
 class ValData(PairFolders, frozen=True):
@@ -135,6 +141,15 @@ class SrVal(Val, frozen=True):
         return metrics
 
 
+class Paths(ConfigSection, frozen=True):
+    """Section ``path``: pretrained weights."""
+
+    pretrain_network_g: Path | None = Field(
+        default=None, description="Weights to begin with: a file or a bundled model."
+    )
+    strict_load_g: bool = Field(default=True, description="Require that all of them match.")
+
+
 class SrConfig(RunConfig, frozen=True):
     """Configuration of a super-resolution training."""
 
@@ -149,3 +164,4 @@ class SrConfig(RunConfig, frozen=True):
     )
     train: SrTrain
     val: SrVal = SrVal()
+    path: Paths = Paths()

@@ -131,6 +131,7 @@ def make_pairs_task(
         make_validator=make_validator,
         files=files or {},
         title=f"patches of {config.datasets.train.lq_size} px",
+        smaller="a smaller datasets.train.lq_size or network_g",
     )
 
 

@@ -1,0 +1,72 @@
+"""Data frames and files of forecasts: quantiles and sample paths by series and step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lowtide.core.atomic_file import atomic_output
+from lowtide.media.table import TimeTable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def quantile_frame(
+    table: TimeTable,
+    stamps: pd.DatetimeIndex,
+    mean: np.ndarray,
+    paths: np.ndarray,
+    levels: tuple[float, ...],
+) -> pd.DataFrame:
+    """Return one row for each series and step, in the column names of the table.
+
+    Args:
+        table: The measurements.
+        stamps: Stamps [H] of the steps.
+        mean: Means [H, D].
+        paths: Sample paths [S, H, D].
+        levels: Levels [Q] of quantiles.
+    """
+    quantiles = np.empty((len(table.names), len(stamps), len(levels)))
+    for step in range(len(stamps)):  # one by one: nothing as large as the paths is made
+        quantiles[:, step] = np.quantile(paths[:, step], levels, axis=0).T
+    frame = _long_frame(table, stamps)
+    frame["mean"] = mean.T.ravel()
+    for number, level in enumerate(levels):
+        frame[f"{level:g}"] = quantiles[..., number].ravel()
+    return frame
+
+
+def sample_frame(table: TimeTable, stamps: pd.DatetimeIndex, paths: np.ndarray) -> pd.DataFrame:
+    """Return one row for each series and step, and a column for each of ``paths`` [S, H, D]."""
+    import pandas as pd
+
+    columns = pd.DataFrame(
+        paths.transpose(2, 1, 0).reshape(-1, len(paths)),
+        columns=[f"sample_{number}" for number in range(len(paths))],
+    )
+    return pd.concat([_long_frame(table, stamps), columns], axis=1)
+
+
+def write_frame(frame: pd.DataFrame, path: Path) -> None:
+    """Write a frame as CSV, or as Parquet where the name says so."""
+    with atomic_output(path) as part:
+        if path.suffix.lower() in (".parquet", ".pq"):
+            frame.to_parquet(part, index=False)
+        else:
+            frame.to_csv(part, index=False)
+
+
+def _long_frame(table: TimeTable, stamps: pd.DatetimeIndex) -> pd.DataFrame:
+    import pandas as pd
+
+    series, stamp, _ = table.columns
+    return pd.DataFrame(
+        {
+            series: np.repeat(np.array(table.names, object), len(stamps)),
+            stamp: np.tile(stamps.to_numpy(), len(table.names)),
+        }
+    )

@@ -1,0 +1,71 @@
+"""Configuration of LDM4TS, without PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field, field_validator
+
+Backend = Literal["default", "sdpa", "flash", "sage"]
+
+
+class LDM4TSConfig(BaseModel, frozen=True, extra="forbid"):
+    """Sizes and parts of an `LDM4TSModel`.
+
+    Attributes:
+        image_size: Height and width of the path image, in pixels.
+        horizons: Steps ahead that are asked for; paths are as long as the longest.
+        diffusion_steps: Noise levels in training; they cost no memory.
+        attention_backend: Attention of the U-Net.
+        gradient_checkpointing: Recompute activations in the backward pass.
+        look_back: Steps that a forecast sees, L.
+        variables: Series that are forecast together, D.
+        period: Steps of a season, the length of a row of folded images.
+        autoencoder: Folder of a diffusers ``AutoencoderKL``; None for the closed-form one.
+        latent_channels: Channels of the closed-form latent at most; short paths need fewer.
+        width: Channels of the U-Net at latent resolution.
+        views: Whether images of the look-back are a condition.
+        frequency: Whether its spectrum is one.
+        temporal: Whether the raw series is one, by a transformer of patches.
+        diffusion: Whether the denoiser is used; without it latents are standard normal.
+        sampling_steps: Steps of the sampler.
+        seed: Seed of the initial weights.
+    """
+
+    image_size: tuple[int, int] = (64, 64)
+    horizons: tuple[int, ...] = Field(default=(96,), min_length=1)
+    diffusion_steps: int = Field(default=1000, ge=2)
+    attention_backend: Backend = "default"
+    gradient_checkpointing: bool = False
+    look_back: int = Field(default=336, ge=2)
+    variables: int = Field(default=1, ge=1)
+    period: int = Field(default=24, ge=1)
+    autoencoder: Path | None = None
+    latent_channels: int = Field(default=8, ge=1)
+    width: int = Field(default=32, ge=8)
+    views: bool = True
+    frequency: bool = True
+    temporal: bool = True
+    diffusion: bool = True
+    sampling_steps: int = Field(default=10, ge=1)
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("image_size")
+    @classmethod
+    def _check_image_size(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if any(side < 16 or side % 8 for side in value):
+            raise ValueError("sides must be multiples of 8, at least 16")
+        return value
+
+    @field_validator("horizons")
+    @classmethod
+    def _check_horizons(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if min(value) < 1:
+            raise ValueError("horizons must be at least 1")
+        return value
+
+    @property
+    def horizon(self) -> int:
+        """Steps of a path: the longest of the horizons."""
+        return max(self.horizons)

@@ -1,0 +1,83 @@
+"""Files of an LDM4TS model: weights as safetensors, and its configuration as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from lowtide.core.atomic_file import atomic_output, make_folder
+from lowtide.core.errors import ModelError, UsageError
+from lowtide.models.ldm4ts.config import LDM4TSConfig
+from lowtide.models.lowtide_files import ARCHITECTURE, read_tensors
+from lowtide.models.metadata_limits import parse_json
+
+_NAME = "ldm4ts"
+
+
+def write_model(path: Path, config: LDM4TSConfig, state: Mapping[str, Tensor]) -> None:
+    """Write weights and configuration to a folder, or to a .safetensors file and beside it."""
+    from safetensors.torch import save_file
+
+    weights, sizes = _files(path)
+    make_folder(weights.parent)
+    tensors = {name: one.detach().cpu().contiguous() for name, one in state.items()}
+    with atomic_output(weights) as part:
+        save_file(tensors, part, {ARCHITECTURE: "LDM4TS"})
+    with atomic_output(sizes) as part:
+        part.write_text(config.model_dump_json(indent=2) + "\n")
+
+
+def read_model(path: Path) -> tuple[LDM4TSConfig, dict[str, Tensor]]:
+    """Read what `write_model` wrote; raises `ModelError` if it is no LDM4TS model."""
+    weights, sizes = _files(path)
+    for file in (weights, sizes):
+        if not file.is_file():
+            raise ModelError(
+                f"{path} is no LDM4TS model: there is no {file.name}",
+                hint="name the folder that LDM4TSModel.save wrote",
+            )
+    values = parse_json(sizes, _NAME, sizes.read_text(errors="replace"))
+    try:
+        config = LDM4TSConfig.model_validate(values)
+    except ValidationError as error:
+        raise ModelError(f"{sizes} is no configuration of LDM4TS: {_first(error)}") from error
+    return config, read_tensors(weights)
+
+
+def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Load the tensors that `read_model` returned; raises `ModelError` where they do not fit."""
+    wanted = {name: tuple(one.shape) for name, one in model.state_dict().items()}
+    given = {name: tuple(one.shape) for name, one in state.items()}
+    wrong = sorted(name for name, _ in wanted.items() ^ given.items())
+    if wrong:
+        raise ModelError(
+            f"the tensors in {path} do not fit its configuration: {wrong[0]} is"
+            f" {given.get(wrong[0], 'missing')}, not {wanted.get(wrong[0], 'a part of it')}"
+        )
+    model.load_state_dict(state)
+
+
+def make_config(**values: Any) -> LDM4TSConfig:
+    """Return a configuration; raises `UsageError` with the name of a field that is wrong."""
+    try:
+        return LDM4TSConfig.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(
+            f"LDM4TS: {_first(error)}", hint=f"fields: {', '.join(LDM4TSConfig.model_fields)}"
+        ) from error
+
+
+def _first(error: ValidationError) -> str:
+    """Return the first thing that is wrong, with the name of its field."""
+    one = error.errors()[0]
+    return f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
+
+
+def _files(path: Path) -> tuple[Path, Path]:
+    """Return the files of weights and configuration of a model at ``path``."""
+    weights = path if path.suffix == ".safetensors" else path / f"{_NAME}.safetensors"
+    return weights, weights.with_suffix(".json")

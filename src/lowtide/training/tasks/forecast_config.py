@@ -1,0 +1,133 @@
+"""Configuration of a forecaster's training: residual paths drawn by latent diffusion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from lowtide.training.run_config import (
+    ConfigSection,
+    Datasets,
+    Optim,
+    RunConfig,
+    Train,
+    TrainData,
+    Val,
+)
+
+
+def _split_words(value: Any) -> Any:
+    """Accept ``a,b`` or a single value for a list, as options of the command line are given."""
+    if isinstance(value, str):
+        return [word.strip() for word in value.split(",") if word.strip()]
+    return [value] if isinstance(value, int | float) else value
+
+
+def _both_sides(value: Any) -> Any:
+    return (value, value) if isinstance(value, int) else value
+
+
+def _words_of(value: Any) -> Any:
+    found = _split_words(value)
+    return [str(one) for one in found] if isinstance(found, list) else found
+
+
+Count = Annotated[int, Field(ge=1)]
+Side = Annotated[int, Field(ge=16, multiple_of=8)]
+Counts = Annotated[list[Count], Field(min_length=1), BeforeValidator(_split_words)]
+Sides = Annotated[tuple[Side, Side], BeforeValidator(_both_sides)]
+Words = Annotated[list[str], BeforeValidator(_words_of)]
+
+
+class TableData(TrainData, frozen=True):
+    """Section ``datasets.train``: the table, the part of it to train on, and the batch."""
+
+    table: Path = Field(description="CSV or Parquet file of the series, as lowtide forecast's.")
+    columns: Words = Field(default=[], description="Series to use; all by default.")
+    frequency: str | None = Field(
+        default=None, description="Distance of rows: h, 15min, D, W, MS, ... Default: found."
+    )
+    split: Literal["70/10/20", "ett", "all"] = Field(
+        default="70/10/20",
+        description=(
+            "What is trained on: the first part of a split, whose last part lowtide backtest"
+            " scores, or all rows."
+        ),
+    )
+    validation_share: float = Field(
+        default=0.1,
+        gt=0,
+        le=0.5,
+        description="Share of windows, the last of the part, that choose the best weights only.",
+    )
+
+
+class ForecastDatasets(Datasets, frozen=True):
+    """Section ``datasets``."""
+
+    train: TableData
+
+
+class DiffusionNetwork(ConfigSection, frozen=True):
+    """Section ``network``: fields of `LDM4TSConfig` that a training does not know itself."""
+
+    image_size: Sides = Field(
+        default=(64, 64), description="Sides of the paths' images, multiples of 8."
+    )
+    look_back: int = Field(default=336, ge=2, description="Steps before the forecast that it sees.")
+    period: int | None = Field(
+        default=None, ge=1, description="Steps of a row of the images. Default: a season."
+    )
+    latent_channels: int = Field(default=8, ge=1, description="Channels of the latent.")
+    width: int = Field(default=32, ge=8, description="Channels of the U-Net's first level.")
+    autoencoder: Path | None = Field(
+        default=None, description="Folder of a diffusers AutoencoderKL. Default: in closed form."
+    )
+    views: bool = Field(default=True, description="See the look-back as images.")
+    spectrum: bool = Field(default=True, description="See the look-back's frequencies.")
+    temporal: bool = Field(default=True, description="See the look-back as a series.")
+    diffusion_steps: int = Field(default=1000, ge=2, description="Noise levels trained on.")
+    sampling_steps: int = Field(default=10, ge=1, description="Steps of the sampler.")
+    attention_backend: Literal["default", "sdpa", "flash", "sage"] = Field(
+        default="default", description="Attention of the U-Net, where it is installed."
+    )
+
+
+class ForecastTrain(Train, frozen=True):
+    """Section ``train``: length, optimizer, schedule and EMA."""
+
+    total_iter: int = Field(
+        default=2000, ge=1, description="Steps of the training, which never stops before them."
+    )
+    optim: Optim = Optim(lr=5e-4)
+
+
+class ForecastVal(Val, frozen=True):
+    """Section ``val``: how often the best weights are chosen anew."""
+
+    val_freq: int = Field(default=200, ge=1, description="Steps between validations.")
+
+
+class ForecastConfig(RunConfig, frozen=True):
+    """Configuration of a forecaster's training."""
+
+    horizons: Counts = Field(description="Steps to forecast: 96,192. The longest covers all.")
+    datasets: ForecastDatasets
+    network: DiffusionNetwork = DiffusionNetwork()
+    train: ForecastTrain = ForecastTrain()
+    val: ForecastVal = ForecastVal()
+
+    @field_validator("name")
+    @classmethod
+    def _reject_other_file(cls, name: str) -> str:
+        """Reject the name under which sizes of the network would overwrite the configuration."""
+        if name.lower() == "config":
+            raise ValueError("config.json is the configuration's file: choose another name")
+        return name
+
+    @property
+    def horizon(self) -> int:
+        """The longest of the horizons, of which the others are the first steps."""
+        return max(self.horizons)

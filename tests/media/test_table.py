@@ -68,6 +68,10 @@ def test_gaps_become_missing_values_that_are_told():
     table = read_table(frame().drop(index=[3, 4]))
     assert np.isnan(table.values[3:5]).all()
     assert table.notes == ("2 steps without a row count as missing values",)
+    # With holes too, the name is the one that seasons go by.
+    for freq, season in (("h", 24), ("D", 7), ("7D", 52), ("min", 60)):
+        grid = read_table(frame(freq=freq).drop(index=[3, 4])).grid
+        assert (grid.frequency, grid.season) == (freq, season)
 
 
 def test_rows_are_put_in_order():

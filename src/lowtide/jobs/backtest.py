@@ -100,7 +100,7 @@ def backtest(
         table = trained.read_table(data, columns, frequency)
     train, first, last = split_steps(table, split)
     if trained is None:
-        unseen = ~np.isfinite(table.values[:train]).any(axis=0)
+        unseen = np.isfinite(table.values[:train]).sum(axis=0) == 0
         table = table.without(unseen, "without a value in the first part, which is fitted to")
     place = None if target is None else table.index(target)
     scored = slice(None) if place is None else slice(place, place + 1)

@@ -21,6 +21,8 @@ from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.paths import PATHS, PathSampler
 from lowtide.models.forecaster.windows import forward_fill
 
+# The last value, with errors that occurred.
+RANDOM_WALK = "naive (random walk)"
 # Steps of diffusion's sampler at most, which takes long.
 _SAMPLING_STEPS = 10
 
@@ -106,7 +108,7 @@ def _baselines(table: TimeTable, horizon: int, train: int, look_back: int) -> di
     }
     if 1 < season <= train - horizon:
         found["seasonal naive"] = NaiveForecaster.fit(values, season=season, horizon=horizon)
-    return {**found, "naive": NaiveForecaster.fit(values, season=1, horizon=horizon)}
+    return {**found, RANDOM_WALK: NaiveForecaster.fit(values, season=1, horizon=horizon)}
 
 
 def _bound(baseline: Baseline, values: np.ndarray) -> Callable[[np.ndarray], Distribution]:

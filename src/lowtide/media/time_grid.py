@@ -127,7 +127,10 @@ def _candidates(stamps: pd.DatetimeIndex) -> list[str]:
         warnings.simplefilter("ignore")  # pandas 3 warns that it will return an object
         inferred = pd.infer_freq(stamps)
     seconds = int(_distances(stamps).min()) / 1e6
-    names = [f"{int(seconds)}s"] if seconds >= 1 and seconds < 28 * _DAY_SECONDS else []
+    fixed = seconds >= 1 and seconds < 28 * _DAY_SECONDS
+    # Named as pandas names them, "D" and not "86400s", because seasons go by the name.
+    names = [pd.Timedelta(seconds=int(seconds))] if fixed else []
+    names = [pd.tseries.frequencies.to_offset(step).freqstr for step in names]
     regular = [getattr(inferred, "freqstr", inferred)] if inferred is not None else []
     return [*regular, *names, *_CALENDAR]
 

@@ -20,6 +20,8 @@ _LOOK_BACKS = (336, 512)
 # Held-out residual paths that scales are fitted to and samples are drawn from.
 _MOST_PATHS = 2048
 _FEWEST_PATHS = 8
+# Phases that a season of time has at most: a short history may lack those that are to be forecast.
+_PHASES = 24
 
 
 @dataclass(frozen=True)
@@ -104,16 +106,16 @@ class RidgeForecaster:
         seen = targets(known, origins, horizon)
         errors = targets(standardized, origins, horizon) - held_out(standardized, origins, fits)
         errors[~seen] = np.nan
-        judged = seen.any(axis=0)
-        if not judged.any(axis=1).all():
+        judged = seen.sum(axis=0)
+        if not judged.sum(axis=1).all():
             raise InputError(
-                f"the series have too few values for a horizon of {horizon:,}:"
-                f" none {int(judged.any(axis=1).argmin()) + 1:,} steps after a look-back",
+                f"the series have too few values for a horizon of {horizon:,}: none"
+                f" {int(judged.sum(axis=1).argmin()) + 1:,} steps after a look-back",
                 hint="forecast fewer steps, or give a longer history",
             )
         features = volatility_features(standardized, verified, origins, recent)
         ahead = phases[origins[:, None] + np.arange(horizon)]
-        scale = ConditionalScale.fit(errors, ahead, features, int(phases.max()) + 1)
+        scale = ConditionalScale.fit(errors, ahead, features, max(_PHASES, int(phases.max()) + 1))
         scales = scale(ahead, features)
         residuals = (errors / scales).astype(np.float32)
         complete = _complete(residuals)
@@ -125,7 +127,7 @@ class RidgeForecaster:
             penalties=tuple(one.penalty for one in fits),
             scale=scale,
             residuals=residuals,
-            unverified=~judged.all(axis=0),
+            unverified=np.min(judged, axis=0) == 0,
             origins=origins[complete],
             paths=choose_paths(paths, residuals, scales[complete], origins[complete]),
             recent=recent,

@@ -129,8 +129,8 @@ def _candidates(stamps: pd.DatetimeIndex) -> list[str]:
     seconds = int(_distances(stamps).min()) / 1e6
     fixed = seconds >= 1 and seconds < 28 * _DAY_SECONDS
     # Named as pandas names them, "D" and not "86400s", because seasons go by the name.
-    names = [pd.Timedelta(seconds=int(seconds))] if fixed else []
-    names = [pd.tseries.frequencies.to_offset(step).freqstr for step in names]
+    step = pd.tseries.frequencies.to_offset(pd.Timedelta(seconds=int(seconds)))
+    names = [step.freqstr] if fixed and step is not None else []
     regular = [getattr(inferred, "freqstr", inferred)] if inferred is not None else []
     return [*regular, *names, *_CALENDAR]
 

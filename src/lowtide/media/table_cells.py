@@ -18,7 +18,7 @@ _DAY_AND_MONTH = r"^(\d{1,2})[/.-](\d{1,2})[/.-](\d{4})(?:[ T](\d{1,2}:\d{2}(?::
 _THOUSANDS = r"^\s*[+-]?\d{1,3}(?:[,.' \u00a0\u202f]\d{3})+(?:[.,]\d+)?\s*$"
 _DECIMAL_COMMA = r"^\s*[+-]?\d+,\d+\s*$"
 # pandas 2.3 ends the process at exponents of ten digits and more.
-HUGE_EXPONENT = r"\d[.,]?[eE][+-]?\d{9}"
+HUGE_EXPONENT = r"[eE](?<=[\d.,][eE])[+-]?\d{9}"
 _WRITE_DATES = "write dates as 2026-01-31 or 2026-01-31 13:00, from 1678 to 2261"
 
 
@@ -45,6 +45,8 @@ def numbers(column: pd.Series) -> pd.Series:
     text = kinds.is_object_dtype(column) or kinds.is_string_dtype(column)
     if kinds.is_complex_dtype(column) or not (numeric or text or _categories(column)):
         raise InputError(f"column {name!r} holds no numbers, but {column.dtype}")
+    if numeric:
+        return column.astype(float)
     if text:
         huge = column.astype(str).str.contains(HUGE_EXPONENT)
         if huge.any():

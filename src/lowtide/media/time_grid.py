@@ -116,7 +116,10 @@ def fit_grid(stamps: pd.DatetimeIndex, frequency: str | None = None) -> TimeGrid
         full = pd.date_range(stamps[0], stamps[-1], freq=name)
         if len(full) <= _MOST_STEPS_PER_ROW * len(stamps) and stamps.isin(full).all():
             return TimeGrid(full, str(full.freqstr))
-    raise InputError(_irregular(stamps, frequency), hint="resample the data, or pass --frequency")
+    raise InputError(
+        _irregular(stamps, frequency),
+        hint="resample the data, pass --frequency, or give rows that skip nights stamps that do not",
+    )
 
 
 def _candidates(stamps: pd.DatetimeIndex) -> list[str]:
@@ -129,8 +132,9 @@ def _candidates(stamps: pd.DatetimeIndex) -> list[str]:
     seconds = int(_distances(stamps).min()) / 1e6
     fixed = seconds >= 1 and seconds < 28 * _DAY_SECONDS
     # Named as pandas names them, "D" and not "86400s", because seasons go by the name.
-    step = pd.tseries.frequencies.to_offset(pd.Timedelta(seconds=int(seconds)))
-    names = [step.freqstr] if fixed and step is not None else []
+    step = pd.Timedelta(seconds=int(seconds))
+    offset = pd.tseries.frequencies.to_offset(step)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    names = [offset.freqstr] if fixed else []
     regular = [getattr(inferred, "freqstr", inferred)] if inferred is not None else []
     return [*regular, *names, *_CALENDAR]
 

@@ -118,7 +118,7 @@ def fit_grid(stamps: pd.DatetimeIndex, frequency: str | None = None) -> TimeGrid
             return TimeGrid(full, str(full.freqstr))
     raise InputError(
         _irregular(stamps, frequency),
-        hint="resample the data, pass --frequency, or give rows that skip nights stamps that do not",
+        hint="resample the data, pass --frequency, or number the rows where nights are left out",
     )
 
 

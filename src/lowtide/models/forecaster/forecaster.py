@@ -14,7 +14,7 @@ from lowtide.models.forecaster.path_choice import AUTO_PATHS, PathChoice, choose
 from lowtide.models.forecaster.paths import fill_residuals
 from lowtide.models.forecaster.ridge import RidgeConfig, predict
 from lowtide.models.forecaster.scale import ConditionalScale, volatility_features
-from lowtide.models.forecaster.windows import forward_fill, targets
+from lowtide.models.forecaster.windows import few_errors, forward_fill, targets
 
 _LOOK_BACKS = (336, 512)
 # Held-out residual paths that scales are fitted to and samples are drawn from.
@@ -44,7 +44,7 @@ class RidgeForecaster:
         paths: Sampler of joint paths made from the residuals, and how it was chosen.
         recent: Steps that volatility is measured over.
         block: Steps of a forecast that are verified, as one, against what came.
-        unverified: Mask [D] of variables that have a step without a held-out error; those of others
+        unverified: Mask [D] of variables that have a step with few held-out errors; those of others
             stand for it.
     """
 
@@ -127,7 +127,7 @@ class RidgeForecaster:
             penalties=tuple(one.penalty for one in fits),
             scale=scale,
             residuals=residuals,
-            unverified=np.min(judged, axis=0) == 0,
+            unverified=few_errors(judged).sum(axis=0) > 0,
             origins=origins[complete],
             paths=choose_paths(paths, residuals, scales[complete], origins[complete]),
             recent=recent,

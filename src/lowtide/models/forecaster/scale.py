@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.models.forecaster.windows import past_means
+from lowtide.models.forecaster.windows import few_errors, past_means
 
 # Weight of a step's variance over all phases, in windows, where a phase has few of its own.
 _PRIOR_WINDOWS = 20.0
@@ -40,7 +40,7 @@ class ConditionalScale:
         """Fit to held-out errors.
 
         Args:
-            errors: Errors [n, H, D], NaN where the target is missing; a variable that has none at a
+            errors: Errors [n, H, D], NaN where the target is missing; a variable that has few at a
                 step gets the mean of the others.
             phases: Phase [n, H] of each target in its season, 0 to ``phase_count`` - 1.
             features: Features [n, F, D], see `volatility_features`.
@@ -103,7 +103,7 @@ def _standard_deviations(errors: np.ndarray, phases: np.ndarray, phase_count: in
     seen = np.isfinite(errors)
     squares = np.where(seen, np.square(errors), 0.0)
     overall = _means(squares, seen)
-    judged = seen.any(0)
+    judged = ~few_errors(seen.sum(0))
     others = np.where(judged, overall, 0.0).sum(1) / np.maximum(judged.sum(1), 1)
     overall = np.where(judged, overall, others[:, None])
     table = np.empty((errors.shape[1], phase_count, errors.shape[2]))

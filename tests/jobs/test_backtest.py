@@ -45,7 +45,7 @@ def test_every_window_is_scored_beside_baselines(table, tmp_path):
     assert [one["windows"] for one in report["horizons"]] == [180 - 6 + 1, 180 - 24 + 1]
     one = report["horizons"][1]
     scores, model = one["scores"], one["scores"]["ridge"]
-    for name in ("naive", "seasonal naive"):
+    for name in ("naive (random walk)", "seasonal naive"):
         assert model["crps"] < 0.8 * scores[name]["crps"]
         assert model["mse"] < 0.8 * scores[name]["mse"]
     for name in ("DLinear", "one ridge, Gaussian errors"):

@@ -116,3 +116,27 @@ def test_a_target_is_forecast_by_the_model_of_all(table):
     assert scored.horizons[0].scores["ridge"]["mse"] > 0.1
     refused = run("forecast", table, "--horizon", 6, "--target", "water")
     assert refused.exit_code == 2 and "no series 'water'" in refused.output
+
+
+def test_missing_values_neither_spoil_the_mean_nor_narrow_the_bands(table):
+    whole = pd.read_csv(table)
+    draw = np.random.default_rng(1)
+    holed = whole.mask(draw.random(whole.shape) < 0.1).assign(date=whole["date"], late=np.nan)
+    holed.loc[597:, "late"] = [4.0, 5.0, 7.0]
+    made = {
+        name: lowtide.forecast(frame, horizon=24, columns=columns, paths="bootstrap")
+        for name, frame, columns in (
+            ("whole", whole, ["load", "price"]),
+            ("holed", holed, ["load", "price", "late"]),
+        )
+    }
+    mean, width = {}, {}
+    for name, one in made.items():
+        load = one.frame[one.frame["unique_id"] == "load"]
+        mean[name], width[name] = load["mean"].to_numpy(), (load["0.9"] - load["0.1"]).mean()
+    # The day is still known: a forecast of the last value would be 3 off on its crest.
+    assert np.abs(mean["holed"] - mean["whole"]).mean() < 0.6
+    assert 0.8 < width["holed"] / width["whole"] < 1.25
+    late = made["holed"].frame.query("unique_id == 'late'")
+    assert (late["0.9"] > late["0.1"]).all()
+    assert "bands are those of other series: late" in str(made["holed"].report)

@@ -68,6 +68,10 @@ def test_gaps_become_missing_values_that_are_told():
     table = read_table(frame().drop(index=[3, 4]))
     assert np.isnan(table.values[3:5]).all()
     assert table.notes == ("2 steps without a row count as missing values",)
+    # With holes too, the name is the one that seasons go by.
+    for freq, season in (("h", 24), ("D", 7), ("7D", 52), ("min", 60)):
+        grid = read_table(frame(freq=freq).drop(index=[3, 4])).grid
+        assert (grid.frequency, grid.season) == (freq, season)
 
 
 def test_rows_are_put_in_order():
@@ -87,6 +91,46 @@ def test_semicolons_decimal_commas_and_a_byte_order_mark(tmp_path):
     rows = [f"2026-01-{day:02};{day},5" for day in range(1, 9)]
     path.write_text("\ufeffdate;value\n" + "\n".join(rows) + "\n", encoding="utf-8")
     assert read_table(path).values[0, 0] == 1.5
+
+
+def test_points_and_tabs_of_tables_that_show_what_they_are(tmp_path):
+    path = tmp_path / "points.csv"
+    for separator in ";\t":
+        rows = [f"2026-01-{day:02},1.500,{day}.25" for day in range(1, 9)]
+        path.write_text("\n".join(["date,v,w", *rows]).replace(",", separator))
+        np.testing.assert_array_equal(read_table(path).values[0], [1.5, 1.25])
+
+
+def test_an_index_is_stamps_and_series_or_left_out(tmp_path):
+    given, path = frame(), tmp_path / "table.csv"
+    given.to_csv(path)
+    table = read_table(path)
+    assert table.names == ("a", "b")
+    assert table.notes == ("left out, columns without a name, counted from 0: 0",)
+    given.set_index("date").rename_axis(None).to_csv(path)
+    assert read_table(path).names == ("a", "b")
+    periods = given.set_index(pd.period_range("2020-01", periods=10, freq="M"))[["a"]]
+    assert read_table(periods).grid.frequency == "MS"
+    long = pd.DataFrame({"unique_id": "x", "ds": given["date"], "y": given["a"], "z": 1.0})
+    for keys in ("unique_id", ["unique_id", "ds"]):
+        table = read_table(long.set_index(keys))
+        assert table.names == ("x",)
+        assert table.notes == ("columns of a long table that are not used: z",)
+
+
+def test_columns_that_are_no_numbers_or_have_one_name_are_refused():
+    for column in (np.arange(10) * 1j, pd.to_timedelta(np.arange(10), "h"), np.arange(10) > 3):
+        with pytest.raises(InputError, match="'a' holds no numbers"):
+            read_table(frame(a=column))
+    with pytest.raises(InputError, match="row 1, column 'a': '1e4000000000' is too large"):
+        read_table(frame(a=["1", "1e4000000000"] * 5))
+    with pytest.raises(InputError, match="two columns are called '1'"):
+        read_table(frame().set_axis(["date", 1, "1"], axis=1))
+
+
+def test_stamps_end_with_2262():
+    with pytest.raises(InputError, match="5 steps after 2259-01-01 end after 2262"):
+        read_table(pd.DataFrame({"year": range(2240, 2260), "a": range(20)})).grid.after(5)
 
 
 def test_a_series_without_values_is_left_out_and_named():
@@ -110,6 +154,14 @@ def bad_files():
     )
     yield ["date,v", *good, '2026-01-09,"1,234"'], "line 10, column 'v': '1,234' has a thousands"
     yield ["date;v", "2026-01-01;1.234,5"], "line 2, column 'v': '1.234,5' has a thous"
+    yield ["date;v", "2026-01-01;7", "2026-01-02;1.234"], "line 3, .*'1.234' may have a decimal"
+    yield ["date;v;w", "2026-01-01;7,5;", "2026-01-02;x;2,5"], "line 3, column 'v': 'x' is no"
+    yield ["date,v", *good, '2026-01-09,"1,5"'], "line 10, column 'v': '1,5' has a decimal comma"
+    yield ["date|v", *(line.replace(",", "|") for line in good)], "a column of dates"
+    yield ["date,v", *good, "2026-01-09,1e200"], "'v' has values up to 1e\\+200"
+    yield ["date,v", *good, "2026-01-09,1e4000000000"], "line 10: .* is out of all bounds"
+    yield ["date,v, v", *(f"{line},1" for line in good)], "two columns are called 'v'"
+    yield ["date,", *good], "no column but that of dates has a name"
     yield ["date,v", *good, "2026-01-10 07:13,1"], "not evenly spaced"
     yield ["date,v", "1700-01-01 00:00:00,1", "1700-01-01 00:00:01,2", "2200-01-01,3"], "evenly"
     yield ["date,v", good[0]], "1 rows are too few"

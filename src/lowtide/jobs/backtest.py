@@ -98,9 +98,12 @@ def backtest(
         trained = TrainedForecaster.load(Path(model))
         trained.require_horizon(max(horizons))
         table = trained.read_table(data, columns, frequency)
+    train, first, last = split_steps(table, split)
+    if trained is None:
+        unseen = np.isfinite(table.values[:train]).sum(axis=0) == 0
+        table = table.without(unseen, "without a value in the first part, which is fitted to")
     place = None if target is None else table.index(target)
     scored = slice(None) if place is None else slice(place, place + 1)
-    train, first, last = split_steps(table, split)
     if trained is not None:
         trained.require_unseen(table, first)
     few = min(samples, _JOINT_SAMPLES if trained is None else _DIFFUSION_SAMPLES)
@@ -124,6 +127,7 @@ def backtest(
                 f"the {last - first:,} steps of the test part are less than {horizon:,}"
             )
         fitted = fit_methods(table, horizon, train, paths, trained)
+        report.notes += [text for text in fitted.notes if text not in report.notes]
         origins = np.arange(first, last - horizon + 1, stride)
         apart = _joint_stride(len(origins), stride, diffusion=trained is not None)
         joint = np.arange(len(origins)) % apart == 0
@@ -208,9 +212,14 @@ class _Scoring:
             made: dict[Callable, Distribution] = {}
             for method in methods:
                 check_cancel(cancel)
-                if method.predict not in made:
-                    made[method.predict] = method.predict(origins[part])
-                self._add(scores[method.name], method, made[method.predict], joint[part])
+                where = joint[part]
+                if method.predict in made:
+                    windows = made[method.predict]
+                elif method.single_steps == "joint":
+                    windows, where = method.predict(origins[part][where]), where[where]
+                else:
+                    windows = made[method.predict] = method.predict(origins[part])
+                self._add(scores[method.name], method, windows, where)
             if progress is not None:
                 done = min(start + _ORIGINS, len(origins))
                 progress(Progress("run", f"{self._horizon} steps ahead", done, len(origins)))
@@ -232,5 +241,6 @@ class _Scoring:
             drawn = windows[part].sample(method.sampler, self._few, seed=self._seed)
             drawn = drawn[..., self._scored]
             if method.single_steps == "joint":
+                scores.add_points(truth[part], windows[part].mean[..., self._scored])
                 scores.add_samples(truth[part], drawn)
             scores.add_joint(truth[part], drawn)

@@ -19,8 +19,12 @@ from lowtide.models.forecaster.baselines import (
 )
 from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.paths import PATHS, PathSampler
+from lowtide.models.forecaster.smoothing import ExponentialSmoothing, smoothing_refusal
 from lowtide.models.forecaster.windows import forward_fill
 
+# The last value, with errors that occurred.
+RANDOM_WALK = "naive (random walk)"
+SMOOTHING = "AutoETS (statsforecast)"
 # Steps of diffusion's sampler at most, which takes long.
 _SAMPLING_STEPS = 10
 
@@ -48,13 +52,14 @@ class FittedMethods:
     """The forecaster and what it is compared with.
 
     ``deviation`` [D] is the unit of scores, ``paths`` the forecaster's sampler, and ``path_energy``
-    what it was chosen by.
+    what it was chosen by. ``notes`` are sentences on what was left out.
     """
 
     methods: list[Method]
     deviation: np.ndarray
     paths: str
     path_energy: dict[str, float]
+    notes: list[str]
 
 
 def fit_methods(
@@ -90,7 +95,14 @@ def fit_methods(
     filled = forward_fill(table.values)
     for name, one in _baselines(table, horizon, train, len(model.ridges[0])).items():
         methods.append(Method(name, _bound(one, filled), one.sampler))
-    return FittedMethods(methods, model.scaler.deviation, chosen, model.paths.energy)
+    season = table.grid.season
+    if refusal := smoothing_refusal(filled[:train], season):
+        notes = [f"{SMOOTHING} is left out: {refusal}"]
+    else:
+        notes = [f"{SMOOTHING} is scored on the windows of joint scores alone"]
+        ets = ExponentialSmoothing.fit(filled[:train], season=season, horizon=horizon)
+        methods.append(Method(SMOOTHING, _bound(ets, filled), ets.sampler, "joint"))
+    return FittedMethods(methods, model.scaler.deviation, chosen, model.paths.energy, notes)
 
 
 def _baselines(table: TimeTable, horizon: int, train: int, look_back: int) -> dict[str, Baseline]:
@@ -106,7 +118,7 @@ def _baselines(table: TimeTable, horizon: int, train: int, look_back: int) -> di
     }
     if 1 < season <= train - horizon:
         found["seasonal naive"] = NaiveForecaster.fit(values, season=season, horizon=horizon)
-    return {**found, "naive": NaiveForecaster.fit(values, season=1, horizon=horizon)}
+    return {**found, RANDOM_WALK: NaiveForecaster.fit(values, season=1, horizon=horizon)}
 
 
 def _bound(baseline: Baseline, values: np.ndarray) -> Callable[[np.ndarray], Distribution]:

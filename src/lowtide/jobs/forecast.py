@@ -16,6 +16,7 @@ from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.forecast_frames import quantile_frame, sample_frame, write_frame
 from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
 from lowtide.media.table import TimeTable, read_table
+from lowtide.media.table_remarks import listed
 from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.path_choice import AUTO_PATHS
@@ -144,6 +145,7 @@ def forecast(
         require_absent(path, force=force)
     source = _source(model, data, steps, paths, tuple(columns), frequency)
     table = source.table
+    notes = [*table.notes, *_unverified(table, source.ridge)]
     place = None if target is None else table.index(target)
     stamps = table.grid.after(steps)
     phases = table.grid.phases(stamps)[None]
@@ -170,7 +172,7 @@ def forecast(
         paths=source.paths,
         path_energy={} if source.paths == DIFFUSION else source.ridge.paths.energy,
         outputs=[str(path) for path in wanted],
-        notes=list(table.notes),
+        notes=notes,
     )
     if output is not None:
         write_frame(frame, Path(output))
@@ -226,6 +228,14 @@ def fit_forecaster(
         season=table.grid.season,
         paths=paths,
     )
+
+
+def _unverified(table: TimeTable, model: RidgeForecaster) -> list[str]:
+    """Return what is to be said of series that have too few values to judge forecasts by."""
+    if not model.unverified.any():
+        return []
+    names = listed(table.names, model.unverified)
+    return [f"too few values to judge forecasts by, bands are those of other series: {names}"]
 
 
 def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> None:

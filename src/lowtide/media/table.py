@@ -13,6 +13,7 @@ import numpy as np
 from lowtide.core.errors import InputError, UsageError
 from lowtide.media.table_cells import RowError, numbers, stamps
 from lowtide.media.table_file import place_of, read_frame
+from lowtide.media.table_remarks import few, listed, remarks, require_one_frequency, require_sizes
 from lowtide.media.time_grid import TimeGrid, fit_grid
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ _LONG = (
     ("id", "timestamp", "target"),
 )
 _STAMPS = ("date", "ds", "timestamp", "datetime", "time", "year", "month")
-# Values that are too many to be at every k-th step by chance, and names that a note has.
-_FEWEST_EVEN, _MOST_NAMES = 8, 12
+# What pandas calls a column of a CSV that has no name, such as an index that was written.
+_NAMELESS = re.compile(r"Unnamed: \d+")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,21 @@ class TimeTable:
         part = slice(place, place + 1)
         return replace(self, values=self.values[:, part], names=self.names[part])
 
+    def without(self, left_out: np.ndarray, reason: str) -> TimeTable:
+        """Return the table without the series of a mask [D], and a note that has the reason.
+
+        Raises:
+            InputError: No series is left.
+        """
+        if left_out.all():
+            raise InputError(f"no series is left: all are {reason}")
+        if not left_out.any():
+            return self
+        note = f"left out, {reason}: {listed(self.names, left_out)}"
+        names = tuple(np.array(self.names, object)[~left_out].tolist())
+        values, notes = self.values[:, ~left_out], (*self.notes, note)
+        return replace(self, values=values, names=names, notes=notes)
+
 
 def read_table(
     data: str | Path | pd.DataFrame,
@@ -84,20 +100,16 @@ def read_table(
     import pandas as pd
 
     path = None if isinstance(data, pd.DataFrame) else Path(data)
-    frame = data if isinstance(data, pd.DataFrame) else read_frame(Path(data))
-    if isinstance(frame.index, pd.DatetimeIndex):
-        frame = frame.reset_index(names=str(frame.index.name or "date"))
-    frame = frame.reset_index(drop=True)
     try:
-        if not frame.columns.is_unique:
-            raise InputError("two columns have one name")
+        frame = _flat(data if isinstance(data, pd.DataFrame) else read_frame(Path(data)))
         wide, labels, notes = _wide(frame)
         names = list(map(str, wide.columns))
         wide = wide.iloc[:, [_place(name, names) for name in columns]] if columns else wide
         return _on_grid(wide, labels, notes, frequency)
     except InputError as error:
-        message, hint = error.message, error.hint
-        raise InputError(f"{path or 'the frame'}: {message}", hint=hint) from error
+        named = path is not None and error.message.startswith(f"{path}: ")
+        message = error.message if named else f"{path or 'the frame'}: {error.message}"
+        raise InputError(message, hint=error.hint) from error
     except RowError as error:
         place = place_of(path, error.row)
         message = f"{path or 'the frame'}: {place}, {error.message}"
@@ -106,22 +118,48 @@ def read_table(
         raise InputError(message, hint=error.hint) from error
 
 
-def _wide(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, str, str], list[str]]:
-    """Return numbers with stamps as index, the names of a long frame's columns, and notes."""
-    for labels in _LONG:
-        if set(labels) <= set(frame.columns):
-            wide, notes = _pivot(frame, labels)
-            return wide, labels, notes
-    if len(frame.columns) < 2:
-        raise InputError("a table has a column of dates and at least one of numbers")
+def _flat(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame whose columns have names, and an index of stamps or series among them."""
     import pandas as pd
 
-    stamp = next((name for name in frame if str(name).lower() in _STAMPS), frame.columns[0])
-    if re.match(r"\d{1,4}[-/.]\d", str(stamp)):
+    if isinstance(frame.index, pd.DatetimeIndex | pd.PeriodIndex):
+        frame = frame.reset_index(names=str(frame.index.name or "date"))
+    elif set(frame.index.names) & {*_STAMPS, *(name for names in _LONG for name in names)}:
+        frame = frame.reset_index()
+    frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
+    if not frame.columns.is_unique:
+        raise InputError(f"two columns are called {frame.columns[frame.columns.duplicated()][0]!r}")
+    return frame.reset_index(drop=True)
+
+
+def _wide(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, str, str], list[str]]:
+    """Return numbers with stamps as index, the names of a long frame's columns, and notes."""
+    names = [str(name) for name in frame]
+    for labels in _LONG:
+        if set(labels) <= set(names):
+            wide, notes = _pivot(frame, labels)
+            others = [name for name in names if name not in labels]
+            unused = [f"columns of a long table that are not used: {few(others)}"] if others else []
+            return wide, labels, [*notes, *unused]
+    if len(names) < 2:
+        raise InputError(
+            "a table has a column of dates and at least one of numbers",
+            hint="separate columns by commas, semicolons or tabs",
+        )
+    import pandas as pd
+
+    stamp = next((name for name in names if name.lower() in _STAMPS), names[0])
+    if re.match(r"\d{1,4}[-/.]\d", stamp):
         raise InputError(f"there is no header: {stamp!r} is no name of a column of dates")
     found, notes = stamps(frame[stamp])
     _require_once(found.to_frame(), found)
-    values = {str(name): numbers(frame[name]) for name in frame if name != stamp}
+    nameless = [name for name in names if name != stamp and _NAMELESS.fullmatch(name)]
+    if nameless:
+        places = few([str(names.index(name)) for name in nameless])
+        notes.append(f"left out, columns without a name, counted from 0: {places}")
+    values = {name: numbers(frame[name]) for name in names if name not in (stamp, *nameless)}
+    if not values:
+        raise InputError("no column but that of dates has a name")
     return pd.DataFrame(values).set_axis(pd.DatetimeIndex(found), axis=0), _LONG[0], notes
 
 
@@ -174,7 +212,7 @@ def _on_grid(
         notes.append(f"{missing:,} steps without a row count as missing values")
     empty = [str(name) for name in wide.columns if not np.isfinite(wide[name]).any()]
     if empty:
-        notes.append(f"left out, without a single value: {_few(empty)}")
+        notes.append(f"left out, without a single value: {few(empty)}")
         wide = wide.drop(columns=empty)
     if wide.shape[1] == 0:
         raise InputError("no series has a single value")
@@ -184,48 +222,6 @@ def _on_grid(
     if infinite:
         notes.append(f"{infinite:,} infinite values count as missing")
     values = np.where(np.isfinite(values), values, np.nan)
-    _require_one_frequency(values, names)
-    return TimeTable(grid, values, names, labels, (*notes, *_remarks(values, present, names)))
-
-
-def _require_one_frequency(values: np.ndarray, names: tuple[str, ...]) -> None:
-    """Refuse a series that has a value at every k-th step alone."""
-    for name, column in zip(names, values.T, strict=True):
-        places = np.flatnonzero(np.isfinite(column))
-        distance = int(np.gcd.reduce(np.diff(places))) if len(places) >= _FEWEST_EVEN else 1
-        if distance > 1:
-            raise InputError(
-                f"series {name!r} has a value only once in {distance:,} steps of the others",
-                hint="resample all series to one distance, or forecast them one by one",
-            )
-
-
-def _remarks(values: np.ndarray, present: np.ndarray, names: tuple[str, ...]) -> list[str]:
-    """Return notes on holes, ragged ends and constant series.
-
-    Args:
-        values: Values [T, D], NaN where there is none; every series has one.
-        present: Mask [T] of steps that have a row.
-        names: Names [D] of the series.
-    """
-    known, notes = np.isfinite(values), []
-    holes, step = (known.argmax(0), known[::-1].argmax(0)), np.arange(len(values))[:, None]
-    between = (step >= holes[0]) & (step < len(values) - holes[1]) & present[:, None]
-    inside = int((between & ~known).sum())
-    if inside:
-        notes.append(f"{inside:,} cells without a value, between others, count as missing")
-    for steps, words in zip(holes, ("begin later than the table", "end before it"), strict=True):
-        ragged = [f"{names[one]} by {steps[one]:,}" for one in np.flatnonzero(steps)]
-        if ragged:
-            notes.append(f"{len(ragged):,} series {words}, in steps: {_few(ragged)}")
-    constant = np.nanmax(values, axis=0) == np.nanmin(values, axis=0)
-    if constant.any():
-        same = [names[one] for one in np.flatnonzero(constant)]
-        notes.append(f"a single value throughout: {_few(same)}")
-    return notes
-
-
-def _few(words: list[str]) -> str:
-    """Return the first of many words, and how many there are besides."""
-    more = len(words) - _MOST_NAMES
-    return ", ".join(words[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+    require_sizes(values, names)
+    require_one_frequency(values, names)
+    return TimeTable(grid, values, names, labels, (*notes, *remarks(values, present, names)))

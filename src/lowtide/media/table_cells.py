@@ -16,7 +16,10 @@ _OFFSET = r"\s*(?:Z|[+-]\d{2}(?::?\d{2})?)$"
 _WITH_OFFSET = rf"\d:\d{{2}}(?::\d{{2}}(?:\.\d+)?)?{_OFFSET}"
 _DAY_AND_MONTH = r"^(\d{1,2})[/.-](\d{1,2})[/.-](\d{4})(?:[ T](\d{1,2}:\d{2}(?::\d{2})?))?$"
 _THOUSANDS = r"^\s*[+-]?\d{1,3}(?:[,.' \u00a0\u202f]\d{3})+(?:[.,]\d+)?\s*$"
-_WRITE_DATES = "write dates as 2026-01-31 or 2026-01-31 13:00"
+_DECIMAL_COMMA = r"^\s*[+-]?\d+,\d+\s*$"
+# pandas 2.3 ends the process at exponents of ten digits and more.
+HUGE_EXPONENT = r"[eE](?<=[\d.,][eE])[+-]?\d{9}"
+_WRITE_DATES = "write dates as 2026-01-31 or 2026-01-31 13:00, from 1678 to 2261"
 
 
 class RowError(Exception):
@@ -37,8 +40,18 @@ def numbers(column: pd.Series) -> pd.Series:
     import pandas as pd
 
     name = str(column.name)
-    if pd.api.types.is_bool_dtype(column) or pd.api.types.is_datetime64_any_dtype(column):
-        raise RowError(0, f"column {name!r}: {column.iloc[0]} is no number")
+    kinds = pd.api.types
+    numeric = kinds.is_numeric_dtype(column) and not kinds.is_bool_dtype(column)
+    text = kinds.is_object_dtype(column) or kinds.is_string_dtype(column)
+    if kinds.is_complex_dtype(column) or not (numeric or text or _categories(column)):
+        raise InputError(f"column {name!r} holds no numbers, but {column.dtype}")
+    if numeric:
+        return column.astype(float)
+    if text:
+        huge = column.astype(str).str.contains(HUGE_EXPONENT)
+        if huge.any():
+            row = int(huge.argmax())
+            raise RowError(row, f"column {name!r}: {column.iloc[row]!r} is too large or small")
     found = pd.to_numeric(column, errors="coerce").astype(float)
     wrong = found.isna() & column.notna()
     if not wrong.any():
@@ -48,8 +61,17 @@ def numbers(column: pd.Series) -> pd.Series:
     if pd.Series([str(cell)]).str.match(_THOUSANDS).all():
         message = f"column {name!r}: {cell!r} has a thousands separator"
         raise RowError(row, message, hint="write numbers without: 1234.5")
+    if pd.Series([str(cell)]).str.match(_DECIMAL_COMMA).all():
+        message = f"column {name!r}: {cell!r} has a decimal comma"
+        raise RowError(row, message, hint="write 1.5, or separate columns by semicolons")
     message = f"column {name!r}: {cell!r} is no number"
     raise RowError(row, message, hint="leave cells without a value empty")
+
+
+def _categories(column: pd.Series) -> bool:
+    import pandas as pd
+
+    return isinstance(column.dtype, pd.CategoricalDtype)
 
 
 def stamps(column: pd.Series) -> tuple[pd.Series, list[str]]:

@@ -1,19 +1,26 @@
-"""Files of tables: CSV with commas or semicolons, Parquet, and the lines of a CSV's rows."""
+"""Files of tables: CSV with commas, semicolons or tabs, Parquet, and the lines of a CSV's rows."""
 
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import InputError
+from lowtide.media.table_cells import HUGE_EXPONENT, RowError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _PARQUET = (".parquet", ".pq")
+_SEPARATORS = ",;\t"
+_DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+)\s*$"
+# Points that may be of thousands, and points that cannot be.
+_GROUPS_OF_THREE = r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+$"
+_DECIMAL_POINT = r"[+-]?(?:\d*\.(?:\d{1,2}|\d{4,})|(?:0\d*|\d{4,})\.\d{3})$"
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -23,6 +30,7 @@ def read_frame(path: Path) -> pd.DataFrame:
 
     Raises:
         InputError: The file is not there or no table.
+        RowError: A number may have a decimal point or one of thousands.
     """
     import pandas as pd
 
@@ -33,16 +41,25 @@ def read_frame(path: Path) -> pd.DataFrame:
             return pd.read_parquet(path)
         separator = _separator(path)
         _require_distinct(path, separator)
-        style: dict[str, Any] = {"sep": ";", "decimal": ","} if separator == ";" else {}
+        _require_exponents(path)
+        style: dict[str, Any] = {"decimal": ","} if separator == ";" else {}
         with warnings.catch_warnings():
             # Of rows that are longer than the header, whose last cells would be lost.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            return pd.read_csv(
-                path, encoding="utf-8-sig", index_col=False, low_memory=False, **style
+            frame = pd.read_csv(
+                path,
+                sep=separator,
+                encoding="utf-8-sig",
+                index_col=False,
+                low_memory=False,
+                **style,
             )
-    except (ValueError, OSError, UnicodeError, ImportError, csv.Error, Warning) as error:
+    except (ValueError, OSError, ImportError, csv.Error, Warning) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path}: cannot be read as a table ({reason})") from error
+        hint = "save it as CSV in UTF-8" if isinstance(error, UnicodeError) else None
+        raise InputError(f"{path}: cannot be read as a table ({reason})", hint=hint) from error
+    frame.columns = [str(name).strip() for name in frame]
+    return _with_decimal_points(frame) if separator == ";" else frame
 
 
 def place_of(path: Path | None, row: int) -> str:
@@ -63,12 +80,52 @@ def place_of(path: Path | None, row: int) -> str:
 def _separator(path: Path) -> str:
     with path.open(encoding="utf-8-sig") as file:
         header = file.readline()
-    return ";" if header.count(";") > header.count(",") else ","
+    return max(_SEPARATORS, key=header.count)
 
 
 def _require_distinct(path: Path, separator: str) -> None:
     with path.open(encoding="utf-8-sig", newline="") as file:
         header = next((cells for cells in csv.reader(file, delimiter=separator) if cells), [])
-    twice = [name for name, count in Counter(header).items() if count > 1 and name]
+    names = Counter(name.strip() for name in header)
+    twice = [name for name, count in names.items() if count > 1 and name]
     if twice:
         raise ValueError(f"two columns are called {twice[0]!r}")
+
+
+def _require_exponents(path: Path) -> None:
+    """Refuse numbers that end the process when pandas reads them."""
+    huge = re.compile(HUGE_EXPONENT.encode())
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if found := huge.search(line):
+                raise ValueError(f"line {number}: ...{found[0].decode()}... is out of all bounds")
+
+
+def _with_decimal_points(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame whose columns of text have points in numbers with decimal commas.
+
+    pandas leaves a column as text where one cell of it has a point or is no number.
+    """
+    import pandas as pd
+
+    numeric = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
+    places = [place for place, skipped in enumerate(numeric) if not skipped]
+    texts = [frame.iloc[:, place].astype(str).str.strip() for place in places]
+    if not any(text.str.match(_DECIMAL_POINT).any() for text in texts):
+        for place, text in zip(places, texts, strict=True):
+            _require_no_groups(str(frame.columns[place]), text)
+    for place in places:
+        column = frame.iloc[:, place].replace(_DECIMAL_COMMA, r"\1.\2", regex=True)
+        frame.isetitem(place, column.to_numpy())
+    return frame
+
+
+def _require_no_groups(name: str, text: pd.Series) -> None:
+    unclear = text.str.match(_GROUPS_OF_THREE)
+    if unclear.any():
+        row = int(unclear.argmax())
+        raise RowError(
+            row,
+            f"column {name!r}: {text[row]!r} may have a decimal point or one of thousands",
+            hint="a file with semicolons has decimal commas: write 1234 or 1,234",
+        )

@@ -71,10 +71,20 @@ class TimeGrid:
         return getattr(stamps, part).to_numpy() - (part != "day_of_week")
 
     def after(self, steps: int) -> pd.DatetimeIndex:
-        """Return the ``steps`` stamps after the last."""
+        """Return the ``steps`` stamps after the last.
+
+        Raises:
+            InputError: Some of them are after 2262, where pandas' stamps end.
+        """
         import pandas as pd
 
-        return pd.date_range(self.stamps[-1], periods=steps + 1, freq=self.frequency)[1:]
+        try:
+            return pd.date_range(self.stamps[-1], periods=steps + 1, freq=self.frequency)[1:]
+        except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
+            last = f"{self.stamps[-1]:%Y-%m-%d}"
+            raise InputError(
+                f"{steps:,} steps after {last} end after 2262, the last year of stamps"
+            ) from error
 
 
 def fit_grid(stamps: pd.DatetimeIndex, frequency: str | None = None) -> TimeGrid:
@@ -98,14 +108,18 @@ def fit_grid(stamps: pd.DatetimeIndex, frequency: str | None = None) -> TimeGrid
             seconds = _step_seconds(name)
         except ValueError as error:
             raise InputError(f"frequency {name!r} is unknown: {error}") from error
-        # Counted first: seconds over a century would take all memory.
+        # Counted first: seconds over a century would take all memory, its working days seconds.
         span = int(_distances(stamps[[0, -1]])[0]) / 1e6
-        if seconds is not None and span / seconds > _MOST_STEPS_PER_ROW * len(stamps):
+        least = seconds or (2 * _DAY_SECONDS if name == "B" else None)
+        if least is not None and span / least > _MOST_STEPS_PER_ROW * len(stamps):
             continue
         full = pd.date_range(stamps[0], stamps[-1], freq=name)
         if len(full) <= _MOST_STEPS_PER_ROW * len(stamps) and stamps.isin(full).all():
             return TimeGrid(full, str(full.freqstr))
-    raise InputError(_irregular(stamps, frequency), hint="resample the data, or pass --frequency")
+    raise InputError(
+        _irregular(stamps, frequency),
+        hint="resample the data, pass --frequency, or number the rows where nights are left out",
+    )
 
 
 def _candidates(stamps: pd.DatetimeIndex) -> list[str]:
@@ -116,7 +130,11 @@ def _candidates(stamps: pd.DatetimeIndex) -> list[str]:
         warnings.simplefilter("ignore")  # pandas 3 warns that it will return an object
         inferred = pd.infer_freq(stamps)
     seconds = int(_distances(stamps).min()) / 1e6
-    names = [f"{int(seconds)}s"] if seconds >= 1 and seconds < 28 * _DAY_SECONDS else []
+    fixed = seconds >= 1 and seconds < 28 * _DAY_SECONDS
+    # Named as pandas names them, "D" and not "86400s", because seasons go by the name.
+    step = pd.Timedelta(seconds=int(seconds))
+    offset = pd.tseries.frequencies.to_offset(step)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    names = [offset.freqstr] if fixed else []
     regular = [getattr(inferred, "freqstr", inferred)] if inferred is not None else []
     return [*regular, *names, *_CALENDAR]
 

@@ -9,7 +9,12 @@ import numpy as np
 
 from lowtide.models.forecaster.blocked_folds import fit_ridge, held_out
 from lowtide.models.forecaster.distribution import Distribution, Scaler
-from lowtide.models.forecaster.paths import BootstrapPaths, PathSampler, drawn_chunks
+from lowtide.models.forecaster.paths import (
+    BootstrapPaths,
+    PathSampler,
+    drawn_chunks,
+    fill_residuals,
+)
 from lowtide.models.forecaster.ridge import RidgeConfig, predict
 from lowtide.models.forecaster.windows import forward_fill, targets
 
@@ -64,7 +69,7 @@ class NaiveForecaster:
         origins = np.arange(season, len(values) - horizon + 1)
         origins = origins[:: -(-len(origins) // _ERROR_WINDOWS)]
         errors = targets(values, origins, horizon) - _ago(filled, origins, season, horizon)
-        residuals = np.nan_to_num(errors / deviation).astype(np.float32)
+        residuals = fill_residuals(errors / deviation)
         return cls(season, horizon, deviation, BootstrapPaths(residuals))
 
     def predict(self, values: np.ndarray, origins: np.ndarray) -> Distribution:

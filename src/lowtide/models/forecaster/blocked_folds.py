@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.models.forecaster.ridge import RidgeConfig, choose_penalty, moments, predict
+from lowtide.models.forecaster.windows import interpolate
 
 _FOLDS = 4
 
@@ -46,13 +47,14 @@ def fit_ridge(values: np.ndarray, known: np.ndarray, config: RidgeConfig, horizo
     """
     origins = np.arange(config.look_back, len(values) - horizon + 1)
     stretches = np.array_split(origins, _FOLDS)
-    inside = [moments(values, known, stretch, config, horizon) for stretch in stretches]
+    aims = interpolate(values, known)
+    inside = [moments(values, known, aims, stretch, config, horizon) for stretch in stretches]
     everything = functools.reduce(operator.add, inside)
     outside = []
     for stretch, own in zip(stretches, inside, strict=True):
         before = (origins > stretch[0] - horizon) & (origins < stretch[0])
         after = (origins > stretch[-1]) & (origins < stretch[-1] + horizon)
-        near = moments(values, known, origins[before | after], config, horizon)
+        near = moments(values, known, aims, origins[before | after], config, horizon)
         outside.append(everything - own - near)
     penalty = choose_penalty(values, known, list(zip(stretches, outside, strict=True)))
     folds = tuple(

@@ -20,7 +20,7 @@ class Scaler:
     def fit(cls, values: np.ndarray) -> Scaler:
         """Fit to ``values`` [T, D]; a constant variable keeps its unit."""
         mean, deviation = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
-        constant = deviation <= 1e-12 * np.maximum(np.abs(mean), 1.0)
+        constant = deviation <= 1e-12 * np.abs(mean)
         return cls(mean, np.where(constant, 1.0, deviation))
 
     def transform(self, values: np.ndarray) -> np.ndarray:

@@ -11,14 +11,17 @@ from lowtide.core.errors import InputError
 from lowtide.models.forecaster.blocked_folds import RidgeFit, fit_ridge, held_out
 from lowtide.models.forecaster.distribution import Distribution, Scaler
 from lowtide.models.forecaster.path_choice import AUTO_PATHS, PathChoice, choose_paths
+from lowtide.models.forecaster.paths import fill_residuals
 from lowtide.models.forecaster.ridge import RidgeConfig, predict
 from lowtide.models.forecaster.scale import ConditionalScale, volatility_features
-from lowtide.models.forecaster.windows import forward_fill, targets
+from lowtide.models.forecaster.windows import few_errors, forward_fill, targets
 
 _LOOK_BACKS = (336, 512)
 # Held-out residual paths that scales are fitted to and samples are drawn from.
 _MOST_PATHS = 2048
 _FEWEST_PATHS = 8
+# Phases that a season of time has at most: a short history may lack those that are to be forecast.
+_PHASES = 24
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class RidgeForecaster:
         paths: Sampler of joint paths made from the residuals, and how it was chosen.
         recent: Steps that volatility is measured over.
         block: Steps of a forecast that are verified, as one, against what came.
+        unverified: Mask [D] of variables that have a step with few held-out errors; those of others
+            stand for it.
     """
 
     horizon: int
@@ -53,6 +58,7 @@ class RidgeForecaster:
     paths: PathChoice
     recent: int
     block: int
+    unverified: np.ndarray
 
     @property
     def context(self) -> int:
@@ -100,13 +106,20 @@ class RidgeForecaster:
         seen = targets(known, origins, horizon)
         errors = targets(standardized, origins, horizon) - held_out(standardized, origins, fits)
         errors[~seen] = np.nan
+        judged = seen.sum(axis=0)
+        if not judged.sum(axis=1).all():
+            raise InputError(
+                f"the series have too few values for a horizon of {horizon:,}: none"
+                f" {int(judged.sum(axis=1).argmin()) + 1:,} steps after a look-back",
+                hint="forecast fewer steps, or give a longer history",
+            )
         features = volatility_features(standardized, verified, origins, recent)
         ahead = phases[origins[:, None] + np.arange(horizon)]
-        scale = ConditionalScale.fit(errors, ahead, features, int(phases.max()) + 1)
+        scale = ConditionalScale.fit(errors, ahead, features, max(_PHASES, int(phases.max()) + 1))
         scales = scale(ahead, features)
         residuals = (errors / scales).astype(np.float32)
         complete = _complete(residuals)
-        residuals = np.nan_to_num(residuals[complete])
+        residuals = fill_residuals(residuals[complete])
         return cls(
             horizon=horizon,
             scaler=scaler,
@@ -114,6 +127,7 @@ class RidgeForecaster:
             penalties=tuple(one.penalty for one in fits),
             scale=scale,
             residuals=residuals,
+            unverified=few_errors(judged).sum(axis=0) > 0,
             origins=origins[complete],
             paths=choose_paths(paths, residuals, scales[complete], origins[complete]),
             recent=recent,
@@ -206,6 +220,7 @@ def _mean_errors(
 
 
 def _complete(residuals: np.ndarray) -> np.ndarray:
-    """Return which of the paths [n, H, D] have no missing target; all if those are few."""
+    """Return which of the paths [n, H, D] have no missing target; all if those are not most."""
     complete = np.asarray(np.isfinite(residuals).all(axis=(1, 2)))
-    return complete if complete.sum() >= _FEWEST_PATHS else np.ones(len(residuals), bool)
+    few = complete.sum() < max(_FEWEST_PATHS, len(complete) / 2)
+    return np.ones(len(residuals), bool) if few else complete

@@ -27,6 +27,7 @@ def save_forecaster(path: Path, model: RidgeForecaster) -> None:
         "penalties": np.array(model.penalties),
         "residuals": model.residuals,
         "origins": model.origins,
+        "unverified": model.unverified,
         "paths": np.array(model.paths.name),
         "energy_names": np.array(list(model.paths.energy), "U"),
         "energy": np.array(list(model.paths.energy.values()), float),
@@ -68,4 +69,5 @@ def _forecaster(arrays: dict[str, np.ndarray]) -> RidgeForecaster:
         paths=PathChoice(name, PATHS[name](residuals), energy),
         recent=recent,
         block=block,
+        unverified=arrays["unverified"],
     )

@@ -14,6 +14,9 @@ AUTO_PATHS = "auto"
 _USUAL = "bootstrap"
 _FOLDS, _FEWEST_OUTSIDE = 4, 32
 _JUDGED_WINDOWS, _JUDGED_SAMPLES = 64, 100
+# Steps of all variables in the windows of a fold: of thousands of variables few windows are judged,
+# whose scores are means over many numbers.
+_JUDGED_NUMBERS, _FEWEST_JUDGED = 1 << 19, 4
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ def choose_paths(
     if name != AUTO_PATHS:
         return PathChoice(name, PATHS[name](residuals))
     scores: dict[str, list[float]] = {one: [] for one in PATHS}
-    for inside, outside in _folds(origins, residuals.shape[1]):
+    judged = min(_JUDGED_WINDOWS, max(_FEWEST_JUDGED, _JUDGED_NUMBERS // residuals[0].size))
+    for inside, outside in _folds(origins, residuals.shape[1], judged):
         for one, kind in PATHS.items():
             scores[one] += _scores(kind(residuals[outside]), inside, residuals, scales)
     energy = {one: float(np.mean(found)) for one, found in scores.items() if found}
@@ -57,14 +61,14 @@ def choose_paths(
     return PathChoice(best, PATHS[best](residuals), energy)
 
 
-def _folds(origins: np.ndarray, horizon: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the rows that are judged, and those that samplers are made from, of each fold."""
+def _folds(origins: np.ndarray, horizon: int, judged: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return at most ``judged`` rows, and those that samplers are made from, of each fold."""
     folds = []
     for rows in np.array_split(np.arange(len(origins)), _FOLDS):
         first, last = origins[rows[0]], origins[rows[-1]]
         outside = np.flatnonzero((origins <= first - horizon) | (origins >= last + horizon))
         if len(outside) >= _FEWEST_OUTSIDE:
-            folds.append((rows[:: -(-len(rows) // _JUDGED_WINDOWS)], outside))
+            folds.append((rows[:: -(-len(rows) // judged)], outside))
     return folds
 
 

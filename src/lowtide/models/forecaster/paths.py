@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from lowtide.core.philox import philox
+from lowtide.models.forecaster.windows import few_errors, forward_fill
 
 # Samples that are drawn at once, so that memory does not grow with their number.
 _CHUNK = 16
@@ -117,6 +118,23 @@ PATHS: dict[str, Callable[[np.ndarray], PathSampler]] = {
     "copula": CopulaPaths,
     "independent": IndependentPaths,
 }
+
+
+def fill_residuals(residuals: np.ndarray) -> np.ndarray:
+    """Return ``residuals`` [n, H, D] without NaN, float32.
+
+    A missing one is replaced by the one before it of the same step and variable, so that those of
+    other windows are as large as they were; where a variable has few at a step, by those of the
+    variable that has the most.
+    """
+    seen = np.isfinite(residuals)
+    if seen.all():
+        return residuals.astype(np.float32, copy=False)
+    filled = forward_fill(residuals.reshape(len(residuals), -1)).reshape(residuals.shape)
+    counts = seen.sum(axis=0)
+    for step, variable in np.argwhere(few_errors(counts)):
+        filled[:, step, variable] = filled[:, step, counts[step].argmax()]
+    return filled.astype(np.float32, copy=False)
 
 
 def drawn_chunks(

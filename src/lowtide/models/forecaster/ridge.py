@@ -23,8 +23,8 @@ _PENALTIES = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 10.0, 100.0)
 _VARIANCE_FLOOR = 1e-3
 # Rows that are multiplied at once where only sums are wanted.
 _MOMENT_ROWS = 4096
-# Windows of each fold that a penalty is judged by.
-_JUDGED_WINDOWS = 256
+# Windows of each fold that a penalty is judged by, fewer of more than a thousand variables.
+_JUDGED_WINDOWS, _JUDGED_ROWS = 256, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,20 @@ class RidgeMoments:
 
 
 def moments(
-    values: np.ndarray, known: np.ndarray, origins: np.ndarray, config: RidgeConfig, horizon: int
+    values: np.ndarray,
+    known: np.ndarray,
+    aims: np.ndarray,
+    origins: np.ndarray,
+    config: RidgeConfig,
+    horizon: int,
 ) -> RidgeMoments:
     """Return the moments of the windows at ``origins``.
 
     Args:
         values: Standardized series [T, D] without NaN.
-        known: Mask [T, D] of values that were measured; a window with a target that was not has no
-            weight.
+        known: Mask [T, D] of values that were measured; the weight of a window is the share of its
+            targets that were, squared.
+        aims: Values [T, D] for targets; those that were not measured are interpolated.
         origins: Forecast origins [n].
         config: Settings of the ridge.
         horizon: Steps of a target, H.
@@ -83,8 +89,8 @@ def moments(
     gram, cross, weight = np.zeros((length, length)), np.zeros((length, horizon)), 0.0
     for _, chunk in numbered_chunks(origins, values.shape[1], _MOMENT_ROWS):
         past = look_backs(values, chunk, length).reshape(-1, length)
-        after = look_backs(values, chunk + horizon, horizon).reshape(-1, horizon)
-        weights = targets(known, chunk, horizon).all(axis=1).T.reshape(-1).astype(float)
+        after = look_backs(aims, chunk + horizon, horizon).reshape(-1, horizon)
+        weights = np.square(targets(known, chunk, horizon).mean(axis=1).T.reshape(-1))
         if config.weighted:
             weights /= past.var(axis=1) + _VARIANCE_FLOOR
         last = past[:, -1:]
@@ -118,9 +124,10 @@ def choose_penalty(
         folds: The origins of each fold and the moments of all windows outside it.
     """
     horizon = folds[0][1].cross.shape[1]
+    most = max(1, min(_JUDGED_WINDOWS, _JUDGED_ROWS // values.shape[1]))
     errors = np.zeros(len(_PENALTIES))
     for origins, outside in folds:
-        judged = origins[:: -(-len(origins) // _JUDGED_WINDOWS)]
+        judged = origins[:: -(-len(origins) // most)]
         after, seen = (targets(array, judged, horizon) for array in (values, known))
         for number, penalty in enumerate(_PENALTIES):
             error = predict(values, judged, outside.solve(penalty)) - after

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.models.forecaster.windows import past_means
+from lowtide.models.forecaster.windows import few_errors, past_means
 
 # Weight of a step's variance over all phases, in windows, where a phase has few of its own.
 _PRIOR_WINDOWS = 20.0
@@ -40,7 +40,8 @@ class ConditionalScale:
         """Fit to held-out errors.
 
         Args:
-            errors: Errors [n, H, D], NaN where the target is missing.
+            errors: Errors [n, H, D], NaN where the target is missing; a variable that has few at a
+                step gets the mean of the others.
             phases: Phase [n, H] of each target in its season, 0 to ``phase_count`` - 1.
             features: Features [n, F, D], see `volatility_features`.
             phase_count: Phases of a season, P.
@@ -53,7 +54,7 @@ class ConditionalScale:
         )
         logs = np.log(np.abs(errors) / base + 1e-2)
         seen = np.isfinite(logs)
-        logs = np.where(seen, logs, np.nanmean(np.where(seen, logs, np.nan), axis=0))
+        logs = np.where(seen, logs, _means(logs, seen))
         ridge = _SLOPE_PENALTY * np.eye(design.shape[1])
         ridge[0, 0] = 1e-9
         gram = np.einsum("nfd,ngd->dfg", design, design) + ridge
@@ -62,7 +63,8 @@ class ConditionalScale:
         unscaled = cls(table, center, low, high, slopes)
         ratio = errors / unscaled(phases, features)
         # A regression of logarithms is off by a constant: the ratios get a mean square of one.
-        slopes[0] += 0.5 * np.log(np.nanmean(np.square(ratio), axis=0) + 1e-12)
+        squares = np.where(seen.any(axis=0), _means(np.square(ratio), seen), 1.0)
+        slopes[0] += 0.5 * np.log(squares + 1e-12)
         return cls(table, center, low, high, slopes)
 
     def __call__(self, phases: np.ndarray, features: np.ndarray) -> np.ndarray:
@@ -100,7 +102,10 @@ def _standard_deviations(errors: np.ndarray, phases: np.ndarray, phase_count: in
     """Return standard deviations [H, P, D], drawn to those of a step where a phase has few."""
     seen = np.isfinite(errors)
     squares = np.where(seen, np.square(errors), 0.0)
-    overall = squares.sum(0) / np.maximum(seen.sum(0), 1)
+    overall = _means(squares, seen)
+    judged = ~few_errors(seen.sum(0))
+    others = np.where(judged, overall, 0.0).sum(1) / np.maximum(judged.sum(1), 1)
+    overall = np.where(judged, overall, others[:, None])
     table = np.empty((errors.shape[1], phase_count, errors.shape[2]))
     for phase in range(phase_count):
         chosen = (phases == phase)[:, :, None]
@@ -108,6 +113,11 @@ def _standard_deviations(errors: np.ndarray, phases: np.ndarray, phase_count: in
         total = np.where(chosen, squares, 0.0).sum(0)
         table[:, phase] = (total + _PRIOR_WINDOWS * overall) / (count + _PRIOR_WINDOWS)
     return np.sqrt(table) + 1e-12
+
+
+def _means(values: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Return means [H, D] of ``values`` [n, H, D] where they are ``seen``; 0 without any."""
+    return np.where(seen, values, 0.0).sum(axis=0) / np.maximum(seen.sum(axis=0), 1)
 
 
 def _at_phases(table: np.ndarray, phases: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 # Rows of a matrix product. Every product has exactly as many, so that a window's forecast does not
 # depend on the windows that are computed with it.
 CHUNK_ROWS = 512
+_FEWEST_ERRORS = 8
 
 
 def look_backs(values: np.ndarray, origins: np.ndarray, length: int) -> np.ndarray:
@@ -77,6 +78,23 @@ def forward_fill(values: np.ndarray) -> np.ndarray:
     first = np.where(known.any(0), known.argmax(0), 0)
     filled = np.take_along_axis(values, np.where(last >= 0, last, first), axis=0)
     return np.where(known.any(0), filled, 0.0)
+
+
+def few_errors(counts: np.ndarray) -> np.ndarray:
+    """Return where there are too few errors to judge by, of ``counts`` [H, D] of them.
+
+    The variable that has the most at a step has enough.
+    """
+    return counts < np.minimum(_FEWEST_ERRORS, counts.max(axis=1, keepdims=True))
+
+
+def interpolate(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return ``values`` [T, D], those not ``known`` on lines between the neighbors that are."""
+    result, steps = values.copy(), np.arange(len(values))
+    for variable in np.flatnonzero(~known.all(axis=0) & known.any(axis=0)):
+        places = np.flatnonzero(known[:, variable])
+        result[:, variable] = np.interp(steps, places, values[places, variable])
+    return result
 
 
 def past_means(values: np.ndarray, origins: np.ndarray, length: int) -> np.ndarray:

@@ -100,6 +100,7 @@ bench-streaming: $(VENV)/.dev
 # Hours; each script goes on where it was.
 bench-training: $(VENV)/.dev
 	$(BIN)/python benchmarks/training_memory.py
+	$(BIN)/python benchmarks/ldm4ts_memory.py
 	$(BIN)/python benchmarks/paragonsr2_variants.py
 	$(BIN)/python benchmarks/attention_helps.py
 	$(BIN)/python scripts/render_results.py

@@ -21,6 +21,7 @@ from typing import Any
 import render_attention
 import render_forecast
 import render_jobs
+import render_ldm4ts
 import render_memory
 import render_streaming
 import render_summary
@@ -32,7 +33,12 @@ from lowtide.core.units import format_bytes
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-TARGETS = ("README.md", "docs/results.md", "docs/concepts/streaming.md")
+TARGETS = (
+    "README.md",
+    "docs/results.md",
+    "docs/concepts/streaming.md",
+    "docs/guide/ldm4ts_memory.md",
+)
 NOT_YET = "Not measured yet."
 
 _BLOCK = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- /results -->)", re.DOTALL)
@@ -97,6 +103,7 @@ SHAPES: dict[str, Callable[[Rows], str]] = {
     **render_jobs.SHAPES,
     **render_attention.SHAPES,
     **render_forecast.SHAPES,
+    **render_ldm4ts.SHAPES,
     **render_memory.SHAPES,
     **render_streaming.SHAPES,
     **render_training.SHAPES,

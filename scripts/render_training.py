@@ -15,7 +15,7 @@ def training_memory(rows: Rows) -> str:
     """Predictions, then what checkpointing saves, then validation."""
     parts = [
         (_predicted, [row for row in rows if row["part"] == "prediction"]),
-        (_checkpointed, [row for row in rows if row["part"] == "checkpointing"]),
+        (checkpointed, [row for row in rows if row["part"] == "checkpointing"]),
         (_validated, [row for row in rows if row["part"] == "validation"]),
     ]
     return "\n\n".join(shape(part) for shape, part in parts if part)
@@ -38,7 +38,8 @@ def _predicted(rows: Rows) -> str:
     )
 
 
-def _checkpointed(rows: Rows) -> str:
+def checkpointed(rows: Rows) -> str:
+    """Each network with each way of checkpointing: memory, time and difference."""
     head = [
         "network",
         "checkpointing",

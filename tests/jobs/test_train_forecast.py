@@ -76,6 +76,8 @@ def test_a_run_is_a_model_that_forecasts(home, tmp_path):
     assert [row["step"] for row in rows if "denoising" in row] == [1, 2, 3, 4]
     scores = [row for row in rows if "error_share" in row]
     assert [row["step"] for row in scores] == [2, 4]
+    # Of an untrained network, in units of paths whose variance is about 1.
+    assert 0.5 < rows[0]["denoising"] < 2
     best = min(scores, key=lambda row: row["error_share"])
     weights = load_file(model / "models" / "load-forecast_best.safetensors")
     assert float(weights["strength"]) == best["strength"]

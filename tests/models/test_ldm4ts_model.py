@@ -141,6 +141,11 @@ def test_gaussian_latents_are_sampled_exactly_in_any_number_of_steps():
         assert torch.allclose(found, expected, atol=0.05)
         ratio = torch.cov(found.T).trace() / (mixing @ mixing.T).trace()
         assert ratio.item() == pytest.approx(1, rel=0.03)
+    time = torch.arange(50) * 20
+    exact = velocity(noise[:50], time)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(velocity(noise[:50], time), exact)
+        assert gaussian.inside(noise[:50].bfloat16()).dtype == torch.float32
 
 
 def test_packages_that_are_missing_become_fused_sdpa_with_a_note(monkeypatch):

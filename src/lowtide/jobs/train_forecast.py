@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import Unpack
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Unpack
 
 from lowtide.core.errors import InputError
 from lowtide.jobs.backtest import split_steps
@@ -28,6 +25,9 @@ from lowtide.training.tasks.forecasting import (
     ResidualWindows,
     make_denoising_task,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def train_forecast(
@@ -63,6 +63,8 @@ def make_forecast_task(config: ForecastConfig, processes: ProcessGroup, *, folde
 
     ``folder`` is that of the run.
     """
+    import torch
+
     data = config.datasets.train
     table = read_table(data.table, columns=tuple(data.columns), frequency=data.frequency)
     steps = len(table.values) if data.split == "all" else split_steps(table, data.split)[0]

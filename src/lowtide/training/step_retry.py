@@ -45,23 +45,29 @@ class RetryingTrainStep:
         self._step, self._device, self._warn, self._hint = step, device, warn, hint
         # Of each network, once it is tried.
         self._attention: list[Use] | None = [] if is_compiled else None
+        # Numbers of the buffers that steps write; None before the first. Compiled ones do not tell.
+        self._written: set[int] | None = None
+        self._is_compiled = is_compiled
 
     def __call__(self, batch: Batch, step: int) -> dict[str, float]:
         """Run `TrainStep`; raises `OutOfMemoryError` where nothing is left to change."""
-        saved = [(buffer, buffer.clone()) for buffer in self._buffers()]
+        buffers = list(self._buffers())
+        versions = [buffer._version for buffer in buffers]
+        kept = range(len(buffers)) if self._written is None else self._written
+        saved = {number: buffers[number].clone() for number in kept}
         before, routed = dataclasses.replace(self._step), self._attention
         failed = False
         while (losses := self._attempt(batch, step)) is None:
             failed = True
-            if not self._take_less(len(batch[0])):
+            if not _restore(buffers, versions, saved) or not self._take_less(len(batch[0])):
                 changes = self._changes(before, routed)
                 raise OutOfMemoryError(
                     f"memory ran out in step {step + 1:,}"
                     + (f", also with {', '.join(changes)}" if changes else ""),
                     hint=self._hint,
                 )
-            for buffer, value in saved:
-                buffer.copy_(value)
+        written = {n for n, buffer in enumerate(buffers) if buffer._version != versions[n]}
+        self._written = set(kept) if self._is_compiled else written | set(self._written or ())
         if failed:
             changes = self._changes(before, routed)
             how = f"with {', '.join(changes)} from here on" if changes else "unchanged"
@@ -87,7 +93,7 @@ class RetryingTrainStep:
         """Yield what a forward pass may change: running statistics, spectral norms' vectors."""
         for one in self._step.networks.values():
             weights = {name for name, _ in one.network.named_parameters(remove_duplicate=False)}
-            state = one.network.state_dict()
+            state = one.network.state_dict(keep_vars=True)
             yield from (value for name, value in state.items() if name not in weights)
 
     def _take_less(self, batch: int) -> bool:
@@ -127,3 +133,13 @@ class RetryingTrainStep:
         if step.micro_batches != before.micro_batches:
             names.append(f"{step.micro_batches} micro-batches")
         return names
+
+
+def _restore(buffers: list[Tensor], versions: list[int], saved: dict[int, Tensor]) -> bool:
+    """Undo what a failed pass wrote; return False where it wrote more than was saved."""
+    written = {n for n, buffer in enumerate(buffers) if buffer._version != versions[n]}
+    if not written <= saved.keys():
+        return False
+    for number in written:
+        buffers[number].copy_(saved[number])
+    return True

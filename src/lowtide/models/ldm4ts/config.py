@@ -28,7 +28,8 @@ class LDM4TSConfig(BaseModel, frozen=True, extra="forbid"):
         views: Whether images of the look-back are a condition.
         frequency: Whether its spectrum is one.
         temporal: Whether the raw series is one, by a transformer of patches.
-        diffusion: Whether the denoiser is used; without it latents are standard normal.
+        diffusion: Whether the denoiser is used; without it latents are those of the fitted
+            Gaussian.
         sampling_steps: Steps of the sampler.
         seed: Seed of the initial weights.
     """
@@ -42,7 +43,7 @@ class LDM4TSConfig(BaseModel, frozen=True, extra="forbid"):
     variables: int = Field(default=1, ge=1)
     period: int = Field(default=24, ge=1)
     autoencoder: Path | None = None
-    latent_channels: int = Field(default=8, ge=1)
+    latent_channels: int = Field(default=4, ge=1)
     width: int = Field(default=32, ge=8)
     views: bool = True
     frequency: bool = True

@@ -120,7 +120,14 @@ class GaussianLatent(nn.Module):
         cosine: Tensor,
         sine: Tensor,
     ) -> Tensor:
-        """Multiply each component of ``latent`` by the factor of its variance."""
+        """Multiply each component of ``latent`` by the factor of its variance.
+
+        In fp32 under autocast too: bfloat16 has no digits left for the part without variance.
+        """
+        kind = latent.device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                return self._scaled(latent.float(), factor, cosine, sine)
         flat, cosine, sine = latent.flatten(1), cosine.reshape(-1, 1), sine.reshape(-1, 1)
         others = factor(self.rest, cosine, sine)
         part = (factor(self.variance, cosine, sine) - others) * (flat @ self.basis.T)

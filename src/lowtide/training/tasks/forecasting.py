@@ -112,7 +112,7 @@ class NoisyWindows:
 
 
 class DenoisingObjective(Objective):
-    """Squared error of the denoiser's velocity.
+    """Squared error of the denoiser's velocity, in units of the paths.
 
     The batch is (look-back, residual path, noise, noise level): (B, L, D), (B, H, D), (B, C, h, w)
     and (B,), int64.
@@ -125,8 +125,10 @@ class DenoisingObjective(Objective):
         context, paths, noise, level = batch
         denoiser = networks[DENOISER]
         noisy, velocity = _noisy(denoiser.network, paths, noise, level)
-        made = denoiser(noisy, level, context).float()
-        return Losses({"denoising": Term((made - velocity).square().mean())})
+        made = denoiser(noisy, level, context)
+        network = denoiser.network
+        assert isinstance(network, LDM4TSModel)
+        return Losses({"denoising": Term(network.velocity_error(made, velocity))})
 
 
 class DenoisingValidation:

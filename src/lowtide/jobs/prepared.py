@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lowtide.core.precision import Precision
-from lowtide.jobs.image_adapter import ImageAdapter
+from lowtide.jobs.image_adapter import ImageAdapter, NoisyImageAdapter
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.media.image_info import ImageInfo
@@ -91,7 +91,9 @@ class PreparedModel:
 
     def adapter(self, info: ImageInfo) -> ImageAdapter:
         """Return the conversion between images of this kind and the network."""
-        return ImageAdapter(info, self.geometry.in_channels)
+        denoises = self.descriptor.noise is not None
+        kind = NoisyImageAdapter if denoises else ImageAdapter
+        return kind(info, self.geometry.in_channels)
 
     def padded_size(self, info: ImageInfo) -> tuple[int, int]:
         """Return (H, W) of an image padded by the model's size rule."""

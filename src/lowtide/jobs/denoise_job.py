@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
 
-from lowtide.core.progress import check_cancel
+from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.jobs.denoise_states import STATE_COPIES, StateAdapter, StateFile, StepSink
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob
 from lowtide.jobs.item import Item
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
+from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
 from lowtide.media import AsyncWriter, ImageSink, ImageSource, open_image
+from lowtide.media.image_info import ImageInfo
+from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
 from lowtide.models.denoiser.noise_level import NoiseLevel
+from lowtide.models.denoiser.noise_schedule import NoiseSchedule
+from lowtide.models.denoiser.sampling import sampling_steps
 from lowtide.streaming.tiles.runner import RunOutcome
 
 # Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
 _LEAST_SIGMA = 0.5
-_BAND_PIXELS = 1 << 18
+_BAND_PIXELS = 1 << 15
 
 
 class DenoiseJob(ImageJob):
@@ -31,8 +40,11 @@ class DenoiseJob(ImageJob):
 
     settings_type, report_type = DenoiseSettings, DenoiseReport
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(
+        self, prepared: PreparedModel, settings: DenoiseSettings, budget: Budget, **more: Any
+    ) -> None:
+        copies = STATE_COPIES if settings.steps > 1 else 0
+        super().__init__(replace(prepared, float_copies=copies), settings, budget, **more)
         # By index, in levels of 255; None where the image does not tell.
         self._levels: dict[int, float | None] = {}
 
@@ -63,18 +75,82 @@ class DenoiseJob(ImageJob):
         queue_bytes: int,
     ) -> RunOutcome:
         sigma = self._levels[item.index]
-        copied = sigma is None or sigma < _LEAST_SIGMA
+        if sigma is None or sigma < _LEAST_SIGMA:
+            self._set_level(0)
+            on_rows = pipeline.report_rows(item, self.budget, planned.upscaled.height)
+            for first, rows in _bands(source, pipeline.cancel):
+                sink.write(first, rows)
+                if on_rows is not None:
+                    on_rows(len(rows))
+            return RunOutcome()
+        self._set_level(sigma / 255)
+        if self.settings.steps > 1:
+            return self._sample(item, planned, source, sink, pipeline, queue_bytes, sigma / 255)
+        return super()._execute(item, planned, source, sink, pipeline, queue_bytes)
+
+    def _sample(
+        self,
+        item: Item,
+        planned: ImageTaskPlan,
+        source: ImageSource,
+        sink: ImageSink | AsyncWriter,
+        pipeline: Pipeline,
+        queue_bytes: int,
+        sigma: float,
+    ) -> RunOutcome:
+        """Run the network at each step's level, from one state to the next."""
+        settings, info = self.settings, source.info
+        steps = sampling_steps(self._schedule, sigma, settings.steps, settings.noise_share)
+        between = StateAdapter(info, self.prepared.geometry.in_channels)
+        ends, outcome = self._adapter(info), RunOutcome()
+        on_rows = pipeline.report_rows(item, self.budget, info.height * len(steps))
+        shape = (info.height, info.width, info.color_channels)
+        with ExitStack() as stack:
+            state, after = (
+                stack.enter_context(closing(StateFile(shape, pipeline.scratch)))
+                for _ in range(STATE_COPIES)
+            )
+            for first, rows in _bands(source, pipeline.cancel):
+                state.write(first, ends.color(rows))
+            for step in steps:
+                self._set_level(step.sigma)
+                done = self._run_network(
+                    item,
+                    planned,
+                    state,
+                    StepSink(step, state, after, settings.seed),
+                    between,
+                    pipeline,
+                    queue_bytes,
+                    on_rows,
+                )
+                outcome.events += done.events
+                outcome.fp32_reruns += done.fp32_reruns
+                state, after = after, state
+            with self._open(item.source, pipeline.scratch) as again:
+                for first, rows in _bands(again, pipeline.cancel):
+                    color = state.read(first, first + len(rows))
+                    sink.write(first, ends.to_samples(color, rows))
+        self._set_level(sigma)
+        if self.prepared.network.make_fp32_forward is not None:
+            planned.notes.append("the error of the precision is that of the first step")
+        return outcome
+
+    @cached_property
+    def _schedule(self) -> NoiseSchedule:
+        return NoiseSchedule("flow" if self.settings.scheduler == "flow" else "linear")
+
+    def _set_level(self, sigma: float) -> None:
         for denoiser in self._denoisers():
-            denoiser.set_level(0 if sigma is None or copied else sigma / 255)
-        if not copied:
-            return super()._execute(item, planned, source, sink, pipeline, queue_bytes)
-        on_rows = pipeline.report_rows(item, self.budget, planned.upscaled.height)
-        for first, rows in _bands(source):
-            check_cancel(pipeline.cancel)
-            sink.write(first, rows)
-            if on_rows is not None:
-                on_rows(len(rows))
-        return RunOutcome()
+            denoiser.set_level(sigma)
+
+    def _adapter(self, info: ImageInfo) -> NoisyImageAdapter:
+        adapter = self.prepared.adapter(info)
+        assert isinstance(adapter, NoisyImageAdapter)
+        return adapter
+
+    def _open(self, path: Path, scratch: Path | None) -> ImageSource:
+        return open_image(path, max_pixels=self.settings.max_pixels, scratch_dir=scratch)
 
     def _denoisers(self) -> Iterator[Denoiser]:
         """Iterate over the network's denoisers: on all devices, and in fp32 to compare with."""
@@ -84,11 +160,8 @@ class DenoiseJob(ImageJob):
                 yield from denoisers_in(cast(nn.Module, network.make_fp32_forward()))
 
     def _estimate(self, path: Path) -> float | None:
-        scratch = self.settings.scratch
-        with open_image(path, max_pixels=self.settings.max_pixels, scratch_dir=scratch) as source:
-            adapter = self.prepared.adapter(source.info)
-            assert isinstance(adapter, NoisyImageAdapter)
-            level = NoiseLevel(source.info.color_channels)
+        with self._open(path, self.settings.scratch) as source:
+            adapter, level = self._adapter(source.info), NoiseLevel(source.info.color_channels)
             for _, rows in _bands(source):
                 level.add(adapter.visible_color(rows))
         sigma = level.sigma()
@@ -109,11 +182,12 @@ class DenoiseJob(ImageJob):
         return []
 
 
-def _bands(source: ImageSource) -> Iterator[tuple[int, Any]]:
+def _bands(source: ImageSource, cancel: Cancel = None) -> Iterator[tuple[int, Any]]:
     """Yield (first row, rows) of an image, from the top down."""
     height, width, _ = source.shape
     step = max(1, _BAND_PIXELS // width)
     for first in range(0, height, step):
+        check_cancel(cancel)
         yield first, source.read(first, min(first + step, height))
 
 

@@ -126,16 +126,27 @@ class NoisyImageAdapter(ImageAdapter):
 
     def from_network(self, results: np.ndarray, values: np.ndarray | None) -> np.ndarray:
         """Convert a network's results to (B, H, W, C) in 0..1, alpha that of ``values``."""
-        color = self._color_from_outputs(np.clip(results, 0, 1, out=results))
-        if values is not None:
-            color = np.concatenate([color, self._to_unit(values[..., -1:])], 1)
-        return np.moveaxis(color, 1, -1)
+        color = np.moveaxis(self._color_from_outputs(results), 1, -1)
+        if values is None:
+            return color.clip(0, 1)
+        alpha = np.moveaxis(self._to_unit(values[..., -1:]), 1, -1)
+        return np.concatenate([color.clip(0, 1), alpha], -1)
+
+    def color(self, values: np.ndarray) -> np.ndarray:
+        """Return the color (H, W, C') in 0..1 of samples (H, W, C)."""
+        return np.moveaxis(self._to_unit(values[None])[0, : self._color_channels], 0, -1)
 
     def visible_color(self, values: np.ndarray) -> np.ndarray:
         """Return the color (H, W, C') in 0..1 of samples (H, W, C); 0 where it is hidden."""
-        unit = np.moveaxis(self._to_unit(values[None])[0], 0, -1)
-        color = unit[..., : self._color_channels]
-        return color * (unit[..., -1:] > _INVISIBLE) if self._alpha else color
+        color = self.color(values)
+        if not self._alpha:
+            return color
+        return color * (values[..., -1:] > _INVISIBLE * self._full_scale)
+
+    def to_samples(self, color: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Return samples (H, W, C) of color (H, W, C'), with the alpha of samples ``values``."""
+        made = self.to_sink(color)
+        return np.concatenate([made, values[..., -1:]], -1) if self._alpha else made
 
 
 def _divisor(raw: np.ndarray) -> np.ndarray:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, Self
 
 from lowtide.core.progress import report_phase
+from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.jobs.accuracy import measure_accuracy
 from lowtide.jobs.devices import divide_threads
 from lowtide.jobs.image_settings import ImageSettings
@@ -185,6 +187,24 @@ class ImageJob:
         pipeline: Pipeline,
         queue_bytes: int,
     ) -> RunOutcome:
+        """Run the network on the rows of ``source``, and write those of the result."""
+        on_rows = pipeline.report_rows(item, self.budget, planned.upscaled.height)
+        adapter = self.prepared.adapter(source.info)
+        return self._run_network(
+            item, planned, source, sink, adapter, pipeline, queue_bytes, on_rows
+        )
+
+    def _run_network(
+        self,
+        item: Item,
+        planned: ImageTaskPlan,
+        source: Source,
+        sink: Sink,
+        adapter: Adapter,
+        pipeline: Pipeline,
+        queue_bytes: int,
+        on_rows: Callable[[int], None] | None,
+    ) -> RunOutcome:
         plan, prepared = planned.plan, self.prepared
         held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, queue_bytes)
         with divide_threads(plan.strategy.device_count, pipeline.threads):
@@ -203,12 +223,12 @@ class ImageJob:
                 program = prepared.programs.program(*plan.network_size)
             return execute_plan(
                 network,
-                prepared.adapter(source.info),
+                adapter,
                 source,
                 sink,
                 plan,
                 replicas=prepared.replicas,
-                on_rows=pipeline.report_rows(item, self.budget, planned.upscaled.height),
+                on_rows=on_rows,
                 cancel=pipeline.cancel,
                 over_budget=held_memory.over_budget,
                 before_step=held_memory.make_room,

@@ -19,6 +19,8 @@ class PixelAffine(nn.Module):
     A leaf with buffers, so that `to_low_precision` keeps it in fp32.
     """
 
+    terms: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("terms", torch.zeros(2), persistent=False)
@@ -39,6 +41,8 @@ class Denoiser(nn.Module):
     called; at level 0 it is the identity. The level lies in buffers: it can be changed without
     building, capturing or compiling anything again.
     """
+
+    film: Tensor
 
     def __init__(self, config: SlimUNetConfig) -> None:
         super().__init__()

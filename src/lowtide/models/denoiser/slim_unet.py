@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
@@ -145,8 +145,8 @@ class SlimUNet(nn.Module):
             if isinstance(module, ModulatedBlock):
                 nn.init.zeros_(module.conv2.weight)
         for layer in (self.film, self.conv_out):
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
+            for parameter in layer.parameters():
+                nn.init.zeros_(parameter)
 
     def modulation(self, sigma: Tensor, parameters: Tensor | None = None) -> Tensor:
         """Return all blocks' gains and shifts (B, ``2·sum(film_channels)``, 1, 1).
@@ -179,8 +179,8 @@ class SlimUNet(nn.Module):
             x = self._run(blocks, x, films)
         return F.pixel_shuffle(self.conv_out(F.silu(self.norm_out(x))), _SHUFFLE)
 
-    def _run(self, blocks: Sequence[nn.Module], x: Tensor, films: Iterator[Tensor]) -> Tensor:
-        for block in blocks:
+    def _run(self, blocks: nn.Module, x: Tensor, films: Iterator[Tensor]) -> Tensor:
+        for block in blocks.children():
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, next(films), use_reentrant=False)
             else:

@@ -30,7 +30,7 @@ class SlimUNetConfig(FileConfig):
     Raises ModelError for values that make no network.
     """
 
-    channels: int = 3
+    channels: int = 3  # pyright: ignore[reportIncompatibleMethodOverride]
     features: int = 32
     multipliers: tuple[int, ...] = (1, 2, 4)
     blocks: int = 1

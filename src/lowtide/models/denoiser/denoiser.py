@@ -43,6 +43,8 @@ class Denoiser(nn.Module):
     """
 
     film: Tensor
+    # Streaming captures a module anew where other attributes have changed.
+    _ignored_attributes = frozenset({"sigma"})
 
     def __init__(self, config: SlimUNetConfig) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 from lowtide.core.errors import UsageError
 from lowtide.core.option import Option
 from lowtide.jobs.image_settings import ImageSettings
-from lowtide.models.denoiser.noise_schedule import TIMES
+from lowtide.models.denoiser.slim_unet_config import TIMES
 
 if TYPE_CHECKING:
     from lowtide.models import Model

@@ -11,10 +11,9 @@ from typing import Literal
 import numpy as np
 
 from lowtide.core.errors import UsageError
-from lowtide.models.denoiser.slim_unet_config import Prediction
+from lowtide.models.denoiser.slim_unet_config import TIMES, Prediction
 
 ScheduleName = Literal["linear", "cosine", "flow"]
-TIMES = 1000
 
 
 class NoiseSchedule:

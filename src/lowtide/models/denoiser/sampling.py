@@ -13,7 +13,8 @@ import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.core.philox import philox
-from lowtide.models.denoiser.noise_schedule import TIMES, NoiseSchedule
+from lowtide.models.denoiser.noise_schedule import NoiseSchedule
+from lowtide.models.denoiser.slim_unet_config import TIMES
 
 # States span 0..1 here, and -1..1 in terms of the schedule.
 _SPAN = 2

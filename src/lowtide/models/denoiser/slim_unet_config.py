@@ -12,6 +12,7 @@ from lowtide.models.paragonsr2.conv_config import FileConfig
 AttentionName = Literal["linear", "channel", "transposed", "sdpa", "flash", "window", "none"]
 Prediction = Literal["v", "epsilon", "sample"]
 NoiseModel = Literal["gaussian", "poisson-gaussian"]
+TIMES = 1000  # of a noise schedule
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.denoise_settings import DenoiseSettings
@@ -27,9 +27,6 @@ from lowtide.models.denoiser.noise_level import NoiseLevel
 from lowtide.models.denoiser.noise_schedule import NoiseSchedule
 from lowtide.models.denoiser.sampling import sampling_steps
 from lowtide.streaming.tiles.runner import RunOutcome
-
-if TYPE_CHECKING:
-    from torch import nn
 
 # Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
 _LEAST_SIGMA = 0.5
@@ -156,9 +153,9 @@ class DenoiseJob(ImageJob):
     def _denoisers(self) -> Iterator[Denoiser]:
         """Iterate over the network's denoisers: on all devices, and in fp32 to compare with."""
         for network in (self.prepared.network, *self.prepared.replicas):
-            yield from denoisers_in(cast("nn.Module", network.forward))
+            yield from denoisers_in(network.forward)
             if network.make_fp32_forward is not None:
-                yield from denoisers_in(cast("nn.Module", network.make_fp32_forward()))
+                yield from denoisers_in(network.make_fp32_forward())
 
     def _estimate(self, path: Path) -> float | None:
         with self._open(path, self.settings.scratch) as source:

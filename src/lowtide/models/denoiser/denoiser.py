@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +117,7 @@ def require_sigma(sigma: float) -> None:
         raise UsageError(f"a noise level is a finite number of at least 0, not {sigma:g}")
 
 
-def denoisers_in(module: nn.Module) -> Iterator[Denoiser]:
-    """Iterate over the denoisers in a module: itself, or what wraps it."""
-    return (part for part in module.modules() if isinstance(part, Denoiser))
+def denoisers_in(network: Callable[..., Any]) -> Iterator[Denoiser]:
+    """Iterate over the denoisers in a network: itself, or what wraps it."""
+    if isinstance(network, nn.Module):
+        yield from (part for part in network.modules() if isinstance(part, Denoiser))

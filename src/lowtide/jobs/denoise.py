@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Literal, Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.plan_images import plan_images
 from lowtide.jobs.report import DenoiseReport
 
 
+class DenoiseKeywords(ImageKeywords, total=False):
+    """Keywords of `denoise`: the fields of `DenoiseSettings`."""
+
+    sigma: float | None
+    steps: int
+    scheduler: Literal["ddim", "ddpm", "flow"]
+    eta: float
+    seed: int
+
+
+@show_keywords(DenoiseSettings, DenoiseKeywords)
 def denoise(
     inputs: Inputs,
     output: str | Path,
@@ -22,7 +34,7 @@ def denoise(
     sidecar: bool = False,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
-    **settings: Any,
+    **settings: Unpack[DenoiseKeywords],
 ) -> DenoiseReport:
     """Remove the noise of images within a byte budget.
 

@@ -7,16 +7,17 @@ from typing import Unpack
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.image_keywords import show_keywords
 from lowtide.jobs.image_run import Inputs
 from lowtide.jobs.plan_images import plan_images
 from lowtide.jobs.report import UpscaleReport
-from lowtide.jobs.upscale import UpscaleKeywords, show_keywords
+from lowtide.jobs.upscale import UpscaleKeywords
 from lowtide.jobs.upscale_job import UpscaleJob
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.memory.profiles import profile_names
 
 
-@show_keywords
+@show_keywords(UpscaleSettings, UpscaleKeywords)
 def plan(
     inputs: Inputs,
     output: str | Path,

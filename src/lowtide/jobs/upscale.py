@@ -2,79 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Unpack
 
-from lowtide.core.precision import Precision
 from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.report import UpscaleReport
 from lowtide.jobs.upscale_job import UpscaleJob
 from lowtide.jobs.upscale_settings import UpscaleSettings
-from lowtide.memory.budget import Budget
-from lowtide.memory.choice import AccuracyRequest
 from lowtide.models.onnx_providers import ProviderName
-from lowtide.streaming.planner.model_facts import StrategyName
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-class UpscaleKeywords(TypedDict, total=False):
+class UpscaleKeywords(ImageKeywords, total=False):
     """Keywords of the calls that upscale: the fields of `UpscaleSettings`."""
 
-    budget: str | int | Budget
-    host_budget: str | int | None
-    disk_budget: str | int | None
-    scratch: str | Path | None
-    device: str
-    devices: str | tuple[str, ...] | list[str]
-    precision: Literal["auto"] | Precision
-    accuracy: AccuracyRequest | None
-    plan_file: str | Path | None
-    model: str | Path | None
     scale: float | None
     width: int | None
     height: int | None
     max_side: int | None
-    format: str | None
-    suffix: str
-    strategy: StrategyName
-    self_ensemble: bool
-    compile: Literal["auto", "on", "off"]
-    cuda_graphs: bool
     provider: ProviderName
-    tile: int | None
-    tile_overlap: int | None
-    tile_batch_size: int | None
-    hann_blend: bool | None
-    streams: int
-    strip_metadata: bool
-    max_pixels: int
-    png_compression: int
-    jpeg_quality: int
-    webp_quality: int
-    webp_lossless: bool
-    avif_quality: int
-    tiff_compression: Literal["none", "lzw", "deflate"]
 
 
-def show_keywords(call: F) -> F:
-    """Decorate a call with ``**settings`` so that its signature shows `UpscaleKeywords`."""
-    shape, fields = inspect.signature(call), UpscaleSettings.__dataclass_fields__
-    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    shown = [
-        keyword(name, default=fields[name].default, annotation=annotation)
-        for name, annotation in UpscaleKeywords.__annotations__.items()
-    ]
-    own = [one for one in shape.parameters.values() if one.name != "settings"]
-    call.__signature__ = shape.replace(parameters=[*own, *shown])  # pyright: ignore[reportFunctionMemberAccess]
-    return call
-
-
-@show_keywords
+@show_keywords(UpscaleSettings, UpscaleKeywords)
 def upscale(
     inputs: Inputs,
     output: str | Path,

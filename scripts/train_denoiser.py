@@ -166,7 +166,7 @@ def run(denoiser: Denoiser, image: Tensor) -> np.ndarray:
     return made.permute(1, 2, 0).numpy()
 
 
-def card(denoiser: Denoiser, log: list[dict[str, float]], digest: str) -> str:
+def card(denoiser: Denoiser, steps: int, log: list[dict[str, float]], digest: str) -> str:
     """The model card, in Markdown."""
     parameters = sum(one.numel() for one in denoiser.parameters())
     photos = "\n".join(f"- `{name}`: {source}" for name, source in PHOTOS.items())
@@ -175,7 +175,6 @@ def card(denoiser: Denoiser, log: list[dict[str, float]], digest: str) -> str:
         f"| {name} | {sigma} | {before:.2f} | {after:.2f} |"
         for name, sigma, before, after in scores(denoiser)
     )
-    last = log[-1]
     return f"""# {NAME}
 
 Removes Gaussian noise from photographs. Ships with the package, as what `lowtide denoise` runs.
@@ -210,12 +209,12 @@ Held out, of scikit-image:
 
 ## Training
 
-Made by `scripts/train_denoiser.py --steps {last["step"]:.0f}` with PyTorch {torch.__version__},
-in {last["cpu_seconds"] / 60:.0f} minutes of one CPU core: seed {SEED}, batch {BATCH}, patches of
-{PATCH} pixels, AdamW at {RATE:g} with a linear decay over the last {COOLDOWN:.0%}, squared error of the clean
-image relative to the noise level, weights averaged with a decay of {DECAY}. Each photograph at
-sizes from {SHRINK[0]:g} to {SHRINK[-1]:g}, turned, mirrored and of several contrasts, half of the
-samples gray, {CLIPPED:.0%} with clipped noise. The log lies beside this card.
+Made by `scripts/train_denoiser.py --steps {steps}` with PyTorch {torch.__version__}, in about
+{log[-1]["cpu_seconds"] / 60:.0f} minutes of one CPU core: seed {SEED}, batch {BATCH}, patches of
+{PATCH} pixels, AdamW at {RATE:g} with a linear decay over the last {COOLDOWN:.0%}, squared error of
+the clean image relative to the noise level, weights averaged with a decay of {DECAY}. Each
+photograph at sizes from {SHRINK[0]:g} to {SHRINK[-1]:g}, turned, mirrored and of several contrasts,
+half of the samples gray, {CLIPPED:.0%} with clipped noise. The log lies beside this card.
 
 ## Scores on the held-out photographs
 
@@ -227,7 +226,7 @@ PSNR in dB, Gaussian noise that is not clipped, the level given:
 """
 
 
-def keep(network: SlimUNet, log: list[dict[str, float]], folder: Path) -> None:
+def keep(network: SlimUNet, steps: int, log: list[dict[str, float]], folder: Path) -> None:
     """Write weights, log and card."""
     path = folder / f"{NAME}.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
@@ -241,7 +240,7 @@ def keep(network: SlimUNet, log: list[dict[str, float]], folder: Path) -> None:
     path.with_suffix(".jsonl").write_text(lines, encoding="utf-8")
     denoiser = lowtide.models.load(path).module
     assert isinstance(denoiser, Denoiser)
-    text = card(denoiser, log, digest)
+    text = card(denoiser, steps, log, digest)
     path.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text[text.index("## Scores") :])
     print(f"{path.name}: {path.stat().st_size} bytes, sha256 {digest}")
@@ -250,13 +249,13 @@ def keep(network: SlimUNet, log: list[dict[str, float]], folder: Path) -> None:
 def main() -> None:
     """Train, and keep what was trained."""
     parser = argparse.ArgumentParser(description="Train the bundled denoiser.")
-    parser.add_argument("--steps", type=int, default=3200)
+    parser.add_argument("--steps", type=int, default=2450)
     weights = Path(lowtide.models.__file__).parent / "weights"
     parser.add_argument("--output", type=Path, default=weights, help="folder to write into")
     options = parser.parse_args()
     torch.set_num_threads(1)
     network, log = train(options.steps)
-    keep(network, log, options.output)
+    keep(network, options.steps, log, options.output)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from annotated_types import Ge, Le
 
 from lowtide.core.errors import UsageError
 from lowtide.core.option import Option
+from lowtide.core.precision import is_eight_bits
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.models.denoiser.slim_unet_config import TIMES
 
@@ -54,6 +55,12 @@ class DenoiseSettings(ImageSettings):
     def check(self) -> None:
         """Raise `UsageError` for settings that contradict each other."""
         super().check()
+        if is_eight_bits(self.precision):
+            raise UsageError(
+                f"{self.precision} is for networks of linear layers, and denoisers are of"
+                " convolutions",
+                hint="--precision bf16",
+            )
         if self.eta and self.scheduler != "ddim":
             raise UsageError(
                 f"--eta is for ddim, and --scheduler is {self.scheduler}", hint="drop one of them"

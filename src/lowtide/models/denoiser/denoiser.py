@@ -76,8 +76,7 @@ class Denoiser(nn.Module):
         if not all(map(math.isfinite, parameters)):
             raise UsageError(f"noise parameters have to be finite, not {list(parameters)}")
         level = 2 * sigma  # the network's values span -1..1
-        weight = self.unet.film.weight
-        given = torch.tensor([level], dtype=weight.dtype, device=weight.device)
+        given = torch.tensor([level], device=self.film.device)
         more = given.new_tensor([list(parameters)]) if parameters else None
         self.film.copy_(self.unet.modulation(given, more))
         shrunk, kept, made = preconditioning(self.config.prediction, level)

@@ -152,7 +152,7 @@ class SlimUNet(nn.Module):
         """Return all blocks' gains and shifts (B, ``2·sum(film_channels)``, 1, 1).
 
         Args:
-            sigma: Noise levels (B,), relative to data of unit variance.
+            sigma: Noise levels (B,) in fp32, relative to data of unit variance.
             parameters: The noise's other parameters (B, ``noise_parameters``), if it has any.
         """
         level = sigma.clamp(min=_LEAST_SIGMA).log()
@@ -162,7 +162,8 @@ class SlimUNet(nn.Module):
         embedded = torch.cat([angles.sin(), angles.cos()], 1)
         if parameters is not None:
             embedded = torch.cat([embedded, parameters], 1)
-        return self.film(self.embed(embedded))[..., None, None]
+        # Angles reach 100, which low precision would round by half a radian.
+        return self.film(self.embed(embedded.to(self.film.weight.dtype)))[..., None, None]
 
     def forward(self, x: Tensor, film: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W), with a ``film`` of `modulation`."""

@@ -29,8 +29,8 @@ class DenoiseSettings(ImageSettings):
         model: A denoiser: lowtide-denoise, the bundled one, or a .safetensors file.
         sigma: Standard deviation of the noise, in levels of 255. Default: estimated from each
             image.
-        steps: Runs of the network, from the noise level of the image down to none. One gives the
-            smallest error; more give sharper images, and each takes the time of the first.
+        steps: Runs of the network, from the noise level of the image down to none, each of which
+            takes the time of the first. One gives the expected image, more give sharper ones.
         scheduler: How the noise falls over several steps: ddim adds none, or as much as --eta says;
             ddpm adds as much as the training process; flow is ddim at other levels.
         eta: Share of ddpm's noise that ddim adds: 0 to 1.

@@ -145,7 +145,8 @@ def main() -> None:
     results = ResultFile("set5", about=ABOUT, fresh=options.fresh)
     for scale in CUBIC_SCALES:
         measure(results, folder, f"cubic x{scale}", scale, cubic)
-    for name in (*lowtide.models.names(), *options.model):
+    upscalers = [name for name in lowtide.models.names() if lowtide.models.describe(name).scale > 1]
+    for name in (*upscalers, *options.model):
         model = lowtide.models.load(name)
         facts = model.descriptor
         if (facts.in_channels, facts.out_channels) != (3, 3) or facts.scale not in (2, 3, 4):
@@ -160,7 +161,7 @@ def main() -> None:
             parameters=facts.parameters,
             sha256=facts.sha256,
         )
-        if name in lowtide.models.names():
+        if name in upscalers:
             eight = Model(SelfEnsemble(model.module), facts)
             measure(results, folder, f"{facts.name}, self-ensemble", facts.scale, by_model(eight))
         measure_tiled(results, folder, name, facts.name, facts.scale)

@@ -14,6 +14,7 @@ import typer
 from lowtide.cli.main import app
 from lowtide.core import errors
 from lowtide.jobs import report
+from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media import FORMATS
 
@@ -85,7 +86,7 @@ def test_the_oldest_pytorch_is_named_as_it_is_promised():
     assert f"allows, {promised[1]}, in" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", ["upscale", "models", "doctor", "train sr"])
+@pytest.mark.parametrize("command", ["upscale", "denoise", "models", "doctor", "train sr"])
 def test_every_option_is_documented(command):
     page = (ROOT / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
     found = typer.main.get_command(app)
@@ -114,12 +115,15 @@ def test_every_setting_and_every_field_of_a_report_is_documented():
     models = (
         report.UpscaleReport,
         report.ImageReport,
+        report.DenoiseReport,
+        report.DenoisedImageReport,
         report.AccuracyReport,
         report.ErrorFigure,
         report.MemoryReport,
     )
     fields = {f"{model.__name__}.{name}" for model in models for name in model.model_fields}
-    fields |= {f"UpscaleSettings.{field.name}" for field in dataclasses.fields(UpscaleSettings)}
+    for settings in (UpscaleSettings, DenoiseSettings):
+        fields |= {f"{settings.__name__}.{one.name}" for one in dataclasses.fields(settings)}
     assert not {field for field in fields if f"`{field.split('.')[1]}`" not in page}
 
 

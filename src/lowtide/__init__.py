@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from lowtide.integrations.fit import fit, unfit
     from lowtide.integrations.vram_usage import estimate_vram_usage
     from lowtide.jobs.backtest import backtest
+    from lowtide.jobs.denoise import denoise
     from lowtide.jobs.forecast import Forecast, forecast
     from lowtide.jobs.plan_upscale import plan
-    from lowtide.jobs.report import UpscaleReport
+    from lowtide.jobs.report import DenoiseReport, UpscaleReport
     from lowtide.jobs.upscale import upscale
     from lowtide.memory.budget import Budget
     from lowtide.memory.measurement.region import measure
@@ -50,6 +51,7 @@ __all__ = [
     "Budget",
     "BudgetError",
     "Cancelled",
+    "DenoiseReport",
     "Estimate",
     "Forecast",
     "ImageError",
@@ -68,6 +70,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "backtest",
+    "denoise",
     "estimate",
     "estimate_vram_usage",
     "fit",
@@ -82,6 +85,7 @@ __all__ = [
 
 _MODULES = {
     "Budget": "lowtide.memory.budget",
+    "DenoiseReport": "lowtide.jobs.report",
     "Estimate": "lowtide.memory.prediction.estimate",
     "Forecast": "lowtide.jobs.forecast",
     "InferenceStep": "lowtide.memory.tracing.steps",
@@ -90,6 +94,7 @@ _MODULES = {
     "TrainingStep": "lowtide.memory.tracing.steps",
     "UpscaleReport": "lowtide.jobs.report",
     "backtest": "lowtide.jobs.backtest",
+    "denoise": "lowtide.jobs.denoise",
     "estimate": "lowtide.memory.prediction.estimate",
     "estimate_vram_usage": "lowtide.integrations.vram_usage",
     "fit": "lowtide.integrations.fit",

@@ -188,7 +188,8 @@ def test_models(lowtide):
     listed = lowtide("models", "--json").json
     assert listed["schema_version"] == 2
     names = [model["name"] for model in listed["models"]]
-    assert names == ["lowtide-x2", "lowtide-x4", "lowtide-large-x2", "lowtide-large-x4"]
+    upscalers = ["lowtide-x2", "lowtide-x4", "lowtide-large-x2", "lowtide-large-x4"]
+    assert names == [*upscalers, "lowtide-denoise"]
 
 
 def test_models_describes_a_file(lowtide, tmp_path):

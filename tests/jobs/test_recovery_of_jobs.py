@@ -9,7 +9,7 @@ import torch
 
 import lowtide
 from lowtide import OutOfMemoryError
-from lowtide.jobs import prepare, upscale_job
+from lowtide.jobs import image_job, prepare
 
 
 class Cramped(torch.nn.Module):
@@ -73,7 +73,7 @@ def test_each_new_plan_is_smaller(source, tmp_path, cramp, monkeypatch):
         tried.append(plan.upper_bytes)
         raise MemoryError
 
-    monkeypatch.setattr(upscale_job, "execute_plan", noted)
+    monkeypatch.setattr(image_job, "execute_plan", noted)
     with pytest.raises(OutOfMemoryError, match="memory ran out outside the network"):
         lowtide.upscale(source, tmp_path / "out.png", budget="256MiB")
     assert len(tried) > 1

@@ -8,7 +8,7 @@ import torch
 
 import lowtide
 from lowtide import Cancelled, UsageError
-from lowtide.jobs import upscale_job, workers
+from lowtide.jobs import image_job, workers
 from support.image_folders import files_of, statuses
 
 OPTIONS = {"budget": "512MiB", "tile": 32}
@@ -121,7 +121,7 @@ def test_a_stop_ends_all_processes(folder, tmp_path, started):
 def test_the_tiles_of_a_single_image_are_shared(folder, tmp_path, started):
     source, one, two = folder / "a.png", tmp_path / "one.png", tmp_path / "two.png"
     alone = upscale(source, one)
-    with mock.patch.object(upscale_job, "execute_plan", wraps=upscale_job.execute_plan) as watched:
+    with mock.patch.object(image_job, "execute_plan", wraps=image_job.execute_plan) as watched:
         both = upscale(source, two, devices=TWO)
     assert not started  # for tiles no process is
     assert [report.images[0].plan.strategy.device_count for report in (alone, both)] == [1, 2]

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from lowtide.cli import (
     bench_upscale,
+    denoise,
     doctor,
     export,
     forecast,
@@ -84,6 +85,7 @@ benches = typer.Typer(help="Compare configurations on this machine.", no_args_is
 trains = typer.Typer(help="Train a model within a memory budget.", no_args_is_help=True)
 exports = typer.Typer(help="Write models as files for other runtimes.", no_args_is_help=True)
 app.command("upscale")(upscale.upscale)
+app.command("denoise")(denoise.denoise)
 plans.command("upscale")(plan_upscale.plan)
 plans.command("train")(plan_train.train)
 app.add_typer(plans, name="plan")

@@ -12,6 +12,7 @@ from lowtide.core.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from lowtide.jobs.report import (
         AccuracyReport,
+        DenoiseReport,
         ErrorFigure,
         ImageReport,
         MemoryReport,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _FRONT_LINES = 6
 
 
-def print_report(report: UpscaleReport) -> None:
+def print_report(report: UpscaleReport | DenoiseReport) -> None:
     """Print each image in a few lines, then counts if there are several images."""
     for image in report.images:
         _print_image(image)
@@ -37,7 +38,7 @@ def print_report(report: UpscaleReport) -> None:
         typer.echo(f"{', '.join(counts)} in {format_seconds(report.seconds)}")
 
 
-def print_skipped_inputs(report: UpscaleReport) -> None:
+def print_skipped_inputs(report: UpscaleReport | DenoiseReport) -> None:
     """Print on stderr which inputs in folders were left out as not images, and why."""
     from lowtide.media.skipped_files import SkippedFile, skipped_summary
 
@@ -61,7 +62,7 @@ def _print_image(image: ImageReport) -> None:
         f"{image.input} → {image.output}  "
         f"{image.width}×{image.height} → {image.out_width}×{image.out_height}"
     )
-    lines: list[tuple[str, str]] = []
+    lines = image.details()
     if image.plan is not None:
         lines += _plan_lines(image.plan)
         if image.status == "planned":

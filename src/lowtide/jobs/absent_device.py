@@ -11,14 +11,14 @@ from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.core.progress import ProgressCallback
 from lowtide.jobs.build_network import ensemble_network
 from lowtide.jobs.devices import castable_precisions, preferred_precision
+from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.network_compile import SpecializedNetworks
-from lowtide.jobs.prepare import prepare
+from lowtide.jobs.prepare import load_model, prepare
 from lowtide.jobs.prepared import PreparedModel
-from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.prediction.roofline import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.models import ModelDescriptor, load
+from lowtide.models import ModelDescriptor
 from lowtide.streaming.probe.trace_memory import live_bytes_rows, trace_tile
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
 from lowtide.streaming.tiles.grid import round_up
@@ -28,7 +28,7 @@ _SIDES = (128, 256, 512, 1024)
 
 
 def prepare_for_profile(
-    settings: UpscaleSettings,
+    settings: ImageSettings,
     profile: DeviceProfile,
     progress: ProgressCallback | None = None,
     on_loaded: Callable[[int], object] = lambda scale: None,
@@ -65,7 +65,7 @@ def prepare_for_profile(
     )
     weight_bytes = reference.costs.weight_bytes  # fp32 weights are resident too: the reference
     if precision != "fp32":
-        low = load(settings.model_name).to_low_precision(DTYPES[precision])
+        low = load_model(settings).to_low_precision(DTYPES[precision])
         network = dataclasses.replace(network, forward=low.module)
         if settings.self_ensemble:
             network = ensemble_network(network)

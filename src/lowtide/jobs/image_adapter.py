@@ -109,6 +109,46 @@ class ImageAdapter:
         return color if same else color.mean(1, keepdims=True)
 
 
+class NoisyImageAdapter(ImageAdapter):
+    """`ImageAdapter` for denoisers: color as it is, since alpha would change its noise.
+
+    Alpha has no noise and is copied.
+    """
+
+    def __init__(self, info: ImageInfo, network_channels: int) -> None:
+        super().__init__(info, network_channels)
+        self.inputs = self._color_inputs
+        self.context = 0 if self._alpha else None
+
+    def to_network(self, values: np.ndarray) -> np.ndarray:
+        """Convert samples (B, H, W, C) to inputs (B·inputs, channels, H, W) in 0..1."""
+        return self._color_to_inputs(self._to_unit(values)[:, : self._color_channels])
+
+    def from_network(self, results: np.ndarray, values: np.ndarray | None) -> np.ndarray:
+        """Convert a network's results to (B, H, W, C) in 0..1, alpha that of ``values``."""
+        color = np.moveaxis(self._color_from_outputs(results), 1, -1)
+        if values is None:
+            return color.clip(0, 1)
+        alpha = np.moveaxis(self._to_unit(values[..., -1:]), 1, -1)
+        return np.concatenate([color.clip(0, 1), alpha], -1)
+
+    def color(self, values: np.ndarray) -> np.ndarray:
+        """Return the color (H, W, C') in 0..1 of samples (H, W, C)."""
+        return np.moveaxis(self._to_unit(values[None])[0, : self._color_channels], 0, -1)
+
+    def visible_color(self, values: np.ndarray) -> np.ndarray:
+        """Return the color (H, W, C') in 0..1 of samples (H, W, C); 0 where it is hidden."""
+        color = self.color(values)
+        if not self._alpha:
+            return color
+        return color * (values[..., -1:] > _INVISIBLE * self._full_scale)
+
+    def to_samples(self, color: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Return samples (H, W, C) of color (H, W, C'), with the alpha of samples ``values``."""
+        made = self.to_sink(color)
+        return np.concatenate([made, values[..., -1:]], -1) if self._alpha else made
+
+
 def _divisor(raw: np.ndarray) -> np.ndarray:
     """Return the network's alpha, with values that differ from 1 by noise set to 1.
 

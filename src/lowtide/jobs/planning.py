@@ -9,10 +9,10 @@ from pathlib import Path
 from lowtide.core.errors import ModelError
 from lowtide.core.precision import is_eight_bits
 from lowtide.core.units import format_seconds
+from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.strategy_cache import StrategyCache
 from lowtide.jobs.target_size import TargetSize, target_size
-from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media import ImageFacts, output_cost
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
@@ -80,7 +80,7 @@ def plan_image(
     source: Path,
     target: Path,
     prepared: PreparedModel,
-    settings: UpscaleSettings,
+    settings: ImageSettings,
     budget: Budget,
     *,
     limit_bytes: int | None = None,
@@ -132,7 +132,7 @@ def plan_image(
 
 def _choose(
     prepared: PreparedModel,
-    settings: UpscaleSettings,
+    settings: ImageSettings,
     image_task: ImageTask,
     budget: Budget,
     limit_bytes: int | None,
@@ -210,7 +210,7 @@ def _plans_below(plans: list[Plan], limit_bytes: int | None) -> list[Plan]:
 
 
 def _specialized_plans(
-    plans: list[Plan], prepared: PreparedModel, settings: UpscaleSettings, images: int
+    plans: list[Plan], prepared: PreparedModel, settings: ImageSettings, images: int
 ) -> list[Plan]:
     """Return ``plans`` for several devices, CUDA graphs or ``torch.compile``.
 
@@ -245,7 +245,7 @@ def _with_most_in_flight(plan: Plan, streams: int, budget: Budget, limit_bytes: 
 def _reason_not_streamed(
     plans: list[Plan],
     prepared: PreparedModel,
-    settings: UpscaleSettings,
+    settings: ImageSettings,
     budget: Budget,
     bands: BandCandidates,
     images: int,

@@ -21,10 +21,10 @@ from lowtide.jobs.build_network import (
 )
 from lowtide.jobs.devices import resolve_precision
 from lowtide.jobs.image_adapter import require_image_channels
+from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import versions
-from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.memory.cache import CostCache, MeasurementCache, cache_folder, package_digest
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.meter import CudaMeter, HostMeter
@@ -51,7 +51,7 @@ _RUN_KINDS: tuple[RunKind, ...] = ("tiled", "streamed")
 _NOISE_BYTES = 8 * MIB
 
 
-def preload_libraries(settings: UpscaleSettings) -> None:
+def preload_libraries(settings: ImageSettings) -> None:
     """Import the libraries that the job needs, before a meter takes its baseline."""
     versions(settings.model_name)
     if is_onnx(settings.model_name):
@@ -63,12 +63,12 @@ def preload_libraries(settings: UpscaleSettings) -> None:
         torchao_scheme(settings.precision)
 
 
-def _provider(settings: UpscaleSettings) -> Provider:
-    return Provider(settings.provider, cache_folder() / "tensorrt")
+def _provider(settings: ImageSettings) -> Provider:
+    return Provider(settings.execution_provider, cache_folder() / "tensorrt")
 
 
 def prepare(
-    settings: UpscaleSettings,
+    settings: ImageSettings,
     *,
     device: str,
     limit_bytes: int | None = None,
@@ -105,7 +105,7 @@ def prepare(
         monitor.begin()
         requested = settings.precision if replayed is None else replayed.precision
         with trimming_heap():
-            model = _loaded(settings)
+            model = load_model(settings)
             on_loaded(model.descriptor.scale)
             precision = resolve_precision(requested, model.descriptor, device)
             network = build_network(model, device, precision)
@@ -115,7 +115,7 @@ def prepare(
         geometry = _geometry(descriptor)
         if known is not None and not known.of_model(descriptor.sha256, device, precision):
             known = None
-        identity = runtime_identity(descriptor, settings.provider)
+        identity = runtime_identity(descriptor, settings.execution_provider)
         if known is not None:
             costs = known.costs
         else:
@@ -279,8 +279,10 @@ def _stable_bytes(key: str, measured: int) -> int:
     return known
 
 
-def _loaded(settings: UpscaleSettings) -> Model:
+def load_model(settings: ImageSettings) -> Model:
+    """Load the model of the settings; raises for one that the job does not run."""
     model = load(settings.model_name)
+    settings.check_model(model)
     if isinstance(model, OnnxModel):
         model.use_provider(_provider(settings))
     facts = model.descriptor

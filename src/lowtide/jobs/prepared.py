@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lowtide.core.precision import Precision
-from lowtide.jobs.image_adapter import ImageAdapter
+from lowtide.jobs.image_adapter import ImageAdapter, NoisyImageAdapter
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.media.image_info import ImageInfo
@@ -64,7 +64,8 @@ class PreparedModel:
 
     ``replicas`` are copies of the network on further devices. ``bounds`` are the upper bounds of
     past runs, without an entry where there are none. ``chosen_before`` are strategies that
-    `StrategyCache` had when it was first asked.
+    `StrategyCache` had when it was first asked. ``float_copies`` counts copies of an image's color
+    in float32 that the job keeps on disk, between which the network runs.
     """
 
     descriptor: ModelDescriptor
@@ -78,6 +79,7 @@ class PreparedModel:
     extra_resident_bytes: int = 0
     replicas: tuple[NetworkSpec, ...] = ()
     chosen_before: dict[str, str | None] = field(default_factory=dict)
+    float_copies: int = 0
 
     @property
     def measurements(self) -> Measurements:
@@ -91,7 +93,9 @@ class PreparedModel:
 
     def adapter(self, info: ImageInfo) -> ImageAdapter:
         """Return the conversion between images of this kind and the network."""
-        return ImageAdapter(info, self.geometry.in_channels)
+        denoises = self.descriptor.noise is not None
+        kind = NoisyImageAdapter if denoises else ImageAdapter
+        return kind(info, self.geometry.in_channels)
 
     def padded_size(self, info: ImageInfo) -> tuple[int, int]:
         """Return (H, W) of an image padded by the model's size rule."""
@@ -109,17 +113,18 @@ class PreparedModel:
 
         ``codecs`` are (usual, upper) bytes that reading and writing its file formats take.
         """
+        copy_bytes = info.pixels * info.color_channels * 4
         return ImageTask(
             info.shape,
             self.padded_size(info),
             codecs,
-            scratch_bytes,
+            scratch_bytes + self.float_copies * copy_bytes,
             row_buffer_bytes=int(budget.host_bytes * _ROW_SHARE),
             ample_bytes=budget.device_bytes // 4,
             tiled_bounds=self.bounds.get("tiled", RunBounds()),
             streamed_bounds=self.bounds.get("streamed", RunBounds()),
             extra_resident_bytes=self.extra_resident_bytes,
-            item_bytes=info.sample_bytes,
+            item_bytes=4 if self.float_copies else info.sample_bytes,
             inputs=self.adapter(info).inputs,
         )
 

@@ -114,6 +114,27 @@ class ImageReport(ItemReport):
     out_width: int = 0
     out_height: int = 0
 
+    def details(self) -> list[tuple[str, str]]:
+        """Return what a kind of job says of an image beside its plan, as (name, text)."""
+        return []
+
+
+class DenoisedImageReport(ImageReport):
+    """Result of one image that was denoised.
+
+    ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
+    not tell it; ``sigma_source`` says whether it was given or estimated from the image.
+    """
+
+    sigma: float | None = None
+    sigma_source: Literal["given", "estimated"] = "estimated"
+
+    def details(self) -> list[tuple[str, str]]:
+        """Return the noise level."""
+        if self.sigma is None:
+            return []
+        return [("noise", f"sigma {self.sigma:.1f} of 255, {self.sigma_source}")]
+
 
 class SkippedInput(BaseModel):
     """File or folder among the inputs that is of another kind, and the reason."""
@@ -173,6 +194,16 @@ class UpscaleReport(JobReport):
     input_error = ImageError
 
     images: list[ImageReport] = []
+
+
+class DenoiseReport(JobReport):
+    """Report of a denoising job."""
+
+    item_type = DenoisedImageReport
+    noun = "images"
+    input_error = ImageError
+
+    images: list[DenoisedImageReport] = []
 
 
 def versions(model: str = "") -> dict[str, str]:

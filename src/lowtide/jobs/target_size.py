@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import ImageError
-from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.jobs.image_settings import ImageSettings
 from lowtide.media import ImageFacts, check_output, inspect_image
 from lowtide.media.discover import FilePair
 from lowtide.media.image_info import ImageInfo
@@ -29,7 +29,7 @@ class TargetSize:
 def target_size(
     source: Path,
     target: Path,
-    settings: UpscaleSettings,
+    settings: ImageSettings,
     scale: int,
     facts: ImageFacts | None = None,
 ) -> TargetSize:
@@ -58,7 +58,7 @@ def target_size(
 
 
 def scale_checker(
-    jobs: Sequence[FilePair], settings: UpscaleSettings, facts: ImageFacts | None = None
+    jobs: Sequence[FilePair], settings: ImageSettings, facts: ImageFacts | None = None
 ) -> Callable[[int], None]:
     """Return a callback for the model's scale that checks the result's size early.
 

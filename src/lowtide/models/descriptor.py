@@ -55,7 +55,8 @@ class ModelDescriptor:
     image as a whole, "internal" where it tiles the image itself. ``parameters`` counts values and
     ``weight_bytes`` is what parameters and buffers occupy in the model's current dtype; both are 0
     before it is built. ``sha256`` is that of the file. ``license`` is None where the file does not
-    say.
+    say. ``noise`` is what noise a denoiser removes, and None for other models: a denoiser runs once
+    it was told the level.
     """
 
     name: str
@@ -73,6 +74,7 @@ class ModelDescriptor:
     weight_bytes: int = 0
     sha256: str
     license: str | None = None
+    noise: str | None = None
     path: str | None
 
     @property

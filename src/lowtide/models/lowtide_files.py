@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import ModelError
+from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.descriptor import ModelDescriptor, Tiling
 from lowtide.models.metadata_limits import metadata_error, parse_json
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
@@ -27,7 +28,7 @@ ARCHITECTURE = "lowtide.architecture"
 CONFIG = "lowtide.config"
 # Upper limit of widths and depths; below it, the file's tensors bound the network.
 _LARGEST = 1 << 20
-Config = ParagonConvConfig | VariantConfig
+Config = ParagonConvConfig | VariantConfig | SlimUNetConfig
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ _KNOWN = {
     ),
     "ParagonSR2": _Architecture(
         VariantConfig, ("lowtide.models.paragonsr2.variant", "ParagonVariant"), "discouraged"
+    ),
+    "SlimUNet": _Architecture(
+        SlimUNetConfig, ("lowtide.models.denoiser.denoiser", "Denoiser"), "discouraged"
     ),
 }
 
@@ -88,12 +92,14 @@ def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -
         architecture=entries[ARCHITECTURE],
         purpose="SR" if config.scale > 1 else "Restoration",
         scale=config.scale,
-        in_channels=3,
-        out_channels=3,
+        in_channels=config.channels,
+        out_channels=config.channels,
+        size=config.size,
         supports_half=True,
         supports_bfloat16=True,
         tiling=_KNOWN[entries[ARCHITECTURE]].tiling,
         tags=config.tags,
+        noise=config.noise,
         parameters=parameters,
         weight_bytes=4 * (parameters + config.buffer_elements),
         sha256=digest,

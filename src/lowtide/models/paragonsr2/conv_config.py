@@ -7,12 +7,31 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self, cast
 
 from lowtide.core.errors import ModelError
+from lowtide.models.descriptor import SizeRule
 
 SCALES = (1, 2, 3, 4, 8)
 
 
 class FileConfig:
-    """Base of the dataclasses that a model file holds as JSON, whole."""
+    """Base of the dataclasses that a model file holds as JSON, whole.
+
+    Networks have three channels, take any size and remove no noise unless a class says otherwise.
+    """
+
+    @property
+    def channels(self) -> int:
+        """Channels of input and result."""
+        return 3
+
+    @property
+    def size(self) -> SizeRule:
+        """Sizes the network accepts."""
+        return SizeRule()
+
+    @property
+    def noise(self) -> str | None:
+        """What noise the network removes, for a denoiser."""
+        return None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

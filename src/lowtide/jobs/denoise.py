@@ -1,0 +1,77 @@
+"""Denoise files and folders within a budget: the job behind command and function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Unpack
+
+from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.denoise_job import DenoiseJob
+from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
+from lowtide.jobs.image_run import Inputs, run_images
+from lowtide.jobs.plan_images import plan_images
+from lowtide.jobs.report import DenoiseReport
+
+
+class DenoiseKeywords(ImageKeywords, total=False):
+    """Keywords of `denoise`: the fields of `DenoiseSettings`."""
+
+    sigma: float | None
+    steps: int
+    scheduler: Literal["ddim", "ddpm", "flow"]
+    eta: float
+    seed: int
+
+
+@show_keywords(DenoiseSettings, DenoiseKeywords)
+def denoise(
+    inputs: Inputs,
+    output: str | Path,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    sidecar: bool = False,
+    progress: ProgressCallback | None = None,
+    cancel: Cancel = None,
+    **settings: Unpack[DenoiseKeywords],
+) -> DenoiseReport:
+    """Remove the noise of images within a byte budget.
+
+    The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255. An image
+    without noise is copied, sample for sample. Alpha is copied. Results equal the unconstrained run
+    unless the report's accuracy is ``bounded``, and then it states the measured error. An image
+    that fails in a batch is reported (``report.failures``) and the others are done; the error of a
+    single image is raised.
+
+    Args:
+        inputs: Files, folders (their tree is mirrored) or glob patterns.
+        output: A file for one file, unless a folder has that name or a separator ends it, else a
+            folder.
+        dry_run: Estimate noise levels and plan, but run and write nothing.
+        force: Replace files and redo finished work.
+        sidecar: Write a report next to each result.
+        cancel: Stops the work with `Cancelled`, with no half-written file left.
+        settings: Budget, model, noise level and all else, as fields of `DenoiseSettings`.
+
+    Raises:
+        UsageError: An argument is invalid, or the model is no denoiser.
+        ImageError: An input cannot be read.
+        ModelError: The model cannot be loaded or run.
+        BudgetError: Nothing fits the budget.
+        OutputError: A file cannot be written.
+        Cancelled: ``cancel`` was set.
+    """
+    chosen = DenoiseSettings.of(**settings)
+    if dry_run:
+        return plan_images(DenoiseJob, chosen, inputs, output, progress=progress, cancel=cancel)
+    return run_images(
+        DenoiseJob,
+        chosen,
+        inputs,
+        output,
+        force=force,
+        sidecar=sidecar,
+        progress=progress,
+        cancel=cancel,
+    )

@@ -1,0 +1,71 @@
+"""States of a sampling run on disk, and the conversions between them, files and the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from lowtide.core.scratch import ScratchFile
+from lowtide.jobs.image_adapter import NoisyImageAdapter
+from lowtide.media.image_info import ImageInfo
+from lowtide.models.denoiser.sampling import SamplingStep
+
+STATE_COPIES = 2  # the state that is read, and the one that is written
+
+
+class StateFile:
+    """Image of float32 (H, W, C) in a scratch file, as a source and a sink of any rows."""
+
+    def __init__(self, shape: tuple[int, int, int], folder: Path | None) -> None:
+        self.shape, self.dtype = shape, np.dtype(np.float32)
+        self._row_bytes = shape[1] * shape[2] * self.dtype.itemsize
+        self._file = ScratchFile(folder)
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Return the rows from ``first`` to before ``last``, (N, W, C); none below the image."""
+        first, last = min(first, self.shape[0]), min(last, self.shape[0])
+        rows = np.empty((last - first, *self.shape[1:]), self.dtype)
+        if rows.size:
+            self._file.read(first * self._row_bytes, rows.view(np.uint8).data.cast("B"))
+        return rows
+
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Write rows (N, W, C) from row ``first`` on."""
+        rows = np.ascontiguousarray(values, self.dtype)
+        self._file.write(first * self._row_bytes, rows.view(np.uint8).data.cast("B"))
+
+    def close(self) -> None:
+        """Release the file; may be called more than once."""
+        self._file.close()
+
+
+class StepSink:
+    """Sink of a step's clean image: writes the next state, row by row."""
+
+    def __init__(self, step: SamplingStep, state: StateFile, after: StateFile, seed: int) -> None:
+        self._step, self._state, self._after, self._seed = step, state, after, seed
+
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Write rows (N, W, C) of the clean image from row ``first`` on."""
+        state = self._state.read(first, first + len(values))
+        self._after.write(first, self._step.advance(state, values, self._seed, first))
+
+
+class StateAdapter(NoisyImageAdapter):
+    """Conversion between states and network: color in float32, clamped nowhere."""
+
+    def __init__(self, info: ImageInfo, network_channels: int) -> None:
+        color = ImageInfo(info.width, info.height, info.color_channels, "float32")
+        super().__init__(color, network_channels)
+
+    def from_network(self, results: np.ndarray, values: np.ndarray | None) -> np.ndarray:
+        """Convert a network's results to (B, H, W, C)."""
+        return np.moveaxis(self._color_from_outputs(results), 1, -1)
+
+    def to_sink(self, floats: np.ndarray) -> np.ndarray:
+        """Return the values as they are."""
+        return floats
+
+    def _to_unit(self, values: np.ndarray) -> np.ndarray:
+        return np.array(np.moveaxis(values, -1, 1), order="C")

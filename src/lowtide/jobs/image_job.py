@@ -1,0 +1,284 @@
+"""One model on images as a job of the pipeline: plan and compute one image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any, ClassVar, Self
+
+from lowtide.core.progress import report_phase
+from lowtide.core.signal import Adapter, Sink, Source
+from lowtide.jobs.accuracy import measure_accuracy
+from lowtide.jobs.devices import divide_threads
+from lowtide.jobs.image_settings import ImageSettings
+from lowtide.jobs.item import ComputedItem, Item
+from lowtide.jobs.pipeline import Pipeline
+from lowtide.jobs.planning import ImageTaskPlan, plan_image
+from lowtide.jobs.prepare import preload_libraries, prepare
+from lowtide.jobs.prepared import Measurements, PreparedModel
+from lowtide.jobs.report import ImageReport, JobReport
+from lowtide.media import AsyncWriter, ImageSink, ImageSource, open_image, open_sink
+from lowtide.memory.budget import Budget
+from lowtide.memory.meter import CudaMeter, HostMeter
+from lowtide.memory.oom import trim_allocators
+from lowtide.memory.plan import Plan
+from lowtide.memory.plan_file import PlanFile
+from lowtide.streaming.tiles.runner import RunOutcome, execute_plan
+
+# Resident memory may grow by 1/_GROWTH_DIVISOR of the expected bytes before the heap is trimmed
+# again; _NEW_BLOCKS_SHARE of coming bytes does not fit the heap's free blocks.
+_GROWTH_DIVISOR, _NEW_BLOCKS_SHARE = 8, 0.5
+
+
+class ImageJob:
+    """Runs one model on images.
+
+    A kind of job has its settings and its report, and a module of its own with the functions that
+    `lowtide.jobs.workers.Workers` calls.
+
+    Args:
+        prepared: The model.
+        plan_file: Plan file to replay.
+        images: Number of images that the job is about.
+    """
+
+    settings_type: ClassVar[type[ImageSettings]]
+    report_type: ClassVar[type[JobReport]]
+
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        settings: Any,
+        budget: Budget,
+        *,
+        plan_file: PlanFile | None = None,
+        images: int = 1,
+    ) -> None:
+        self.prepared, self.settings, self.budget = prepared, settings, budget
+        self._plan_file, self._images = plan_file, images
+        self._fp32_job: Self | None = None
+
+    def plan(self, item: Item) -> ImageTaskPlan:
+        """Plan one image from its header."""
+        return plan_image(
+            item.source,
+            item.target,
+            self.prepared,
+            self.settings,
+            self.budget,
+            limit_bytes=item.limit_bytes,
+            plan_file=self._plan_file,
+            images=self._images,
+        )
+
+    def run(
+        self, item: Item, planned: ImageTaskPlan, pipeline: Pipeline, queue_bytes: int
+    ) -> ComputedItem:
+        """Compute all rows of one image, which are written meanwhile and after."""
+        settings, scratch = self.settings, pipeline.scratch
+        with open_image(item.source, max_pixels=settings.max_pixels, scratch_dir=scratch) as source:
+            notes = planned.notes
+            if source.zero_alpha:
+                notes.append("alpha is 0 everywhere and is kept; color is run as if opaque")
+            sink = open_sink(
+                item.target,
+                planned.upscaled,
+                metadata=source.metadata,
+                strip_metadata=settings.strip_metadata,
+                options=settings.encode_options,
+                resize_to=planned.resize_to,
+                zero_alpha=source.zero_alpha,
+                default_format=planned.sizes.format,
+                part=item.part,
+            )
+            if queue_bytes:
+                sink = AsyncWriter(sink, queue_bytes)
+            try:
+                outcome = self._execute(item, planned, source, sink, pipeline, queue_bytes)
+                sink.close_rows()
+                usage = pipeline.lap()
+                accuracy, measurement_usage = measure_accuracy(
+                    self.prepared,
+                    planned.plan,
+                    item.source,
+                    pipeline,
+                    limit_bytes=self.budget.device_bytes - queue_bytes,
+                    max_pixels=settings.max_pixels,
+                )
+            except BaseException:
+                sink.abort()
+                raise
+        report = self.item_report(item, planned, "done")
+        report.accuracy, report.events = accuracy, _events(outcome)
+        report.notes += sink.notes
+        return ComputedItem(sink, report, usage, measurement_usage, self._comparable(planned.plan))
+
+    def in_fp32(self, pipeline: Pipeline) -> Self:
+        """Return the same job in fp32, within what the half-precision weights leave."""
+        if self._fp32_job is None:
+            settings = replace(self.settings, precision="fp32", plan_file=None)
+            taken = self.prepared.costs.weight_bytes
+            budget = replace(
+                self.budget,
+                device_bytes=self.budget.device_bytes - taken,
+                host_bytes=self.budget.host_bytes - taken * (self.budget.device == "cpu"),
+            )
+            prepared = prepare(
+                settings,
+                device=self.prepared.network.device,
+                cancel=pipeline.cancel,
+                limit_bytes=budget.device_bytes // 2,
+            )
+            extra_bytes = self.prepared.extra_resident_bytes
+            prepared = replace(prepared, extra_resident_bytes=extra_bytes)
+            self._fp32_job = type(self)(prepared, settings, budget, images=self._images)
+        return self._fp32_job
+
+    def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> ImageReport:
+        """Return the report of a planned image."""
+        info = planned.facts.info
+        return ImageReport(
+            input=str(item.source),
+            output=str(item.target),
+            status=status,
+            width=info.width,
+            height=info.height,
+            out_width=planned.output.width,
+            out_height=planned.output.height,
+            plan=planned.plan,
+            notes=planned.notes,
+        )
+
+    @classmethod
+    def preload(cls, setup: dict[str, Any]) -> None:
+        """Import the libraries of a worker's job, before its meter takes its baseline."""
+        preload_libraries(cls.settings_type.from_json(setup["settings"]))
+
+    @classmethod
+    def load(cls, setup: dict[str, Any]) -> Self:
+        """Make the job of a worker from what `worker_setup` returned."""
+        settings, budget = cls.settings_type.from_json(setup["settings"]), Budget(**setup["budget"])
+        plan_file = PlanFile.read(settings.plan_file) if settings.plan_file else None
+        prepared = prepare(
+            settings,
+            device=budget.device,
+            limit_bytes=budget.device_bytes // 2,
+            known=Measurements.model_validate(setup["measured"]),
+            replayed=plan_file.first if plan_file else None,
+        )
+        return cls(prepared, settings, budget, plan_file=plan_file, images=setup["images"])
+
+    def worker_setup(self, device: str, budget: Budget) -> dict[str, Any]:
+        """Return what `load` needs to make this job on ``device``, as plain data."""
+        alone = replace(self.settings, precision=self.prepared.precision, devices=(), budget="auto")
+        return {
+            "settings": alone.to_json(),
+            "budget": asdict(replace(budget, device=device)),
+            "measured": self.prepared.measurements.on_device(device).model_dump(mode="json"),
+            "images": self._images,
+        }
+
+    def _execute(
+        self,
+        item: Item,
+        planned: ImageTaskPlan,
+        source: ImageSource,
+        sink: ImageSink | AsyncWriter,
+        pipeline: Pipeline,
+        queue_bytes: int,
+    ) -> RunOutcome:
+        """Run the network on the rows of ``source``, and write those of the result."""
+        on_rows = pipeline.report_rows(item, self.budget, planned.upscaled.height)
+        adapter = self.prepared.adapter(source.info)
+        return self._run_network(
+            item, planned, source, sink, adapter, pipeline, queue_bytes, on_rows
+        )
+
+    def _run_network(
+        self,
+        item: Item,
+        planned: ImageTaskPlan,
+        source: Source,
+        sink: Sink,
+        adapter: Adapter,
+        pipeline: Pipeline,
+        queue_bytes: int,
+        on_rows: Callable[[int], None] | None,
+    ) -> RunOutcome:
+        plan, prepared = planned.plan, self.prepared
+        held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, queue_bytes)
+        with divide_threads(plan.strategy.device_count, pipeline.threads):
+            network = prepared.specialized.for_plan(
+                plan,
+                required=self.settings.compile == "on",
+                notes=planned.notes,
+                events=item.events,
+                meter=pipeline.meter,
+                on_phase=lambda phase: report_phase(
+                    pipeline.progress, phase, prepared.descriptor.name
+                ),
+            )
+            program = None
+            if plan.strategy.name == "streamed":
+                program = prepared.programs.program(*plan.network_size)
+            return execute_plan(
+                network,
+                adapter,
+                source,
+                sink,
+                plan,
+                replicas=prepared.replicas,
+                on_rows=on_rows,
+                cancel=pipeline.cancel,
+                over_budget=held_memory.over_budget,
+                before_step=held_memory.make_room,
+                program=program,
+                scratch=pipeline.scratch,
+            )
+
+    def _comparable(self, plan: Plan) -> bool:
+        """Return whether a run of ``plan`` measures what those of others take."""
+        special = plan.compiled or plan.cuda_graph or plan.heap == "trim"
+        several = plan.strategy.device_count > 1
+        return not (special or several) and self.prepared.network.free_memory is None
+
+
+class HeldMemory:
+    """Resident memory of a run, with ``queue_bytes`` bytes that are still to be written.
+
+    Tiles fit the free blocks that tiles leave in the heap. Bands differ in size, and over hundreds
+    of them the heap would keep several times the live bytes, so it is trimmed above a limit.
+    """
+
+    def __init__(
+        self, meter: HostMeter | CudaMeter, plan: Plan, budget_bytes: int, queue_bytes: int
+    ) -> None:
+        self._meter, self._budget, self._device = meter, budget_bytes, plan.device
+        banded = plan.strategy.name == "streamed"
+        self._expected = queue_bytes + (plan.predicted_bytes if banded else plan.upper_bytes)
+        self._limit = self._expected
+
+    def make_room(self, new_bytes: int) -> int:
+        """Return the resident bytes plus ``new_bytes``, after trimming the heap if needed.
+
+        The heap is trimmed only above the expected bytes.
+        """
+        new = int(new_bytes * _NEW_BLOCKS_SHARE)
+        held = self._meter.current_bytes + new
+        if held > self._limit:
+            trim_allocators(self._device)
+            held = self._meter.current_bytes + new
+            # If that many bytes are live, trimming each time would only take time.
+            self._limit = max(self._expected, held + self._expected // _GROWTH_DIVISOR)
+        return held
+
+    def over_budget(self) -> bool:
+        """Return whether the resident bytes exceed the budget."""
+        return self.make_room(0) > self._budget
+
+
+def _events(outcome: RunOutcome) -> list[str]:
+    redone = [
+        f"{outcome.fp32_reruns} batches had values that are not finite and were run again in fp32"
+    ]
+    return outcome.events + (redone if outcome.fp32_reruns else [])

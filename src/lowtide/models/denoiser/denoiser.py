@@ -1,0 +1,122 @@
+"""Denoiser: a SlimUNet at one noise level, as a module from image to image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowtide.core.errors import UsageError
+from lowtide.models.denoiser.slim_unet import SlimUNet
+from lowtide.models.denoiser.slim_unet_config import Prediction, SlimUNetConfig
+
+
+class PixelAffine(nn.Module):
+    """Gain and offset that are equal for all pixels of an image.
+
+    A leaf with buffers, so that `to_low_precision` keeps it in fp32.
+    """
+
+    terms: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("terms", torch.zeros(2), persistent=False)
+
+    def set(self, gain: float, offset: float) -> None:
+        """Change the terms in place, so that captured graphs follow."""
+        self.terms.copy_(torch.tensor([gain, offset]))
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W)."""
+        return image * self.terms[:1] + self.terms[1:]
+
+
+class Denoiser(nn.Module):
+    """A `SlimUNet` at one noise level.
+
+    Maps noisy (B, C, H, W) in 0..1 to the expected clean image, unclamped, once `set_level` was
+    called; at level 0 it is the identity. The level lies in buffers: it can be changed without
+    building, capturing or compiling anything again.
+    """
+
+    film: Tensor
+    # Streaming captures a module anew where other attributes have changed.
+    _ignored_attributes = frozenset({"sigma"})
+
+    def __init__(self, config: SlimUNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.unet = SlimUNet(config)
+        self.enter, self.keep, self.leave = PixelAffine(), PixelAffine(), PixelAffine()
+        film = torch.zeros(1, 2 * sum(config.film_channels), 1, 1)
+        self.register_buffer("film", film, persistent=False)
+        self.sigma: float | None = None
+
+    @torch.no_grad()
+    def set_level(self, sigma: float, parameters: Sequence[float] = ()) -> None:
+        """Set the noise level.
+
+        Args:
+            sigma: Standard deviation of the noise, of values in 0..1.
+            parameters: The ``noise_parameters`` other values that describe the noise.
+
+        Raises:
+            UsageError: A value is not a finite number, or there are too few or too many.
+        """
+        require_sigma(sigma)
+        if len(parameters) != self.config.noise_parameters:
+            raise UsageError(
+                f"this denoiser's noise has {self.config.noise_parameters} parameters beside its"
+                f" level, not {len(parameters)}"
+            )
+        if not all(map(math.isfinite, parameters)):
+            raise UsageError(f"noise parameters have to be finite, not {list(parameters)}")
+        level = 2 * sigma  # the network's values span -1..1
+        given = torch.tensor([level], device=self.film.device)
+        more = given.new_tensor([list(parameters)]) if parameters else None
+        self.film.copy_(self.unet.modulation(given, more))
+        shrunk, kept, made = preconditioning(self.config.prediction, level)
+        # x = 2 image - 1 on the way in, and the inverse on the way out.
+        self.enter.set(2 * shrunk, -shrunk)
+        self.keep.set(kept, (1 - kept) / 2)
+        self.leave.set(made / 2, 0)
+        self.sigma = sigma
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Map (B, C, H, W) in 0..1 to (B, C, H, W); sides are multiples of the size rule's."""
+        if self.sigma is None:
+            raise UsageError(
+                "a denoiser has to be told how strong the noise is",
+                hint="lowtide denoise estimates it; `model.module.set_level(25 / 255)` sets it",
+            )
+        return self.keep(image) + self.leave(self.unet(self.enter(image), self.film))
+
+
+def preconditioning(prediction: Prediction, sigma: float) -> tuple[float, float, float]:
+    """Return the terms (a, b, c) of x₀ = b·y + c·F(a·y), for data of unit variance.
+
+    y is x₀ plus noise of standard deviation ``sigma``, and a·y is the state of a process that
+    preserves variance.
+    """
+    shrunk = 1 / math.sqrt(1 + sigma**2)
+    if prediction == "epsilon":
+        return shrunk, 1.0, -sigma
+    if prediction == "sample":
+        return shrunk, 0.0, 1.0
+    return shrunk, shrunk**2, -sigma * shrunk
+
+
+def require_sigma(sigma: float) -> None:
+    """Raise `UsageError` for a level that is not a finite number of at least 0."""
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise UsageError(f"a noise level is a finite number of at least 0, not {sigma:g}")
+
+
+def denoisers_in(network: Callable[..., Any]) -> Iterator[Denoiser]:
+    """Iterate over the denoisers in a network: itself, or what wraps it."""
+    if isinstance(network, nn.Module):
+        yield from (part for part in network.modules() if isinstance(part, Denoiser))

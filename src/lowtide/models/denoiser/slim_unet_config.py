@@ -1,0 +1,122 @@
+"""Configuration of SlimUNet, without PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lowtide.core.errors import ModelError
+from lowtide.models.descriptor import SizeRule
+from lowtide.models.paragonsr2.conv_config import FileConfig
+
+AttentionName = Literal["linear", "channel", "transposed", "sdpa", "flash", "window", "none"]
+Prediction = Literal["v", "epsilon", "sample"]
+NoiseModel = Literal["gaussian", "poisson-gaussian"]
+TIMES = 1000  # of a noise schedule
+
+
+@dataclass(frozen=True)
+class SlimUNetConfig(FileConfig):
+    """Channels, widths, attention and noise of a `SlimUNet`.
+
+    ``features`` channels at the top level, times each of ``multipliers`` from there down, with
+    ``blocks`` residual blocks per level on either side. Norms have ``groups`` groups, and the noise
+    level is embedded in ``embedding`` values. ``attention`` runs at ``attention_levels``, counted
+    from the top at 0; the negative ones count from the lowest level up, at -1.
+
+    ``prediction`` is what the network returns, in the terms of diffusers. ``noise_parameters`` is
+    how many values beside the level describe the noise. Levels in training reached ``max_sigma``,
+    a standard deviation of values in 0..1.
+
+    Raises ModelError for values that make no network.
+    """
+
+    channels: int = 3  # pyright: ignore[reportIncompatibleMethodOverride]
+    features: int = 32
+    multipliers: tuple[int, ...] = (1, 2, 4)
+    blocks: int = 1
+    groups: int = 8
+    embedding: int = 128
+    attention: AttentionName = "linear"
+    attention_levels: tuple[int, ...] = (-1,)
+    prediction: Prediction = "v"
+    noise_model: NoiseModel = "gaussian"
+    noise_parameters: int = 0
+    max_sigma: float = 60 / 255
+
+    def __post_init__(self) -> None:
+        for name in ("multipliers", "attention_levels"):
+            values = getattr(self, name)
+            if not isinstance(values, (list, tuple)) or not all(type(one) is int for one in values):
+                raise ModelError(f"{name} must be a list of integers, not {values!r}")
+            # JSON has no tuples. Bypasses the frozen dataclass.
+            object.__setattr__(self, name, tuple(values))
+        for name, least in (
+            *(("channels", 1), ("features", 1), ("blocks", 1), ("groups", 1)),
+            *(("embedding", 4), ("noise_parameters", 0)),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ModelError(f"{name} must be an integer of at least {least}, not {value!r}")
+        if not self.multipliers or min(self.multipliers) < 1:
+            raise ModelError(f"multipliers must be at least 1, not {self.multipliers}")
+        for name, kinds in (
+            *(("attention", AttentionName), ("prediction", Prediction)),
+            ("noise_model", NoiseModel),
+        ):
+            if getattr(self, name) not in get_args(kinds):
+                known = ", ".join(get_args(kinds))
+                raise ModelError(f"{name} {getattr(self, name)!r} is not one of {known}")
+        if wrong := [width for width in self.widths if width % self.groups]:
+            raise ModelError(f"{self.groups} groups do not divide {wrong[0]} channels")
+        if self.embedding % 2:
+            raise ModelError(f"embedding must be even, not {self.embedding}")
+        levels = len(self.multipliers)
+        if wrong := [level for level in self.attention_levels if not -levels <= level < levels]:
+            raise ModelError(f"there is no level {wrong[0]}: the levels are 0 to {levels - 1}")
+        if not isinstance(self.max_sigma, (int, float)) or not 0 < self.max_sigma <= 1:
+            raise ModelError(f"max_sigma must be above 0 and at most 1, not {self.max_sigma!r}")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of each level, from the top down."""
+        return tuple(self.features * times for times in self.multipliers)
+
+    def attends(self, level: int) -> bool:
+        """Return whether ``level``, counted from the top, has attention."""
+        levels = len(self.multipliers)
+        wanted = {one % levels for one in self.attention_levels}
+        return self.attention != "none" and level in wanted
+
+    @property
+    def film_channels(self) -> tuple[int, ...]:
+        """Channels of each residual block, in the order in which they run."""
+        down = [width for width in self.widths for _ in range(self.blocks)]
+        return *down, *down[: -self.blocks][::-1]
+
+    @property
+    def scale(self) -> int:
+        """Output pixels per input pixel, along each axis."""
+        return 1
+
+    @property
+    def size(self) -> SizeRule:
+        """Sizes that all levels divide, the pixel-unshuffled input included."""
+        return SizeRule(multiple_of=2 ** len(self.multipliers))
+
+    @property
+    def noise(self) -> str:
+        """What noise it removes, and up to which level."""
+        return f"{self.noise_model}, up to a sigma of {self.max_sigma * 255:.3g} of 255"
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Size tags in the usual notation, and attention."""
+        widths = "-".join(map(str, self.widths))
+        attention = "no" if self.attention == "none" else self.attention
+        return f"{self.features}nf", widths, f"{attention} attention", self.noise_model
+
+    @property
+    def buffer_elements(self) -> int:
+        """Number of values that say at which noise level it runs."""
+        return 2 * sum(self.film_channels) + 6

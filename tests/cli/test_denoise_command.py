@@ -1,0 +1,29 @@
+"""`lowtide denoise` on the command line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from support.denoiser_files import denoiser_file
+
+
+def test_denoise(lowtide, photo, tmp_path, save):
+    noise = np.random.default_rng(0).normal(0, 25, (50, 60, 3))
+    noisy = np.rint((photo[100:150, 200:260] + noise).clip(0, 255)).astype(np.uint8)
+    source, target = save(tmp_path / "in.png", noisy), tmp_path / "out.png"
+    weights = denoiser_file(tmp_path / "small.safetensors")
+    words = ("denoise", source, "-m", weights, "-b", "256MiB")
+    (image,) = lowtide(*words, "--dry-run", "--json").json["images"]
+    assert (image["status"], image["sigma_source"]) == ("planned", "estimated")
+    assert image["sigma"] == pytest.approx(25, rel=0.25) and not target.exists()
+    done = lowtide(*words, "-o", target, "--sigma", 20, "--report")
+    assert done.code == 0 and "sigma 20.0 of 255, given" in done.out and target.exists()
+    sidecar = json.loads((tmp_path / "out.png.lowtide.json").read_text())
+    assert sidecar["image"]["sigma"] == 20 and sidecar["model"]["noise"].startswith("gaussian")
+    refused = lowtide(*words, "-o", target)
+    assert refused.code == 2 and "--force" in refused.err
+    assert lowtide(*words).code == 2
+    assert lowtide(*words, "-o", target, "--force", "--scheduler", "ddpm", "--steps", 2).code == 0
+    described = lowtide("models", weights, "--json").json["models"][0]
+    assert described["noise"] == "gaussian, up to a sigma of 60 of 255"

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lowtide.cli.config_options import ConfigCommand, Given, config_from_options
-from lowtide.cli.shell import JsonReport, Quiet, handle_errors, join_lines, option, stderr_is_terminal
+from lowtide.cli.shell import (
+    JsonReport,
+    Quiet,
+    handle_errors,
+    join_lines,
+    option,
+    stderr_is_terminal,
+)
 from lowtide.core.errors import UsageError
 from lowtide.core.units import format_seconds
 

@@ -146,7 +146,9 @@ def test_over_budget_shrinks_the_batch_and_says_so():
     plain, _ = run_array(network(conv_net()), array, plan)
     result, outcome = run_array(network(conv_net()), array, plan, over_budget=lambda: True)
     assert "over the budget: batch size 4 from" in outcome.events[0]
-    np.testing.assert_array_equal(result, plain)
+    # A smaller batch may add in another order, which shows where a value is halfway between levels.
+    difference = np.abs(result.astype(int) - plain)
+    assert difference.max() <= 1 and difference.mean() < 1e-4
 
 
 def test_non_finite_low_precision_is_redone_in_fp32():

@@ -182,6 +182,6 @@ def test_wide_tables_keep_fewer_paths_and_too_wide_ones_are_refused(monkeypatch)
     for one, other in zip(few.ridges, usual.ridges, strict=True):
         np.testing.assert_array_equal(one, other)
     wide = np.zeros((120, 1025))
-    with pytest.raises(InputError, match="1,024 steps of 1,025 series .* at most 1,048,576") as no:
+    with pytest.raises(InputError, match=r"1,024 steps of 1,025 series .* at most 1,048,576") as no:
         RidgeForecaster.fit(wide, phases, horizon=1024, season=24)
     assert "--columns" in str(no.value.hint)

@@ -55,10 +55,10 @@ def test_frames_keep_their_names_and_the_seed_the_samples(table):
     wide = pd.read_csv(table)
     long = pd.DataFrame({"item_id": "a", "timestamp": wide["date"], "target": wide["load"]})
     made = [
-        lowtide.forecast(long, horizons=[6, 12], quantile_levels=[0.5], seed=seed)
+        lowtide.forecast(long, horizons=[6, 12], quantile_levels=[0.5, 0.50000001], seed=seed)
         for seed in (0, 0, 1)
     ]
-    assert list(made[0].frame) == ["item_id", "timestamp", "mean", "0.5"]
+    assert list(made[0].frame) == ["item_id", "timestamp", "mean", "0.5", "0.50000001"]
     assert made[0].samples.shape == (200, 12, 1)
     np.testing.assert_array_equal(made[0].samples, made[1].samples)
     assert (made[0].samples != made[2].samples).any()
@@ -89,6 +89,7 @@ def test_an_existing_file_is_kept(table, tmp_path):
     [
         ([], "no horizon"),
         (["--horizon", "0"], "none"),
+        (["--horizons", "24.7"], "no list of whole numbers"),
         (["--horizon", "3", "--levels", "1.5"], "between 0 and 1"),
         (["--horizon", "3", "--levels", "x"], "no list of numbers"),
         (["--horizon", "3", "--samples", "1"], "no distribution"),

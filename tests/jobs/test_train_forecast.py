@@ -2,6 +2,7 @@
 
 import json
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,13 @@ from lowtide.jobs.train_forecast import train_forecast  # noqa: E402
 from lowtide.training.tasks.forecast_config import ForecastConfig  # noqa: E402
 
 STEPS = 400
-NETWORK = {"image_size": 16, "look_back": 48, "width": 8, "latent_channels": 2, "sampling_steps": 3}
+NETWORK = {
+    "image_size": "16,16",
+    "look_back": 48,
+    "width": 8,
+    "latent_channels": 2,
+    "sampling_steps": 3,
+}
 
 
 def frame_of(steps, names=("load", "price"), frequency="h"):
@@ -104,6 +111,19 @@ def test_a_run_is_a_model_that_forecasts(home, tmp_path):
     np.testing.assert_allclose(
         many[:, :6].mean(axis=(0, 1)), frame.groupby("unique_id")["mean"].mean(), atol=3
     )
+
+
+def test_backends_that_cannot_run_are_notes_of_the_reports(home, tmp_path):
+    values = config_of(home).model_dump(mode="json")
+    values["network"]["attention_backend"] = "flash"
+    values["train"] |= {"total_iter": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained = train_forecast(ForecastConfig.from_values(values), tmp_path, device="cpu")
+        made = lowtide.forecast(home / "load.csv", model=trained.folder, horizon=6, samples=2)
+    for notes in (trained.warnings, made.report.notes):
+        assert any("attention backend flash: " in text for text in notes)
+        assert len(notes) == len(set(notes))
 
 
 def test_a_backtest_scores_what_it_was_not_trained_on(home):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lowtide.core.errors import InputError
+from lowtide.models.forecaster import forecaster
 from lowtide.models.forecaster.blocked_folds import fit_ridge
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.ridge import RidgeConfig, moments
@@ -167,3 +168,20 @@ def test_smoothing_goes_on_from_its_fit():
     np.testing.assert_allclose(made.mean[0, :, 0], own["mean"])
     half = (own["hi-90"] - own["lo-90"]) / 2
     np.testing.assert_allclose(made.scale[0, :, 0] * 1.6448536, half, rtol=1e-6)
+
+
+def test_wide_tables_keep_fewer_paths_and_too_wide_ones_are_refused(monkeypatch):
+    phases = np.arange(120) % 24
+    values = np.random.default_rng(0).normal(size=(120, 3))
+    options = {"horizon": 6, "season": 24, "paths": "independent"}
+    usual = RidgeForecaster.fit(values, phases, **options)
+    monkeypatch.setattr(forecaster, "_PART_NUMBERS", 90)
+    monkeypatch.setattr(forecaster, "_MOST_NUMBERS", 6 * 3 * 10)
+    few = RidgeForecaster.fit(values, phases, **options)
+    assert len(few.residuals) <= 10 < len(usual.residuals)
+    for one, other in zip(few.ridges, usual.ridges, strict=True):
+        np.testing.assert_array_equal(one, other)
+    wide = np.zeros((120, 1025))
+    with pytest.raises(InputError, match=r"1,024 steps of 1,025 series .* at most 1,048,576") as no:
+        RidgeForecaster.fit(wide, phases, horizon=1024, season=24)
+    assert "--columns" in str(no.value.hint)

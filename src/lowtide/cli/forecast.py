@@ -193,7 +193,12 @@ def _words(text: str) -> list[str]:
 
 
 def _integers(text: str, name: str) -> list[int]:
-    return [int(number) for number in _numbers(text, name)]
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError as error:
+        raise UsageError(
+            f"{name} {text!r} is no list of whole numbers", hint=f"{name} 24,96"
+        ) from error
 
 
 def _numbers(text: str, name: str) -> list[float]:

@@ -15,7 +15,7 @@ from lowtide.jobs.backtest_methods import Method, fit_methods
 from lowtide.jobs.backtest_report import BacktestReport, HorizonScores
 from lowtide.jobs.forecast import RIDGE, require_sampling
 from lowtide.jobs.forecast_scores import Scores
-from lowtide.jobs.trained_forecaster import TrainedForecaster
+from lowtide.jobs.trained_forecaster import TrainedForecaster, without_attention_warnings
 from lowtide.media.table import TimeTable, read_table
 from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.path_choice import AUTO_PATHS
@@ -35,6 +35,7 @@ _JOINT_WINDOWS, _JOINT_SAMPLES = 512, 100
 _DIFFUSION_STRIDE, _DIFFUSION_SAMPLES = 24, 50
 
 
+@without_attention_warnings()
 def backtest(
     data: str | Path | pd.DataFrame,
     output: str | Path | None = None,
@@ -145,6 +146,7 @@ def backtest(
                 pit={name: shares for name, one in scores.items() if (shares := one.pit())},
             )
         )
+    report.notes += [] if trained is None else trained.denoiser.notes
     if output is not None:
         with atomic_output(Path(output)) as part:
             part.write_text(report.model_dump_json(indent=2) + "\n")

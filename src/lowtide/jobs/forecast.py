@@ -14,7 +14,11 @@ from lowtide.core.atomic_file import require_absent
 from lowtide.core.errors import UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.forecast_frames import quantile_frame, sample_frame, write_frame
-from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
+from lowtide.jobs.trained_forecaster import (
+    DIFFUSION,
+    TrainedForecaster,
+    without_attention_warnings,
+)
 from lowtide.media.table import TimeTable, read_table
 from lowtide.media.table_remarks import listed
 from lowtide.models.forecaster.distribution import Distribution
@@ -36,7 +40,7 @@ class ForecastReport(BaseModel):
     ``residual_paths`` the held-out errors that samples are drawn from, by the sampler ``paths``;
     ``path_energy`` has the energy scores it was chosen by. ``until`` is the last stamp that a
     trained ``model`` was trained on; without one, that is the end of the table. ``notes`` are
-    sentences on what was repaired in the table or left out.
+    sentences on what was repaired in the table or left out, and attention backends that cannot run.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -91,6 +95,7 @@ class Forecast:
     report: ForecastReport
 
 
+@without_attention_warnings()
 def forecast(
     data: str | Path | pd.DataFrame,
     output: str | Path | None = None,
@@ -172,7 +177,7 @@ def forecast(
         paths=source.paths,
         path_energy={} if source.paths == DIFFUSION else source.ridge.paths.energy,
         outputs=[str(path) for path in wanted],
-        notes=notes,
+        notes=[*notes, *source.attention_notes],
     )
     if output is not None:
         write_frame(frame, Path(output))
@@ -187,7 +192,10 @@ def forecast(
 
 @dataclass(frozen=True)
 class _Source:
-    """What a forecast is made of; ``paths`` is the name of ``sampler``."""
+    """What a forecast is made of; ``paths`` is the name of ``sampler``.
+
+    ``attention_notes`` are those of a trained model, which samples may add to.
+    """
 
     table: TimeTable
     ridge: RidgeForecaster
@@ -195,6 +203,7 @@ class _Source:
     paths: str
     sampler: PathSampler
     until: str | None = None
+    attention_notes: Sequence[str] = ()
 
 
 def _source(
@@ -214,7 +223,15 @@ def _source(
     trained.require_horizon(steps)
     table, name = trained.read_table(data, columns, frequency), trained.path_name(paths)
     sampler = trained.sampler(name, table, steps)
-    return _Source(table, trained.ridge, trained.predict, name, sampler, trained.facts.until)
+    return _Source(
+        table,
+        trained.ridge,
+        trained.predict,
+        name,
+        sampler,
+        trained.facts.until,
+        trained.denoiser.notes,
+    )
 
 
 def fit_forecaster(
@@ -258,9 +275,10 @@ def _horizon(horizon: int | None, horizons: Sequence[int]) -> int:
     wanted = [*horizons, *([horizon] if horizon is not None else [])]
     if not wanted:
         raise UsageError("no horizon is given", hint="--horizon 24")
-    if min(wanted) < 1:
-        raise UsageError(f"a horizon of {min(wanted)} steps is none", hint="--horizon 24")
-    return max(wanted)
+    wrong = [steps for steps in wanted if steps < 1 or steps != int(steps)]
+    if wrong:
+        raise UsageError(f"a horizon of {wrong[0]} steps is none", hint="--horizon 24")
+    return int(max(wanted))
 
 
 def _levels(levels: Sequence[float]) -> tuple[float, ...]:

@@ -23,6 +23,8 @@ def quantile_frame(
 ) -> pd.DataFrame:
     """Return one row for each series and step, in the column names of the table.
 
+    A column of quantiles has the level as its name, as Chronos-2's has: ``"0.1"``, ``"0.5"``.
+
     Args:
         table: The measurements.
         stamps: Stamps [H] of the steps.
@@ -36,7 +38,7 @@ def quantile_frame(
     frame = _long_frame(table, stamps)
     frame["mean"] = mean.T.ravel()
     for number, level in enumerate(levels):
-        frame[f"{level:g}"] = quantiles[..., number].ravel()
+        frame[str(float(level))] = quantiles[..., number].ravel()
     return frame
 
 

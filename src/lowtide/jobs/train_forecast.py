@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -11,7 +10,12 @@ from lowtide.core.errors import InputError
 from lowtide.jobs.backtest import split_steps
 from lowtide.jobs.forecast import fit_forecaster
 from lowtide.jobs.train import RunOptions, TrainReport, run_training
-from lowtide.jobs.trained_forecaster import TrainedFacts, save_parts, standardized
+from lowtide.jobs.trained_forecaster import (
+    TrainedFacts,
+    save_parts,
+    standardized,
+    without_attention_warnings,
+)
 from lowtide.media.table import TimeTable, read_table
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.ldm4ts.model import LDM4TSModel
@@ -20,6 +24,7 @@ from lowtide.training.distributed import ProcessGroup
 from lowtide.training.task import Task, Validator
 from lowtide.training.tasks.forecast_config import ForecastConfig
 from lowtide.training.tasks.forecasting import (
+    DENOISER,
     DenoisingValidation,
     NoisyWindows,
     ResidualWindows,
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+@without_attention_warnings()
 def train_forecast(
     config: str | Path | ForecastConfig,
     output: str | Path = "experiments",
@@ -55,7 +61,17 @@ def train_forecast(
     """
     chosen = config if isinstance(config, ForecastConfig) else ForecastConfig.from_file(config)
     folder = Path(output) / chosen.name
-    return run_training(chosen, partial(make_forecast_task, folder=folder), output, **options)
+    tasks: list[Task] = []
+
+    def make_task(config: ForecastConfig, processes: ProcessGroup) -> Task:
+        tasks.append(make_forecast_task(config, processes, folder=folder))
+        return tasks[0]
+
+    report = run_training(chosen, make_task, output, **options)
+    denoiser = tasks[0].networks[DENOISER]
+    assert isinstance(denoiser, LDM4TSModel)
+    report.warnings += denoiser.notes
+    return report
 
 
 def make_forecast_task(config: ForecastConfig, processes: ProcessGroup, *, folder: Path) -> Task:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +55,14 @@ class TrainedFacts(BaseModel, frozen=True, extra="forbid"):
     def horizon(self) -> int:
         """The longest of the horizons."""
         return max(self.horizons)
+
+
+@contextlib.contextmanager
+def without_attention_warnings() -> Iterator[None]:
+    """Raise no warnings of attention backends inside: reports have them as `LDM4TSModel.notes`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="attention backend ")
+        yield
 
 
 def save_parts(folder: Path, facts: TrainedFacts, ridge: RidgeForecaster) -> None:

@@ -72,15 +72,13 @@ def held_out(
     ``steps`` is how many steps ahead are computed, by default all. Origins after the last fold get
     the forecast of the last.
     """
-    return np.mean([_held_out(values, origins, fit, steps) for fit in fits], axis=0)
-
-
-def _held_out(
-    values: np.ndarray, origins: np.ndarray, fit: RidgeFit, steps: int | None
-) -> np.ndarray:
-    parts, last = [], fit.folds[-1]
-    for fold in fit.folds:
-        below = np.inf if fold is last else fold.last
-        inside = origins[(origins >= fold.first) & (origins < below)]
-        parts.append(predict(values, inside, np.ascontiguousarray(fold.matrix[:, :steps])))
-    return np.concatenate(parts)
+    ahead = fits[0].matrix[:, :steps].shape[1]
+    total = np.zeros((len(origins), ahead, values.shape[1]))
+    for fit in fits:
+        for fold in fit.folds:
+            below = np.inf if fold is fit.folds[-1] else fold.last
+            inside = (origins >= fold.first) & (origins < below)
+            matrix = np.ascontiguousarray(fold.matrix[:, :steps])
+            total[inside] += predict(values, origins[inside], matrix)
+    total /= len(fits)
+    return total

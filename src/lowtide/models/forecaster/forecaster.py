@@ -14,12 +14,22 @@ from lowtide.models.forecaster.path_choice import AUTO_PATHS, PathChoice, choose
 from lowtide.models.forecaster.paths import fill_residuals
 from lowtide.models.forecaster.ridge import RidgeConfig, predict
 from lowtide.models.forecaster.scale import ConditionalScale, volatility_features
-from lowtide.models.forecaster.windows import few_errors, forward_fill, targets
+from lowtide.models.forecaster.windows import (
+    few_errors,
+    forward_fill,
+    numbered_chunks,
+    targets,
+)
 
 _LOOK_BACKS = (336, 512)
-# Held-out residual paths that scales are fitted to and samples are drawn from.
-_MOST_PATHS = 2048
+# Held-out residual paths that scales are fitted to and samples are drawn from, and numbers in them:
+# of wide tables and long horizons fewer are kept.
+_MOST_PATHS, _MOST_NUMBERS = 2048, 1 << 25
 _FEWEST_PATHS = 8
+# Steps ahead of all variables: of more, too few residual paths would be left.
+_LARGEST_PATH = 1 << 20
+# Numbers that are forecast at once where only their errors are wanted.
+_PART_NUMBERS = 1 << 23
 # Phases that a season of time has at most: a short history may lack those that are to be forecast.
 _PHASES = 24
 
@@ -32,6 +42,10 @@ class RidgeForecaster:
     is short), each plain and weighted. Errors are those of blocked folds, in which each window is
     forecast by ridges that saw none of its targets. Their scale depends on what is known at the
     origin; what is left of them, standardized, are the residual paths that samples are drawn from.
+
+    Fitting takes about 60 bytes of memory for each of the n x H x D residuals, beside copies of the
+    series. There are at most 2,048 residual paths and 2**25 residuals, which are 2 GiB: of 10,000
+    variables by 24 steps 139 paths. Above H x D of 2**20, where fewer than 32 are left, it refuses.
 
     Attributes:
         horizon: Steps ahead, H.
@@ -86,8 +100,16 @@ class RidgeForecaster:
             paths: A name in `PATHS`, or ``"auto"`` for the one that is best on blocked folds.
 
         Raises:
-            InputError: The series is too short for the horizon.
+            InputError: The series is too short for the horizon, or horizon times variables is more
+                than 1,048,576.
         """
+        largest = horizon * values.shape[1]
+        if largest > _LARGEST_PATH:
+            raise InputError(
+                f"{horizon:,} steps of {values.shape[1]:,} series are {largest:,} values to"
+                f" forecast at once, of at most {_LARGEST_PATH:,}",
+                hint="choose fewer series by --columns, or forecast fewer steps",
+            )
         scaler, steps = Scaler.fit(values), len(values)
         known, standardized = np.isfinite(values), forward_fill(scaler.transform(values))
         configs = ridge_configs(steps, horizon, season)
@@ -100,7 +122,9 @@ class RidgeForecaster:
                 f"{steps:,} steps are too few for a horizon of {horizon:,}",
                 hint="forecast fewer steps, or give a longer history",
             )
-        origins = origins[:: _stride(len(origins), season)]
+        origins = origins[
+            :: _stride(len(origins), season, min(_MOST_PATHS, _MOST_NUMBERS // largest))
+        ]
         fits = [fit_ridge(standardized, known, config, horizon) for config in configs]
         verified = _verified_errors(standardized, known, fits, block)
         seen = targets(known, origins, horizon)
@@ -151,11 +175,11 @@ class RidgeForecaster:
         # Forecasts whose first steps are past by now tell how large errors are these days.
         earlier = np.unique((origins[:, None] - self.block - np.arange(self.recent)).ravel())
         matrices = [matrix[:, : self.block] for matrix in self.ridges]
-        ahead = np.mean([predict(values, earlier, matrix) for matrix in matrices], axis=0)
+        ahead = _mean_forecast(values, earlier, matrices)
         verified = np.zeros_like(values)
         verified[earlier + self.block - 1] = _mean_errors(values, known, earlier, ahead)
         features = volatility_features(values, verified, origins, self.recent)
-        mean = np.mean([predict(values, origins, matrix) for matrix in self.ridges], axis=0)
+        mean = _mean_forecast(values, origins, list(self.ridges))
         scale = self.scale(phases, features) * self.scaler.deviation
         return Distribution(origins + first, self.scaler.inverse(mean), scale)
 
@@ -182,12 +206,12 @@ def ridge_configs(steps: int, horizon: int, season: int) -> list[RidgeConfig]:
     return [RidgeConfig(length, weighted) for length in lengths for weighted in (False, True)]
 
 
-def _stride(count: int, season: int) -> int:
-    """Return the distance of origins of which at most `_MOST_PATHS` stand for ``count``.
+def _stride(count: int, season: int, most: int) -> int:
+    """Return the distance of origins of which at most ``most`` stand for ``count``.
 
     It has no factor in common with the season, so that they start at every phase of one.
     """
-    stride = -(-count // _MOST_PATHS)
+    stride = -(-count // most)
     while stride > 1 and math.gcd(stride, season) > 1:
         stride += 1
     return stride
@@ -202,11 +226,21 @@ def _verified_errors(
     """
     longest = max(fit.config.look_back for fit in fits)
     origins = np.arange(longest, len(values) - block + 1)
-    errors = _mean_errors(values, known, origins, held_out(values, origins, fits, block))
     verified = np.empty_like(values)
-    verified[origins + block - 1] = errors
-    verified[: longest + block - 1] = errors[0]
+    for _, part in numbered_chunks(origins, block * values.shape[1], _PART_NUMBERS):
+        ahead = held_out(values, part, fits, block)
+        verified[part + block - 1] = _mean_errors(values, known, part, ahead)
+    verified[: longest + block - 1] = verified[longest + block - 1]
     return verified
+
+
+def _mean_forecast(values: np.ndarray, origins: np.ndarray, ridges: list[np.ndarray]) -> np.ndarray:
+    """Return the mean [n, H, D] of the forecasts of several ridges."""
+    total = predict(values, origins, ridges[0])
+    for matrix in ridges[1:]:  # one by one: a wide table's forecasts are large
+        total += predict(values, origins, matrix)
+    total /= len(ridges)
+    return total
 
 
 def _mean_errors(

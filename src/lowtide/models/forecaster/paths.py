@@ -98,7 +98,9 @@ class CopulaPaths:
         self._rest = np.sqrt(np.maximum(1 - explained, 0), dtype=np.float32)
         grid = np.linspace(-_LARGEST_SCORE, _LARGEST_SCORE, _SCORES)
         places = np.array([normal.cdf(score) for score in grid]) * count - 0.5
-        self._quantiles = _between_rows(np.sort(flat, axis=0), np.clip(places, 0, count - 1))
+        quantiles = _between_rows(np.sort(flat, axis=0), np.clip(places, 0, count - 1))
+        # The quantiles of a step and variable lie together: all samples of one are looked up there.
+        self._quantiles = np.ascontiguousarray(quantiles.T)
 
     def sample(self, origin: int, paths: np.ndarray, *, seed: int) -> None:
         """Fill ``paths`` [S, H, D] for the window at ``origin``."""
@@ -110,7 +112,12 @@ class CopulaPaths:
         scores = draw.standard_normal((_CHUNK, len(self._factors)), np.float32) @ self._factors
         scores += draw.standard_normal(scores.shape, np.float32) * self._rest
         places = (scores + _LARGEST_SCORE) * ((_SCORES - 1) / (2 * _LARGEST_SCORE))
-        return _between_rows(self._quantiles, np.clip(places, 0, _SCORES - 1))
+        places = np.ascontiguousarray(np.clip(places, 0, _SCORES - 1).T)
+        lower = np.minimum(places.astype(np.int64), _SCORES - 2)
+        share = (places - lower).astype(np.float32)
+        lower += np.arange(len(places))[:, None] * _SCORES
+        table = self._quantiles.ravel()
+        return (table[lower] * (1 - share) + table[lower + 1] * share).T
 
 
 PATHS: dict[str, Callable[[np.ndarray], PathSampler]] = {
@@ -146,11 +153,8 @@ def drawn_chunks(
 
 
 def _between_rows(table: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return ``table`` [n, V] at rows ``places`` [m] or [m, V], linear between rows: [m, V]."""
+    """Return ``table`` [n, V] at rows ``places`` [m], linear between rows: [m, V]."""
     lower = np.minimum(places.astype(np.int64), max(len(table) - 2, 0))
     upper = np.minimum(lower + 1, len(table) - 1)
-    share = (places - lower).astype(np.float32)
-    if places.ndim == 1:
-        return table[lower] * (1 - share[:, None]) + table[upper] * share[:, None]
-    column = np.arange(table.shape[1])
-    return table[lower, column] * (1 - share) + table[upper, column] * share
+    share = (places - lower).astype(np.float32)[:, None]
+    return table[lower] * (1 - share) + table[upper] * share

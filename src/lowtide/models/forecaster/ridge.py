@@ -23,8 +23,8 @@ _PENALTIES = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 10.0, 100.0)
 _VARIANCE_FLOOR = 1e-3
 # Rows that are multiplied at once where only sums are wanted.
 _MOMENT_ROWS = 4096
-# Windows of each fold that a penalty is judged by, fewer of more than a thousand variables.
-_JUDGED_WINDOWS, _JUDGED_ROWS = 256, 1 << 18
+# Windows of each fold that a penalty is judged by, fewer of more than 256 variables.
+_JUDGED_WINDOWS, _JUDGED_ROWS = 256, 1 << 16
 
 
 @dataclass(frozen=True)

@@ -107,11 +107,10 @@ def _standard_deviations(errors: np.ndarray, phases: np.ndarray, phase_count: in
     others = np.where(judged, overall, 0.0).sum(1) / np.maximum(judged.sum(1), 1)
     overall = np.where(judged, overall, others[:, None])
     table = np.empty((errors.shape[1], phase_count, errors.shape[2]))
-    for phase in range(phase_count):
-        chosen = (phases == phase)[:, :, None]
-        count = (seen & chosen).sum(0)
-        total = np.where(chosen, squares, 0.0).sum(0)
-        table[:, phase] = (total + _PRIOR_WINDOWS * overall) / (count + _PRIOR_WINDOWS)
+    for step, prior in enumerate(_PRIOR_WINDOWS * overall):
+        chosen = (phases[:, step] == np.arange(phase_count)[:, None]).astype(float)
+        total, count = chosen @ squares[:, step], chosen @ seen[:, step].astype(float)
+        table[step] = (total + prior) / (count + _PRIOR_WINDOWS)
     return np.sqrt(table) + 1e-12
 
 

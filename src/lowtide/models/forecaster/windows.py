@@ -19,13 +19,15 @@ _FEWEST_ERRORS = 8
 
 def look_backs(values: np.ndarray, origins: np.ndarray, length: int) -> np.ndarray:
     """Return the look-back windows [D, n, length] of ``values`` [T, D] at ``origins`` [n]."""
-    by_variable = np.ascontiguousarray(values.T)
-    return sliding_window_view(by_variable, length, axis=1)[:, origins - length]
+    first = int(origins.min()) - length
+    # What is not looked at is not copied: of wide tables a chunk is a window or a few.
+    by_variable = np.ascontiguousarray(values[first : int(origins.max())].T)
+    return sliding_window_view(by_variable, length, axis=1)[:, origins - length - first]
 
 
 def targets(values: np.ndarray, origins: np.ndarray, horizon: int) -> np.ndarray:
     """Return what follows ``origins`` [n] in ``values`` [T, D] as an array [n, horizon, D]."""
-    return sliding_window_view(values, horizon, axis=0)[origins].transpose(0, 2, 1)
+    return values[origins[:, None] + np.arange(horizon)]
 
 
 def chunk_windows(variables: int, rows: int = CHUNK_ROWS) -> int:

@@ -50,4 +50,34 @@ def _cells(scores: dict[str, float], shown: dict[str, tuple[str, int]]) -> list[
     ]
 
 
-SHAPES: dict[str, Callable[[Rows], str]] = {"forecast_etth1": forecast_etth1}
+def ldm4ts_etth1(rows: Rows) -> str:
+    """Each row beside the others: scores, then what its training found."""
+    scores = {
+        **JOINT,
+        "energy": ("energy score", 3),
+        "crps": STEPS["crps"],
+        "coverage90": STEPS["coverage90"],
+    }
+    head = ["row", *(title for title, _ in scores.values()), "deviation", "energy gained"]
+    head += ["strength", "`error_share`", "processor seconds to train"]
+    cells = []
+    for row in rows:
+        gain = f"{row['energy_gain']:.3f} ± {row['energy_gain_error']:.3f}"
+        training = [NONE] * 3
+        if "strength" in row:
+            training = [f"{row['strength']:.2f}", f"{row['error_share']:.4f}"]
+            training.append(f"{row['train_s']:.0f}")
+        cells.append([row["row"], *_cells(row, scores), f"{row['deviation']:.3f}", gain, *training])
+    steps = next((row["steps"] for row in rows if "steps" in row), 0)
+    return (
+        f"{rows[0]['windows']} windows; each training takes {steps} steps. Energy gained is that of"
+        " `bootstrap, backbone` less the row's, with the standard error of the mean over windows,"
+        " which overlap; deviation is that of samples as a share of the residual paths';"
+        f" `error_share` is of the windows held out in training:\n\n{table(head, cells)}"
+    )
+
+
+SHAPES: dict[str, Callable[[Rows], str]] = {
+    "forecast_etth1": forecast_etth1,
+    "ldm4ts_etth1": ldm4ts_etth1,
+}

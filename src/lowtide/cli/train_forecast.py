@@ -17,21 +17,20 @@ datasets:
     table: load.csv
     # columns: [load, price]
     split: 70/10/20        # trains on the first part; ett, or all rows
-    batch_size_per_gpu: 16
+    batch_size_per_gpu: 64
 network:
   image_size: [64, 64]
   look_back: 336
 train:
-  total_iter: 2000
-  warmup_iter: 100
+  total_iter: 300
   optim: {type: adamw, lr: 5.0e-4}
   scheduler: {type: cosine}
   ema_decay: 0.999
 val:
-  val_freq: 200
+  val_freq: 100
 logger:
-  print_freq: 100
-  save_checkpoint_freq: 500
+  print_freq: 50
+  save_checkpoint_freq: 100
 """
 
 

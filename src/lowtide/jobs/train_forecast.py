@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -79,13 +80,29 @@ def make_forecast_task(config: ForecastConfig, processes: ProcessGroup, *, folde
 
     ``folder`` is that of the run.
     """
-    import torch
-
     data = config.datasets.train
     table = read_table(data.table, columns=tuple(data.columns), frequency=data.frequency)
     steps = len(table.values) if data.split == "all" else split_steps(table, data.split)[0]
     ridge = fit_forecaster(table, config.horizon, steps)
-    windows = _windows(config, table, ridge)
+    saver = _Saver(folder, _facts(config, table, steps), ridge)
+    return make_windows_task(config, table, _windows(config, table, ridge), processes, save=saver)
+
+
+def make_windows_task(
+    config: ForecastConfig,
+    table: TimeTable,
+    windows: ResidualWindows,
+    processes: ProcessGroup,
+    *,
+    save: Callable[[Path, nn.Module], Path],
+) -> Task:
+    """Build the task of training a denoiser on ``windows`` of a table, whatever left them.
+
+    ``save`` writes a network to a file and returns it.
+    """
+    import torch
+
+    data = config.datasets.train
     trained, validated = windows.split(data.validation_share)
     denoiser = _make_denoiser(config, table)
     denoiser.fit_autoencoder(torch.from_numpy(trained.residuals))
@@ -98,7 +115,7 @@ def make_forecast_task(config: ForecastConfig, processes: ProcessGroup, *, folde
             shard=(processes.rank, processes.world_size),
             seed=config.manual_seed,
         ),
-        save=_Saver(folder, _facts(config, table, steps), ridge),
+        save=save,
         make_validator=lambda _, device: _validator(config, validated, device),
         files=collect_file_facts([data.table]),
     )

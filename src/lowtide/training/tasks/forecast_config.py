@@ -44,6 +44,9 @@ Words = Annotated[list[str], BeforeValidator(_words_of)]
 class TableData(TrainData, frozen=True):
     """Section ``datasets.train``: the table, the part of it to train on, and the batch."""
 
+    batch_size_per_gpu: int = Field(
+        default=64, ge=1, description="Windows in a step on each device."
+    )
     table: Path = Field(description="CSV or Parquet file of the series, as lowtide forecast's.")
     columns: Words = Field(default=[], description="Series to use; all by default.")
     frequency: str | None = Field(
@@ -57,7 +60,7 @@ class TableData(TrainData, frozen=True):
         ),
     )
     validation_share: float = Field(
-        default=0.1,
+        default=0.2,
         gt=0,
         le=0.5,
         description="Share of windows, the last of the part, that choose the best weights only.",
@@ -80,7 +83,7 @@ class DiffusionNetwork(ConfigSection, frozen=True):
     period: int | None = Field(
         default=None, ge=1, description="Steps of a row of the images. Default: a season."
     )
-    latent_channels: int = Field(default=8, ge=1, description="Channels of the latent.")
+    latent_channels: int = Field(default=4, ge=1, description="Channels of the latent.")
     width: int = Field(default=32, ge=8, description="Channels of the U-Net's first level.")
     autoencoder: Path | None = Field(
         default=None,
@@ -104,7 +107,7 @@ class ForecastTrain(Train, frozen=True):
     """Section ``train``: length, optimizer, schedule and EMA."""
 
     total_iter: int = Field(
-        default=2000, ge=1, description="Steps of the training, which never stops before them."
+        default=300, ge=1, description="Steps of the training, which never stops before them."
     )
     optim: Optim = Optim(lr=5e-4)
 
@@ -112,7 +115,7 @@ class ForecastTrain(Train, frozen=True):
 class ForecastVal(Val, frozen=True):
     """Section ``val``: how often the best weights are chosen anew."""
 
-    val_freq: int = Field(default=200, ge=1, description="Steps between validations.")
+    val_freq: int = Field(default=100, ge=1, description="Steps between validations.")
 
 
 class ForecastConfig(RunConfig, frozen=True):

@@ -86,7 +86,9 @@ def test_the_oldest_pytorch_is_named_as_it_is_promised():
     assert f"allows, {promised[1]}, in" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", ["upscale", "denoise", "models", "doctor", "train sr"])
+@pytest.mark.parametrize(
+    "command", ["upscale", "denoise", "models", "doctor", "train sr", "train noise"]
+)
 def test_every_option_is_documented(command):
     page = (ROOT / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
     found = typer.main.get_command(app)

@@ -26,6 +26,7 @@ from lowtide.cli import (
     plan_upscale,
     train,
     train_forecast,
+    train_noise,
     train_sr,
     upscale,
 )
@@ -93,6 +94,7 @@ benches.command("upscale")(bench_upscale.upscale)
 app.add_typer(benches, name="bench")
 train.add_command(trains, train_sr.SR)
 train.add_command(trains, train_forecast.FORECAST)
+trains.command("noise")(train_noise.train_noise)
 app.add_typer(trains, name="train")
 exports.command("onnx")(export.onnx)
 app.add_typer(exports, name="export")

@@ -1,0 +1,155 @@
+"""Running statistics of noise by brightness: of flat frames, of pairs, and of single images."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_BINS = 64
+_FLATNESS = 256
+_LEVELS = 4096
+_LARGEST = 16 / 6  # of the filter's response to values in 0..1
+_NORMAL_MEDIAN = 0.674490
+_LEAST = 200  # pixels of a bin that counts
+_MOST_CLIPPED = 1e-3  # share of pixels: more would change the variance
+# Neighbors of a pixel share the filter's terms: about every fourth response is independent, and a
+# median tells a variance 2.7 times worse than its mean square.
+_PER_PIXEL = 1 / (4 * 2.7)
+
+
+def block_statistics(
+    first: np.ndarray, second: np.ndarray, white: float, side: int = 32
+) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Return means and variances (N,) of the blocks of two planes (H, W) of the same scene.
+
+    Also the number of pixels in a block, and how many blocks were left out since a value is 0 or
+    reaches ``white``. The variance is half that of the difference, so that patterns cancel.
+    """
+    side = min(side, *first.shape)
+    height, width = (size - size % side for size in first.shape)
+    blocks = [
+        plane[:height, :width]
+        .astype(np.float64)
+        .reshape(height // side, side, width // side, side)
+        .swapaxes(1, 2)
+        .reshape(-1, side * side)
+        for plane in (first, second)
+    ]
+    whole = np.all([(one > 0) & (one < white) for one in blocks], (0, 2))
+    one, other = (block[whole] for block in blocks)
+    variances = (one - other).var(1, ddof=1) / 2
+    return (one + other).mean(1) / 2, variances, side * side, int((~whole).sum())
+
+
+def _bin_of(values: np.ndarray) -> np.ndarray:
+    """Return bins of values in 0..1: narrower in the dark, where linear images have most pixels."""
+    return np.minimum(np.sqrt(values.clip(0, 1)) * _BINS, _BINS - 1).astype(np.int64)
+
+
+class PairStatistics:
+    """Variance of noisy images about clean ones, by clean value."""
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((5, _BINS))
+
+    def add(self, noisy: np.ndarray, clean: np.ndarray) -> None:
+        """Add a noisy and a clean image of one shape, float32 in 0..1."""
+        places = _bin_of(clean).ravel()
+        noise = (noisy.astype(np.float64) - clean).ravel()
+        clipped = (noisy <= 0) | (noisy >= 1)
+        values = (None, clean.ravel(), noise, noise**2, clipped.ravel())
+        for sums, weights in zip(self._sums, values, strict=True):
+            sums += np.bincount(places, weights, _BINS)
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return means, variances and counts of the bins that clipping has not touched."""
+        counts, clean, noise, squares, clipped = self._sums
+        used = (counts >= _LEAST) & (clipped <= _MOST_CLIPPED * counts)
+        counts = counts[used]
+        variances = squares[used] / counts - (noise[used] / counts) ** 2
+        return clean[used] / counts, variances * counts / (counts - 1), counts
+
+    @property
+    def offset(self) -> float:
+        """Largest mean difference of noisy and clean in such a bin, as a share of the value."""
+        counts, clean, noise, _, clipped = self._sums
+        used = (counts >= _LEAST) & (clipped <= _MOST_CLIPPED * counts) & (clean > 0.05 * counts)
+        return float(np.max(np.abs(noise[used] / clean[used]), initial=0.0))
+
+    @property
+    def clipped(self) -> float:
+        """Share of pixels at 0 or 1."""
+        return float(self._sums[4].sum() / max(self._sums[0].sum(), 1))
+
+
+class ImageStatistics:
+    """Variance of single noisy images by local mean, at their flattest pixels.
+
+    Noise is what the filter [1 -2 1]ᵀ[1 -2 1] / 6 leaves, its scale the median in each bin. Flat is
+    a pixel whose surroundings differ less than those of half of the pixels of its bin: that is
+    told by means of 25 pixels beside the filter's nine, so that choosing does not bias the noise.
+    """
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((_BINS, _LEVELS), np.int64)
+        self._sums = np.zeros((3, _BINS))
+
+    def add(self, plane: np.ndarray) -> None:
+        """Add one channel (H, W) of an image, float32 in 0..1; smaller than 11 × 11 adds none."""
+        if min(plane.shape) < 11:
+            return
+        means = _box_means(plane.astype(np.float64), 5)
+        across = np.abs(means[3:-3, 6:] - means[3:-3, :-6])
+        change = across + np.abs(means[6:, 3:-3] - means[:-6, 3:-3])
+        inner = plane[5:-5, 5:-5]
+        centers = means[3:-3, 3:-3]
+        places = _bin_of(centers)
+        second = plane[:-2] - 2 * plane[1:-1] + plane[2:]
+        response = second[:, :-2] - 2 * second[:, 1:-1] + second[:, 2:]
+        response = np.abs(response[4:-4, 4:-4]) / 6
+        clipped = (inner <= 0) | (inner >= 1)
+        flat = change <= _thresholds(places, change)[places]
+        for sums, weights in zip(self._sums, (None, centers, clipped), strict=True):
+            chosen = None if weights is None else weights[flat]
+            sums += np.bincount(places[flat], chosen, _BINS)
+        levels = np.minimum(np.sqrt(response / _LARGEST) * _LEVELS, _LEVELS - 1).astype(np.int64)
+        joint = places[flat] * _LEVELS + levels[flat]
+        self._counts += np.bincount(joint, minlength=_BINS * _LEVELS).reshape(_BINS, _LEVELS)
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return means, variances and effective counts of the bins that are not clipped."""
+        counts, means, clipped = self._sums
+        used = (counts >= _LEAST) & (clipped <= _MOST_CLIPPED * counts)
+        counts = counts[used]
+        sums = np.cumsum(self._counts[used], 1)
+        variances = [_median_response(one) ** 2 / _NORMAL_MEDIAN**2 for one in sums]
+        return means[used] / counts, np.array(variances), counts * _PER_PIXEL
+
+    @property
+    def clipped(self) -> float:
+        """Share of flat pixels at 0 or 1."""
+        return float(self._sums[2].sum() / max(self._sums[0].sum(), 1))
+
+
+def _median_response(sums: np.ndarray) -> float:
+    """Return the median of counted responses from their running sums."""
+    half = sums[-1] / 2
+    place = int(np.searchsorted(sums, half))
+    before = sums[place - 1] if place else 0
+    within = (half - before) / (sums[place] - before)
+    return float((place + within) / _LEVELS) ** 2 * _LARGEST
+
+
+def _thresholds(places: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """Return, for each bin, about the median of ``change`` in it."""
+    levels = np.minimum(np.sqrt(change / 2) * _FLATNESS, _FLATNESS - 1).astype(np.int64)
+    counts = np.bincount((places * _FLATNESS + levels).ravel(), minlength=_BINS * _FLATNESS)
+    sums = np.cumsum(counts.reshape(_BINS, _FLATNESS), 1)
+    middle = (sums < (sums[:, -1:] + 1) // 2).sum(1)
+    return 2 * ((middle + 1) / _FLATNESS) ** 2
+
+
+def _box_means(plane: np.ndarray, side: int) -> np.ndarray:
+    """Return the means of all ``side`` × ``side`` windows inside a plane."""
+    sums = np.pad(plane, ((1, 0), (1, 0))).cumsum(0).cumsum(1)
+    rows = sums[side:] - sums[:-side]
+    return (rows[:, side:] - rows[:, :-side]) / side**2

@@ -9,7 +9,7 @@ import torch
 from lowtide.attention.backends import BACKENDS
 from lowtide.core.errors import InputError, ModelError, NotFiniteError, UsageError
 from lowtide.models.ldm4ts import LDM4TSModel
-from lowtide.models.ldm4ts.sampling import Angles, GaussianLatent, sample_latents
+from lowtide.models.ldm4ts.latent_sampler import Angles, GaussianLatent, sample_latents
 
 SMALL = dict(
     image_size=(32, 24), horizons=(7, 10), look_back=41, variables=3, period=5, width=8, seed=3

@@ -11,7 +11,7 @@ from lowtide.models.paragonsr2.conv_config import FileConfig
 
 AttentionName = Literal["linear", "channel", "transposed", "sdpa", "flash", "window", "none"]
 Prediction = Literal["v", "epsilon", "sample"]
-NoiseModel = Literal["gaussian", "poisson-gaussian"]
+NoiseModelName = Literal["gaussian", "poisson-gaussian"]
 TIMES = 1000  # of a noise schedule
 
 
@@ -40,7 +40,7 @@ class SlimUNetConfig(FileConfig):
     attention: AttentionName = "linear"
     attention_levels: tuple[int, ...] = (-1,)
     prediction: Prediction = "v"
-    noise_model: NoiseModel = "gaussian"
+    noise_model: NoiseModelName = "gaussian"
     noise_parameters: int = 0
     max_sigma: float = 60 / 255
 
@@ -62,7 +62,7 @@ class SlimUNetConfig(FileConfig):
             raise ModelError(f"multipliers must be at least 1, not {self.multipliers}")
         for name, kinds in (
             *(("attention", AttentionName), ("prediction", Prediction)),
-            ("noise_model", NoiseModel),
+            ("noise_model", NoiseModelName),
         ):
             if getattr(self, name) not in get_args(kinds):
                 known = ", ".join(get_args(kinds))

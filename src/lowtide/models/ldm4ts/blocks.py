@@ -114,7 +114,7 @@ class TransformerLayer(nn.Module):
         return tokens + self.perceptron(self.norms[1](tokens))
 
 
-class ModulatedBlock(nn.Module):
+class LatentBlock(nn.Module):
     """Residual block of two convolutions; a vector scales and shifts its features (FiLM).
 
     Where an image of ``size`` has few pixels, self-attention of all of them follows.

@@ -15,8 +15,8 @@ from lowtide.models.ldm4ts.autoencoder import PatchAutoencoder, build_autoencode
 from lowtide.models.ldm4ts.blocks import AttentionChoice
 from lowtide.models.ldm4ts.conditioning import LookBackEncoder
 from lowtide.models.ldm4ts.config import LDM4TSConfig
+from lowtide.models.ldm4ts.latent_sampler import Angles, GaussianLatent, sample_latents
 from lowtide.models.ldm4ts.ldm4ts_files import load_state, make_config, read_model, write_model
-from lowtide.models.ldm4ts.sampling import Angles, GaussianLatent, sample_latents
 from lowtide.models.ldm4ts.unet import LatentUNet
 
 # Samples that are drawn at once, so that memory does not grow with their number. Every chunk has

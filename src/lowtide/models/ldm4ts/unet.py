@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lowtide.models.ldm4ts.blocks import AttentionChoice, ModulatedBlock, group_norm
+from lowtide.models.ldm4ts.blocks import AttentionChoice, LatentBlock, group_norm
 
 _WIDTHS = 1, 2, 2  # of the levels, in widths of the first
 _LONGEST_WAVE = 10_000.0
@@ -51,8 +51,8 @@ class LatentUNet(nn.Module):
         levels = range(len(widths))
         sizes = [(-(-height >> level), -(-spread >> level)) for level in levels]
 
-        def block(in_channels: int, level: int) -> ModulatedBlock:
-            return ModulatedBlock(in_channels, widths[level], vector, sizes[level], choice)
+        def block(in_channels: int, level: int) -> LatentBlock:
+            return LatentBlock(in_channels, widths[level], vector, sizes[level], choice)
 
         self.time = nn.Sequential(
             nn.Linear(vector, vector), nn.SiLU(), nn.Linear(vector, vector), nn.SiLU()

@@ -148,6 +148,9 @@ def main(argv: list[str] | None = None) -> None:
         if CliState.debug or not is_disk_full(error):
             raise
         _exit_disk_full(error)
+    finally:
+        # A process may run several commands.
+        CliState.debug, CliState.json = False, False
 
 
 def _exit_disk_full(error: OSError) -> None:

@@ -56,9 +56,9 @@ FORECAST = TrainKind(
 
     Mean and scale are fitted in closed form, as `lowtide forecast` does it; trained is the
     diffusion of what is left. It takes all of --total-iter steps: nothing stops it early. The
-    weights that are best on the last windows of the training part are kept beside the last ones,
-    and used. The run's folder is a model: lowtide forecast load.csv -m experiments/load-forecast,
-    lowtide backtest load.csv -m experiments/load-forecast.
+    weights that are best on the last windows of the training part are kept in addition to the last
+    ones, and used. The run's folder is a model: lowtide forecast load.csv -m
+    experiments/load-forecast, lowtide backtest load.csv -m experiments/load-forecast.
 
     The memory of a step is predicted before the first one. Ctrl-C saves the state of the step; the
     same command resumes from there, with the losses of a run that was never stopped.

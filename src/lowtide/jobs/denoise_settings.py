@@ -93,7 +93,7 @@ class DenoiseSettings(ImageSettings):
 
         if model.descriptor.noise is None:
             raise UsageError(
-                f"{self.model_name} is no denoiser that can be told the noise level",
+                f"{self.model_name} is no denoiser that takes a noise level",
                 hint=f"--model {DEFAULT_MODEL}; `lowtide upscale` runs any restoration model",
             )
         for denoiser in denoisers_in(model.module):

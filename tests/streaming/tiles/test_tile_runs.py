@@ -141,14 +141,13 @@ def test_progress_counts_every_output_row():
 
 
 def test_over_budget_shrinks_the_batch_and_says_so():
-    array = picture(60, 300, 3, "uint8")
+    # In float32: at 8 bits a difference of rounding would now and then be a level.
+    array = picture(60, 300, 3, "uint8").astype(np.float32) / 255
     plan = make_plan(array, 4, tile=32, batch=8)
     plain, _ = run_array(network(conv_net()), array, plan)
     result, outcome = run_array(network(conv_net()), array, plan, over_budget=lambda: True)
     assert "over the budget: batch size 4 from" in outcome.events[0]
-    # A smaller batch may add in another order, which shows where a value is halfway between levels.
-    difference = np.abs(result.astype(int) - plain)
-    assert difference.max() <= 1 and difference.mean() < 1e-4
+    np.testing.assert_allclose(result, plain, rtol=0, atol=1e-6)
 
 
 def test_non_finite_low_precision_is_redone_in_fp32():

@@ -15,6 +15,7 @@ from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import BatchError, ImageError, InputError, LowtideError
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.jobs.denoise_scores import DenoiseScores
 from lowtide.media.discover import Found
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
@@ -123,17 +124,20 @@ class DenoisedImageReport(ImageReport):
     """Result of one image that was denoised.
 
     ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
-    not tell it; ``sigma_source`` says whether it was given or estimated from the image.
+    not tell it; ``sigma_source`` says whether it was given or estimated from the image. ``scores``
+    are those against a clean image, where one was given.
     """
 
     sigma: float | None = None
     sigma_source: Literal["given", "estimated"] = "estimated"
+    scores: DenoiseScores | None = None
 
     def details(self) -> list[tuple[str, str]]:
-        """Return the noise level."""
-        if self.sigma is None:
-            return []
-        return [("noise", f"sigma {self.sigma:.1f} of 255, {self.sigma_source}")]
+        """Return the noise level, and scores."""
+        rows = []
+        if self.sigma is not None:
+            rows.append(("noise", f"sigma {self.sigma:.1f} of 255, {self.sigma_source}"))
+        return rows + (self.scores.details() if self.scores is not None else [])
 
 
 class SkippedInput(BaseModel):

@@ -59,8 +59,8 @@ class DenoiseSettings(ImageSettings):
 
     hashed: ClassVar[str] = (
         "sigma iso steps scheduler eta seed format precision accuracy strategy self_ensemble"
-        " compile cuda_graphs tile tile_overlap tile_batch_size hann_blend strip_metadata png_compression"
-        " jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
+        " compile cuda_graphs tile tile_overlap tile_batch_size hann_blend strip_metadata"
+        " png_compression jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
     )
 
     def check(self) -> None:

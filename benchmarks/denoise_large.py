@@ -33,7 +33,7 @@ ROWS: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
 
 def noisy(folder: Path, width: int, height: int) -> Path:
     """A noisy photograph, float32 TIFF."""
-    clean = as_array(photograph(folder / "clean.tif", width, height))
+    clean = as_array(photograph(folder / f"clean_{width}.tif", width, height))
     noise = philox(0, 2, SIGMA, 0).standard_normal(clean.shape, np.float32)
     noise *= np.float32(SIGMA / 255)
     noise += clean * np.float32(1 / 255)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.comparisons import Comparisons
 from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
@@ -35,6 +36,8 @@ def denoise(
     dry_run: bool = False,
     force: bool = False,
     sidecar: bool = False,
+    reference: str | Path | None = None,
+    comparison: str | Path | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[DenoiseKeywords],
@@ -54,6 +57,10 @@ def denoise(
         dry_run: Estimate noise levels and plan, but run and write nothing.
         force: Replace files and redo finished work.
         sidecar: Write a report next to each result.
+        reference: A clean file for one input, or a folder with a clean file of the same relative
+            name for each: reports have `scores`, of the files as they were written.
+        comparison: Picture of a detail: noisy, denoised, by non-local means, and the residual.
+            For one file.
         cancel: Stops the work with `Cancelled`, with no half-written file left.
         settings: Budget, model, noise level and all else, as fields of `DenoiseSettings`.
 
@@ -66,9 +73,10 @@ def denoise(
         Cancelled: ``cancel`` was set.
     """
     chosen = DenoiseSettings.of(**settings)
+    comparisons = Comparisons.find(inputs, output, chosen, reference, comparison, force=force)
     if dry_run:
         return plan_images(DenoiseJob, chosen, inputs, output, progress=progress, cancel=cancel)
-    return run_images(
+    report = run_images(
         DenoiseJob,
         chosen,
         inputs,
@@ -78,3 +86,5 @@ def denoise(
         progress=progress,
         cancel=cancel,
     )
+    comparisons.make(report, sidecar=sidecar, cancel=cancel)
+    return report

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from lowtide.core.errors import UsageError
@@ -27,8 +26,9 @@ from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
-from lowtide.media import AsyncWriter, ImageSink, ImageSource, open_image
+from lowtide.media import AsyncWriter
 from lowtide.media.image_info import ImageInfo
+from lowtide.media.image_rows import ImageFile, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
 from lowtide.models.denoiser.noise_level import NoiseLevel
@@ -66,15 +66,9 @@ class DenoiseJob(ImageJob):
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header, and estimate its noise from its pixels."""
         planned = super().plan(item)
-        config, color = self._config, planned.facts.info.color_channels
-        if config.cfa and color > 1:
-            raise UsageError(
-                f"{item.source} has {color} colors, and {self.settings.model_name} is for"
-                f" {config.cfa} mosaics, which have one channel",
-                hint=f"another --model, such as {DEFAULT_MODEL}",
-            )
+        self.check_colors(item, planned)
         if item.index not in self._noise:
-            self._noise[item.index] = self._find_noise(item.source)
+            self._noise[item.index] = self.find_noise(item, planned)
         planned.notes += self._level_notes(self._noise[item.index])
         return planned
 
@@ -93,8 +87,8 @@ class DenoiseJob(ImageJob):
         self,
         item: Item,
         planned: ImageTaskPlan,
-        source: ImageSource,
-        sink: ImageSink | AsyncWriter,
+        source: ImageRows,
+        sink: ImageFile | AsyncWriter,
         pipeline: Pipeline,
         queue_bytes: int,
     ) -> RunOutcome:
@@ -117,8 +111,8 @@ class DenoiseJob(ImageJob):
         self,
         item: Item,
         planned: ImageTaskPlan,
-        source: ImageSource,
-        sink: ImageSink | AsyncWriter,
+        source: ImageRows,
+        sink: ImageFile | AsyncWriter,
         pipeline: Pipeline,
         queue_bytes: int,
         sigma: float,
@@ -128,8 +122,8 @@ class DenoiseJob(ImageJob):
         parameters = self._noise[item.index].parameters
         noise_share = 1.0 if self._scheduler == "ddpm" else settings.eta
         steps = sampling_steps(self._schedule, sigma, settings.steps, noise_share)
-        between = StateAdapter(info, self.prepared.geometry.in_channels)
-        ends, outcome = self._adapter(info), RunOutcome()
+        ends, outcome = self.adapter(item, info), RunOutcome()
+        between = StateAdapter(ends)
         on_rows = pipeline.report_rows(item, self.budget, info.height * len(steps))
         shape = (info.height, info.width, info.color_channels)
         with ExitStack() as stack:
@@ -154,7 +148,7 @@ class DenoiseJob(ImageJob):
                 outcome.events += done.events
                 outcome.fp32_reruns += done.fp32_reruns
                 state, after = after, state
-            with self._open(item.source, pipeline.scratch) as again:
+            with self.open_source(item, pipeline.scratch) as again:
                 for first, rows in _bands(again, pipeline.cancel):
                     color = state.read(first, first + len(rows))
                     sink.write(first, ends.to_samples(color, rows))
@@ -180,13 +174,9 @@ class DenoiseJob(ImageJob):
         for denoiser in self._denoisers():
             denoiser.set_level(sigma, parameters)
 
-    def _adapter(self, info: ImageInfo) -> NoisyImageAdapter:
-        adapter = self.prepared.adapter(info)
-        assert isinstance(adapter, NoisyImageAdapter)
-        return adapter
-
-    def _open(self, path: Path, scratch: Path | None) -> ImageSource:
-        return open_image(path, max_pixels=self.settings.max_pixels, scratch_dir=scratch)
+    def adapter(self, item: Item, info: ImageInfo) -> NoisyImageAdapter:
+        """Return the conversion between an item's rows, of ``info``, and the network."""
+        return NoisyImageAdapter(info, self.prepared.geometry.in_channels)
 
     def _denoisers(self) -> Iterator[Denoiser]:
         """Iterate over the network's denoisers: on all devices, and in fp32 to compare with."""
@@ -195,7 +185,18 @@ class DenoiseJob(ImageJob):
             if network.make_fp32_forward is not None:
                 yield from denoisers_in(network.make_fp32_forward())
 
-    def _find_noise(self, path: Path) -> ImageNoise:
+    def check_colors(self, item: Item, planned: ImageTaskPlan) -> None:
+        """Raise `UsageError` for an image whose colors the network is not for."""
+        config, color = self._config, planned.facts.info.color_channels
+        if config.cfa and color > 1:
+            raise UsageError(
+                f"{item.source} has {color} colors, and {self.settings.model_name} is for"
+                f" {config.cfa} mosaics, which have one channel",
+                hint=f"another --model, such as {DEFAULT_MODEL}",
+            )
+
+    def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
+        """Return an image's noise: as given, of the table, or estimated from its pixels."""
         chosen, sigma, source = self.settings.chosen_noise, self.settings.sigma, "given"
         known: NoiseModel | None = None
         if chosen is not None and chosen.table is not None:
@@ -203,14 +204,17 @@ class DenoiseJob(ImageJob):
         elif sigma is not None:
             known = GaussianNoise(std=sigma / 255)
         else:
-            with self._open(path, self.settings.scratch) as opened:
-                known, source = self._estimate(opened, chosen), "estimated"
+            with self.open_source(item, self.settings.scratch) as opened:
+                known = self._estimate(opened, self.adapter(item, opened.info), chosen)
+            source = "estimated"
         if known is None:
             return ImageNoise(None, (0.0,) * self._config.noise_parameters, source)
         return ImageNoise(*network_terms(known, self._config), source)
 
-    def _estimate(self, source: ImageSource, chosen: ChosenNoise | None) -> NoiseModel | None:
-        adapter, level = self._adapter(source.info), NoiseLevel(source.info.color_channels)
+    def _estimate(
+        self, source: ImageRows, adapter: NoisyImageAdapter, chosen: ChosenNoise | None
+    ) -> NoiseModel | None:
+        level = NoiseLevel(source.info.color_channels)
         if chosen is not None and chosen.name == PoissonGaussianNoise.name:
             bands = _bands(source, pixels=_STATISTICS_PIXELS)
             return estimate_poisson_gaussian(adapter.visible_color(rows) for _, rows in bands)
@@ -238,7 +242,7 @@ class DenoiseJob(ImageJob):
 
 
 def _bands(
-    source: ImageSource, cancel: Cancel = None, pixels: int = _BAND_PIXELS
+    source: ImageRows, cancel: Cancel = None, pixels: int = _BAND_PIXELS
 ) -> Iterator[tuple[int, Any]]:
     """Yield (first row, rows) of an image, from the top down, of about ``pixels`` each."""
     height, width, _ = source.shape

@@ -73,7 +73,9 @@ def denoise(
         Cancelled: ``cancel`` was set.
     """
     chosen = DenoiseSettings.of(**settings)
-    comparisons = Comparisons.find(inputs, output, chosen, reference, comparison, force=force)
+    comparisons = Comparisons.find(
+        DenoiseJob.media_kind, inputs, output, chosen, reference, comparison, force=force
+    )
     if dry_run:
         return plan_images(DenoiseJob, chosen, inputs, output, progress=progress, cancel=cancel)
     report = run_images(

@@ -21,7 +21,7 @@ class FloatHistogram:
         # As integers, positive floats ascend with their bits and negative ones descend.
         bits = np.ascontiguousarray(values, np.float32).ravel().view(np.uint32)
         places = np.where(bits & _SIGN, ~bits, bits | _SIGN) >> np.uint32(_DROPPED)
-        self._counts += np.bincount(places.astype(np.int64), minlength=_BINS)
+        np.add.at(self._counts, places, 1)
 
     @property
     def count(self) -> int:

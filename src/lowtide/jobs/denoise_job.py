@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from lowtide.core.progress import Cancel, check_cancel
@@ -19,8 +18,9 @@ from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
-from lowtide.media import AsyncWriter, ImageSink, ImageSource, open_image
+from lowtide.media import AsyncWriter
 from lowtide.media.image_info import ImageInfo
+from lowtide.media.image_rows import ImageFile, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
 from lowtide.models.denoiser.noise_level import NoiseLevel
@@ -50,8 +50,7 @@ class DenoiseJob(ImageJob):
         """Plan one image from its header, and estimate its noise from its pixels."""
         planned = super().plan(item)
         if item.index not in self._levels:
-            given = self.settings.sigma
-            self._levels[item.index] = self._estimate(item.source) if given is None else given
+            self._levels[item.index] = self._find_level(item)
         planned.notes += self._level_notes(self._levels[item.index])
         return planned
 
@@ -67,8 +66,8 @@ class DenoiseJob(ImageJob):
         self,
         item: Item,
         planned: ImageTaskPlan,
-        source: ImageSource,
-        sink: ImageSink | AsyncWriter,
+        source: ImageRows,
+        sink: ImageFile | AsyncWriter,
         pipeline: Pipeline,
         queue_bytes: int,
     ) -> RunOutcome:
@@ -90,8 +89,8 @@ class DenoiseJob(ImageJob):
         self,
         item: Item,
         planned: ImageTaskPlan,
-        source: ImageSource,
-        sink: ImageSink | AsyncWriter,
+        source: ImageRows,
+        sink: ImageFile | AsyncWriter,
         pipeline: Pipeline,
         queue_bytes: int,
         sigma: float,
@@ -99,8 +98,8 @@ class DenoiseJob(ImageJob):
         """Run the network at each step's level, from one state to the next."""
         settings, info = self.settings, source.info
         steps = sampling_steps(self._schedule, sigma, settings.steps, settings.noise_share)
-        between = StateAdapter(info, self.prepared.geometry.in_channels)
-        ends, outcome = self._adapter(info), RunOutcome()
+        ends, outcome = self.adapter(item, info), RunOutcome()
+        between = StateAdapter(ends)
         on_rows = pipeline.report_rows(item, self.budget, info.height * len(steps))
         shape = (info.height, info.width, info.color_channels)
         with ExitStack() as stack:
@@ -125,7 +124,7 @@ class DenoiseJob(ImageJob):
                 outcome.events += done.events
                 outcome.fp32_reruns += done.fp32_reruns
                 state, after = after, state
-            with self._open(item.source, pipeline.scratch) as again:
+            with self.open_source(item, pipeline.scratch) as again:
                 for first, rows in _bands(again, pipeline.cancel):
                     color = state.read(first, first + len(rows))
                     sink.write(first, ends.to_samples(color, rows))
@@ -142,13 +141,9 @@ class DenoiseJob(ImageJob):
         for denoiser in self._denoisers():
             denoiser.set_level(sigma)
 
-    def _adapter(self, info: ImageInfo) -> NoisyImageAdapter:
-        adapter = self.prepared.adapter(info)
-        assert isinstance(adapter, NoisyImageAdapter)
-        return adapter
-
-    def _open(self, path: Path, scratch: Path | None) -> ImageSource:
-        return open_image(path, max_pixels=self.settings.max_pixels, scratch_dir=scratch)
+    def adapter(self, item: Item, info: ImageInfo) -> NoisyImageAdapter:
+        """Return the conversion between an item's rows, of ``info``, and the network."""
+        return NoisyImageAdapter(info, self.prepared.geometry.in_channels)
 
     def _denoisers(self) -> Iterator[Denoiser]:
         """Iterate over the network's denoisers: on all devices, and in fp32 to compare with."""
@@ -157,9 +152,13 @@ class DenoiseJob(ImageJob):
             if network.make_fp32_forward is not None:
                 yield from denoisers_in(network.make_fp32_forward())
 
-    def _estimate(self, path: Path) -> float | None:
-        with self._open(path, self.settings.scratch) as source:
-            adapter, level = self._adapter(source.info), NoiseLevel(source.info.color_channels)
+    def _find_level(self, item: Item) -> float | None:
+        """Return the noise level of an item in levels of 255, or None where it does not tell."""
+        if self.settings.sigma is not None:
+            return self.settings.sigma
+        with self.open_source(item, self.settings.scratch) as source:
+            info = source.info
+            adapter, level = self.adapter(item, info), NoiseLevel(info.color_channels)
             for _, rows in _bands(source):
                 level.add(adapter.visible_color(rows))
         sigma = level.sigma()
@@ -180,7 +179,7 @@ class DenoiseJob(ImageJob):
         return []
 
 
-def _bands(source: ImageSource, cancel: Cancel = None) -> Iterator[tuple[int, Any]]:
+def _bands(source: ImageRows, cancel: Cancel = None) -> Iterator[tuple[int, Any]]:
     """Yield (first row, rows) of an image, from the top down."""
     height, width, _ = source.shape
     step = max(1, _BAND_PIXELS // width)

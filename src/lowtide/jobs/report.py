@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -206,8 +207,8 @@ class DenoiseReport(JobReport):
     images: list[DenoisedImageReport] = []
 
 
-def versions(model: str = "") -> dict[str, str]:
-    """Return the versions of all that determines the values, of ``model`` if given."""
+def versions(model: str = "", packages: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of all that determines the values, of ``model`` and ``packages`` too."""
     import pyvips
     import torch
 
@@ -219,6 +220,7 @@ def versions(model: str = "") -> dict[str, str]:
         "libvips": ".".join(str(pyvips.version(part)) for part in range(3)),
         "threads": str(torch.get_num_threads()),
         **runtime,
+        **{name: version(name) for name in packages},
     }
 
 

@@ -5,7 +5,8 @@ and after, by ridge regression with the noisy volume itself as target. The noise
 independent of the target's, so that the prediction cannot follow it. What the neighbors do not
 explain, such as another direction of diffusion, is smooth: the second difference of the residual,
 as of photographs (`lowtide.models.denoiser.noise_level`), removes it. It leaves the target's white
-noise and, through the weights w and the filter f, that of the neighbors: σ²·(1 + |w convolved with f|²).
+noise and, through the weights w, that of the neighbors: σ²·(1 + |v|²), where v is w after the
+filter.
 """
 
 from __future__ import annotations

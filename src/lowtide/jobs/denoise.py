@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.denoise_job import DenoiseJob
@@ -12,14 +12,17 @@ from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.plan_images import plan_images
 from lowtide.jobs.report import DenoiseReport
+from lowtide.models.denoiser.slim_unet_config import SchedulerName
 
 
 class DenoiseKeywords(ImageKeywords, total=False):
     """Keywords of `denoise`: the fields of `DenoiseSettings`."""
 
     sigma: float | None
+    noise: str | Path | None
+    iso: int | None
     steps: int
-    scheduler: Literal["ddim", "ddpm", "flow"]
+    scheduler: SchedulerName | None
     eta: float
     seed: int
 
@@ -38,11 +41,11 @@ def denoise(
 ) -> DenoiseReport:
     """Remove the noise of images within a byte budget.
 
-    The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255. An image
-    without noise is copied, sample for sample. Alpha is copied. Results equal the unconstrained run
-    unless the report's accuracy is ``bounded``, and then it states the measured error. An image
-    that fails in a batch is reported (``report.failures``) and the others are done; the error of a
-    single image is raised.
+    The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255, or
+    ``noise`` a camera's table. An image without noise is copied, sample for sample. Alpha is
+    copied. Results equal the unconstrained run unless the report's accuracy is ``bounded``, and
+    then it states the measured error. An image that fails in a batch is reported
+    (``report.failures``) and the others are done; the error of a single image is raised.
 
     Args:
         inputs: Files, folders (their tree is mirrored) or glob patterns.

@@ -124,17 +124,24 @@ class DenoisedImageReport(ImageReport):
     """Result of one image that was denoised.
 
     ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
-    not tell it; ``sigma_source`` says whether it was given or estimated from the image.
+    not tell it; ``sigma_source`` says whether it was given, estimated from the image, or is that of
+    a table at mid-gray. ``noise`` says which noise that is, and ``noise_parameters`` are those
+    beside the level.
     """
 
     sigma: float | None = None
-    sigma_source: Literal["given", "estimated"] = "estimated"
+    sigma_source: Literal["given", "estimated", "table"] = "estimated"
+    noise: str = "gaussian"
+    noise_parameters: tuple[float, ...] = ()
 
     def details(self) -> list[tuple[str, str]]:
         """Return the noise level."""
         if self.sigma is None:
             return []
-        return [("noise", f"sigma {self.sigma:.1f} of 255, {self.sigma_source}")]
+        text = f"sigma {self.sigma:.1f} of 255, {self.sigma_source}"
+        if self.noise != "gaussian":
+            text = f"sigma {self.sigma:.1f} of 255 at mid-gray, {self.noise}"
+        return [("noise", text)]
 
 
 class SkippedInput(BaseModel):

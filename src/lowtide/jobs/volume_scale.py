@@ -1,4 +1,4 @@
-"""Conversion between the values of a volume and what a network takes: 0..1, with one noise level."""
+"""Conversion between the values of a volume and a network's: 0..1, with one noise level."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class VolumeScale:
         """Whether there is noise to remove."""
         return self.sigma >= _LEAST_SIGMA
 
-    def denoise(self, values: np.ndarray, network: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    def denoise(
+        self, values: np.ndarray, network: Callable[[np.ndarray], np.ndarray]
+    ) -> np.ndarray:
         """Return what a network makes of a slice (H, W, 1), float32 in data units.
 
         Voxels that are not finite enter as the mean of the others, and keep their values; so do

@@ -28,7 +28,7 @@ class ResidualStructure(BaseModel):
 
 
 class MaskScores(BaseModel):
-    """SNR and CNR by a mask's labels, 1 for signal and 2 for background, each the mean over volumes.
+    """SNR and CNR by the labels of a mask, 1 for signal and 2 for background: means over volumes.
 
     SNR is the mean of the signal over the standard deviation of the background, CNR the difference
     of the means over the same; None where the background has no deviation.

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Literal, Unpack
 
+from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.plan_images import plan_images
-from lowtide.jobs.report import DenoiseReport
+from lowtide.jobs.volume_job import VolumeJob
+from lowtide.media.discover import count_by_kind
 from lowtide.models.denoiser.slim_unet_config import SchedulerName
 
 
 class DenoiseKeywords(ImageKeywords, total=False):
     """Keywords of `denoise`: the fields of `DenoiseSettings`."""
 
+    kind: Literal["auto", "image", "volume"]
     sigma: float | None
     noise: str | Path | None
     iso: int | None
@@ -25,6 +28,7 @@ class DenoiseKeywords(ImageKeywords, total=False):
     scheduler: SchedulerName | None
     eta: float
     seed: int
+    mask: str | Path | None
 
 
 @show_keywords(DenoiseSettings, DenoiseKeywords)
@@ -38,7 +42,7 @@ def denoise(
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[DenoiseKeywords],
-) -> DenoiseReport:
+) -> Any:
     """Remove the noise of images within a byte budget.
 
     The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255, or
@@ -66,10 +70,11 @@ def denoise(
         Cancelled: ``cancel`` was set.
     """
     chosen = DenoiseSettings.of(**settings)
+    job_type = _job_type(inputs, output, chosen.kind)
     if dry_run:
-        return plan_images(DenoiseJob, chosen, inputs, output, progress=progress, cancel=cancel)
+        return plan_images(job_type, chosen, inputs, output, progress=progress, cancel=cancel)
     return run_images(
-        DenoiseJob,
+        job_type,
         chosen,
         inputs,
         output,
@@ -78,3 +83,25 @@ def denoise(
         progress=progress,
         cancel=cancel,
     )
+
+
+_JOBS: dict[str, type[DenoiseJob]] = {"image": DenoiseJob, "volume": VolumeJob}
+
+
+def _job_type(inputs: Inputs, output: str | Path, kind: str) -> type[DenoiseJob]:
+    """Return the job for inputs of a kind, or of that which their names say.
+
+    Raises:
+        UsageError: Names are of several kinds.
+    """
+    if kind != "auto":
+        return _JOBS[kind]
+    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    counts = count_by_kind(given, output, [job.media_kind for job in _JOBS.values()])
+    found = {name: count for name, count in zip(_JOBS, counts, strict=True) if count}
+    if len(found) > 1:
+        shown = " and ".join(f"{count} of kind {name}" for name, count in found.items())
+        raise UsageError(
+            f"the inputs are {shown}", hint=" or ".join(f"--kind {name}" for name in found)
+        )
+    return _JOBS[next(iter(found), "image")]

@@ -10,6 +10,7 @@ from typing import Any
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.signal import Sink
 from lowtide.jobs.chosen_noise import (
     ChosenNoise,
     ImageNoise,
@@ -26,9 +27,8 @@ from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
-from lowtide.media import AsyncWriter
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.image_rows import ImageFile, ImageRows
+from lowtide.media.image_rows import ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
 from lowtide.models.denoiser.noise_level import NoiseLevel
@@ -58,7 +58,11 @@ class DenoiseJob(ImageJob):
 
     def _check_noise(self) -> None:
         """Raise `UsageError` for noise that the network was not trained for."""
-        chosen = self.settings.chosen_noise
+        chosen, settings = self.settings.chosen_noise, self.settings
+        if settings.sigma is not None and settings.sigma > 255:
+            raise UsageError(f"--sigma {settings.sigma:g} is more than the 255 levels of an image")
+        if settings.mask is not None:
+            raise UsageError("--mask is for volumes, and the inputs are images", hint="drop it")
         require_trained_noise(chosen, self._config, self.settings.model_name)
         if chosen is not None and chosen.table is not None:
             chosen.at()
@@ -75,7 +79,7 @@ class DenoiseJob(ImageJob):
             )
         if item.index not in self._noise:
             self._noise[item.index] = self._find_noise(item)
-        planned.notes += self._level_notes(self._noise[item.index])
+        planned.notes += self._level_notes(item)
         return planned
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> DenoisedImageReport:
@@ -94,7 +98,7 @@ class DenoiseJob(ImageJob):
         item: Item,
         planned: ImageTaskPlan,
         source: ImageRows,
-        sink: ImageFile | AsyncWriter,
+        sink: Sink,
         pipeline: Pipeline,
         queue_bytes: int,
     ) -> RunOutcome:
@@ -118,7 +122,7 @@ class DenoiseJob(ImageJob):
         item: Item,
         planned: ImageTaskPlan,
         source: ImageRows,
-        sink: ImageFile | AsyncWriter,
+        sink: Sink,
         pipeline: Pipeline,
         queue_bytes: int,
         sigma: float,
@@ -218,7 +222,8 @@ class DenoiseJob(ImageJob):
         sigma = level.sigma()
         return None if sigma is None else GaussianNoise(std=round(sigma * 255, 2) / 255)
 
-    def _level_notes(self, noise: ImageNoise) -> list[str]:
+    def _level_notes(self, item: Item) -> list[str]:
+        noise = self._noise[item.index]
         if noise.sigma is None:
             return ["no pixel tells the noise level, so samples are copied; --sigma sets it"]
         if noise.is_none:

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
@@ -30,9 +30,10 @@ class DenoiseSettings(ImageSettings):
     """Settings of a denoising job, except its files.
 
     Attributes:
+        kind: What the inputs are: image, or volume for NIfTI files. Default: by their names.
         model: A denoiser: lowtide-denoise, the bundled one, or a .safetensors file.
-        sigma: Standard deviation of the noise, in levels of 255. Default: estimated from each
-            image.
+        sigma: Standard deviation of the noise, in levels of 255 for photographs and in data units
+            for volumes. Default: estimated from each image.
         noise: Kind of the noise: gaussian, or poisson-gaussian, which is stronger where an image is
             brighter, both estimated from each image; or a table of lowtide train noise, such as
             camera.json. Default: gaussian.
@@ -44,10 +45,13 @@ class DenoiseSettings(ImageSettings):
             model's.
         eta: Share of ddpm's noise that ddim adds: 0 to 1.
         seed: Seed of the noise that is added.
+        mask: NIfTI file with a label for each voxel of a volume, 1 for signal and 2 for background,
+            of which the report has SNR and CNR.
     """
 
+    kind: Annotated[Literal["auto", "image", "volume"], Option("Files")] = "auto"
     sigma: Annotated[
-        Annotated[float, Ge(0), Le(255)] | None, Option("Noise", metavar="LEVELS", example=25)
+        Annotated[float, Ge(0)] | None, Option("Noise", metavar="LEVELS", example=25)
     ] = None
 
     noise: Annotated[str | Path | None, Option("Noise", metavar="FILE|NAME")] = None
@@ -56,11 +60,12 @@ class DenoiseSettings(ImageSettings):
     scheduler: Annotated[SchedulerName | None, Option("Noise")] = None
     eta: Annotated[float, Ge(0), Le(1), Option("Noise")] = 0.0
     seed: Annotated[int, Ge(0), Le(2**63 - 1), Option("Noise")] = 0
+    mask: Annotated[str | Path | None, Option("Output", metavar="FILE")] = None
 
     hashed: ClassVar[str] = (
         "sigma iso steps scheduler eta seed format precision accuracy strategy self_ensemble"
-        " compile cuda_graphs tile tile_overlap tile_batch_size hann_blend strip_metadata png_compression"
-        " jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
+        " compile cuda_graphs tile tile_overlap tile_batch_size hann_blend strip_metadata"
+        " png_compression jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
     )
 
     def check(self) -> None:

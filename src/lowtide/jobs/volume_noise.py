@@ -70,7 +70,7 @@ def _measure(facts: VolumeFacts, ranges: list[VolumeRange]) -> list[NeighborNois
     with ExitStack() as stack:
         # The volume, the one before and the one after, each read on its own.
         opened = [stack.enter_context(VolumeSource(facts)) for _ in range(3)]
-        sources = dict(zip((0, -1, 1), opened, strict=True))
+        sources: dict[int, VolumeSource] = dict(zip((0, -1, 1), opened, strict=True))
         for volume in range(count):
             near = [shift for shift in (-1, 1) if 0 <= volume + shift < count]
             threshold = np.mean([ranges[volume + shift].threshold for shift in near])

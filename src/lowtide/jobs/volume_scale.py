@@ -79,6 +79,12 @@ class VolumeScale:
         )
 
 
+def change_of(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Return after minus before, float64, and 0 where a value is not finite."""
+    finite = np.isfinite(before)
+    return np.where(finite, after, 0).astype(np.float64) - np.where(finite, before, 0)
+
+
 def _is_flat(image: np.ndarray) -> np.ndarray:
     """Return where an image (H, W) is part of 3 × 3 equal values."""
     same = _around(image) == image

@@ -42,6 +42,29 @@ class MaskScores(BaseModel):
     background_voxels: int
 
 
+class SeriesScores:
+    """Both scores of a series, slice by slice; that of masks where there is one."""
+
+    def __init__(self, mask: MaskStatistics | None) -> None:
+        self.structure, self._mask = StructureStatistics(), mask
+
+    def add(self, place: int, before: np.ndarray, after: np.ndarray, threshold: float) -> None:
+        """Add slice ``place`` of a volume, (H, W), in data units; foreground is above a value."""
+        self.structure.add(before, after, np.isfinite(before) & (before > threshold))
+        if self._mask is not None:
+            self._mask.add(place, before, after)
+
+    def end_volume(self) -> None:
+        """Close a volume."""
+        self.structure.end_volume()
+        if self._mask is not None:
+            self._mask.end_volume()
+
+    def of_mask(self) -> MaskScores | None:
+        """Return SNR and CNR, None without a mask."""
+        return None if self._mask is None else self._mask.result()
+
+
 class StructureStatistics:
     """Running sums over the volumes of a series; `end_volume` closes each."""
 

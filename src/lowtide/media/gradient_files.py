@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.core.atomic_file import atomic_output
-from lowtide.core.errors import InputError
+from lowtide.core.errors import InputError, OutputError, UsageError
 from lowtide.media.volume_header import VOLUME_SUFFIXES
 
 _VALUES, _VECTORS = (".bval", ".bvals"), (".bvec", ".bvecs")
@@ -27,11 +27,31 @@ class GradientFiles:
         name = _stem(target)
         return [(path, target.with_name(name + path.suffix)) for path in self.paths]
 
-    def copy(self, target: Path) -> None:
-        """Copy them, byte by byte, next to the volume ``target``; raises `OutputError`."""
+    def require_free(self, target: Path) -> None:
+        """Raise `UsageError` where another table has the place of one next to a new ``target``."""
         for path, place in self.copies(target):
-            with atomic_output(place) as part:
-                part.write_bytes(path.read_bytes())
+            if not target.exists() and place.exists() and place.read_bytes() != path.read_bytes():
+                raise UsageError(
+                    f"{place} already exists, and is another table than {path}",
+                    hint="move it away, or choose another name or folder for the result",
+                )
+
+    def copy(self, target: Path) -> None:
+        """Copy them, byte by byte, next to the volume ``target``.
+
+        Raises `OutputError` where that fails, and leaves no new one then.
+        """
+        new: list[Path] = []
+        try:
+            for path, place in self.copies(target):
+                there = place.exists()
+                with atomic_output(place) as part:
+                    part.write_bytes(path.read_bytes())
+                new += [] if there else [place]
+        except OutputError:
+            for place in new:
+                place.unlink(missing_ok=True)
+            raise
 
 
 def find_gradients(volume: Path, count: int) -> GradientFiles:
@@ -46,6 +66,8 @@ def find_gradients(volume: Path, count: int) -> GradientFiles:
         table = _read(values)
         if min(table.shape) != 1 or table.size != count:
             raise _mismatch(values, f"{table.size:,} b-values", volume, count)
+        if not (np.isfinite(table) & (table >= 0)).all():
+            raise InputError(f"{values}: b-values have to be finite and at least 0", hint=_HINT)
     if vectors is not None:
         table = _read(vectors)
         if table.shape not in ((3, count), (count, 3)):
@@ -64,7 +86,7 @@ def find_gradients(volume: Path, count: int) -> GradientFiles:
 def _direction_note(path: Path, table: np.ndarray, count: int) -> str:
     """Return which way a small table reads: one of three volumes may be read either way."""
     if count == 3:
-        lengths = [np.linalg.norm(table, axis=axis) for axis in (0, 1)]
+        lengths = [np.linalg.norm(np.nan_to_num(table), axis=axis) for axis in (0, 1)]
         fits = [bool(np.all((abs(one - 1) < 0.05) | (one < 0.05))) for one in lengths]
         if fits[0] == fits[1]:
             return f"{path.name}: rows and columns may both be directions; it is copied as it is"
@@ -93,16 +115,19 @@ def _stem(path: Path) -> str:
 
 
 def _read(path: Path) -> np.ndarray:
-    """Read rows of finite numbers, with commas or white space between them."""
+    """Read rows of numbers, with commas or white space between them.
+
+    NaN may stand for the direction of a volume without one.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig").replace(",", " ")
         rows = [[float(one) for one in line.split()] for line in text.splitlines() if line.split()]
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: no table of numbers: {error}", hint=_HINT) from error
-    if len({len(row) for row in rows}) != 1 or not np.isfinite(rows).all():
+    if len({len(row) for row in rows}) != 1:
         lengths = " ".join(str(len(row)) for row in rows[:4]) or "none"
         raise InputError(
-            f"{path}: no table of finite numbers in rows of one length (numbers a row: {lengths})",
+            f"{path}: no table of numbers in rows of one length (numbers a row: {lengths})",
             hint=_HINT,
         )
     return np.array(rows)

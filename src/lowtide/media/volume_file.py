@@ -13,8 +13,9 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from lowtide.core.atomic_file import new_part_name, sync
-from lowtide.core.errors import InputError
+from lowtide.core.errors import InputError, OutputError
 from lowtide.media._part_file import output_error, prepare_part_file
+from lowtide.media.gradient_files import GradientFiles
 from lowtide.media.volume_header import READ_ERRORS, VolumeFacts, open_bytes
 
 _SKIPPED_BYTES = 1 << 20
@@ -86,6 +87,7 @@ class VolumeSink:
     """NIfTI file as a `lowtide.core.signal.Sink` of slices, compressed where its name ends in .gz.
 
     Until `commit` the target is untouched: bytes go to the new, hidden file ``part`` next to it.
+    Then ``gradients`` are copied next to it.
 
     Raises:
         OutputError: The folder cannot be made or written.
@@ -93,8 +95,15 @@ class VolumeSink:
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, path: Path, facts: VolumeFacts, part: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        facts: VolumeFacts,
+        gradients: GradientFiles | None = None,
+        part: Path | None = None,
+    ) -> None:
         self._path, self._facts, self._part = path, facts, part or new_part_name(path)
+        self._gradients, self.info = gradients or GradientFiles(), facts.slice_info
         self._folders = prepare_part_file(path, self._part)
         self._next, self._done, self._committed = 0, False, False
         self._raw = self._part.open("wb")
@@ -132,14 +141,18 @@ class VolumeSink:
         self._done = True
 
     def commit(self) -> Path:
-        """Finish the file, rename it to its target, and return the target."""
+        """Finish the file, rename it to its target with its tables, and return the target."""
         self.finish()
         try:
+            self._gradients.copy(self._path)
             self._part.replace(self._path)
             sync(self._path.parent)
         except OSError as error:
             self.abort()
             raise output_error(self._path, error) from error
+        except OutputError:
+            self.abort()
+            raise
         self._committed = True
         return self._path
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import numpy as np
 
 from lowtide.core.errors import InputError, UsageError
+from lowtide.media.image_info import ImageInfo
 
 if TYPE_CHECKING:
     from nibabel.nifti1 import Nifti1Header
@@ -49,9 +50,14 @@ class VolumeFacts:
         return self.shape[2] * self.shape[3]
 
     @property
+    def slice_info(self) -> ImageInfo:
+        """One slice as an image of float32."""
+        return ImageInfo(self.shape[0], self.shape[1], 1, "float32")
+
+    @property
     def slice_shape(self) -> tuple[int, int, int]:
         """(H, W, 1) of one slice."""
-        return self.shape[1], self.shape[0], 1
+        return self.slice_info.shape
 
     @property
     def slice_bytes(self) -> int:

@@ -57,7 +57,8 @@ class VolumeScale:
         """Return what a network makes of a slice (H, W, 1), float32 in data units.
 
         Voxels that are not finite enter as the mean of the others, and keep their values; so do
-        those in areas of one value, such as the outside of a mask.
+        those in areas of one value, and zeros, where there is an area of them: the outside of a
+        mask.
         """
         finite = np.isfinite(values)
         if not finite.any():
@@ -86,10 +87,12 @@ def change_of(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def _is_flat(image: np.ndarray) -> np.ndarray:
-    """Return where an image (H, W) is part of 3 × 3 equal values."""
+    """Return where an image (H, W) is part of 3 × 3 equal values, or 0 as such a part is."""
     same = _around(image) == image
     centers = same.all(0)
-    return (_around(centers) & same).any(0)
+    flat = (_around(centers) & same).any(0)
+    zero = image == 0
+    return flat | zero if (centers & zero).any() else flat
 
 
 def _around(image: np.ndarray) -> np.ndarray:

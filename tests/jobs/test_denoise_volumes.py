@@ -249,7 +249,7 @@ def test_snr_and_residual_are_reported(denoise, tmp_path):
     path = nifti(tmp_path / "in.nii", RicianNoise(std=60).sample(clean, np.random.default_rng(0)))
     mask = nifti(tmp_path / "labels.nii.gz", labels)
     _, report = denoise(path, "out.nii", mask=mask, sigma=60)
-    scores, residual = report.scores, report.residual
+    scores, residual = report.mask_scores, report.residual
     made, noisy = (nibabel.load(tmp_path / name).get_fdata() for name in ("out.nii", "in.nii"))
     signal, background = labels == 1, labels == 2
     for values, snr, cnr in (

@@ -7,6 +7,7 @@ from typing import Any, Literal, Unpack
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.comparisons import Comparisons
 from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
@@ -39,6 +40,8 @@ def denoise(
     dry_run: bool = False,
     force: bool = False,
     sidecar: bool = False,
+    reference: str | Path | None = None,
+    comparison: str | Path | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[DenoiseKeywords],
@@ -58,6 +61,10 @@ def denoise(
         dry_run: Estimate noise levels and plan, but run and write nothing.
         force: Replace files and redo finished work.
         sidecar: Write a report next to each result.
+        reference: A clean file for one input, or a folder with a clean file of the same relative
+            name for each: reports have `scores`, of the files as they were written.
+        comparison: Picture of a detail: noisy, denoised, by non-local means, and the residual.
+            For one file.
         cancel: Stops the work with `Cancelled`, with no half-written file left.
         settings: Budget, model, noise level and all else, as fields of `DenoiseSettings`.
 
@@ -71,9 +78,19 @@ def denoise(
     """
     chosen = DenoiseSettings.of(**settings)
     job_type = _job_type(inputs, output, chosen.kind)
+    if job_type is VolumeJob:
+        if reference is not None or comparison is not None:
+            option = "comparison" if reference is None else "reference"
+            raise UsageError(
+                f"--{option} is for photographs, and the inputs are volumes",
+                hint="--mask labels.nii.gz for SNR and CNR",
+            )
+        comparisons = None
+    else:
+        comparisons = Comparisons.find(inputs, output, chosen, reference, comparison, force=force)
     if dry_run:
         return plan_images(job_type, chosen, inputs, output, progress=progress, cancel=cancel)
-    return run_images(
+    report = run_images(
         job_type,
         chosen,
         inputs,
@@ -83,6 +100,9 @@ def denoise(
         progress=progress,
         cancel=cancel,
     )
+    if comparisons is not None:
+        comparisons.make(report, sidecar=sidecar, cancel=cancel)
+    return report
 
 
 _JOBS: dict[str, type[DenoiseJob]] = {"image": DenoiseJob, "volume": VolumeJob}

@@ -70,16 +70,10 @@ class DenoiseJob(ImageJob):
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header, and estimate its noise from its pixels."""
         planned = super().plan(item)
-        config, color = self._config, planned.facts.info.color_channels
-        if config.cfa and color > 1:
-            raise UsageError(
-                f"{item.source} has {color} colors, and {self.settings.model_name} is for"
-                f" {config.cfa} mosaics, which have one channel",
-                hint=f"another --model, such as {DEFAULT_MODEL}",
-            )
+        self.check_colors(item, planned)
         if item.index not in self._noise:
-            self._noise[item.index] = self._find_noise(item)
-        planned.notes += self._level_notes(item)
+            self._noise[item.index] = self.find_noise(item, planned)
+        planned.notes += self.level_notes(item)
         return planned
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> DenoisedImageReport:
@@ -195,7 +189,18 @@ class DenoiseJob(ImageJob):
             if network.make_fp32_forward is not None:
                 yield from denoisers_in(network.make_fp32_forward())
 
-    def _find_noise(self, item: Item) -> ImageNoise:
+    def check_colors(self, item: Item, planned: ImageTaskPlan) -> None:
+        """Raise `UsageError` for an image whose colors the network is not for."""
+        config, color = self._config, planned.facts.info.color_channels
+        if config.cfa and color > 1:
+            raise UsageError(
+                f"{item.source} has {color} colors, and {self.settings.model_name} is for"
+                f" {config.cfa} mosaics, which have one channel",
+                hint=f"another --model, such as {DEFAULT_MODEL}",
+            )
+
+    def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
+        """Return an image's noise: as given, of the table, or estimated from its pixels."""
         chosen, sigma, source = self.settings.chosen_noise, self.settings.sigma, "given"
         known: NoiseModel | None = None
         if chosen is not None and chosen.table is not None:
@@ -204,15 +209,15 @@ class DenoiseJob(ImageJob):
             known = GaussianNoise(std=sigma / 255)
         else:
             with self.open_source(item, self.settings.scratch) as opened:
-                known, source = self._estimate(item, opened, chosen), "estimated"
+                known = self._estimate(opened, self.adapter(item, opened.info), chosen)
+            source = "estimated"
         if known is None:
             return ImageNoise(None, (0.0,) * self._config.noise_parameters, source)
         return ImageNoise(*network_terms(known, self._config), source)
 
     def _estimate(
-        self, item: Item, source: ImageRows, chosen: ChosenNoise | None
+        self, source: ImageRows, adapter: NoisyImageAdapter, chosen: ChosenNoise | None
     ) -> NoiseModel | None:
-        adapter = self.adapter(item, source.info)
         level = NoiseLevel(source.info.color_channels)
         if chosen is not None and chosen.name == PoissonGaussianNoise.name:
             bands = _bands(source, pixels=_STATISTICS_PIXELS)
@@ -222,7 +227,8 @@ class DenoiseJob(ImageJob):
         sigma = level.sigma()
         return None if sigma is None else GaussianNoise(std=round(sigma * 255, 2) / 255)
 
-    def _level_notes(self, item: Item) -> list[str]:
+    def level_notes(self, item: Item) -> list[str]:
+        """Return what a user has to know of an item's noise."""
         noise = self._noise[item.index]
         if noise.sigma is None:
             return ["no pixel tells the noise level, so samples are copied; --sigma sets it"]

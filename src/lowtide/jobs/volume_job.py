@@ -165,7 +165,7 @@ class VolumeJob(DenoiseJob):
         # Rician noise reaches the network as Gaussian noise.
         require_trained_noise(None, self._config, settings.model_name)
 
-    def _find_noise(self, item: Item) -> ImageNoise:
+    def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
         """Survey an item, and return the noise of its median volume in the network's units."""
         facts = inspect_volume(item.source)
         gradients = find_gradients(item.source, facts.shape[3])
@@ -184,7 +184,8 @@ class VolumeJob(DenoiseJob):
             return ImageNoise(None, (0.0,) * self._config.noise_parameters, survey.source)
         return ImageNoise(*network_terms(GaussianNoise(std=sigma), self._config), survey.source)
 
-    def _level_notes(self, item: Item) -> list[str]:
+    def level_notes(self, item: Item) -> list[str]:
+        """Return notes of the survey and of gradient tables."""
         series = self._series[item.index]
         return [*series.survey.notes, *series.gradients.notes]
 
@@ -229,7 +230,7 @@ class VolumeJob(DenoiseJob):
                     scores.end_volume()
                 if on_slices is not None:
                     on_slices(1)
-        series.found = {"residual": scores.structure.result(), "scores": scores.of_mask()}
+        series.found = {"residual": scores.structure.result(), "mask_scores": scores.of_mask()}
         # Slices repeat what they note.
         planned.notes[:] = dict.fromkeys([*planned.notes, *series.clipping_notes()])
         return outcome

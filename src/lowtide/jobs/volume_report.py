@@ -22,7 +22,7 @@ class DenoisedVolumeReport(DenoisedImageReport):
         not_finite: Voxels that are NaN or infinite, and kept.
         clipped: Voxels whose result is beyond the sample type.
         residual: Structure of what was removed.
-        scores: SNR and CNR in the mask.
+        mask_scores: SNR and CNR in the mask.
     """
 
     noun = "volume"
@@ -34,7 +34,7 @@ class DenoisedVolumeReport(DenoisedImageReport):
     not_finite: int = 0
     clipped: int = 0
     residual: ResidualStructure | None = None
-    scores: MaskScores | None = None
+    mask_scores: MaskScores | None = None
 
     @property
     def size(self) -> str:
@@ -58,7 +58,7 @@ class DenoisedVolumeReport(DenoisedImageReport):
         if (found := self.residual) is not None:
             text = f"std {found.std:.4g}; correlation with the image {found.image_correlation:+.2f}"
             lines.append(("residual", f"{text}, of neighbors {found.neighbor_correlation:+.2f}"))
-        if (scores := self.scores) is not None:
+        if (scores := self.mask_scores) is not None:
             lines.append(("SNR", _change(scores.snr_before, scores.snr_after)))
             lines.append(("CNR", _change(scores.cnr_before, scores.cnr_after)))
         return lines

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.comparisons import Comparisons
 from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.denoise_raw_job import DenoiseRawJob
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.plan_images import plan_images
-from lowtide.jobs.report import DenoiseReport
+from lowtide.jobs.volume_job import VolumeJob
 from lowtide.media.discover import count_by_kind
 from lowtide.models.denoiser.slim_unet_config import SchedulerName
 
-_JOBS: dict[str, type[DenoiseJob]] = {"image": DenoiseJob, "raw": DenoiseRawJob}
+_JOBS: dict[str, type[DenoiseJob]] = {
+    "image": DenoiseJob,
+    "raw": DenoiseRawJob,
+    "volume": VolumeJob,
+}
 
 
 class DenoiseKeywords(ImageKeywords, total=False):
     """Keywords of `denoise`: the fields of `DenoiseSettings`."""
 
+    kind: Literal["auto", "image", "raw", "volume"]
     sigma: float | None
     noise: str | Path | None
     iso: int | None
@@ -30,9 +36,9 @@ class DenoiseKeywords(ImageKeywords, total=False):
     scheduler: SchedulerName | None
     eta: float
     seed: int
-    kind: Literal["auto", "image", "raw"]
     black_level: float | None
     raw_output: Literal["auto", "linear", "developed", "mosaic"]
+    mask: str | Path | None
 
 
 @show_keywords(DenoiseSettings, DenoiseKeywords)
@@ -43,10 +49,12 @@ def denoise(
     dry_run: bool = False,
     force: bool = False,
     sidecar: bool = False,
+    reference: str | Path | None = None,
+    comparison: str | Path | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[DenoiseKeywords],
-) -> DenoiseReport:
+) -> Any:
     """Remove the noise of images within a byte budget.
 
     The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255, or
@@ -62,6 +70,10 @@ def denoise(
         dry_run: Estimate noise levels and plan, but run and write nothing.
         force: Replace files and redo finished work.
         sidecar: Write a report next to each result.
+        reference: A clean file for one input, or a folder with a clean file of the same relative
+            name for each: reports have `scores`, of the files as they were written.
+        comparison: Picture of a detail: noisy, denoised, by non-local means, and the residual.
+            For one file.
         cancel: Stops the work with `Cancelled`, with no half-written file left.
         settings: Budget, model, noise level and all else, as fields of `DenoiseSettings`.
 
@@ -76,9 +88,12 @@ def denoise(
     chosen = DenoiseSettings.of(**settings)
     job_type = choose_job(inputs, output, chosen.kind)
     job_type.check_settings(chosen)
+    comparisons = Comparisons.find(
+        job_type.media_kind, inputs, output, chosen, reference, comparison, force=force
+    )
     if dry_run:
         return plan_images(job_type, chosen, inputs, output, progress=progress, cancel=cancel)
-    return run_images(
+    report = run_images(
         job_type,
         chosen,
         inputs,
@@ -88,6 +103,9 @@ def denoise(
         progress=progress,
         cancel=cancel,
     )
+    if comparisons is not None:
+        comparisons.make(report, sidecar=sidecar, cancel=cancel)
+    return report
 
 
 def choose_job(inputs: Inputs, output: str | Path, kind: str) -> type[DenoiseJob]:

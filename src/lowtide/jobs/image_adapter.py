@@ -132,7 +132,17 @@ class NoisyImageAdapter(ImageAdapter):
         if values is None:
             return color.clip(0, 1)
         alpha = np.moveaxis(self._to_unit(values[..., -1:]), 1, -1)
-        return np.concatenate([color.clip(0, 1), alpha], -1)
+        return np.concatenate([color, alpha], -1).clip(0, 1)
+
+    def _to_unit(self, values: np.ndarray) -> np.ndarray:
+        """Convert samples (B, H, W, C) to float32 (B, C, H, W) in 0..1, floats to -1..2.
+
+        Float files hold noise below 0 and above 1, and clipped noise is not what it was.
+        """
+        if self._full_scale != 1:
+            return super()._to_unit(values)
+        channels = np.array(np.moveaxis(values, -1, 1), order="C")
+        return np.nan_to_num(channels.clip(-1, 2), copy=False)
 
     def color(self, values: np.ndarray) -> np.ndarray:
         """Return the color (H, W, C') in 0..1 of samples (H, W, C)."""

@@ -16,6 +16,7 @@ from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import BatchError, ImageError, InputError, LowtideError
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.jobs.denoise_scores import DenoiseScores
 from lowtide.media.discover import Found
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
@@ -115,6 +116,16 @@ class ImageReport(ItemReport):
     out_width: int = 0
     out_height: int = 0
 
+    @property
+    def size(self) -> str:
+        """Sizes of input and output, for texts."""
+        return f"{self.width}×{self.height} → {self.out_width}×{self.out_height}"
+
+    @property
+    def megapixels(self) -> float:
+        """Millions of pixels of the result."""
+        return self.out_width * self.out_height / 1e6
+
     def details(self) -> list[tuple[str, str]]:
         """Return what a kind of job says of an image beside its plan, as (name, text)."""
         return []
@@ -126,22 +137,24 @@ class DenoisedImageReport(ImageReport):
     ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
     not tell it; ``sigma_source`` says whether it was given, estimated from the image, or is that of
     a table at mid-gray. ``noise`` says which noise that is, and ``noise_parameters`` are those
-    beside the level.
+    beside the level. ``scores`` are those against a clean image, where one was given.
     """
 
     sigma: float | None = None
     sigma_source: Literal["given", "estimated", "table"] = "estimated"
     noise: str = "gaussian"
     noise_parameters: tuple[float, ...] = ()
+    scores: DenoiseScores | None = None
 
     def details(self) -> list[tuple[str, str]]:
-        """Return the noise level."""
+        """Return the noise level, and scores."""
+        rows = [] if self.scores is None else self.scores.details()
         if self.sigma is None:
-            return []
+            return rows
         text = f"sigma {self.sigma:.1f} of 255, {self.sigma_source}"
         if self.noise != "gaussian":
             text = f"sigma {self.sigma:.1f} of 255 at mid-gray, {self.noise}"
-        return [("noise", text)]
+        return [("noise", text), *rows]
 
 
 class SkippedInput(BaseModel):

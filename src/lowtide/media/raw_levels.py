@@ -17,10 +17,10 @@ _DARKEST = 0.1  # percent of the means
 _BELOW_BLACK = 0.75
 # A difference that matters, as a share of white: less than a thousandth is a sensor's drift.
 _DRIFT = 1e-3
-# Without a black level in the file: a level of 64 in 12 bits is 1.6 % of white, one of 64 in 10
-# bits 6 %, and noise reaches down to half of that; files that really begin at 0 have a few pixels
-# near it. The lowest hundredth of a percent may be dead pixels.
-_LOWEST = 1e-4
+# Without a black level in the file: one of 64 in 12 bits is 1.6 % of white, one of 64 in 10 bits
+# 6 %, and noise reaches down to half of that; in files that really begin at 0 a few pixels are near
+# it. One in a million may be dead.
+_LOWEST = 1e-6
 _OFFSET = 5e-3
 _BRIGHT = 0.999
 _BAND = 1 << 20
@@ -31,7 +31,7 @@ class RawLevels:
     """Levels that the data of a RAW file have.
 
     Attributes:
-        lowest: Level that all but a ten-thousandth of the pixels reach.
+        lowest: Level that all but a millionth of the pixels reach.
         darkest: Mean of the darkest parts, of the shape of `RawFile.black`.
         bright: Level that a thousandth of the pixels exceeds.
         saturated: Share of pixels at the white level or above.
@@ -51,7 +51,7 @@ def measure_levels(raw: RawFile) -> RawLevels:
         counts += np.bincount(band.ravel(), minlength=1 << 16)
         means += _block_means(band, raw.black)
     sums = np.cumsum(counts)
-    lowest, bright = (int(np.searchsorted(sums, share * sums[-1])) for share in (_LOWEST, _BRIGHT))
+    lowest, bright = (int(np.searchsorted(sums, share * sums[-1], "right")) for share in (_LOWEST, _BRIGHT))
     saturated = 1 - sums[int(np.ceil(raw.white)) - 1] / sums[-1]
     darkest = np.percentile(np.concatenate(means), _DARKEST, axis=0)
     return RawLevels(lowest, darkest, bright, float(saturated))

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.comparisons import Comparisons
 from lowtide.jobs.denoise_job import DenoiseJob
+from lowtide.jobs.denoise_raw_job import DenoiseRawJob
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.plan_images import plan_images
+from lowtide.jobs.report import DenoiseReport
 from lowtide.jobs.volume_job import VolumeJob
 from lowtide.media.discover import count_by_kind
 from lowtide.models.denoiser.slim_unet_config import SchedulerName
+
+_JOBS: dict[str, type[DenoiseJob]] = {
+    "image": DenoiseJob,
+    "raw": DenoiseRawJob,
+    "volume": VolumeJob,
+}
 
 
 class DenoiseKeywords(ImageKeywords, total=False):
     """Keywords of `denoise`: the fields of `DenoiseSettings`."""
 
-    kind: Literal["auto", "image", "volume"]
     sigma: float | None
     noise: str | Path | None
     iso: int | None
@@ -30,6 +37,9 @@ class DenoiseKeywords(ImageKeywords, total=False):
     eta: float
     seed: int
     mask: str | Path | None
+    kind: Literal["auto", "image", "raw", "volume"]
+    black_level: float | None
+    raw_output: Literal["auto", "linear", "developed", "mosaic"]
 
 
 @show_keywords(DenoiseSettings, DenoiseKeywords)
@@ -45,7 +55,7 @@ def denoise(
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[DenoiseKeywords],
-) -> Any:
+) -> DenoiseReport:
     """Remove the noise of images within a byte budget.
 
     The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255, or
@@ -77,17 +87,11 @@ def denoise(
         Cancelled: ``cancel`` was set.
     """
     chosen = DenoiseSettings.of(**settings)
-    job_type = _job_type(inputs, output, chosen.kind)
-    if job_type is VolumeJob:
-        if reference is not None or comparison is not None:
-            option = "comparison" if reference is None else "reference"
-            raise UsageError(
-                f"--{option} is for photographs, and the inputs are volumes",
-                hint="--mask labels.nii.gz for SNR and CNR",
-            )
-        comparisons = None
-    else:
-        comparisons = Comparisons.find(inputs, output, chosen, reference, comparison, force=force)
+    job_type = choose_job(inputs, output, chosen.kind)
+    job_type.check_settings(chosen)
+    comparisons = Comparisons.find(
+        job_type.media_kind, inputs, output, chosen, reference, comparison, force=force
+    )
     if dry_run:
         return plan_images(job_type, chosen, inputs, output, progress=progress, cancel=cancel)
     report = run_images(
@@ -100,28 +104,28 @@ def denoise(
         progress=progress,
         cancel=cancel,
     )
-    if comparisons is not None:
-        comparisons.make(report, sidecar=sidecar, cancel=cancel)
+    comparisons.make(report, sidecar=sidecar, cancel=cancel)
     return report
 
 
-_JOBS: dict[str, type[DenoiseJob]] = {"image": DenoiseJob, "volume": VolumeJob}
-
-
-def _job_type(inputs: Inputs, output: str | Path, kind: str) -> type[DenoiseJob]:
-    """Return the job for inputs of a kind, or of that which their names say.
+def choose_job(inputs: Inputs, output: str | Path, kind: str) -> type[DenoiseJob]:
+    """Return the job for a kind of inputs; ``auto`` is the one kind that their names show.
 
     Raises:
-        UsageError: Names are of several kinds.
+        UsageError: Inputs are of several kinds.
+        ImageError: There are none.
     """
     if kind != "auto":
         return _JOBS[kind]
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     counts = count_by_kind(given, output, [job.media_kind for job in _JOBS.values()])
-    found = {name: count for name, count in zip(_JOBS, counts, strict=True) if count}
-    if len(found) > 1:
-        shown = " and ".join(f"{count} of kind {name}" for name, count in found.items())
-        raise UsageError(
-            f"the inputs are {shown}", hint=" or ".join(f"--kind {name}" for name in found)
+    present = {name: count for name, count in zip(_JOBS, counts, strict=True) if count}
+    if len(present) > 1:
+        found = " and ".join(
+            f"{count} {_JOBS[name].media_kind.noun}s" for name, count in present.items()
         )
-    return _JOBS[next(iter(found), "image")]
+        raise UsageError(
+            f"the inputs are of several kinds: {found}",
+            hint=" or ".join(f"--kind {name}" for name in present),
+        )
+    return _JOBS[next(iter(present), "image")]

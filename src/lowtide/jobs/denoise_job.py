@@ -58,14 +58,26 @@ class DenoiseJob(ImageJob):
 
     def _check_noise(self) -> None:
         """Raise `UsageError` for noise that the network was not trained for."""
-        chosen, settings = self.settings.chosen_noise, self.settings
-        if settings.sigma is not None and settings.sigma > 255:
-            raise UsageError(f"--sigma {settings.sigma:g} is more than the 255 levels of an image")
-        if settings.mask is not None:
-            raise UsageError("--mask is for volumes, and the inputs are images", hint="drop it")
+        chosen = self.settings.chosen_noise
         require_trained_noise(chosen, self._config, self.settings.model_name)
         if chosen is not None and chosen.table is not None:
             chosen.at()
+
+    @classmethod
+    def check_settings(cls, settings: DenoiseSettings) -> None:
+        """Raise `UsageError` for settings that are for other files than photographs."""
+        if settings.sigma is not None and settings.sigma > 255:
+            raise UsageError(
+                f"--sigma {settings.sigma:g} is more than the 255 levels of a photograph",
+                hint="levels are those of 8 bits, whatever the bit depth: --sigma 25",
+            )
+        require_no_mask(settings)
+        if settings.black_level is not None or settings.raw_output != "auto":
+            option = "--raw-output" if settings.black_level is None else "--black-level"
+            raise UsageError(
+                f"{option} is for camera RAW files, and the inputs are images",
+                hint="drop it, or --kind raw",
+            )
 
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header, and estimate its noise from its pixels."""
@@ -245,6 +257,12 @@ class DenoiseJob(ImageJob):
         if self._config.linear:
             notes.append("the model is for values in proportion to light, as undeveloped files are")
         return notes
+
+
+def require_no_mask(settings: DenoiseSettings) -> None:
+    """Raise `UsageError` where a mask is given and the inputs are no volumes."""
+    if settings.mask is not None:
+        raise UsageError(f"--mask {settings.mask} is for volumes of MRI", hint="drop it")
 
 
 def _bands(

@@ -84,6 +84,20 @@ class VolumeJob(DenoiseJob):
         self._series: dict[int, _Series] = {}  # by index
 
     @classmethod
+    def check_settings(cls, settings: Any) -> None:
+        """Raise `UsageError` for settings that are for photographs or cameras."""
+        given = {
+            "--strip-metadata": settings.strip_metadata,
+            "--iso": settings.iso is not None,
+            "--black-level": settings.black_level is not None,
+            "--raw-output": settings.raw_output != "auto",
+        }
+        if wrong := [name for name, is_given in given.items() if is_given]:
+            raise UsageError(
+                f"{wrong[0]} is for files of cameras, and the inputs are volumes", hint="drop it"
+            )
+
+    @classmethod
     def inspect(cls, source: Path, settings: Any) -> ImageFacts:
         """Return the facts of a slice of an input; raises `InputError` where it cannot be read."""
         facts = inspect_volume(source)
@@ -146,11 +160,6 @@ class VolumeJob(DenoiseJob):
     def _check_noise(self) -> None:
         """Raise `UsageError` for noise or settings that are not of volumes."""
         settings, chosen = self.settings, self.settings.chosen_noise
-        if settings.strip_metadata:
-            raise UsageError(
-                "--strip-metadata is for photographs: a NIfTI header places its voxels",
-                hint="drop it",
-            )
         if self._config.cfa:
             raise UsageError(
                 f"{settings.model_name} is for {self._config.cfa} mosaics of cameras",

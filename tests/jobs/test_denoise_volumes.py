@@ -320,9 +320,13 @@ def test_options_of_photographs_are_refused(denoise, tmp_path):
     path = nifti(tmp_path / "in.nii", noisy_series())
     with pytest.raises(UsageError, match="--strip-metadata"):
         denoise(path, strip_metadata=True)
+    setting = NoiseSetting(iso=800, parameters={"std": 0.05})
+    NoiseTable(camera="a", noise_model="rician", settings=(setting,)).save(tmp_path / "t.json")
+    with pytest.raises(UsageError, match="--iso 800"):
+        denoise(path, noise=tmp_path / "t.json", iso=800)
     with pytest.raises(UsageError, match=r"\.png"):
         denoise(path, "out.png")
-    with pytest.raises(UsageError, match="--mask .* is for volumes"):
+    with pytest.raises(UsageError, match="--mask is for volumes"):
         denoise(photograph(tmp_path), "out.png", mask=path)
 
 

@@ -29,6 +29,7 @@ _JOBS: dict[str, type[DenoiseJob]] = {
 class DenoiseKeywords(ImageKeywords, total=False):
     """Keywords of `denoise`: the fields of `DenoiseSettings`."""
 
+    kind: Literal["auto", "image", "raw", "volume"]
     sigma: float | None
     noise: str | Path | None
     iso: int | None
@@ -36,10 +37,9 @@ class DenoiseKeywords(ImageKeywords, total=False):
     scheduler: SchedulerName | None
     eta: float
     seed: int
-    mask: str | Path | None
-    kind: Literal["auto", "image", "raw", "volume"]
     black_level: float | None
     raw_output: Literal["auto", "linear", "developed", "mosaic"]
+    mask: str | Path | None
 
 
 @show_keywords(DenoiseSettings, DenoiseKeywords)
@@ -104,7 +104,8 @@ def denoise(
         progress=progress,
         cancel=cancel,
     )
-    comparisons.make(report, sidecar=sidecar, cancel=cancel)
+    if comparisons is not None:
+        comparisons.make(report, sidecar=sidecar, cancel=cancel)
     return report
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
@@ -41,12 +41,21 @@ from lowtide.streaming.tiles.runner import RunOutcome
 _BAND_PIXELS = 1 << 15
 # Bands that tell shot noise from the rest: more pixels have more of one brightness to choose from.
 _STATISTICS_PIXELS = 1 << 18
+# Options that are for one kind of files.
+_KIND_OPTIONS = {
+    "black_level": "camera RAW files",
+    "raw_output": "camera RAW files",
+    "mask": "volumes",
+}
 
 
 class DenoiseJob(ImageJob):
     """Removes the noise of images with one denoiser, each at its own level."""
 
     settings_type, report_type = DenoiseSettings, DenoiseReport
+    # Of the options for one kind of files, those for this one; and the largest --sigma.
+    own_options: ClassVar[tuple[str, ...]] = ()
+    max_level: ClassVar[float] = 255
 
     def __init__(
         self, prepared: PreparedModel, settings: DenoiseSettings, budget: Budget, **more: Any
@@ -65,18 +74,20 @@ class DenoiseJob(ImageJob):
 
     @classmethod
     def check_settings(cls, settings: DenoiseSettings) -> None:
-        """Raise `UsageError` for settings that are for other files than photographs."""
-        if settings.sigma is not None and settings.sigma > 255:
+        """Raise `UsageError` for settings that are not for files of this kind."""
+        for name, kind in _KIND_OPTIONS.items():
+            is_default = getattr(settings, name) == getattr(DenoiseSettings, name)
+            if name not in cls.own_options and not is_default:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for {kind}, and the inputs are"
+                    f" {cls.media_kind.noun}s",
+                    hint="drop it",
+                )
+        if settings.sigma is not None and settings.sigma > cls.max_level:
             raise UsageError(
-                f"--sigma {settings.sigma:g} is more than the 255 levels of a photograph",
-                hint="levels are those of 8 bits, whatever the bit depth: --sigma 25",
-            )
-        require_no_mask(settings)
-        if settings.black_level is not None or settings.raw_output != "auto":
-            option = "--raw-output" if settings.black_level is None else "--black-level"
-            raise UsageError(
-                f"{option} is for camera RAW files, and the inputs are images",
-                hint="drop it, or --kind raw",
+                f"--sigma {settings.sigma:g} is more than the {cls.max_level:g} levels of"
+                f" a {cls.media_kind.noun}",
+                hint="--sigma 25",
             )
 
     def plan(self, item: Item) -> ImageTaskPlan:
@@ -257,12 +268,6 @@ class DenoiseJob(ImageJob):
         if self._config.linear:
             notes.append("the model is for values in proportion to light, as undeveloped files are")
         return notes
-
-
-def require_no_mask(settings: DenoiseSettings) -> None:
-    """Raise `UsageError` where a mask is given and the inputs are no volumes."""
-    if settings.mask is not None:
-        raise UsageError(f"--mask {settings.mask} is for volumes of MRI", hint="drop it")
 
 
 def _bands(

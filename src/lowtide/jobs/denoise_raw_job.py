@@ -11,7 +11,7 @@ import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.jobs.chosen_noise import ImageNoise, NoiseSource, network_terms, require_trained_noise
-from lowtide.jobs.denoise_job import DenoiseJob, require_no_mask
+from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
 from lowtide.jobs.item import Item
 from lowtide.jobs.planning import ImageTaskPlan
@@ -46,6 +46,8 @@ class DenoiseRawJob(DenoiseJob):
     report_type = DenoiseRawReport
     media_kind = RAW_FILES
     packages = ("rawpy",)
+    own_options = "black_level", "raw_output"
+    max_level = 65_535
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -56,11 +58,6 @@ class DenoiseRawJob(DenoiseJob):
         # After the transform noise is Gaussian; a network for linear values gets it as it is.
         chosen = self.settings.chosen_noise if self._config.linear else None
         require_trained_noise(chosen, self._config, self.settings.model_name)
-
-    @classmethod
-    def check_settings(cls, settings: DenoiseSettings) -> None:
-        """Raise `UsageError` for settings that are for volumes."""
-        require_no_mask(settings)
 
     @classmethod
     def load_libraries(cls, settings: Any) -> None:

@@ -33,12 +33,12 @@ class DenoiseSettings(ImageSettings):
     Attributes:
         model: A denoiser: lowtide-denoise, the bundled one, or a .safetensors file.
         kind: What the inputs are: image, raw for undeveloped files of cameras, or volume for NIfTI
-            files of MRI. auto goes by their names.
-        sigma: Standard deviation of the noise, in levels of 255, of the file for camera RAW, and in
-            data units for volumes. Default: estimated from each image or volume.
+            files. auto goes by their names.
+        sigma: Standard deviation of the noise, in levels of 255, for camera RAW in levels of the
+            file, and for volumes in data units. Default: estimated from each image.
         noise: Kind of the noise: gaussian, or poisson-gaussian, which is stronger where an image is
             brighter, both estimated from each image; or a table of lowtide train noise, such as
-            camera.json or, for volumes, scanner.json. Default: gaussian.
+            camera.json. Default: gaussian.
         iso: ISO of all inputs, where the table has several. Default: that of a camera RAW file.
         black_level: Black level of camera RAW files, in their levels. Default: that of each file.
         raw_output: What is written of camera RAW files: linear is demosaiced 16-bit values in
@@ -51,13 +51,13 @@ class DenoiseSettings(ImageSettings):
             model's.
         eta: Share of ddpm's noise that ddim adds: 0 to 1.
         seed: Seed of the noise that is added.
-        mask: NIfTI file with a label for each voxel of a volume, 1 for signal and 2 for background:
-            the report then has SNR and CNR.
+        mask: NIfTI file with a label for each voxel of a volume, 1 for signal and 2 for background,
+            of which the report has SNR and CNR.
     """
 
     kind: Annotated[Literal["auto", "image", "raw", "volume"], Option("Files")] = "auto"
     sigma: Annotated[
-        Annotated[float, Ge(0), Le(1e30)] | None, Option("Noise", metavar="LEVELS", example=25)
+        Annotated[float, Ge(0)] | None, Option("Noise", metavar="LEVELS", example=25)
     ] = None
 
     noise: Annotated[str | Path | None, Option("Noise", metavar="FILE|NAME")] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -78,24 +79,12 @@ class VolumeJob(DenoiseJob):
     report_type = VolumeDenoiseReport
     media_kind: ClassVar[MediaKind] = VOLUMES
     packages = ("nibabel",)
+    own_options = ("mask",)
+    max_level = math.inf
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._series: dict[int, _Series] = {}  # by index
-
-    @classmethod
-    def check_settings(cls, settings: Any) -> None:
-        """Raise `UsageError` for settings that are for photographs or cameras."""
-        given = {
-            "--strip-metadata": settings.strip_metadata,
-            "--iso": settings.iso is not None,
-            "--black-level": settings.black_level is not None,
-            "--raw-output": settings.raw_output != "auto",
-        }
-        if wrong := [name for name, is_given in given.items() if is_given]:
-            raise UsageError(
-                f"{wrong[0]} is for files of cameras, and the inputs are volumes", hint="drop it"
-            )
 
     @classmethod
     def inspect(cls, source: Path, settings: Any) -> ImageFacts:
@@ -160,6 +149,9 @@ class VolumeJob(DenoiseJob):
     def _check_noise(self) -> None:
         """Raise `UsageError` for noise or settings that are not of volumes."""
         settings, chosen = self.settings, self.settings.chosen_noise
+        if settings.strip_metadata or settings.iso is not None:
+            option = "--strip-metadata" if settings.strip_metadata else f"--iso {settings.iso}"
+            raise UsageError(f"{option} is for files of cameras, not for volumes", hint="drop it")
         if self._config.cfa:
             raise UsageError(
                 f"{settings.model_name} is for {self._config.cfa} mosaics of cameras",

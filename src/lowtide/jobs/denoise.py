@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
+from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.comparisons import Comparisons
 from lowtide.jobs.denoise_job import DenoiseJob
+from lowtide.jobs.denoise_raw_job import DenoiseRawJob
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.plan_images import plan_images
-from lowtide.jobs.report import DenoiseReport
+from lowtide.jobs.volume_job import VolumeJob
+from lowtide.media.discover import count_by_kind
+from lowtide.models.denoiser.slim_unet_config import SchedulerName
+
+_JOBS: dict[str, type[DenoiseJob]] = {
+    "image": DenoiseJob,
+    "raw": DenoiseRawJob,
+    "volume": VolumeJob,
+}
 
 
 class DenoiseKeywords(ImageKeywords, total=False):
     """Keywords of `denoise`: the fields of `DenoiseSettings`."""
 
+    kind: Literal["auto", "image", "raw", "volume"]
     sigma: float | None
+    noise: str | Path | None
+    iso: int | None
     steps: int
-    scheduler: Literal["ddim", "ddpm", "flow"]
+    scheduler: SchedulerName | None
     eta: float
     seed: int
+    black_level: float | None
+    raw_output: Literal["auto", "linear", "developed", "mosaic"]
+    mask: str | Path | None
 
 
 @show_keywords(DenoiseSettings, DenoiseKeywords)
@@ -32,17 +49,19 @@ def denoise(
     dry_run: bool = False,
     force: bool = False,
     sidecar: bool = False,
+    reference: str | Path | None = None,
+    comparison: str | Path | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[DenoiseKeywords],
-) -> DenoiseReport:
+) -> Any:
     """Remove the noise of images within a byte budget.
 
-    The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255. An image
-    without noise is copied, sample for sample. Alpha is copied. Results equal the unconstrained run
-    unless the report's accuracy is ``bounded``, and then it states the measured error. An image
-    that fails in a batch is reported (``report.failures``) and the others are done; the error of a
-    single image is raised.
+    The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255, or
+    ``noise`` a camera's table. An image without noise is copied, sample for sample. Alpha is
+    copied. Results equal the unconstrained run unless the report's accuracy is ``bounded``, and
+    then it states the measured error. An image that fails in a batch is reported
+    (``report.failures``) and the others are done; the error of a single image is raised.
 
     Args:
         inputs: Files, folders (their tree is mirrored) or glob patterns.
@@ -51,6 +70,10 @@ def denoise(
         dry_run: Estimate noise levels and plan, but run and write nothing.
         force: Replace files and redo finished work.
         sidecar: Write a report next to each result.
+        reference: A clean file for one input, or a folder with a clean file of the same relative
+            name for each: reports have `scores`, of the files as they were written.
+        comparison: Picture of a detail: noisy, denoised, by non-local means, and the residual.
+            For one file.
         cancel: Stops the work with `Cancelled`, with no half-written file left.
         settings: Budget, model, noise level and all else, as fields of `DenoiseSettings`.
 
@@ -63,10 +86,15 @@ def denoise(
         Cancelled: ``cancel`` was set.
     """
     chosen = DenoiseSettings.of(**settings)
+    job_type = choose_job(inputs, output, chosen.kind)
+    job_type.check_settings(chosen)
+    comparisons = Comparisons.find(
+        job_type.media_kind, inputs, output, chosen, reference, comparison, force=force
+    )
     if dry_run:
-        return plan_images(DenoiseJob, chosen, inputs, output, progress=progress, cancel=cancel)
-    return run_images(
-        DenoiseJob,
+        return plan_images(job_type, chosen, inputs, output, progress=progress, cancel=cancel)
+    report = run_images(
+        job_type,
         chosen,
         inputs,
         output,
@@ -75,3 +103,29 @@ def denoise(
         progress=progress,
         cancel=cancel,
     )
+    if comparisons is not None:
+        comparisons.make(report, sidecar=sidecar, cancel=cancel)
+    return report
+
+
+def choose_job(inputs: Inputs, output: str | Path, kind: str) -> type[DenoiseJob]:
+    """Return the job for a kind of inputs; ``auto`` is the one kind that their names show.
+
+    Raises:
+        UsageError: Inputs are of several kinds.
+        ImageError: There are none.
+    """
+    if kind != "auto":
+        return _JOBS[kind]
+    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    counts = count_by_kind(given, output, [job.media_kind for job in _JOBS.values()])
+    present = {name: count for name, count in zip(_JOBS, counts, strict=True) if count}
+    if len(present) > 1:
+        found = " and ".join(
+            f"{count} {_JOBS[name].media_kind.noun}s" for name, count in present.items()
+        )
+        raise UsageError(
+            f"the inputs are of several kinds: {found}",
+            hint=" or ".join(f"--kind {name}" for name in present),
+        )
+    return _JOBS[next(iter(present), "image")]

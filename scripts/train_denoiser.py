@@ -2,11 +2,12 @@
 
     nice -n 15 python scripts/train_denoiser.py
 
-Samples are patches of `photographs.PHOTOS` at several sizes with noise of a sigma up to 60 of 255 at
-mid-gray: half of them Gaussian, half Poisson-Gaussian; a quarter clipped to 8 bits as a camera's
-file is, half of them gray. Every number is drawn by Philox from (seed, step). Then ``lowtide-denoise.safetensors``, its log and its card are
-written into the package's weights folder (or ``--output``), and the hash to pin in
-`lowtide.models.bundled` is printed. Nothing held out is read before that.
+Samples are patches of `photographs.PHOTOS` at several sizes with noise of a sigma up to 60 of 255
+at mid-gray: half of them Gaussian, half Poisson-Gaussian; a quarter clipped to 8 bits as a camera's
+file is, half of them gray. Every number is drawn by Philox from (seed, step). Then
+``lowtide-denoise.safetensors``, its log and its card are written into the package's weights folder
+(or ``--output``), and the hash to pin in `lowtide.models.bundled` is printed. Nothing held out is
+read before that.
 """
 
 from __future__ import annotations
@@ -197,25 +198,27 @@ def card(denoiser: Denoiser, steps: int, log: list[dict[str, float]], digest: st
     )
     return f"""# {NAME}
 
-Removes Gaussian noise from photographs. Ships with the package, as what `lowtide denoise` runs.
-A first version, trained for minutes: a later one will replace it.
+Removes Gaussian and Poisson-Gaussian noise from photographs. Ships with the package, as what
+`lowtide denoise` runs.
 
-- Architecture: `SlimUNet`, {CONFIG.features} features times {CONFIG.multipliers}, linear attention
-  at the lowest level, {parameters:,} parameters, kept in half precision
-- Input and output: RGB, 0..1, and the noise level; gray as three equal bands
+- Architecture: `SlimUNet`, {CONFIG.features} features times {CONFIG.multipliers},
+  {CONFIG.blocks} blocks per level, linear attention at the lowest one, {parameters:,} parameters,
+  kept in half precision
+- Input and output: RGB, 0..1, with the noise level and the share of shot noise; gray as three
+  equal bands
 - License: MIT, like the package
 - SHA-256: `{digest}`
 
 ## Intended use
 
-Photographs with white noise of a sigma up to {CONFIG.max_sigma * 255:.0f} of 255, equal
-everywhere. The level is estimated or given.
+Photographs with noise of a sigma up to {CONFIG.max_sigma * 255:.0f} of 255, equal everywhere or
+with a share of shot noise, whose variance grows with brightness. The level is estimated or given.
 
 ## Limits
 
-Trained on {len(PHOTOS)} photographs. Noise that depends on brightness, that neighboring pixels
-share, or that JPEG has encoded is not what it knows: it leaves some of that, or takes it for
-detail. What the noise has hidden becomes smooth; nothing is invented.
+Trained on {len(PHOTOS)} photographs. Noise that neighboring pixels share, or that JPEG has encoded,
+is not what it knows: it leaves some of that, or takes it for detail. What the noise has hidden
+becomes smooth; nothing is invented.
 
 ## Data
 
@@ -233,8 +236,9 @@ Made by `scripts/train_denoiser.py --steps {steps}` with PyTorch {torch.__versio
 {log[-1]["cpu_seconds"] / 60:.0f} minutes of one CPU core: seed {SEED}, batch {BATCH}, patches of
 {PATCH} pixels, AdamW at {RATE:g} with a linear decay over the last {COOLDOWN:.0%}, squared error of
 the clean image relative to the noise level, weights averaged with a decay of {DECAY}. Each
-photograph at sizes from {SHRINK[0]:g} to {SHRINK[-1]:g}, turned, mirrored and of several contrasts,
-half of the samples gray, {CLIPPED:.0%} with clipped noise. The log lies beside this card.
+photograph at sizes from {SHRINK[0]:g} to {SHRINK[-1]:g}, turned, mirrored, of several contrasts and
+other colors; {GRAY:.0%} of the samples gray, {1 - GAUSSIAN:.0%} with a share of shot noise,
+{CLIPPED:.0%} clipped to 8 bits. The log lies in the same folder.
 
 ## Scores on the held-out photographs
 

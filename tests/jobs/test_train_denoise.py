@@ -146,6 +146,12 @@ def test_a_stopped_run_goes_on_as_if_it_never_was(photos, camera, tmp_path):
     parts = train_denoise(config, tmp_path / "parts", device="cpu")
     assert (parts.resumed_step, parts.steps) == (2, 4)
     assert Path(parts.weights).read_bytes() == Path(whole.weights).read_bytes()
+    # Another table is another training, though its file has the same size.
+    before = camera.read_text()
+    camera.write_text(before.replace('"camera": "A1"', '"camera": "B2"'))
+    with pytest.raises(UsageError, match=r"on other files: 1 new .*, 1 removed"):
+        train_denoise(config, tmp_path / "parts", device="cpu")
+    camera.write_text(before)
     split = config_of(photos, data={"noise": str(camera), "accum_iter": 2}, name="split")
     losses = [row["denoising"] for row in rows_of(whole) if "denoising" in row]
     again = [row["denoising"] for row in rows_of(train_denoise(split, tmp_path, device="cpu"))]
@@ -186,10 +192,11 @@ def test_the_options_of_the_first_denoiser(attention, photos, tmp_path):
 def test_options_change_what_they_name(photos, tmp_path):
     code, _, err = run(
         *("train", "denoise", photos / "data", *SMALL, *QUICK, "--sd_scheduler", "ddpm"),
-        *("--total-iter", 4, "-o", tmp_path, "--name", "ddpm"),
+        *("--total-iter", 4, "-o", tmp_path, "--name", "ddpm", "--attention-levels", "-1,0"),
     )
     assert code == 0, err
-    assert lowtide.load(tmp_path / "ddpm" / "ddpm.safetensors").module.config.scheduler == "ddpm"
+    made = lowtide.load(tmp_path / "ddpm" / "ddpm.safetensors").module.config
+    assert made.scheduler == "ddpm" and made.attention_levels == (-1, 0)
     peaks = []
     for kept in ("none", "full"):
         config = config_of(photos, data={"patch_size": 88}, train={"checkpointing": kept})

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
+from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.comparisons import Comparisons
 from lowtide.jobs.denoise_job import DenoiseJob
+from lowtide.jobs.denoise_raw_job import DenoiseRawJob
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.plan_images import plan_images
 from lowtide.jobs.report import DenoiseReport
+from lowtide.media.discover import count_by_kind
 from lowtide.models.denoiser.slim_unet_config import SchedulerName
+
+_JOBS: dict[str, type[DenoiseJob]] = {"image": DenoiseJob, "raw": DenoiseRawJob}
 
 
 class DenoiseKeywords(ImageKeywords, total=False):
@@ -26,6 +31,9 @@ class DenoiseKeywords(ImageKeywords, total=False):
     scheduler: SchedulerName | None
     eta: float
     seed: int
+    kind: Literal["auto", "image", "raw"]
+    black_level: float | None
+    raw_output: Literal["auto", "linear", "developed", "mosaic"]
 
 
 @show_keywords(DenoiseSettings, DenoiseKeywords)
@@ -73,11 +81,15 @@ def denoise(
         Cancelled: ``cancel`` was set.
     """
     chosen = DenoiseSettings.of(**settings)
-    comparisons = Comparisons.find(inputs, output, chosen, reference, comparison, force=force)
+    job_type = choose_job(inputs, output, chosen.kind)
+    job_type.check_settings(chosen)
+    comparisons = Comparisons.find(
+        job_type.media_kind, inputs, output, chosen, reference, comparison, force=force
+    )
     if dry_run:
-        return plan_images(DenoiseJob, chosen, inputs, output, progress=progress, cancel=cancel)
+        return plan_images(job_type, chosen, inputs, output, progress=progress, cancel=cancel)
     report = run_images(
-        DenoiseJob,
+        job_type,
         chosen,
         inputs,
         output,
@@ -88,3 +100,26 @@ def denoise(
     )
     comparisons.make(report, sidecar=sidecar, cancel=cancel)
     return report
+
+
+def choose_job(inputs: Inputs, output: str | Path, kind: str) -> type[DenoiseJob]:
+    """Return the job for a kind of inputs; ``auto`` is the one kind that their names show.
+
+    Raises:
+        UsageError: Inputs are of several kinds.
+        ImageError: There are none.
+    """
+    if kind != "auto":
+        return _JOBS[kind]
+    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    counts = count_by_kind(given, output, [job.media_kind for job in _JOBS.values()])
+    present = {name: count for name, count in zip(_JOBS, counts, strict=True) if count}
+    if len(present) > 1:
+        found = " and ".join(
+            f"{count} {_JOBS[name].media_kind.noun}s" for name, count in present.items()
+        )
+        raise UsageError(
+            f"the inputs are of several kinds: {found}",
+            hint=" or ".join(f"--kind {name}" for name in present),
+        )
+    return _JOBS[next(iter(present), "image")]

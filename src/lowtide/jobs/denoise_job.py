@@ -63,6 +63,21 @@ class DenoiseJob(ImageJob):
         if chosen is not None and chosen.table is not None:
             chosen.at()
 
+    @classmethod
+    def check_settings(cls, settings: DenoiseSettings) -> None:
+        """Raise `UsageError` for settings that are for other files than photographs."""
+        if settings.sigma is not None and settings.sigma > 255:
+            raise UsageError(
+                f"--sigma {settings.sigma:g} is more than the 255 levels of a photograph",
+                hint="levels are those of 8 bits, whatever the bit depth: --sigma 25",
+            )
+        if settings.black_level is not None or settings.raw_output != "auto":
+            option = "--raw-output" if settings.black_level is None else "--black-level"
+            raise UsageError(
+                f"{option} is for camera RAW files, and the inputs are images",
+                hint="drop it, or --kind raw",
+            )
+
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header, and estimate its noise from its pixels."""
         planned = super().plan(item)

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SerializeAsAny
 
 from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
@@ -214,7 +214,7 @@ class DenoiseReport(JobReport):
     noun = "images"
     input_error = ImageError
 
-    images: list[DenoisedImageReport] = []
+    images: list[SerializeAsAny[DenoisedImageReport]] = []
 
 
 def versions(model: str = "", packages: Iterable[str] = ()) -> dict[str, str]:

@@ -63,6 +63,8 @@ class Comparisons:
 
         Images that an earlier run finished are scored too.
         """
+        if not self.references and self.picture is None:
+            return
         limit = self.settings.max_pixels
         scratch = Path(self.settings.scratch) if self.settings.scratch else None
         for image in report.images:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
@@ -14,16 +14,21 @@ from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.plan_images import plan_images
-from lowtide.jobs.report import DenoiseReport
+from lowtide.jobs.volume_job import VolumeJob
 from lowtide.media.discover import count_by_kind
 from lowtide.models.denoiser.slim_unet_config import SchedulerName
 
-_JOBS: dict[str, type[DenoiseJob]] = {"image": DenoiseJob, "raw": DenoiseRawJob}
+_JOBS: dict[str, type[DenoiseJob]] = {
+    "image": DenoiseJob,
+    "raw": DenoiseRawJob,
+    "volume": VolumeJob,
+}
 
 
 class DenoiseKeywords(ImageKeywords, total=False):
     """Keywords of `denoise`: the fields of `DenoiseSettings`."""
 
+    kind: Literal["auto", "image", "raw", "volume"]
     sigma: float | None
     noise: str | Path | None
     iso: int | None
@@ -31,9 +36,9 @@ class DenoiseKeywords(ImageKeywords, total=False):
     scheduler: SchedulerName | None
     eta: float
     seed: int
-    kind: Literal["auto", "image", "raw"]
     black_level: float | None
     raw_output: Literal["auto", "linear", "developed", "mosaic"]
+    mask: str | Path | None
 
 
 @show_keywords(DenoiseSettings, DenoiseKeywords)
@@ -49,7 +54,7 @@ def denoise(
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[DenoiseKeywords],
-) -> DenoiseReport:
+) -> Any:
     """Remove the noise of images within a byte budget.
 
     The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255, or
@@ -98,7 +103,8 @@ def denoise(
         progress=progress,
         cancel=cancel,
     )
-    comparisons.make(report, sidecar=sidecar, cancel=cancel)
+    if comparisons is not None:
+        comparisons.make(report, sidecar=sidecar, cancel=cancel)
     return report
 
 

@@ -46,6 +46,8 @@ class DenoiseRawJob(DenoiseJob):
     report_type = DenoiseRawReport
     media_kind = RAW_FILES
     packages = ("rawpy",)
+    own_options = "black_level", "raw_output"
+    max_level = 65_535
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -56,10 +58,6 @@ class DenoiseRawJob(DenoiseJob):
         # After the transform noise is Gaussian; a network for linear values gets it as it is.
         chosen = self.settings.chosen_noise if self._config.linear else None
         require_trained_noise(chosen, self._config, self.settings.model_name)
-
-    @classmethod
-    def check_settings(cls, settings: DenoiseSettings) -> None:
-        """Accept the options for RAW files."""
 
     @classmethod
     def load_libraries(cls, settings: Any) -> None:

@@ -32,10 +32,10 @@ class DenoiseSettings(ImageSettings):
 
     Attributes:
         model: A denoiser: lowtide-denoise, the bundled one, or a .safetensors file.
-        kind: What the inputs are: image, or raw for undeveloped files of cameras. auto goes by
-            their names.
-        sigma: Standard deviation of the noise, in levels of 255, and of the file for camera RAW.
-            Default: estimated from each image.
+        kind: What the inputs are: image, raw for undeveloped files of cameras, or volume for NIfTI
+            files. auto goes by their names.
+        sigma: Standard deviation of the noise, in levels of 255, for camera RAW in levels of the
+            file, and for volumes in data units. Default: estimated from each image.
         noise: Kind of the noise: gaussian, or poisson-gaussian, which is stronger where an image is
             brighter, both estimated from each image; or a table of lowtide train noise, such as
             camera.json. Default: gaussian.
@@ -51,11 +51,13 @@ class DenoiseSettings(ImageSettings):
             model's.
         eta: Share of ddpm's noise that ddim adds: 0 to 1.
         seed: Seed of the noise that is added.
+        mask: NIfTI file with a label for each voxel of a volume, 1 for signal and 2 for background,
+            of which the report has SNR and CNR.
     """
 
-    kind: Annotated[Literal["auto", "image", "raw"], Option("Files")] = "auto"
+    kind: Annotated[Literal["auto", "image", "raw", "volume"], Option("Files")] = "auto"
     sigma: Annotated[
-        Annotated[float, Ge(0), Le(65_535)] | None, Option("Noise", metavar="LEVELS", example=25)
+        Annotated[float, Ge(0)] | None, Option("Noise", metavar="LEVELS", example=25)
     ] = None
 
     noise: Annotated[str | Path | None, Option("Noise", metavar="FILE|NAME")] = None
@@ -68,6 +70,7 @@ class DenoiseSettings(ImageSettings):
     scheduler: Annotated[SchedulerName | None, Option("Noise")] = None
     eta: Annotated[float, Ge(0), Le(1), Option("Noise")] = 0.0
     seed: Annotated[int, Ge(0), Le(2**63 - 1), Option("Noise")] = 0
+    mask: Annotated[str | Path | None, Option("Output", metavar="FILE")] = None
 
     hashed: ClassVar[str] = (
         "sigma iso steps scheduler eta seed format precision accuracy strategy self_ensemble"

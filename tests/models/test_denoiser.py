@@ -230,6 +230,9 @@ def test_noise_levels_are_estimated_band_by_band(photo):
     # Of noise that depends on brightness the root mean square.
     shot = noise * np.sqrt(2 * clean) * np.float32(25 / 255)
     assert estimate(clean + shot, 64) == pytest.approx(shot.std(), rel=0.06)
+    # Values beyond 0 and 1 are not clipped ones.
+    dark = np.float32(25 / 255) * noise
+    assert estimate(dark, 64) * 255 == pytest.approx(25, rel=0.03)
     # A bar without noise says nothing; an image that is mostly drawn has none.
     drawn = clean + noise * np.float32(25 / 255)
     drawn[: len(drawn) // 4] = 0.5

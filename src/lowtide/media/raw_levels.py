@@ -51,7 +51,9 @@ def measure_levels(raw: RawFile) -> RawLevels:
         counts += np.bincount(band.ravel(), minlength=1 << 16)
         means += _block_means(band, raw.black)
     sums = np.cumsum(counts)
-    lowest, bright = (int(np.searchsorted(sums, share * sums[-1], "right")) for share in (_LOWEST, _BRIGHT))
+    lowest, bright = (
+        int(np.searchsorted(sums, share * sums[-1], "right")) for share in (_LOWEST, _BRIGHT)
+    )
     saturated = 1 - sums[int(np.ceil(raw.white)) - 1] / sums[-1]
     darkest = np.percentile(np.concatenate(means), _DARKEST, axis=0)
     return RawLevels(lowest, darkest, bright, float(saturated))

@@ -25,8 +25,8 @@ _NORMAL_TENTH = -1.281552
 class NoiseLevel:
     """Running estimate of the noise level of an image of C ``channels``.
 
-    Neighborhoods with a value of 0 or 1 are left out: clipped noise is weaker. Keeps three numbers
-    for each channel of a block of 16 × 16 pixels.
+    Neighborhoods with a value of exactly 0 or 1 are left out: clipped noise is weaker. Keeps three
+    numbers for each channel of a block of 16 × 16 pixels.
     """
 
     def __init__(self, channels: int) -> None:
@@ -72,7 +72,7 @@ def _strip(rows: np.ndarray) -> np.ndarray:
     if rows.shape[1] < 3:
         return np.zeros((3, 0, rows.shape[2]))
     found = _second_difference(_second_difference(rows, 0), 1) / 6
-    inside = (rows > 0) & (rows < 1)
+    inside = (rows != 0) & (rows != 1)
     for axis in (0, 1):
         inside = _all_of_three(inside, axis)
     starts = np.arange(0, max(1, found.shape[1] - _BLOCK + 1), _BLOCK)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.denoise_job import DenoiseJob
@@ -12,6 +12,7 @@ from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.plan_images import plan_images
 from lowtide.jobs.report import DenoiseReport
+from lowtide.models.denoiser.slim_unet_config import SchedulerName
 
 
 class DenoiseKeywords(ImageKeywords, total=False):
@@ -19,7 +20,7 @@ class DenoiseKeywords(ImageKeywords, total=False):
 
     sigma: float | None
     steps: int
-    scheduler: Literal["ddim", "ddpm", "flow"]
+    scheduler: SchedulerName
     eta: float
     seed: int
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.denoise_settings import DenoiseSettings
-from lowtide.jobs.denoise_states import STATE_COPIES, StateAdapter, StateFile, StepSink
+from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, StepSink
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob
 from lowtide.jobs.item import Item
@@ -24,8 +23,7 @@ from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
 from lowtide.models.denoiser.noise_level import NoiseLevel
-from lowtide.models.denoiser.noise_schedule import NoiseSchedule
-from lowtide.models.denoiser.sampling import sampling_steps
+from lowtide.models.denoiser.sampling import earlier_predictions, sampling_steps
 from lowtide.streaming.tiles.runner import RunOutcome
 
 # Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
@@ -41,7 +39,8 @@ class DenoiseJob(ImageJob):
     def __init__(
         self, prepared: PreparedModel, settings: DenoiseSettings, budget: Budget, **more: Any
     ) -> None:
-        copies = STATE_COPIES if settings.steps > 1 else 0
+        self._earlier = earlier_predictions(settings.scheduler, settings.steps)
+        copies = STATE_FILES + self._earlier if settings.steps > 1 else 0
         super().__init__(replace(prepared, float_copies=copies), settings, budget, **more)
         # By index, in levels of 255; None where the image does not tell.
         self._levels: dict[int, float | None] = {}
@@ -98,15 +97,15 @@ class DenoiseJob(ImageJob):
     ) -> RunOutcome:
         """Run the network at each step's level, from one state to the next."""
         settings, info = self.settings, source.info
-        steps = sampling_steps(self._schedule, sigma, settings.steps, settings.noise_share)
+        steps = sampling_steps(settings.scheduler, sigma, settings.steps, eta=settings.eta)
         between = StateAdapter(info, self.prepared.geometry.in_channels)
         ends, outcome = self._adapter(info), RunOutcome()
         on_rows = pipeline.report_rows(item, self.budget, info.height * len(steps))
         shape = (info.height, info.width, info.color_channels)
         with ExitStack() as stack:
-            state, after = (
+            state, after, *earlier = (
                 stack.enter_context(closing(StateFile(shape, pipeline.scratch)))
-                for _ in range(STATE_COPIES)
+                for _ in range(STATE_FILES + self._earlier)
             )
             for first, rows in _bands(source, pipeline.cancel):
                 state.write(first, ends.color(rows))
@@ -116,7 +115,7 @@ class DenoiseJob(ImageJob):
                     item,
                     planned,
                     state,
-                    StepSink(step, state, after, settings.seed),
+                    StepSink(step, state, after, earlier, settings.seed),
                     between,
                     pipeline,
                     queue_bytes,
@@ -133,10 +132,6 @@ class DenoiseJob(ImageJob):
         if self.prepared.network.make_fp32_forward is not None:
             planned.notes.append("the error of the precision is that of the first step")
         return outcome
-
-    @cached_property
-    def _schedule(self) -> NoiseSchedule:
-        return NoiseSchedule("flow" if self.settings.scheduler == "flow" else "linear")
 
     def _set_level(self, sigma: float) -> None:
         for denoiser in self._denoisers():

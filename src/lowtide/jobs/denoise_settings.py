@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
@@ -11,7 +11,7 @@ from lowtide.core.errors import UsageError
 from lowtide.core.option import Option
 from lowtide.core.precision import is_eight_bits
 from lowtide.jobs.image_settings import ImageSettings
-from lowtide.models.denoiser.slim_unet_config import TIMES
+from lowtide.models.denoiser.slim_unet_config import TIMES, SchedulerName
 
 if TYPE_CHECKING:
     from lowtide.models import Model
@@ -32,7 +32,8 @@ class DenoiseSettings(ImageSettings):
         steps: Runs of the network, from the noise level of the image down to none, each of which
             takes the time of the first. One gives the expected image, more give sharper ones.
         scheduler: How the noise falls over several steps: ddim adds none, or as much as --eta says;
-            ddpm adds as much as the training process; flow is ddim at other levels.
+            ddpm adds as much as the training process; dpmsolver++ and unipc are ddim that looks at
+            earlier steps too, where there are three or more; flow is ddim at other levels.
         eta: Share of ddpm's noise that ddim adds: 0 to 1.
         seed: Seed of the noise that is added.
     """
@@ -42,7 +43,7 @@ class DenoiseSettings(ImageSettings):
     ] = None
 
     steps: Annotated[int, Ge(1), Le(TIMES), Option("Noise", metavar="N")] = 1
-    scheduler: Annotated[Literal["ddim", "ddpm", "flow"], Option("Noise")] = "ddim"
+    scheduler: Annotated[SchedulerName, Option("Noise")] = "ddim"
     eta: Annotated[float, Ge(0), Le(1), Option("Noise")] = 0.0
     seed: Annotated[int, Ge(0), Le(2**63 - 1), Option("Noise")] = 0
 
@@ -76,11 +77,6 @@ class DenoiseSettings(ImageSettings):
                 "over several steps the error of tiles is not measured",
                 hint="--steps 1, or drop --accuracy, --strategy tiled and the tile options",
             )
-
-    @property
-    def noise_share(self) -> float:
-        """Share of the training process's noise that a step adds."""
-        return 1.0 if self.scheduler == "ddpm" else self.eta
 
     @property
     def model_name(self) -> str:

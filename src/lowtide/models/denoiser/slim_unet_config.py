@@ -12,6 +12,7 @@ from lowtide.models.paragonsr2.conv_config import FileConfig
 AttentionName = Literal["linear", "channel", "transposed", "sdpa", "flash", "window", "none"]
 Prediction = Literal["v", "epsilon", "sample"]
 NoiseModelName = Literal["gaussian", "poisson-gaussian"]
+SchedulerName = Literal["ddim", "ddpm", "dpmsolver++", "unipc", "flow"]
 TIMES = 1000  # of a noise schedule
 
 

@@ -22,12 +22,10 @@ from lowtide.media import AsyncWriter, ImageSink, ImageSource, open_image
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
-from lowtide.models.denoiser.noise_level import NoiseLevel
+from lowtide.models.denoiser.noise_level import LEAST_SIGMA, NoiseLevel
 from lowtide.models.denoiser.sampling import earlier_predictions, sampling_steps
 from lowtide.streaming.tiles.runner import RunOutcome
 
-# Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
-_LEAST_SIGMA = 0.5
 _BAND_PIXELS = 1 << 15
 
 
@@ -72,7 +70,7 @@ class DenoiseJob(ImageJob):
         queue_bytes: int,
     ) -> RunOutcome:
         sigma = self._levels[item.index]
-        if sigma is None or sigma < _LEAST_SIGMA:
+        if sigma is None or sigma < LEAST_SIGMA:
             self._set_level(0)
             on_rows = pipeline.report_rows(item, self.budget, planned.upscaled.height)
             for first, rows in _bands(source, pipeline.cancel):
@@ -157,13 +155,12 @@ class DenoiseJob(ImageJob):
             adapter, level = self._adapter(source.info), NoiseLevel(source.info.color_channels)
             for _, rows in _bands(source):
                 level.add(adapter.visible_color(rows))
-        sigma = level.sigma()
-        return None if sigma is None else round(sigma * 255, 2)
+        return level.levels_of_255()
 
     def _level_notes(self, sigma: float | None) -> list[str]:
         if sigma is None:
             return ["no pixel tells the noise level, so samples are copied; --sigma sets it"]
-        if sigma < _LEAST_SIGMA:
+        if sigma < LEAST_SIGMA:
             return [
                 "no noise was found, so samples are copied"
                 if self.settings.sigma is None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+# Below half a step of 8 bits, in levels of 255, there is no noise that could be seen.
+LEAST_SIGMA = 0.5
 # Values are counted in bins of this width, so that the median of any number takes the same memory.
 _BINS = 1 << 16
 _LARGEST = 2 / 3  # of values in 0..1: 16 / 6 times half the range is never reached by noise
@@ -48,6 +50,11 @@ class NoiseLevel:
         """
         levels = [_median(counts) / _NORMAL_MEDIAN for counts in self._counts if counts.any()]
         return float(np.sqrt(np.mean(np.square(levels)))) if levels else None
+
+    def levels_of_255(self) -> float | None:
+        """Return `sigma` in levels of 255, to two decimals as reports have it."""
+        sigma = self.sigma()
+        return None if sigma is None else round(sigma * 255, 2)
 
 
 def _median(counts: np.ndarray) -> float:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import render_attention
+import render_denoise
 import render_forecast
 import render_jobs
 import render_ldm4ts
@@ -102,6 +103,7 @@ def _leaves(facts: dict[str, Any]) -> Iterator[str]:
 SHAPES: dict[str, Callable[[Rows], str]] = {
     **render_jobs.SHAPES,
     **render_attention.SHAPES,
+    **render_denoise.SHAPES,
     **render_forecast.SHAPES,
     **render_ldm4ts.SHAPES,
     **render_memory.SHAPES,

@@ -9,7 +9,7 @@ PINS ?= -c constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo demo-train demo-forecast test test-oldest test-slow check fix bench bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
+.PHONY: demo demo-train demo-forecast demo-denoise test test-oldest test-slow check fix bench bench-denoising bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
@@ -26,6 +26,12 @@ demo-forecast: $(VENV)/.dev
 	$(BIN)/lowtide forecast demo/sunspots.csv --horizon 22 -o demo/sunspots_forecast.csv --plot demo/sunspots.png --force
 	$(BIN)/lowtide backtest demo/sunspots.csv --horizon 11 --quiet
 	@echo "the picture is demo/sunspots.png"
+
+# A photograph with noise: cleaner, its scores, and a picture beside non-local means.
+demo-denoise: $(VENV)/.dev
+	$(BIN)/python scripts/demo_denoise.py demo/denoise
+	$(BIN)/lowtide denoise demo/denoise/noisy.png -o demo/denoise/denoised.png --reference demo/denoise/clean.png --comparison demo/denoise/comparison.png --force
+	@echo "the picture is demo/denoise/comparison.png"
 
 # Two processes of one thread each; what a test measures of its process is its own.
 test: $(VENV)/.dev
@@ -103,6 +109,13 @@ bench-training: $(VENV)/.dev
 	$(BIN)/python benchmarks/ldm4ts_memory.py
 	$(BIN)/python benchmarks/paragonsr2_variants.py
 	$(BIN)/python benchmarks/attention_helps.py
+	$(BIN)/python scripts/render_results.py
+
+# An hour; each script goes on where it was.
+bench-denoising: $(VENV)/.dev
+	$(BIN)/python benchmarks/denoise.py
+	$(BIN)/python benchmarks/denoise_large.py
+	$(BIN)/python benchmarks/denoise_raw_noise.py
 	$(BIN)/python scripts/render_results.py
 
 bench-gpu: $(VENV)/.dev

@@ -139,6 +139,7 @@ def _prepared() -> tuple[Any, Any, Any]:
 
 def _computing(sources: list[Path], out: Path, suffix: str) -> Callable[[], tuple[float, float]]:
     from lowtide.jobs.planning import plan_image
+    from lowtide.jobs.target_size import target_size
     from lowtide.media import open_image
     from lowtide.streaming.tiles.runner import execute_plan
 
@@ -151,7 +152,8 @@ def _computing(sources: list[Path], out: Path, suffix: str) -> Callable[[], tupl
     def compute() -> None:
         for source, pixels, info in decoded:
             target = out / f"{source.stem}.{suffix}"
-            task = plan_image(source, target, prepared, settings, budget)
+            sizes = target_size(source, target, settings, prepared.geometry.scale)
+            task = plan_image(source, target, sizes, prepared, settings, budget)
             given = Taken(pixels, info)
             execute_plan(prepared.network, prepared.adapter(info), given, given, task.plan)
 

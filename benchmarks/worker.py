@@ -1,9 +1,10 @@
 """One measured run in a fresh process; prints one JSON line.
 
-    python benchmarks/worker.py lowtide|tile_loop INPUT OUTPUT MODEL [OPTION=VALUE ...]
+    python benchmarks/worker.py lowtide|denoise|tile_loop INPUT OUTPUT MODEL [OPTION=VALUE ...]
 
 Memory is what the run adds to the process once the libraries are loaded, sampled every 5 ms,
-together with the kernel's high-water mark; processor time is user + system of the run alone.
+together with the kernel's high-water mark; ``process_bytes`` is all that was resident, libraries
+included; processor time is user + system of the run alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyvips
@@ -22,6 +24,7 @@ from padded_tiles import padded_tiles
 import lowtide
 from lowtide.core.heap import tune_heap
 from lowtide.memory.meter import anonymous_bytes, open_meter
+from lowtide.memory.process_memory import status_bytes
 from lowtide.streaming.planner.program_cache import preload_capture
 
 # Those that Real-ESRGAN's own documentation has.
@@ -73,8 +76,10 @@ def tile_loop(source: Path, target: Path, model_name: str, device: str) -> None:
 def main() -> None:
     """Run once and print the figures."""
     kind, source, target, model, *rest = sys.argv[1:]
-    options: dict[str, str] = dict(word.split("=", 1) for word in rest)
+    options: dict[str, Any] = dict(word.split("=", 1) for word in rest)
     device = options.pop("device", "cpu")
+    if "sigma" in options:
+        options["sigma"] = float(options["sigma"])
     if options.pop("tuned", "yes") == "yes":
         tune_heap()  # as the command line does
     # Both load what they need before the meter starts; kernels are warmed by neither.
@@ -88,7 +93,8 @@ def main() -> None:
         if kind == "tile_loop":
             tile_loop(Path(source), Path(target), model, device)
         else:
-            report = lowtide.upscale(
+            call = lowtide.denoise if kind == "denoise" else lowtide.upscale
+            report = call(
                 source,
                 target,
                 model=model,
@@ -118,6 +124,7 @@ def main() -> None:
                 "cpu_s": round(cpu, 2),
                 "peak_bytes": meter.peak_bytes,
                 "high_water_bytes": high_water or meter.high_water_bytes,
+                "process_bytes": status_bytes("VmHWM"),
                 **extra,
             }
         )

@@ -1,13 +1,92 @@
-"""The tables of the denoiser; see ``render_results.py``."""
+"""The tables of denoising; see ``render_results.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median
 
-from tables import NONE, Rows, spread, table
+from tables import NONE, Rows, figure, spread, table
 
 from lowtide.core.units import format_bytes
+
+RATIOS = (100, 300)
+
+
+def denoise(rows: Rows) -> str:
+    """Each picture and level: ours beside non-local means and TV, losses included."""
+    head = ["picture, noise", "noisy", "level given", "level estimated", "estimate", "lost by it"]
+    head += ["non-local means", "TV", "above the better of both", "SSIM"]
+    head += ["processor seconds", "of non-local means", "of TV"]
+    cells, below = [], []
+    for row in rows:
+        gain = row["estimated_db"] - max(row["nlm_db"], row["tv_db"])
+        if gain < 0:
+            below.append(row["row"])
+        decibels = [f"{row[name]:.2f}" for name in ("noisy_db", "given_db", "estimated_db")]
+        cells.append(
+            [
+                row["row"],
+                *decibels,
+                f"{row['estimated_sigma']:.1f}",
+                f"{row['given_db'] - row['estimated_db']:+.2f}",
+                f"{row['nlm_db']:.2f} ({row['nlm_unclipped_db']:.2f})",
+                f"{row['tv_db']:.2f}",
+                f"{gain:+.2f}",
+                f"{row['estimated_ssim']:.3f}",
+                *(f"{row[name]:.2f}" for name in ("estimated_cpu_s", "nlm_cpu_s", "tv_cpu_s")),
+            ]
+        )
+    lost = ", ".join(below) or "none"
+    return (
+        "PSNR in dB. Non-local means and TV are scikit-image's with the level given, the best of"
+        " three settings each, and clipped to 0..1 as Lowtide's results are (in brackets: as they"
+        f" come).\n\n{table(head, cells)}\n\nBelow non-local means or TV: {lost}."
+    )
+
+
+def denoise_raw_noise(rows: Rows) -> str:
+    """Each training, and how far the camera's own noise is above it."""
+    own = next((row for row in rows if row["row"] == "raw-camera"), None)
+    head = ["trained with", "steps", "processor seconds"]
+    for ratio in RATIOS:
+        head += [f"×{ratio}", "brightness-aligned", "SSIM", "raw-camera above it"]
+    cells = []
+    for row in rows:
+        line = [row["row"], str(row["steps"]), f"{row['cpu_s']:.0f}"]
+        for ratio in RATIOS:
+            db = row[f"x{ratio}_db"]
+            line += [f"{db:.2f} dB", f"{row[f'x{ratio}_aligned_db']:.2f} dB"]
+            line += [f"{row[f'x{ratio}_ssim']:.3f}"]
+            line += [NONE if own in (None, row) else f"{own[f'x{ratio}_db'] - db:+.2f} dB"]
+        cells.append(line)
+    noisy = ", ".join(f"×{ratio} {rows[0][f'x{ratio}_noisy_db']:.2f} dB" for ratio in RATIOS)
+    return f"Before denoising: {noisy}.\n\n{table(head, cells)}"
+
+
+def denoise_large(rows: Rows) -> str:
+    """Each size and way, within the budget, and beside the whole run."""
+    shown = {
+        "peak_bytes": "peak",
+        "high_water_bytes": "high-water mark",
+        "process_bytes": "the process, libraries included",
+        "predicted_bytes": "expected",
+        "upper_bytes": "at most",
+        "cpu_s": "processor seconds",
+    }
+    head = ["image", "budget", "plan", *shown.values(), "from the whole run"]
+    return table(
+        head,
+        [
+            [
+                row["row"],
+                row["budget"],
+                row["plan"],
+                *(figure(name, row[name]) for name in shown),
+                f"{row['difference']:.1e}" if "difference" in row else NONE,
+            ]
+            for row in rows
+        ],
+    )
 
 
 def attention(rows: Rows) -> str:
@@ -60,6 +139,9 @@ def steps(rows: Rows) -> str:
 
 
 SHAPES: dict[str, Callable[[Rows], str]] = {
+    "denoise": denoise,
     "denoise_attention": attention,
     "denoise_steps": steps,
+    "denoise_raw_noise": denoise_raw_noise,
+    "denoise_large": denoise_large,
 }

@@ -38,6 +38,7 @@ TARGETS = (
     "README.md",
     "docs/results.md",
     "docs/concepts/streaming.md",
+    "docs/guide/denoiser_memory.md",
     "docs/guide/ldm4ts_memory.md",
 )
 NOT_YET = "Not measured yet."

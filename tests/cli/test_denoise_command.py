@@ -27,3 +27,20 @@ def test_denoise(lowtide, photo, tmp_path, save):
     assert lowtide(*words, "-o", target, "--force", "--scheduler", "ddpm", "--steps", 2).code == 0
     described = lowtide("models", weights, "--json").json["models"][0]
     assert described["noise"] == "gaussian, up to a sigma of 60 of 255"
+
+
+def test_scores_in_text_and_json(lowtide, photo, tmp_path, save):
+    clean = photo[100:150, 200:260]
+    noise = np.random.default_rng(0).normal(0, 25, clean.shape)
+    noisy = np.rint((clean + noise).clip(0, 255)).astype(np.uint8)
+    source, truth = save(tmp_path / "in.png", noisy), save(tmp_path / "truth.png", clean)
+    weights = denoiser_file(tmp_path / "small.safetensors")
+    words = ("denoise", source, "-m", weights, "-b", "256MiB", "--reference", truth, "--force")
+    done = lowtide(*words, "-o", tmp_path / "out.png")
+    assert "raw, against" in done.out and "brightness-aligned (gains" in done.out
+    words += "-o", tmp_path / "out.png", "--json", "--comparison", tmp_path / "picture.png"
+    (image,) = lowtide(*words).json["images"]
+    scores = image["scores"]["noisy"]
+    assert scores["raw"]["psnr_db"] == pytest.approx(20.5, abs=1)
+    assert scores["aligned"].keys() == {"psnr_db", "ssim"} and scores["gain"] > 0.9
+    assert (tmp_path / "picture.png").exists()

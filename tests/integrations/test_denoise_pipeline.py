@@ -10,6 +10,7 @@ from PIL import Image
 
 import lowtide
 from lowtide import InputError, UsageError
+from lowtide.models.denoiser.noise_models import GaussianNoise, PoissonGaussianNoise
 from support.denoiser_files import denoiser_file
 
 pytest.importorskip("diffusers")
@@ -129,7 +130,7 @@ REFUSED = [
     ({"sigma": float("nan")}, "finite number"),
     ({"sigma": 25_500, "num_inference_steps": 2}, "ends at a noise level of 157"),
     ({"seed": -1}, "a seed is"),
-    ({"noise_parameters": (1.0,)}, "0 parameters"),
+    ({"noise": GaussianNoise(std=0.1)}, "sigma and noise both"),
     ({"output_type": "latent"}, "is not one of pil, np, pt"),
 ]
 
@@ -154,6 +155,23 @@ def test_invalid_arguments_are_refused(pipe, noisy):
             pipe(image, SIGMA, output_type="np")
     with pytest.raises(UsageError, match="is no denoiser"):
         DenoisePipeline.from_lowtide("lowtide-x2")
+
+
+def test_noise_by_its_parameters(noisy, tmp_path, private_cache):
+    """Those of Poisson-Gaussian noise change the result; other noise has to be given."""
+    options = {"noise_model": "poisson-gaussian", "noise_parameters": 1}
+    path = denoiser_file(tmp_path / "poisson.safetensors", **options)
+    pipe = DenoisePipeline.from_lowtide(path)
+
+    def run(**noise):
+        return pipe(as_floats(noisy), output_type="np", **noise).images
+
+    plain = run(sigma=SIGMA)
+    assert np.array_equal(plain, run(noise=PoissonGaussianNoise(a=0, b=SIGMA / 255)))
+    assert not np.array_equal(plain, run(noise=PoissonGaussianNoise(a=0.01, b=0.05)))
+    path = denoiser_file(tmp_path / "raw.safetensors", noise_model="raw-camera")
+    with pytest.raises(UsageError, match="trained with raw-camera noise"):
+        DenoisePipeline.from_lowtide(path)(as_floats(noisy), SIGMA)
 
 
 def test_epsilon_says_nothing_at_zero_snr(noisy, tmp_path, private_cache):

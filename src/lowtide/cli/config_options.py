@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,15 @@ ConfigT = TypeVar("ConfigT", bound="RunConfig")
 # By path in the configuration: the option, and a function that reads its value, which may fail.
 Given = dict[tuple[str, ...], tuple[str, Callable[[], Any]]]
 _META, _GENERAL = "lowtide.config", "Configuration"
+
+
+@dataclass(frozen=True)
+class KeyAlias:
+    """Another option of a key: with a value of its own, or one that stands for ``value``."""
+
+    option: str
+    path: tuple[str, ...]
+    value: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,24 +114,36 @@ class ConfigCommand(TyperCommand):
     """Command with an option for each key of a configuration, read when it is called."""
 
     config: Callable[[], type[BaseModel]]
-    _made: list[tuple[Key, TyperOption]] | None = None
+    aliases: tuple[KeyAlias, ...] = ()
+    _made: list[tuple[Key, TyperOption, str | None]] | None = None
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the command's own parameters and the configuration's."""
         own = super().get_params(ctx)
-        return [*own, *(option for _, option in self._options(own))]
+        return [*own, *(option for _, option, _ in self._options(own))]
 
-    def _options(self, own: list[Any]) -> list[tuple[Key, TyperOption]]:
-        """Return the option of each key: its last name where that is unique, and its path."""
+    def _options(self, own: list[Any]) -> list[tuple[Key, TyperOption, str | None]]:
+        """Return the option of each key: its last name where that is unique, and its path.
+
+        Aliases that stand for a value, which comes last, are options of their own.
+        """
         if self._made is None:
-            keys = list(config_keys(self.config()))
-            last = [key.path[-1] for key in keys] + [one.name for one in own]
-            self._made = [(key, _option(key, last.count(key.path[-1]) == 1)) for key in keys]
+            keys = {key.path: key for key in config_keys(self.config())}
+            last = [path[-1] for path in keys] + [one.name for one in own]
+            self._made = [
+                (key, _option(key, last.count(path[-1]) == 1, self._more_names(path)), None)
+                for path, key in keys.items()
+            ]
+            flags = [alias for alias in self.aliases if alias.value is not None]
+            self._made += [(keys[alias.path], _flag(alias), alias.value) for alias in flags]
         return self._made
+
+    def _more_names(self, path: tuple[str, ...]) -> list[str]:
+        return [one.option for one in self.aliases if one.path == path and one.value is None]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write help with one name for each key, in panels that say the rest of its path."""
-        options = [option for _, option in self._options(super().get_params(ctx))]
+        options = [option for _, option, _ in self._options(super().get_params(ctx))]
         names = [(one.opts, one.secondary_opts) for one in options]
         for one in options:
             one.opts, one.secondary_opts = one.opts[:1], one.secondary_opts[:1]
@@ -134,7 +155,7 @@ class ConfigCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take options of open sections, such as ``--network-g.blocks 3``, then the others."""
-        keys = [key for key, _ in self._options(super().get_params(ctx)) if key.is_open]
+        keys = [key for key, *_ in self._options(super().get_params(ctx)) if key.is_open]
         rest, more = _take_open(args, keys)
         ctx.meta[_META] = more
         return super().parse_args(ctx, rest)
@@ -142,20 +163,35 @@ class ConfigCommand(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command with the given options of the configuration in ``ctx.meta``."""
         given: Given = {}
-        for key, option in self._made or []:
+        for key, option, fixed in self._made or []:
             value = ctx.params.pop(option.name)
             source = ctx.get_parameter_source(option.name)
             if source is not None and source.name == "COMMANDLINE":
                 name = option.opts[0]
-                given[key.path] = name, partial(key.read, name, value)
+                given[key.path] = name, partial(key.read, name, value if fixed is None else fixed)
         ctx.meta[_META] = given | ctx.meta[_META]
         return super().invoke(ctx)
 
 
-def _option(key: Key, unique: bool) -> TyperOption:
+def _flag(alias: KeyAlias) -> TyperOption:
+    """Build the option that stands for a value of a key."""
+    assert alias.value is not None
+    name = option_name(alias.path)
+    return TyperOption(
+        param_decls=["config_" + alias.option.strip("-").replace("-", "_"), alias.option],
+        type=None,
+        is_flag=True,
+        default=False,
+        show_default=False,
+        help=f"The same as {name} {alias.value}.",
+        rich_help_panel=".".join(alias.path[:-1]) or _GENERAL,
+    )
+
+
+def _option(key: Key, unique: bool, more_names: Sequence[str]) -> TyperOption:
     """Build the option of a key, whose last name is ``unique`` or not."""
     paths = dict.fromkeys((key.path[-1:], key.path) if unique else (key.path,))
-    names = [option_name(path) for path in paths]
+    names = [*(option_name(path) for path in paths), *more_names]
     flag, folders = key.kinds == (bool,), key.kinds == (list[Path],)
     shown = _shown(key.default)
     return TyperOption(

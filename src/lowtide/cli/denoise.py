@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -57,6 +58,30 @@ def denoise(
             "--report", panel=_OUT, help=("Write a report next to each result, NAME.lowtide.json.")
         ),
     ] = False,
+    reference: Annotated[
+        Path | None,
+        option(
+            "--reference",
+            panel=_OUT,
+            metavar="PATH",
+            help=(
+                "A clean file, or a folder with a clean file of the same name for each: report PSNR"
+                " and SSIM against it, as they are and brightness-aligned."
+            ),
+        ),
+    ] = None,
+    comparison: Annotated[
+        Path | None,
+        option(
+            "--comparison",
+            panel=_OUT,
+            metavar="PICTURE",
+            help=(
+                "Draw a detail: noisy, denoised, by non-local means, and the residual. For one"
+                " file."
+            ),
+        ),
+    ] = None,
     as_json: JsonReport = False,
     quiet: Quiet = False,
     **settings: Any,
@@ -84,6 +109,8 @@ def denoise(
             dry_run=dry_run,
             force=force,
             sidecar=report,
+            reference=reference,
+            comparison=comparison,
             progress=progress,
             **settings,
         )

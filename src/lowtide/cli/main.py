@@ -25,6 +25,7 @@ from lowtide.cli import (
     plan_train,
     plan_upscale,
     train,
+    train_denoise,
     train_forecast,
     train_noise,
     train_sr,
@@ -93,6 +94,7 @@ app.add_typer(plans, name="plan")
 benches.command("upscale")(bench_upscale.upscale)
 app.add_typer(benches, name="bench")
 train.add_command(trains, train_sr.SR)
+train.add_command(trains, train_denoise.DENOISE)
 train.add_command(trains, train_forecast.FORECAST)
 trains.command("noise")(train_noise.train_noise)
 app.add_typer(trains, name="train")

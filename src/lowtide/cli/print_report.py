@@ -51,6 +51,7 @@ def print_skipped_inputs(report: UpscaleReport | DenoiseReport) -> None:
 def _print_image(image: ImageReport) -> None:
     if image.status == "skipped":
         typer.echo(f"{image.output}: already finished, skipped")
+        _print_lines(image.details())
         return
     if image.status == "failed":
         what = (image.error or "").removeprefix(f"{image.input}: ")
@@ -83,6 +84,10 @@ def _print_image(image: ImageReport) -> None:
         )
     lines += [("note", note) for note in image.notes]
     lines += [("event", event) for event in image.events]
+    _print_lines(lines)
+
+
+def _print_lines(lines: list[tuple[str, str]]) -> None:
     for name, text in lines:
         typer.echo(f"  {name:<10} {text}")
 

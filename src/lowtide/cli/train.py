@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowtide.cli.config_options import ConfigCommand, Given, config_from_options
+from lowtide.cli.config_options import ConfigCommand, Given, KeyAlias, config_from_options
 from lowtide.cli.shell import (
     JsonReport,
     Quiet,
@@ -39,7 +39,7 @@ class TrainKind:
     """A kind of training: what `lowtide train NAME` needs of it.
 
     ``config`` and ``job`` import the configuration class and the job. ``data`` is the key that
-    DATA stand for: folders, or with ``data_is_file`` one file.
+    DATA stand for: folders, or with ``data_is_file`` one file. ``aliases`` are more options.
     """
 
     name: str
@@ -49,6 +49,7 @@ class TrainKind:
     job: Callable[[], Callable[..., TrainReport]]
     data: tuple[str, ...] = ("datasets", "train", "dataroot_gt")
     data_is_file: bool = False
+    aliases: tuple[KeyAlias, ...] = ()
 
     def is_config(self, path: Path) -> bool:
         """Return whether the first word of a command is the configuration's file.
@@ -76,6 +77,7 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
 
     class Command(ConfigCommand):
         config = staticmethod(kind.config)
+        aliases = kind.aliases
 
     @app.command(kind.name, cls=Command, help=join_lines(kind.help))
     @handle_errors

@@ -143,8 +143,12 @@ def _windowed(image: np.ndarray) -> np.ndarray:
     weights /= weights.sum()
     for axis in (0, 1):
         length = image.shape[axis] - SSIM_WINDOW + 1
-        parts = [np.take(image, range(at, at + length), axis) for at in range(SSIM_WINDOW)]
-        image = np.tensordot(weights, np.stack(parts), 1)
+        at = [slice(None)] * image.ndim
+        mean = 0.0
+        for start, weight in enumerate(weights):
+            at[axis] = slice(start, start + length)
+            mean = mean + weight * image[tuple(at)]
+        image = np.asarray(mean)
     return image
 
 

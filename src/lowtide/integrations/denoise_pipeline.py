@@ -16,7 +16,16 @@ from lowtide.integrations.diffusers_bases import BaseOutput, DiffusionPipeline
 from lowtide.integrations.pipeline_images import Image, as_arrays, as_output
 from lowtide.models.denoiser.denoiser import Denoiser, require_sigma
 from lowtide.models.denoiser.noise_level import LEAST_SIGMA, NoiseLevel
+from lowtide.models.denoiser.noise_models import (
+    GaussianNoise,
+    NoiseModel,
+    PoissonGaussianNoise,
+    network_terms,
+)
 from lowtide.models.loader import load
+
+# Models of noise that one number tells enough about.
+_FROM_SIGMA = GaussianNoise.name, PoissonGaussianNoise.name
 
 
 @dataclass
@@ -66,7 +75,7 @@ class DenoisePipeline(DiffusionPipeline):
             )
         unet = DenoiserModel(denoiser.config.to_dict())
         unet.unet.load_state_dict(denoiser.unet.state_dict())
-        return cls(unet.eval(), scheduler or DenoiseScheduler())
+        return cls(unet.eval(), scheduler or DenoiseScheduler(denoiser.config.scheduler))
 
     @torch.no_grad()
     def __call__(
@@ -76,7 +85,7 @@ class DenoisePipeline(DiffusionPipeline):
         num_inference_steps: int = 1,
         generator: torch.Generator | None = None,
         seed: int = 0,
-        noise_parameters: Sequence[float] = (),
+        noise: NoiseModel | None = None,
         output_type: Literal["pil", "np", "pt"] = "pil",
     ) -> DenoisePipelineOutput:
         """Remove the noise of images.
@@ -89,15 +98,14 @@ class DenoisePipeline(DiffusionPipeline):
                 sharper ones.
             generator: Draws the seed, a new one for each call. Default: ``seed``.
             seed: Seed of the noise that steps add, as ``--seed`` of ``lowtide denoise``.
-            noise_parameters: What else the network was trained to be given.
+            noise: The noise, instead of ``sigma``: such as ``load_noise("camera.json").at(800)``.
             output_type: PIL images, an array (B, H, W, C) or a tensor (B, C, H, W) in 0..1.
 
         Raises:
             UsageError: An argument is invalid, or images have no channels that the network takes.
             InputError: Values are not finite, or of another range.
         """
-        if sigma is not None:
-            require_sigma(sigma)
+        known = self._known_noise(sigma, noise)
         if not 0 <= seed < 2**63:
             raise UsageError(f"a seed is 0 to {2**63 - 1}, not {seed}")
         # What is wrong is refused before anything runs.
@@ -106,31 +114,45 @@ class DenoisePipeline(DiffusionPipeline):
             made = torch.randint(2**62, (1,), generator=generator, device=generator.device)
             seed = int(made)
         noisy = as_arrays(image, self.unet.sizes.channels)
-        levels = [_estimate(one) if sigma is None else sigma for one in noisy]
+        found = [known or _estimate(one) for one in noisy]
         images = []
         runs = len(noisy) * num_inference_steps
         with self.progress_bar(total=runs) as bar:  # pyright: ignore[reportCallIssue]
-            for one, level in zip(noisy, levels, strict=True):
-                if level is None or level < LEAST_SIGMA:
+            for one, its in zip(noisy, found, strict=True):
+                if its is None or its.level < LEAST_SIGMA:
                     images.append(one)
                     bar.update(num_inference_steps)
-                    continue
-                clean = self._sample(
-                    one, level / 255, num_inference_steps, seed, noise_parameters, bar
-                )
-                images.append(clean.clip(0, 1))
+                else:
+                    clean = self._sample(one, its, num_inference_steps, seed, bar)
+                    images.append(clean.clip(0, 1))
+        levels = [None if its is None else round(its.level * 255, 2) for its in found]
         return DenoisePipelineOutput(as_output(images, output_type), levels)
+
+    def _known_noise(self, sigma: float | None, noise: NoiseModel | None) -> NoiseModel | None:
+        """Return the noise of all images, None where each is to be estimated."""
+        sizes = self.unet.sizes
+        if sigma is not None and noise is not None:
+            raise UsageError("sigma and noise both say how strong the noise is", hint="drop one")
+        if noise is None and (sizes.noise_sha256 or sizes.noise_model not in _FROM_SIGMA):
+            raise UsageError(
+                f"this model was trained with {sizes.noise_model} noise, and needs its parameters",
+                hint="noise=load_noise('camera.json').at(iso)",
+            )
+        if sigma is None:
+            return noise
+        require_sigma(sigma)
+        return GaussianNoise(std=sigma / 255)
 
     def _sample(
         self,
         state: np.ndarray,
-        sigma: float,
+        noise: NoiseModel,
         count: int,
         seed: int,
-        parameters: Sequence[float],
         bar: Any,
     ) -> np.ndarray:
         """Return the clean image (H, W, C) of a noisy one."""
+        sigma, parameters = network_terms(noise, self.unet.sizes)
         predictions: list[np.ndarray] = []
         for step in self.scheduler.steps(sigma, count, self.unet.sizes.prediction):
             clean = self._predict(state, step.sigma, parameters)
@@ -158,7 +180,8 @@ class DenoisePipeline(DiffusionPipeline):
         return np.ascontiguousarray(clean[0].permute(1, 2, 0).cpu().numpy())
 
 
-def _estimate(image: np.ndarray) -> float | None:
+def _estimate(image: np.ndarray) -> NoiseModel | None:
     level = NoiseLevel(image.shape[2])
     level.add(image)
-    return level.levels_of_255()
+    levels = level.levels_of_255()
+    return None if levels is None else GaussianNoise(std=levels / 255)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
+from lowtide.core.signal import Adapter
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import AccuracyReport, ErrorFigure, reported_db
-from lowtide.media import ImageSource, open_image
+from lowtide.media.image_rows import ImageRows
 from lowtide.memory.meter import Usage
 from lowtide.memory.oom import trim_allocators
 from lowtide.memory.plan import Plan
@@ -23,28 +23,26 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec
 def measure_accuracy(
     prepared: PreparedModel,
     plan: Plan,
-    source: Path,
+    reopen: Callable[[], ImageRows],
+    adapter: Adapter,
     pipeline: Pipeline,
     *,
     limit_bytes: int,
-    max_pixels: int,
 ) -> tuple[AccuracyReport, Usage | None]:
     """Measure the accuracy of one image's result within ``limit_bytes``.
+
+    ``reopen`` opens the image once more, and ``adapter`` converts its rows.
 
     Returns:
         The report, and the memory that the measurement used, or None if nothing had to be measured.
     """
-
-    def reopen() -> ImageSource:
-        return open_image(source, max_pixels=max_pixels, scratch_dir=pipeline.scratch)
-
     if plan.accuracy == "exact" and prepared.network.make_fp32_forward is None:
-        return _accuracy(prepared, plan, reopen, limit_bytes), None
+        return _accuracy(prepared, plan, reopen, adapter, limit_bytes), None
     # The measurement runs other tile sizes, which would not fit the heap's free blocks.
     trim_allocators(plan.device, collect=True)
     pipeline.lap()
     pipeline.commit_all()
-    accuracy = _accuracy(prepared, plan, reopen, limit_bytes)
+    accuracy = _accuracy(prepared, plan, reopen, adapter, limit_bytes)
     measurement_usage = pipeline.lap()
     trim_allocators(plan.device, collect=True)
     pipeline.lap()
@@ -52,7 +50,11 @@ def measure_accuracy(
 
 
 def _accuracy(
-    prepared: PreparedModel, plan: Plan, reopen: Callable[[], ImageSource], limit_bytes: int
+    prepared: PreparedModel,
+    plan: Plan,
+    reopen: Callable[[], ImageRows],
+    adapter: Adapter,
+    limit_bytes: int,
 ) -> AccuracyReport:
     """Report the accuracy class, and measure the error on sampled tiles if not exact."""
     network, costs = prepared.network, prepared.costs
@@ -61,13 +63,11 @@ def _accuracy(
     if isinstance(strategy, TiledStrategy) and plan.accuracy == "bounded":
         with reopen() as rows:
             allowed = affordable_pixels(costs, plan, strategy, limit_bytes)
-            adapter = prepared.adapter(rows.info)
             error = execution_error(network, adapter, rows, plan.image, strategy, allowed)
             execution = _figure(error)
     if network.make_fp32_forward is not None:
         with reopen() as rows:
             allowed = comparable_pixels(costs, plan, limit_bytes)
-            adapter = prepared.adapter(rows.info)
             precision = _figure(precision_error(network, adapter, rows, plan.image, allowed))
     if isinstance(strategy, StreamedStrategy):
         proof = prepared.programs.certificate(*plan.network_size)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.comparisons import Comparisons
 from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
@@ -19,8 +20,10 @@ class DenoiseKeywords(ImageKeywords, total=False):
     """Keywords of `denoise`: the fields of `DenoiseSettings`."""
 
     sigma: float | None
+    noise: str | Path | None
+    iso: int | None
     steps: int
-    scheduler: SchedulerName
+    scheduler: SchedulerName | None
     eta: float
     seed: int
 
@@ -33,17 +36,19 @@ def denoise(
     dry_run: bool = False,
     force: bool = False,
     sidecar: bool = False,
+    reference: str | Path | None = None,
+    comparison: str | Path | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[DenoiseKeywords],
 ) -> DenoiseReport:
     """Remove the noise of images within a byte budget.
 
-    The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255. An image
-    without noise is copied, sample for sample. Alpha is copied. Results equal the unconstrained run
-    unless the report's accuracy is ``bounded``, and then it states the measured error. An image
-    that fails in a batch is reported (``report.failures``) and the others are done; the error of a
-    single image is raised.
+    The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255, or
+    ``noise`` a camera's table. An image without noise is copied, sample for sample. Alpha is
+    copied. Results equal the unconstrained run unless the report's accuracy is ``bounded``, and
+    then it states the measured error. An image that fails in a batch is reported
+    (``report.failures``) and the others are done; the error of a single image is raised.
 
     Args:
         inputs: Files, folders (their tree is mirrored) or glob patterns.
@@ -52,6 +57,10 @@ def denoise(
         dry_run: Estimate noise levels and plan, but run and write nothing.
         force: Replace files and redo finished work.
         sidecar: Write a report next to each result.
+        reference: A clean file for one input, or a folder with a clean file of the same relative
+            name for each: reports have `scores`, of the files as they were written.
+        comparison: Picture of a detail: noisy, denoised, by non-local means, and the residual.
+            For one file.
         cancel: Stops the work with `Cancelled`, with no half-written file left.
         settings: Budget, model, noise level and all else, as fields of `DenoiseSettings`.
 
@@ -64,9 +73,10 @@ def denoise(
         Cancelled: ``cancel`` was set.
     """
     chosen = DenoiseSettings.of(**settings)
+    comparisons = Comparisons.find(inputs, output, chosen, reference, comparison, force=force)
     if dry_run:
         return plan_images(DenoiseJob, chosen, inputs, output, progress=progress, cancel=cancel)
-    return run_images(
+    report = run_images(
         DenoiseJob,
         chosen,
         inputs,
@@ -76,3 +86,5 @@ def denoise(
         progress=progress,
         cancel=cancel,
     )
+    comparisons.make(report, sidecar=sidecar, cancel=cancel)
+    return report

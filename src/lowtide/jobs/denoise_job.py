@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
+from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
-from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.jobs.chosen_noise import (
+    ChosenNoise,
+    ImageNoise,
+    estimate_poisson_gaussian,
+    require_trained_noise,
+)
+from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
 from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, StepSink
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob
@@ -18,15 +25,25 @@ from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
-from lowtide.media import AsyncWriter, ImageSink, ImageSource, open_image
+from lowtide.media import AsyncWriter
 from lowtide.media.image_info import ImageInfo
+from lowtide.media.image_rows import ImageFile, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
-from lowtide.models.denoiser.noise_level import LEAST_SIGMA, NoiseLevel
+from lowtide.models.denoiser.noise_level import NoiseLevel
+from lowtide.models.denoiser.noise_models import (
+    GaussianNoise,
+    NoiseModel,
+    PoissonGaussianNoise,
+    network_terms,
+)
 from lowtide.models.denoiser.sampling import earlier_predictions, sampling_steps
+from lowtide.models.denoiser.slim_unet_config import SchedulerName, SlimUNetConfig
 from lowtide.streaming.tiles.runner import RunOutcome
 
 _BAND_PIXELS = 1 << 15
+# Bands that tell shot noise from the rest: more pixels have more of one brightness to choose from.
+_STATISTICS_PIXELS = 1 << 18
 
 
 class DenoiseJob(ImageJob):
@@ -37,67 +54,80 @@ class DenoiseJob(ImageJob):
     def __init__(
         self, prepared: PreparedModel, settings: DenoiseSettings, budget: Budget, **more: Any
     ) -> None:
-        self._earlier = earlier_predictions(settings.scheduler, settings.steps)
+        super().__init__(prepared, settings, budget, **more)
+        self._earlier = earlier_predictions(self._scheduler, settings.steps)
         copies = STATE_FILES + self._earlier if settings.steps > 1 else 0
-        super().__init__(replace(prepared, float_copies=copies), settings, budget, **more)
-        # By index, in levels of 255; None where the image does not tell.
-        self._levels: dict[int, float | None] = {}
+        self.prepared = replace(prepared, float_copies=copies)
+        self._check_noise()
+        self._noise: dict[int, ImageNoise] = {}  # by index
+
+    def _check_noise(self) -> None:
+        """Raise `UsageError` for noise that the network was not trained for."""
+        chosen = self.settings.chosen_noise
+        require_trained_noise(chosen, self._config, self.settings.model_name)
+        if chosen is not None and chosen.table is not None:
+            chosen.at()
 
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header, and estimate its noise from its pixels."""
         planned = super().plan(item)
-        if item.index not in self._levels:
-            given = self.settings.sigma
-            self._levels[item.index] = self._estimate(item.source) if given is None else given
-        planned.notes += self._level_notes(self._levels[item.index])
+        self.check_colors(item, planned)
+        if item.index not in self._noise:
+            self._noise[item.index] = self.find_noise(item, planned)
+        planned.notes += self._level_notes(self._noise[item.index])
         return planned
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> DenoisedImageReport:
         """Return the report of a planned image, with its noise level."""
+        noise, chosen = self._noise[item.index], self.settings.chosen_noise
         return DenoisedImageReport(
             **dict(super().item_report(item, planned, status)),
-            sigma=self._levels[item.index],
-            sigma_source="estimated" if self.settings.sigma is None else "given",
+            sigma=noise.levels,
+            sigma_source=noise.source,
+            noise="gaussian" if chosen is None else chosen.describe(),
+            noise_parameters=noise.parameters,
         )
 
     def _execute(
         self,
         item: Item,
         planned: ImageTaskPlan,
-        source: ImageSource,
-        sink: ImageSink | AsyncWriter,
+        source: ImageRows,
+        sink: ImageFile | AsyncWriter,
         pipeline: Pipeline,
         queue_bytes: int,
     ) -> RunOutcome:
-        sigma = self._levels[item.index]
-        if sigma is None or sigma < LEAST_SIGMA:
-            self._set_level(0)
+        noise = self._noise[item.index]
+        if noise.is_none:
+            self._set_level(0, noise.parameters)
             on_rows = pipeline.report_rows(item, self.budget, planned.upscaled.height)
             for first, rows in _bands(source, pipeline.cancel):
                 sink.write(first, rows)
                 if on_rows is not None:
                     on_rows(len(rows))
             return RunOutcome()
-        self._set_level(sigma / 255)
+        assert noise.sigma is not None
+        self._set_level(noise.sigma, noise.parameters)
         if self.settings.steps > 1:
-            return self._sample(item, planned, source, sink, pipeline, queue_bytes, sigma / 255)
+            return self._sample(item, planned, source, sink, pipeline, queue_bytes, noise.sigma)
         return super()._execute(item, planned, source, sink, pipeline, queue_bytes)
 
     def _sample(
         self,
         item: Item,
         planned: ImageTaskPlan,
-        source: ImageSource,
-        sink: ImageSink | AsyncWriter,
+        source: ImageRows,
+        sink: ImageFile | AsyncWriter,
         pipeline: Pipeline,
         queue_bytes: int,
         sigma: float,
     ) -> RunOutcome:
         """Run the network at each step's level, from one state to the next."""
         settings, info = self.settings, source.info
-        steps = sampling_steps(settings.scheduler, sigma, settings.steps, eta=settings.eta)
-        between = StateAdapter(info, self.prepared.geometry.in_channels)
-        ends, outcome = self._adapter(info), RunOutcome()
+        parameters = self._noise[item.index].parameters
+        steps = sampling_steps(self._scheduler, sigma, settings.steps, eta=settings.eta)
+        ends, outcome = self.adapter(item, info), RunOutcome()
+        between = StateAdapter(ends)
         on_rows = pipeline.report_rows(item, self.budget, info.height * len(steps))
         shape = (info.height, info.width, info.color_channels)
         with ExitStack() as stack:
@@ -108,7 +138,7 @@ class DenoiseJob(ImageJob):
             for first, rows in _bands(source, pipeline.cancel):
                 state.write(first, ends.color(rows))
             for step in steps:
-                self._set_level(step.sigma)
+                self._set_level(step.sigma, parameters)
                 done = self._run_network(
                     item,
                     planned,
@@ -122,26 +152,31 @@ class DenoiseJob(ImageJob):
                 outcome.events += done.events
                 outcome.fp32_reruns += done.fp32_reruns
                 state, after = after, state
-            with self._open(item.source, pipeline.scratch) as again:
+            with self.open_source(item, pipeline.scratch) as again:
                 for first, rows in _bands(again, pipeline.cancel):
                     color = state.read(first, first + len(rows))
                     sink.write(first, ends.to_samples(color, rows))
-        self._set_level(sigma)
+        self._set_level(sigma, parameters)
         if self.prepared.network.make_fp32_forward is not None:
             planned.notes.append("the error of the precision is that of the first step")
         return outcome
 
-    def _set_level(self, sigma: float) -> None:
+    @cached_property
+    def _scheduler(self) -> SchedulerName:
+        settings = self.settings
+        return settings.scheduler or ("ddim" if settings.eta else self._config.scheduler)
+
+    @property
+    def _config(self) -> SlimUNetConfig:
+        return next(self._denoisers()).config
+
+    def _set_level(self, sigma: float, parameters: tuple[float, ...]) -> None:
         for denoiser in self._denoisers():
-            denoiser.set_level(sigma)
+            denoiser.set_level(sigma, parameters)
 
-    def _adapter(self, info: ImageInfo) -> NoisyImageAdapter:
-        adapter = self.prepared.adapter(info)
-        assert isinstance(adapter, NoisyImageAdapter)
-        return adapter
-
-    def _open(self, path: Path, scratch: Path | None) -> ImageSource:
-        return open_image(path, max_pixels=self.settings.max_pixels, scratch_dir=scratch)
+    def adapter(self, item: Item, info: ImageInfo) -> NoisyImageAdapter:
+        """Return the conversion between an item's rows, of ``info``, and the network."""
+        return NoisyImageAdapter(info, self.prepared.geometry.in_channels)
 
     def _denoisers(self) -> Iterator[Denoiser]:
         """Iterate over the network's denoisers: on all devices, and in fp32 to compare with."""
@@ -150,32 +185,68 @@ class DenoiseJob(ImageJob):
             if network.make_fp32_forward is not None:
                 yield from denoisers_in(network.make_fp32_forward())
 
-    def _estimate(self, path: Path) -> float | None:
-        with self._open(path, self.settings.scratch) as source:
-            adapter, level = self._adapter(source.info), NoiseLevel(source.info.color_channels)
-            for _, rows in _bands(source):
-                level.add(adapter.visible_color(rows))
-        return level.levels_of_255()
+    def check_colors(self, item: Item, planned: ImageTaskPlan) -> None:
+        """Raise `UsageError` for an image whose colors the network is not for."""
+        config, color = self._config, planned.facts.info.color_channels
+        if config.cfa and color > 1:
+            raise UsageError(
+                f"{item.source} has {color} colors, and {self.settings.model_name} is for"
+                f" {config.cfa} mosaics, which have one channel",
+                hint=f"another --model, such as {DEFAULT_MODEL}",
+            )
 
-    def _level_notes(self, sigma: float | None) -> list[str]:
-        if sigma is None:
+    def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
+        """Return an image's noise: as given, of the table, or estimated from its pixels."""
+        chosen, sigma, source = self.settings.chosen_noise, self.settings.sigma, "given"
+        known: NoiseModel | None = None
+        if chosen is not None and chosen.table is not None:
+            known, source = chosen.at(), "table"
+        elif sigma is not None:
+            known = GaussianNoise(std=sigma / 255)
+        else:
+            with self.open_source(item, self.settings.scratch) as opened:
+                known = self._estimate(opened, self.adapter(item, opened.info), chosen)
+            source = "estimated"
+        if known is None:
+            return ImageNoise(None, (0.0,) * self._config.noise_parameters, source)
+        return ImageNoise(*network_terms(known, self._config), source)
+
+    def _estimate(
+        self, source: ImageRows, adapter: NoisyImageAdapter, chosen: ChosenNoise | None
+    ) -> NoiseModel | None:
+        level = NoiseLevel(source.info.color_channels)
+        if chosen is not None and chosen.name == PoissonGaussianNoise.name:
+            bands = _bands(source, pixels=_STATISTICS_PIXELS)
+            return estimate_poisson_gaussian(adapter.visible_color(rows) for _, rows in bands)
+        for _, rows in _bands(source):
+            level.add(adapter.visible_color(rows))
+        levels = level.levels_of_255()
+        return None if levels is None else GaussianNoise(std=levels / 255)
+
+    def _level_notes(self, noise: ImageNoise) -> list[str]:
+        if noise.sigma is None:
             return ["no pixel tells the noise level, so samples are copied; --sigma sets it"]
-        if sigma < LEAST_SIGMA:
+        if noise.is_none:
             return [
                 "no noise was found, so samples are copied"
-                if self.settings.sigma is None
+                if noise.source == "estimated"
                 else "without noise samples are copied"
             ]
-        most = 255 * next(self._denoisers()).config.max_sigma
-        if sigma > most * 1.001:
-            return [f"the model was trained up to a sigma of {most:.3g} of 255"]
-        return []
+        most = self._config.max_sigma
+        notes = []
+        if noise.sigma > most * 1.001:
+            notes.append(f"the model was trained up to a sigma of {most * 255:.3g} of 255")
+        if self._config.linear:
+            notes.append("the model is for values in proportion to light, as undeveloped files are")
+        return notes
 
 
-def _bands(source: ImageSource, cancel: Cancel = None) -> Iterator[tuple[int, Any]]:
-    """Yield (first row, rows) of an image, from the top down."""
+def _bands(
+    source: ImageRows, cancel: Cancel = None, pixels: int = _BAND_PIXELS
+) -> Iterator[tuple[int, Any]]:
+    """Yield (first row, rows) of an image, from the top down, of about ``pixels`` each."""
     height, width, _ = source.shape
-    step = max(1, _BAND_PIXELS // width)
+    step = max(1, pixels // width)
     for first in range(0, height, step):
         check_cancel(cancel)
         yield first, source.read(first, min(first + step, height))

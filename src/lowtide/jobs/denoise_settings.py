@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Ge, Le
@@ -14,6 +17,7 @@ from lowtide.jobs.image_settings import ImageSettings
 from lowtide.models.denoiser.slim_unet_config import TIMES, SchedulerName
 
 if TYPE_CHECKING:
+    from lowtide.jobs.chosen_noise import ChosenNoise
     from lowtide.models import Model
 
 DEFAULT_MODEL = "lowtide-denoise"
@@ -29,11 +33,16 @@ class DenoiseSettings(ImageSettings):
         model: A denoiser: lowtide-denoise, the bundled one, or a .safetensors file.
         sigma: Standard deviation of the noise, in levels of 255. Default: estimated from each
             image.
+        noise: Kind of the noise: gaussian, or poisson-gaussian, which is stronger where an image is
+            brighter, both estimated from each image; or a table of lowtide train noise, such as
+            camera.json. Default: gaussian.
+        iso: ISO of all inputs, where the table has several.
         steps: Runs of the network, from the noise level of the image down to none, each of which
             takes the time of the first. One gives the expected image, more give sharper ones.
         scheduler: How the noise falls over several steps: ddim adds none, or as much as --eta says;
             ddpm adds as much as the training process; dpmsolver++ and unipc are ddim that looks at
-            earlier steps too, where there are three or more; flow is ddim at other levels.
+            earlier steps too, where there are three or more; flow is ddim at other levels. Default:
+            the model's.
         eta: Share of ddpm's noise that ddim adds: 0 to 1.
         seed: Seed of the noise that is added.
     """
@@ -42,15 +51,17 @@ class DenoiseSettings(ImageSettings):
         Annotated[float, Ge(0), Le(255)] | None, Option("Noise", metavar="LEVELS", example=25)
     ] = None
 
+    noise: Annotated[str | Path | None, Option("Noise", metavar="FILE|NAME")] = None
+    iso: Annotated[Annotated[int, Ge(1)] | None, Option("Noise", metavar="N", example=800)] = None
     steps: Annotated[int, Ge(1), Le(TIMES), Option("Noise", metavar="N")] = 1
-    scheduler: Annotated[SchedulerName, Option("Noise")] = "ddim"
+    scheduler: Annotated[SchedulerName | None, Option("Noise")] = None
     eta: Annotated[float, Ge(0), Le(1), Option("Noise")] = 0.0
     seed: Annotated[int, Ge(0), Le(2**63 - 1), Option("Noise")] = 0
 
     hashed: ClassVar[str] = (
-        "sigma steps scheduler eta seed format precision accuracy strategy self_ensemble compile"
-        " cuda_graphs tile tile_overlap tile_batch_size hann_blend strip_metadata png_compression"
-        " jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
+        "sigma iso steps scheduler eta seed format precision accuracy strategy self_ensemble"
+        " compile cuda_graphs tile tile_overlap tile_batch_size hann_blend strip_metadata"
+        " png_compression jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
     )
 
     def check(self) -> None:
@@ -62,11 +73,12 @@ class DenoiseSettings(ImageSettings):
                 " convolutions",
                 hint="--precision bf16",
             )
-        if self.eta and self.scheduler != "ddim":
+        self._check_noise()
+        if self.eta and self.scheduler not in (None, "ddim"):
             raise UsageError(
                 f"--eta is for ddim, and --scheduler is {self.scheduler}", hint="drop one of them"
             )
-        if self.steps == 1 and (self.eta or self.scheduler != "ddim"):
+        if self.steps == 1 and (self.eta or self.scheduler is not None):
             raise UsageError(
                 "a single step goes to the clean image at once: --scheduler and --eta are for more",
                 hint="--steps 4",
@@ -77,6 +89,33 @@ class DenoiseSettings(ImageSettings):
                 "over several steps the error of tiles is not measured",
                 hint="--steps 1, or drop --accuracy, --strategy tiled and the tile options",
             )
+
+    def _check_noise(self) -> None:
+        if self.iso is not None and self.noise is None:
+            raise UsageError(
+                f"--iso {self.iso} chooses from a table, and --noise gives none",
+                hint=f"--noise camera.json --iso {self.iso}",
+            )
+        if self.sigma is not None and self.noise not in (None, "gaussian"):
+            raise UsageError(
+                f"--sigma is the level of gaussian noise, and --noise {self.noise} tells its own",
+                hint="drop one of them",
+            )
+        _ = self.chosen_noise
+
+    @cached_property
+    def chosen_noise(self) -> ChosenNoise | None:
+        """What ``--noise`` chose, None without it; raises as `choose_noise`."""
+        from lowtide.jobs.chosen_noise import choose_noise
+
+        return None if self.noise is None else choose_noise(self.noise, self.iso)
+
+    def content_hash(self, model_sha256: str, precision: str) -> str:
+        """Return a SHA-256 of all that determines the result's bytes, except the input."""
+        own = super().content_hash(model_sha256, precision)
+        if self.chosen_noise is None:
+            return own
+        return hashlib.sha256(f"{own} {self.chosen_noise.key}".encode()).hexdigest()
 
     @property
     def model_name(self) -> str:
@@ -93,4 +132,4 @@ class DenoiseSettings(ImageSettings):
                 hint=f"--model {DEFAULT_MODEL}; `lowtide upscale` runs any restoration model",
             )
         for denoiser in denoisers_in(model.module):
-            denoiser.set_level(_NOMINAL_SIGMA)
+            denoiser.set_level(_NOMINAL_SIGMA, (0.0,) * denoiser.config.noise_parameters)

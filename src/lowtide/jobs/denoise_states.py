@@ -9,7 +9,6 @@ import numpy as np
 
 from lowtide.core.scratch import ScratchFile
 from lowtide.jobs.image_adapter import NoisyImageAdapter
-from lowtide.media.image_info import ImageInfo
 from lowtide.models.denoiser.sampling import SamplingStep
 
 STATE_FILES = 2  # the state that is read, and the one that is written
@@ -72,20 +71,26 @@ class StepSink:
             files[step.index % len(files)].write(first, values)
 
 
-class StateAdapter(NoisyImageAdapter):
-    """Conversion between states and network: color in float32, clamped nowhere."""
+class StateAdapter:
+    """`lowtide.core.signal.Adapter` between states and network: clamped nowhere.
 
-    def __init__(self, info: ImageInfo, network_channels: int) -> None:
-        color = ImageInfo(info.width, info.height, info.color_channels, "float32")
-        super().__init__(color, network_channels)
+    States are the color, in float32, that ``ends`` makes of an image.
+    """
+
+    def __init__(self, ends: NoisyImageAdapter) -> None:
+        self._ends = ends
+        self.inputs, self.channels = ends.inputs, ends.color_channels
+        self.context: int | None = None
+        self.dtype = np.dtype(np.float32)
+
+    def to_network(self, values: np.ndarray) -> np.ndarray:
+        """Convert states (B, H, W, C) to inputs (B·inputs, channels, H, W)."""
+        return self._ends.color_to_inputs(np.array(np.moveaxis(values, -1, 1), order="C"))
 
     def from_network(self, results: np.ndarray, values: np.ndarray | None) -> np.ndarray:
-        """Convert a network's results to (B, H, W, C)."""
-        return np.moveaxis(self._color_from_outputs(results), 1, -1)
+        """Convert a network's results to states (B, H, W, C)."""
+        return np.moveaxis(self._ends.color_from_outputs(results), 1, -1)
 
     def to_sink(self, floats: np.ndarray) -> np.ndarray:
         """Return the values as they are."""
         return floats
-
-    def _to_unit(self, values: np.ndarray) -> np.ndarray:
-        return np.array(np.moveaxis(values, -1, 1), order="C")

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.atomic_file import atomic_output
-from lowtide.core.errors import UsageError
+from lowtide.jobs.figure_file import new_figure, save_figure
 from lowtide.media.table import TimeTable
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from lowtide.jobs.backtest_report import BacktestReport
 
@@ -35,7 +33,7 @@ def plot_forecast(
     """
     names = table.names[:_MOST_SERIES]
     shown = min(len(table.values), max(_HISTORY * len(stamps), 4 * table.grid.season))
-    figure = _figure(9, 1 + 2.2 * len(names))
+    figure = new_figure(9, 1 + 2.2 * len(names))
     panels = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
     for number, (name, panel) in enumerate(zip(names, panels, strict=True)):
         panel.plot(table.grid.stamps[-shown:], table.values[-shown:, number], color="0.3", lw=1)
@@ -50,7 +48,7 @@ def plot_forecast(
     panels[0].legend(fontsize=8, loc="upper left")
     if len(table.names) > len(names):
         figure.suptitle(f"the first {len(names)} of {len(table.names)} series", fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_pit(path: Path, report: BacktestReport) -> None:
@@ -60,7 +58,7 @@ def plot_pit(path: Path, report: BacktestReport) -> None:
     both ends are of bands too narrow, in the middle too wide, at one end of a shifted center.
     """
     methods = list(report.horizons[0].pit)
-    figure = _figure(1 + 2.4 * len(methods), 0.6 + 2.2 * len(report.horizons))
+    figure = new_figure(1 + 2.4 * len(methods), 0.6 + 2.2 * len(report.horizons))
     panels = figure.subplots(
         len(report.horizons), len(methods), squeeze=False, sharex=True, sharey=True
     )
@@ -72,20 +70,4 @@ def plot_pit(path: Path, report: BacktestReport) -> None:
             panel.bar(centers, np.array(shares) * len(shares), 0.9 / max(len(shares), 1))
             panel.axhline(1.0, color="0.3", lw=1)
             panel.set_title(name, fontsize=9)
-    _save(figure, path)
-
-
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(
-            "a plot needs matplotlib", hint="pip install 'lowtide[forecast]'"
-        ) from error
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _save(figure: Figure, path: Path) -> None:
-    kind = path.suffix.lstrip(".").lower() or "png"
-    with atomic_output(path) as part:
-        figure.savefig(part, dpi=120, format=kind)
+    save_figure(figure, path)

@@ -36,7 +36,7 @@ class ImageAdapter:
     """
 
     def __init__(self, info: ImageInfo, network_channels: int) -> None:
-        self._alpha, self._color_channels = info.alpha, info.color_channels
+        self._alpha, self.color_channels = info.alpha, info.color_channels
         self._network_channels = network_channels
         self._color_inputs = 3 if (info.color_channels, network_channels) == (3, 1) else 1
         self._full_scale = info.full_scale
@@ -51,12 +51,12 @@ class ImageAdapter:
         Inputs for alpha come last.
         """
         unit = self._to_unit(values)
-        color = unit[:, : self._color_channels]
+        color = unit[:, : self.color_channels]
         if not self._alpha:
-            return self._color_to_inputs(color)
+            return self.color_to_inputs(color)
         opacity = unit[:, -1:]
         return np.concatenate(
-            [self._color_to_inputs(color * opacity), self._repeat_channels(opacity)]
+            [self.color_to_inputs(color * opacity), self._repeat_channels(opacity)]
         )
 
     def from_network(self, results: np.ndarray, values: np.ndarray | None) -> np.ndarray:
@@ -65,11 +65,11 @@ class ImageAdapter:
         ``values`` are the samples given to `to_network`, of which only alpha is read.
         """
         if not self._alpha:
-            color = self._color_from_outputs(np.clip(results, 0, 1, out=results))
+            color = self.color_from_outputs(np.clip(results, 0, 1, out=results))
             return np.moveaxis(color, 1, -1)
         assert values is not None
         count = len(values) * self._color_inputs
-        color = self._color_from_outputs(results[:count])
+        color = self.color_from_outputs(results[:count])
         raw = results[count:].mean(1, keepdims=True)
         # Color and alpha ring alike at an edge, and the ringing cancels only if unclamped.
         color = np.where(raw > _INVISIBLE, color / np.maximum(_divisor(raw), _INVISIBLE), 0)
@@ -93,7 +93,8 @@ class ImageAdapter:
             return np.nan_to_num(np.array(channels, order="C").clip(0, 1), copy=False)
         return np.multiply(channels, np.float32(1 / self._full_scale), dtype=np.float32, order="C")
 
-    def _color_to_inputs(self, color: np.ndarray) -> np.ndarray:
+    def color_to_inputs(self, color: np.ndarray) -> np.ndarray:
+        """Convert color (B, C', H, W) to inputs (B·inputs, channels, H, W)."""
         if self._color_inputs == 3:
             return color.reshape(-1, 1, *color.shape[2:])
         return self._repeat_channels(color)
@@ -102,10 +103,11 @@ class ImageAdapter:
         same = image.shape[1] == self._network_channels
         return image if same else image.repeat(self._network_channels, axis=1)
 
-    def _color_from_outputs(self, color: np.ndarray) -> np.ndarray:
+    def color_from_outputs(self, color: np.ndarray) -> np.ndarray:
+        """Convert a network's results (B·inputs, channels, H, W) to color (B, C', H, W)."""
         if self._color_inputs == 3:
             return color.reshape(-1, 3, *color.shape[2:])
-        same = color.shape[1] == self._color_channels
+        same = color.shape[1] == self.color_channels
         return color if same else color.mean(1, keepdims=True)
 
 
@@ -122,19 +124,29 @@ class NoisyImageAdapter(ImageAdapter):
 
     def to_network(self, values: np.ndarray) -> np.ndarray:
         """Convert samples (B, H, W, C) to inputs (B·inputs, channels, H, W) in 0..1."""
-        return self._color_to_inputs(self._to_unit(values)[:, : self._color_channels])
+        return self.color_to_inputs(self._to_unit(values)[:, : self.color_channels])
 
     def from_network(self, results: np.ndarray, values: np.ndarray | None) -> np.ndarray:
         """Convert a network's results to (B, H, W, C) in 0..1, alpha that of ``values``."""
-        color = np.moveaxis(self._color_from_outputs(results), 1, -1)
+        color = np.moveaxis(self.color_from_outputs(results), 1, -1)
         if values is None:
             return color.clip(0, 1)
         alpha = np.moveaxis(self._to_unit(values[..., -1:]), 1, -1)
-        return np.concatenate([color.clip(0, 1), alpha], -1)
+        return np.concatenate([color, alpha], -1).clip(0, 1)
+
+    def _to_unit(self, values: np.ndarray) -> np.ndarray:
+        """Convert samples (B, H, W, C) to float32 (B, C, H, W) in 0..1, floats to -1..2.
+
+        Float files hold noise below 0 and above 1, and clipped noise is not what it was.
+        """
+        if self._full_scale != 1:
+            return super()._to_unit(values)
+        channels = np.array(np.moveaxis(values, -1, 1), order="C")
+        return np.nan_to_num(channels.clip(-1, 2), copy=False)
 
     def color(self, values: np.ndarray) -> np.ndarray:
         """Return the color (H, W, C') in 0..1 of samples (H, W, C)."""
-        return np.moveaxis(self._to_unit(values[None])[0, : self._color_channels], 0, -1)
+        return np.moveaxis(self._to_unit(values[None])[0, : self.color_channels], 0, -1)
 
     def visible_color(self, values: np.ndarray) -> np.ndarray:
         """Return the color (H, W, C') in 0..1 of samples (H, W, C); 0 where it is hidden."""

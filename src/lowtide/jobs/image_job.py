@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from lowtide.core.progress import report_phase
@@ -17,7 +18,18 @@ from lowtide.jobs.planning import ImageTaskPlan, plan_image
 from lowtide.jobs.prepare import preload_libraries, prepare
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import ImageReport, JobReport
-from lowtide.media import AsyncWriter, ImageSink, ImageSource, open_image, open_sink
+from lowtide.jobs.target_size import TargetSize, target_size
+from lowtide.media import (
+    AsyncWriter,
+    ImageFacts,
+    ImageSource,
+    inspect_image,
+    open_image,
+    open_sink,
+)
+from lowtide.media.discover import IMAGES, MediaKind
+from lowtide.media.image_info import ImageInfo
+from lowtide.media.image_rows import ImageFile, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.oom import trim_allocators
@@ -34,7 +46,8 @@ class ImageJob:
     """Runs one model on images.
 
     A kind of job has its settings and its report, and a module of its own with the functions that
-    `lowtide.jobs.workers.Workers` calls.
+    `lowtide.jobs.workers.Workers` calls. One for other files than photographs overrides how they
+    are found (``media_kind``), inspected, opened, converted for the network, and written.
 
     Args:
         prepared: The model.
@@ -44,6 +57,9 @@ class ImageJob:
 
     settings_type: ClassVar[type[ImageSettings]]
     report_type: ClassVar[type[JobReport]]
+    media_kind: ClassVar[MediaKind] = IMAGES
+    # Packages that determine its values, in addition to those of all jobs.
+    packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -60,12 +76,15 @@ class ImageJob:
 
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header."""
+        sizes = self.sizes(item)
         return plan_image(
             item.source,
             item.target,
+            sizes,
             self.prepared,
             self.settings,
             self.budget,
+            inputs=self.adapter(item, sizes.facts.info).inputs,
             limit_bytes=item.limit_bytes,
             plan_file=self._plan_file,
             images=self._images,
@@ -75,22 +94,8 @@ class ImageJob:
         self, item: Item, planned: ImageTaskPlan, pipeline: Pipeline, queue_bytes: int
     ) -> ComputedItem:
         """Compute all rows of one image, which are written meanwhile and after."""
-        settings, scratch = self.settings, pipeline.scratch
-        with open_image(item.source, max_pixels=settings.max_pixels, scratch_dir=scratch) as source:
-            notes = planned.notes
-            if source.zero_alpha:
-                notes.append("alpha is 0 everywhere and is kept; color is run as if opaque")
-            sink = open_sink(
-                item.target,
-                planned.upscaled,
-                metadata=source.metadata,
-                strip_metadata=settings.strip_metadata,
-                options=settings.encode_options,
-                resize_to=planned.resize_to,
-                zero_alpha=source.zero_alpha,
-                default_format=planned.sizes.format,
-                part=item.part,
-            )
+        with self.open_source(item, pipeline.scratch) as source:
+            sink = self.open_sink(item, planned, source)
             if queue_bytes:
                 sink = AsyncWriter(sink, queue_bytes)
             try:
@@ -100,10 +105,10 @@ class ImageJob:
                 accuracy, measurement_usage = measure_accuracy(
                     self.prepared,
                     planned.plan,
-                    item.source,
+                    lambda: self.open_source(item, pipeline.scratch),
+                    self.adapter(item, source.info),
                     pipeline,
                     limit_bytes=self.budget.device_bytes - queue_bytes,
-                    max_pixels=settings.max_pixels,
                 )
             except BaseException:
                 sink.abort()
@@ -112,6 +117,62 @@ class ImageJob:
         report.accuracy, report.events = accuracy, _events(outcome)
         report.notes += sink.notes
         return ComputedItem(sink, report, usage, measurement_usage, self._comparable(planned.plan))
+
+    @classmethod
+    def load_libraries(cls, settings: Any) -> None:
+        """Import the libraries that the job needs, before a meter takes its baseline.
+
+        Raises:
+            LowtideError: One is not installed; the hint names the extra.
+        """
+        preload_libraries(settings)
+
+    @classmethod
+    def inspect(cls, source: Path, settings: Any) -> ImageFacts:
+        """Return the header facts of an input; raises `InputError` where it cannot be read."""
+        return inspect_image(source, max_pixels=settings.max_pixels)
+
+    @classmethod
+    def target_size(
+        cls, source: Path, target: Path, settings: Any, scale: int, facts: ImageFacts | None = None
+    ) -> TargetSize:
+        """Return sizes and format of a result, for a model of this ``scale``.
+
+        ``facts`` are the header of ``source``, which is read by default. Raises as
+        `lowtide.jobs.target_size.target_size`.
+        """
+        facts = facts or cls.inspect(source, settings)
+        return target_size(source, target, settings, scale, facts)
+
+    def sizes(self, item: Item) -> TargetSize:
+        """Return sizes and format of an item's result; what the network gets is an image."""
+        scale = self.prepared.geometry.scale
+        return self.target_size(item.source, item.target, self.settings, scale)
+
+    def adapter(self, item: Item, info: ImageInfo) -> Adapter:
+        """Return the conversion between an item's rows, of ``info``, and the network."""
+        return self.prepared.adapter(info)
+
+    def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
+        """Open an item for reading; may be called more than once."""
+        return open_image(item.source, max_pixels=self.settings.max_pixels, scratch_dir=scratch)
+
+    def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> ImageFile:
+        """Open an item's result for writing the rows that the network makes of ``source``."""
+        assert isinstance(source, ImageSource)
+        if source.zero_alpha:
+            planned.notes.append("alpha is 0 everywhere and is kept; color is run as if opaque")
+        return open_sink(
+            item.target,
+            planned.upscaled,
+            metadata=source.metadata,
+            strip_metadata=self.settings.strip_metadata,
+            options=self.settings.encode_options,
+            resize_to=planned.resize_to,
+            zero_alpha=source.zero_alpha,
+            default_format=planned.sizes.format,
+            part=item.part,
+        )
 
     def in_fp32(self, pipeline: Pipeline) -> Self:
         """Return the same job in fp32, within what the half-precision weights leave."""
@@ -152,7 +213,7 @@ class ImageJob:
     @classmethod
     def preload(cls, setup: dict[str, Any]) -> None:
         """Import the libraries of a worker's job, before its meter takes its baseline."""
-        preload_libraries(cls.settings_type.from_json(setup["settings"]))
+        cls.load_libraries(cls.settings_type.from_json(setup["settings"]))
 
     @classmethod
     def load(cls, setup: dict[str, Any]) -> Self:
@@ -182,14 +243,14 @@ class ImageJob:
         self,
         item: Item,
         planned: ImageTaskPlan,
-        source: ImageSource,
-        sink: ImageSink | AsyncWriter,
+        source: ImageRows,
+        sink: ImageFile | AsyncWriter,
         pipeline: Pipeline,
         queue_bytes: int,
     ) -> RunOutcome:
         """Run the network on the rows of ``source``, and write those of the result."""
         on_rows = pipeline.report_rows(item, self.budget, planned.upscaled.height)
-        adapter = self.prepared.adapter(source.info)
+        adapter = self.adapter(item, source.info)
         return self._run_network(
             item, planned, source, sink, adapter, pipeline, queue_bytes, on_rows
         )

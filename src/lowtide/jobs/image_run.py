@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ from lowtide.jobs.image_job import ImageJob
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.journal import open_journal
 from lowtide.jobs.pipeline import Pipeline
-from lowtide.jobs.prepare import preload_libraries, prepare
+from lowtide.jobs.prepare import prepare
 from lowtide.jobs.prepared import Pin
 from lowtide.jobs.report import SkippedInput, versions
 from lowtide.jobs.results import ResultRecorder, refuse_overwriting
-from lowtide.jobs.target_size import scale_checker
 from lowtide.jobs.workers import Workers
-from lowtide.media import inspect_image
-from lowtide.media.discover import IMAGES, Found, discover
+from lowtide.media import ImageFacts
+from lowtide.media.discover import FilePair, Found, MediaKind, discover
 from lowtide.memory.meter import open_meter
 from lowtide.memory.plan_file import PlanFile
 
@@ -46,20 +45,20 @@ def run_images(
     """
     started = time.perf_counter()
     plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
-    found, folder = find_jobs(inputs, output, chosen)
+    found, folder = find_jobs(inputs, output, chosen, job_type.media_kind)
     pairs, facts = found.pairs, None
     if folder is None:
         # Fail before a new model is measured, which may take minutes.
-        facts = inspect_image(pairs[0].source, max_pixels=chosen.max_pixels)
+        facts = job_type.inspect(pairs[0].source, chosen)
         refuse_overwriting(pairs[0].target, None, force)
     scratch = Path(chosen.scratch) if chosen.scratch else folder or Path(output).parent
     devices = resolve_devices(chosen.device_names)
-    preload_libraries(chosen)
+    job_type.load_libraries(chosen)
     meter = open_meter(devices[0])
     meter.start()
     try:
         with open_journal(folder) as journal, divide_threads(len(devices)) as threads:
-            now = versions(chosen.model_name)
+            now = versions(chosen.model_name, job_type.packages)
             pin = Pin.read(journal, now)
             budget = min(
                 (chosen.parse_budget(device, scratch) for device in dict.fromkeys(devices)),
@@ -77,7 +76,7 @@ def run_images(
                 meter=meter,
                 progress=progress,
                 cancel=cancel,
-                on_loaded=scale_checker(pairs, chosen, facts),
+                on_loaded=scale_checker(job_type, pairs, chosen, facts),
             )
             Pin.write(journal, now, budget, prepared.measurements)
             report = job_type.report_type(
@@ -129,11 +128,31 @@ def run_images(
 
 
 def find_jobs(
-    inputs: Inputs, output: str | Path, settings: ImageSettings
+    inputs: Inputs, output: str | Path, settings: ImageSettings, kind: MediaKind
 ) -> tuple[Found, Path | None]:
-    """Return the jobs, and the folder for a journal (None for one file to one file)."""
+    """Return the jobs on files of a kind, and the folder for a journal.
+
+    That is None for one file to one file.
+    """
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    found = discover(
-        given, output, kind=IMAGES, format=settings.format, suffix_text=settings.suffix
-    )
+    found = discover(given, output, kind=kind, format=settings.format, suffix_text=settings.suffix)
     return found, None if found.single_file else Path(output)
+
+
+def scale_checker(
+    job_type: type[ImageJob],
+    jobs: Sequence[FilePair],
+    settings: ImageSettings,
+    facts: ImageFacts | None = None,
+) -> Callable[[int], None]:
+    """Return a callback for the model's scale that checks the result's size early.
+
+    It is called before anything is measured, which may take minutes. For a single image it raises
+    what `ImageJob.target_size` raises; of several images the valid ones are run.
+    """
+
+    def check(scale: int) -> None:
+        if len(jobs) == 1:
+            job_type.target_size(jobs[0].source, jobs[0].target, settings, scale, facts)
+
+    return check

@@ -10,12 +10,11 @@ from lowtide.core.progress import Cancel, ProgressCallback, check_cancel
 from lowtide.jobs.absent_device import prepare_for_profile
 from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.image_job import ImageJob
-from lowtide.jobs.image_run import Inputs, find_jobs
+from lowtide.jobs.image_run import Inputs, find_jobs, scale_checker
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.item import Item
-from lowtide.jobs.prepare import preload_libraries, prepare
+from lowtide.jobs.prepare import prepare
 from lowtide.jobs.report import SkippedInput, versions
-from lowtide.jobs.target_size import scale_checker
 from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import open_meter
@@ -36,14 +35,14 @@ def plan_images(
 
     Arguments and errors are those of `lowtide.plan`.
     """
-    found, _ = find_jobs(inputs, output, chosen)
+    found, _ = find_jobs(inputs, output, chosen, job_type.media_kind)
     pairs = found.pairs
     plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
     job = _load_job(job_type, chosen, pairs, plan_file, Path(output), progress, cancel)
     report = job_type.report_type(
         model=job.prepared.descriptor.to_dict(),
         device=job.prepared.network.device,
-        versions=versions(chosen.model_name),
+        versions=versions(chosen.model_name, job_type.packages),
         skipped_inputs=SkippedInput.of(found),
     )
     for index, pair in enumerate(pairs, start=1):
@@ -68,14 +67,17 @@ def _load_job(
     cancel: Cancel,
 ) -> ImageJob:
     """Load the model on the device of ``settings``, which may be absent."""
-    check, profile = scale_checker(pairs, settings), absent_device_profile(settings.device)
+    profile, check = (
+        absent_device_profile(settings.device),
+        scale_checker(job_type, pairs, settings),
+    )
     if profile is not None:
         budget = Budget.for_profile(profile, settings.budget)
         prepared = prepare_for_profile(settings, profile, progress, check)
     else:
         (device,) = map(resolve_device, settings.device_names[:1])
         budget = settings.parse_budget(device, settings.scratch or output)
-        preload_libraries(settings)
+        job_type.load_libraries(settings)
         meter = open_meter(device)
         meter.start()
         try:

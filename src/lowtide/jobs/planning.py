@@ -12,8 +12,8 @@ from lowtide.core.units import format_seconds
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.strategy_cache import StrategyCache
-from lowtide.jobs.target_size import TargetSize, target_size
-from lowtide.media import ImageFacts, output_cost
+from lowtide.jobs.target_size import TargetSize
+from lowtide.media import ImageFacts
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
@@ -72,52 +72,48 @@ class ImageTaskPlan:
     @property
     def resize_to(self) -> tuple[int, int] | None:
         """(W, H) to resize to after the model, or None."""
-        size = self.output.width, self.output.height
-        return None if size == (self.upscaled.width, self.upscaled.height) else size
+        return self.sizes.resize_to
 
 
 def plan_image(
     source: Path,
     target: Path,
+    sizes: TargetSize,
     prepared: PreparedModel,
     settings: ImageSettings,
     budget: Budget,
     *,
+    inputs: int | None = None,
     limit_bytes: int | None = None,
     plan_file: PlanFile | None = None,
     images: int = 1,
 ) -> ImageTaskPlan:
-    """Plan how to run one of ``images`` images; reads only the header of ``source``.
+    """Plan how to run one of ``images`` images; reads nothing of ``source``.
 
     Args:
+        sizes: What the header of ``source`` says, and of the result.
+        inputs: Network inputs made of each pixel, by default those of the model's adapter.
         limit_bytes: Leave out plans whose upper bound is not smaller, after one of that size
             failed.
         plan_file: Plan file to replay; not used when ``limit_bytes`` is set.
 
     Raises:
-        ImageError: The input cannot be read.
-        OutputError: The result exceeds a limit of the format.
-        UsageError: The settings do not suit the image or the model.
+        UsageError: The plan file does not suit the image or the model.
         BudgetError: No plan fits.
     """
-    sizes = target_size(source, target, settings, prepared.geometry.scale)
     facts, upscaled, output = sizes.facts, sizes.upscaled, sizes.output
     notes = list(facts.notes)
     if prepared.network.device == "cpu" and prepared.precision != "fp32":
         notes += filter(None, [slowdown_note(prepared.precision)])
-    resized = upscaled if upscaled != output else None
     if not target.suffix:
         notes.append(f"the name has no suffix: written as {sizes.format}")
-    writing = output_cost(
-        target, output, settings.encode_options, resized_from=resized, default_format=sizes.format
-    )
-    codecs = tuple((one.typical_bytes, one.resident_bytes) for one in (facts, writing))
-    if resized is not None:
+    codecs = tuple((one.typical_bytes, one.resident_bytes) for one in (facts, sizes.writing))
+    if sizes.resize_to is not None:
         notes.append(
             f"the model outputs {upscaled.width}×{upscaled.height}, which is resized to"
             f" {output.width}×{output.height}"
         )
-    image_task = prepared.image_task(facts.info, codecs, facts.scratch_bytes, budget)
+    image_task = prepared.image_task(facts.info, codecs, facts.scratch_bytes, budget, inputs)
     if plan_file is not None and limit_bytes is None:
         plan = _replay(plan_file, source, image_task, prepared, budget)
         return ImageTaskPlan(sizes, [plan], plan, notes, replayed=True)

@@ -108,10 +108,12 @@ class PreparedModel:
         codecs: tuple[tuple[int, int], ...],
         scratch_bytes: int,
         budget: Budget,
+        inputs: int | None = None,
     ) -> ImageTask:
         """Return the `ImageTask` of an image, padded by the model's size rule.
 
         ``codecs`` are (usual, upper) bytes that reading and writing its file formats take.
+        ``inputs`` are by default those of `adapter`.
         """
         copy_bytes = info.pixels * info.color_channels * 4
         return ImageTask(
@@ -125,7 +127,7 @@ class PreparedModel:
             streamed_bounds=self.bounds.get("streamed", RunBounds()),
             extra_resident_bytes=self.extra_resident_bytes,
             item_bytes=4 if self.float_copies else info.sample_bytes,
-            inputs=self.adapter(info).inputs,
+            inputs=self.adapter(info).inputs if inputs is None else inputs,
         )
 
 

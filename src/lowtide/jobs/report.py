@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -15,6 +16,7 @@ from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import BatchError, ImageError, InputError, LowtideError
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.jobs.denoise_scores import DenoiseScores
 from lowtide.media.discover import Found
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
@@ -123,17 +125,26 @@ class DenoisedImageReport(ImageReport):
     """Result of one image that was denoised.
 
     ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
-    not tell it; ``sigma_source`` says whether it was given or estimated from the image.
+    not tell it; ``sigma_source`` says whether it was given, estimated from the image, or is that of
+    a table at mid-gray. ``noise`` says which noise that is, and ``noise_parameters`` are those
+    beside the level. ``scores`` are those against a clean image, where one was given.
     """
 
     sigma: float | None = None
-    sigma_source: Literal["given", "estimated"] = "estimated"
+    sigma_source: Literal["given", "estimated", "table"] = "estimated"
+    noise: str = "gaussian"
+    noise_parameters: tuple[float, ...] = ()
+    scores: DenoiseScores | None = None
 
     def details(self) -> list[tuple[str, str]]:
-        """Return the noise level."""
+        """Return the noise level, and scores."""
+        rows = [] if self.scores is None else self.scores.details()
         if self.sigma is None:
-            return []
-        return [("noise", f"sigma {self.sigma:.1f} of 255, {self.sigma_source}")]
+            return rows
+        text = f"sigma {self.sigma:.1f} of 255, {self.sigma_source}"
+        if self.noise != "gaussian":
+            text = f"sigma {self.sigma:.1f} of 255 at mid-gray, {self.noise}"
+        return [("noise", text), *rows]
 
 
 class SkippedInput(BaseModel):
@@ -206,8 +217,8 @@ class DenoiseReport(JobReport):
     images: list[DenoisedImageReport] = []
 
 
-def versions(model: str = "") -> dict[str, str]:
-    """Return the versions of all that determines the values, of ``model`` if given."""
+def versions(model: str = "", packages: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of all that determines the values, of ``model`` and ``packages`` too."""
     import pyvips
     import torch
 
@@ -219,6 +230,7 @@ def versions(model: str = "") -> dict[str, str]:
         "libvips": ".".join(str(pyvips.version(part)) for part in range(3)),
         "threads": str(torch.get_num_threads()),
         **runtime,
+        **{name: version(name) for name in packages},
     }
 
 

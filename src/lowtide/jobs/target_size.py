@@ -5,25 +5,29 @@ Nothing here waits for a model's costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import ImageError
 from lowtide.jobs.image_settings import ImageSettings
-from lowtide.media import ImageFacts, check_output, inspect_image
-from lowtide.media.discover import FilePair
+from lowtide.media import ImageFacts, OutputCost, check_output, inspect_image, output_cost
 from lowtide.media.image_info import ImageInfo
 
 
 @dataclass(frozen=True)
 class TargetSize:
-    """Input header, the model's output, the written image, and the file format."""
+    """Input header, the model's output, the written image, and the file format.
+
+    ``writing`` is the memory of what makes the file of the model's output, and ``resize_to`` the
+    (W, H) that the encoder resizes it to, or None.
+    """
 
     facts: ImageFacts
     upscaled: ImageInfo
     output: ImageInfo
     format: str
+    writing: OutputCost
+    resize_to: tuple[int, int] | None = None
 
 
 def target_size(
@@ -54,20 +58,10 @@ def target_size(
             hint="a smaller --scale, or a larger --max-pixels",
         )
     entry = check_output(target, output, settings.format or facts.format)
-    return TargetSize(facts, upscaled, output, entry.name)
-
-
-def scale_checker(
-    jobs: Sequence[FilePair], settings: ImageSettings, facts: ImageFacts | None = None
-) -> Callable[[int], None]:
-    """Return a callback for the model's scale that checks the result's size early.
-
-    It is called before anything is measured, which may take minutes. For a single image it raises
-    what `target_size` raises; of several images the valid ones are upscaled.
-    """
-
-    def check(scale: int) -> None:
-        if len(jobs) == 1:
-            target_size(jobs[0].source, jobs[0].target, settings, scale, facts)
-
-    return check
+    resized = upscaled if upscaled != output else None
+    writing = output_cost(
+        target, output, settings.encode_options, resized_from=resized, default_format=entry.name
+    )
+    return TargetSize(
+        facts, upscaled, output, entry.name, writing, (width, height) if resized else None
+    )

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lowtide.core.atomic_file import atomic_output, make_folder, remove_part_files
-from lowtide.core.errors import InputError, LowtideError
-from lowtide.core.hashing import file_sha256
-from lowtide.jobs.item import Item
-from lowtide.jobs.pipeline import Pipeline
-from lowtide.jobs.prepare import preload_libraries, prepare
-from lowtide.jobs.prepared import Measurements
-from lowtide.jobs.report import ItemReport
+from lowtide.core.errors import InputError
 from lowtide.jobs.upscale_job import UpscaleJob
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.jobs.validation_metrics import ValidationMetrics
+from lowtide.jobs.validation_runs import ValidationRuns
 from lowtide.memory.budget import Budget
-from lowtide.memory.meter import open_meter
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data import HighResolutionFolders, PairedFolders, read_rgb
 from lowtide.training.tasks.sr_config import SrConfig
@@ -41,7 +35,7 @@ class TrainValidation:
 
     def __init__(self, config: SrConfig, data: TrainImages, folder: Path, device: str) -> None:
         self._config, self._folder = config, folder
-        self._upscaler = ValidationUpscaler(config.val.budget, device)
+        self._device, self._runs = device, ValidationRuns(UpscaleJob, device)
         self._pairs = list(self._image_pairs(data))
         stems = [low.stem for low, _ in self._pairs]
         # Folders may hold images of the same name.
@@ -74,7 +68,11 @@ class TrainValidation:
         )
         sums = dict.fromkeys(self._config.val.metrics, 0.0)
         targets = [self._target(name, step) for name in self._names]
-        self._upscaler(weights, zip((low for low, _ in self._pairs), targets, strict=True))
+        settings = UpscaleSettings.of(
+            model=str(weights), device=self._device, budget=self._config.val.budget
+        )
+        lows = (low for low, _ in self._pairs)
+        self._runs(weights, [(settings, zip(lows, targets, strict=True))])
         for target, (_, high) in zip(targets, self._pairs, strict=True):
             for name, figure in self._metrics.compute(self._read_result(target), high).items():
                 sums[name] += figure
@@ -125,59 +123,3 @@ def _write(path: Path, image: np.ndarray) -> None:
     remove_part_files(path)
     with atomic_output(path) as part:
         pyvips.Image.new_from_array(image).pngsave(str(part), compression=3)
-
-
-class ValidationUpscaler:
-    """Upscale images as `lowtide.upscale` does, within ``budget`` on ``device``.
-
-    The network's costs are measured with the first weights: memory, time and receptive field follow
-    from its layers, which stay the same during a training run.
-    """
-
-    def __init__(self, budget: str, device: str) -> None:
-        self._budget, self._device = budget, device
-        self._measured: Measurements | None = None
-
-    def __call__(self, weights: Path, pictures: Iterable[tuple[Path, Path]]) -> None:
-        """Upscale each of ``pictures``, (source, target), with ``weights``.
-
-        Existing targets are replaced. Raises as `lowtide.upscale`.
-        """
-        settings = UpscaleSettings.of(model=str(weights), device=self._device, budget=self._budget)
-        preload_libraries(settings)
-        meter = open_meter(self._device)
-        meter.start()
-        try:
-            budget = settings.parse_budget(self._device, weights.parent)
-            known = self._measured and self._measured.of_weights(file_sha256(weights))
-            prepared = prepare(
-                settings,
-                device=self._device,
-                limit_bytes=budget.device_bytes // 2,
-                known=known,
-                meter=meter,
-            )
-            self._measured = prepared.measurements
-            job = UpscaleJob(prepared, settings, budget)
-            Pipeline(job, _Strict(), meter, scratch=weights.parent).run(
-                Item(source, target, index)
-                for index, (source, target) in enumerate(pictures, start=1)
-            )
-        finally:
-            meter.stop()
-
-
-class _Strict:
-    """Result listener that raises the error of a failed item."""
-
-    def new_part(self, index: int) -> None:
-        pass
-
-    def begin(self, index: int) -> None:
-        pass
-
-    def done(self, index: int, item: ItemReport) -> None:
-        pass
-
-    def failed(self, index: int, error: LowtideError) -> None:
-        raise error

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.image_sink import ImageSink
+from lowtide.media.image_rows import ImageFile
 
 # Rows are copied in pieces of about this size, so that the thread can start on the first.
 _CHUNK_BYTES = 1 << 20
@@ -23,9 +24,9 @@ class AsyncWriter:
     `commit` waits for that.
     """
 
-    def __init__(self, sink: ImageSink, max_queued_bytes: int) -> None:
+    def __init__(self, sink: ImageFile, max_queued_bytes: int) -> None:
         self.info: ImageInfo = sink.info
-        self.notes: tuple[str, ...] = sink.notes
+        self.notes: Sequence[str] = sink.notes
         self._sink, self._max_queued_bytes = sink, max_queued_bytes
         self._rows: deque[tuple[int, np.ndarray]] = deque()
         self._queued_bytes = 0

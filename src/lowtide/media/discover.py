@@ -23,26 +23,47 @@ class MediaKind:
 
     Attributes:
         noun: What one is called in messages.
-        suffixes: Supported suffixes, with their dot.
-        format_of: Returns the format that a suffix names, or None; the same for all its suffixes.
+        suffixes: Supported suffixes of inputs, with their dot, in lower case; of two that a name
+            ends with the longer one counts.
+        format_of: Returns the format that a suffix of an output names, or None.
         error: Raised where there is none of the kind.
+        out_suffixes: Suffixes of outputs where they are others than those of inputs; the first one
+            is that of results which are named after inputs.
     """
 
     noun: str
     suffixes: Sequence[str]
     format_of: Callable[[str], object | None]
     error: type[InputError] = InputError
+    out_suffixes: Sequence[str] = ()
 
     def is_named(self, path: Path) -> bool:
-        """Return whether the suffix of ``path`` is of this kind."""
-        return self.format_of(path.suffix or ".") is not None
+        """Return whether the suffix of ``path`` is one of inputs of this kind."""
+        return self.suffix_of(path).lower() in self.suffixes
+
+    def suffix_of(self, path: Path) -> str:
+        """Return the suffix of a name, which may have several dots: ``.nii.gz``."""
+        name, known = path.name.lower(), (*self.suffixes, *self.out_suffixes)
+        fitting = [one for one in known if name.endswith(one) and len(one) < len(name)]
+        return path.name[-len(max(fitting, key=len)) :] if fitting else path.suffix
+
+    def result_name(self, source: Path, suffix: str | None, text: str) -> str:
+        """Return the name of the result of ``source``, with ``text`` before its suffix.
+
+        Raises `UsageError` where that would be no suffix of an output.
+        """
+        own = self.suffix_of(source)
+        ending = suffix or (self.out_suffixes[0] if self.out_suffixes else own)
+        self.check_name(ending, f"{source}: {own or 'a name without a suffix'!r}")
+        return source.name.removesuffix(own) + text + ending
 
     def check_name(self, name: str, shown: str) -> None:
-        """Raise `UsageError` if ``name``, a suffix, is not of this kind."""
+        """Raise `UsageError` if ``name``, a suffix, is not one of outputs of this kind."""
         if self.format_of(name or ".") is None:
+            noun = "image" if self.out_suffixes else self.noun
             raise UsageError(
-                f"{shown} names no {self.noun} format that Lowtide writes",
-                hint=f"use one of {', '.join(self.suffixes)}",
+                f"{shown} names no {noun} format that Lowtide writes",
+                hint=f"use one of {', '.join(self.out_suffixes or self.suffixes)}",
             )
 
     def missing(self, what: str, others: list[SkippedFile]) -> InputError:
@@ -106,7 +127,7 @@ def discover(
         jobs = [FilePair(found[0][0], target, found[0][1].as_posix())]
         _check_conflicts(jobs)
         return Found(jobs, skipped, single_file=True)
-    if not folder and kind.is_named(target):
+    if not folder and kind.format_of(kind.suffix_of(target) or ".") is not None:
         raise UsageError(
             f"{target} names one file, and there may be several results",
             hint=f"name a folder: -o {target.with_suffix('')}",
@@ -121,12 +142,26 @@ def discover(
     return Found(jobs, skipped, single_file=False)
 
 
+def count_by_kind(
+    inputs: list[str | Path] | list[str] | list[Path],
+    output: Path | str,
+    kinds: Sequence[MediaKind],
+) -> list[int]:
+    """Count the inputs of each kind by their names, as `discover` would find them."""
+    suffixes = [suffix for kind in kinds for suffix in kind.suffixes]
+    nouns = " or ".join(kind.noun for kind in kinds)
+    every = MediaKind(nouns, suffixes, lambda suffix: None, kinds[0].error)
+    found = [source for source, _ in _expand(inputs, Path(output), [], every)]
+    return [sum(map(kind.is_named, found)) for kind in kinds]
+
+
 def _check_name(target: Path, suffix: str | None, text: str, kind: MediaKind) -> None:
     """Raise `UsageError` if the name of a single file contradicts the options."""
-    if target.suffix:
-        kind.check_name(target.suffix, f"{target}: the suffix {target.suffix!r}")
-    other = suffix is not None and kind.format_of(suffix) != kind.format_of(target.suffix or ".")
-    if target.suffix and suffix is not None and other:
+    own = kind.suffix_of(target)
+    if own:
+        kind.check_name(own, f"{target}: the suffix {own!r}")
+    other = suffix is not None and kind.format_of(suffix) != kind.format_of(own or ".")
+    if own and suffix is not None and other:
         raise UsageError(
             f"--format {suffix[1:]} contradicts the name {target}", hint="drop one of them"
         )
@@ -259,9 +294,7 @@ def _split(paths: Iterable[Path], kind: MediaKind) -> tuple[list[Path], list[Ski
 
 
 def _place(folder: Path, relative: Path, suffix: str | None, text: str, kind: MediaKind) -> Path:
-    ending = suffix or relative.suffix
-    kind.check_name(ending, f"{relative}: {relative.suffix or 'a name without a suffix'!r}")
-    return folder / relative.with_name(f"{relative.stem}{text}{ending}")
+    return folder / relative.with_name(kind.result_name(relative, suffix, text))
 
 
 def _check_conflicts(jobs: list[FilePair]) -> None:

@@ -16,8 +16,9 @@ from lowtide.memory.tracing.checkpointing import Checkpointing, checkpointed
 from lowtide.training.distributed import SINGLE_PROCESS, ProcessGroup
 from lowtide.training.task import Batch, Objective, Term
 
-# Steps by which each weight must have had a gradient: some have none until others leave 0.
-_GRADIENT_CHECK_STEPS = 3
+# Steps by which each weight must have had a gradient: some have none until others leave 0, as what
+# embeds a noise level does until three layers after it have.
+_GRADIENT_CHECK_STEPS = 4
 _NOT_FINITE_HINT = "try a lower learning rate, train.grad_clip, or precision: fp32"
 
 

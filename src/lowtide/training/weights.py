@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.models import lowtide_files
+from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
 from lowtide.models.paragonsr2.variant_config import VariantConfig
@@ -28,7 +29,7 @@ def save_weights(path: Path, network: nn.Module, config: RunConfig) -> Path:
 
     entries = {"lowtide.trained_as": config.name, "lowtide.seed": str(config.manual_seed)}
     architecture = getattr(network, "config", None)
-    if isinstance(architecture, ParagonConvConfig | VariantConfig):
+    if isinstance(architecture, ParagonConvConfig | VariantConfig | SlimUNetConfig):
         entries |= lowtide_files.metadata_for(architecture)
     else:
         assert isinstance(network, ParagonTier)

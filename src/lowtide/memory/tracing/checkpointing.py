@@ -66,16 +66,27 @@ def checkpointed(model: nn.Module, mode: Checkpointing) -> Iterator[nn.Module]:
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the repeated blocks of a model.
 
-    They are the members of its outermost lists of composite modules.
+    They are the members of its outermost lists of two or more composite modules. A list of lists
+    has the members of all of them, if only one.
     """
     blocks: list[nn.Module] = []
     for child in model.children():
-        members = [member for member in child.children() if any(member.children())]
-        if isinstance(child, nn.ModuleList | nn.Sequential) and len(members) >= 2:
+        members = [member for member in _members(child) if any(member.children())]
+        fewest = 1 if any(isinstance(one, nn.ModuleList) for one in child.children()) else 2
+        if isinstance(child, nn.ModuleList | nn.Sequential) and len(members) >= fewest:
             blocks.extend(members)
         else:
             blocks.extend(repeated_blocks(child))
     return blocks
+
+
+def _members(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the children of a module, and instead of lists in a list theirs: no list has a pass."""
+    for child in module.children():
+        if isinstance(module, nn.ModuleList) and isinstance(child, nn.ModuleList):
+            yield from _members(child)
+        else:
+            yield child
 
 
 def _checkpointed_forwards(

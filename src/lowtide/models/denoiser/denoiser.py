@@ -104,17 +104,17 @@ def check_level(config: SlimUNetConfig, sigma: float, parameters: Sequence[float
         raise UsageError(f"noise parameters have to be finite, not {list(parameters)}")
 
 
-def preconditioning(prediction: Prediction, sigma: float) -> tuple[float, float, float]:
+def preconditioning(prediction: Prediction, sigma: float | Tensor) -> tuple[Any, Any, Any]:
     """Return the terms (a, b, c) of x₀ = b·y + c·F(a·y), for data of unit variance.
 
     y is x₀ plus noise of standard deviation ``sigma``, and a·y is the state of a process that
-    preserves variance.
+    preserves variance. The terms are numbers or tensors, as ``sigma`` is.
     """
-    shrunk = 1 / math.sqrt(1 + sigma**2)
+    shrunk = 1 / (1 + sigma**2) ** 0.5
     if prediction == "epsilon":
-        return shrunk, 1.0, -sigma
+        return shrunk, 0 * sigma + 1, -sigma
     if prediction == "sample":
-        return shrunk, 0.0, 1.0
+        return shrunk, 0 * sigma, 0 * sigma + 1
     return shrunk, shrunk**2, -sigma * shrunk
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-# Below half a step of 8 bits, in levels of 255, there is no noise that could be seen.
-LEAST_SIGMA = 0.5
+# Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
+LEAST_SIGMA = 0.5 / 255
 # Values are counted in bins of this width, so that the median of any number takes the same memory.
 _BINS = 1 << 16
 _LARGEST = 2 / 3  # of values in 0..1: 16 / 6 times half the range is never reached by noise

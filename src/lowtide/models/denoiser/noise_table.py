@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from bisect import bisect_left
 from pathlib import Path
@@ -41,6 +42,11 @@ class NoiseTable(BaseModel):
     camera: str
     noise_model: str
     settings: Annotated[tuple[NoiseSetting, ...], Field(min_length=1)]
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the content, however the file is laid out."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     @property
     def iso_range(self) -> tuple[int, int] | None:

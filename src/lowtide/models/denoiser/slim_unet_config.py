@@ -11,7 +11,6 @@ from lowtide.models.paragonsr2.conv_config import FileConfig
 
 AttentionName = Literal["linear", "channel", "transposed", "sdpa", "flash", "window", "none"]
 Prediction = Literal["v", "epsilon", "sample"]
-NoiseModelName = Literal["gaussian", "poisson-gaussian"]
 SchedulerName = Literal["ddim", "ddpm", "dpmsolver++", "unipc", "flow"]
 TIMES = 1000  # of a noise schedule
 
@@ -27,7 +26,13 @@ class SlimUNetConfig(FileConfig):
 
     ``prediction`` is what the network returns, in the terms of diffusers. ``noise_parameters`` is
     how many values beside the level describe the noise. Levels in training reached ``max_sigma``,
-    a standard deviation of values in 0..1.
+    a standard deviation of values in 0..1. ``scheduler`` is that of several steps unless another
+    one is asked for.
+
+    ``noise_model`` is the name of the noise in training. Where that was a camera's, ``camera`` is
+    its name and ``noise_sha256`` the hash of its `NoiseTable`. ``linear`` says that values are in
+    proportion to light, and ``cfa`` is the pattern of a color filter mosaic by rows, such as RGGB,
+    of which the one channel's first pixel is the first.
 
     Raises ModelError for values that make no network.
     """
@@ -41,9 +46,14 @@ class SlimUNetConfig(FileConfig):
     attention: AttentionName = "linear"
     attention_levels: tuple[int, ...] = (-1,)
     prediction: Prediction = "v"
-    noise_model: NoiseModelName = "gaussian"
+    noise_model: str = "gaussian"
     noise_parameters: int = 0
     max_sigma: float = 60 / 255
+    scheduler: SchedulerName = "ddim"
+    camera: str = ""
+    noise_sha256: str = ""
+    linear: bool = False
+    cfa: str = ""
 
     def __post_init__(self) -> None:
         for name in ("multipliers", "attention_levels"):
@@ -63,11 +73,12 @@ class SlimUNetConfig(FileConfig):
             raise ModelError(f"multipliers must be at least 1, not {self.multipliers}")
         for name, kinds in (
             *(("attention", AttentionName), ("prediction", Prediction)),
-            ("noise_model", NoiseModelName),
+            ("scheduler", SchedulerName),
         ):
             if getattr(self, name) not in get_args(kinds):
                 known = ", ".join(get_args(kinds))
                 raise ModelError(f"{name} {getattr(self, name)!r} is not one of {known}")
+        self._check_noise()
         if wrong := [width for width in self.widths if width % self.groups]:
             raise ModelError(f"{self.groups} groups do not divide {wrong[0]} channels")
         if self.embedding % 2:
@@ -77,6 +88,18 @@ class SlimUNetConfig(FileConfig):
             raise ModelError(f"there is no level {wrong[0]}: the levels are 0 to {levels - 1}")
         if not isinstance(self.max_sigma, (int, float)) or not 0 < self.max_sigma <= 1:
             raise ModelError(f"max_sigma must be above 0 and at most 1, not {self.max_sigma!r}")
+
+    def _check_noise(self) -> None:
+        for name in ("noise_model", "camera", "noise_sha256", "cfa"):
+            if not isinstance(getattr(self, name), str):
+                raise ModelError(f"{name} must be text, not {getattr(self, name)!r}")
+        if not isinstance(self.linear, bool):
+            raise ModelError(f"linear must be true or false, not {self.linear!r}")
+        if self.cfa and (len(self.cfa) != 4 or set(self.cfa) - set("RGB") or self.channels != 1):
+            raise ModelError(
+                f"cfa {self.cfa!r} with {self.channels} channels: a mosaic has one channel, and its"
+                " pattern four of the letters R, G and B"
+            )
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -108,7 +131,8 @@ class SlimUNetConfig(FileConfig):
     @property
     def noise(self) -> str:
         """What noise it removes, and up to which level."""
-        return f"{self.noise_model}, up to a sigma of {self.max_sigma * 255:.3g} of 255"
+        camera = f" noise of {self.camera}" if self.camera else ""
+        return f"{self.noise_model}{camera}, up to a sigma of {self.max_sigma * 255:.3g} of 255"
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self, cast
 
 from lowtide.core.errors import ModelError
@@ -35,9 +35,13 @@ class FileConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`; raises ModelError with missing or unknown entries."""
-        known = [field.name for field in fields(cast(Any, cls))]
-        if wrong := set(values) ^ set(known):
+        """Inverse of `to_dict`; raises ModelError with missing or unknown entries.
+
+        Files are older than some fields: what has a default may be missing.
+        """
+        known = fields(cast(Any, cls))
+        needed = {field.name for field in known if field.default is MISSING}
+        if wrong := needed - set(values) | set(values) - {field.name for field in known}:
             names = ", ".join(sorted(wrong))
             raise ModelError(f"the configuration has missing or unknown entries: {names}")
         return cls(**values)

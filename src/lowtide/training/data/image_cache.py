@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -78,11 +79,12 @@ def unit_range(pixels: np.ndarray) -> np.ndarray:
 class ImageCache:
     """Thread-safe LRU cache of decoded images.
 
-    It holds up to ``limit_bytes`` of pixels. A larger image is decoded each time.
+    It holds up to ``limit_bytes`` of pixels. A larger image is decoded each time. With
+    ``any_colors`` gray images count as color, and alpha is dropped, instead of being refused.
     """
 
-    def __init__(self, limit_bytes: int = CACHE_BYTES) -> None:
-        self.limit_bytes = limit_bytes
+    def __init__(self, limit_bytes: int = CACHE_BYTES, *, any_colors: bool = False) -> None:
+        self.limit_bytes, self._any_colors = limit_bytes, any_colors
         self.cached_bytes = 0
         self._images: OrderedDict[Path, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
@@ -97,7 +99,10 @@ class ImageCache:
                 self._images.move_to_end(path)
                 return self._images[path]
         # Without the lock: two threads may decode the same file, but none waits for another.
-        pixels = read_rgb(path)
+        if self._any_colors:
+            pixels = read_rgb(path, gray="convert", alpha="drop")
+        else:
+            pixels = read_rgb(path)
         pixels.flags.writeable = False
         with self._lock:
             self._insert(path, pixels)
@@ -140,21 +145,22 @@ def find_images(folders: Sequence[Path]) -> list[FoundImage]:
     return found
 
 
-def read_headers(paths: Sequence[Path]) -> list[ImageInfo | str]:
+def read_headers(paths: Sequence[Path], *, any_colors: bool = False) -> list[ImageInfo | str]:
     """Read the header of each file, in threads.
 
-    For a file that cannot be trained on, the entry is a message that names it.
+    For a file that cannot be trained on, the entry is a message that names it. With ``any_colors``
+    gray and alpha are no reason.
     """
     with ThreadPoolExecutor(_HEADER_READERS) as readers:
-        return list(readers.map(_read_header, paths))
+        return list(readers.map(partial(_read_header, any_colors=any_colors), paths))
 
 
-def _read_header(path: Path) -> ImageInfo | str:
+def _read_header(path: Path, *, any_colors: bool) -> ImageInfo | str:
     try:
         info = inspect_image(path).info
     except ImageError as error:
         return error.message
-    refused = unusable_reason(info)
+    refused = unusable_reason(info, gray=not any_colors, alpha=not any_colors)
     return info if refused is None else f"{path}: {refused}"
 
 

@@ -1,0 +1,183 @@
+"""Noise that a job is given by ``--noise`` and ``--iso``, and whether a network knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from lowtide.core.errors import UsageError
+from lowtide.models.denoiser.noise_level import LEAST_SIGMA
+from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
+from lowtide.models.denoiser.noise_registry import noise_model_names
+from lowtide.models.denoiser.noise_statistics import ImageStatistics
+from lowtide.models.denoiser.noise_table import NoiseTable, load_noise
+from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
+from lowtide.models.denoiser.variance_line import fit_lower_line
+
+NoiseSource = Literal["given", "estimated", "table"]
+_GAUSSIAN, _POISSON_GAUSSIAN = GaussianNoise.name, PoissonGaussianNoise.name
+# Models whose parameters a single image tells.
+ESTIMATED = _GAUSSIAN, _POISSON_GAUSSIAN
+_HASH_DIGITS = 12  # in messages
+
+
+@dataclass(frozen=True)
+class ChosenNoise:
+    """Noise of a table that `lowtide train noise` wrote, or a model that is estimated.
+
+    Attributes:
+        name: Name of the noise model.
+        path: File of the table; None where the noise is to be estimated.
+        table: The table.
+        iso: ISO of all inputs; None where each has its own, or the table one for all.
+    """
+
+    name: str
+    path: Path | None = None
+    table: NoiseTable | None = None
+    iso: int | None = None
+
+    def at(self, iso: int | None = None) -> NoiseModel:
+        """Return the noise of the table at the ISO that was given, else at ``iso``, an input's own.
+
+        Raises:
+            UsageError: There is no ISO and the table has several, or the ISO is outside of it.
+        """
+        assert self.table is not None
+        chosen = iso if self.iso is None else self.iso
+        try:
+            return self.table.at(chosen)
+        except UsageError as error:
+            low, high = self.table.iso_range or (0, 0)
+            raise UsageError(
+                f"{self.path}: {error.message}", hint=f"--iso N, with N from {low} to {high}"
+            ) from error
+
+    def describe(self, iso: int | None = None) -> str:
+        """Return where the noise is from, for reports."""
+        if self.table is None:
+            return f"{self.name}, estimated"
+        chosen = iso if self.iso is None else self.iso
+        known = chosen is not None and self.table.iso_range is not None
+        return f"{self.name} of {self.path}" + (f" at ISO {chosen}" if known else "")
+
+    @property
+    def key(self) -> str:
+        """Name and content, which determine a result at an ISO."""
+        return f"{self.name} {self.table.sha256 if self.table is not None else ''}"
+
+
+@dataclass(frozen=True)
+class ImageNoise:
+    """Noise of one image as its network is given it.
+
+    ``sigma`` is of values in 0..1, and None where the image does not tell it.
+    """
+
+    sigma: float | None
+    parameters: tuple[float, ...]
+    source: NoiseSource
+
+    @property
+    def levels(self) -> float | None:
+        """The level in levels of 255."""
+        return None if self.sigma is None else round(self.sigma * 255, 2)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no noise to remove, as far as is known."""
+        if self.sigma is None or self.source == "table":
+            return not self.sigma
+        return self.sigma < LEAST_SIGMA
+
+
+def choose_noise(noise: str | Path, iso: int | None = None) -> ChosenNoise:
+    """Return the noise of ``--noise``: a file of a table, or the name of a model.
+
+    Raises:
+        UsageError: There is neither, the model cannot be estimated, or an ISO is given without a
+            table.
+        InputError: The file is no table.
+    """
+    if iso is not None and not 0 < iso < 10_000_000:
+        raise UsageError(f"--iso {iso} is no ISO", hint="--iso 800")
+    if str(noise) in noise_model_names():
+        if str(noise) not in ESTIMATED:
+            raise UsageError(
+                f"an image alone does not tell the parameters of {noise} noise",
+                hint="--noise FILE, with a table that `lowtide train noise` wrote",
+            )
+        if iso is not None:
+            raise UsageError(
+                f"--iso {iso} chooses from a table, and --noise {noise} is none",
+                hint=f"--noise FILE --iso {iso}",
+            )
+        return ChosenNoise(str(noise))
+    path = Path(noise)
+    if not path.is_file():
+        raise UsageError(
+            f"--noise {noise} is no file, and not {' or '.join(ESTIMATED)}",
+            hint="lowtide train noise --images FOLDER -o camera.json measures one",
+        )
+    table = load_noise(path)
+    return ChosenNoise(table.noise_model, path, table, iso)
+
+
+def require_trained_noise(chosen: ChosenNoise | None, config: SlimUNetConfig, model: str) -> None:
+    """Raise `UsageError` where a network was not trained for the noise that was chosen.
+
+    Args:
+        chosen: None is Gaussian noise.
+        config: The network's configuration.
+        model: Its name, for messages.
+    """
+    chosen = ChosenNoise(_GAUSSIAN) if chosen is None else chosen
+    if config.noise_sha256:
+        trained = f"{config.camera} ({config.noise_sha256[:_HASH_DIGITS]})"
+        if chosen.table is None:
+            raise UsageError(
+                f"{model} was trained with the noise of {trained}, and needs it",
+                hint=f"--noise FILE, the table of {config.camera} that `lowtide train noise` wrote",
+            )
+        if chosen.table.sha256 != config.noise_sha256:
+            raise UsageError(
+                f"{chosen.path} is the noise of {chosen.table.camera}"
+                f" ({chosen.table.sha256[:_HASH_DIGITS]}), and {model} was trained with that of"
+                f" {trained}",
+                hint=f"--noise with the table of {config.camera}, or a model trained by"
+                f" lowtide train denoise DATA --noise {chosen.path}",
+            )
+    elif chosen.name != config.noise_model and (chosen.name, config.noise_model) != (
+        _GAUSSIAN,
+        _POISSON_GAUSSIAN,
+    ):
+        where = f"{chosen.path} has" if chosen.table is not None else "asked for is"
+        raise UsageError(
+            f"{where} {chosen.name} noise, and {model} was trained with {config.noise_model}",
+            hint=f"a model trained by lowtide train denoise DATA --noise"
+            f" {chosen.path or chosen.name}",
+        )
+
+
+def estimate_poisson_gaussian(bands: Iterable[np.ndarray]) -> PoissonGaussianNoise | None:
+    """Estimate shot noise and the rest from an image itself, as `lowtide train noise` does.
+
+    Args:
+        bands: Rows (N, W, C) of the image, float32 in 0..1; those of fewer than 11 tell nothing.
+
+    Returns:
+        The noise, or None where no pixel tells it: too few, or all clipped.
+    """
+    statistics = ImageStatistics()
+    for rows in bands:
+        for plane in np.moveaxis(rows, -1, 0):
+            statistics.add(plane)
+    curve = statistics.curve()
+    if not curve[0].size:
+        return None
+    line, _ = fit_lower_line(*curve)
+    return PoissonGaussianNoise(a=line.slope, b=float(np.sqrt(line.offset)))

@@ -1,0 +1,68 @@
+"""Comparisons after a denoising run: scores against clean files, and a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.jobs.denoise_picture import draw_comparison, require_comparison
+from lowtide.jobs.denoise_scores import find_references, score_files
+from lowtide.jobs.image_run import Inputs, find_jobs
+from lowtide.jobs.image_settings import ImageSettings
+from lowtide.jobs.report import DenoiseReport, write_sidecar
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """Clean files by input, and the path of a picture; both may be absent."""
+
+    settings: ImageSettings
+    references: dict[str, Path] = field(default_factory=dict)
+    picture: Path | None = None
+
+    @classmethod
+    def find(
+        cls,
+        inputs: Inputs,
+        output: str | Path,
+        settings: ImageSettings,
+        reference: str | Path | None,
+        picture: str | Path | None,
+        *,
+        force: bool,
+    ) -> Self:
+        """Check all that a comparison needs, before anything runs.
+
+        Raises:
+            UsageError: A clean file is missing, or the picture cannot be made.
+            ImageError: A clean file cannot be read, or has another size than its input.
+        """
+        if reference is None and picture is None:
+            return cls(settings)
+        found, _ = find_jobs(inputs, output, settings)
+        references = {}
+        if picture is not None:
+            require_comparison(Path(picture), found, force=force)
+        if reference is not None:
+            references = find_references(found.pairs, Path(reference), settings.max_pixels)
+        return cls(settings, references, None if picture is None else Path(picture))
+
+    def make(self, report: DenoiseReport, *, sidecar: bool, cancel: Cancel) -> None:
+        """Add scores to the images of ``report`` and their sidecar files, and draw the picture.
+
+        Images that an earlier run finished are scored too.
+        """
+        limit = self.settings.max_pixels
+        scratch = Path(self.settings.scratch) if self.settings.scratch else None
+        for image in report.images:
+            check_cancel(cancel)
+            reference = self.references.get(image.input)
+            if reference is not None and image.status in ("done", "skipped"):
+                files = Path(image.input), Path(image.output), reference
+                image.scores = score_files(*files, limit, scratch)
+                if sidecar and image.status == "done":
+                    write_sidecar(report, image)
+            if self.picture is not None:
+                draw_comparison(self.picture, image, reference, limit, scratch)

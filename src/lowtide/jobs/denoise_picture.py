@@ -1,0 +1,188 @@
+"""Picture of a denoised detail: noisy, denoised, by non-local means, and the residual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lowtide.core.atomic_file import require_absent
+from lowtide.core.errors import UsageError
+from lowtide.core.metrics import psnr
+from lowtide.jobs.figure_file import (
+    DOTS_PER_INCH,
+    new_figure,
+    require_figure_name,
+    save_figure,
+)
+from lowtide.jobs.image_adapter import NoisyImageAdapter
+from lowtide.jobs.report import DenoisedImageReport
+from lowtide.media import open_image
+from lowtide.media.discover import Found
+
+# Sides in pixels of the detail, and of the blocks in which it is looked for.
+_SIDE, _BLOCK = 480, 16
+_GAP, _HEADER, _FOOTER = 8, 24, 24
+# Residuals are drawn from -3 to 3 standard deviations.
+_SPAN = 6
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Rectangle of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def require_comparison(path: Path, found: Found, *, force: bool) -> None:
+    """Raise `UsageError` where a picture cannot be made, before anything runs."""
+    if not found.single_file:
+        raise UsageError(
+            f"--comparison draws one file, and there are {len(found.pairs)} inputs or the output is"
+            " a folder",
+            hint="denoise one file to one file: lowtide denoise noisy.png -o clean.png",
+        )
+    require_figure_name(path)
+    non_local_means(np.zeros((8, 8, 1)), 0.1)
+    (pair,) = found.pairs
+    for other in (pair.source, pair.target):
+        if path.resolve() == other.resolve():
+            raise UsageError(
+                f"{path}: the picture would replace {other}", hint="choose another name for it"
+            )
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"{path}: there is no such folder", hint="name a folder that exists")
+    require_absent(path, force=force)
+
+
+def draw_comparison(
+    path: Path,
+    image: DenoisedImageReport,
+    reference: Path | None,
+    max_pixels: int,
+    scratch: Path | None = None,
+) -> None:
+    """Write a picture of the most detailed part of a result, at most 480 pixels wide and high.
+
+    One pixel of the image is one of the picture. Panels: the noisy file, the result, non-local
+    means with the same noise level, and the noisy file less the result. Titles have the PSNR of
+    this detail if there is a reference. An image without noise has no panel of non-local means.
+
+    Raises:
+        UsageError: matplotlib or scikit-image is not installed.
+        ImageError: A file cannot be read.
+        OutputError: The picture cannot be written.
+    """
+    rows = {
+        name: _Rows(Path(one), max_pixels, scratch)
+        for name, one in (("noisy", image.input), ("denoised", image.output))
+    }
+    detail = most_detailed(rows["denoised"])
+    panels = {name: one.cut(detail) for name, one in rows.items()}
+    clean = None if reference is None else _Rows(reference, max_pixels, scratch).cut(detail)
+    residual = panels["noisy"] - panels["denoised"]
+    if image.sigma:
+        panels["non-local means"] = non_local_means(panels["noisy"], image.sigma / 255)
+    titled = [
+        (name if clean is None else f"{name}, {psnr(one, clean):.2f} dB", one)
+        for name, one in panels.items()
+    ]
+    gain = 1 / (_SPAN * max(float(residual.std()), 1 / 255))
+    titled.append((f"residual ×{gain:.1f}, gray is 0", 0.5 + gain * residual))
+    note = f"{Path(image.input).name}: {detail.width}×{detail.height} at {detail.left},{detail.top}"
+    if image.sigma is not None:
+        note += f", sigma {image.sigma:.1f} of 255, {image.sigma_source}"
+    _draw(path, titled, note)
+
+
+def non_local_means(noisy: np.ndarray, sigma: float) -> np.ndarray:
+    """Return (H, W, C) in 0..1 denoised by scikit-image's non-local means, for comparisons.
+
+    Raises:
+        UsageError: scikit-image is not installed.
+    """
+    try:
+        from skimage.restoration import denoise_nl_means
+    except ImportError as error:
+        raise UsageError(
+            "non-local means needs scikit-image", hint="pip install 'lowtide[train]'"
+        ) from error
+    found = denoise_nl_means(
+        noisy, patch_size=5, patch_distance=6, h=0.6 * sigma, sigma=sigma, channel_axis=-1
+    )
+    return found.reshape(noisy.shape).clip(0, 1)
+
+
+class _Rows:
+    """Color rows (N, W, C) of a file in 0..1, from the top down as often as needed."""
+
+    def __init__(self, path: Path, max_pixels: int, scratch: Path | None) -> None:
+        self._path, self._max_pixels, self._scratch = path, max_pixels, scratch
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        with open_image(
+            self._path, max_pixels=self._max_pixels, scratch_dir=self._scratch
+        ) as source:
+            adapter = NoisyImageAdapter(source.info, 3)
+            for first in range(0, source.shape[0], _BLOCK):
+                yield adapter.color(source.read(first, first + _BLOCK))
+
+    def cut(self, detail: Detail) -> np.ndarray:
+        """Return a detail (H, W, C) as float64."""
+        kept, first = [], 0
+        for rows in self:
+            start, end = (
+                min(max(row - first, 0), len(rows))
+                for row in (detail.top, detail.top + detail.height)
+            )
+            kept.append(
+                rows[start:end, detail.left : detail.left + detail.width].astype(np.float64)
+            )
+            first += len(rows)
+        return np.concatenate(kept)
+
+
+def most_detailed(rows: _Rows) -> Detail:
+    """Return the part of an image, 480 pixels wide and high or all, with the largest gradients."""
+    strips, height, width = [], 0, 0
+    for color in rows:
+        gray, width = color.mean(2), color.shape[1]
+        change = np.zeros(width)
+        change[1:] += np.abs(np.diff(gray, axis=1)).sum(0)
+        change += np.abs(np.diff(gray, axis=0)).sum(0)
+        strips.append(np.add.reduceat(change, np.arange(0, width, _BLOCK)))
+        height += len(color)
+    sums = np.pad(np.stack(strips).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    tall, wide = (min(_SIDE // _BLOCK, size - 1) for size in sums.shape)
+    inside = sums[tall:, wide:] - sums[:-tall, wide:] - sums[tall:, :-wide] + sums[:-tall, :-wide]
+    row, column = np.unravel_index(inside.argmax(), inside.shape)
+    shown = min(_SIDE, height), min(_SIDE, width)
+    return Detail(
+        min(int(row) * _BLOCK, height - shown[0]),
+        min(int(column) * _BLOCK, width - shown[1]),
+        *shown,
+    )
+
+
+def _draw(path: Path, panels: list[tuple[str, np.ndarray]], note: str) -> None:
+    """Write images (H, W, C) of one size side by side, with titles, and a note below."""
+    height, width, _ = panels[0][1].shape
+    cell = max(width, 200)  # room for a title
+    whole = _GAP + len(panels) * (cell + _GAP), _HEADER + height + _FOOTER
+    figure = new_figure(*(side / DOTS_PER_INCH for side in whole), layout=None)
+    for place, (title, image) in enumerate(panels):
+        left = _GAP + place * (cell + _GAP)
+        box = left / whole[0], _FOOTER / whole[1], width / whole[0], height / whole[1]
+        panel = figure.add_axes(box)
+        panel.set_axis_off()
+        panel.imshow(
+            image.clip(0, 1).repeat(3 // image.shape[2], 2), interpolation="nearest", aspect="auto"
+        )
+        figure.text(left / whole[0], 1 - 0.75 * _HEADER / whole[1], title, fontsize=8)
+    figure.text(_GAP / whole[0], 0.3 * _FOOTER / whole[1], note, fontsize=7, color="0.3")
+    save_figure(figure, path)

@@ -9,7 +9,10 @@ import lowtide
 from lowtide import ImageError, UsageError
 from lowtide.core.metrics import psnr, ssim
 from lowtide.jobs import denoise_scores
+from lowtide.jobs.comparisons import Comparisons
 from lowtide.jobs.denoise_picture import non_local_means
+from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.media.discover import MediaKind
 from support.denoiser_files import denoiser_file
 from support.image_folders import files_of
 
@@ -133,12 +136,18 @@ def test_what_cannot_be_compared_is_refused_before_the_run(denoise, noisy, clean
         ({"comparison": tmp_path / "x.bmp"}, UsageError, "not written as .bmp"),
         ({"comparison": truth}, UsageError, "already exists"),
         ({"comparison": source, "force": True}, UsageError, "would replace"),
+        ({"comparison": truth, "reference": truth, "force": True}, UsageError, "would replace"),
         ({"comparison": tmp_path / "no" / "x.png"}, UsageError, "no such folder"),
     ):
         for dry_run in (False, True):
             with pytest.raises(error, match=words) as caught:
                 denoise(source, "out.png", dry_run=dry_run, **options)
             assert caught.value.exit_code == 2
+    with pytest.raises(UsageError, match="this output is the reference"):
+        denoise(source, "truth.png", reference=truth, force=True)
+    tables = MediaKind("table", (".csv",), lambda suffix: None)
+    with pytest.raises(UsageError, match="are for images, not for a table"):
+        Comparisons.find(tables, source, "x", DenoiseSettings.of(), truth, None, force=False)
     with pytest.raises(UsageError, match="is no folder, and there are 2 inputs"):
         denoise([source, truth], "out", reference=small)
     with pytest.raises(UsageError, match="--comparison draws one file"):

@@ -12,33 +12,32 @@ from lowtide.core.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from lowtide.jobs.report import (
         AccuracyReport,
-        DenoiseReport,
         ErrorFigure,
         ImageReport,
+        JobReport,
         MemoryReport,
-        UpscaleReport,
     )
     from lowtide.memory.plan import Plan
 
 _FRONT_LINES = 6
 
 
-def print_report(report: UpscaleReport | DenoiseReport) -> None:
+def print_report(report: JobReport) -> None:
     """Print each image in a few lines, then counts if there are several images."""
-    for image in report.images:
+    for image in report.items:
         _print_image(image)
-    if len(report.images) > 1:
+    if len(report.items) > 1:
         counts = [
             f"{count} {status}"
             for status in ("done", "planned", "skipped", "failed")
-            if (count := sum(image.status == status for image in report.images))
+            if (count := sum(image.status == status for image in report.items))
         ]
         if report.skipped_inputs:
-            counts.append(f"{len(report.skipped_inputs)} not images")
+            counts.append(f"{len(report.skipped_inputs)} not {report.noun}")
         typer.echo(f"{', '.join(counts)} in {format_seconds(report.seconds)}")
 
 
-def print_skipped_inputs(report: UpscaleReport | DenoiseReport) -> None:
+def print_skipped_inputs(report: JobReport) -> None:
     """Print on stderr which inputs in folders were left out as not images, and why."""
     from lowtide.media.skipped_files import SkippedFile, skipped_summary
 
@@ -59,10 +58,7 @@ def _print_image(image: ImageReport) -> None:
         if image.hint:
             typer.echo(f"  hint       {image.hint}")
         return
-    typer.echo(
-        f"{image.input} → {image.output}  "
-        f"{image.width}×{image.height} → {image.out_width}×{image.out_height}"
-    )
+    typer.echo(f"{image.input} → {image.output}  {image.size}")
     lines = image.details()
     if image.plan is not None:
         lines += _plan_lines(image.plan)
@@ -73,8 +69,7 @@ def _print_image(image: ImageReport) -> None:
     if image.memory is not None:
         lines.append(("memory", _memory_line(image.memory)))
     if image.status == "done":
-        megapixels = image.out_width * image.out_height / 1e6
-        pace = megapixels / max(image.seconds, 1e-9)
+        pace = image.megapixels / max(image.seconds, 1e-9)
         lines.append(
             (
                 "time",

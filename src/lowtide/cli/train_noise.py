@@ -1,4 +1,4 @@
-"""Command `lowtide train noise`: calibrate the noise of a camera."""
+"""Command `lowtide train noise`: calibrate the noise of a camera or a scanner."""
 
 from __future__ import annotations
 
@@ -43,6 +43,14 @@ def train_noise(
         Path | None,
         option(panel=_FROM, metavar=_FOLDER, help="Single noisy images, of their flat parts."),
     ] = None,
+    volumes: Annotated[
+        Path | None,
+        option(
+            panel=_FROM,
+            metavar="FILE",
+            help="NIfTI file of two or more volumes of MRI, each measured against its neighbors.",
+        ),
+    ] = None,
     iso: Annotated[
         int | None,
         option(
@@ -61,15 +69,18 @@ def train_noise(
     ] = None,
     camera: Annotated[
         str | None,
-        option(panel=_OUT, metavar="NAME", help="Name of the camera, by default the file's."),
+        option(
+            panel=_OUT, metavar="NAME", help="Name of the camera or scanner, by default the file's."
+        ),
     ] = None,
     force: Annotated[bool, option("--force", panel=_OUT, help="Replace the file.")] = False,
     as_json: JsonReport = False,
 ) -> None:
-    """Calibrate the noise of a camera from its files.
+    """Calibrate the noise of a camera or an MRI scanner from its files.
 
     Flat and dark frames tell shot, read and row noise by photon transfer; pairs of a noisy and a
     clean image, and single noisy images, tell shot noise and the rest. Values have to be linear.
+    A series of volumes tells the Rician noise of magnitudes.
     """
     from lowtide.jobs.train_noise import train_noise as run
 
@@ -79,6 +90,7 @@ def train_noise(
         dark=dark,
         pairs=pairs,
         images=images,
+        volumes=volumes,
         iso=iso,
         camera=camera,
         white_level=white_level,

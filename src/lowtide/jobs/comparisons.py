@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.denoise_picture import draw_comparison, require_comparison
 from lowtide.jobs.denoise_scores import find_references, score_files
 from lowtide.jobs.image_run import Inputs, find_jobs
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.report import DenoiseReport, write_sidecar
+from lowtide.media.discover import IMAGES, MediaKind
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Comparisons:
     @classmethod
     def find(
         cls,
+        kind: MediaKind,
         inputs: Inputs,
         output: str | Path,
         settings: ImageSettings,
@@ -33,20 +36,26 @@ class Comparisons:
         *,
         force: bool,
     ) -> Self:
-        """Check all that a comparison needs, before anything runs.
+        """Check all that a comparison of files of a kind needs, before anything runs.
 
         Raises:
-            UsageError: A clean file is missing, or the picture cannot be made.
+            UsageError: The kind is not that of photographs, a clean file is missing, or the picture
+                cannot be made.
             ImageError: A clean file cannot be read, or has another size than its input.
         """
         if reference is None and picture is None:
             return cls(settings)
-        found, _ = find_jobs(inputs, output, settings)
+        if kind is not IMAGES:
+            raise UsageError(
+                f"--reference and --comparison are for images, not for a {kind.noun}",
+                hint="drop them",
+            )
+        found, _ = find_jobs(inputs, output, settings, kind)
         references = {}
-        if picture is not None:
-            require_comparison(Path(picture), found, force=force)
         if reference is not None:
             references = find_references(found.pairs, Path(reference), settings.max_pixels)
+        if picture is not None:
+            require_comparison(Path(picture), found, references.values(), force=force)
         return cls(settings, references, None if picture is None else Path(picture))
 
     def make(self, report: DenoiseReport, *, sidecar: bool, cancel: Cancel) -> None:

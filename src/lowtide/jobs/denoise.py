@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Literal, Unpack
 
+from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.comparisons import Comparisons
 from lowtide.jobs.denoise_job import DenoiseJob
+from lowtide.jobs.denoise_raw_job import DenoiseRawJob
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.plan_images import plan_images
-from lowtide.jobs.report import DenoiseReport
+from lowtide.jobs.volume_job import VolumeJob
+from lowtide.media.discover import count_by_kind
 from lowtide.models.denoiser.slim_unet_config import SchedulerName
+
+_JOBS: dict[str, type[DenoiseJob]] = {
+    "image": DenoiseJob,
+    "raw": DenoiseRawJob,
+    "volume": VolumeJob,
+}
 
 
 class DenoiseKeywords(ImageKeywords, total=False):
     """Keywords of `denoise`: the fields of `DenoiseSettings`."""
 
+    kind: Literal["auto", "image", "raw", "volume"]
     sigma: float | None
     noise: str | Path | None
     iso: int | None
@@ -26,6 +36,9 @@ class DenoiseKeywords(ImageKeywords, total=False):
     scheduler: SchedulerName | None
     eta: float
     seed: int
+    black_level: float | None
+    raw_output: Literal["auto", "linear", "developed", "mosaic"]
+    mask: str | Path | None
 
 
 @show_keywords(DenoiseSettings, DenoiseKeywords)
@@ -41,7 +54,7 @@ def denoise(
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[DenoiseKeywords],
-) -> DenoiseReport:
+) -> Any:
     """Remove the noise of images within a byte budget.
 
     The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255, or
@@ -73,11 +86,15 @@ def denoise(
         Cancelled: ``cancel`` was set.
     """
     chosen = DenoiseSettings.of(**settings)
-    comparisons = Comparisons.find(inputs, output, chosen, reference, comparison, force=force)
+    job_type = choose_job(inputs, output, chosen.kind)
+    job_type.check_settings(chosen)
+    comparisons = Comparisons.find(
+        job_type.media_kind, inputs, output, chosen, reference, comparison, force=force
+    )
     if dry_run:
-        return plan_images(DenoiseJob, chosen, inputs, output, progress=progress, cancel=cancel)
+        return plan_images(job_type, chosen, inputs, output, progress=progress, cancel=cancel)
     report = run_images(
-        DenoiseJob,
+        job_type,
         chosen,
         inputs,
         output,
@@ -86,5 +103,29 @@ def denoise(
         progress=progress,
         cancel=cancel,
     )
-    comparisons.make(report, sidecar=sidecar, cancel=cancel)
+    if comparisons is not None:
+        comparisons.make(report, sidecar=sidecar, cancel=cancel)
     return report
+
+
+def choose_job(inputs: Inputs, output: str | Path, kind: str) -> type[DenoiseJob]:
+    """Return the job for a kind of inputs; ``auto`` is the one kind that their names show.
+
+    Raises:
+        UsageError: Inputs are of several kinds.
+        ImageError: There are none.
+    """
+    if kind != "auto":
+        return _JOBS[kind]
+    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    counts = count_by_kind(given, output, [job.media_kind for job in _JOBS.values()])
+    present = {name: count for name, count in zip(_JOBS, counts, strict=True) if count}
+    if len(present) > 1:
+        found = " and ".join(
+            f"{count} {_JOBS[name].media_kind.noun}s" for name, count in present.items()
+        )
+        raise UsageError(
+            f"the inputs are of several kinds: {found}",
+            hint=" or ".join(f"--kind {name}" for name in present),
+        )
+    return _JOBS[next(iter(present), "image")]

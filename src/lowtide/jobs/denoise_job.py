@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.signal import Sink
 from lowtide.jobs.chosen_noise import (
     ChosenNoise,
     ImageNoise,
@@ -25,9 +26,8 @@ from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
-from lowtide.media import AsyncWriter
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.image_rows import ImageFile, ImageRows
+from lowtide.media.image_rows import ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
 from lowtide.models.denoiser.noise_level import NoiseLevel
@@ -44,12 +44,21 @@ from lowtide.streaming.tiles.runner import RunOutcome
 _BAND_PIXELS = 1 << 15
 # Bands that tell shot noise from the rest: more pixels have more of one brightness to choose from.
 _STATISTICS_PIXELS = 1 << 18
+# Options that are for one kind of files.
+_KIND_OPTIONS = {
+    "black_level": "camera RAW files",
+    "raw_output": "camera RAW files",
+    "mask": "volumes",
+}
 
 
 class DenoiseJob(ImageJob):
     """Removes the noise of images with one denoiser, each at its own level."""
 
     settings_type, report_type = DenoiseSettings, DenoiseReport
+    # Of the options for one kind of files, those for this one; and the largest --sigma.
+    own_options: ClassVar[tuple[str, ...]] = ()
+    max_level: ClassVar[float] = 255
 
     def __init__(
         self, prepared: PreparedModel, settings: DenoiseSettings, budget: Budget, **more: Any
@@ -68,13 +77,31 @@ class DenoiseJob(ImageJob):
         if chosen is not None and chosen.table is not None:
             chosen.at()
 
+    @classmethod
+    def check_settings(cls, settings: DenoiseSettings) -> None:
+        """Raise `UsageError` for settings that are not for files of this kind."""
+        for name, kind in _KIND_OPTIONS.items():
+            is_default = getattr(settings, name) == getattr(DenoiseSettings, name)
+            if name not in cls.own_options and not is_default:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for {kind}, and the inputs are"
+                    f" {cls.media_kind.noun}s",
+                    hint="drop it",
+                )
+        if settings.sigma is not None and settings.sigma > cls.max_level:
+            raise UsageError(
+                f"--sigma {settings.sigma:g} is more than the {cls.max_level:g} levels of"
+                f" a {cls.media_kind.noun}",
+                hint="--sigma 25",
+            )
+
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header, and estimate its noise from its pixels."""
         planned = super().plan(item)
         self.check_colors(item, planned)
         if item.index not in self._noise:
             self._noise[item.index] = self.find_noise(item, planned)
-        planned.notes += self._level_notes(self._noise[item.index])
+        planned.notes += self.level_notes(item)
         return planned
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> DenoisedImageReport:
@@ -93,7 +120,7 @@ class DenoiseJob(ImageJob):
         item: Item,
         planned: ImageTaskPlan,
         source: ImageRows,
-        sink: ImageFile | AsyncWriter,
+        sink: Sink,
         pipeline: Pipeline,
         queue_bytes: int,
     ) -> RunOutcome:
@@ -117,7 +144,7 @@ class DenoiseJob(ImageJob):
         item: Item,
         planned: ImageTaskPlan,
         source: ImageRows,
-        sink: ImageFile | AsyncWriter,
+        sink: Sink,
         pipeline: Pipeline,
         queue_bytes: int,
         sigma: float,
@@ -223,7 +250,9 @@ class DenoiseJob(ImageJob):
         levels = level.levels_of_255()
         return None if levels is None else GaussianNoise(std=levels / 255)
 
-    def _level_notes(self, noise: ImageNoise) -> list[str]:
+    def level_notes(self, item: Item) -> list[str]:
+        """Return what a user has to know of an item's noise."""
+        noise = self._noise[item.index]
         if noise.sigma is None:
             return ["no pixel tells the noise level, so samples are copied; --sigma sets it"]
         if noise.is_none:

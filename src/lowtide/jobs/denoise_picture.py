@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,9 @@ class Detail:
     width: int
 
 
-def require_comparison(path: Path, found: Found, *, force: bool) -> None:
+def require_comparison(
+    path: Path, found: Found, references: Iterable[Path], *, force: bool
+) -> None:
     """Raise `UsageError` where a picture cannot be made, before anything runs."""
     if not found.single_file:
         raise UsageError(
@@ -50,7 +52,7 @@ def require_comparison(path: Path, found: Found, *, force: bool) -> None:
     require_figure_name(path)
     non_local_means(np.zeros((8, 8, 1)), 0.1)
     (pair,) = found.pairs
-    for other in (pair.source, pair.target):
+    for other in (pair.source, pair.target, *references):
         if path.resolve() == other.resolve():
             raise UsageError(
                 f"{path}: the picture would replace {other}", hint="choose another name for it"

@@ -60,7 +60,7 @@ def find_references(pairs: list[FilePair], reference: Path, max_pixels: int) -> 
     """Return the clean file of each input: ``reference`` itself, or the same name in that folder.
 
     Raises:
-        UsageError: It is a file and there are several inputs, or one is missing.
+        UsageError: It is a file and there are several inputs, or one is missing or an output.
         ImageError: One cannot be read, or has another size or number of color channels.
     """
     if not reference.is_dir() and len(pairs) > 1:
@@ -76,6 +76,11 @@ def find_references(pairs: list[FilePair], reference: Path, max_pixels: int) -> 
                 f"{clean}: there is no such file to compare {pair.source} with",
                 hint="--reference takes a clean file for a file, and a folder with the same"
                 " relative names for a folder",
+            )
+        if clean.resolve() == pair.target.resolve():
+            raise UsageError(
+                f"{clean}: this output is the reference",
+                hint="choose another output name or folder",
             )
         _check_sizes(pair.source, clean, max_pixels)
         found[str(pair.source)] = clean

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lowtide.models import Model
 
 DEFAULT_MODEL = "lowtide-denoise"
+_RAW = "Camera RAW"
 # Level at which a network is measured; its costs are the same at every level.
 _NOMINAL_SIGMA = 25 / 255
 
@@ -31,12 +32,18 @@ class DenoiseSettings(ImageSettings):
 
     Attributes:
         model: A denoiser: lowtide-denoise, the bundled one, or a .safetensors file.
-        sigma: Standard deviation of the noise, in levels of 255. Default: estimated from each
-            image.
+        kind: What the inputs are: image, raw for undeveloped files of cameras, or volume for NIfTI
+            files. auto goes by their names.
+        sigma: Standard deviation of the noise, in levels of 255, for camera RAW in levels of the
+            file, and for volumes in data units. Default: estimated from each image.
         noise: Kind of the noise: gaussian, or poisson-gaussian, which is stronger where an image is
             brighter, both estimated from each image; or a table of lowtide train noise, such as
             camera.json. Default: gaussian.
-        iso: ISO of all inputs, where the table has several.
+        iso: ISO of all inputs, where the table has several. Default: that of a camera RAW file.
+        black_level: Black level of camera RAW files, in their levels. Default: that of each file.
+        raw_output: What is written of camera RAW files: linear is demosaiced 16-bit values in
+            proportion to light, developed a picture, mosaic the sensor's values. auto: linear in a
+            TIFF, else developed.
         steps: Runs of the network, from the noise level of the image down to none, each of which
             takes the time of the first. One gives the expected image, more give sharper ones.
         scheduler: How the noise falls over several steps: ddim adds none, or as much as --eta says;
@@ -45,23 +52,32 @@ class DenoiseSettings(ImageSettings):
             the model's.
         eta: Share of ddpm's noise that ddim adds: 0 to 1.
         seed: Seed of the noise that is added.
+        mask: NIfTI file with a label for each voxel of a volume, 1 for signal and 2 for background,
+            of which the report has SNR and CNR.
     """
 
+    kind: Annotated[Literal["auto", "image", "raw", "volume"], Option("Files")] = "auto"
     sigma: Annotated[
-        Annotated[float, Ge(0), Le(255)] | None, Option("Noise", metavar="LEVELS", example=25)
+        Annotated[float, Ge(0)] | None, Option("Noise", metavar="LEVELS", example=25)
     ] = None
 
     noise: Annotated[str | Path | None, Option("Noise", metavar="FILE|NAME")] = None
     iso: Annotated[Annotated[int, Ge(1)] | None, Option("Noise", metavar="N", example=800)] = None
+    black_level: Annotated[
+        Annotated[float, Ge(0), Le(65_535)] | None, Option(_RAW, metavar="LEVEL", example=512)
+    ] = None
+    raw_output: Annotated[Literal["auto", "linear", "developed", "mosaic"], Option(_RAW)] = "auto"
     steps: Annotated[int, Ge(1), Le(TIMES), Option("Noise", metavar="N")] = 1
     scheduler: Annotated[SchedulerName | None, Option("Noise")] = None
     eta: Annotated[float, Ge(0), Le(1), Option("Noise")] = 0.0
     seed: Annotated[int, Ge(0), Le(2**63 - 1), Option("Noise")] = 0
+    mask: Annotated[str | Path | None, Option("Output", metavar="FILE")] = None
 
     hashed: ClassVar[str] = (
         "sigma iso steps scheduler eta seed format precision accuracy strategy self_ensemble"
         " compile cuda_graphs tile tile_overlap tile_batch_size hann_blend strip_metadata"
         " png_compression jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
+        " black_level raw_output"
     )
 
     def check(self) -> None:

@@ -244,7 +244,7 @@ class ImageJob:
         item: Item,
         planned: ImageTaskPlan,
         source: ImageRows,
-        sink: ImageFile | AsyncWriter,
+        sink: Sink,
         pipeline: Pipeline,
         queue_bytes: int,
     ) -> RunOutcome:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SerializeAsAny
 
 from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
@@ -116,6 +116,16 @@ class ImageReport(ItemReport):
     out_width: int = 0
     out_height: int = 0
 
+    @property
+    def size(self) -> str:
+        """Sizes of input and output, for texts."""
+        return f"{self.width}×{self.height} → {self.out_width}×{self.out_height}"
+
+    @property
+    def megapixels(self) -> float:
+        """Millions of pixels of the result."""
+        return self.out_width * self.out_height / 1e6
+
     def details(self) -> list[tuple[str, str]]:
         """Return what a kind of job says of an image beside its plan, as (name, text)."""
         return []
@@ -214,7 +224,7 @@ class DenoiseReport(JobReport):
     noun = "images"
     input_error = ImageError
 
-    images: list[DenoisedImageReport] = []
+    images: list[SerializeAsAny[DenoisedImageReport]] = []
 
 
 def versions(model: str = "", packages: Iterable[str] = ()) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Calibrate the noise of a camera: stage 1, which `lowtide train noise` runs."""
+"""Calibrate the noise of a camera or a scanner: stage 1, which `lowtide train noise` runs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from lowtide.jobs.noise_frames import (
     read_unit_planes,
 )
 from lowtide.jobs.photon_transfer import calibrate_sensor
+from lowtide.jobs.volume_noise import SCALE_NOTE, calibrate_volumes
 from lowtide.models.denoiser.noise_statistics import ImageStatistics, PairStatistics
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable
 from lowtide.models.denoiser.variance_line import VarianceLine, fit_line, fit_lower_line
@@ -26,7 +27,8 @@ _LEAST_BINS = 3
 _BEND = 0.1
 _OFFSET = 0.02
 _MOST_TEXTURE = 0.5
-Source = Literal["flat and dark frames", "pairs", "images"]
+Source = Literal["flat and dark frames", "pairs", "images", "volumes"]
+_MODELS: dict[Source, str] = {"flat and dark frames": "raw-camera", "volumes": "rician"}
 
 
 class TrainNoiseReport(BaseModel):
@@ -43,10 +45,11 @@ class TrainNoiseReport(BaseModel):
         table = self.table
         lines = [
             f"wrote {self.output}: {table.noise_model} noise of {table.camera}, from {self.files}"
-            f" files ({self.measured_from})"
+            f" {'file' if self.files == 1 else 'files'} ({self.measured_from})"
         ]
         for one in table.settings:
-            lines.append("without ISO" if one.iso is None else f"ISO {one.iso}")
+            if self.measured_from != "volumes":
+                lines.append("without ISO" if one.iso is None else f"ISO {one.iso}")
             for name, value in one.parameters.items():
                 error = one.standard_errors.get(name)
                 shown = "normal" if value is None else f"{value:.6g}"
@@ -61,6 +64,7 @@ def train_noise(
     dark: str | Path | None = None,
     pairs: str | Path | None = None,
     images: str | Path | None = None,
+    volumes: str | Path | None = None,
     iso: int | None = None,
     camera: str | None = None,
     white_level: float | None = None,
@@ -75,8 +79,10 @@ def train_noise(
         dark: Folder of two or more frames without light.
         pairs: Folder with ``noisy`` and ``clean``, whose files have the same names.
         images: Folder of single noisy images, of which flat parts are used.
+        volumes: NIfTI file of two or more volumes of MRI, each measured against its neighbors.
+            Gives `RicianNoise`, whose 1 is the 99.9th percentile of the brightest volume.
         iso: ISO of all files; None takes it from names such as ``iso800``, if they have it.
-        camera: Name of the camera, by default that of ``output``.
+        camera: Name of the camera or scanner, by default that of ``output``.
         white_level: Level at which the sensor saturates, by default the largest of the sample type.
         force: Replace ``output``.
 
@@ -86,8 +92,10 @@ def train_noise(
         OutputError: ``output`` cannot be written.
     """
     path = Path(output)
-    _check_sources(flat, dark, pairs, images, white_level)
+    _check_sources(flat, dark, pairs, images, volumes, white_level)
     check_iso(iso)
+    if volumes is not None and iso is not None:
+        raise UsageError(f"--iso {iso} is for cameras, and --volumes of a scanner", hint="drop it")
     require_absent(path, force=force)
     if flat is not None and dark is not None:
         source: Source = "flat and dark frames"
@@ -95,14 +103,18 @@ def train_noise(
     elif pairs is not None:
         source = "pairs"
         found, files = _from_pairs(Path(pairs), iso)
+    elif volumes is not None:
+        source = "volumes"
+        found, files = [calibrate_volumes(Path(volumes))], 1
     else:
         assert images is not None
         source = "images"
         found, files = _from_images(Path(images), iso)
     found.sort(key=lambda one: one[0].iso or 0)
+    name = camera or path.stem
     table = NoiseTable(
-        camera=camera or path.stem,
-        noise_model="raw-camera" if flat is not None else "poisson-gaussian",
+        camera=name if volumes is None else f"{name} ({SCALE_NOTE})",
+        noise_model=_MODELS.get(source, "poisson-gaussian"),
         settings=tuple(setting for setting, _ in found),
     )
     table.check()
@@ -121,13 +133,21 @@ _Found = tuple[list[tuple[NoiseSetting, list[str]]], int]
 
 
 def _check_sources(
-    flat: object, dark: object, pairs: object, images: object, white_level: float | None
+    flat: object,
+    dark: object,
+    pairs: object,
+    images: object,
+    volumes: object,
+    white_level: float | None,
 ) -> None:
-    hint = "lowtide train noise --flat DIR --dark DIR, or --pairs DIR, or --images DIR"
+    hint = (
+        "lowtide train noise --flat DIR --dark DIR, or --pairs DIR, or --images DIR, or --volumes"
+        " FILE"
+    )
     if (flat is None) != (dark is None):
         missing = "--flat" if flat is None else "--dark"
         raise UsageError(f"{missing} is missing: flat and dark frames go together", hint=hint)
-    given = [one for one in (flat, pairs, images) if one is not None]
+    given = [one for one in (flat, pairs, images, volumes) if one is not None]
     if len(given) != 1:
         problem = "nothing to measure is given" if not given else "two kinds of files are given"
         raise UsageError(problem, hint=hint)

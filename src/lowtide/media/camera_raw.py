@@ -7,10 +7,12 @@ from pathlib import Path
 
 from lowtide.media.tiff_header import Directory, directories
 
-_SUFFIX = re.compile(
-    r"\.(3fr|ari|arw|bay|cap|cr2|cr3|crw|dcr|dcs|dng|drf|eip|erf|fff|gpr|iiq|k25|kdc|mdc|mef|mos|mrw"
-    r"|nef|nrw|orf|pef|ptx|r3d|raf|raw|rw2|rwl|rwz|sr2|srf|srw|x3f)",
-    re.IGNORECASE,
+RAW_SUFFIXES = tuple(
+    (
+        ".3fr .ari .arw .bay .cap .cr2 .cr3 .crw .dcr .dcs .dng .drf .eip .erf .fff .gpr .iiq .k25"
+        " .kdc .mdc .mef .mos .mrw .nef .nrw .orf .pef .ptx .r3d .raf .raw .rw2 .rwl .rwz .sr2 .srf"
+        " .srw .x3f"
+    ).split()
 )
 # First bytes of some makers' files.
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
@@ -36,7 +38,7 @@ _RAW_COMPRESSIONS = (32_767, 32_769, 32_770, 34_713, 65_000, 65_535)
 
 def is_raw_name(path: Path) -> bool:
     """Return whether a name has a suffix of camera RAW files."""
-    return _SUFFIX.fullmatch(path.suffix) is not None
+    return path.suffix.lower() in RAW_SUFFIXES
 
 
 def camera_raw(path: Path, head: bytes) -> str | None:

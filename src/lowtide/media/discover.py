@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lowtide.core.atomic_file import PART_PATTERN
 from lowtide.core.errors import ImageError, InputError, UsageError
+from lowtide.media.camera_raw import RAW_SUFFIXES
 from lowtide.media.formats import SUFFIXES, format_of_suffix
 from lowtide.media.skipped_files import SkippedFile, skip_reason, skipped_summary
 
@@ -73,6 +74,9 @@ class MediaKind:
 
 
 IMAGES = MediaKind("image", SUFFIXES, format_of_suffix, ImageError)
+RAW_FILES = MediaKind(
+    "camera RAW file", RAW_SUFFIXES, format_of_suffix, ImageError, (".tif", *SUFFIXES)
+)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lowtide.media.camera_raw import is_raw_name
 from lowtide.media.detect import HEAD_BYTES, describe, identify
+from lowtide.media.formats import format_of_suffix
 
 _NAMED = 3  # files listed per reason
 
@@ -21,13 +22,15 @@ class SkippedFile:
 
 
 def skip_reason(path: Path) -> str:
-    """Describe why a path without an image suffix is skipped, by its content."""
+    """Describe why a path that is not of a job's kind is skipped, by its name and content."""
     if path.is_dir():
         return "a folder"
     if not path.is_file():
         return "not a regular file" if path.exists() else "a broken link"
     if is_raw_name(path):
         return "camera RAW, needs developing first"
+    if format_of_suffix(path.suffix or ".") is not None:
+        return "an image"
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)

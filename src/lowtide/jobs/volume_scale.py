@@ -1,0 +1,102 @@
+"""Conversion between the values of a volume and a network's: 0..1, with one noise level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from lowtide.models.denoiser.rician_transform import RicianTransform
+from lowtide.models.denoiser.volume_level import VolumeRange
+
+# Values outside are far from all that a network was trained with: they are cut off, and added to
+# the result again.
+_LEAST, _MOST = -1.0, 2.0
+# A level that is less of the range cannot be seen, and less than structure is taken for.
+_LEAST_SIGMA = 0.5 / 255
+
+
+@dataclass(frozen=True)
+class VolumeScale:
+    """Affine conversion of one volume, after a variance-stabilizing one for Rician noise.
+
+    Attributes:
+        low: What becomes 0.
+        span: What becomes 1, above ``low``: the robust range of the volume, or more where the noise
+            would be stronger than a network was trained for.
+        sigma: Standard deviation of the noise in the network's units.
+        transform: Transform before, None for Gaussian noise.
+    """
+
+    low: float
+    span: float
+    sigma: float
+    transform: RicianTransform | None = None
+
+    @classmethod
+    def of(cls, values: VolumeRange, level: float, max_sigma: float, *, rician: bool) -> Self:
+        """Return the conversion for noise of a ``level`` above 0, in data units."""
+        transform = RicianTransform(level) if rician else None
+        low, high, noise = values.low, values.high, level
+        if transform is not None:
+            low, high = transform.forward(np.array([values.low, values.high]))
+            noise = 1.0
+        span = max(float(high - low), noise / max_sigma)
+        return cls(float(low), span, noise / span, transform)
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether there is noise to remove."""
+        return self.sigma >= _LEAST_SIGMA
+
+    def denoise(
+        self, values: np.ndarray, network: Callable[[np.ndarray], np.ndarray]
+    ) -> np.ndarray:
+        """Return what a network makes of a slice (H, W, 1), float32 in data units.
+
+        Voxels that are not finite enter as the mean of the others, and keep their values; so do
+        those in areas of one value, and zeros, where there is an area of them: the outside of a
+        mask.
+        """
+        finite = np.isfinite(values)
+        if not finite.any():
+            return values
+        known = np.where(finite, values, values[finite].mean(dtype=np.float64))
+        unit = self._to_unit(known)
+        inside = unit.clip(_LEAST, _MOST)
+        made = self._to_data(network(inside) + (unit - inside))
+        return np.where(finite & ~_is_flat(values[..., 0])[..., None], made, values)
+
+    def _to_unit(self, values: np.ndarray) -> np.ndarray:
+        found = values if self.transform is None else self.transform.forward(values)
+        return ((found - self.low) / self.span).astype(np.float32)
+
+    def _to_data(self, unit: np.ndarray) -> np.ndarray:
+        found = unit.astype(np.float64) * self.span + self.low
+        return (found if self.transform is None else self.transform.inverse(found)).astype(
+            np.float32
+        )
+
+
+def change_of(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Return after minus before, float64, and 0 where a value is not finite."""
+    finite = np.isfinite(before)
+    return np.where(finite, after, 0).astype(np.float64) - np.where(finite, before, 0)
+
+
+def _is_flat(image: np.ndarray) -> np.ndarray:
+    """Return where an image (H, W) is part of 3 × 3 equal values, or 0 as such a part is."""
+    same = _around(image) == image
+    centers = same.all(0)
+    flat = (_around(centers) & same).any(0)
+    zero = image == 0
+    return flat | zero if (centers & zero).any() else flat
+
+
+def _around(image: np.ndarray) -> np.ndarray:
+    """Return the 3 × 3 values around each, (9, H, W); edges are repeated."""
+    height, width = image.shape
+    padded = np.pad(image, 1, "edge")
+    return np.stack([padded[y : y + height, x : x + width] for y in range(3) for x in range(3)])

@@ -1,0 +1,181 @@
+"""Ranges and noise levels of the volumes of a NIfTI file, each from one pass over the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowtide.core.errors import InputError, UsageError
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.jobs.chosen_noise import ChosenNoise, NoiseSource
+from lowtide.jobs.volume_scale import VolumeScale
+from lowtide.media.volume_file import VolumeSource
+from lowtide.media.volume_header import VolumeFacts
+from lowtide.models.denoiser.noise_models import RicianNoise
+from lowtide.models.denoiser.volume_level import LevelStatistics, RangeStatistics, VolumeRange
+
+_MOST_ABOVE = 3.0  # of a table's level above what a file shows: structure only adds to that
+
+
+@dataclass(frozen=True)
+class VolumeSurvey:
+    """What a file's voxels tell, volume by volume.
+
+    Attributes:
+        levels: Noise levels in data units, None where no voxel tells it.
+        scales: Conversions to the network's values, None where there is no level above 0.
+        source: Where the levels are from, and ``noise`` in words.
+        notes: What a user has to know of them.
+    """
+
+    facts: VolumeFacts
+    ranges: tuple[VolumeRange, ...]
+    levels: tuple[float | None, ...]
+    scales: tuple[VolumeScale | None, ...]
+    source: NoiseSource
+    noise: str
+    notes: tuple[str, ...]
+
+    @property
+    def median_level(self) -> float | None:
+        """Noise level of the median volume, None where none is known."""
+        known = [level for level in self.levels if level is not None]
+        return float(np.median(known)) if known else None
+
+    @property
+    def brightest(self) -> int:
+        """The volume of the largest robust maximum."""
+        return int(np.argmax([one.high for one in self.ranges]))
+
+
+def survey_volume(
+    facts: VolumeFacts,
+    sigma: float | None,
+    chosen: ChosenNoise | None,
+    max_sigma: float,
+    cancel: Cancel = None,
+) -> VolumeSurvey:
+    """Return the survey of a file.
+
+    Args:
+        sigma: Level in data units; None takes that of ``chosen``, or estimates each volume's.
+        chosen: Table of Rician or Gaussian noise in units of the file's scale.
+        max_sigma: Largest level of the network, of values in 0..1.
+
+    Raises:
+        InputError: The file is damaged, or no voxel is finite.
+        UsageError: The table's noise is not in the file.
+    """
+    ranges = survey_ranges(facts, cancel)
+    count, source, noise = len(ranges), "estimated", "gaussian"
+    rician = chosen is not None and chosen.name == RicianNoise.name
+    if chosen is not None and chosen.table is not None:
+        source, noise = "table", chosen.describe()
+        sigma = chosen.at().level * file_scale(ranges)
+        _require_noise(facts, ranges, chosen, sigma, cancel)
+    elif sigma is not None:
+        source = "given"
+    levels = [sigma] * count if sigma is not None else survey_levels(facts, ranges, cancel)
+    scales = [
+        VolumeScale.of(one, level, max_sigma, rician=rician) if level and one.span > 0 else None
+        for one, level in zip(ranges, levels, strict=True)
+    ]
+    notes = _notes(facts, ranges, levels, scales)
+    return VolumeSurvey(facts, tuple(ranges), tuple(levels), tuple(scales), source, noise, notes)
+
+
+def _require_noise(
+    facts: VolumeFacts,
+    ranges: Sequence[VolumeRange],
+    chosen: ChosenNoise,
+    sigma: float,
+    cancel: Cancel,
+) -> None:
+    """Raise `UsageError` for a table with far more noise than a file has."""
+    known = [one for one in survey_levels(facts, ranges, cancel) if one is not None]
+    most = max(known, default=sigma)
+    if sigma > _MOST_ABOVE * most:
+        raise UsageError(
+            f"{chosen.path}: its noise is {sigma:.4g} in the data units of {facts.path}, and that"
+            f" has at most {most:.4g}",
+            hint=f"lowtide train noise --volumes {facts.path} -o scanner.json, or --sigma"
+            f" {most:.4g}",
+        )
+
+
+def _notes(
+    facts: VolumeFacts,
+    ranges: Sequence[VolumeRange],
+    levels: Sequence[float | None],
+    scales: Sequence[VolumeScale | None],
+) -> tuple[str, ...]:
+    notes = []
+    if missing := sum(one.not_finite for one in ranges):
+        notes.append(f"{missing:,} voxels are NaN or infinite, and kept as they are")
+    unknown = sum(level is None for level in levels)
+    if unknown:
+        notes.append(
+            f"no voxel tells the noise level of {unknown} of {len(levels)} volumes, which are"
+            " copied; --sigma sets it"
+        )
+    silent = sum(scale is None or not scale.has_noise for scale in scales) - unknown
+    if silent:
+        notes.append(f"{silent} of {len(levels)} volumes are without noise, and copied")
+    return tuple(notes)
+
+
+def survey_ranges(facts: VolumeFacts, cancel: Cancel = None) -> list[VolumeRange]:
+    """Return the range of each volume.
+
+    Raises:
+        InputError: The file is damaged, or no voxel is finite.
+    """
+    found = []
+    for slices in _volumes(facts, cancel):
+        statistics = RangeStatistics()
+        for image in slices:
+            statistics.add(image)
+        found.append(statistics.result())
+    if sum(one.not_finite for one in found) == facts.slices * facts.shape[0] * facts.shape[1]:
+        raise InputError(f"{facts.path}: no voxel is finite: all are NaN or infinite")
+    return found
+
+
+def survey_levels(
+    facts: VolumeFacts, ranges: Sequence[VolumeRange], cancel: Cancel = None
+) -> list[float | None]:
+    """Return the noise level of each volume in data units, None where no voxel tells it.
+
+    Structure only adds to an estimate, and the volumes of a series come from one scanner: none gets
+    more than the median of all.
+    """
+    found = []
+    for one, slices in zip(ranges, _volumes(facts, cancel), strict=True):
+        statistics = LevelStatistics(one.threshold)
+        for image in slices:
+            statistics.add(image)
+        found.append(statistics.sigma())
+    known = [level for level in found if level is not None]
+    most = sorted(known)[(len(known) - 1) // 2] if known else 0.0
+    return [None if level is None else min(level, most) for level in found]
+
+
+def file_scale(ranges: Sequence[VolumeRange]) -> float:
+    """Return the value that is 1 in noise tables: the robust maximum of the brightest volume."""
+    return max(one.high for one in ranges)
+
+
+def _volumes(facts: VolumeFacts, cancel: Cancel) -> Iterator[Iterator[np.ndarray]]:
+    """Iterate over volumes, each as its slices (H, W) in data units, to be read in order."""
+    _, _, slices, volumes = facts.shape
+    with VolumeSource(facts) as source:
+
+        def of_volume(volume: int) -> Iterator[np.ndarray]:
+            for place in range(volume * slices, (volume + 1) * slices):
+                check_cancel(cancel)
+                yield facts.to_units(source.read(place, place + 1))[0, ..., 0]
+
+        for volume in range(volumes):
+            yield of_volume(volume)

@@ -1,0 +1,211 @@
+"""Camera RAW files: the sensor's values with their color filter array, and their development."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lowtide.core.errors import ImageError, UsageError
+from lowtide.media.camera_raw import camera_raw
+from lowtide.media.detect import HEAD_BYTES, describe, identify
+
+if TYPE_CHECKING:
+    import rawpy
+
+# LibRaw takes no smaller image for one.
+_LEAST_SIDE = 22
+
+
+def load_rawpy() -> ModuleType:
+    """Import rawpy; raises `UsageError` where it is not installed."""
+    try:
+        import rawpy
+    except ImportError as error:
+        raise UsageError(
+            "camera RAW files need rawpy, which is not installed",
+            hint="pip install 'lowtide[raw]'",
+        ) from error
+    return rawpy
+
+
+class RawFile:
+    """Open camera RAW file, whose values are in memory once, as LibRaw holds them.
+
+    Attributes:
+        values: View of the visible part: a mosaic (H, W), or three colors (H, W, 3), uint16 in
+            levels of the file. What is written to it is what `develop` develops.
+        colors: Color of each place of the filter array's period (P, P), as an index of ``names``,
+            beginning at the first visible pixel; (0, 1, 2) of three colors.
+        names: Letter of each color, such as ``RGBG``.
+        black: Level without light of each place or color, of the shape of ``colors``.
+        white: Level at which the sensor saturates.
+        iso: ISO of the file, or None.
+        orientation: LibRaw's flip of the developed picture; 4 and above swap the sides.
+        held_bytes: Bytes of the values, with what lies around the visible part.
+    """
+
+    def __init__(self, path: Path, black_level: float | None = None) -> None:
+        self.path, library = path, load_rawpy()
+        self._handle: rawpy.RawPy = _open(path, library)
+        raw = self._handle
+        sizes = raw.sizes
+        top, left = sizes.top_margin, sizes.left_margin
+        self.names = raw.color_desc.decode("ascii", "replace")
+        pattern = raw.raw_pattern
+        values = raw.raw_image_visible
+        if pattern is None:
+            self.values, self.colors = values[..., :3], np.arange(3)
+        else:
+            period = len(pattern)
+            self.values = values
+            self.colors = np.roll(pattern, (-top % period, -left % period), (0, 1))
+        self._black_level, self._users = black_level, 1
+        levels = np.asarray(raw.black_level_per_channel, np.float32)
+        self.black = levels[self.colors]
+        if black_level is not None:
+            self.black = np.full_like(self.black, black_level)
+        self.white = float(raw.white_level)
+        speed = raw.other.iso_speed
+        self.iso = round(speed) if np.isfinite(speed) and 0 < speed < 10_000_000 else None
+        self.orientation = sizes.flip
+        self.held_bytes = raw.raw_image.nbytes
+        if self.white <= self.black.max():
+            raise ImageError(
+                f"{path}: the black level {self.black.max():g} is not below the white level"
+                f" {self.white:g}",
+                hint="give the right one: --black-level N",
+            )
+
+    @property
+    def is_xtrans(self) -> bool:
+        """Whether the filter array is one of 6 × 6, as Fujifilm's."""
+        return self.colors.ndim == 2 and len(self.colors) == 6
+
+    @property
+    def other(self) -> Any:
+        """Exposure, lens and time, as rawpy names them."""
+        return self._handle.other
+
+    def develop(self, *, bits: int, linear: bool) -> np.ndarray:
+        """Return the upright picture (H, W, 3) of the values, uint8 or uint16 by ``bits``.
+
+        With the camera's white balance, in sRGB. ``linear`` values are in proportion to light, 0 at
+        the black and the largest at the white level; others have sRGB's curve and LibRaw's
+        automatic brightness.
+
+        Raises:
+            ImageError: LibRaw cannot develop it, or the picture is all black.
+        """
+        library = load_rawpy()
+        black: dict[str, Any] = {}
+        if self._black_level is not None:
+            black["user_black"] = round(self._black_level)
+        try:
+            picture = self._handle.postprocess(
+                use_camera_wb=True,
+                output_bps=bits,
+                output_color=library.ColorSpace.sRGB,
+                gamma=(1, 1) if linear else (2.4, 12.92),
+                no_auto_bright=linear,
+                # White is the file's, and not what the brightest value happens to be.
+                adjust_maximum_thr=0,
+                **black,
+            )
+        except library.LibRawUnsufficientMemoryError as error:
+            raise MemoryError(f"{self.path}: no memory to develop it") from error
+        except library.LibRawError as error:
+            raise ImageError(
+                f"{self.path}: LibRaw cannot develop it ({_text(error)})",
+                hint="--raw-output mosaic writes the sensor's values",
+            ) from error
+        if not picture.any():
+            raise ImageError(
+                f"{self.path}: the development is all black: levels are"
+                f" {self.values.min()} to {self.values.max()}, black {self.black.max():g}, white"
+                f" {self.white:g}",
+                hint="--black-level N if black is wrong, or --raw-output mosaic",
+            )
+        return picture
+
+    def share(self) -> RawFile:
+        """Return itself for one more user, each of which closes it."""
+        self._users += 1
+        return self
+
+    def close(self) -> None:
+        """Release the memory when the last user has closed it; ``values`` are invalid then."""
+        self._users -= 1
+        if self._users:
+            return
+        self.values = np.empty((0, 0), np.uint16)
+        self._handle.close()
+
+
+def developed_size(raw: RawFile) -> tuple[int, int]:
+    """Return (W, H) of what `RawFile.develop` returns."""
+    height, width = raw.values.shape[:2]
+    return (height, width) if raw.orientation & 4 else (width, height)
+
+
+def _open(path: Path, library: ModuleType) -> rawpy.RawPy:
+    """Open and decode a file; raises `ImageError` where LibRaw cannot."""
+    head = _head(path)
+    raw = library.RawPy()
+    try:
+        raw.open_file(str(path))
+        raw.unpack()
+    except library.LibRawError as error:
+        raise _unreadable(path, head, error) from error
+    except UnicodeEncodeError as error:
+        raise ImageError(
+            f"{str(path)!r}: LibRaw cannot open a name that is not valid text",
+            hint="rename the file",
+        ) from error
+    pattern = raw.raw_pattern
+    if pattern is None and raw.num_colors != 3:
+        raise ImageError(
+            f"{path}: {raw.num_colors} colors without a filter array are not supported",
+            hint="develop it first with the camera maker's program",
+        )
+    return raw
+
+
+def _head(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise ImageError(f"{path}: this is a folder, not a camera RAW file")
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except FileNotFoundError as error:
+        raise ImageError(f"{path}: no such file") from error
+    except OSError as error:
+        raise ImageError(f"{path}: cannot be read: {error.strerror}") from error
+    if not head:
+        raise ImageError(f"{path}: the file is empty (0 bytes)")
+    return head
+
+
+def _unreadable(path: Path, head: bytes, error: Exception) -> ImageError:
+    """Return the error for a file that LibRaw does not read: damaged, or no RAW at all."""
+    text, size = _text(error), path.stat().st_size
+    kind = camera_raw(path, head)
+    if kind is None:
+        picture = identify(head)
+        found = describe(head) if picture is None else f"a {picture.name} by its content"
+        return ImageError(
+            f"{path}: no camera RAW file, but {found} ({size:,} bytes; LibRaw: {text})",
+            hint="--kind image if it is a picture",
+        )
+    return ImageError(
+        f"{path}: damaged, cut short or unsupported ({kind}, {size:,} bytes; LibRaw: {text})",
+        hint="copy it from the camera again; LibRaw reads images of at least"
+        f" {_LEAST_SIDE} × {_LEAST_SIDE} pixels",
+    )
+
+
+def _text(error: Exception) -> str:
+    words = error.args[0] if error.args else ""
+    return words.decode("utf-8", "replace") if isinstance(words, bytes) else str(words)

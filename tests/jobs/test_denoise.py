@@ -111,6 +111,9 @@ STEPS = {
     "ddim, another seed": {"steps": 3, "eta": 0.5, "seed": 1},
     "ddpm": {"steps": 3, "scheduler": "ddpm"},
     "flow": {"steps": 3, "scheduler": "flow"},
+    "dpmsolver++": {"steps": 3, "scheduler": "dpmsolver++"},
+    "unipc": {"steps": 3, "scheduler": "unipc"},
+    "unipc, more steps": {"steps": 4, "scheduler": "unipc"},
     "ddim, more steps": {"steps": 5},
 }
 
@@ -121,14 +124,15 @@ def test_every_option_of_sampling_changes_the_result(denoise):
         results[name], report = denoise(sigma=SIGMA, **options)
         assert report.memory.within_budget
         disk = sum(row.value for row in report.plan.ledger if row.place == "disk")
-        assert disk == 2 * 4 * 41 * 59 * 3
+        files = 2 + {"dpmsolver++": 1, "unipc": 1, "unipc, more steps": 2}.get(name, 0)
+        assert disk == files * 4 * 41 * 59 * 3
     assert len({result.tobytes() for result in results.values()}) == len(results)
     assert np.array_equal(results["ddpm"], denoise(sigma=SIGMA, **STEPS["ddpm"])[0])
 
 
 @pytest.mark.slow
 def test_streamed_steps_equal_whole_ones(denoise):
-    for options in (STEPS["ddpm"], {}):
+    for options in (STEPS["ddpm"], STEPS["unipc, more steps"], {}):
         whole, first = denoise(sigma=SIGMA, strategy="whole", **options)
         bands, second = denoise(sigma=SIGMA, strategy="streamed", **options)
         assert (first.plan.strategy.name, second.plan.strategy.name) == ("whole", "streamed")
@@ -173,6 +177,7 @@ def test_settings_are_keywords_and_those_that_change_bytes_are_in_the_hash():
     same = {
         *("budget", "host_budget", "disk_budget", "scratch", "device", "devices", "streams"),
         *("model", "max_pixels", "suffix"),  # the model is hashed by its content
+        *("kind", "mask"),  # what the files are in any case, and what is reported of them
     }
     assert DenoiseKeywords.__annotations__.keys() == {one.name for one in fields(DenoiseSettings)}
     plain = DenoiseSettings.of()

@@ -1,6 +1,4 @@
-"""The denoiser: its network, its level, its schedules and its steps."""
-
-from itertools import pairwise
+"""The denoiser: its network, its level and its file."""
 
 import numpy as np
 import pytest
@@ -9,10 +7,8 @@ from safetensors.torch import load_file, save_file
 
 import lowtide
 from lowtide import ModelError, UsageError
-from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
+from lowtide.models.denoiser.denoiser import Denoiser
 from lowtide.models.denoiser.noise_level import NoiseLevel
-from lowtide.models.denoiser.noise_schedule import NoiseSchedule
-from lowtide.models.denoiser.sampling import row_noise, sampling_steps
 from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.lowtide_files import metadata_for
@@ -80,17 +76,6 @@ def test_checkpointing_keeps_fewer_activations():
     assert kept[1] < 0.65 * kept[0]
 
 
-@pytest.mark.parametrize("prediction", ["v", "epsilon", "sample"])
-def test_a_network_that_is_right_gives_the_clean_image(prediction):
-    """What the three predictions mean: from the right answer follows the clean image."""
-    clean, noise, sigma = torch.rand(4).double() * 2 - 1, torch.randn(4).double(), 0.3
-    noisy = clean + sigma * noise
-    shrunk, kept, made = preconditioning(prediction, sigma)
-    right = {"v": shrunk * noise - shrunk * sigma * clean, "epsilon": noise, "sample": clean}
-    torch.testing.assert_close(kept * noisy + made * right[prediction], clean)
-    assert shrunk == pytest.approx((1 + sigma**2) ** -0.5)
-
-
 def test_the_level_has_to_be_set_and_zero_is_the_identity():
     denoiser, image = small_denoiser(noise_parameters=2), torch.rand(1, 3, 8, 8)
     with pytest.raises(UsageError, match="how strong the noise is"):
@@ -153,63 +138,6 @@ def test_low_precision_keeps_the_image_in_fp32(tmp_path, dtype):
     assert 0 < (low - exact).abs().max() < 0.02 * change + 1e-3
     next(part for part in model.module.modules() if isinstance(part, Denoiser)).set_level(0)
     torch.testing.assert_close(model(image), image, atol=1e-6, rtol=0)
-
-
-def test_schedules_reach_every_level_and_every_count_ends_without_noise():
-    for name in ("linear", "cosine", "flow"):
-        schedule = NoiseSchedule(name)
-        assert all(
-            schedule.sigma_at(schedule.time_of(sigma)) == pytest.approx(sigma)
-            for sigma in (0.001, 0.05, 0.4, 3.0)
-        )
-        for count in range(1, 51):
-            steps = sampling_steps(schedule, SIGMA, count, 1.0)
-            levels = [step.sigma for step in steps] + [steps[-1].next_sigma]
-            assert len(steps) == count and (levels[0], levels[-1]) == (SIGMA, 0)
-            assert all(now > after for now, after in pairwise(levels))
-            for step in steps:  # the noise that stays and that is added are of the next level
-                total = (step.kept * step.sigma) ** 2 + step.drawn**2
-                assert total**0.5 == pytest.approx(step.next_sigma)
-    for count in (0, 1001):
-        with pytest.raises(UsageError, match="are not between 1 and the 1000 times"):
-            sampling_steps(NoiseSchedule(), SIGMA, count, 0)
-
-
-def test_zero_terminal_snr():
-    plain, zero = NoiseSchedule("linear"), NoiseSchedule("linear", zero_terminal_snr=True)
-    assert np.isfinite(plain.max_sigma) and np.isinf(zero.max_sigma)
-    assert zero.sigma_at(1) == pytest.approx(plain.sigma_at(1))
-    plain.require("epsilon")
-    zero.require("v")
-    for schedule in (zero, NoiseSchedule("flow")):
-        with pytest.raises(UsageError, match="at zero SNR"):
-            schedule.require("epsilon")
-    with pytest.raises(UsageError, match="ends at a noise level"):
-        plain.time_of(1000.0)
-    assert 999 < zero.time_of(1e6) <= 1000
-
-
-def test_steps_recover_the_clean_image_and_agree_with_ddpm():
-    """An oracle's steps end at x0; ddpm's noise is the posterior's of the forward process."""
-    draw = np.random.default_rng(0)
-    clean = draw.random((5, 7, 3), np.float32)
-    state = clean + np.float32(SIGMA) * draw.standard_normal(clean.shape, np.float32)
-    for step in sampling_steps(NoiseSchedule(), SIGMA, 7, 0.5):
-        state = step.advance(state, clean, seed=3, first=0)
-    assert np.array_equal(state, clean)
-    step = sampling_steps(NoiseSchedule(), SIGMA, 4, 1.0)[1]
-    now, after = (1 / (1 + (2 * level) ** 2) for level in (step.sigma, step.next_sigma))
-    variance = (1 - after) / (1 - now) * (1 - now / after)
-    assert 2 * step.drawn * after**0.5 == pytest.approx(variance**0.5)
-
-
-def test_noise_is_that_of_the_row():
-    """Whatever the band; another seed, sample and step have others."""
-    whole = row_noise(1, 0, 2, 0, (40, 30, 3))
-    assert np.array_equal(whole[11:20], row_noise(1, 0, 2, 11, (9, 30, 3)))
-    for other in ((2, 0, 2), (1, 1, 2), (1, 0, 3)):
-        assert not np.array_equal(whole, row_noise(*other, 0, (40, 30, 3)))
-    assert abs(whole.std() - 1) < 0.05 and abs(whole.mean()) < 0.05
 
 
 def test_noise_levels_are_estimated_band_by_band(photo):

@@ -8,6 +8,11 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide.attention.spatial import (
+    LinearAttention,
+    LocalWindowAttention,
+    TransposedAttention,
+)
 from lowtide.core.errors import UsageError
 from lowtide.core.metrics import psnr
 from lowtide.jobs.upscale_settings import UpscaleSettings
@@ -126,3 +131,17 @@ def test_without_torchao_it_says_what_to_install():
 def test_bands_of_rows_are_refused(precision):
     with pytest.raises(UsageError, match="8-bit layers"):
         UpscaleSettings.of(precision=precision, strategy="streamed")
+
+
+@pytest.mark.parametrize("kind", [LinearAttention, LocalWindowAttention, TransposedAttention])
+def test_attention_that_takes_parts_of_a_weight(kind):
+    """Queries, keys and values are projected apart, by slices of one 8-bit weight."""
+    torch.manual_seed(0)
+    network, image = kind(32).eval().requires_grad_(False), torch.rand(1, 32, 37, 13)
+    exact = network(image)
+    assert quantize_linear(network, "cpu") == (1 if kind is TransposedAttention else 2)
+    found = network(image)
+    with torch.inference_mode():
+        assert torch.equal(network(image), found)
+    assert not torch.equal(found, exact)
+    assert psnr(found.numpy(), exact.numpy(), peak=float(exact.max() - exact.min())) > 35

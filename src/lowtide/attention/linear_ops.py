@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowtide.core.repeat import repeat_call
 
@@ -71,6 +72,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         else:
             torch.addmm(bias, given[part], turned, out=found[part])
     return result
+
+
+def is_plain(weight: Tensor) -> bool:
+    """Return whether a weight supports all products, and not ``F.linear`` alone.
+
+    8-bit weights of torchao do not.
+    """
+    return not is_traceable_wrapper_subclass(weight)
 
 
 def uses_onednn(x: Tensor, weight: Tensor) -> bool:
@@ -223,5 +232,7 @@ def _is_cpu_inference(x: Tensor, weight: Tensor) -> bool:
     """Return whether these are fp32 tensors on a CPU that need no gradient."""
     learning = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if learning or type(x) not in (Tensor, FakeTensor) or not isinstance(weight, Tensor):
+        return False
+    if not is_plain(weight):
         return False
     return x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from lowtide.core.errors import UsageError
+from lowtide.models.denoiser.noise_level import LEAST_SIGMA
 from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
 from lowtide.models.denoiser.noise_registry import noise_model_names
 from lowtide.models.denoiser.noise_statistics import ImageStatistics
@@ -22,8 +23,6 @@ _GAUSSIAN, _POISSON_GAUSSIAN = GaussianNoise.name, PoissonGaussianNoise.name
 # Models whose parameters a single image tells.
 ESTIMATED = _GAUSSIAN, _POISSON_GAUSSIAN
 _HASH_DIGITS = 12  # in messages
-# Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
-_LEAST_SIGMA = 0.5 / 255
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class ImageNoise:
         """Whether there is no noise to remove, as far as is known."""
         if self.sigma is None or self.source == "table":
             return not self.sigma
-        return self.sigma < _LEAST_SIGMA
+        return self.sigma < LEAST_SIGMA
 
 
 def choose_noise(noise: str | Path, iso: int | None = None) -> ChosenNoise:
@@ -162,13 +161,6 @@ def require_trained_noise(chosen: ChosenNoise | None, config: SlimUNetConfig, mo
             hint=f"a model trained by lowtide train denoise DATA --noise"
             f" {chosen.path or chosen.name}",
         )
-
-
-def network_terms(noise: NoiseModel, config: SlimUNetConfig) -> tuple[float, tuple[float, ...]]:
-    """Return level (of values in 0..1) and parameters of noise as a network takes them."""
-    if isinstance(noise, GaussianNoise) and config.noise_model == _POISSON_GAUSSIAN:
-        noise = PoissonGaussianNoise(a=0, b=noise.std)
-    return noise.level, noise.noise_parameters
 
 
 def estimate_poisson_gaussian(bands: Iterable[np.ndarray]) -> PoissonGaussianNoise | None:

@@ -15,11 +15,10 @@ from lowtide.jobs.chosen_noise import (
     ChosenNoise,
     ImageNoise,
     estimate_poisson_gaussian,
-    network_terms,
     require_trained_noise,
 )
 from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
-from lowtide.jobs.denoise_states import STATE_COPIES, StateAdapter, StateFile, StepSink
+from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, StepSink
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob
 from lowtide.jobs.item import Item
@@ -32,9 +31,13 @@ from lowtide.media.image_rows import ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
 from lowtide.models.denoiser.noise_level import NoiseLevel
-from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
-from lowtide.models.denoiser.noise_schedule import NoiseSchedule
-from lowtide.models.denoiser.sampling import sampling_steps
+from lowtide.models.denoiser.noise_models import (
+    GaussianNoise,
+    NoiseModel,
+    PoissonGaussianNoise,
+    network_terms,
+)
+from lowtide.models.denoiser.sampling import earlier_predictions, sampling_steps
 from lowtide.models.denoiser.slim_unet_config import SchedulerName, SlimUNetConfig
 from lowtide.streaming.tiles.runner import RunOutcome
 
@@ -60,8 +63,10 @@ class DenoiseJob(ImageJob):
     def __init__(
         self, prepared: PreparedModel, settings: DenoiseSettings, budget: Budget, **more: Any
     ) -> None:
-        copies = STATE_COPIES if settings.steps > 1 else 0
-        super().__init__(replace(prepared, float_copies=copies), settings, budget, **more)
+        super().__init__(prepared, settings, budget, **more)
+        self._earlier = earlier_predictions(self._scheduler, settings.steps)
+        copies = STATE_FILES + self._earlier if settings.steps > 1 else 0
+        self.prepared = replace(prepared, float_copies=copies)
         self._check_noise()
         self._noise: dict[int, ImageNoise] = {}  # by index
 
@@ -147,16 +152,15 @@ class DenoiseJob(ImageJob):
         """Run the network at each step's level, from one state to the next."""
         settings, info = self.settings, source.info
         parameters = self._noise[item.index].parameters
-        noise_share = 1.0 if self._scheduler == "ddpm" else settings.eta
-        steps = sampling_steps(self._schedule, sigma, settings.steps, noise_share)
+        steps = sampling_steps(self._scheduler, sigma, settings.steps, eta=settings.eta)
         ends, outcome = self.adapter(item, info), RunOutcome()
         between = StateAdapter(ends)
         on_rows = pipeline.report_rows(item, self.budget, info.height * len(steps))
         shape = (info.height, info.width, info.color_channels)
         with ExitStack() as stack:
-            state, after = (
+            state, after, *earlier = (
                 stack.enter_context(closing(StateFile(shape, pipeline.scratch)))
-                for _ in range(STATE_COPIES)
+                for _ in range(STATE_FILES + self._earlier)
             )
             for first, rows in _bands(source, pipeline.cancel):
                 state.write(first, ends.color(rows))
@@ -166,7 +170,7 @@ class DenoiseJob(ImageJob):
                     item,
                     planned,
                     state,
-                    StepSink(step, state, after, settings.seed),
+                    StepSink(step, state, after, earlier, settings.seed),
                     between,
                     pipeline,
                     queue_bytes,
@@ -183,10 +187,6 @@ class DenoiseJob(ImageJob):
         if self.prepared.network.make_fp32_forward is not None:
             planned.notes.append("the error of the precision is that of the first step")
         return outcome
-
-    @cached_property
-    def _schedule(self) -> NoiseSchedule:
-        return NoiseSchedule("flow" if self._scheduler == "flow" else "linear")
 
     @cached_property
     def _scheduler(self) -> SchedulerName:
@@ -247,8 +247,8 @@ class DenoiseJob(ImageJob):
             return estimate_poisson_gaussian(adapter.visible_color(rows) for _, rows in bands)
         for _, rows in _bands(source):
             level.add(adapter.visible_color(rows))
-        sigma = level.sigma()
-        return None if sigma is None else GaussianNoise(std=round(sigma * 255, 2) / 255)
+        levels = level.levels_of_255()
+        return None if levels is None else GaussianNoise(std=levels / 255)
 
     def level_notes(self, item: Item) -> list[str]:
         """Return what a user has to know of an item's noise."""

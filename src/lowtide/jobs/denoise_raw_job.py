@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.core.errors import UsageError
-from lowtide.jobs.chosen_noise import ImageNoise, NoiseSource, network_terms, require_trained_noise
+from lowtide.jobs.chosen_noise import ImageNoise, NoiseSource, require_trained_noise
 from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
 from lowtide.jobs.item import Item
@@ -33,7 +33,7 @@ from lowtide.media.raw_facts import RawFacts, RawResult, inspect_raw, raw_result
 from lowtide.media.raw_file import RawFile, load_rawpy
 from lowtide.media.raw_planes import PlaneLayout, PlanesInfo, RawSource
 from lowtide.media.raw_sink import RawSink
-from lowtide.models.denoiser.noise_models import GaussianNoise, PoissonGaussianNoise
+from lowtide.models.denoiser.noise_models import GaussianNoise, PoissonGaussianNoise, network_terms
 
 # Rounding alone is 0.3 of a level.
 _LEAST_LEVELS = 0.5

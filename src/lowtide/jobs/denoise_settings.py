@@ -47,8 +47,9 @@ class DenoiseSettings(ImageSettings):
         steps: Runs of the network, from the noise level of the image down to none, each of which
             takes the time of the first. One gives the expected image, more give sharper ones.
         scheduler: How the noise falls over several steps: ddim adds none, or as much as --eta says;
-            ddpm adds as much as the training process; flow is ddim at other levels. Default: the
-            model's.
+            ddpm adds as much as the training process; dpmsolver++ and unipc are ddim that looks at
+            earlier steps too, where there are three or more; flow is ddim at other levels. Default:
+            the model's.
         eta: Share of ddpm's noise that ddim adds: 0 to 1.
         seed: Seed of the noise that is added.
         mask: NIfTI file with a label for each voxel of a volume, 1 for signal and 2 for background,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from lowtide.core.scratch import ScratchFile
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.models.denoiser.sampling import SamplingStep
 
-STATE_COPIES = 2  # the state that is read, and the one that is written
+STATE_FILES = 2  # the state that is read, and the one that is written
 
 
 class StateFile:
@@ -40,15 +41,34 @@ class StateFile:
 
 
 class StepSink:
-    """Sink of a step's clean image: writes the next state, row by row."""
+    """Sink of a step's clean image: writes the next state, row by row.
 
-    def __init__(self, step: SamplingStep, state: StateFile, after: StateFile, seed: int) -> None:
+    Args:
+        after: Takes the next state.
+        earlier: Files of earlier predictions, of step i the one at i modulo their number. This
+            step's takes the place of the oldest, whose rows are read before.
+    """
+
+    def __init__(
+        self,
+        step: SamplingStep,
+        state: StateFile,
+        after: StateFile,
+        earlier: Sequence[StateFile],
+        seed: int,
+    ) -> None:
         self._step, self._state, self._after, self._seed = step, state, after, seed
+        self._earlier = earlier
 
     def write(self, first: int, values: np.ndarray) -> None:
         """Write rows (N, W, C) of the clean image from row ``first`` on."""
-        state = self._state.read(first, first + len(values))
-        self._after.write(first, self._step.advance(state, values, self._seed, first))
+        step, last, files = self._step, first + len(values), self._earlier
+        ages = range(1, len(step.earlier) + 1)
+        earlier = [files[(step.index - age) % len(files)].read(first, last) for age in ages]
+        state = self._state.read(first, last)
+        self._after.write(first, step.advance(state, values, earlier, seed=self._seed, first=first))
+        if files:
+            files[step.index % len(files)].write(first, values)
 
 
 class StateAdapter:

@@ -16,7 +16,7 @@ import numpy as np
 from lowtide.core.errors import ImageError, UsageError
 from lowtide.core.progress import check_cancel
 from lowtide.core.signal import Sink
-from lowtide.jobs.chosen_noise import ImageNoise, network_terms, require_trained_noise
+from lowtide.jobs.chosen_noise import ImageNoise, require_trained_noise
 from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.item import Item
 from lowtide.jobs.pipeline import Pipeline
@@ -35,7 +35,7 @@ from lowtide.media.image_info import ImageInfo
 from lowtide.media.image_rows import ImageFile, ImageRows
 from lowtide.media.volume_file import VolumeSink, VolumeSource
 from lowtide.media.volume_header import VOLUME_SUFFIXES, VolumeFacts, inspect_volume
-from lowtide.models.denoiser.noise_models import GaussianNoise, RicianNoise
+from lowtide.models.denoiser.noise_models import GaussianNoise, RicianNoise, network_terms
 from lowtide.streaming.tiles.runner import RunOutcome
 
 VOLUMES = MediaKind(

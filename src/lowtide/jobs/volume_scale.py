@@ -8,14 +8,13 @@ from typing import Self
 
 import numpy as np
 
+from lowtide.models.denoiser.noise_level import LEAST_SIGMA
 from lowtide.models.denoiser.rician_transform import RicianTransform
 from lowtide.models.denoiser.volume_level import VolumeRange
 
 # Values outside are far from all that a network was trained with: they are cut off, and added to
 # the result again.
 _LEAST, _MOST = -1.0, 2.0
-# A level that is less of the range cannot be seen, and less than structure is taken for.
-_LEAST_SIGMA = 0.5 / 255
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class VolumeScale:
     @property
     def has_noise(self) -> bool:
         """Whether there is noise to remove."""
-        return self.sigma >= _LEAST_SIGMA
+        return self.sigma >= LEAST_SIGMA
 
     def denoise(
         self, values: np.ndarray, network: Callable[[np.ndarray], np.ndarray]

@@ -13,6 +13,7 @@ from lowtide.attention.spatial.image_layout import (
     check_image,
     default_heads,
     gather_rows,
+    layer_rows,
     pointwise_conv,
     row_spans,
 )
@@ -64,9 +65,7 @@ class LinearAttention(nn.Module):
         ``rows`` is (B, C, rows, W). Add up the sums of all bands, in any order, for `forward_rows`.
         """
         check_image(rows, self.channels)
-        weight = self.qkv.weight[self.channels :]
-        bias = None if self.qkv.bias is None else self.qkv.bias[self.channels :]
-        key, value = self._tokens(rows, weight, bias, 2)
+        key, value = self._tokens(rows, 1, 3)
         # A column of ones computes Σ φ(k) in the same product.
         value = F.pad(value, (0, 1), value=1.0)
         return _feature(key).mT @ value
@@ -82,21 +81,22 @@ class LinearAttention(nn.Module):
 
     def _result(self, rows: Tensor, sums: Tensor) -> Tensor:
         """Return the result for a band of rows: (B, rows, W, C)."""
-        bias = None if self.qkv.bias is None else self.qkv.bias[: self.channels]
-        (query,) = self._tokens(rows, self.qkv.weight[: self.channels], bias, 1)
+        (query,) = self._tokens(rows, 0, 1)
         found = _feature(query) @ sums
         found, divisor = found[..., :-1], found[..., -1:]
         found = (found / divisor).transpose(1, 2).flatten(2)
         found = found.to(rows.dtype).unflatten(1, (rows.shape[2], rows.shape[3]))
         return self.out(found)
 
-    def _tokens(
-        self, rows: Tensor, weight: Tensor, bias: Tensor | None, parts: int
-    ) -> tuple[Tensor, ...]:
-        """Return projections as (B, heads, N, head dim) in at least fp32."""
-        found = pointwise_conv(rows, weight, bias).flatten(1, 2)
+    def _tokens(self, rows: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
+        """Return projections as (B, heads, N, head dim) in at least fp32.
+
+        Of query, key and value those from ``first`` to before ``last``.
+        """
+        layer = layer_rows(self.qkv, first * self.channels, last * self.channels)
+        found = pointwise_conv(rows, *layer).flatten(1, 2)
         found = found.to(torch.promote_types(found.dtype, torch.float32))
-        found = found.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        found = found.unflatten(-1, (last - first, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return found.unbind(0)
 
 

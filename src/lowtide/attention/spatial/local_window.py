@@ -18,6 +18,7 @@ from lowtide.attention.spatial.image_layout import (
     default_heads,
     gather_linear,
     gather_rows,
+    layer_rows,
     linear_pixels,
     rows_as_pixels,
     supports_gather_linear,
@@ -182,9 +183,7 @@ class LocalWindowAttention(RowRegionModule):
         Each part has its own memory, so that it can be freed on its own.
         """
         first = get_args(Part).index(part) * self.channels
-        rows = slice(first, first + self.channels)
-        bias = None if self.qkv.bias is None else self.qkv.bias[rows]
-        found = linear_pixels(pixels, self.qkv.weight[rows], bias)
+        found = linear_pixels(pixels, *layer_rows(self.qkv, first, first + self.channels))
         return found.unflatten(-1, (self.heads, -1))
 
     def _project_out(
@@ -194,7 +193,7 @@ class LocalWindowAttention(RowRegionModule):
 
         Pieces of halo windows are whole rows of windows, which may extend beyond ``rows``.
         """
-        if self.windows.form == "halo" and supports_gather_linear(image):
+        if self.windows.form == "halo" and supports_gather_linear(self.out, image):
             return gather_linear(self.out, rows, pieces)
 
         def products() -> Iterator[tuple[int, Tensor]]:

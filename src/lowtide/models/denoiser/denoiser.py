@@ -67,14 +67,7 @@ class Denoiser(nn.Module):
         Raises:
             UsageError: A value is not a finite number, or there are too few or too many.
         """
-        require_sigma(sigma)
-        if len(parameters) != self.config.noise_parameters:
-            raise UsageError(
-                f"this denoiser's noise has {self.config.noise_parameters} parameters beside its"
-                f" level, not {len(parameters)}"
-            )
-        if not all(map(math.isfinite, parameters)):
-            raise UsageError(f"noise parameters have to be finite, not {list(parameters)}")
+        check_level(self.config, sigma, parameters)
         level = 2 * sigma  # the network's values span -1..1
         given = torch.tensor([level], device=self.film.device)
         more = given.new_tensor([list(parameters)]) if parameters else None
@@ -94,6 +87,21 @@ class Denoiser(nn.Module):
                 hint="lowtide denoise estimates it; `model.module.set_level(25 / 255)` sets it",
             )
         return self.keep(image) + self.leave(self.unet(self.enter(image), self.film))
+
+
+def check_level(config: SlimUNetConfig, sigma: float, parameters: Sequence[float]) -> None:
+    """Raise `UsageError` for a level, or parameters of the noise, that a network cannot be given.
+
+    ``sigma`` is of values in 0..1.
+    """
+    require_sigma(sigma)
+    if len(parameters) != config.noise_parameters:
+        raise UsageError(
+            f"this denoiser's noise has {config.noise_parameters} parameters beside its"
+            f" level, not {len(parameters)}"
+        )
+    if not all(map(math.isfinite, parameters)):
+        raise UsageError(f"noise parameters have to be finite, not {list(parameters)}")
 
 
 def preconditioning(prediction: Prediction, sigma: float | Tensor) -> tuple[Any, Any, Any]:

@@ -13,6 +13,8 @@ import math
 
 import numpy as np
 
+# Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
+LEAST_SIGMA = 0.5 / 255
 _BLOCK = 16  # pixels on a side
 _GROUPS = 4  # of brightness
 # Share of blocks that are flat, and how many a group has at least: a tenth of fewer is too few.
@@ -62,6 +64,11 @@ class NoiseLevel:
                     _channel_variance(*(one[known, channel] for one in (squares, means, pixels)))
                 )
         return math.sqrt(np.mean(levels)) if levels else None
+
+    def levels_of_255(self) -> float | None:
+        """Return `sigma` in levels of 255, to two decimals as reports have it."""
+        sigma = self.sigma()
+        return None if sigma is None else round(sigma * 255, 2)
 
 
 def _strip(rows: np.ndarray) -> np.ndarray:

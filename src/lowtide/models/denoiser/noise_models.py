@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
+
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # Where a level that depends on the value is told as one number.
@@ -158,3 +160,10 @@ def shot_noise(clean: np.ndarray, gain: float, random: np.random.Generator) -> n
 def share(part: float, rest: float) -> float:
     """Return the share of ``part`` in the sum with ``rest``, 0 where both are."""
     return part / (part + rest) if part > 0 else 0.0
+
+
+def network_terms(noise: NoiseModel, config: SlimUNetConfig) -> tuple[float, tuple[float, ...]]:
+    """Return level (of values in 0..1) and parameters of noise as a network takes them."""
+    if isinstance(noise, GaussianNoise) and config.noise_model == PoissonGaussianNoise.name:
+        noise = PoissonGaussianNoise(a=0, b=noise.std)
+    return noise.level, noise.noise_parameters

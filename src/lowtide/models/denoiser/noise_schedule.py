@@ -39,7 +39,7 @@ class NoiseSchedule:
         if zero_terminal_snr and signal[-1] > 0:
             root = np.sqrt(signal)
             signal = ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
-        self.name = name
+        self.name: ScheduleName = name
         with np.errstate(divide="ignore"):
             # At time 0 there is no noise, whatever the first level is.
             self._sigmas = np.append(0, np.sqrt((1 - signal) / signal))

@@ -11,7 +11,7 @@ from lowtide.models.paragonsr2.conv_config import FileConfig
 
 AttentionName = Literal["linear", "channel", "transposed", "sdpa", "flash", "window", "none"]
 Prediction = Literal["v", "epsilon", "sample"]
-SchedulerName = Literal["ddim", "ddpm", "flow"]
+SchedulerName = Literal["ddim", "ddpm", "dpmsolver++", "unipc", "flow"]
 TIMES = 1000  # of a noise schedule
 
 

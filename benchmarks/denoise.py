@@ -59,8 +59,8 @@ def save_noisy(folder: Path, clean: np.ndarray, sigma: int, seed: int, clipped: 
 
 
 def as_unit(path: Path) -> np.ndarray:
-    """A gray file as (H, W) in 0..1."""
-    samples = pyvips.Image.new_from_file(str(path)).numpy()
+    """A gray file as (H, W) in 0..1, as it is now: libvips keeps files by their names."""
+    samples = pyvips.Image.new_from_file(str(path), revalidate=True).numpy()
     return samples / (255 if samples.dtype == np.uint8 else 1)
 
 

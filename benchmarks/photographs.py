@@ -24,5 +24,5 @@ def photograph(path: Path, width: int, height: int) -> Path:
 
 
 def as_array(path: Path) -> np.ndarray:
-    """The whole image, (height, width, 3) uint8."""
-    return pyvips.Image.new_from_file(str(path)).numpy()
+    """The whole image, (height, width, 3), as its file is now, which libvips keeps by its name."""
+    return pyvips.Image.new_from_file(str(path), revalidate=True).numpy()

@@ -2,11 +2,12 @@
 
     nice -n 15 python scripts/train_denoiser.py
 
-Samples are patches of `photographs.PHOTOS` at several sizes with Gaussian noise of a sigma up to 60
-of 255, a fifth of them clipped to 8 bits as a camera's file is, half of them gray. Every number is
-drawn by Philox from (seed, step). Then ``lowtide-denoise.safetensors``, its log and its card are
-written into the package's weights folder (or ``--output``), and the hash to pin in
-`lowtide.models.bundled` is printed. Nothing held out is read before that.
+Samples are patches of `photographs.PHOTOS` at several sizes with noise of a sigma up to 60 of 255
+at mid-gray: half of them Gaussian, half Poisson-Gaussian; a quarter clipped to 8 bits as a camera's
+file is, half of them gray. Every number is drawn by Philox from (seed, step). Then
+``lowtide-denoise.safetensors``, its log and its card are written into the package's weights folder
+(or ``--output``), and the hash to pin in `lowtide.models.bundled` is printed. Nothing held out is
+read before that.
 """
 
 from __future__ import annotations
@@ -28,16 +29,23 @@ import lowtide.models
 from lowtide.core.philox import philox
 from lowtide.models import lowtide_files
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
+from lowtide.models.denoiser.noise_models import MID_GRAY, PoissonGaussianNoise
 from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.resample import resize_cubic
 from lowtide.training.ema import MovingAverage
 
 NAME = "lowtide-denoise"
-CONFIG = SlimUNetConfig()
+CONFIG = SlimUNetConfig(
+    multipliers=(1, 2, 3),
+    blocks=2,
+    embedding=64,
+    noise_model="poisson-gaussian",
+    noise_parameters=1,
+)
 BATCH, PATCH, RATE, SEED = 6, 96, 2e-3, 0
 WARMUP, DECAY, WEIGHT_DECAY, GRADIENT_LIMIT = 100, 0.998, 1e-3, 1.0
-CLIPPED, GRAY, COOLDOWN = 0.2, 0.5, 0.4
+CLIPPED, GRAY, GAUSSIAN, MIXED, COOLDOWN = 0.25, 0.5, 0.5, 0.5, 0.5
 LOG_EVERY = 100
 SCORED = (10, 15, 25, 50)
 
@@ -56,24 +64,29 @@ class Samples:
         areas = np.array([one.size for one in self.pictures], float)
         self.shares = areas / areas.sum()
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return clean and noisy (B, C, H, W) in -1..1, and noise levels (B,) of that range."""
+    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return clean and noisy (B, C, H, W) in -1..1, noise levels (B,) of that range.
+
+        And the shares of shot noise (B, 1).
+        """
         draw = philox(SEED, 0, step, 0)
         made = [self._sample(draw) for _ in range(BATCH)]
         clean, noisy = (torch.from_numpy(np.stack([one[at] for one in made])) for at in (0, 1))
-        return clean, noisy, torch.tensor([one[2] for one in made], dtype=torch.float32)
+        sigma, share = torch.tensor([one[2:] for one in made], dtype=torch.float32).unbind(1)
+        return clean, noisy, sigma, share[:, None]
 
-    def _sample(self, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    def _sample(self, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float, float]:
         clean = self._patch(draw)
         if gray := draw.random() < GRAY:
-            clean = np.repeat(clean @ draw.dirichlet((2, 2, 2))[:, None], 3, axis=2)
+            clean = clean @ draw.dirichlet((2, 2, 2))[:, None]
         sigma = draw.random() * CONFIG.max_sigma
-        noise = draw.standard_normal((PATCH, PATCH, 1 if gray else 3))
-        noisy = clean + sigma * noise
+        share = 0.0 if draw.random() < GAUSSIAN else draw.random()
+        shot, rest = share * sigma**2 / MID_GRAY, (1 - share) ** 0.5 * sigma
+        noisy = PoissonGaussianNoise(a=shot, b=rest).sample(clean, draw)
         if draw.random() < CLIPPED:
             noisy = np.rint(noisy.clip(0, 1) * 255) / 255
         pair = (np.float32(2 * one - 1).transpose(2, 0, 1) for one in (clean, noisy))
-        return *pair, 2 * sigma
+        return *(np.repeat(one, 3, 0) if gray else one for one in pair), 2 * sigma, share
 
     def _patch(self, draw: np.random.Generator) -> np.ndarray:
         """Return a patch (H, W, 3) in 0..1, turned, mirrored and of another contrast."""
@@ -81,11 +94,18 @@ class Samples:
         top, left = (draw.integers(side - PATCH + 1) for side in picture.shape[:2])
         patch = np.rot90(picture[top : top + PATCH, left : left + PATCH], draw.integers(4))
         patch = patch[:, ::-1] if draw.random() < 0.5 else patch
+        patch = patch / 255
+        if draw.random() < MIXED:
+            # Other colors: each band a mixture of all three, and half of these as a negative.
+            patch = patch @ draw.dirichlet((1, 1, 1), 3).T
+            patch = 1 - patch if draw.random() < 0.5 else patch
         contrast = draw.uniform(0.6, 1)
-        return patch / 255 * contrast + draw.uniform(0, 1 - contrast)
+        return patch * contrast + draw.uniform(0, 1 - contrast)
 
 
-def loss_of(network: SlimUNet, clean: Tensor, noisy: Tensor, sigma: Tensor) -> Tensor:
+def loss_of(
+    network: SlimUNet, clean: Tensor, noisy: Tensor, sigma: Tensor, share: Tensor
+) -> Tensor:
     """Return the mean squared error of the clean image, relative to the noise.
 
     At a tenth of the noise the best error is about a tenth too, so that all levels count alike.
@@ -93,7 +113,8 @@ def loss_of(network: SlimUNet, clean: Tensor, noisy: Tensor, sigma: Tensor) -> T
     terms = [preconditioning(CONFIG.prediction, level) for level in sigma.tolist()]
     shrunk, kept, made = torch.tensor(terms)[..., None, None, None].unbind(1)
     found = network(
-        (noisy * shrunk).contiguous(memory_format=torch.channels_last), network.modulation(sigma)
+        (noisy * shrunk).contiguous(memory_format=torch.channels_last),
+        network.modulation(sigma, share),
     )
     errors = (kept * noisy + made * found - clean).square().mean((1, 2, 3))
     return (errors / (sigma + 0.01)).mean()
@@ -151,7 +172,7 @@ def scores(denoiser: Denoiser) -> list[tuple[str, int, float, float]]:
             noise = philox(SEED, 1, sigma, 0).standard_normal(clean.shape)
             noisy = clean + noise * sigma / 255
             image = torch.from_numpy(np.float32(noisy)).permute(2, 0, 1)[None].expand(-1, 3, -1, -1)
-            denoiser.set_level(sigma / 255)
+            denoiser.set_level(sigma / 255, (0.0,))
             rows.append((name, sigma, psnr(noisy, clean), psnr(run(denoiser, image), clean)))
     return rows
 
@@ -177,25 +198,27 @@ def card(denoiser: Denoiser, steps: int, log: list[dict[str, float]], digest: st
     )
     return f"""# {NAME}
 
-Removes Gaussian noise from photographs. Ships with the package, as what `lowtide denoise` runs.
-A first version, trained for minutes: a later one will replace it.
+Removes Gaussian and Poisson-Gaussian noise from photographs. Ships with the package, as what
+`lowtide denoise` runs.
 
-- Architecture: `SlimUNet`, {CONFIG.features} features times {CONFIG.multipliers}, linear attention
-  at the lowest level, {parameters:,} parameters, kept in half precision
-- Input and output: RGB, 0..1, and the noise level; gray as three equal bands
+- Architecture: `SlimUNet`, {CONFIG.features} features times {CONFIG.multipliers},
+  {CONFIG.blocks} blocks per level, linear attention at the lowest one, {parameters:,} parameters,
+  kept in half precision
+- Input and output: RGB, 0..1, with the noise level and the share of shot noise; gray as three
+  equal bands
 - License: MIT, like the package
 - SHA-256: `{digest}`
 
 ## Intended use
 
-Photographs with white noise of a sigma up to {CONFIG.max_sigma * 255:.0f} of 255, equal
-everywhere. The level is estimated or given.
+Photographs with noise of a sigma up to {CONFIG.max_sigma * 255:.0f} of 255, equal everywhere or
+with a share of shot noise, whose variance grows with brightness. The level is estimated or given.
 
 ## Limits
 
-Trained on {len(PHOTOS)} photographs. Noise that depends on brightness, that neighboring pixels
-share, or that JPEG has encoded is not what it knows: it leaves some of that, or takes it for
-detail. What the noise has hidden becomes smooth; nothing is invented.
+Trained on {len(PHOTOS)} photographs. Noise that neighboring pixels share, or that JPEG has encoded,
+is not what it knows: it leaves some of that, or takes it for detail. What the noise has hidden
+becomes smooth; nothing is invented.
 
 ## Data
 
@@ -213,8 +236,9 @@ Made by `scripts/train_denoiser.py --steps {steps}` with PyTorch {torch.__versio
 {log[-1]["cpu_seconds"] / 60:.0f} minutes of one CPU core: seed {SEED}, batch {BATCH}, patches of
 {PATCH} pixels, AdamW at {RATE:g} with a linear decay over the last {COOLDOWN:.0%}, squared error of
 the clean image relative to the noise level, weights averaged with a decay of {DECAY}. Each
-photograph at sizes from {SHRINK[0]:g} to {SHRINK[-1]:g}, turned, mirrored and of several contrasts,
-half of the samples gray, {CLIPPED:.0%} with clipped noise. The log lies beside this card.
+photograph at sizes from {SHRINK[0]:g} to {SHRINK[-1]:g}, turned, mirrored, of several contrasts and
+other colors; {GRAY:.0%} of the samples gray, {1 - GAUSSIAN:.0%} with a share of shot noise,
+{CLIPPED:.0%} clipped to 8 bits. The log lies in the same folder.
 
 ## Scores on the held-out photographs
 
@@ -249,7 +273,7 @@ def keep(network: SlimUNet, steps: int, log: list[dict[str, float]], folder: Pat
 def main() -> None:
     """Train, and keep what was trained."""
     parser = argparse.ArgumentParser(description="Train the bundled denoiser.")
-    parser.add_argument("--steps", type=int, default=2450)
+    parser.add_argument("--steps", type=int, default=7500)
     weights = Path(lowtide.models.__file__).parent / "weights"
     parser.add_argument("--output", type=Path, default=weights, help="folder to write into")
     options = parser.parse_args()

@@ -34,7 +34,7 @@ def denoise(weights, tmp_path):
         report = lowtide.denoise(path, tmp_path / name, **options)
         result = nibabel.load(tmp_path / name)
         result.get_fdata()  # keeps them, since the file may be written again
-        return result, report.volumes[0]
+        return result, report.images[0]
 
     return run
 
@@ -219,7 +219,7 @@ def test_steps_change_the_result_and_no_slice_repeats_anothers_noise(denoise, tm
 def test_a_dry_run_tells_levels_and_writes_nothing(denoise, weights, tmp_path):
     path = nifti(tmp_path / "in.nii", noisy_series())
     report = lowtide.denoise(path, tmp_path / "out.nii", model=weights, dry_run=True)
-    assert report.volumes[0].status == "planned" and len(report.volumes[0].levels) == 4
+    assert report.images[0].status == "planned" and len(report.images[0].levels) == 4
     assert [one.name for one in tmp_path.iterdir()] == ["in.nii"]
 
 
@@ -231,7 +231,7 @@ def test_a_folder_keeps_its_tree_and_resumes(weights, tmp_path):
     gradients(path, 4)
     options = dict(model=weights, budget="256MiB", sigma=50)
     report = lowtide.denoise(folder, out, **options)
-    assert [one.status for one in report.volumes] == ["done", "done"]
+    assert [one.status for one in report.images] == ["done", "done"]
     made = {one.relative_to(out).as_posix() for one in out.rglob("*") if one.is_file()}
     names = {"t1.nii", "sub-1/in.nii.gz", "sub-1/in.bval", "sub-1/in.bvec"}
     assert {one for one in made if ".lowtide" not in one} == names
@@ -239,7 +239,7 @@ def test_a_folder_keeps_its_tree_and_resumes(weights, tmp_path):
     before = {name: (out / name).read_bytes() for name in names}
     (out / "t1.nii").unlink()
     report = lowtide.denoise(folder, out, **options)
-    assert sorted(one.status for one in report.volumes) == ["done", "skipped"]
+    assert sorted(one.status for one in report.images) == ["done", "skipped"]
     assert before == {name: (out / name).read_bytes() for name in names}
 
 
@@ -320,6 +320,10 @@ def test_options_of_photographs_are_refused(denoise, tmp_path):
     path = nifti(tmp_path / "in.nii", noisy_series())
     with pytest.raises(UsageError, match="--strip-metadata"):
         denoise(path, strip_metadata=True)
+    setting = NoiseSetting(iso=800, parameters={"std": 0.05})
+    NoiseTable(camera="a", noise_model="rician", settings=(setting,)).save(tmp_path / "t.json")
+    with pytest.raises(UsageError, match="--iso 800"):
+        denoise(path, noise=tmp_path / "t.json", iso=800)
     with pytest.raises(UsageError, match=r"\.png"):
         denoise(path, "out.png")
     with pytest.raises(UsageError, match="--mask is for volumes"):
@@ -342,7 +346,7 @@ def test_photographs_and_volumes_together_need_a_kind(weights, tmp_path):
         lowtide.denoise(folder, tmp_path / "out", model=weights)
     assert "--kind volume" in refused.value.hint
     report = lowtide.denoise(folder, tmp_path / "out", model=weights, kind="volume", sigma=50)
-    assert [one.status for one in report.volumes] == ["done"]
+    assert [one.status for one in report.images] == ["done"]
 
 
 def test_another_table_next_to_the_result_is_not_replaced(denoise, tmp_path):
@@ -362,5 +366,5 @@ def test_memory_does_not_grow_with_volumes(weights, tmp_path):
         out = tmp_path / f"out{count}.nii"
         for _ in range(2):  # the first one warms up
             report = lowtide.denoise(path, out, model=weights, budget="256MiB", force=True)
-        peaks.append(report.volumes[0].memory.peak_bytes)
+        peaks.append(report.images[0].memory.peak_bytes)
     assert peaks[1] <= 1.05 * peaks[0] + (1 << 20), peaks

@@ -222,11 +222,20 @@ def test_noise_levels_are_estimated_band_by_band(photo):
             level.add(image[first : first + step])
         return level.sigma()
 
-    for sigma, least, most in ((10, 0.95, 1.2), (25, 0.97, 1.05), (50, 0.85, 1.03)):
+    for sigma, least, most in ((10, 0.95, 1.08), (25, 0.97, 1.05), (50, 0.9, 1.03)):
         noisy = (clean + noise * np.float32(sigma / 255)).clip(0, 1)
         found = estimate(noisy, 64)
         assert least < found * 255 / sigma < most
         assert estimate(noisy, 1) == pytest.approx(found) == estimate(noisy, 400)
+    # Of noise that depends on brightness the root mean square.
+    shot = noise * np.sqrt(2 * clean) * np.float32(25 / 255)
+    assert estimate(clean + shot, 64) == pytest.approx(shot.std(), rel=0.06)
+    # A bar without noise says nothing; an image that is mostly drawn has none.
+    drawn = clean + noise * np.float32(25 / 255)
+    drawn[: len(drawn) // 4] = 0.5
+    assert estimate(drawn, 64) * 255 == pytest.approx(25, rel=0.06)
+    drawn[: len(drawn) * 3 // 4] = 0.5
+    assert estimate(drawn, 64) == 0
     assert estimate(np.full((9, 9, 1), 0.5, np.float32), 2) == 0
     for image in (np.ones((9, 9, 1)), np.full((2, 9, 1), 0.5), np.full((9, 1, 3), 0.5)):
         assert estimate(image.astype(np.float32), 3) is None

@@ -66,15 +66,17 @@ class Key:
     def read(self, name: str, value: Any) -> Any:
         """Return the value of option ``name``: text is YAML, unless the key is text itself.
 
-        Lists need no brackets: 96,192.
+        Lists need no brackets: 96,192, or -1.
         """
         if not isinstance(value, str):
             return list(value) if isinstance(value, tuple) else value
         if all(kind in (str, Path) or _is_choice(kind) for kind in self.kinds):
             return value
-        if self._is_list and "," in value and not value.lstrip().startswith(("[", "-")):
+        if self._is_list and "," in value and not value.lstrip().startswith(("[", "- ")):
             value = f"[{value}]"
         found = _read_yaml(name, value)
+        if isinstance(found, int | float) and all(get_origin(kind) is list for kind in self.kinds):
+            return [found]
         return {"type": found} if self.is_open and isinstance(found, str) else found
 
 

@@ -156,7 +156,7 @@ def require_trained_noise(chosen: ChosenNoise | None, config: SlimUNetConfig, mo
         _GAUSSIAN,
         _POISSON_GAUSSIAN,
     ):
-        where = f"{chosen.path} has" if chosen.table is not None else "asked for is"
+        where = f"{chosen.path} has" if chosen.table is not None else "--noise chooses"
         raise UsageError(
             f"{where} {chosen.name} noise, and {model} was trained with {config.noise_model}",
             hint=f"a model trained by lowtide train denoise DATA --noise"

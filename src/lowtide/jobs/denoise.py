@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
@@ -14,6 +14,7 @@ from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
 from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.plan_images import plan_images
+from lowtide.jobs.report import DenoiseReport
 from lowtide.jobs.volume_job import VolumeJob
 from lowtide.media.discover import count_by_kind
 from lowtide.models.denoiser.slim_unet_config import SchedulerName
@@ -54,7 +55,7 @@ def denoise(
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[DenoiseKeywords],
-) -> Any:
+) -> DenoiseReport:
     """Remove the noise of images within a byte budget.
 
     The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255, or

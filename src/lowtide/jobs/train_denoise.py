@@ -67,14 +67,12 @@ def make_denoise_task(config: DenoiseConfig, processes: ProcessGroup) -> Task:
         pictures = _open(config.datasets.val, data, noise, gray=_gray_share(config, whole=True))
         return DenoiseValidation(config, pictures, noise, folder, device)
 
-    tables = [Path(data.noise)] if noise.table is not None else []
-    return make_denoiser_task(
-        config,
-        network,
-        batches,
-        make_validator=make_validator,
-        files=collect_file_facts([*photographs.files(), *tables]),
-    )
+    files = collect_file_facts(photographs.files())
+    if noise.table is not None:
+        ((path, facts),) = collect_file_facts([Path(data.noise)]).items()
+        # By its content: another table of the same size would be another training.
+        files[f"{path} ({noise.table.sha256[:12]})"] = facts
+    return make_denoiser_task(config, network, batches, make_validator=make_validator, files=files)
 
 
 def _open(

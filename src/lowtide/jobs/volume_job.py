@@ -149,11 +149,9 @@ class VolumeJob(DenoiseJob):
     def _check_noise(self) -> None:
         """Raise `UsageError` for noise or settings that are not of volumes."""
         settings, chosen = self.settings, self.settings.chosen_noise
-        if settings.strip_metadata:
-            raise UsageError(
-                "--strip-metadata is for photographs: a NIfTI header places its voxels",
-                hint="drop it",
-            )
+        if settings.strip_metadata or settings.iso is not None:
+            option = "--strip-metadata" if settings.strip_metadata else f"--iso {settings.iso}"
+            raise UsageError(f"{option} is for files of cameras, not for volumes", hint="drop it")
         if self._config.cfa:
             raise UsageError(
                 f"{settings.model_name} is for {self._config.cfa} mosaics of cameras",

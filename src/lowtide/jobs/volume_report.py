@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from lowtide.core.errors import InputError
-from lowtide.jobs.report import DenoisedImageReport, JobReport
+from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
 from lowtide.jobs.volume_scores import MaskScores, ResidualStructure
 
 
@@ -64,14 +64,13 @@ class DenoisedVolumeReport(DenoisedImageReport):
         return lines
 
 
-class VolumeDenoiseReport(JobReport):
+class VolumeDenoiseReport(DenoiseReport):
     """Report of a denoising job on NIfTI files."""
 
     item_type = DenoisedVolumeReport
-    noun: ClassVar[str] = "volumes"
     input_error = InputError
 
-    volumes: list[DenoisedVolumeReport] = Field(default=[])
+    images: list[DenoisedVolumeReport] = Field(default=[])  # pyright: ignore
 
 
 def _change(before: float | None, after: float | None) -> str:

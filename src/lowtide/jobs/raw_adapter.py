@@ -45,8 +45,8 @@ class RawAdapter(NoisyImageAdapter):
     """`NoisyImageAdapter` of the planes of a RAW file.
 
     Three colors of each pixel run through a color network as one image. Planes of a mosaic are gray
-    images, since their pixels lie in different places: run as one image, the shifted edges would
-    cost about a decibel.
+    images, since their pixels lie in different places: as colors of one image their edges would be
+    shifted.
     """
 
     def __init__(self, info: PlanesInfo, network_channels: int, scale: RawScale) -> None:

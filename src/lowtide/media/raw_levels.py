@@ -51,12 +51,10 @@ def measure_levels(raw: RawFile) -> RawLevels:
         counts += np.bincount(band.ravel(), minlength=1 << 16)
         means += _block_means(band, raw.black)
     sums = np.cumsum(counts)
-    lowest, bright = (
-        int(np.searchsorted(sums, share * sums[-1], "right")) for share in (_LOWEST, _BRIGHT)
-    )
+    lowest, bright = np.searchsorted(sums, [_LOWEST * sums[-1], _BRIGHT * sums[-1]], "right")
     saturated = 1 - sums[int(np.ceil(raw.white)) - 1] / sums[-1]
     darkest = np.percentile(np.concatenate(means), _DARKEST, axis=0)
-    return RawLevels(lowest, darkest, bright, float(saturated))
+    return RawLevels(int(lowest), darkest, int(bright), float(saturated))
 
 
 def check_levels(raw: RawFile, levels: RawLevels, *, given: bool) -> list[str]:

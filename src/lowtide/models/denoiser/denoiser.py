@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
+from lowtide.models.denoiser.noise_models import GaussianNoise, network_terms
 from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.models.denoiser.slim_unet_config import Prediction, SlimUNetConfig
 
@@ -57,16 +58,21 @@ class Denoiser(nn.Module):
         self.sigma: float | None = None
 
     @torch.no_grad()
-    def set_level(self, sigma: float, parameters: Sequence[float] = ()) -> None:
+    def set_level(self, sigma: float, parameters: Sequence[float] | None = None) -> None:
         """Set the noise level.
 
         Args:
             sigma: Standard deviation of the noise, of values in 0..1.
-            parameters: The ``noise_parameters`` other values that describe the noise.
+            parameters: The ``noise_parameters`` other values that describe the noise. Default:
+                those of Gaussian noise.
 
         Raises:
-            UsageError: A value is not a finite number, or there are too few or too many.
+            UsageError: A value is not a finite number, there are too few or too many, or the
+                network does not know Gaussian noise.
         """
+        require_sigma(sigma)
+        if parameters is None:
+            _, parameters = network_terms(GaussianNoise(std=sigma), self.config)
         check_level(self.config, sigma, parameters)
         level = 2 * sigma  # the network's values span -1..1
         given = torch.tensor([level], device=self.film.device)
@@ -97,7 +103,7 @@ def check_level(config: SlimUNetConfig, sigma: float, parameters: Sequence[float
     require_sigma(sigma)
     if len(parameters) != config.noise_parameters:
         raise UsageError(
-            f"this denoiser's noise has {config.noise_parameters} parameters beside its"
+            f"this denoiser's noise has {config.noise_parameters} parameters besides its"
             f" level, not {len(parameters)}"
         )
     if not all(map(math.isfinite, parameters)):

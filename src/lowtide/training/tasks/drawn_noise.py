@@ -69,7 +69,7 @@ class DrawnNoise:
 
     @property
     def parameter_count(self) -> int:
-        """Number of parameters beside the level."""
+        """Number of parameters besides the level."""
         if self.table is None:
             return len(self.at_level(self.levels[1], 0.0).noise_parameters)
         return len(self.table.at(self.table.settings[0].iso).noise_parameters)

@@ -7,7 +7,7 @@ the noise of a camera: shot noise, read noise of Tukey's lambda, row noise and w
 parameters of the size that is published for a Sony A7S II at ISO 400 to 1600. One network is
 trained with that noise (`raw-camera`), one with Poisson-Gaussian noise of equal variance, and one
 as a known project does it: with Gaussian noise whose level grows with the root of ISO times ratio,
-whatever the camera's is. Steps, seeds, patches and the network are the same; each is told the
+whatever the camera's is. Steps, seeds, patches and the network are the same; each is given the
 level and parameters of the noise that it was trained with. All are scored on the camera's noise, on
 photographs that none was trained on, at ISO 1600.
 """
@@ -82,10 +82,10 @@ class Exposure:
 
 @dataclass(frozen=True)
 class Way:
-    """A forward process for training, and what the network is told of an exposure's noise."""
+    """A forward process for training, and what the network is given of an exposure's noise."""
 
     noisy: Callable[[Exposure, np.ndarray, np.random.Generator], np.ndarray]
-    told: Callable[[Exposure], tuple[float, ...]]
+    given: Callable[[Exposure], tuple[float, ...]]
 
 
 def full(exposure: Exposure) -> tuple[float, ...]:
@@ -109,11 +109,11 @@ def unmatched(exposure: Exposure) -> NoiseModel:
 def way_of(process: Callable[[Exposure], NoiseModel]) -> Way:
     """A way whose network knows level and share of shot noise, and no more."""
 
-    def told(exposure: Exposure) -> tuple[float, ...]:
+    def given(exposure: Exposure) -> tuple[float, ...]:
         noise = process(exposure)
         return noise.level, *(noise.noise_parameters or (0.0,)), 0.0, NORMAL_LAMBDA
 
-    return Way(lambda exposure, clean, random: process(exposure).sample(clean, random), told)
+    return Way(lambda exposure, clean, random: process(exposure).sample(clean, random), given)
 
 
 WAYS = {
@@ -154,12 +154,12 @@ class Samples:
         self.shares = areas / areas.sum()
 
     def batch(self, way: Way, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Clean and noisy (B, 1, H, W) in -1..1, and what is told (B, 4).
+        """Clean and noisy (B, 1, H, W) in -1..1, and levels with parameters (B, 4).
 
         The patches and exposures of a step are the same for every way.
         """
         draw, noise = philox(SEED, 0, step, 0), philox(SEED, 1, step, 0)
-        clean, noisy, told = [], [], []
+        clean, noisy, given = [], [], []
         for _ in range(BATCH):
             plane = self.planes[draw.choice(len(self.planes), p=self.shares)]
             top, left = (draw.integers(side - PATCH + 1) for side in plane.shape)
@@ -169,11 +169,11 @@ class Samples:
             exposure = Exposure(float(iso), float(ratio))
             clean.append(patch)
             noisy.append(way.noisy(exposure, patch, noise))
-            told.append(way.told(exposure))
+            given.append(way.given(exposure))
         pair = (
             torch.from_numpy(2 * np.float32(np.stack(one))[:, None] - 1) for one in (clean, noisy)
         )
-        return *pair, torch.tensor(told)
+        return *pair, torch.tensor(given)
 
 
 def train(way: Way, steps: int) -> tuple[Denoiser, float]:
@@ -187,11 +187,11 @@ def train(way: Way, steps: int) -> tuple[Denoiser, float]:
     for step in range(steps):
         share = min((step + 1) / WARMUP, (steps - step) / (steps * COOLDOWN), 1)
         optimizer.param_groups[0]["lr"] = RATE * share
-        clean, noisy, told = samples.batch(way, step)
-        sigma = 2 * told[:, 0]
+        clean, noisy, given = samples.batch(way, step)
+        sigma = 2 * given[:, 0]
         terms = [preconditioning(CONFIG.prediction, level) for level in sigma.tolist()]
         shrunk, kept, made = torch.tensor(terms)[..., None, None, None].unbind(1)
-        found = network(shrunk * noisy, network.modulation(sigma, told[:, 1:]))
+        found = network(shrunk * noisy, network.modulation(sigma, given[:, 1:]))
         errors = (kept * noisy + made * found - clean).square().mean((1, 2, 3))
         loss = (errors / (sigma + 0.01)).mean()
         optimizer.zero_grad()
@@ -204,9 +204,9 @@ def train(way: Way, steps: int) -> tuple[Denoiser, float]:
 
 
 @torch.no_grad()
-def denoise(denoiser: Denoiser, noisy: np.ndarray, told: tuple[float, ...]) -> np.ndarray:
+def denoise(denoiser: Denoiser, noisy: np.ndarray, given: tuple[float, ...]) -> np.ndarray:
     """A whole plane (H, W), denoised, in 0..1."""
-    denoiser.set_level(told[0], told[1:])
+    denoiser.set_level(given[0], given[1:])
     height, width = noisy.shape
     padded = pad(torch.from_numpy(noisy)[None, None], CONFIG.size)
     return denoiser(padded)[0, 0, :height, :width].clamp(0, 1).numpy()
@@ -222,7 +222,7 @@ def scores(denoiser: Denoiser, way: Way) -> dict[str, float]:
             exposure = Exposure(ISOS[1], ratio)
             for seed in SEEDS:
                 noisy = exposure.expose(clean, philox(seed, 2, ratio, plane))
-                made = denoise(denoiser, noisy, way.told(exposure))
+                made = denoise(denoiser, noisy, way.given(exposure))
                 gain = float(np.vdot(made, clean) / np.vdot(made, made))
                 for figure, value in {
                     "noisy_db": psnr(noisy.clip(0, 1), clean),

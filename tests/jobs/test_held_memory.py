@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lowtide.jobs import image_job
-from lowtide.jobs.image_job import HeldMemory
+from lowtide.jobs import held_memory
+from lowtide.jobs.held_memory import HeldMemory
 
 MIB = 1 << 20
 
@@ -28,7 +28,7 @@ class Meter:
 def held(monkeypatch):
     def make(living, kept, strategy="streamed", budget=1000 * MIB, waiting=0):
         meter = Meter(living * MIB, kept * MIB)
-        monkeypatch.setattr(image_job, "trim_allocators", lambda device: meter.trim())
+        monkeypatch.setattr(held_memory, "trim_allocators", lambda device: meter.trim())
         plan = SimpleNamespace(
             strategy=SimpleNamespace(name=strategy),
             device="cpu",

@@ -137,7 +137,7 @@ class DenoisedImageReport(ImageReport):
     ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
     not tell it; ``sigma_source`` says whether it was given, estimated from the image, or is that of
     a table at mid-gray. ``noise`` says which noise that is, and ``noise_parameters`` are those
-    beside the level. ``scores`` are those against a clean image, where one was given.
+    besides the level. ``scores`` are those against a clean image, where one was given.
     """
 
     sigma: float | None = None

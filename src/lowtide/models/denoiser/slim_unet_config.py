@@ -25,7 +25,7 @@ class SlimUNetConfig(FileConfig):
     from the top at 0; the negative ones count from the lowest level up, at -1.
 
     ``prediction`` is what the network returns, in the terms of diffusers. ``noise_parameters`` is
-    how many values beside the level describe the noise. Levels in training reached ``max_sigma``,
+    how many values besides the level describe the noise. Levels in training reached ``max_sigma``,
     a standard deviation of values in 0..1. ``scheduler`` is that of several steps unless another
     one is asked for.
 

@@ -60,6 +60,17 @@ def test_results_are_those_of_denoise(pipe, weights, noisy, tmp_path, save, read
         assert difference.max() <= 1 and (difference > 0).mean() < 1e-3
 
 
+def test_noise_beyond_black_and_white_is_that_of_files(pipe, weights, tmp_path, save, read):
+    noise = np.random.default_rng(0).standard_normal((41, 59, 3), np.float32)
+    dark = np.float32(0.02) + noise * np.float32(SIGMA / 255)
+    source, target = save(tmp_path / "in.tif", dark), tmp_path / "out.tif"
+    lowtide.denoise(source, target, model=weights, sigma=SIGMA)
+    made = pipe(dark, SIGMA, output_type="np").images[0]
+    np.testing.assert_allclose(made, read(target), atol=1e-5)
+    clipped = pipe(dark.clip(0, 1), SIGMA, output_type="np").images[0]
+    assert np.abs(clipped - made).max() > 1e-3
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:diffusers")
 def test_saving_and_loading_changes_no_bit(pipe, noisy, tmp_path):
     pipe.scheduler = DenoiseScheduler("ddim", eta=0.5, zero_terminal_snr=True)

@@ -243,6 +243,19 @@ def test_a_folder_keeps_its_tree_and_resumes(weights, tmp_path):
     assert before == {name: (out / name).read_bytes() for name in names}
 
 
+def test_two_worker_processes_write_the_same_files(weights, tmp_path):
+    (tmp_path / "in").mkdir()
+    for seed in (1, 2):
+        nifti(tmp_path / "in" / f"{seed}.nii", noisy_series(seed=seed))
+    options = dict(model=weights, budget="1GiB", sigma=50)
+    for name, devices in (("one", ()), ("two", ("cpu", "cpu"))):
+        report = lowtide.denoise(tmp_path / "in", tmp_path / name, devices=devices, **options)
+        assert [one.status for one in report.images] == ["done", "done"]
+    for seed in (1, 2):
+        one, two = ((tmp_path / name / f"{seed}.nii").read_bytes() for name in ("one", "two"))
+        assert one == two
+
+
 def test_snr_and_residual_are_reported(denoise, tmp_path):
     clean = brain((40, 40, 3, 2))
     labels = np.where(clean[..., 0] > 0, 1, 2).astype(np.uint8)

@@ -3,7 +3,7 @@
 import csv
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from annotated_types import Ge
@@ -127,6 +127,16 @@ class AverageJob:
     def in_fp32(self, pipeline):
         return self
 
+    @classmethod
+    def preload(cls, setup: dict[str, Any]) -> None:
+        """Import what a worker needs: nothing more than this module."""
+
+    @classmethod
+    def load(cls, setup: dict[str, Any]) -> Self:
+        """Make the job of a worker."""
+        settings = AverageSettings.from_json(setup["settings"])
+        return cls(replace(settings, devices=()), Budget(**setup["budget"]))
+
 
 def average(
     inputs, output, *, workers=0, force=False, sidecar=False, progress=None, cancel=None, **settings
@@ -149,7 +159,7 @@ def average(
             if workers:
                 setup = {"settings": chosen.to_json(), "budget": asdict(budget)}
                 devices = ["cpu"] * workers
-                Workers(__name__, {"cpu": setup}, devices, results, threads=1, **run).run(cancel)
+                Workers(AverageJob, {"cpu": setup}, devices, results, threads=1, **run).run(cancel)
             else:
                 job, count = AverageJob(chosen, budget), len(found.pairs)
                 Pipeline(job, results, meter, cancel=cancel, count=count, **run).run(
@@ -158,13 +168,3 @@ def average(
     finally:
         meter.stop()
     return report
-
-
-def preload(setup: dict[str, Any]) -> None:
-    """Import what a worker needs: nothing more than this module."""
-
-
-def load_job(setup: dict[str, Any]) -> AverageJob:
-    """Make the job of a worker."""
-    settings = AverageSettings.from_json(setup["settings"])
-    return AverageJob(replace(settings, devices=()), Budget(**setup["budget"]))

@@ -183,5 +183,4 @@ class DenoisePipeline(DiffusionPipeline):
 def _estimate(image: np.ndarray) -> NoiseModel | None:
     level = NoiseLevel(image.shape[2])
     level.add(image)
-    levels = level.levels_of_255()
-    return None if levels is None else GaussianNoise(std=levels / 255)
+    return level.gaussian()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self, get_args
 
-import torch
 from torch import Tensor
 
 from lowtide.core.errors import UsageError
@@ -15,7 +14,7 @@ from lowtide.integrations.diffusers_bases import (
     SchedulerMixin,
     register_to_config,
 )
-from lowtide.models.denoiser.denoiser import check_level, preconditioning
+from lowtide.models.denoiser.denoiser import modulation_at, pixel_terms
 from lowtide.models.denoiser.noise_schedule import NoiseSchedule
 from lowtide.models.denoiser.sampling import SamplingStep, sampling_steps, schedule_of
 from lowtide.models.denoiser.slim_unet import SlimUNet
@@ -48,28 +47,27 @@ class DenoiserModel(ModelMixin, ConfigMixin):
             parameter.data = parameter.data.clone()
         return model
 
-    def forward(self, image: Tensor, sigma: float, parameters: Sequence[float] = ()) -> Tensor:
+    def forward(
+        self, image: Tensor, sigma: float, parameters: Sequence[float] | None = None
+    ) -> Tensor:
         """Return the clean image that the network expects, unclamped.
 
         Args:
             image: Noisy values in 0..1 (B, C, H, W), float32 also where the weights are in low
                 precision: what the network adds is rounded, and not the image.
             sigma: Standard deviation of the noise, of values in 0..1.
-            parameters: The ``noise_parameters`` other values that describe the noise.
+            parameters: The ``noise_parameters`` other values that describe the noise. Default:
+                those of Gaussian noise.
 
         Raises:
             UsageError: A level or a parameter is not finite, or there are too few or too many.
         """
-        check_level(self.sizes, sigma, parameters)
         height, width = image.shape[-2:]
-        level = 2 * sigma  # the network's values span -1..1
-        given = torch.tensor([level], device=image.device)
-        more = given.new_tensor([list(parameters)]) if parameters else None
-        film = self.unet.modulation(given, more)
-        shrunk, kept, made = preconditioning(self.sizes.prediction, level)
+        film = modulation_at(self.unet, sigma, parameters)
+        (gain, offset), (kept, rest), (made, _) = pixel_terms(self.sizes, sigma)
         noisy = pad(image, self.sizes.size)
-        found = self.unet((noisy * (2 * shrunk) - shrunk).to(film.dtype), film)
-        clean = (noisy * kept + (1 - kept) / 2) + found.to(image.dtype) * (made / 2)
+        found = self.unet((noisy * gain + offset).to(film.dtype), film)
+        clean = (noisy * kept + rest) + found.to(image.dtype) * made
         return clean[..., :height, :width]
 
 

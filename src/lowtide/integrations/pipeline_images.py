@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lowtide.core.errors import InputError, UsageError
+from lowtide.models.denoiser.slim_unet_config import NOISY_RANGE
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -22,7 +23,7 @@ else:
 def as_arrays(images: Image | Sequence[Image], channels: int) -> list[np.ndarray]:
     """Return images as float32 arrays (H, W, C) in 0..1, C being 1, 3 or ``channels``.
 
-    Floats beyond 0..1 are clipped, as those of files are.
+    Noise takes floats beyond 0..1: as those of files, they are clipped to `NOISY_RANGE`.
 
     Raises:
         UsageError: An image is of another type, shape or bit depth.
@@ -42,7 +43,7 @@ def as_arrays(images: Image | Sequence[Image], channels: int) -> list[np.ndarray
             raise InputError(
                 f"{int((~np.isfinite(array)).sum())} of {array.size} values are not finite"
             )
-    return [array.clip(0, 1) for array in arrays]
+    return [array.clip(*NOISY_RANGE) for array in arrays]
 
 
 def as_output(images: list[np.ndarray], kind: Literal["pil", "np", "pt"]) -> Any:
@@ -102,5 +103,5 @@ def _from_pil(image: Any) -> np.ndarray:
 def _to_pil(image: np.ndarray) -> PILImage:
     from PIL.Image import fromarray
 
-    samples = np.rint(image * np.float32(255)).astype(np.uint8)
+    samples = np.rint(image.clip(0, 1) * np.float32(255)).astype(np.uint8)
     return fromarray(samples[..., 0] if samples.shape[2] == 1 else samples)

@@ -20,9 +20,8 @@ from lowtide.jobs.chosen_noise import (
 from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
 from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, StepSink
 from lowtide.jobs.image_adapter import NoisyImageAdapter
-from lowtide.jobs.image_job import ImageJob
+from lowtide.jobs.image_job import ImageJob, ItemRun
 from lowtide.jobs.item import Item
-from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
@@ -115,19 +114,11 @@ class DenoiseJob(ImageJob):
             noise_parameters=noise.parameters,
         )
 
-    def _execute(
-        self,
-        item: Item,
-        planned: ImageTaskPlan,
-        source: ImageRows,
-        sink: Sink,
-        pipeline: Pipeline,
-        queue_bytes: int,
-    ) -> RunOutcome:
-        noise = self._noise[item.index]
+    def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
+        noise, pipeline = self._noise[run.item.index], run.pipeline
         if noise.is_none:
             self._set_level(0, noise.parameters)
-            on_rows = pipeline.report_rows(item, self.budget, planned.upscaled.height)
+            on_rows = pipeline.report_rows(run.item, self.budget, run.planned.upscaled.height)
             for first, rows in _bands(source, pipeline.cancel):
                 sink.write(first, rows)
                 if on_rows is not None:
@@ -136,21 +127,12 @@ class DenoiseJob(ImageJob):
         assert noise.sigma is not None
         self._set_level(noise.sigma, noise.parameters)
         if self.settings.steps > 1:
-            return self._sample(item, planned, source, sink, pipeline, queue_bytes, noise.sigma)
-        return super()._execute(item, planned, source, sink, pipeline, queue_bytes)
+            return self._sample(run, source, sink, noise.sigma)
+        return super()._execute(run, source, sink)
 
-    def _sample(
-        self,
-        item: Item,
-        planned: ImageTaskPlan,
-        source: ImageRows,
-        sink: Sink,
-        pipeline: Pipeline,
-        queue_bytes: int,
-        sigma: float,
-    ) -> RunOutcome:
+    def _sample(self, run: ItemRun, source: ImageRows, sink: Sink, sigma: float) -> RunOutcome:
         """Run the network at each step's level, from one state to the next."""
-        settings, info = self.settings, source.info
+        settings, info, item, pipeline = self.settings, source.info, run.item, run.pipeline
         parameters = self._noise[item.index].parameters
         steps = sampling_steps(self._scheduler, sigma, settings.steps, eta=settings.eta)
         ends, outcome = self.adapter(item, info), RunOutcome()
@@ -166,16 +148,8 @@ class DenoiseJob(ImageJob):
                 state.write(first, ends.color(rows))
             for step in steps:
                 self._set_level(step.sigma, parameters)
-                done = self._run_network(
-                    item,
-                    planned,
-                    state,
-                    StepSink(step, state, after, earlier, settings.seed),
-                    between,
-                    pipeline,
-                    queue_bytes,
-                    on_rows,
-                )
+                made = StepSink(step, state, after, earlier, settings.seed)
+                done = self._run_network(run, state, made, between, on_rows)
                 outcome.events += done.events
                 outcome.fp32_reruns += done.fp32_reruns
                 state, after = after, state
@@ -185,7 +159,7 @@ class DenoiseJob(ImageJob):
                     sink.write(first, ends.to_samples(color, rows))
         self._set_level(sigma, parameters)
         if self.prepared.network.make_fp32_forward is not None:
-            planned.notes.append("the error of the precision is that of the first step")
+            run.planned.notes.append("the error of the precision is that of the first step")
         return outcome
 
     @cached_property
@@ -247,8 +221,7 @@ class DenoiseJob(ImageJob):
             return estimate_poisson_gaussian(adapter.visible_color(rows) for _, rows in bands)
         for _, rows in _bands(source):
             level.add(adapter.visible_color(rows))
-        levels = level.levels_of_255()
-        return None if levels is None else GaussianNoise(std=levels / 255)
+        return level.gaussian()
 
     def level_notes(self, item: Item) -> list[str]:
         """Return what a user has to know of an item's noise."""
@@ -279,13 +252,3 @@ def _bands(
     for first in range(0, height, step):
         check_cancel(cancel)
         yield first, source.read(first, min(first + step, height))
-
-
-def preload(setup: dict[str, Any]) -> None:
-    """Import the libraries of a worker's job."""
-    DenoiseJob.preload(setup)
-
-
-def load_job(setup: dict[str, Any]) -> DenoiseJob:
-    """Make the job of a worker."""
-    return DenoiseJob.load(setup)

@@ -210,13 +210,3 @@ def _bands(source: RawSource) -> Iterator[np.ndarray]:
     step = max(1, _BAND_VALUES // (width * planes))
     for first in range(0, height, step):
         yield source.read(first, first + step)
-
-
-def preload(setup: dict[str, Any]) -> None:
-    """Import the libraries of a worker's job."""
-    DenoiseRawJob.preload(setup)
-
-
-def load_job(setup: dict[str, Any]) -> DenoiseRawJob:
-    """Make the job of a worker."""
-    return DenoiseRawJob.load(setup)

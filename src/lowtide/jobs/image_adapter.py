@@ -12,6 +12,7 @@ import numpy as np
 
 from lowtide.core.errors import ModelError
 from lowtide.media.image_info import ImageInfo
+from lowtide.models.denoiser.slim_unet_config import NOISY_RANGE
 
 # Below half an 8-bit step a pixel is invisible, and its color is noise divided by noise.
 _INVISIBLE = 0.5 / 255
@@ -142,7 +143,7 @@ class NoisyImageAdapter(ImageAdapter):
         if self._full_scale != 1:
             return super()._to_unit(values)
         channels = np.array(np.moveaxis(values, -1, 1), order="C")
-        return np.nan_to_num(channels.clip(-1, 2), copy=False)
+        return np.nan_to_num(channels.clip(*NOISY_RANGE), copy=False)
 
     def color(self, values: np.ndarray) -> np.ndarray:
         """Return the color (H, W, C') in 0..1 of samples (H, W, C)."""

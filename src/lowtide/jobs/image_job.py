@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -37,12 +37,21 @@ from lowtide.memory.plan_file import PlanFile
 from lowtide.streaming.tiles.runner import RunOutcome, execute_plan
 
 
+@dataclass(frozen=True)
+class ItemRun:
+    """An item that is run: its plan, the pipeline, and the bytes that may wait to be written."""
+
+    item: Item
+    planned: ImageTaskPlan
+    pipeline: Pipeline
+    queue_bytes: int
+
+
 class ImageJob:
     """Runs one model on images.
 
-    A kind of job has its settings and its report, and a module of its own with the functions that
-    `lowtide.jobs.workers.Workers` calls. One for other files than photographs overrides how they
-    are found (``media_kind``), inspected, opened, converted for the network, and written.
+    A kind of job has its settings and its report. One for other files than photographs overrides
+    how they are found (``media_kind``), inspected, opened, converted for the network, and written.
 
     Args:
         prepared: The model.
@@ -94,7 +103,8 @@ class ImageJob:
             if queue_bytes:
                 sink = AsyncWriter(sink, queue_bytes)
             try:
-                outcome = self._execute(item, planned, source, sink, pipeline, queue_bytes)
+                run = ItemRun(item, planned, pipeline, queue_bytes)
+                outcome = self._execute(run, source, sink)
                 sink.close_rows()
                 usage = pipeline.lap()
                 accuracy, measurement_usage = measure_accuracy(
@@ -234,41 +244,27 @@ class ImageJob:
             "images": self._images,
         }
 
-    def _execute(
-        self,
-        item: Item,
-        planned: ImageTaskPlan,
-        source: ImageRows,
-        sink: Sink,
-        pipeline: Pipeline,
-        queue_bytes: int,
-    ) -> RunOutcome:
+    def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         """Run the network on the rows of ``source``, and write those of the result."""
-        on_rows = pipeline.report_rows(item, self.budget, planned.upscaled.height)
-        adapter = self.adapter(item, source.info)
-        return self._run_network(
-            item, planned, source, sink, adapter, pipeline, queue_bytes, on_rows
-        )
+        on_rows = run.pipeline.report_rows(run.item, self.budget, run.planned.upscaled.height)
+        return self._run_network(run, source, sink, self.adapter(run.item, source.info), on_rows)
 
     def _run_network(
         self,
-        item: Item,
-        planned: ImageTaskPlan,
+        run: ItemRun,
         source: Source,
         sink: Sink,
         adapter: Adapter,
-        pipeline: Pipeline,
-        queue_bytes: int,
         on_rows: Callable[[int], None] | None,
     ) -> RunOutcome:
-        plan, prepared = planned.plan, self.prepared
-        held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, queue_bytes)
+        plan, pipeline, prepared = run.planned.plan, run.pipeline, self.prepared
+        held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, run.queue_bytes)
         with divide_threads(plan.strategy.device_count, pipeline.threads):
             network = prepared.specialized.for_plan(
                 plan,
                 required=self.settings.compile == "on",
-                notes=planned.notes,
-                events=item.events,
+                notes=run.planned.notes,
+                events=run.item.events,
                 meter=pipeline.meter,
                 on_phase=lambda phase: report_phase(
                     pipeline.progress, phase, prepared.descriptor.name

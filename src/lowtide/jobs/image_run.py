@@ -105,7 +105,7 @@ def run_images(
             else:
                 job = job_type(prepared, chosen, share, images=len(pairs))
                 workers = Workers(
-                    job_type.__module__,
+                    job_type,
                     {device: job.worker_setup(device, share) for device in devices},
                     devices,
                     results,

@@ -18,8 +18,8 @@ from lowtide.core.progress import check_cancel
 from lowtide.core.signal import Sink
 from lowtide.jobs.chosen_noise import ImageNoise, require_trained_noise
 from lowtide.jobs.denoise_job import DenoiseJob
+from lowtide.jobs.image_job import ItemRun
 from lowtide.jobs.item import Item
-from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.target_size import TargetSize
 from lowtide.jobs.volume_report import DenoisedVolumeReport, VolumeDenoiseReport
@@ -194,22 +194,16 @@ class VolumeJob(DenoiseJob):
         path = self.settings.mask
         return None if path is None else MaskStatistics(Path(path), facts)
 
-    def _execute(
-        self,
-        item: Item,
-        planned: ImageTaskPlan,
-        source: ImageRows,
-        sink: Sink,
-        pipeline: Pipeline,
-        queue_bytes: int,
-    ) -> RunOutcome:
+    def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         """Denoise slice after slice, and write them."""
+        item, planned, pipeline = run.item, run.planned, run.pipeline
         series, outcome = self._series[item.index], RunOutcome()
         survey, facts = series.survey, series.survey.facts
         scores = SeriesScores(self._open_mask(facts))
         on_slices = pipeline.report_rows(item, self.budget, facts.slices)
         quiet = copy(pipeline)
         quiet.progress = None  # slices are reported here, not the rows of each
+        within = replace(run, pipeline=quiet)
         with VolumeSource(facts) as volumes, self._unchanged(item):
             for place in range(facts.slices):
                 check_cancel(pipeline.cancel)
@@ -218,10 +212,8 @@ class VolumeJob(DenoiseJob):
                 before = after = facts.to_units(stored)[0]
                 scale = survey.scales[volume]
                 if scale is not None and scale.has_noise:
-                    run = partial(
-                        self._run_slice, item, planned, place, scale, quiet, queue_bytes, outcome
-                    )
-                    after = scale.denoise(before, run)
+                    network = partial(self._run_slice, within, place, scale, outcome)
+                    after = scale.denoise(before, network)
                     stored, clipped = facts.to_stored(stored, change_of(before, after)[None])
                     series.clipped += clipped
                 threshold = survey.ranges[volume].threshold
@@ -238,22 +230,19 @@ class VolumeJob(DenoiseJob):
 
     def _run_slice(
         self,
-        item: Item,
-        planned: ImageTaskPlan,
+        run: ItemRun,
         place: int,
         scale: VolumeScale,
-        pipeline: Pipeline,
-        queue_bytes: int,
         outcome: RunOutcome,
         unit: np.ndarray,
     ) -> np.ndarray:
         """Return what the network makes of slice ``place`` of a file, in its own units."""
-        series, made = self._series[item.index], SliceArray(np.empty_like(unit))
+        series, made = self._series[run.item.index], SliceArray(np.empty_like(unit))
         series.unit = unit
-        self._noise[item.index] = self._network_noise(scale.sigma, series.survey)
+        self._noise[run.item.index] = self._network_noise(scale.sigma, series.survey)
         # Another seed, so that no two slices get the same noise between steps.
         self.settings = replace(self.settings, seed=(series.seed + place) % (1 << 63))
-        done = super()._execute(item, planned, SliceArray(unit), made, pipeline, queue_bytes)
+        done = super()._execute(run, SliceArray(unit), made)
         outcome.events += done.events
         outcome.fp32_reruns += done.fp32_reruns
         return made.values

@@ -10,11 +10,8 @@ import numpy as np
 
 from lowtide.models.denoiser.noise_level import LEAST_SIGMA
 from lowtide.models.denoiser.rician_transform import RicianTransform
+from lowtide.models.denoiser.slim_unet_config import NOISY_RANGE
 from lowtide.models.denoiser.volume_level import VolumeRange
-
-# Values outside are far from all that a network was trained with: they are cut off, and added to
-# the result again.
-_LEAST, _MOST = -1.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,8 @@ class VolumeScale:
             return values
         known = np.where(finite, values, values[finite].mean(dtype=np.float64))
         unit = self._to_unit(known)
-        inside = unit.clip(_LEAST, _MOST)
+        # What is cut off is added to the result again: one hot voxel must not change its slice.
+        inside = unit.clip(*NOISY_RANGE)
         made = self._to_data(network(inside) + (unit - inside))
         return np.where(finite & ~_is_flat(values[..., 0])[..., None], made, values)
 

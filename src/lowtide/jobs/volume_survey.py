@@ -44,11 +44,6 @@ class VolumeSurvey:
         known = [level for level in self.levels if level is not None]
         return float(np.median(known)) if known else None
 
-    @property
-    def brightest(self) -> int:
-        """The volume of the largest robust maximum."""
-        return int(np.argmax([one.high for one in self.ranges]))
-
 
 def survey_volume(
     facts: VolumeFacts,

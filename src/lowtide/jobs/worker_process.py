@@ -127,12 +127,13 @@ def _make_pipeline(setup: dict[str, Any], connection: WorkerConnection) -> Pipel
     from lowtide.memory.meter import open_meter
 
     torch.set_num_threads(setup["threads"])
-    job = importlib.import_module(setup["job"])
-    job.preload(setup["setup"])
+    module, _, name = setup["job"].partition(":")
+    job_type = getattr(importlib.import_module(module), name)
+    job_type.preload(setup["setup"])
     meter = open_meter(setup["device"])
     meter.start()
     return Pipeline(
-        job.load_job(setup["setup"]),
+        job_type.load(setup["setup"]),
         connection,
         meter,
         progress=connection.progress,

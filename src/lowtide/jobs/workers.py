@@ -74,14 +74,14 @@ class Workers:
     """Run the items of ``results`` that are due in worker processes on ``devices``.
 
     Args:
-        job: Name of the module that makes the job in a worker: its ``preload(setup)`` imports
-            libraries, and its ``load_job(setup)`` returns a `lowtide.jobs.pipeline.Job`.
+        job_type: A `lowtide.jobs.pipeline.Job` that a worker imports: its ``preload(setup)``
+            imports libraries, and its ``load(setup)`` returns the job.
         setups: What these are given, as plain data, by device.
     """
 
     def __init__(
         self,
-        job: str,
+        job_type: type,
         setups: dict[str, Any],
         devices: list[str],
         results: ResultRecorder,
@@ -96,7 +96,7 @@ class Workers:
         self._tries: dict[int, int] = {}
         self._messages: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
         self._common = {
-            "job": job,
+            "job": f"{job_type.__module__}:{job_type.__name__}",
             "tuned_heap": heap_is_tuned(),
             "threads": threads,
             "scratch": str(scratch),

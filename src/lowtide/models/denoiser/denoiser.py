@@ -14,6 +14,8 @@ from lowtide.models.denoiser.noise_models import GaussianNoise, network_terms
 from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.models.denoiser.slim_unet_config import Prediction, SlimUNetConfig
 
+_SPAN = 2  # of the network's values, which are -1..1
+
 
 class PixelAffine(nn.Module):
     """Gain and offset that are equal for all pixels of an image.
@@ -70,19 +72,10 @@ class Denoiser(nn.Module):
             UsageError: A value is not a finite number, there are too few or too many, or the
                 network does not know Gaussian noise.
         """
-        require_sigma(sigma)
-        if parameters is None:
-            _, parameters = network_terms(GaussianNoise(std=sigma), self.config)
-        check_level(self.config, sigma, parameters)
-        level = 2 * sigma  # the network's values span -1..1
-        given = torch.tensor([level], device=self.film.device)
-        more = given.new_tensor([list(parameters)]) if parameters else None
-        self.film.copy_(self.unet.modulation(given, more))
-        shrunk, kept, made = preconditioning(self.config.prediction, level)
-        # x = 2 image - 1 on the way in, and the inverse on the way out.
-        self.enter.set(2 * shrunk, -shrunk)
-        self.keep.set(kept, (1 - kept) / 2)
-        self.leave.set(made / 2, 0)
+        self.film.copy_(modulation_at(self.unet, sigma, parameters))
+        parts = self.enter, self.keep, self.leave
+        for part, terms in zip(parts, pixel_terms(self.config, sigma), strict=True):
+            part.set(*terms)
         self.sigma = sigma
 
     def forward(self, image: Tensor) -> Tensor:
@@ -93,6 +86,32 @@ class Denoiser(nn.Module):
                 hint="lowtide denoise estimates it; `model.module.set_level(25 / 255)` sets it",
             )
         return self.keep(image) + self.leave(self.unet(self.enter(image), self.film))
+
+
+def modulation_at(
+    unet: SlimUNet, sigma: float, parameters: Sequence[float] | None = None
+) -> Tensor:
+    """Return the gains and shifts of a network at one noise level.
+
+    Arguments and errors are those of `Denoiser.set_level`.
+    """
+    require_sigma(sigma)
+    if parameters is None:
+        _, parameters = network_terms(GaussianNoise(std=sigma), unet.config)
+    check_level(unet.config, sigma, parameters)
+    given = torch.tensor([_SPAN * sigma], device=unet.film.weight.device)
+    more = given.new_tensor([list(parameters)]) if parameters else None
+    return unet.modulation(given, more)
+
+
+def pixel_terms(config: SlimUNetConfig, sigma: float) -> tuple[tuple[float, float], ...]:
+    """Return gain and offset of an image on its way into the network, past it and out of it.
+
+    The image is in 0..1, and the clean one is the sum of what went past and what came out.
+    """
+    shrunk, kept, made = preconditioning(config.prediction, _SPAN * sigma)
+    # x = 2 image - 1 on the way in, and the inverse on the way out.
+    return (2 * shrunk, -shrunk), (kept, (1 - kept) / 2), (made / 2, 0.0)
 
 
 def check_level(config: SlimUNetConfig, sigma: float, parameters: Sequence[float]) -> None:

@@ -13,6 +13,8 @@ import math
 
 import numpy as np
 
+from lowtide.models.denoiser.noise_models import GaussianNoise
+
 # Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
 LEAST_SIGMA = 0.5 / 255
 _BLOCK = 16  # pixels on a side
@@ -65,10 +67,10 @@ class NoiseLevel:
                 )
         return math.sqrt(np.mean(levels)) if levels else None
 
-    def levels_of_255(self) -> float | None:
-        """Return `sigma` in levels of 255, to two decimals as reports have it."""
+    def gaussian(self) -> GaussianNoise | None:
+        """Return noise of that level, to two decimals of 255 as reports have it."""
         sigma = self.sigma()
-        return None if sigma is None else round(sigma * 255, 2)
+        return None if sigma is None else GaussianNoise(std=round(sigma * 255, 2) / 255)
 
 
 def _strip(rows: np.ndarray) -> np.ndarray:

@@ -13,6 +13,8 @@ AttentionName = Literal["linear", "channel", "transposed", "sdpa", "flash", "win
 Prediction = Literal["v", "epsilon", "sample"]
 SchedulerName = Literal["ddim", "ddpm", "dpmsolver++", "unipc", "flow"]
 TIMES = 1000  # of a noise schedule
+# Values of noisy images, which noise takes beyond 0..1; farther ones no network was trained with.
+NOISY_RANGE = -1.0, 2.0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The bundled denoiser on photographs with Gaussian noise, beside non-local means and TV.
+"""The bundled denoiser on photographs with Gaussian noise, next to non-local means and TV.
 
     python benchmarks/denoise.py [--t1 FILE.npy] [--only "camera, sigma 25"] [--fresh]
 

@@ -1,4 +1,4 @@
-"""Photographs of 2 and 24 megapixels denoised in 1 GiB, and the result beside the whole run's.
+"""Photographs of 2 and 24 megapixels denoised in 1 GiB, and the result next to the whole run's.
 
     python benchmarks/denoise_large.py [--budget 1GiB] [--fresh]
 

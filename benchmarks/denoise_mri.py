@@ -1,4 +1,4 @@
-"""Denoise real MRI: what is kept, and a tensor fit beside other methods.
+"""Denoise real MRI: what is kept, and a tensor fit, next to other methods.
 
 ``--data`` is a folder with ``small_64D`` (nii, bval, bvec) and ``S0_10slices.nii.gz`` of dipy's
 package and ``example4d.nii.gz`` of nibabel's tests. There is no clean volume: methods are compared
@@ -122,11 +122,11 @@ def kept(path: Path, *, table: bool) -> dict[str, object]:
         nibabel.save(image, floats)
         exact = Path(folder) / f"exact_{path.name}"
         denoised(floats, exact, table=table, calibrate=path)
-        apart = np.abs(after.get_fdata() - nibabel.load(exact).get_fdata()) / abs(facts.slope)
+        error = np.abs(after.get_fdata() - nibabel.load(exact).get_fdata()) / abs(facts.slope)
     return {
         "shape": list(facts.shape),
         "header_equal": same_head,
-        "steps_apart": float(apart.max()),
+        "steps_apart": float(error.max()),
         "sigma": report.sigma,
         "residual": report.residual and report.residual.model_dump(),
         "clipped": report.clipped,

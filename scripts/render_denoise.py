@@ -13,7 +13,7 @@ RATIOS = (100, 300)
 
 
 def denoise(rows: Rows) -> str:
-    """Each picture and level: ours beside non-local means and TV, losses included."""
+    """Each picture and level: ours next to non-local means and TV, losses included."""
     head = ["picture, noise", "noisy", "level given", "level estimated", "estimate", "lost by it"]
     head += ["non-local means", "TV", "above the better of both", "SSIM"]
     head += ["processor seconds", "of non-local means", "of TV"]
@@ -64,7 +64,7 @@ def denoise_raw_noise(rows: Rows) -> str:
 
 
 def denoise_large(rows: Rows) -> str:
-    """Each size and way, within the budget, and beside the whole run."""
+    """Each size and way, within the budget, and next to the whole run."""
     shown = {
         "peak_bytes": "peak",
         "high_water_bytes": "high-water mark",

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import gc
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from lowtide.cli.progress_bar import ProgressLine
+from lowtide.cli.image_command import (
+    Force,
+    Inputs,
+    Output,
+    SidecarReport,
+    require_output,
+    run_job,
+)
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
-from lowtide.core.errors import UsageError
+from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
 from lowtide.jobs.denoise_settings import DenoiseSettings
+
+if TYPE_CHECKING:
+    from lowtide.jobs.report import DenoiseReport
 
 DEFAULT_OUTPUT = "denoised/"  # for a dry run, which writes nothing
 _MAIN, _OUT = "Main", "Output"
@@ -28,36 +35,14 @@ _ORDER = (
 @handle_errors
 @with_settings(DenoiseSettings, _ORDER)
 def denoise(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(help="Files, folders (their tree is mirrored) or quoted glob patterns."),
-    ],
-    output: Annotated[
-        str | None,
-        option(
-            "-o",
-            "--output",
-            panel=_MAIN,
-            metavar="PATH",
-            help=(
-                "A file for one input; a folder for several, or with a slash at its end. Nothing is"
-                " overwritten without --force."
-            ),
-        ),
-    ] = None,
+    inputs: Inputs,
+    output: Output = None,
     dry_run: Annotated[
         bool,
         option("--dry-run", panel=_MAIN, help="Print the noise levels and the plan, and stop."),
     ] = False,
-    force: Annotated[
-        bool, option("--force", panel="Files", help="Replace files and redo finished work.")
-    ] = False,
-    report: Annotated[
-        bool,
-        option(
-            "--report", panel=_OUT, help=("Write a report next to each result, NAME.lowtide.json.")
-        ),
-    ] = False,
+    force: Force = False,
+    report: SidecarReport = False,
     reference: Annotated[
         Path | None,
         option(
@@ -92,29 +77,23 @@ def denoise(
     model unless the report says otherwise, and then it states the error. A stopped folder
     resumes where it was.
     """
-    if output is None and not dry_run:
-        raise UsageError("no output is given", hint="add -o OUTPUT")
-    from lowtide.core.heap import tune_heap
+    require_output(output, dry_run=dry_run)
+    run_job(
+        _load,
+        inputs,
+        output or DEFAULT_OUTPUT,
+        dry_run=dry_run,
+        force=force,
+        sidecar=report,
+        reference=reference,
+        comparison=comparison,
+        quiet=quiet,
+        as_json=as_json,
+        **settings,
+    )
 
-    tune_heap()  # before the libraries load; no other code shares this process
-    from lowtide.cli.print_report import print_report, print_skipped_inputs
-    from lowtide.jobs.denoise import denoise as run
 
-    gc.freeze()  # keep library objects out of the collection before each image
-    progress = ProgressLine(quiet=quiet)
-    try:
-        result = run(
-            inputs,
-            output or DEFAULT_OUTPUT,
-            dry_run=dry_run,
-            force=force,
-            sidecar=report,
-            reference=reference,
-            comparison=comparison,
-            progress=progress,
-            **settings,
-        )
-    finally:
-        progress.close()
-    print_skipped_inputs(result)
-    print_result(result, lambda: print_report(result), result.raise_for_failures, as_json=as_json)
+def _load() -> Callable[..., DenoiseReport]:
+    from lowtide.jobs.denoise import denoise
+
+    return denoise

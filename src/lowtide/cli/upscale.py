@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import gc
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from lowtide.cli.progress_bar import ProgressLine
+from lowtide.cli.image_command import (
+    Force,
+    Inputs,
+    Output,
+    SidecarReport,
+    require_output,
+    run_job,
+)
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
+from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
 from lowtide.core.errors import UsageError
 from lowtide.jobs.upscale_settings import UpscaleSettings
 
@@ -30,23 +35,8 @@ _ORDER = (
 @handle_errors
 @with_settings(UpscaleSettings, _ORDER)
 def upscale(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(help="Files, folders (their tree is mirrored) or quoted glob patterns."),
-    ],
-    output: Annotated[
-        str | None,
-        option(
-            "-o",
-            "--output",
-            panel=_MAIN,
-            metavar="PATH",
-            help=(
-                "A file for one input; a folder for several, or with a slash at its end. Nothing is"
-                " overwritten without --force."
-            ),
-        ),
-    ] = None,
+    inputs: Inputs,
+    output: Output = None,
     dry_run: Annotated[
         bool, option("--dry-run", panel=_MAIN, help="Print the plan and stop.")
     ] = False,
@@ -58,15 +48,8 @@ def upscale(
             help=("Let the plan choose the tiles: the default. Contradicts --tile."),
         ),
     ] = False,
-    force: Annotated[
-        bool, option("--force", panel="Files", help="Replace files and redo finished work.")
-    ] = False,
-    report: Annotated[
-        bool,
-        option(
-            "--report", panel=_OUT, help=("Write a report next to each result, NAME.lowtide.json.")
-        ),
-    ] = False,
+    force: Force = False,
+    report: SidecarReport = False,
     as_json: JsonReport = False,
     quiet: Quiet = False,
     **settings: Any,
@@ -78,40 +61,26 @@ def upscale(
     """
     if tile_auto and settings["tile"] is not None:
         raise UsageError("--tile-auto and --tile contradict each other", hint="drop one of them")
-    if output is None and not dry_run:
-        raise UsageError("no output is given", hint="add -o OUTPUT")
-    progress = ProgressLine(quiet=quiet)
-    try:
-        result = _work(inputs, output, dry_run, force, report, progress, settings)
-    finally:
-        progress.close()
-    _show(result, as_json=as_json)
+    require_output(output, dry_run=dry_run)
+    written: dict[str, Any] = {} if dry_run else {"force": force, "sidecar": report}
+    run_job(
+        _load_plan if dry_run else _load_upscale,
+        inputs,
+        output or DEFAULT_OUTPUT,
+        quiet=quiet,
+        as_json=as_json,
+        **written,
+        **settings,
+    )
 
 
-def _work(
-    inputs: list[str],
-    output: str | None,
-    dry_run: bool,
-    force: bool,
-    sidecar: bool,
-    progress: ProgressLine,
-    settings: dict[str, Any],
-) -> UpscaleReport:
-    from lowtide.core.heap import tune_heap
-
-    tune_heap()  # before the libraries load; no other code shares this process
+def _load_plan() -> Callable[..., UpscaleReport]:
     from lowtide.jobs.plan_upscale import plan
+
+    return plan
+
+
+def _load_upscale() -> Callable[..., UpscaleReport]:
     from lowtide.jobs.upscale import upscale
 
-    gc.freeze()  # keep library objects out of the collection before each image
-    if dry_run:
-        return plan(inputs, output or DEFAULT_OUTPUT, progress=progress, **settings)
-    assert output is not None
-    return upscale(inputs, output, force=force, sidecar=sidecar, progress=progress, **settings)
-
-
-def _show(result: UpscaleReport, *, as_json: bool) -> None:
-    from lowtide.cli.print_report import print_report, print_skipped_inputs
-
-    print_skipped_inputs(result)
-    print_result(result, lambda: print_report(result), result.raise_for_failures, as_json=as_json)
+    return upscale

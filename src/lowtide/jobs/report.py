@@ -127,7 +127,7 @@ class ImageReport(ItemReport):
         return self.out_width * self.out_height / 1e6
 
     def details(self) -> list[tuple[str, str]]:
-        """Return what a kind of job says of an image beside its plan, as (name, text)."""
+        """Return what a kind of job says of an image besides its plan, as (name, text)."""
         return []
 
 

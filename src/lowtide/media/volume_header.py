@@ -195,10 +195,10 @@ def _form_notes(header: Nifti1Header) -> list[str]:
         return []
     ends = np.array([*header.get_data_shape(), 1, 1, 1][:3]) - 1
     corners = np.array([[*(ends * place), 1] for place in np.ndindex(2, 2, 2)])
-    apart = np.linalg.norm((corners @ (qform - sform).T)[:, :3], axis=1).max()
-    if apart <= _MOST_SHIFT * np.min(np.abs(header.get_zooms()[:3])):
+    shift = np.linalg.norm((corners @ (qform - sform).T)[:, :3], axis=1).max()
+    if shift <= _MOST_SHIFT * np.min(np.abs(header.get_zooms()[:3])):
         return []
     return [
-        f"qform (code {codes[0]}) and sform (code {codes[1]}) place voxels up to {apart:.1f} mm"
+        f"qform (code {codes[0]}) and sform (code {codes[1]}) place voxels up to {shift:.1f} mm"
         " from each other; both are kept as they are"
     ]

@@ -1,1 +1,1 @@
-"""Denoiser: a slim U-Net that is told the noise level, and what runs it in steps."""
+"""Denoiser: a slim U-Net that is given the noise level, and what runs it in steps."""

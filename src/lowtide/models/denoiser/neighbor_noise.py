@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lowtide.models.denoiser.noise_filter import NORMAL_MEDIAN
 from lowtide.models.denoiser.noise_models import RicianNoise
 
-_NORMAL_MEDIAN = 0.674490
 _RIDGE = 1e-6  # of the mean variance of the inputs: equal volumes are collinear
 _ROUNDS = 20
 _FILTER = np.outer([1, -2, 1], [1, -2, 1]) / 6
@@ -80,7 +80,7 @@ class NeighborStatistics:
         windows = np.lib.stride_tricks.sliding_window_view(inputs, (3, 3), axis=(2, 3))
         predicted = np.einsum("nvyxij,vij->nyx", windows, weights) + offset
         residual = np.abs(np.einsum("nyx,yx->n", targets - predicted, _FILTER))
-        spread = float(np.median(residual)) / _NORMAL_MEDIAN
+        spread = float(np.median(residual)) / NORMAL_MEDIAN
         spread /= math.sqrt(1 + _squared_norm(weights))
         std = _rician_std(spread, predicted[:, 1, 1])
         return NeighborNoise(std, std * _MEDIAN_ERROR / math.sqrt(voxels), voxels)

@@ -1,8 +1,8 @@
 """Estimate of a noise level from the noisy image itself, row by row.
 
-A filter, [1 -2 1]ᵀ[1 -2 1] / 6, removes what is smooth and keeps the standard deviation of white
-noise. Blocks with texture keep more of it, so that the flattest tenth of the blocks tells the
-noise: of each quarter of the brightnesses, since noise may depend on brightness. The result is
+A filter (`noise_response`) removes what is smooth and keeps the standard deviation of white noise.
+Blocks with texture keep more of it, so that the flattest tenth of the blocks tells the noise: of
+each quarter of the brightnesses, since noise may depend on brightness. The result is
 their root mean square. Texture that is everywhere counts as noise, by a tenth at a sigma of 5 of
 255 on most photographs.
 """
@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 
+from lowtide.models.denoiser.noise_filter import neighbors, noise_response
 from lowtide.models.denoiser.noise_models import GaussianNoise
 
 # Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
@@ -80,7 +81,7 @@ def _strip(rows: np.ndarray) -> np.ndarray:
     """
     if rows.shape[1] < 3:
         return np.zeros((3, 0, rows.shape[2]))
-    found = _second_difference(_second_difference(rows, 0), 1) / 6
+    found = noise_response(rows)
     inside = (rows != 0) & (rows != 1)
     for axis in (0, 1):
         inside = _all_of_three(inside, axis)
@@ -121,22 +122,6 @@ def _flat_variance(squares: np.ndarray, pixels: np.ndarray) -> float:
     return float(found / (1 - spread + normal * math.sqrt(spread)) ** 3)
 
 
-def _second_difference(values: np.ndarray, axis: int) -> np.ndarray:
-    first, middle, last = _three(values, axis)
-    return first - 2 * middle + last
-
-
 def _all_of_three(values: np.ndarray, axis: int) -> np.ndarray:
-    first, middle, last = _three(values, axis)
+    first, middle, last = neighbors(values, axis)
     return first & middle & last
-
-
-def _three(values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return views of all but two along ``axis``: from the first, second and third place on."""
-    size = values.shape[axis] - 2
-    at = [slice(None)] * values.ndim
-    views = []
-    for start in range(3):
-        at[axis] = slice(start, start + size)
-        views.append(values[tuple(at)])
-    return views[0], views[1], views[2]

@@ -17,7 +17,7 @@ from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# Where a level that depends on the value is told as one number.
+# Where a level that depends on the value is one number.
 MID_GRAY = 0.5
 
 
@@ -62,7 +62,7 @@ class NoiseModel(BaseModel, ABC):
 
     @property
     def noise_parameters(self) -> tuple[float, ...]:
-        """What a network is given beside ``level``: finite numbers of the order of 1."""
+        """What a network is given besides ``level``: finite numbers of the order of 1."""
         return ()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from lowtide.models.denoiser.noise_filter import NORMAL_MEDIAN, noise_response
+
 _BINS = 64
 _FLATNESS = 256
 _LEVELS = 4096
 _LARGEST = 16 / 6  # of the filter's response to values in 0..1
-_NORMAL_MEDIAN = 0.674490
 _LEAST = 200  # pixels of a bin that counts
 _MOST_CLIPPED = 1e-3  # share of pixels: more would change the variance
 # Neighbors of a pixel share the filter's terms: about every fourth response is independent, and a
@@ -86,7 +87,7 @@ class ImageStatistics:
 
     Noise is what the filter [1 -2 1]ᵀ[1 -2 1] / 6 leaves, its scale the median in each bin. Flat is
     a pixel whose surroundings differ less than those of half of the pixels of its bin: that is
-    told by means of 25 pixels beside the filter's nine, so that choosing does not bias the noise.
+    judged by 25 pixels next to the filter's nine, so that choosing does not bias the noise.
     """
 
     def __init__(self) -> None:
@@ -103,9 +104,7 @@ class ImageStatistics:
         inner = plane[5:-5, 5:-5]
         centers = means[3:-3, 3:-3]
         places = _bin_of(centers)
-        second = plane[:-2] - 2 * plane[1:-1] + plane[2:]
-        response = second[:, :-2] - 2 * second[:, 1:-1] + second[:, 2:]
-        response = np.abs(response[4:-4, 4:-4]) / 6
+        response = np.abs(noise_response(plane)[4:-4, 4:-4])
         clipped = (inner <= 0) | (inner >= 1)
         flat = change <= _thresholds(places, change)[places]
         for sums, weights in zip(self._sums, (None, centers, clipped), strict=True):
@@ -121,7 +120,7 @@ class ImageStatistics:
         used = (counts >= _LEAST) & (clipped <= _MOST_CLIPPED * counts)
         counts = counts[used]
         sums = np.cumsum(self._counts[used], 1)
-        variances = [_median_response(one) ** 2 / _NORMAL_MEDIAN**2 for one in sums]
+        variances = [_median_response(one) ** 2 / NORMAL_MEDIAN**2 for one in sums]
         return means[used] / counts, np.array(variances), counts * _PER_PIXEL
 
     @property

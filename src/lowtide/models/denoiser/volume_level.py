@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.core.histogram import FloatHistogram
+from lowtide.models.denoiser.noise_filter import NORMAL_MEDIAN, noise_response
 
 _TAIL = 1e-3  # share of voxels below and above the range
-_NORMAL_MEDIAN = 0.674490
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,9 @@ class LevelStatistics:
         """Add one slice (H, W), float32 in data units; smaller than 3 × 3 adds nothing."""
         if min(image.shape) < 3:
             return
-        windows = np.lib.stride_tricks.sliding_window_view(image.astype(np.float32), (3, 3))
-        response = np.abs(np.einsum("hwij,i,j->hw", windows, _SECOND, _SECOND)) / 6
+        values = image.astype(np.float32)
+        windows = np.lib.stride_tricks.sliding_window_view(values, (3, 3))
+        response = np.abs(noise_response(values))
         # Zeros are the outside of a mask, which has no noise.
         known = (np.isfinite(windows) & (windows != 0)).all((2, 3))
         self._responses.add(response[known & (windows.mean((2, 3)) > self._threshold)])
@@ -77,10 +78,7 @@ class LevelStatistics:
         """Return the standard deviation of the noise, or None where no voxel tells it."""
         if not self._responses.count:
             return None
-        return self._responses.quantile(0.5) / _NORMAL_MEDIAN
-
-
-_SECOND = np.array([1, -2, 1], np.float32)
+        return self._responses.quantile(0.5) / NORMAL_MEDIAN
 
 
 def _otsu(values: np.ndarray, counts: np.ndarray) -> float:
@@ -93,6 +91,6 @@ def _otsu(values: np.ndarray, counts: np.ndarray) -> float:
     below = np.cumsum(counts)[:-1].astype(np.float64)
     above = counts.sum() - below
     sums = np.cumsum(counts * values)
-    apart = sums[:-1] / below - (sums[-1] - sums[:-1]) / above
-    best = int(np.argmax(below * above * apart**2))
+    difference = sums[:-1] / below - (sums[-1] - sums[:-1]) / above
+    best = int(np.argmax(below * above * difference**2))
     return float(values[best] + values[best + 1]) / 2

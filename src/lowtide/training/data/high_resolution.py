@@ -8,17 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.media.image_info import ImageInfo
 from lowtide.training.data.augment import Augmentation
-from lowtide.training.data.image_cache import (
-    ImageCache,
-    find_images,
-    raise_problems,
-    read_headers,
-    require_same_size,
-    undersized_problems,
-    unit_range,
-)
+from lowtide.training.data.image_cache import ImageCache, unit_range
+from lowtide.training.data.image_folders import ImageFolders
 
 # Halo around a patch for the degradation, in GT pixels, and its minimum in LQ pixels: a blur's
 # radius is up to 10, twice, of which the outer weights are small; a cubic filter's is 2 LQ pixels.
@@ -28,7 +20,7 @@ Degradation = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 """Makes LQ (H / scale, W / scale, 3) of GT (H, W, 3), the scale and random numbers."""
 
 
-class HighResolutionFolders:
+class HighResolutionFolders(ImageFolders):
     """Dataset of GT folders whose LQ patches are made by a degradation.
 
     ``degradation`` returns LQ ``scale`` times smaller than GT. A patch is cut with a halo,
@@ -44,32 +36,15 @@ class HighResolutionFolders:
         *,
         cache: ImageCache | None = None,
     ) -> None:
+        super().__init__(gt, cache=cache)
         self.scale = scale
         self._degradation = degradation
-        self._cache = cache or ImageCache()
-        self._paths = [found.path for found in find_images(gt)]
-        headers = read_headers(self._paths)
-        raise_problems(
-            [entry for entry in headers if isinstance(entry, str)], "repair or remove them"
-        )
-        self._infos = [info for info in headers if isinstance(info, ImageInfo)]
         self._halo = max(_MIN_HALO, math.ceil(_HALO / scale))
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def path(self, index: int) -> Path:
-        """Return the file of an image."""
-        return self._paths[index]
-
-    def files(self) -> list[Path]:
-        """Return all image files."""
-        return list(self._paths)
 
     def check_patch_size(self, patch: int) -> None:
         """Raise `InputError` naming files with a side below ``patch * scale`` pixels."""
-        problems = undersized_problems(self._paths, self._infos, patch * self.scale, "a GT patch")
-        raise_problems(problems, "use a smaller lq_size, or remove them")
+        hint = "use a smaller lq_size, or remove them"
+        self.require_sides(patch * self.scale, "a GT patch", hint)
 
     def sample(
         self, index: int, patch: int, augmentation: Augmentation, generator: np.random.Generator
@@ -80,9 +55,7 @@ class HighResolutionFolders:
         at whole LQ pixels. Raises `InputError` for a file that is damaged or of another size than
         before.
         """
-        path = self._paths[index]
-        image = require_same_size(self._cache.read(path), self._infos[index], path)
-        padded = self._crop_with_halo(image, patch, generator)
+        padded = self._crop_with_halo(self.read(index), patch, generator)
         high = augmentation.draw(generator).apply(unit_range(padded))
         low = self._degradation(high, self.scale, generator)
         return _crop_halo(low, self._halo), _crop_halo(high, self._halo * self.scale)

@@ -7,24 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.media.image_info import ImageInfo
 from lowtide.training.data.augment import Augmentation
-from lowtide.training.data.image_cache import (
-    ImageCache,
-    find_images,
-    raise_problems,
-    read_headers,
-    require_same_size,
-    undersized_problems,
-    unit_range,
-)
+from lowtide.training.data.image_cache import unit_range
+from lowtide.training.data.image_folders import ImageFolders
 
 # A developed photograph's white balance, undone: the share of red and blue light in a sensor's.
 _UNBALANCED = 0.4, 1.0
 _GRAY_MIX = 2, 2, 2  # of a Dirichlet distribution: any mix of the colors, most of all three
 
 
-class PhotographFolders:
+class PhotographFolders(ImageFolders):
     """Patches of the photographs in folders, gray or RGB, without their alpha.
 
     Args:
@@ -46,31 +38,13 @@ class PhotographFolders:
         cfa: str | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
+        super().__init__(folders, any_colors=True)
         self._gray, self._linear, self._cfa = gray, linear, cfa
         self._augmentation = augmentation or Augmentation()
-        self._cache = ImageCache(any_colors=True)
-        self._paths = [found.path for found in find_images(folders)]
-        headers = read_headers(self._paths, any_colors=True)
-        raise_problems(
-            [entry for entry in headers if isinstance(entry, str)], "repair or remove them"
-        )
-        self._infos = [info for info in headers if isinstance(info, ImageInfo)]
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def path(self, index: int) -> Path:
-        """Return the file of an image."""
-        return self._paths[index]
-
-    def files(self) -> list[Path]:
-        """Return all image files."""
-        return list(self._paths)
 
     def check_patch_size(self, patch: int) -> None:
         """Raise `InputError` naming files with a side below ``patch`` pixels."""
-        problems = undersized_problems(self._paths, self._infos, patch, "a patch")
-        raise_problems(problems, "use a smaller patch_size, or remove them")
+        self.require_sides(patch, "a patch", "use a smaller patch_size, or remove them")
 
     def patch(self, index: int, size: int, random: np.random.Generator) -> np.ndarray:
         """Return a random augmented patch (C, ``size``, ``size``), float32 in 0..1.
@@ -78,7 +52,7 @@ class PhotographFolders:
         C is 3, or 1 where the patch is gray or a mosaic. Raises `InputError` for a file that is
         damaged or of another size than before.
         """
-        image = self._read(index)
+        image = self.read(index)
         top, left = (int(random.integers(side - size + 1)) for side in image.shape[:2])
         cut = unit_range(image[top : top + size, left : left + size])
         patch = self._augmentation.draw(random).apply(cut)
@@ -86,11 +60,7 @@ class PhotographFolders:
 
     def whole(self, index: int, random: np.random.Generator) -> np.ndarray:
         """Return a whole photograph (C, H, W) as `patch` does, not turned."""
-        return self._colored(unit_range(self._read(index)), index, random)
-
-    def _read(self, index: int) -> np.ndarray:
-        path = self._paths[index]
-        return require_same_size(self._cache.read(path), self._infos[index], path)
+        return self._colored(unit_range(self.read(index)), index, random)
 
     def _colored(self, image: np.ndarray, index: int, random: np.random.Generator) -> np.ndarray:
         """Return planes (C, H, W) of an sRGB image (H, W, 3) of photograph ``index``."""

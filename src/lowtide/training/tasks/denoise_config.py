@@ -115,7 +115,7 @@ class SlimNetwork(ConfigSection, frozen=True):
     )
     scheduler: SchedulerName = Field(
         default="ddim",
-        description="How lowtide denoise --steps N takes its steps, unless told otherwise.",
+        description="How lowtide denoise --steps N takes its steps, unless an option says.",
     )
 
 

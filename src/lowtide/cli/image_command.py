@@ -1,0 +1,77 @@
+"""What commands on images share: their arguments, and running a job with progress and report."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lowtide.cli.progress_bar import ProgressLine
+from lowtide.cli.shell import option, print_result
+from lowtide.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from lowtide.jobs.report import JobReport
+
+Inputs = Annotated[
+    list[str],
+    typer.Argument(help="Files, folders (their tree is mirrored) or quoted glob patterns."),
+]
+Output = Annotated[
+    str | None,
+    option(
+        "-o",
+        "--output",
+        panel="Main",
+        metavar="PATH",
+        help=(
+            "A file for one input; a folder for several, or with a slash at its end. Nothing is"
+            " overwritten without --force."
+        ),
+    ),
+]
+Force = Annotated[
+    bool, option("--force", panel="Files", help="Replace files and redo finished work.")
+]
+SidecarReport = Annotated[
+    bool,
+    option(
+        "--report", panel="Output", help="Write a report next to each result, NAME.lowtide.json."
+    ),
+]
+
+
+def require_output(output: str | None, *, dry_run: bool) -> None:
+    """Raise `UsageError` where there is no output to write to."""
+    if output is None and not dry_run:
+        raise UsageError("no output is given", hint="add -o OUTPUT")
+
+
+def run_job(
+    load: Callable[[], Callable[..., JobReport]],
+    *given: Any,
+    quiet: bool,
+    as_json: bool,
+    **more: Any,
+) -> None:
+    """Run a job on images and print its report.
+
+    Args:
+        load: Imports the job and returns its function, which is called with the rest.
+    """
+    from lowtide.core.heap import tune_heap
+
+    progress = ProgressLine(quiet=quiet)
+    try:
+        tune_heap()  # before the libraries load; no other code shares this process
+        run = load()
+        gc.freeze()  # keep library objects out of the collection before each image
+        result = run(*given, progress=progress, **more)
+    finally:
+        progress.close()
+    from lowtide.cli.print_report import print_report, print_skipped_inputs
+
+    print_skipped_inputs(result)
+    print_result(result, lambda: print_report(result), result.raise_for_failures, as_json=as_json)

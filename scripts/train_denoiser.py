@@ -1,10 +1,13 @@
 """Train the bundled denoiser, from photographs out of scikit-image.
 
-    nice -n 15 python scripts/train_denoiser.py
+    nice -n 15 python scripts/train_denoiser.py --steps 7500
+    nice -n 15 python scripts/train_denoiser.py --start 7500 --steps 9000
 
 Samples are patches of `photographs.PHOTOS` at several sizes with noise of a sigma up to 60 of 255
 at mid-gray: half of them Gaussian, half Poisson-Gaussian; a quarter clipped to 8 bits as a camera's
-file is, half of them gray. Every number is drawn by Philox from (seed, step). Then
+file is, half of them gray; from step 7500 on a fifth have an area of one color. Every number is
+drawn by Philox from (seed, step). The second line goes on from the weights of the first, with its
+learning rate anew. Then
 ``lowtide-denoise.safetensors``, its log and its card are written into the package's weights folder
 (or ``--output``), and the hash to pin in `lowtide.models.bundled` is printed. Nothing held out is
 read before that.
@@ -44,6 +47,8 @@ CONFIG = SlimUNetConfig(
     noise_parameters=1,
 )
 BATCH, PATCH, RATE, SEED = 6, 96, 2e-3, 0
+# Share of samples with an area of one color, and the step from which on there are such.
+FLAT, FLAT_FROM = 0.2, 7500
 WARMUP, DECAY, WEIGHT_DECAY, GRADIENT_LIMIT = 100, 0.998, 1e-3, 1.0
 CLIPPED, GRAY, GAUSSIAN, MIXED, COOLDOWN = 0.25, 0.5, 0.5, 0.5, 0.5
 LOG_EVERY = 100
@@ -70,13 +75,18 @@ class Samples:
         And the shares of shot noise (B, 1).
         """
         draw = philox(SEED, 0, step, 0)
-        made = [self._sample(draw) for _ in range(BATCH)]
+        flat = FLAT if step >= FLAT_FROM else 0.0
+        made = [self._sample(draw, flat) for _ in range(BATCH)]
         clean, noisy = (torch.from_numpy(np.stack([one[at] for one in made])) for at in (0, 1))
         sigma, share = torch.tensor([one[2:] for one in made], dtype=torch.float32).unbind(1)
         return clean, noisy, sigma, share[:, None]
 
-    def _sample(self, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float, float]:
+    def _sample(
+        self, draw: np.random.Generator, flat: float
+    ) -> tuple[np.ndarray, np.ndarray, float, float]:
         clean = self._patch(draw)
+        if flat and draw.random() < flat:
+            clean = with_flat_area(clean, draw)
         if gray := draw.random() < GRAY:
             clean = clean @ draw.dirichlet((2, 2, 2))[:, None]
         sigma = draw.random() * CONFIG.max_sigma
@@ -103,6 +113,18 @@ class Samples:
         return patch * contrast + draw.uniform(0, 1 - contrast)
 
 
+def with_flat_area(patch: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Return a patch (H, W, 3) of which one side of a curve is black, or of another color.
+
+    Medical images, drawings and margins have such areas, photographs have none.
+    """
+    color = np.zeros(3) if draw.random() < 0.5 else draw.random(3)
+    rows, columns = np.indices(patch.shape[:2]) / PATCH
+    (y, x), (tall, wide) = draw.random(2), draw.uniform(0.2, 1, 2)
+    outside = ((rows - y) / tall) ** 2 + ((columns - x) / wide) ** 2 > 1
+    return np.where(outside[..., None], color, patch)
+
+
 def loss_of(
     network: SlimUNet, clean: Tensor, noisy: Tensor, sigma: Tensor, share: Tensor
 ) -> Tensor:
@@ -127,10 +149,15 @@ def rate_at(step: int, steps: int) -> float:
     return min(1, (steps - step) / (steps * COOLDOWN))
 
 
-def train(steps: int) -> tuple[SlimUNet, list[dict[str, float]]]:
-    """Train, and return the averaged network and the log."""
+def train(
+    steps: int, start: int = 0, state: dict[str, Tensor] | None = None
+) -> tuple[SlimUNet, list[dict[str, float]]]:
+    """Train from step ``start`` on, and return the averaged network and the log."""
     torch.manual_seed(SEED)
-    network = SlimUNet(CONFIG).to(memory_format=torch.channels_last)
+    network = SlimUNet(CONFIG)
+    if state is not None:
+        network.load_state_dict(state)
+    network = network.to(memory_format=torch.channels_last)
     average, samples, log = MovingAverage(network), Samples(), []
     optimizer = torch.optim.AdamW(
         network.parameters(), RATE, betas=(0.9, 0.99), weight_decay=WEIGHT_DECAY
@@ -139,7 +166,7 @@ def train(steps: int) -> tuple[SlimUNet, list[dict[str, float]]]:
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = RATE * rate_at(step, steps)
-        loss = loss_of(network, *samples.batch(step))
+        loss = loss_of(network, *samples.batch(start + step))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), GRADIENT_LIMIT)
@@ -148,7 +175,9 @@ def train(steps: int) -> tuple[SlimUNet, list[dict[str, float]]]:
         total += loss.item()
         if (step + 1) % LOG_EVERY == 0:
             seconds = round(time.process_time() - started, 1)
-            log.append({"step": step + 1, "loss": total / LOG_EVERY, "cpu_seconds": seconds})
+            log.append(
+                {"step": start + step + 1, "loss": total / LOG_EVERY, "cpu_seconds": seconds}
+            )
             print(log[-1], flush=True)
             total = 0.0
     module = average.module
@@ -187,7 +216,7 @@ def run(denoiser: Denoiser, image: Tensor) -> np.ndarray:
     return made.permute(1, 2, 0).numpy()
 
 
-def card(denoiser: Denoiser, steps: int, log: list[dict[str, float]], digest: str) -> str:
+def card(denoiser: Denoiser, made_by: str, log: list[dict[str, float]], digest: str) -> str:
     """The model card, in Markdown."""
     parameters = sum(one.numel() for one in denoiser.parameters())
     photos = "\n".join(f"- `{name}`: {source}" for name, source in PHOTOS.items())
@@ -232,13 +261,13 @@ Held out, of scikit-image:
 
 ## Training
 
-Made by `scripts/train_denoiser.py --steps {steps}` with PyTorch {torch.__version__}, in about
+Made by {made_by} with PyTorch {torch.__version__}, in about
 {log[-1]["cpu_seconds"] / 60:.0f} minutes of one CPU core: seed {SEED}, batch {BATCH}, patches of
-{PATCH} pixels, AdamW at {RATE:g} with a linear decay over the last {COOLDOWN:.0%}, squared error of
-the clean image relative to the noise level, weights averaged with a decay of {DECAY}. Each
+{PATCH} pixels, AdamW at {RATE:g} with a linear decay over the last {COOLDOWN:.0%} of each run, squared
+error of the clean image relative to the noise level, weights averaged with a decay of {DECAY}. Each
 photograph at sizes from {SHRINK[0]:g} to {SHRINK[-1]:g}, turned, mirrored, of several contrasts and
 other colors; {GRAY:.0%} of the samples gray, {1 - GAUSSIAN:.0%} with a share of shot noise,
-{CLIPPED:.0%} clipped to 8 bits. The log lies in the same folder.
+{CLIPPED:.0%} clipped to 8 bits, from step {FLAT_FROM:,} on {FLAT:.0%} with an area of one color. The log lies in the same folder.
 
 ## Scores on the held-out photographs
 
@@ -250,7 +279,7 @@ PSNR in dB, Gaussian noise that is not clipped, the level given:
 """
 
 
-def keep(network: SlimUNet, steps: int, log: list[dict[str, float]], folder: Path) -> None:
+def keep(network: SlimUNet, start: int, log: list[dict[str, float]], folder: Path) -> None:
     """Write weights, log and card."""
     path = folder / f"{NAME}.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
@@ -264,7 +293,11 @@ def keep(network: SlimUNet, steps: int, log: list[dict[str, float]], folder: Pat
     path.with_suffix(".jsonl").write_text(lines, encoding="utf-8")
     denoiser = lowtide.models.load(path).module
     assert isinstance(denoiser, Denoiser)
-    text = card(denoiser, steps, log, digest)
+    runs = [f"--steps {start}", f"--start {start} --steps {round(log[-1]['step']) - start}"]
+    made_by = " and ".join(
+        f"`scripts/train_denoiser.py {one}`" for one in (runs if start else runs[1:])
+    )
+    text = card(denoiser, made_by, log, digest)
     path.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text[text.index("## Scores") :])
     print(f"{path.name}: {path.stat().st_size} bytes, sha256 {digest}")
@@ -274,12 +307,25 @@ def main() -> None:
     """Train, and keep what was trained."""
     parser = argparse.ArgumentParser(description="Train the bundled denoiser.")
     parser.add_argument("--steps", type=int, default=7500)
+    parser.add_argument(
+        "--start", type=int, default=0, help="go on from the packaged weights of so many steps"
+    )
     weights = Path(lowtide.models.__file__).parent / "weights"
     parser.add_argument("--output", type=Path, default=weights, help="folder to write into")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    network, log = train(options.steps)
-    keep(network, options.steps, log, options.output)
+    state, before = None, []
+    if options.start:
+        earlier = lowtide.models.load(weights / f"{NAME}.safetensors").module
+        assert isinstance(earlier, Denoiser)
+        state = earlier.unet.state_dict()
+        before = [json.loads(line) for line in (weights / f"{NAME}.jsonl").open(encoding="utf-8")]
+        if before[-1]["step"] != options.start:
+            parser.error(f"the packaged weights have {before[-1]['step']} steps")
+    network, log = train(options.steps, options.start, state)
+    for row in log:
+        row["cpu_seconds"] += before[-1]["cpu_seconds"] if before else 0
+    keep(network, options.start, before + log, options.output)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from lowtide.jobs.denoise_states import StateFile, StepSink
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
 from lowtide.models.denoiser.noise_schedule import NoiseSchedule
 from lowtide.models.denoiser.sampling import earlier_predictions, row_noise, sampling_steps
+from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.models.denoiser.slim_unet_config import SchedulerName, SlimUNetConfig
 
 SIGMA = 25 / 255
@@ -149,12 +150,12 @@ def test_noise_is_that_of_the_row():
     assert abs(whole.std() - 1) < 0.05 and abs(whole.mean()) < 0.05
 
 
-class Oracle(torch.nn.Module):
+class Oracle(SlimUNet):
     """A network that predicts what it should of a known image."""
 
     def __init__(self, config: SlimUNetConfig, clean: torch.Tensor) -> None:
-        super().__init__()
-        self.prediction, self.clean, self.level = config.prediction, 2 * clean - 1, 0.0
+        super().__init__(config)
+        self.clean, self.level = 2 * clean - 1, 0.0
 
     def modulation(self, sigma, parameters=None):
         self.level = sigma.double()
@@ -164,7 +165,7 @@ class Oracle(torch.nn.Module):
         shrunk = (1 + self.level**2) ** -0.5
         noise = (x / shrunk - self.clean) / self.level
         right = {"v": shrunk * (noise - self.level * self.clean), "epsilon": noise}
-        return right.get(self.prediction, self.clean)
+        return right.get(self.config.prediction, self.clean)
 
 
 def test_the_three_predictions_agree():

@@ -30,6 +30,7 @@ from lowtide.cli import (
     train_noise,
     train_sr,
     upscale,
+    video,
 )
 from lowtide.cli.shell import CliState, print_error, print_failure
 from lowtide.core.atomic_file import is_disk_full, write_error
@@ -100,6 +101,7 @@ trains.command("noise")(train_noise.train_noise)
 app.add_typer(trains, name="train")
 exports.command("onnx")(export.onnx)
 app.add_typer(exports, name="export")
+app.command("video")(video.video)
 app.command("forecast")(forecast.forecast)
 app.command("backtest")(forecast.backtest)
 app.command("models")(models.models)

@@ -16,11 +16,11 @@ _ONE_OF_LAST = 1 << 30
 
 def is_mirrored(frame: VideoFrame) -> bool:
     """Whether players mirror a decoded frame, which its ``rotation`` does not say."""
-    for data in frame.side_data:
-        if data.type.name == "DISPLAYMATRIX":
-            (a, b, _), (c, d, _), _ = np.frombuffer(bytes(data), np.int32).reshape(3, 3).tolist()
-            return a * d - b * c < 0
-    return False
+    data = frame.side_data.get("DISPLAYMATRIX")
+    if data is None:
+        return False
+    (a, b, _), (c, d, _), _ = np.frombuffer(bytes(data), np.int32).reshape(3, 3).tolist()
+    return a * d - b * c < 0
 
 
 def display_matrix(rotation: int, mirrored: bool) -> list[int]:

@@ -1,1 +1,1 @@
-"""Video files: frames in and out, and what else such a file holds."""
+"""Video files: pictures and their color, encoders, and everything else that a file holds."""

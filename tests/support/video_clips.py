@@ -20,7 +20,7 @@ ASS_HEADER = (
     b"Format: Name, Fontname, Fontsize, PrimaryColour, SecondaryColour, OutlineColour, BackColour,"
     b" Bold, Italic, Underline, StrikeOut, ScaleX, ScaleY, Spacing, Angle, BorderStyle, Outline,"
     b" Shadow, Alignment, MarginL, MarginR, MarginV, Encoding\n"
-    b"Style: Default,Clip Sans,16,&Hffffff,&Hffffff,&H0,&H0,0,0,0,0,100,100,0,0,1,1,0,2,5,5,5,1\n\n"
+    b"Style: Default,Arial,16,&Hffffff,&Hffffff,&H0,&H0,0,0,0,0,100,100,0,0,1,1,0,2,5,5,5,1\n\n"
     b"[Events]\nFormat: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text\n"
 )
 
@@ -194,7 +194,9 @@ def _tone(output: Any, sound: Sound) -> Callable[[], list[Any]]:
             times = (start + np.arange(size)) / rate
             wave = (0.2 * np.sin(2 * np.pi * 440 * times)).astype(np.float32)[None]
             kind = stream.codec_context.format.name
-            values = wave if kind.startswith("flt") else np.rint(wave * 32767).astype(np.int16)
+            whole = np.int32 if kind.startswith("s32") else np.int16
+            values = np.rint(wave * np.iinfo(whole).max).astype(whole)
+            values = wave if kind.startswith("flt") else values
             frame = av.AudioFrame.from_ndarray(values, kind, "mono")
             frame.sample_rate, frame.time_base = rate, Fraction(1, rate)
             frame.pts = start + round(sound.start * rate)

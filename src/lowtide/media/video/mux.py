@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,29 @@ import numpy as np
 
 from lowtide.core.atomic_file import write_error
 from lowtide.core.errors import OutputError
+from lowtide.media.video.containers import muxer_options
+from lowtide.media.video.display_matrix import display_matrix
 from lowtide.media.video.other_streams import (
+    PlannedStream,
     StreamPlan,
-    load_av,
     open_source,
     packets_with_data,
 )
+from lowtide.media.video.packet_times import (
+    SampleClock,
+    TimeWindow,
+    WrittenStream,
+    frame_rate,
+    merged,
+)
+from lowtide.media.video.pyav import load_av
+from lowtide.media.video.stream_metadata import copied_metadata, file_metadata, picture_metadata
+from lowtide.media.video.subtitle_text import SubtitleConverter, is_pause
 from lowtide.media.video.video_segments import picture_packets, read_order
 
-# Keys of metadata that a muxer writes itself, about the file it writes.
-_OWN_KEYS = {"major_brand", "minor_version", "compatible_brands", "encoder", "duration"}
+# MP4 says in ticks of the whole file when a stream begins; more a second than this are refused by
+# some players.
+_FINEST_TICKS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -32,11 +47,47 @@ class JoinedFile:
         path: The file.
         stamps: Stamps of its frames (N,), int64, of ``time_base``.
         time_base: Seconds of one stamp.
+        shift: Seconds by which the output's times are later than the stamps.
+        streams: Other streams, in the order in which they were made.
+        notes: What was not as it should have been.
     """
 
     path: Path
     stamps: np.ndarray
     time_base: Fraction
+    shift: Fraction = Fraction(0)
+    streams: tuple[WrittenStream, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NewPicture:
+    """The picture stream of an output.
+
+    Attributes:
+        segments: Files of encoded frames.
+        stamps: Their stamps (N,), int64, of ``time_base``.
+        time_base: Seconds of one stamp.
+        last_duration: Stamps that the last frame is shown for, or None if unknown.
+        pixel_aspect: Width of a pixel by its height, or None if unknown.
+        rotation: Degrees counterclockwise that a player turns it by.
+        mirrored: Whether players mirror it.
+    """
+
+    segments: Sequence[Path]
+    stamps: np.ndarray
+    time_base: Fraction
+    last_duration: int | None
+    pixel_aspect: Fraction | None
+    rotation: int
+    mirrored: bool
+
+    @property
+    def durations(self) -> np.ndarray:
+        """Stamps that each frame is shown for (N,)."""
+        gaps = np.diff(self.stamps)
+        last = self.last_duration or (int(gaps[-1]) if len(gaps) else 1)
+        return np.append(gaps, last)
 
 
 def join(
@@ -49,6 +100,7 @@ def join(
     last_duration: int | None = None,
     pixel_aspect: Fraction | None = None,
     rotation: int = 0,
+    mirrored: bool = False,
     cut: bool = False,
 ) -> JoinedFile:
     """One file of the segments' pictures and the source's other streams.
@@ -62,6 +114,7 @@ def join(
         last_duration: Stamps that the last frame is shown for; default, as long as the one before.
         pixel_aspect: Width of a pixel by its height.
         rotation: Degrees counterclockwise that a player turns the picture by.
+        mirrored: Whether players mirror it, by `is_mirrored`.
         cut: Whether the frames are a part of the source: the other streams are cut to its time, and
             the part begins at 0.
 
@@ -70,15 +123,11 @@ def join(
             file is left.
     """
     av = load_av()
-    order = read_order(segments)
-    if len(order.rank) != len(stamps):
-        raise OutputError(
-            f"{target}: {len(stamps)} frames were due and {len(order.rank)} were encoded"
-        )
-    durations = _durations(stamps, last_duration)
-    packets = picture_packets(segments, order, stamps, durations, time_base)
+    picture = NewPicture(
+        segments, stamps, time_base, last_duration, pixel_aspect, rotation, mirrored
+    )
     try:
-        _write(plan, segments[0], target, packets, time_base, pixel_aspect, rotation)
+        return _Muxer(plan, picture, cut).write(target)
     except (OSError, ValueError, av.error.FFmpegError) as error:
         target.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno:
@@ -87,78 +136,157 @@ def join(
     except BaseException:
         target.unlink(missing_ok=True)
         raise
-    return JoinedFile(target, stamps, time_base)
 
 
-def _durations(stamps: np.ndarray, last: int | None) -> np.ndarray:
-    gaps = np.diff(stamps)
-    if last is None:
-        last = int(gaps[-1]) if len(gaps) else 1
-    return np.append(gaps, last)
+class _Muxer:
+    """One output while it is written."""
 
+    def __init__(self, plan: StreamPlan, picture: NewPicture, cut: bool) -> None:
+        self.plan, self.picture = plan, picture
+        self.window = _window(plan, picture, cut)
+        self.made: dict[int, Any] = {}  # streams of the output by their index in the source
+        self.converters: dict[int, SubtitleConverter] = {}
+        self.written: dict[int, WrittenStream] = {}
+        self.clocks: dict[int, SampleClock] = {}
 
-def _write(
-    plan: StreamPlan,
-    segment: Path,
-    target: Path,
-    picture: Iterator[Any],
-    time_base: Fraction,
-    pixel_aspect: Fraction | None,
-    rotation: int,
-) -> None:
-    av = load_av()
-    with av.open(str(target), "w", format=plan.container) as output, open_source(segment) as first:
-        shown = output.add_stream_from_template(first.streams.video[0], opaque=True)
-        shown.time_base = time_base
-        if pixel_aspect:
-            shown.codec_context.sample_aspect_ratio = pixel_aspect
-        if rotation:
-            shown.set_display_rotation(rotation)
-        if plan.source is None:
-            _mux(output, _placed(picture, lambda packet: shown))
-            return
-        with open_source(plan.source) as source:
-            places: dict[int, Any] = {}
-            for planned in plan.kept:
-                stream = source.streams[planned.index]
-                made = output.add_stream_from_template(stream, opaque=True)
-                made.metadata.update(stream.metadata)
-                made.disposition = int(stream.disposition)
-                places[planned.index] = made
-            output.metadata.update({k: v for k, v in source.metadata.items() if k not in _OWN_KEYS})
-            output.set_chapters(source.chapters())
-            kept = [source.streams[index] for index in places]
-            others = packets_with_data(source.demux(*kept)) if kept else iter(())
-            both = _by_time(
-                _placed(picture, lambda packet: shown),
-                _placed(others, lambda packet: places[packet.stream_index]),
+    def write(self, target: Path) -> JoinedFile:
+        av, picture, plan = load_av(), self.picture, self.plan
+        order = read_order(picture.segments, len(picture.stamps))
+        with ExitStack() as stack:
+            source = stack.enter_context(open_source(plan.source)) if plan.source else None
+            first = stack.enter_context(open_source(picture.segments[0]))
+            options = muxer_options(plan.container, self._ticks(source))
+            output = stack.enter_context(
+                av.open(str(target), "w", format=plan.container, container_options=options)
             )
-            _mux(output, both)
+            shown = self._add_picture(output, first.streams.video[0], source)
+            packets = picture_packets(
+                picture.segments, order, picture.stamps, picture.durations, picture.time_base
+            )
+            packets = self._moved(packets, shown)
+            if source:
+                self._add_others(output, source)
+                packets = merged(packets, self._others(source))
+            for packet in packets:
+                output.mux_one(packet)
+        return JoinedFile(
+            target,
+            picture.stamps,
+            picture.time_base,
+            self.window.shift,
+            tuple(self.written.values()),
+            self._notes(),
+        )
+
+    def _ticks(self, source: Any | None) -> int:
+        """Ticks a second in which the beginning of every stream is a whole number."""
+        bases = [self.picture.time_base, self.window.shift]
+        if source:
+            bases += [source.streams[planned.index].time_base for planned in self.plan.kept]
+        ticks = lcm(*(base.denominator for base in bases if base is not None))
+        return ticks if ticks <= _FINEST_TICKS else self.picture.time_base.denominator
+
+    def _add_picture(self, output: Any, template: Any, source: Any | None) -> Any:
+        picture = self.picture
+        shown = output.add_stream_from_template(template, opaque=True)
+        shown.time_base = picture.time_base
+        old = source.streams[self.plan.picture] if source else None
+        rate = frame_rate(picture.stamps, picture.time_base, old and old.average_rate)
+        shown.codec_context.framerate = rate
+        if old:
+            timecode = bool(rate) and self.window.first is None
+            shown.metadata.update(picture_metadata(old.metadata, self.plan.container, timecode))
+            shown.disposition = int(old.disposition)
+        if picture.pixel_aspect:
+            shown.codec_context.sample_aspect_ratio = picture.pixel_aspect
+        if picture.rotation or picture.mirrored:
+            shown.set_display_matrix(display_matrix(picture.rotation, picture.mirrored))
+        return shown
+
+    def _add_others(self, output: Any, source: Any) -> None:
+        for planned in self.plan.kept:
+            stream = source.streams[planned.index]
+            if planned.into == "attachment":
+                self._attach_cover(output, planned, stream.metadata)
+                continue
+            if planned.kind == "attachment":
+                output.add_stream_from_template(stream)
+                continue
+            if planned.into:
+                converter = SubtitleConverter(stream, output, planned.into)
+                self.converters[planned.index], made = converter, converter.made
+            else:
+                made = output.add_stream_from_template(stream, opaque=True)
+            if planned.kind == "audio" and self.plan.container in ("mp4", "mov"):
+                sound = stream.codec_context
+                self.clocks[planned.index] = SampleClock(sound.sample_rate, sound.frame_size)
+            made.metadata.update(copied_metadata(stream.metadata, self.plan.container))
+            made.disposition = int(stream.disposition)
+            self.made[planned.index] = made
+            # Sound in frames of its own loses their headers in a file that has one for all.
+            framed = planned.codec == "aac" and not stream.codec_context.extradata
+            self.written[planned.index] = WrittenStream(planned.kind, whole=not framed)
+        output.metadata.update(file_metadata(source))
+        output.set_chapters(self.window.chapters(source.chapters()))
+
+    def _attach_cover(self, output: Any, planned: PlannedStream, metadata: Any) -> None:
+        """Attach a cover, which has one packet, as the file that it was made from."""
+        assert self.plan.source is not None
+        ending, kind = {"png": ("png", "image/png")}.get(planned.codec, ("jpg", "image/jpeg"))
+        with open_source(self.plan.source) as again:
+            packets = again.demux(again.streams[planned.index])
+            cover = next(packets_with_data(packets), None)
+            if cover is not None:
+                name = metadata.get("filename") or f"cover.{ending}"
+                output.add_attachment(name, kind, bytes(cover))
+
+    def _others(self, source: Any) -> Iterator[Any]:
+        """Packets of the other streams, with the stamps and the stream of the output."""
+        if not self.made:
+            return
+        streams = [source.streams[index] for index in self.made]
+        for packet in packets_with_data(source.demux(*streams)):
+            index = packet.stream_index
+            kind = self.written[index].kind
+            if kind == "cover":
+                packet.pts = packet.dts = 0
+            elif kind == "subtitle":
+                if is_pause(packet) or not self.window.clip(packet):
+                    continue
+            elif not self.window.has(packet):
+                continue
+            if index in self.clocks:
+                self.clocks[index].set(packet)
+            if index in self.converters:
+                packet = self.converters[index].convert(packet)
+                if packet is None:
+                    continue
+            yield from self._moved(iter([packet]), self.made[index], self.written[index])
+
+    def _moved(
+        self, packets: Iterator[Any], stream: Any, written: WrittenStream | None = None
+    ) -> Iterator[Any]:
+        for packet in packets:
+            packet.stream = stream
+            if written is None or written.kind != "cover":
+                self.window.move(packet)
+            if written:
+                written.require_rising(packet)
+                written.add(packet)
+            yield packet
+
+    def _notes(self) -> tuple[str, ...]:
+        return tuple(
+            f"{w.corrected} packets of {w.kind} {index} went back in time, and were moved"
+            for index, w in self.written.items()
+            if w.corrected
+        )
 
 
-def _placed(packets: Iterator[Any], stream_of: Callable[[Any], Any]) -> Iterator[Any]:
-    for packet in packets:
-        packet.stream = stream_of(packet)
-        yield packet
-
-
-def _by_time(one: Iterator[Any], other: Iterator[Any]) -> Iterator[Any]:
-    """Packets of both, the earlier first: a muxer holds the ones that it waits for in memory."""
-    a, b = next(one, None), next(other, None)
-    while a is not None or b is not None:
-        if b is None or (a is not None and _time(a) <= _time(b)):
-            yield a
-            a = next(one, None)
-        else:
-            yield b
-            b = next(other, None)
-
-
-def _time(packet: Any) -> Fraction:
-    stamp = packet.dts if packet.dts is not None else packet.pts
-    return (stamp or 0) * packet.time_base
-
-
-def _mux(output: Any, packets: Iterator[Any]) -> None:
-    for packet in packets:
-        output.mux_one(packet)
+def _window(plan: StreamPlan, picture: NewPicture, cut: bool) -> TimeWindow:
+    begin = int(picture.stamps[0]) * picture.time_base
+    if not cut:
+        # No picture is shown before 0: players leave such frames out.
+        return TimeWindow(max(plan.lead, -begin))
+    end = (int(picture.stamps[-1]) + int(picture.durations[-1])) * picture.time_base
+    return TimeWindow(-begin, begin, end)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from lowtide.core.errors import InputError, UsageError
+from lowtide.media.video.containers import (
+    TEXT_CODECS,
+    TITLES,
+    container_of,
+    holds_codec,
+    holds_stream,
+    lost_marks,
+    lost_metadata,
+)
+from lowtide.media.video.packet_times import packet_time
+from lowtide.media.video.pyav import load_av
+from lowtide.media.video.stream_metadata import file_metadata, title_of
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -17,27 +29,11 @@ if TYPE_CHECKING:
 
 Action = Literal["enlarged", "copied", "converted", "dropped"]
 
-# Container formats by the ending of the output's name, as FFmpeg calls them.
-CONTAINERS = {
-    ".mp4": "mp4",
-    ".m4v": "mp4",
-    ".mov": "mov",
-    ".mkv": "matroska",
-    ".webm": "webm",
-}
-# Why other containers are refused.
-_UNFIT = {
-    ".avi": "AVI has one frame rate and no time stamps of its own",
-    ".ts": "MPEG transport streams begin at a time of their own",
-    ".m2ts": "MPEG transport streams begin at a time of their own",
-    ".mpg": "MPEG program streams begin at a time of their own",
-    ".flv": "FLV holds one picture and one sound stream only",
-    ".gif": "GIF holds no sound and 256 colors",
-}
-# Subtitles of plain text: what each container has for them.
-_TEXT_CODECS = {"mp4": "mov_text", "mov": "mov_text", "matroska": "subrip", "webm": "webvtt"}
-_PLAIN_TEXT = ("subrip", "srt", "mov_text", "webvtt", "text")
-_COVER = {"mjpeg": "image/jpeg", "png": "image/png"}
+_PLAIN_TEXT = ("subrip", "mov_text", "webvtt", "text")
+_STYLED_TEXT = ("ass", "ssa")
+_COVERS = ("mjpeg", "png")
+_MPEG_CLOCK = 90_000  # ticks a second of MPEG transport and program streams
+_COVER_FLAG = 1024  # FFmpeg's disposition of a still picture that belongs to the file
 
 
 @dataclass(frozen=True)
@@ -46,10 +42,10 @@ class PlannedStream:
 
     Attributes:
         index: Its place in the source.
-        kind: ``video``, ``audio``, ``subtitle``, ``attachment`` or ``data``.
-        codec: FFmpeg's name of its codec, or of the kind of data.
+        kind: ``video``, ``cover``, ``audio``, ``subtitle``, ``attachment`` or ``data``.
+        codec: FFmpeg's name of its codec, or of an attachment's file.
         action: What becomes of it; ``enlarged`` is the picture.
-        into: Codec of a converted stream, or ``attachment`` of a cover picture.
+        into: Codec of converted subtitles, or ``attachment`` of a converted cover.
         reason: Why it is converted or dropped.
         label: Language and title, where it has them.
     """
@@ -77,13 +73,16 @@ class StreamPlan:
         container: FFmpeg's name of the output's format.
         picture: Index of the picture stream in the source, or -1.
         streams: Every stream of the source.
-        notes: What else of the source the output cannot hold.
+        lead: Seconds by which everything is later in the output: sound that begins before 0, where
+            the container cannot; less than 0 for a broadcast, which begins at any time.
+        notes: What else differs from the source.
     """
 
     source: Path | None
     container: str
     picture: int = -1
     streams: tuple[PlannedStream, ...] = ()
+    lead: Fraction = Fraction(0)
     notes: tuple[str, ...] = ()
 
     @property
@@ -92,73 +91,49 @@ class StreamPlan:
         return tuple(s for s in self.streams if s.action in ("copied", "converted"))
 
 
-def load_av() -> ModuleType:
-    """Import PyAV; raises `UsageError` where it is not installed."""
-    try:
-        import av
-    except ImportError as error:
-        raise UsageError(
-            "video files need PyAV, which is not installed", hint="pip install 'lowtide[video]'"
-        ) from error
-    return av
-
-
-def container_of(target: Path) -> str:
-    """FFmpeg's name of the container that ``target``'s ending asks for.
-
-    Raises:
-        UsageError: Video is not written into such a file.
-    """
-    ending = target.suffix.lower()
-    if ending not in CONTAINERS:
-        why = _UNFIT.get(ending, f"{ending or 'no ending'} is no container that Lowtide writes")
-        raise UsageError(
-            f"{target}: {why}; output files end in {', '.join(CONTAINERS)}",
-            hint=f"name the output {target.with_suffix('.mkv').name}",
-        )
-    return CONTAINERS[ending]
-
-
-def plan_streams(source: Path | None, target: Path, *, codec: str) -> StreamPlan:
+def plan_streams(source: Path | None, target: Path, *, codec: str, cut: bool = False) -> StreamPlan:
     """Plan of what becomes of each stream of ``source`` in a file named ``target``.
 
     Args:
         source: A video file, or None where the frames come from images.
         target: Name of the output, whose ending is the container.
         codec: FFmpeg's name of the new picture's codec: h264, hevc, av1, prores or ffv1.
+        cut: Whether a part of the source is asked for, which begins at 0 anyway.
 
     Raises:
         InputError: The source cannot be opened, or has no picture.
         UsageError: The container is unknown, or holds no picture of this codec.
     """
     container = container_of(target)
-    able = _codecs_of(container)
-    if codec not in able:
+    if not holds_codec(container, codec):
         raise UsageError(
-            f"{target}: a {target.suffix.lower()} file holds no {codec} picture",
+            f"{target}: {TITLES[container]} files hold no {codec} pictures",
             hint=f"name the output {target.with_suffix('.mkv').name}, or choose another --codec",
         )
     if source is None:
         return StreamPlan(None, container)
     with open_source(source) as opened:
         picture = find_picture(opened, source)
-        streams = tuple(_fate(stream, picture, container, able) for stream in opened.streams)
-    return StreamPlan(source, container, picture, streams)
+        streams = tuple(_planned(stream, picture, container) for stream in opened.streams)
+        lost = lost_metadata(container, file_metadata(opened))
+        lead, why = _lead(opened, source, streams, container) if not cut else (Fraction(0), "")
+    notes = []
+    if lost:
+        notes.append(f"{TITLES[container]} files have no place for the tags {', '.join(lost)}")
+    if lead:
+        way = "later" if lead > 0 else "earlier"
+        notes.append(f"all times are {abs(float(lead)):.3f} s {way}: {why}")
+    return StreamPlan(source, container, picture, streams, lead, tuple(notes))
 
 
 def open_source(source: Path) -> InputContainer:
     """Opened video file; raises `InputError` for what FFmpeg cannot read."""
     av = load_av()
     try:
-        return av.open(str(source))
+        return av.open(str(source), metadata_errors="replace")
     except (OSError, ValueError, av.error.FFmpegError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{source}: cannot be read as video ({reason})") from error
-
-
-def is_cover(stream: Stream) -> bool:
-    """Whether a picture stream is a cover: one still image."""
-    return stream.type == "video" and bool(int(stream.disposition) & 1024)
 
 
 def find_picture(opened: InputContainer, source: Path) -> int:
@@ -173,40 +148,9 @@ def find_picture(opened: InputContainer, source: Path) -> int:
     raise InputError(f"{source}: the file has no picture stream")
 
 
-def _codecs_of(container: str) -> set[str]:
-    with load_av().open(io.BytesIO(), "w", format=container) as output:
-        return output.supported_codecs
-
-
-def _fate(stream: Any, picture: int, container: str, able: set[str]) -> PlannedStream:
-    codec = stream.codec_context.name if stream.codec_context else (stream.name or "unknown")
-    label = " ".join(
-        value for key in ("language", "title") if (value := stream.metadata.get(key, ""))
-    )
-    action, into, reason = _decide(stream, codec, picture, container, able)
-    return PlannedStream(stream.index, stream.type, codec, action, into, reason, label)
-
-
-def _decide(
-    stream: Any, codec: str, picture: int, container: str, able: set[str]
-) -> tuple[Action, str, str]:
-    holds = f"{container} files hold none"
-    if stream.index == picture:
-        return "enlarged", "", ""
-    if is_cover(stream) and container == "matroska" and codec in _COVER:
-        return "converted", "attachment", "Matroska keeps cover pictures as attachments"
-    if stream.type == "attachment":
-        kept = container == "matroska"
-        return ("copied", "", "") if kept else ("dropped", "", f"attachment: {holds}")
-    if stream.type == "data" or stream.codec_context is None:
-        return "dropped", "", "no picture, sound or text that is known here"
-    if stream.type == "video" and not is_cover(stream):
-        return "dropped", "", "one picture stream is enlarged"
-    if codec in able:
-        return "copied", "", ""
-    if stream.type == "subtitle" and codec in _PLAIN_TEXT:
-        return "converted", _TEXT_CODECS[container], f"{container} files hold no {codec}"
-    return "dropped", "", f"{container} files hold no {codec}"
+def is_cover(stream: Stream) -> bool:
+    """Whether a picture stream is a cover: one still picture."""
+    return stream.type == "video" and bool(int(stream.disposition) & _COVER_FLAG)
 
 
 def packets_with_data(packets: Iterator[Any]) -> Iterator[Any]:
@@ -215,3 +159,77 @@ def packets_with_data(packets: Iterator[Any]) -> Iterator[Any]:
     Those without a decoding stamp are real: Matroska leaves it out where frames are reordered.
     """
     return (packet for packet in packets if packet.size)
+
+
+def _planned(stream: Any, picture: int, container: str) -> PlannedStream:
+    if stream.codec_context is not None:
+        codec = stream.codec_context.codec.canonical_name
+    else:
+        codec = stream.metadata.get("filename") or stream.name or "unknown"
+    label = " ".join(filter(None, (stream.metadata.get("language"), title_of(stream.metadata))))
+    kind = "cover" if is_cover(stream) else stream.type
+    action, into, reason = _fate(stream, kind, codec, container)
+    if stream.index == picture:
+        action, into, reason = "enlarged", "", ""
+    lost = lost_marks(container, stream) if kind in ("audio", "subtitle") else []
+    if lost and action != "dropped":
+        reason = "; ".join(filter(None, (reason, f"without the mark {', '.join(lost)}")))
+    return PlannedStream(stream.index, kind, codec, action, into, reason, label)
+
+
+def _fate(stream: Any, kind: str, codec: str, container: str) -> tuple[Action, str, str]:
+    none = f"{TITLES[container]} files hold no {codec}"
+    if kind == "attachment":
+        return _kept_if(container == "matroska", f"{TITLES[container]} files hold no attachments")
+    if kind == "cover" and codec in _COVERS and container != "mp4":
+        # The muxers of the others would write a second film, or nothing.
+        if container == "matroska":
+            return "converted", "attachment", "Matroska keeps a cover as an attached file"
+        return "dropped", "", f"{TITLES[container]} files hold no cover"
+    if kind == "video":
+        return "dropped", "", "the first picture stream is enlarged"
+    if kind not in ("cover", "audio", "subtitle") or stream.codec_context is None:
+        return "dropped", "", _data_reason(stream)
+    if kind == "subtitle" and codec in _PLAIN_TEXT and not holds_stream(container, stream):
+        return "converted", TEXT_CODECS[container], none
+    if kind == "subtitle" and codec in _STYLED_TEXT and container != "matroska":
+        return "dropped", "", f"{none}, styled subtitles; a .mkv file does"
+    if not holds_stream(container, stream) and holds_stream("matroska", stream):
+        return "dropped", "", f"{none}; a .mkv file does"
+    return _kept_if(holds_stream(container, stream), none)
+
+
+def _data_reason(stream: Any) -> str:
+    if "timecode" in stream.metadata:
+        return "a timecode, kept as the picture's tag unless its frame rate varies"
+    if stream.container.chapters() and "Subtitle" in stream.metadata.get("handler_name", ""):
+        return "titles of chapters, which are kept as chapters"
+    return "neither picture nor sound nor subtitles"
+
+
+def _kept_if(kept: bool, reason: str) -> tuple[Action, str, str]:
+    return ("copied", "", "") if kept else ("dropped", "", reason)
+
+
+def _lead(
+    opened: InputContainer, source: Path, streams: tuple[PlannedStream, ...], container: str
+) -> tuple[Fraction, str]:
+    """Seconds by which everything has to be later in the output, and why."""
+    if opened.format.name.startswith("mpeg"):
+        begin = Fraction(round(Fraction(opened.start_time * _MPEG_CLOCK, 10**6)), _MPEG_CLOCK)
+        return -begin, "broadcasts begin at any time, and other files at 0"
+    if container not in ("matroska", "webm") or "matroska" in opened.format.name:
+        return Fraction(0), ""
+    earliest = Fraction(0)
+    for planned in streams:
+        # Opus begins before 0 by what its decoder leaves out, which Matroska knows of.
+        if planned.kind == "audio" and planned.action == "copied" and planned.codec != "opus":
+            earliest = min(earliest, _begin(source, planned.index))
+    why = f"sound begins before 0, where {TITLES[container]} files cannot"
+    return Fraction(ceil(-earliest * 1000), 1000), why
+
+
+def _begin(source: Path, index: int) -> Fraction:
+    with open_source(source) as opened:
+        packet = next(packets_with_data(opened.demux(opened.streams[index])), None)
+        return Fraction(0) if packet is None else packet_time(packet)

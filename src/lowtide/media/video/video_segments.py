@@ -27,13 +27,13 @@ class SegmentOrder:
     delay: int
 
 
-def read_order(segments: Sequence[Path]) -> SegmentOrder:
-    """Order of the packets of segments that follow each other.
+def read_order(segments: Sequence[Path], due: int) -> SegmentOrder:
+    """Order of the packets of segments that follow each other and hold ``due`` frames.
 
     The stamps of a segment say only which frame comes first: its container may have rounded them.
 
     Raises:
-        OutputError: Two packets of a segment have one stamp, or one has none.
+        OutputError: There are more or fewer frames, or two of a segment have one stamp.
     """
     ranks: list[np.ndarray] = []
     count = 0
@@ -45,7 +45,9 @@ def read_order(segments: Sequence[Path]) -> SegmentOrder:
             raise OutputError(f"{path}: the segment's frames cannot be told by their times")
         ranks.append(count + np.argsort(np.argsort(np.array(stamps, np.int64))))
         count += len(stamps)
-    rank = np.concatenate(ranks) if ranks else np.zeros(0, np.int64)
+    if count != due:
+        raise OutputError(f"{due} frames were due, and {count} are in the encoded segments")
+    rank = np.concatenate(ranks)
     delay = int(np.max(np.arange(count) - rank, initial=0))
     return SegmentOrder(rank, delay)
 

@@ -35,7 +35,7 @@ def finished(target: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("frames", "kills"), [(60, 2), pytest.param(240, 5, marks=pytest.mark.slow)]
+    ("frames", "kills"), [(40, 1), pytest.param(240, 5, marks=pytest.mark.slow)]
 )
 def test_killed_and_restarted_equals_undisturbed(tmp_path, frames, kills):
     source = Clip(frames=frames, width=96, height=64, sounds=(Sound(),)).write(tmp_path / "in.mkv")

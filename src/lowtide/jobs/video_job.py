@@ -30,7 +30,7 @@ from lowtide.jobs.video_work import Segment, VideoWork, pinned_plan, work_folder
 from lowtide.media import ImageFacts
 from lowtide.media.discover import MediaKind
 from lowtide.media.image_rows import ImageFile, ImageRows
-from lowtide.media.video.other_streams import CONTAINERS
+from lowtide.media.video.containers import CONTAINERS
 from lowtide.media.video.pyav import load_av
 from lowtide.media.video.video_facts import inspect_video
 from lowtide.memory.choice import shortfall

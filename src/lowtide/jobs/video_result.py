@@ -99,9 +99,11 @@ class VideoResult:
             last_duration=task.last_duration,
             pixel_aspect=task.facts.pixel_aspect,
             rotation=task.facts.rotation,
+            mirrored=task.facts.mirrored,
             cut=task.is_cut,
         )
         check_output(joined)
+        self.notes += joined.notes
         self._done = True
 
     def commit(self) -> Path:

@@ -129,5 +129,6 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
     encoder = settings.encoder_settings(facts.format.bits)
     size = settings.shown_size(info, scale, facts.rotation)
     stored = facts.format.resized(*size)
-    streams = plan_streams(source, target, codec=_CODEC_NAMES[encoder.codec])
+    cut = last - first < facts.frames
+    streams = plan_streams(source, target, codec=_CODEC_NAMES[encoder.codec], cut=cut)
     return VideoTask(facts, first, last, stored, encoder, streams)

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lowtide.core.errors import UsageError, VideoError
+from lowtide.media.video.display_matrix import is_mirrored
 from lowtide.media.video.hdr10_light import Hdr10Light, light_of
+from lowtide.media.video.other_streams import is_cover, packets_with_data
 from lowtide.media.video.picture_format import ColorTags, PictureFormat
 from lowtide.media.video.pyav import load_av
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-_ATTACHED_PICTURE = 1024
 _DOLBY_TAGS = ("dvh1", "dvhe", "dva1", "dvav", "dav1")
 # Streams may end a little before the duration in a header: a cut file ends earlier.
 _END_SECONDS = Fraction(1, 2)
@@ -50,6 +51,7 @@ class VideoFacts:
         codec: FFmpeg's name of the codec: ``h264``.
         stream: Index of the stream in the file.
         rotation: Degrees by which players turn frames, counterclockwise.
+        mirrored: Whether players mirror them.
         pixel_aspect: Width of a pixel by its height, or None where the file does not say.
         light: Light levels of HDR10, or None.
         ordered: Whether decoded frames have their own stamps; else those in order are theirs.
@@ -66,6 +68,7 @@ class VideoFacts:
     codec: str
     stream: int
     rotation: int
+    mirrored: bool
     pixel_aspect: Fraction | None
     light: Hdr10Light | None
     ordered: bool
@@ -131,11 +134,6 @@ def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         if container.format.name.startswith(_STILL) or container.format.name.endswith("_pipe"):
             raise VideoError(f"{path}: a picture", hint=f"lowtide upscale {path} -o OUTPUT")
         yield container, found[0]
-
-
-def is_cover(stream: VideoStream) -> bool:
-    """Return whether a stream is a still picture that players show with sound."""
-    return bool(int(stream.disposition) & _ATTACHED_PICTURE)
 
 
 @dataclass
@@ -205,6 +203,7 @@ def _inspect(path: Path, _changed: int, _size: int) -> VideoFacts:
             codec=stream.codec_context.name,
             stream=stream.index,
             rotation=first.rotation,
+            mirrored=is_mirrored(first),
             pixel_aspect=stream.sample_aspect_ratio or None,
             light=light_of(first),
             ordered=packets.ordered,
@@ -220,9 +219,8 @@ def _read_packets(path: Path) -> _Packets:
         packets = _Packets(stream.time_base or Fraction(1, av.time_base))
         packets.ordered = container.format.name != _STORED_ORDER
         try:
-            for packet in container.demux():
-                if packet.size:
-                    packets.add(packet, packet.stream.index == stream.index)
+            for packet in packets_with_data(container.demux()):
+                packets.add(packet, packet.stream.index == stream.index)
         except av.error.FFmpegError as error:
             raise damaged_error(path, error.strerror) from error
         packets.header_end = Fraction(

@@ -66,20 +66,23 @@ class Clip:
     time_base: Fraction = Fraction(1, 12800)
     tags: dict[str, int] = field(default_factory=dict)
     rotation: int = 0
+    mirrored: bool = False
     pixel_aspect: Fraction | None = None
-    picture_title: str = ""
+    picture_tags: dict[str, str] = field(default_factory=dict)
     sounds: Sequence[Sound] = ()
     texts: Sequence[Text] = ()
     chapters: Sequence[tuple[int, int, str]] = ()
     attachments: Sequence[tuple[str, str, bytes]] = ()
     cover: bytes = b""
     data: bool = False
+    films: int = 1
     metadata: dict[str, str] = field(default_factory=dict)
 
     def write(self, path: Path, **options: str) -> Path:
         """Write the clip; ``options`` are FFmpeg's of the container."""
         with av.open(str(path), "w", container_options=options) as output:
-            parts = [self._picture(output), *(_tone(output, sound) for sound in self.sounds)]
+            parts = [self._picture(output) for _ in range(self.films if self.frames else 0)]
+            parts += [*(_tone(output, sound) for sound in self.sounds)]
             parts += [_lines(output, text) for text in self.texts]
             if self.cover:
                 parts.append(_still(output, self.cover))
@@ -111,10 +114,9 @@ class Clip:
             setattr(context, name, value)
         if self.pixel_aspect:
             context.sample_aspect_ratio = self.pixel_aspect
-        if self.rotation:
-            stream.set_display_rotation(self.rotation)
-        if self.picture_title:
-            stream.metadata["title"] = self.picture_title
+        if self.rotation or self.mirrored:
+            stream.set_display_rotation(self.rotation, hflip=self.mirrored)
+        stream.metadata.update(self.picture_tags)
 
         def packets() -> list[Any]:
             made = []
@@ -161,7 +163,7 @@ def full_mkv(path: Path, frames: int = 20) -> Path:
         stamps=stamps,
         time_base=MILLISECONDS,
         tags={"color_primaries": 1, "color_trc": 1, "colorspace": 1, "color_range": 1},
-        picture_title="Bild",
+        picture_tags={"title": "Bild"},
         sounds=(Sound(language="ger", title="Deutsch", codec="libopus"),),
         texts=(Text(), Text("ass", language="ger", title="Schilder", disposition=64)),
         chapters=((0, 400, "Anfang"), (400, 900, "Ende")),

@@ -27,6 +27,14 @@ class SegmentOrder:
     delay: int
 
 
+def segment_suffix(codec: str) -> str:
+    """Ending of segments of ``codec``, by FFmpeg's name.
+
+    Matroska would round times to milliseconds, by which the order of close frames is lost.
+    """
+    return ".mov" if codec == "prores" else ".mp4"
+
+
 def read_order(segments: Sequence[Path], due: int) -> SegmentOrder:
     """Order of the packets of segments that follow each other and hold ``due`` frames.
 

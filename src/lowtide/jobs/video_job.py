@@ -94,7 +94,6 @@ class VideoJob(ImageJob):
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one frame; as before where a stopped run left segments, and that plan fits."""
         planned = super().plan(item)
-        planned.notes += self._clip(item).task.streams.notes
         if item.limit_bytes is None and work_folder(item.target).is_dir():
             pinned = pinned_plan(item.target, self._key(item, planned.plan))
             if pinned is not None and shortfall(pinned, self.budget) is None:

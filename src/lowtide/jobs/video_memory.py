@@ -8,7 +8,7 @@ from lowtide.jobs.video_threads import WAITING_FRAMES
 from lowtide.media.video.picture_format import PictureFormat
 
 if TYPE_CHECKING:
-    from lowtide.media.video.video_encoder import EncoderSettings
+    from lowtide.media.video.encoder_settings import EncoderSettings
 
 # Frames of a decoder: references and those that wait for their turn, 16 at most.
 _DECODED, _MOST_DECODED = 6, 18

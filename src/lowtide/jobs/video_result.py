@@ -10,7 +10,7 @@ import numpy as np
 
 from lowtide.core.atomic_file import sync, write_error
 from lowtide.jobs.video_rows import frame_info
-from lowtide.jobs.video_task import SEGMENT_SUFFIX, VideoTask
+from lowtide.jobs.video_task import VideoTask
 from lowtide.jobs.video_work import Segment, VideoWork
 from lowtide.media.video.check_output import check_output
 from lowtide.media.video.mux import join
@@ -44,7 +44,7 @@ class VideoResult:
         self.notes: list[str] = []
         self._target, self._task = target, task
         self._joined = work.folder / f"joined{target.suffix}"
-        self._part = work.folder / f"unfinished{SEGMENT_SUFFIX}"
+        self._part = work.folder / f"unfinished{task.segment_suffix}"
         self._encoder: SegmentEncoder | None = None
         self._done = self._committed = False
 
@@ -61,6 +61,7 @@ class VideoResult:
                 task.encoder,
                 task.stored,
                 time_base=task.facts.time_base,
+                frame_rate=task.frame_rate,
                 pixel_aspect=task.facts.pixel_aspect,
                 light=task.facts.light,
             )

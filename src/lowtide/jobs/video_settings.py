@@ -13,7 +13,7 @@ from lowtide.jobs.upscale_settings import UpscaleSettings
 
 if TYPE_CHECKING:
     from lowtide.media.image_info import ImageInfo
-    from lowtide.media.video.video_encoder import EncoderSettings
+    from lowtide.media.video.encoder_settings import EncoderSettings
 
 _VIDEO = "Video"
 CodecName = Literal["auto", "x264", "x265", "svtav1", "prores", "ffv1"]
@@ -74,7 +74,7 @@ class VideoSettings(UpscaleSettings):
 
     def encoder_settings(self, bits: int) -> EncoderSettings:
         """Return the encoder's settings for frames of so many bits."""
-        from lowtide.media.video.video_encoder import EncoderSettings
+        from lowtide.media.video.encoder_settings import EncoderSettings
 
         codec = self.codec
         if codec == "auto":

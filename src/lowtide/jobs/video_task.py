@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,11 @@ from lowtide.jobs.video_settings import VideoSettings
 from lowtide.jobs.video_work import Segment, segments_of
 from lowtide.media import ImageFacts, OutputCost
 from lowtide.media.image_info import ImageInfo
+from lowtide.media.video.encoder_settings import EncoderSettings, held_format
 from lowtide.media.video.other_streams import StreamPlan, plan_streams
 from lowtide.media.video.picture_format import PictureFormat
-from lowtide.media.video.video_encoder import EncoderSettings
 from lowtide.media.video.video_facts import VideoFacts, frame_range, inspect_video
 
-SEGMENT_SUFFIX = ".mp4"
 _CODEC_NAMES = {
     "x264": "h264",
     "x265": "hevc",
@@ -40,6 +40,7 @@ class VideoTask:
     stored: PictureFormat
     encoder: EncoderSettings
     streams: StreamPlan
+    notes: tuple[str, ...]
 
     @property
     def encoder_text(self) -> str:
@@ -77,13 +78,26 @@ class VideoTask:
         length = int(self.stamps[-1] - self.stamps[0]) + (self.last_duration or 0)
         return float(length * self.facts.time_base)
 
+    @property
+    def frame_rate(self) -> Fraction | None:
+        """Mean frames a second; None of a single frame."""
+        if self.frames == 1:
+            return None
+        length = int(self.stamps[-1] - self.stamps[0]) * self.facts.time_base
+        return ((self.frames - 1) / length).limit_denominator(1001)
+
+    @property
+    def segment_suffix(self) -> str:
+        """Ending of the segments' names: the container that keeps the codec's stamps."""
+        return ".mov" if self.encoder.codec == "prores" else ".mp4"
+
     def segments(self, target: Path, step: int) -> list[Segment]:
         """Return the segments of ``step`` frames of an output."""
-        return segments_of(target, self.first, self.last, step, SEGMENT_SUFFIX)
+        return segments_of(target, self.first, self.last, step, self.segment_suffix)
 
     def sizes(self, scale: int) -> TargetSize:
         """Return the sizes of a frame and of its result, and the memory of reading and writing."""
-        facts = frame_facts(self.facts)
+        facts = replace(frame_facts(self.facts), notes=self.notes)
         info, output = facts.info, frame_info(self.stored)
         made = ImageInfo(info.width * scale, info.height * scale, 3, "float32")
         resized = made != output
@@ -128,7 +142,8 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
     first, last = frame_range(facts, settings.frames, settings.time)
     encoder = settings.encoder_settings(facts.format.bits)
     size = settings.shown_size(info, scale, facts.rotation)
-    stored = facts.format.resized(*size)
+    stored, notes = held_format(encoder, facts.format.resized(*size))
     cut = last - first < facts.frames
     streams = plan_streams(source, target, codec=_CODEC_NAMES[encoder.codec], cut=cut)
-    return VideoTask(facts, first, last, stored, encoder, streams)
+    notes = (*facts.notes, *notes, *streams.notes)
+    return VideoTask(facts, first, last, stored, encoder, streams, notes)

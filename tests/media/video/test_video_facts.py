@@ -92,7 +92,7 @@ def test_damage_inside_is_named_with_its_time(tmp_path):
         (lambda path: _sound(path.with_suffix(".m4a")), "no stream of pictures, only audio"),
         (
             lambda path: Clip(frames=0, sounds=(Sound(),)).write(path.with_suffix(".mkv")),
-            "no frames",
+            "no stream of pictures",
         ),
         (lambda path: Clip(frames=5).write(path.with_suffix(".h264")), "5 of 5 frames have no"),
         (lambda path: _interlaced(path), "interlaced"),

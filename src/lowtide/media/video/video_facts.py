@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lowtide.core.errors import UsageError, VideoError
+from lowtide.media.video.chroma_location import chroma_location
 from lowtide.media.video.display_matrix import is_mirrored
 from lowtide.media.video.hdr10_light import Hdr10Light, light_of
 from lowtide.media.video.other_streams import is_cover, packets_with_data
-from lowtide.media.video.picture_format import ColorTags, PictureFormat
+from lowtide.media.video.picture_format import PictureFormat, format_of
 from lowtide.media.video.pyav import load_av
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ _END_SECONDS = Fraction(1, 2)
 # AVI stamps frames in the order in which they are stored, which is not always that of display.
 _STORED_ORDER = "avi"
 _STILL = "image2"
-_RANGES = {1: False, 2: True}  # whether a range of FFmpeg's is the full one
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,8 +191,8 @@ def _inspect(path: Path, _changed: int, _size: int) -> VideoFacts:
         packets.stamps = _decoded_stamps(path)
     stamps = _checked_stamps(path, packets)
     with open_video(path) as (container, stream):
-        first = _first_frame(path, container, stream)
-        format = format_of(first)
+        first, location = _first_frame(path, container, stream)
+        format = format_of(first, location)
         return VideoFacts(
             path=path,
             format=format,
@@ -262,11 +262,18 @@ def _checked_stamps(path: Path, packets: _Packets) -> np.ndarray:
     return stamps
 
 
-def _first_frame(path: Path, container: InputContainer, stream: VideoStream) -> VideoFrame:
-    """Return the first frame that can be decoded; raises `VideoError` for a kind not supported."""
+def _first_frame(
+    path: Path, container: InputContainer, stream: VideoStream
+) -> tuple[VideoFrame, int]:
+    """Return the first frame that can be decoded, and the place of its chroma samples.
+
+    Raises `VideoError` for a kind that is not supported.
+    """
     av = load_av()
-    tag, frame = stream.codec_context.codec_tag, None
+    tag, frame, location = stream.codec_context.codec_tag, None, None
     for packet in container.demux(stream):
+        if location is None:
+            location = chroma_location(stream, packet)
         try:
             frame = next(iter(packet.decode()), None)
         except av.error.FFmpegError:
@@ -276,18 +283,7 @@ def _first_frame(path: Path, container: InputContainer, stream: VideoStream) -> 
     if frame is None:
         raise damaged_error(path, "no frame of it can be decoded")
     check_frame(path, frame, tag)
-    return frame
-
-
-def format_of(frame: VideoFrame) -> PictureFormat:
-    """Return how a decoded frame is stored; raises `VideoError` for a kind not supported."""
-    tags = ColorTags(
-        primaries=int(frame.color_primaries),
-        transfer=int(frame.color_trc),
-        matrix=int(frame.colorspace),
-        full_range=_RANGES.get(int(frame.color_range)),
-    )
-    return PictureFormat(frame.width, frame.height, frame.format.name, tags)
+    return frame, location or 0
 
 
 def check_frame(path: Path, frame: VideoFrame, tag: str = "") -> None:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowtide.core.errors import VideoError
-from lowtide.media.video.picture_format import planes_of
+from lowtide.media.video.picture_format import format_of, planes_of
 from lowtide.media.video.pyav import load_av
 from lowtide.media.video.video_facts import (
     VideoFacts,
     check_frame,
     damaged_error,
-    format_of,
     open_video,
 )
 

@@ -24,6 +24,7 @@ from lowtide.cli import (
     models,
     plan_train,
     plan_upscale,
+    plan_video,
     train,
     train_denoise,
     train_forecast,
@@ -90,6 +91,7 @@ exports = typer.Typer(help="Write models as files for other runtimes.", no_args_
 app.command("upscale")(upscale.upscale)
 app.command("denoise")(denoise.denoise)
 plans.command("upscale")(plan_upscale.plan)
+plans.command("video")(plan_video.plan)
 plans.command("train")(plan_train.train)
 app.add_typer(plans, name="plan")
 benches.command("upscale")(bench_upscale.upscale)

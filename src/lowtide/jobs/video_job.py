@@ -168,8 +168,9 @@ class VideoJob(ImageJob):
         model = self.prepared.descriptor.sha256
         settings = self.settings.content_hash(model, self.prepared.precision)
         now = versions(self.settings.model_name, self.packages)
+        where = self.prepared.network.device
         how = "" if plan.accuracy == "exact" else plan.strategy.model_dump_json()
-        return f"{file_sha256(item.source)} {settings} {sorted(now.items())} {how}"
+        return f"{file_sha256(item.source)} {settings} {sorted(now.items())} {where} {how}"
 
     def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         """Run the network on the frames of all segments that are not finished."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from lowtide.core.errors import OutputError
 from lowtide.jobs.journal import JOURNAL_NAME, Journal
 from lowtide.memory.plan import Plan
@@ -118,4 +120,7 @@ def pinned_plan(target: Path, key: str) -> Plan | None:
                 found = cast(dict[str, Any], record)["pin"]
     if not isinstance(found, dict) or found.get("key") != key:
         return None
-    return Plan.model_validate(found["plan"])
+    try:
+        return Plan.model_validate(found["plan"])
+    except ValidationError:  # of another version
+        return None

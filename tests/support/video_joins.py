@@ -12,7 +12,7 @@ import numpy as np
 from lowtide.media.video.display_matrix import is_mirrored
 from lowtide.media.video.mux import JoinedFile, join
 from lowtide.media.video.other_streams import StreamPlan, plan_streams
-from lowtide.media.video.picture_format import PictureFormat, planes_of
+from lowtide.media.video.picture_format import ColorTags, PictureFormat, planes_of
 from lowtide.media.video.video_encoder import EncoderSettings, SegmentEncoder
 from lowtide.media.video.video_segments import segment_suffix
 
@@ -26,7 +26,14 @@ def decode(path: Path) -> list[Any]:
 
 
 def encode_segments(
-    frames: list[Any], folder: Path, *, step: int = 7, codec: str = "x264", pix_fmt: str = ""
+    frames: list[Any],
+    folder: Path,
+    *,
+    step: int = 7,
+    codec: str = "x264",
+    pix_fmt: str = "",
+    tags: ColorTags | None = None,
+    pixel_aspect: Fraction | None = None,
 ) -> list[Path]:
     """Encode frames again, ``step`` in a file."""
     folder.mkdir(exist_ok=True)
@@ -35,8 +42,14 @@ def encode_segments(
         path = folder / f"{first:04}{segment_suffix(NAMES[codec])}"
         part = frames[first : first + step]
         size = part[0].width, part[0].height
-        stored = PictureFormat(*size, pix_fmt or part[0].format.name)
-        encoder = SegmentEncoder(path, EncoderSettings(codec), stored, time_base=part[0].time_base)
+        stored = PictureFormat(*size, pix_fmt or part[0].format.name, tags or ColorTags())
+        encoder = SegmentEncoder(
+            path,
+            EncoderSettings(codec),
+            stored,
+            time_base=part[0].time_base,
+            pixel_aspect=pixel_aspect,
+        )
         for frame in part:
             fitting = frame.reformat(format=stored.name) if pix_fmt else frame
             encoder.write(planes_of(fitting, stored), frame.pts)

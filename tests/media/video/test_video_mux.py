@@ -228,6 +228,18 @@ def test_a_part_begins_at_zero_with_its_own_sound(film, tmp_path, ending):
     assert after.chapters == [(0, 0.19, "Anfang"), (0.19, 0.42, "Ende")]
 
 
+@pytest.mark.parametrize("ending", ["mp4", "mkv"])
+def test_an_old_avi_file_keeps_its_sound(tmp_path, ending):
+    source = Clip(
+        codec="mpeg4", time_base=Fraction(1, 25), sounds=(Sound(codec="libmp3lame"),)
+    ).write(tmp_path / "in.avi")
+    _, joined = enlarge(source, tmp_path / f"out.{ending}")
+    check_output(joined)
+    before, after = Contents(source), Contents(joined.path)
+    assert after.frames == before.frames
+    assert [[p[:2] for p in s] for s in after.sounds] == [[p[:2] for p in s] for s in before.sounds]
+
+
 def test_tags_that_mp4_has_no_place_for_are_named(tmp_path):
     tags = {"title": "Film", "artist": "Jemand", "my_own": "tag"}
     source = Clip(frames=3, metadata=tags).write(tmp_path / "in.mkv")

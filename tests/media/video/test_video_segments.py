@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 
@@ -12,6 +15,7 @@ from lowtide.media.video.check_output import check_output
 from lowtide.media.video.mux import JoinedFile, join
 from lowtide.media.video.other_streams import plan_streams
 from lowtide.media.video.packet_times import SampleClock, WrittenStream, frame_rate
+from lowtide.media.video.picture_format import ColorTags
 from lowtide.media.video.video_segments import decoding_stamps
 from support.video_clips import Clip, Sound
 from support.video_joins import NAMES, Contents, decode, encode_segments, enlarge
@@ -59,6 +63,51 @@ def test_every_codec_keeps_its_frames_and_uneven_times(frames, tmp_path, codec, 
     assert max(late) <= (0 if ending in (".mp4", ".mov") else Fraction(1, 2000))
 
 
+@pytest.mark.parametrize(
+    ("codec", "ending"), [("x264", "mkv"), ("x265", "mp4"), ("x265", "mkv"), ("prores", "mov")]
+)
+def test_the_output_has_the_colors_and_pixels_of_the_segments(frames, tmp_path, codec, ending):
+    """Report REAL-Video-Enhancer 36: colors washed out, as their tags were lost."""
+    target = tmp_path / f"out.{ending}"
+    paths = encode_segments(
+        frames[:3],
+        tmp_path / "work",
+        codec=codec,
+        pix_fmt="yuv422p10le",
+        tags=ColorTags(9, 16, 9, False),
+        pixel_aspect=Fraction(4, 3),
+    )
+    join(
+        plan_streams(None, target, codec=NAMES[codec]),
+        paths,
+        target,
+        stamps=np.array(UNEVEN[:3]),
+        time_base=BASE,
+        pixel_aspect=Fraction(4, 3),
+    )
+    frame = decode(target)[0]
+    tags = frame.color_primaries, frame.color_trc, frame.colorspace, frame.color_range
+    assert [int(tag) for tag in tags] == [9, 16, 9, 1]
+    with av.open(str(target)) as opened:
+        assert opened.streams.video[0].sample_aspect_ratio == Fraction(4, 3)
+        if codec == "x265":  # what Apple's players know
+            assert (opened.streams.video[0].codec_context.codec_tag == "hvc1") == (ending == "mp4")
+
+
+def test_segments_of_other_settings_are_refused(frames, tmp_path):
+    one = encode_segments(frames[:3], tmp_path / "one")
+    other = encode_segments(frames[:3], tmp_path / "two", pix_fmt="yuv444p")
+    target = tmp_path / "out.mp4"
+    with pytest.raises(OutputError, match="encoded with different settings"):
+        join(
+            plan_streams(None, target, codec="h264"),
+            one + other,
+            target,
+            stamps=np.arange(6),
+            time_base=BASE,
+        )
+
+
 @pytest.mark.parametrize("step", [1, 2, 3, 11, 50])
 def test_segments_of_any_length_give_the_same_times(frames, tmp_path, step):
     """Report Waifu2x-Extension-GUI 617: segments made the picture longer than its sound."""
@@ -94,8 +143,6 @@ def test_joining_twice_gives_the_same_packets(frames, tmp_path, ending):
 
 
 def packets(path):
-    import av
-
     with av.open(str(path)) as opened:
         return [(p.pts, p.dts, bytes(p)) for p in opened.demux(video=0)]
 
@@ -160,8 +207,6 @@ def test_the_rate_is_stated_only_where_frames_keep_it():
 
 
 def packet(pts, base=Fraction(1, 1000), dts=None):
-    import av
-
     made = av.Packet(b"sound")
     made.pts, made.dts, made.time_base = pts, pts if dts is None else dts, base
     return made
@@ -187,3 +232,33 @@ def test_stamps_that_go_back_in_time_are_moved_up():
         found.append(one.dts)
     assert found == [0, 20, 21, 22, 60]
     assert written.corrected == 2
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import av, numpy as np
+from fractions import Fraction
+from lowtide.core.errors import OutputError
+from lowtide.media.video.mux import join
+from lowtide.media.video.other_streams import plan_streams
+source, segment, target = map(Path, sys.argv[1:])
+plan = plan_streams(source, target, codec="h264")
+resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+try:
+    join(plan, [segment], target, stamps=np.arange(20) * 512, time_base=Fraction(1, 12800))
+except OutputError as error:
+    print(target.exists(), error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of the file size are Unix's")
+@pytest.mark.parametrize("ending", ["mkv", "mp4"])
+def test_a_full_disk_is_said_and_leaves_no_file(tmp_path, ending):
+    source = Clip(sounds=(Sound(),)).write(tmp_path / "in.mp4")
+    (segment,) = encode_segments(decode(source), tmp_path / "work", step=20)
+    target = tmp_path / f"out.{ending}"
+    command = [sys.executable, "-c", FULL, source, segment, target]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False ")
+    assert "the disk is full" in done.stdout

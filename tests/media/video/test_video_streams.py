@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from lowtide.core.errors import InputError, UsageError
@@ -86,3 +88,11 @@ def test_a_second_film_is_dropped_and_marks_that_are_lost_are_named(tmp_path):
     plan = plan_streams(second, tmp_path / "out.mkv", codec="h264")
     assert [s.action for s in plan.streams] == ["enlarged", "dropped"]
     assert str(plan.streams[1]) == "video 1 (h264): dropped: the first picture stream is enlarged"
+
+
+def test_pixels_that_are_not_square_are_kept_or_refused(tmp_path):
+    source = Clip(frames=2, pixel_aspect=Fraction(4, 3)).write(tmp_path / "in.mp4")
+    for name, codec in (("out.mkv", "h264"), ("out.mkv", "hevc"), ("out.mp4", "av1")):
+        assert plan_streams(source, tmp_path / name, codec=codec).notes == ()
+    with pytest.raises(UsageError, match=r"pixels are 4:3, which av1 in a \.mkv file cannot say"):
+        plan_streams(source, tmp_path / "out.mkv", codec="av1")

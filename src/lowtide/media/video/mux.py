@@ -190,6 +190,8 @@ class _Muxer:
         picture = self.picture
         shown = output.add_stream_from_template(template, opaque=True)
         shown.time_base = picture.time_base
+        if template.codec_context.name == "hevc" and self.plan.container in ("mp4", "mov"):
+            shown.codec_context.codec_tag = "hvc1"  # Apple's players know no other
         old = source.streams[self.plan.picture] if source else None
         rate = frame_rate(picture.stamps, picture.time_base, old and old.average_rate)
         shown.codec_context.framerate = rate

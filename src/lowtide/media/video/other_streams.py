@@ -31,6 +31,7 @@ Action = Literal["enlarged", "copied", "converted", "dropped"]
 
 _PLAIN_TEXT = ("subrip", "mov_text", "webvtt", "text")
 _STYLED_TEXT = ("ass", "ssa")
+_SHAPED = ("h264", "hevc")  # codecs that hold the shape of pixels themselves
 _COVERS = ("mjpeg", "png")
 _MPEG_CLOCK = 90_000  # ticks a second of MPEG transport and program streams
 _COVER_FLAG = 1024  # FFmpeg's disposition of a still picture that belongs to the file
@@ -102,18 +103,20 @@ def plan_streams(source: Path | None, target: Path, *, codec: str, cut: bool = F
 
     Raises:
         InputError: The source cannot be opened, or has no picture.
-        UsageError: The container is unknown, or holds no picture of this codec.
+        UsageError: The container is unknown, or holds no picture of this codec or of such pixels.
     """
     container = container_of(target)
     if not holds_codec(container, codec):
         raise UsageError(
             f"{target}: {TITLES[container]} files hold no {codec} pictures",
-            hint=f"name the output {target.with_suffix('.mkv').name}, or choose another --codec",
+            hint=f"name the output {target.with_suffix('.mkv').name}"
+            + (", or --codec svtav1" if container == "webm" else ""),
         )
     if source is None:
         return StreamPlan(None, container)
     with open_source(source) as opened:
         picture = find_picture(opened, source)
+        _require_pixel_aspect(opened.streams[picture], container, codec, target)
         streams = tuple(_planned(stream, picture, container) for stream in opened.streams)
         lost = lost_metadata(container, file_metadata(opened))
         lead, why = _lead(opened, source, streams, container) if not cut else (Fraction(0), "")
@@ -124,6 +127,20 @@ def plan_streams(source: Path | None, target: Path, *, codec: str, cut: bool = F
         way = "later" if lead > 0 else "earlier"
         notes.append(f"all times are {abs(float(lead)):.3f} s {way}: {why}")
     return StreamPlan(source, container, picture, streams, lead, tuple(notes))
+
+
+def _require_pixel_aspect(stream: Any, container: str, codec: str, target: Path) -> None:
+    """Raise where a picture's pixels are not square, and neither container nor codec would say so.
+
+    FFmpeg's Matroska writer takes the shape from a place that PyAV cannot fill.
+    """
+    aspect = stream.sample_aspect_ratio
+    if aspect and aspect != 1 and container in ("matroska", "webm") and codec not in _SHAPED:
+        raise UsageError(
+            f"{target}: pixels are {aspect.numerator}:{aspect.denominator}, which {codec} in a"
+            f" {target.suffix} file cannot say",
+            hint="--codec x265" if container == "matroska" else "name the output OUT.mp4",
+        )
 
 
 def open_source(source: Path) -> InputContainer:

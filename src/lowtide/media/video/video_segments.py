@@ -41,18 +41,26 @@ def read_order(segments: Sequence[Path], due: int) -> SegmentOrder:
     The stamps of a segment say only which frame comes first: its container may have rounded them.
 
     Raises:
-        OutputError: There are more or fewer frames, or two of a segment have one stamp.
+        OutputError: There are more or fewer frames, two of a segment have one stamp, or segments
+            differ in what a decoder has to know beforehand, of which a file holds one.
     """
     ranks: list[np.ndarray] = []
     count = 0
+    headers = set()
     for path in segments:
         with open_source(path) as opened:
-            found = packets_with_data(opened.demux(opened.streams.video[0]))
+            shown = opened.streams.video[0]
+            headers.add(shown.codec_context.extradata)
+            found = packets_with_data(opened.demux(shown))
             stamps = [packet.pts for packet in found]
         if None in stamps or len(set(stamps)) != len(stamps):
             raise OutputError(f"{path}: the segment's frames cannot be told by their times")
         ranks.append(count + np.argsort(np.argsort(np.array(stamps, np.int64))))
         count += len(stamps)
+    if len(headers) > 1:
+        raise OutputError(
+            f"{segments[0].parent}: the segments were encoded with different settings"
+        )
     if count != due:
         raise OutputError(f"{due} frames were due, and {count} are in the encoded segments")
     rank = np.concatenate(ranks)

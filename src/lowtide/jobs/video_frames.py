@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.jobs.video_task import VideoTask
-from lowtide.jobs.video_work import Segment
+from lowtide.jobs.video_work import VideoSegment
 from lowtide.media.video.video_facts import damaged_error
 from lowtide.media.video.video_reader import StoredFrame, VideoReader
 
@@ -20,14 +20,14 @@ class DueFrame:
     ``planes`` are those of another frame of the segment where it could not be decoded.
     """
 
-    segment: Segment
+    segment: VideoSegment
     index: int
     planes: list[np.ndarray]
     is_decoded: bool
 
 
 def due_frames(
-    task: VideoTask, segments: Sequence[Segment], keep_damaged: bool
+    task: VideoTask, segments: Sequence[VideoSegment], keep_damaged: bool
 ) -> Generator[DueFrame]:
     """Iterate over the frames of ``segments``, each of which comes from one place of the file.
 
@@ -57,9 +57,9 @@ def due_frames(
                 yield DueFrame(segment, index, before, False)
 
 
-def _adjacent(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+def _adjacent(segments: Sequence[VideoSegment]) -> Iterator[list[VideoSegment]]:
     """Group segments that follow each other without a gap."""
-    group: list[Segment] = []
+    group: list[VideoSegment] = []
     for segment in segments:
         if group and group[-1].last != segment.first:
             yield group

@@ -26,7 +26,7 @@ from lowtide.jobs.video_rows import FrameSink, FrameSource
 from lowtide.jobs.video_settings import VideoSettings
 from lowtide.jobs.video_task import VideoTask, frame_facts, video_task
 from lowtide.jobs.video_threads import ReadAhead, WriteBehind
-from lowtide.jobs.video_work import Segment, VideoWork, pinned_plan, work_folder
+from lowtide.jobs.video_work import VideoSegment, VideoWork, pinned_plan, work_folder
 from lowtide.media import ImageFacts
 from lowtide.media.discover import MediaKind
 from lowtide.media.image_rows import ImageFile, ImageRows
@@ -50,7 +50,7 @@ class _Clip:
     """One file that is run, and what its run has found."""
 
     task: VideoTask
-    segments: list[Segment]
+    segments: list[VideoSegment]
     planes: list[np.ndarray] | None = None
     resumed: int = 0
     repeated: int = 0

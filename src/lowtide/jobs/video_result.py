@@ -11,7 +11,7 @@ import numpy as np
 from lowtide.core.atomic_file import sync, write_error
 from lowtide.jobs.video_rows import frame_info
 from lowtide.jobs.video_task import VideoTask
-from lowtide.jobs.video_work import Segment, VideoWork
+from lowtide.jobs.video_work import VideoSegment, VideoWork
 from lowtide.media.video.check_output import check_output
 from lowtide.media.video.mux import join
 from lowtide.media.video.video_encoder import SegmentEncoder
@@ -21,7 +21,7 @@ from lowtide.media.video.video_encoder import SegmentEncoder
 class MadeFrame:
     """Result of frame ``index``: its planes, and the segment that it belongs to."""
 
-    segment: Segment
+    segment: VideoSegment
     index: int
     planes: list[np.ndarray]
 
@@ -37,7 +37,7 @@ class VideoResult:
     """
 
     def __init__(
-        self, target: Path, task: VideoTask, work: VideoWork, segments: list[Segment]
+        self, target: Path, task: VideoTask, work: VideoWork, segments: list[VideoSegment]
     ) -> None:
         self.work, self.segments = work, segments
         self.info = frame_info(task.stored)

@@ -13,7 +13,7 @@ from lowtide.jobs.target_size import TargetSize
 from lowtide.jobs.video_memory import reading_bytes, writing_bytes
 from lowtide.jobs.video_rows import frame_info
 from lowtide.jobs.video_settings import VideoSettings
-from lowtide.jobs.video_work import Segment, segments_of
+from lowtide.jobs.video_work import VideoSegment, segments_of
 from lowtide.media import ImageFacts, OutputCost
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.video.encoder_settings import EncoderSettings, held_format
@@ -91,7 +91,7 @@ class VideoTask:
         """Ending of the segments' names: the container that keeps the codec's stamps."""
         return ".mov" if self.encoder.codec == "prores" else ".mp4"
 
-    def segments(self, target: Path, step: int) -> list[Segment]:
+    def segments(self, target: Path, step: int) -> list[VideoSegment]:
         """Return the segments of ``step`` frames of an output."""
         return segments_of(target, self.first, self.last, step, self.segment_suffix)
 

@@ -21,7 +21,7 @@ from lowtide.memory.plan import Plan
 
 
 @dataclass(frozen=True)
-class Segment:
+class VideoSegment:
     """Frames ``first`` to before ``last`` of a video, encoded together into ``path``."""
 
     first: int
@@ -34,14 +34,14 @@ def work_folder(target: Path) -> Path:
     return target.with_name(f".{target.name}.lowtide")
 
 
-def segments_of(target: Path, first: int, last: int, step: int, suffix: str) -> list[Segment]:
+def segments_of(target: Path, first: int, last: int, step: int, suffix: str) -> list[VideoSegment]:
     """Return the segments of frames ``first`` to before ``last``, of ``step`` frames each.
 
     Where they begin depends on nothing else, so that a resumed run makes the same ones.
     """
     folder = work_folder(target)
     return [
-        Segment(start, min(start + step, last), folder / f"{start:09}{suffix}")
+        VideoSegment(start, min(start + step, last), folder / f"{start:09}{suffix}")
         for start in range(first, last, step)
     ]
 
@@ -75,15 +75,15 @@ class VideoWork:
         if self._journal.pin != pin:
             self._journal.set_pin(pin)
 
-    def is_finished(self, segment: Segment) -> bool:
+    def is_finished(self, segment: VideoSegment) -> bool:
         """Return whether a segment is complete, of this key."""
         return self._journal.is_finished(segment.path, self._key_of(segment))
 
-    def new_part(self, segment: Segment) -> Path:
+    def new_part(self, segment: VideoSegment) -> Path:
         """Return a temporary name for a segment."""
         return self._journal.new_part(segment.path)
 
-    def finish(self, segment: Segment, part: Path) -> None:
+    def finish(self, segment: VideoSegment, part: Path) -> None:
         """Give a complete file its name, and record it."""
         self._journal.begin(segment.path, self._key_of(segment))
         part.replace(segment.path)
@@ -101,7 +101,7 @@ class VideoWork:
                 (self.folder / JOURNAL_NAME).unlink(missing_ok=True)
                 self.folder.rmdir()
 
-    def _key_of(self, segment: Segment) -> str:
+    def _key_of(self, segment: VideoSegment) -> str:
         text = f"{self._key} {segment.first}:{segment.last}"
         return hashlib.sha256(text.encode()).hexdigest()
 

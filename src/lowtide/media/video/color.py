@@ -19,13 +19,14 @@ from lowtide.media.video.picture_format import BT_709, LUMA_SHARES, PictureForma
 
 # Arrays of one band, some ten of them, stay in a core's cache.
 _BAND_SAMPLES = 1 << 16
-# Kernels of the way back, by the place of a chroma sample between its two rows (or columns), with
-# the first tap's place.
-_KERNELS = {
+# Filters of the way back, by the place of a chroma sample between its two rows (or columns): the
+# first tap's place from there, and the weights.
+_FILTERS = {
     0.0: (-2, (-0.125, 0.25, 0.75, 0.25, -0.125)),
     0.5: (-1, (-0.25, 0.75, 0.75, -0.25)),
     1.0: (-1, (-0.125, 0.25, 0.75, 0.25, -0.125)),
 }
+_BORDER = 2  # mirrored columns on each side, as many as filters reach
 
 
 class _Codes(NamedTuple):
@@ -71,8 +72,9 @@ class PlaneRows:
     def __init__(self, format: PictureFormat) -> None:
         self._format, self._next = format, 0
         self._planes = [np.empty(shape, format.plane_dtype) for shape in format.plane_shapes]
-        # Chroma rows (2, N, W of chroma) that await the rows below, from row `_kept_from` on.
-        self._kept, self._kept_from, self._chroma_next = np.empty(0, np.float32), 0, 0
+        # B-Y and R-Y of rows from `_kept_from` on, (2, N, W of chroma), that await rows below.
+        self._kept: np.ndarray | None = None
+        self._kept_from, self._chroma_next = 0, 0
 
     def write(self, first: int, rgb: np.ndarray) -> None:
         """Append rows (N, W, 3), float32, of which ``first`` is the next row's number."""
@@ -95,57 +97,65 @@ class PlaneRows:
         return self._planes
 
     def _write_band(self, first: int, rgb: np.ndarray) -> None:
-        format, rows = self._format, slice(first, first + rgb.shape[1])
-        codes = _codes(format)
+        format, codes = self._format, _codes(self._format)
+        rows, rgb = slice(first, first + rgb.shape[1]), np.ascontiguousarray(rgb)
         if format.kind == "rgb":
             for plane, channel in zip(self._planes, rgb, strict=True):
-                _store(channel * np.float32(codes.luma), codes.black, codes.largest, plane[rows])
+                _store(channel * np.float32(codes.luma), codes.black, codes, plane[rows])
             return
         red, blue = _shares(format)
         luma = rgb[0] * np.float32(red)
         luma += rgb[1] * np.float32(1 - red - blue)
         luma += rgb[2] * np.float32(blue)
         if format.kind == "yuv":
-            factors = codes.chroma / (2 - 2 * blue), codes.chroma / (2 - 2 * red)
-            self._write_chroma(first, luma, (rgb[2], rgb[0]), factors)
+            self._write_chroma(first, self._differences(luma, rgb))
         luma *= np.float32(codes.luma)
-        _store(luma, codes.black, codes.largest, self._planes[0][rows])
+        _store(luma, codes.black, codes, self._planes[0][rows])
 
-    def _write_chroma(
-        self,
-        first: int,
-        luma: np.ndarray,
-        colors: tuple[np.ndarray, np.ndarray],
-        factors: tuple[float, float],
-    ) -> None:
-        """Filter B-Y and R-Y of a band, and store the chroma rows that have all theirs."""
+    def _differences(self, luma: np.ndarray, rgb: np.ndarray) -> np.ndarray:
+        """Return B-Y and R-Y, (2, N, W), of every column or filtered to those of chroma."""
         format = self._format
-        across, down = format.chroma_step
-        right, below = format.chroma_offset
-        chroma = np.empty((2, *luma.shape), np.float32)
-        for difference, color, factor in zip(chroma, colors, factors, strict=True):
-            np.subtract(color, luma, out=difference)
-            difference *= np.float32(factor)
-        if across > 1:
-            chroma = _halved(chroma, 2, right, 0, format.plane_shapes[1][1], 0, format.width)
-        end = first + luma.shape[0]
-        if down > 1:
-            chroma = self._halved_rows(chroma, first, end, below)
+        across, right = format.chroma_step[0], format.chroma_offset[0]
+        border = _BORDER if across > 1 else 0
+        wide = np.empty((2, len(luma), format.width + 2 * border), np.float32)
+        for channel, difference in zip((2, 0), wide, strict=True):
+            np.subtract(rgb[channel], luma, out=difference[:, border : border + format.width])
+        if across == 1:
+            return wide
+        outside = np.array([-2, -1, format.width, format.width + 1])
+        inside = _mirrored(outside, right, format.width)
+        wide[..., outside + border] = wide[..., inside + border]
+        first_tap = _BORDER + _FILTERS[right][0]
+        return _halved(wide[..., first_tap:], 2, right, format.plane_shapes[1][1])
+
+    def _write_chroma(self, first: int, chroma: np.ndarray) -> None:
+        """Store the chroma rows that these rows (2, N, W), from ``first`` on, complete."""
+        format, codes = self._format, _codes(self._format)
+        if format.chroma_step[1] > 1:
+            chroma = self._halved_rows(chroma, first + chroma.shape[1])
         start, self._chroma_next = self._chroma_next, self._chroma_next + chroma.shape[1]
-        codes = _codes(format)
-        for plane, samples in zip(self._planes[1:], chroma, strict=True):
-            _store(samples, codes.neutral, codes.largest, plane[start : self._chroma_next])
+        for plane, samples, share in zip(
+            self._planes[1:], chroma, reversed(_shares(format)), strict=True
+        ):
+            samples *= np.float32(codes.chroma / (2 - 2 * share))
+            _store(samples, codes.neutral, codes, plane[start : self._chroma_next])
 
-    def _halved_rows(self, chroma: np.ndarray, first: int, end: int, below: float) -> np.ndarray:
-        """Return chroma rows, those from `_chroma_next` on that ``chroma``'s rows complete."""
+    def _halved_rows(self, chroma: np.ndarray, end: int) -> np.ndarray:
+        """Return chroma rows from `_chroma_next` on, of ``chroma``'s and earlier rows."""
         format = self._format
-        if self._kept.size:
+        below = format.chroma_offset[1]
+        if self._kept is not None:
             chroma = np.concatenate([self._kept, chroma], 1)
-        above, kernel = _KERNELS[below]
-        reach = above + len(kernel)  # rows of a chroma sample that begin with its own first one
-        done = format.plane_shapes[1][0] if end == format.height else (end - reach) // 2 + 1
-        start, done = self._chroma_next, max(done, self._chroma_next)
-        halved = _halved(chroma, 1, below, start, done, self._kept_from, format.height)
+        above, weights = _FILTERS[below]
+        # A chroma row is complete with the last row of its filter, at the end with what is there.
+        done = (end - above - len(weights)) // 2 + 1
+        done = format.plane_shapes[1][0] if end == format.height else max(done, self._chroma_next)
+        if done == self._chroma_next:
+            self._kept = chroma
+            return chroma[:, :0]
+        places = np.arange(2 * self._chroma_next + above, 2 * (done - 1) + above + len(weights))
+        places = _mirrored(places, below, format.height) - self._kept_from
+        halved = _halved(chroma.take(places, 1), 1, below, done - self._chroma_next)
         # A mirrored border asks for rows further up than the next chroma row does.
         keep = max(self._kept_from, 2 * done + above - 2)
         self._kept = chroma[:, keep - self._kept_from :].copy()
@@ -185,34 +195,33 @@ def _to_rgb(
     if format.kind == "gray":
         out[:] = luma
         return
-    cb, cr = (_chroma_rows(plane, format, first, last) for plane in planes[1:])
     red, blue = _shares(format)
-    green = 1 - red - blue
-    cr *= np.float32(2 - 2 * red)
-    np.add(luma, cr, out=out[0])
-    cb *= np.float32(2 - 2 * blue)
-    np.add(luma, cb, out=out[2])
-    cr *= np.float32(red / green)
-    cb *= np.float32(blue / green)
-    cb += cr
-    np.subtract(luma, cb, out=out[1])
+    above_blue = _chroma_rows(planes[1], format, first, last, 2 - 2 * blue)  # B-Y
+    above_red = _chroma_rows(planes[2], format, first, last, 2 - 2 * red)
+    np.add(luma, above_red, out=out[0])
+    np.add(luma, above_blue, out=out[2])
+    above_red *= np.float32(red / (1 - red - blue))
+    above_blue *= np.float32(blue / (1 - red - blue))
+    luma -= above_red
+    np.subtract(luma, above_blue, out=out[1])
 
 
-def _chroma_rows(plane: np.ndarray, format: PictureFormat, first: int, last: int) -> np.ndarray:
-    """Return chroma of some rows, (N, W), centered on 0 and to ±0.5, interpolated."""
+def _chroma_rows(
+    plane: np.ndarray, format: PictureFormat, first: int, last: int, factor: float
+) -> np.ndarray:
+    """Return chroma of some rows, (N, W), 0 for neutral, interpolated and times ``factor``."""
     across, down = format.chroma_step
     right, below = format.chroma_offset
-    codes, (high, _) = _codes(format), plane.shape
-    above = int(np.floor((first - below) / down)) if down > 1 else first
-    under = int(np.floor((last - 1 - below) / down)) + 2 if down > 1 else last
-    stored = plane[np.arange(above, under).clip(0, high - 1)]
-    chroma = _scaled(stored, codes.neutral, codes.chroma, np.empty(stored.shape, np.float32))
+    codes, (high, wide) = _codes(format), plane.shape
+    above = (2 * first - int(2 * below)) // 4 if down > 1 else first  # floors, and exactly
+    under = (2 * last - 2 - int(2 * below)) // 4 + 2 if down > 1 else last
+    rows = plane[np.arange(above, under).clip(0, high - 1)]
+    chroma = np.empty((len(rows), wide + 2), np.float32)
+    _scaled(rows, codes.neutral, codes.chroma / factor, chroma[:, 1:-1])
+    chroma[:, 0], chroma[:, -1] = chroma[:, 1], chroma[:, -2]
     if down > 1:
-        chroma = _doubled(chroma, 0, below, first, last, above)
-    if across > 1:
-        edges = chroma[:, :1], chroma, chroma[:, -1:]
-        chroma = _doubled(np.concatenate(edges, 1), 1, right, 0, format.width, -1)
-    return chroma
+        chroma = _doubled(chroma, 0, first - below - 2 * above, last - first)
+    return _doubled(chroma, 1, 2 - right, format.width) if across > 1 else chroma[:, 1:-1]
 
 
 def _scaled(codes: np.ndarray, zero: float, count: float, out: np.ndarray) -> np.ndarray:
@@ -221,68 +230,61 @@ def _scaled(codes: np.ndarray, zero: float, count: float, out: np.ndarray) -> np
     return out
 
 
-def _store(values: np.ndarray, zero: float, largest: float, out: np.ndarray) -> None:
+def _store(values: np.ndarray, zero: float, codes: _Codes, out: np.ndarray) -> None:
     """Round values half up to codes; overwrites them."""
     values += np.float32(zero + 0.5)
-    np.clip(values, np.float32(0), np.float32(largest), out=values)
+    np.clip(values, np.float32(0), np.float32(codes.largest), out=values)
     out[:] = values
 
 
-def _doubled(
-    samples: np.ndarray, axis: int, offset: float, first: int, last: int, origin: int
-) -> np.ndarray:
-    """Return samples interpolated at the places from ``first`` to before ``last`` of an axis.
+def _doubled(samples: np.ndarray, axis: int, start: float, count: int) -> np.ndarray:
+    """Return samples (rows, columns), of which each counts for two, interpolated on an axis.
 
     Args:
-        samples: Chroma, (rows, columns), with what the border needs.
-        axis: The axis to double.
-        offset: Place of chroma sample 0.
-        first: First place.
-        last: Place after the last one.
-        origin: Number of the first of ``samples``.
+        samples: Samples that lie 2 apart.
+        axis: The axis.
+        start: Place of the first result, where the first sample is at 0.
+        count: Number of results, 1 apart.
     """
     samples = np.moveaxis(samples, axis, 0)
-    shape = list(samples.shape)
-    shape[0] = last - first
-    out = np.empty(shape, np.float32)
-    for phase in range(min(2, last - first)):
-        place = (first + phase - offset) / 2
-        below = int(np.floor(place))
-        share, count = place - below, len(out[phase::2])
-        one = samples[below - origin : below - origin + count]
+    out = np.empty(
+        (count, samples.shape[1]) if axis == 0 else (samples.shape[1], count), np.float32
+    )
+    results, weighted = np.moveaxis(out, axis, 0), {}
+    for phase in range(2):
+        below, share = divmod((start + phase) / 2, 1)
+        below, half = int(below), results[phase::2]
+        for one in (share, 1 - share):
+            if one not in weighted:
+                weighted[one] = samples * np.float32(one)
+        after = below + len(half)
         if share == 0:
-            out[phase::2] = one
-            continue
-        two = samples[below - origin + 1 : below - origin + 1 + count]
-        mixed = one * np.float32(1 - share)
-        mixed += two * np.float32(share)
-        out[phase::2] = mixed
-    return np.moveaxis(out, 0, axis)
+            half[:] = samples[below:after]
+        else:
+            upper, lower = weighted[1 - share], weighted[share]
+            np.add(upper[below:after], lower[below + 1 : after + 1], out=half)
+    return out
 
 
-def _halved(
-    samples: np.ndarray, axis: int, offset: float, first: int, last: int, origin: int, length: int
-) -> np.ndarray:
-    """Return chroma samples from ``first`` to before ``last`` of an axis, filtered.
+def _halved(samples: np.ndarray, axis: int, offset: float, count: int) -> np.ndarray:
+    """Return ``count`` samples filtered on an axis; ``samples`` begin with the first one's taps."""
 
-    Args:
-        samples: Full chroma, of which ``origin`` is the first one's number on that axis.
-        axis: The axis to halve.
-        offset: Place of chroma sample 0.
-        first: First chroma sample.
-        last: Chroma sample after the last one.
-        origin: Number of the first of ``samples``.
-        length: Samples of the whole axis, at whose ends they are mirrored.
-    """
-    above, kernel = _KERNELS[offset]
-    places = np.arange(2 * first + above, 2 * (last - 1) + above + len(kernel))
-    taken = samples.take(_mirrored(places, offset, length) - origin, axis)
-    moved = np.moveaxis(taken, axis, 0)
-    count = last - first
-    out = moved[0 : 2 * count : 2][:count] * np.float32(kernel[0])
-    for tap, weight in enumerate(kernel[1:], 1):
-        out += moved[tap : tap + 2 * count : 2][:count] * np.float32(weight)
-    return np.moveaxis(out, 0, axis)
+    def tap(place: int) -> np.ndarray:
+        cut = [slice(None)] * samples.ndim
+        cut[axis] = slice(place, place + 2 * count - 1, 2) if count else slice(0)
+        return samples[tuple(cut)]
+
+    _, weights = _FILTERS[offset]
+    size = len(weights)
+    out = tap(0) + tap(size - 1)
+    out *= np.float32(weights[0])
+    for place in range(1, size // 2):
+        pair = tap(place) + tap(size - 1 - place)
+        pair *= np.float32(weights[place])
+        out += pair
+    if size % 2:
+        out += tap(size // 2) * np.float32(weights[size // 2])
+    return out
 
 
 def _mirrored(places: np.ndarray, offset: float, length: int) -> np.ndarray:

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 # FFmpeg's AVMasteringDisplayMetadata: ten rationals, and whether colors and luminances are there.
 _DISPLAY = struct.Struct("=20i2i")
 _COLOR_UNITS, _LUMINANCE_UNITS = 50_000, 10_000
+# Encoders' names of the two.
+_NAMES = {
+    "x264": ("mastering-display", "cll"),
+    "x265": ("master-display", "max-cll"),
+    "svtav1": ("mastering-display", "content-light"),
+}
 
 
 @dataclass(frozen=True)
@@ -21,23 +27,51 @@ class Hdr10Light:
 
     Args:
         display: x and y of red, green, blue and white in units of 1/50,000, then the largest and
-            least luminance in units of 0.0001 cd/m²; None if the file has none.
-        content: Largest and mean light level in cd/m²; None if the file has none.
+            least luminance in units of 0.0001 cd/m²; None if unknown.
+        content: Largest and mean light level in cd/m²; None if unknown.
     """
 
     display: tuple[int, ...] | None = None
     content: tuple[int, int] | None = None
 
+    def parameters(self, codec: str) -> dict[str, str]:
+        """Return a codec's own parameters for it; none for a codec that cannot hold it."""
+        if codec not in _NAMES:
+            return {}
+        found, names = {}, _NAMES[codec]
+        if self.display is not None:
+            found[names[0]] = self._display_text(codec)
+        if self.content is not None:
+            found[names[1]] = "{},{}".format(*self.content)
+        return found
+
+    def _display_text(self, codec: str) -> str:
+        values = [str(value) for value in self.display or ()]
+        if codec == "svtav1":  # takes decimals
+            values = [
+                f"{int(value) / (_COLOR_UNITS if place < 8 else _LUMINANCE_UNITS):.6f}"
+                for place, value in enumerate(values)
+            ]
+        red, green, blue, white, luminance = (",".join(values[i : i + 2]) for i in range(0, 10, 2))
+        return f"G({green})B({blue})R({red})WP({white})L({luminance})"
+
+
+def holds_light(codec: str) -> bool:
+    """Return whether a codec of `CODECS` can hold HDR10 data."""
+    return codec in _NAMES
+
 
 def light_of(frame: av.VideoFrame) -> Hdr10Light | None:
     """Return the HDR10 data of a decoded frame, or None if it has none."""
-    display = content = None
-    for data in frame.side_data.keys():  # noqa: SIM118  (iterating gives other things)
-        if data.type.name == "MASTERING_DISPLAY_METADATA":
-            display = _display(bytes(data))
-        elif data.type.name == "CONTENT_LIGHT_LEVEL":
-            content = struct.unpack_from("=2I", bytes(data))
-    return Hdr10Light(display, content) if display or content else None
+    data = frame.side_data
+    display = data.get("MASTERING_DISPLAY_METADATA")
+    content = data.get("CONTENT_LIGHT_LEVEL")
+    light = Hdr10Light(
+        None if display is None else _display(bytes(display)),
+        # Encoders write zeros for unknown.
+        None if content is None else _content(bytes(content)),
+    )
+    return None if light == Hdr10Light() else light
 
 
 def _display(data: bytes) -> tuple[int, ...] | None:
@@ -48,3 +82,8 @@ def _display(data: bytes) -> tuple[int, ...] | None:
     colors = [round(value * _COLOR_UNITS) for value in values[:8]]
     least, largest = (round(value * _LUMINANCE_UNITS) for value in values[8:])
     return (*colors, largest, least)
+
+
+def _content(data: bytes) -> tuple[int, int] | None:
+    largest, mean = struct.unpack_from("=2I", data)
+    return (largest, mean) if largest or mean else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -32,15 +32,7 @@ LUMA_SHARES = {
     7: (0.212, 0.087),
     BT_2020: (0.2627, 0.0593),
 }
-_OTHER_MATRICES = {
-    0: "RGB",
-    8: "YCgCo",
-    10: "BT.2020 with constant luminance",
-    14: "ICtCp",
-    15: "IPT-PQ-C2",
-    16: "YCgCo-Re",
-    17: "YCgCo-Ro",
-}
+_OTHER_MATRICES = {0: "RGB", 8: "YCgCo", 10: "BT.2020 with constant luminance", 14: "ICtCp"}
 # Where FFmpeg's chroma locations put the first chroma sample, in luma samples right and down of
 # the first luma sample. Unspecified (0) is left, as in MPEG-2, H.264, H.265 and AV1.
 _CHROMA_OFFSETS = {
@@ -52,14 +44,22 @@ _CHROMA_OFFSETS = {
     5: (0.0, 1.0),
     6: (0.5, 1.0),
 }
-_YUV = re.compile(r"yuvj?(420|422|440|444)p(\d*)(le|be)?")
-_GRAY = re.compile(r"gray(\d*)(le|be)?")
-_PLANAR_RGB = re.compile(r"gbrp(\d*)(le|be)?")
+_YUV = re.compile(r"yuvj?(420|422|440|444)p(9|1[0246])?(le|be)?")
+_GRAY = re.compile(r"gray(9|1[0246])?(le|be)?")
+_PLANAR_RGB = re.compile(r"gbrp(9|1[0246])?(le|be)?")
 _PACKED_RGB = re.compile(r"(rgb|bgr|0rgb|0bgr|rgb0|bgr0)(24|48)?(le|be)?")
 _STEPS = {"420": (2, 2), "422": (2, 1), "440": (1, 2), "444": (1, 1)}
 _HD_LINES = 720
 
 Kind = Literal["yuv", "gray", "rgb"]
+
+
+class SampleLayout(NamedTuple):
+    """Kind and bits of a format's samples, and luma samples per chroma sample, across and down."""
+
+    kind: Kind
+    bits: int
+    chroma_step: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -99,23 +99,23 @@ class PictureFormat:
             raise VideoError(
                 f"the video's color matrix is {_OTHER_MATRICES.get(matrix, f'number {matrix}')},"
                 f" which cannot be converted to RGB",
-                hint="convert it first: ffmpeg -i IN -vf scale=out_color_matrix=bt709 OUT.mkv",
+                hint="convert it first: ffmpeg -i IN -vf zscale=matrix=709 -c:v ffv1 OUT.mkv",
             )
 
     @property
     def kind(self) -> Kind:
         """Whether samples are luma and chroma, luma alone, or red, green and blue."""
-        return self._parts[0]
+        return self.layout.kind
 
     @property
     def bits(self) -> int:
         """Bits of a sample, 8 to 16."""
-        return self._parts[1]
+        return self.layout.bits
 
     @property
     def chroma_step(self) -> tuple[int, int]:
         """Luma samples per chroma sample, across and down: (2, 2) for 4:2:0."""
-        return self._parts[2]
+        return self.layout.chroma_step
 
     @property
     def chroma_offset(self) -> tuple[float, float]:
@@ -181,24 +181,48 @@ class PictureFormat:
         return new
 
     @property
-    def _parts(self) -> tuple[Kind, int, tuple[int, int]]:
-        """Kind, bits and chroma step, from FFmpeg's name."""
-        if found := _YUV.fullmatch(self.name):
-            return "yuv", int(found[2] or 8), _STEPS[found[1]]
-        if found := _GRAY.fullmatch(self.name):
-            return "gray", int(found[1] or 8), (1, 1)
-        if found := _PLANAR_RGB.fullmatch(self.name):
-            return "rgb", int(found[1] or 8), (1, 1)
-        if found := _PACKED_RGB.fullmatch(self.name):
-            return "rgb", 16 if found[2] == "48" else 8, (1, 1)
-        raise VideoError(
-            f"frames stored as {self.name} cannot be converted",
-            hint="convert them first: ffmpeg -i IN -pix_fmt yuv444p10le -c:v ffv1 OUT.mkv",
-        )
+    def layout(self) -> SampleLayout:
+        """Kind and bits of the samples, and the chroma step, from the name."""
+        if (layout := sample_layout(self.name)) is None:
+            raise _unknown(self.name)
+        return layout
+
+
+def sample_layout(name: str) -> SampleLayout | None:
+    """Return the layout that FFmpeg's name stands for, or None for samples of another kind."""
+    if found := _YUV.fullmatch(name):
+        return SampleLayout("yuv", int(found[2] or 8), _STEPS[found[1]])
+    if found := _GRAY.fullmatch(name):
+        return SampleLayout("gray", int(found[1] or 8), (1, 1))
+    if found := _PLANAR_RGB.fullmatch(name):
+        return SampleLayout("rgb", int(found[1] or 8), (1, 1))
+    if found := _PACKED_RGB.fullmatch(name):
+        return SampleLayout("rgb", 16 if found[2] == "48" else 8, (1, 1))
+    return None
+
+
+def format_of(frame: av.VideoFrame, chroma_location: int = 0) -> PictureFormat:
+    """Return the format of a decoded frame; raises `VideoError` if it cannot be converted."""
+    ranges = {1: False, 2: True}
+    tags = ColorTags(
+        frame.color_primaries, frame.color_trc, frame.colorspace, ranges.get(frame.color_range)
+    )
+    return PictureFormat(frame.width, frame.height, frame.format.name, tags, chroma_location)
+
+
+def range_number(format: PictureFormat) -> int:
+    """Return FFmpeg's number of the range that a format states: 0 none, 1 limited, 2 full."""
+    if format.kind == "rgb" or format.name.startswith("yuvj"):
+        return 2
+    return 0 if format.tags.full_range is None else 1 + format.tags.full_range
 
 
 def planes_of(frame: av.VideoFrame, format: PictureFormat) -> list[np.ndarray]:
-    """Return a frame's samples as arrays (rows, columns), which are views of the frame."""
+    """Return a frame's samples as arrays (rows, columns), which are views of the frame.
+
+    Raises:
+        VideoError: Rows are stored from the bottom up.
+    """
     shapes, dtype = format.plane_shapes, format.plane_dtype
     found = _PACKED_RGB.fullmatch(format.name)
     if found:
@@ -221,12 +245,37 @@ def frame_of(planes: Sequence[np.ndarray], format: PictureFormat) -> av.VideoFra
     tags = format.tags
     frame.color_primaries, frame.color_trc = tags.primaries, tags.transfer
     frame.colorspace = tags.matrix
-    frame.color_range = 0 if tags.full_range is None else 1 + tags.full_range
+    frame.color_range = range_number(format)
     return cast("av.VideoFrame", frame)
 
 
 def _rows(frame: av.VideoFrame, index: int, dtype: np.dtype[np.generic]) -> np.ndarray:
     """Return the samples of one of FFmpeg's planes, padding included."""
     plane = frame.planes[index]
+    if plane.line_size < 0:  # PyAV's buffer would begin at the last row in memory
+        raise VideoError(
+            "frames are stored from the bottom up, which cannot be read",
+            hint="convert them first: ffmpeg -i IN -c:v ffv1 OUT.mkv",
+        )
     samples = np.frombuffer(cast("memoryview", plane), dtype)
-    return samples.reshape(-1, abs(plane.line_size) // dtype.itemsize)
+    return samples.reshape(-1, plane.line_size // dtype.itemsize)
+
+
+def _unknown(name: str) -> VideoError:
+    """Return the error of a pixel format that cannot be converted, with one that can."""
+    av = load_av()
+    known = name in av.video.format.names
+    format = av.VideoFormat(name) if known else None
+    if format is None or not format.components:
+        return VideoError(f"frames are stored as {name}, which cannot be converted")
+    alpha = any(part.is_alpha for part in format.components)
+    deep = max(part.bits for part in format.components) > 8
+    if format.is_rgb or format.has_palette:
+        near = "gbrp16le" if deep else "bgr0"
+    else:
+        near = "yuv444p16le" if deep else "yuv444p"
+    return VideoError(
+        f"frames are stored as {name}, "
+        + ("with transparency, which cannot be kept" if alpha else "which cannot be converted"),
+        hint=f"convert them first: ffmpeg -i IN -pix_fmt {near} -c:v ffv1 OUT.mkv",
+    )

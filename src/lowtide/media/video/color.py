@@ -150,6 +150,9 @@ class PlaneRows:
         # A chroma row is complete with the last row of its filter, at the end with what is there.
         done = (end - above - len(weights)) // 2 + 1
         done = format.plane_shapes[1][0] if end == format.height else max(done, self._chroma_next)
+        if done == self._chroma_next:
+            self._kept = chroma
+            return chroma[:, :0]
         places = np.arange(2 * self._chroma_next + above, 2 * (done - 1) + above + len(weights))
         places = _mirrored(places, below, format.height) - self._kept_from
         halved = _halved(chroma.take(places, 1), 1, below, done - self._chroma_next)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lowtide.core.errors import UsageError
-from lowtide.media.video.picture_format import BT_709, Kind, PictureFormat
+from lowtide.media.video.picture_format import (
+    BT_709,
+    PictureFormat,
+    SampleLayout,
+    sample_layout,
+)
 from lowtide.media.video.pyav import load_av
 
 _LEFT, _TOP_LEFT = 1, 3
@@ -136,20 +141,20 @@ def held_format(
     Raises:
         UsageError: The codec cannot hold pictures of this size.
     """
-    codec, notes = CODECS[settings.codec], []
-    held = _nearest(codec.formats(settings.preset), format)
-    if held.name != _plain(format.name):
-        notes.append(f"{settings.codec} has no {_plain(format.name)}: {held.name} is written")
-    if held.kind == "yuv" and format.kind == "rgb":
-        tags = replace(format.tags, matrix=BT_709, full_range=False)
-        held = replace(held, tags=tags)
+    codec, name, tags = CODECS[settings.codec], _plain(format.name), format.tags
+    nearest = _nearest(codec.formats(settings.preset), name, format.layout)
+    notes = []
+    if nearest != name:
+        notes.append(f"{settings.codec} has no {name}: {nearest} is written")
+    if format.kind == "rgb" and nearest.startswith("yuv"):
+        tags = replace(tags, matrix=BT_709, full_range=False)
         notes.append("RGB is converted to luma and chroma by BT.709")
-    if (
-        format.kind == "gray"
-    ):  # some decoders show gray as luma and chroma, where none means limited
-        held = _ranged(held, format.full_range_used)
+    elif format.kind == "gray" or format.name.startswith("yuvj"):
+        # Some decoders show gray as luma and chroma, where no word means limited.
+        tags = replace(tags, full_range=format.full_range_used)
+    held = replace(format, name=nearest, tags=tags)
     if held.full_range_used and not codec.full_range:
-        held = _ranged(held, False)
+        held = replace(held, tags=replace(tags, full_range=False))
         notes.append(f"{settings.codec} has no full range: limited range is written")
     if held.chroma_location not in codec.locations and held.chroma_step != (1, 1):
         held = replace(held, chroma_location=_LEFT)
@@ -163,34 +168,24 @@ def _plain(name: str) -> str:
     return name.replace("yuvj", "yuv").removesuffix("be") + ("le" if name.endswith("be") else "")
 
 
-def _nearest(names: list[str], format: PictureFormat) -> PictureFormat:
-    """Return ``format`` with the nearest name of a codec's."""
-    if format.name.startswith("yuvj"):
-        format = _ranged(format, True)
-    held = [replace(format, name=name) for name in names if _is_known(name)]
-    return min(held, key=lambda one: (one.name != _plain(format.name), *_loss(one, format)))
+def _nearest(names: list[str], name: str, wanted: SampleLayout) -> str:
+    """Return the one of ``names`` that loses least, and then has least too much."""
+    layouts = {one: layout for one in names if (layout := sample_layout(one)) is not None}
 
+    def loss(one: str) -> tuple[object, ...]:
+        held = layouts[one]
+        steps = zip(held.chroma_step, wanted.chroma_step, strict=True)
+        return (
+            one != name,
+            held.kind == "gray" and wanted.kind != "gray",
+            max(0, wanted.bits - held.bits),
+            wanted.kind != "gray" and sum(max(0, step - other) for step, other in steps),
+            held.kind != wanted.kind,
+            held.bits,
+            -sum(held.chroma_step),
+        )
 
-def _ranged(format: PictureFormat, full_range: bool) -> PictureFormat:
-    return replace(format, tags=replace(format.tags, full_range=full_range))
-
-
-def _is_known(name: str) -> bool:
-    return PictureFormat.parts_of(name) is not None and not name.startswith("yuvj")
-
-
-def _loss(held: PictureFormat, format: PictureFormat) -> tuple[object, ...]:
-    """Return what a format loses of another, the worst first, then what it has too much."""
-    color: dict[Kind, int] = {"gray": 0, "yuv": 1, "rgb": 1}
-    steps = [one.chroma_step if one.kind != "gray" else (9, 9) for one in (held, format)]
-    return (
-        color[held.kind] < color[format.kind],
-        max(0, format.bits - held.bits),
-        sum(max(0, one - other) for one, other in zip(*steps, strict=True)),
-        held.kind != format.kind,
-        held.bits,
-        -sum(steps[0]),
-    )
+    return min((one for one in layouts if not one.startswith("yuvj")), key=loss)
 
 
 def _check_size(name: str, format: PictureFormat) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from lowtide.core.atomic_file import write_error
-from lowtide.core.errors import OutputError
+from lowtide.core.errors import InputError, OutputError
 from lowtide.media.video.containers import muxer_options
 from lowtide.media.video.display_matrix import display_matrix
 from lowtide.media.video.other_streams import (
-    PlannedStream,
     StreamPlan,
+    cover_file,
     open_source,
     packets_with_data,
 )
@@ -121,6 +121,7 @@ def join(
     Raises:
         OutputError: The file cannot be written, or the segments hold another number of frames. No
             file is left.
+        InputError: The source's other streams cannot be read to their end.
     """
     av = load_av()
     picture = NewPicture(
@@ -209,7 +210,7 @@ class _Muxer:
         for planned in self.plan.kept:
             stream = source.streams[planned.index]
             if planned.into == "attachment":
-                self._attach_cover(output, planned, stream.metadata)
+                self._attach_cover(output, stream)
                 continue
             if planned.kind == "attachment":
                 output.add_stream_from_template(stream)
@@ -231,23 +232,21 @@ class _Muxer:
         output.metadata.update(file_metadata(source))
         output.set_chapters(self.window.chapters(source.chapters()))
 
-    def _attach_cover(self, output: Any, planned: PlannedStream, metadata: Any) -> None:
-        """Attach a cover, which has one packet, as the file that it was made from."""
+    def _attach_cover(self, output: Any, stream: Any) -> None:
+        """Attach a cover, which has one packet, as the file that it is."""
         assert self.plan.source is not None
-        ending, kind = {"png": ("png", "image/png")}.get(planned.codec, ("jpg", "image/jpeg"))
         with open_source(self.plan.source) as again:
-            packets = again.demux(again.streams[planned.index])
-            cover = next(packets_with_data(packets), None)
-            if cover is not None:
-                name = metadata.get("filename") or f"cover.{ending}"
-                output.add_attachment(name, kind, bytes(cover))
+            packets = again.demux(again.streams[stream.index])
+            cover, name = next(packets_with_data(packets), None), cover_file(stream)
+            if cover is not None and name is not None:
+                output.add_attachment(*name, bytes(cover))
 
     def _others(self, source: Any) -> Iterator[Any]:
         """Packets of the other streams, with the stamps and the stream of the output."""
         if not self.made:
             return
         streams = [source.streams[index] for index in self.made]
-        for packet in packets_with_data(source.demux(*streams)):
+        for packet in packets_with_data(self._read(source, streams)):
             index = packet.stream_index
             kind = self.written[index].kind
             if kind == "cover":
@@ -264,6 +263,12 @@ class _Muxer:
                 if packet is None:
                     continue
             yield from self._moved(iter([packet]), self.made[index], self.written[index])
+
+    def _read(self, source: Any, streams: list[Any]) -> Iterator[Any]:
+        try:
+            yield from source.demux(*streams)
+        except load_av().error.FFmpegError as error:
+            raise InputError(f"{self.plan.source}: the sound cannot be read ({error})") from error
 
     def _moved(
         self, packets: Iterator[Any], stream: Any, written: WrittenStream | None = None

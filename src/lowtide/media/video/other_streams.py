@@ -32,7 +32,7 @@ Action = Literal["enlarged", "copied", "converted", "dropped"]
 _PLAIN_TEXT = ("subrip", "mov_text", "webvtt", "text")
 _STYLED_TEXT = ("ass", "ssa")
 _SHAPED = ("h264", "hevc")  # codecs that hold the shape of pixels themselves
-_COVERS = ("mjpeg", "png")
+_COVERS = {"mjpeg": ("cover.jpg", "image/jpeg"), "png": ("cover.png", "image/png")}
 _MPEG_CLOCK = 90_000  # ticks a second of MPEG transport and program streams
 _COVER_FLAG = 1024  # FFmpeg's disposition of a still picture that belongs to the file
 
@@ -170,6 +170,14 @@ def is_cover(stream: Stream) -> bool:
     return stream.type == "video" and bool(int(stream.disposition) & _COVER_FLAG)
 
 
+def cover_file(stream: Any) -> tuple[str, str] | None:
+    """Name and MIME type of a cover as an attached file; None of a kind that is not known."""
+    name, kind = (stream.metadata.get(key) for key in ("filename", "mimetype"))
+    if name and kind:
+        return name, kind
+    return _COVERS.get(stream.codec_context.codec.canonical_name)
+
+
 def packets_with_data(packets: Iterator[Any]) -> Iterator[Any]:
     """Packets of a demuxer without the empty ones that only flush a decoder.
 
@@ -197,12 +205,14 @@ def _planned(stream: Any, picture: int, container: str) -> PlannedStream:
 def _fate(stream: Any, kind: str, codec: str, container: str) -> tuple[Action, str, str]:
     none = f"{TITLES[container]} files hold no {codec}"
     if kind == "attachment":
+        if container == "matroska" and not holds_stream(container, stream):
+            return "dropped", "", "it has no name or no kind"
         return _kept_if(container == "matroska", f"{TITLES[container]} files hold no attachments")
-    if kind == "cover" and codec in _COVERS and container != "mp4":
+    if kind == "cover" and container != "mp4":
         # The muxers of the others would write a second film, or nothing.
-        if container == "matroska":
+        if container == "matroska" and cover_file(stream):
             return "converted", "attachment", "Matroska keeps a cover as an attached file"
-        return "dropped", "", f"{TITLES[container]} files hold no cover"
+        return "dropped", "", f"{TITLES[container]} files hold no such cover"
     if kind == "video":
         return "dropped", "", "the first picture stream is enlarged"
     if kind not in ("cover", "audio", "subtitle") or stream.codec_context is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -157,16 +158,9 @@ def packet_time(packet: Any) -> Fraction:
     return (stamp or 0) * packet.time_base
 
 
-def merged(one: Iterator[Any], other: Iterator[Any]) -> Iterator[Any]:
-    """Packets of both, the one decoded earlier first: muxers hold those that wait in memory."""
-    a, b = next(one, None), next(other, None)
-    while a is not None or b is not None:
-        if b is None or (a is not None and _decoded(a) <= _decoded(b)):
-            yield a
-            a = next(one, None)
-        else:
-            yield b
-            b = next(other, None)
+def merged(*streams: Iterator[Any]) -> Iterator[Any]:
+    """Packets of all, the one decoded earlier first: muxers hold those that wait in memory."""
+    return heapq.merge(*streams, key=_decoded)
 
 
 def _decoded(packet: Any) -> Fraction:

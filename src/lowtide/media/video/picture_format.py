@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -54,6 +54,14 @@ _HD_LINES = 720
 Kind = Literal["yuv", "gray", "rgb"]
 
 
+class SampleLayout(NamedTuple):
+    """Kind and bits of a format's samples, and luma samples per chroma sample, across and down."""
+
+    kind: Kind
+    bits: int
+    chroma_step: tuple[int, int]
+
+
 @dataclass(frozen=True)
 class ColorTags:
     """Color of a video, as its file states it: H.273's numbers, of which 2 is unspecified."""
@@ -97,17 +105,17 @@ class PictureFormat:
     @property
     def kind(self) -> Kind:
         """Whether samples are luma and chroma, luma alone, or red, green and blue."""
-        return self._parts[0]
+        return self.layout.kind
 
     @property
     def bits(self) -> int:
         """Bits of a sample, 8 to 16."""
-        return self._parts[1]
+        return self.layout.bits
 
     @property
     def chroma_step(self) -> tuple[int, int]:
         """Luma samples per chroma sample, across and down: (2, 2) for 4:2:0."""
-        return self._parts[2]
+        return self.layout.chroma_step
 
     @property
     def chroma_offset(self) -> tuple[float, float]:
@@ -173,23 +181,24 @@ class PictureFormat:
         return new
 
     @property
-    def _parts(self) -> tuple[Kind, int, tuple[int, int]]:
-        if (parts := self.parts_of(self.name)) is None:
+    def layout(self) -> SampleLayout:
+        """Kind and bits of the samples, and the chroma step, from the name."""
+        if (layout := sample_layout(self.name)) is None:
             raise _unknown(self.name)
-        return parts
+        return layout
 
-    @staticmethod
-    def parts_of(name: str) -> tuple[Kind, int, tuple[int, int]] | None:
-        """Return kind, bits and chroma step of FFmpeg's name, or None if it has other samples."""
-        if found := _YUV.fullmatch(name):
-            return "yuv", int(found[2] or 8), _STEPS[found[1]]
-        if found := _GRAY.fullmatch(name):
-            return "gray", int(found[1] or 8), (1, 1)
-        if found := _PLANAR_RGB.fullmatch(name):
-            return "rgb", int(found[1] or 8), (1, 1)
-        if found := _PACKED_RGB.fullmatch(name):
-            return "rgb", 16 if found[2] == "48" else 8, (1, 1)
-        return None
+
+def sample_layout(name: str) -> SampleLayout | None:
+    """Return the layout that FFmpeg's name stands for, or None for samples of another kind."""
+    if found := _YUV.fullmatch(name):
+        return SampleLayout("yuv", int(found[2] or 8), _STEPS[found[1]])
+    if found := _GRAY.fullmatch(name):
+        return SampleLayout("gray", int(found[1] or 8), (1, 1))
+    if found := _PLANAR_RGB.fullmatch(name):
+        return SampleLayout("rgb", int(found[1] or 8), (1, 1))
+    if found := _PACKED_RGB.fullmatch(name):
+        return SampleLayout("rgb", 16 if found[2] == "48" else 8, (1, 1))
+    return None
 
 
 def format_of(frame: av.VideoFrame, chroma_location: int = 0) -> PictureFormat:

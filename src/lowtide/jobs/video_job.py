@@ -51,6 +51,7 @@ class _Clip:
 
     task: VideoTask
     segments: list[VideoSegment]
+    content: str = ""
     planes: list[np.ndarray] | None = None
     resumed: int = 0
     repeated: int = 0
@@ -165,12 +166,14 @@ class VideoJob(ImageJob):
 
     def _key(self, item: Item, plan: Plan) -> str:
         """Return all that determines the bytes of segments, except which frames they hold."""
+        clip = self._clip(item)
+        clip.content = clip.content or file_sha256(item.source)
         model = self.prepared.descriptor.sha256
         settings = self.settings.content_hash(model, self.prepared.precision)
         now = versions(self.settings.model_name, self.packages)
         where = self.prepared.network.device
         how = "" if plan.accuracy == "exact" else plan.strategy.model_dump_json()
-        return f"{file_sha256(item.source)} {settings} {sorted(now.items())} {where} {how}"
+        return f"{clip.content} {settings} {sorted(now.items())} {where} {how}"
 
     def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         """Run the network on the frames of all segments that are not finished."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from annotated_types import Ge
@@ -31,7 +32,8 @@ class VideoSettings(UpscaleSettings):
     Attributes:
         frames: Only frames A to before B, A:B, counted from 0. The sound is cut to their time.
         time: Only what is shown from A to before B, A:B in seconds.
-        codec: Encoder of the pictures. auto: x264 for 8 bits, x265 for more.
+        codec: Encoder of the pictures. auto: x264 for 8 bits, x265 for more,
+            svtav1 for .webm.
         quality: Constant quality of the encoder in its own scale, where a smaller number is a
             larger file. Default: 18 of x264, 20 of x265, 28 of svtav1.
         preset: Speed of the encoder in its own words: medium, or 8 for svtav1. Slower is smaller.
@@ -72,13 +74,15 @@ class VideoSettings(UpscaleSettings):
         """Whether damaged files are taken as they are."""
         return self.damaged == "keep"
 
-    def encoder_settings(self, bits: int) -> EncoderSettings:
-        """Return the encoder's settings for frames of so many bits."""
+    def encoder_settings(self, bits: int, target: Path) -> EncoderSettings:
+        """Return the encoder's settings for frames of so many bits in ``target``."""
         from lowtide.media.video.encoder_settings import EncoderSettings
 
         codec = self.codec
         if codec == "auto":
             codec = "x264" if bits == 8 else "x265"
+            if target.suffix.lower() == ".webm":
+                codec = "svtav1"
         return EncoderSettings(codec, self.quality, self.preset)
 
     def shown_size(self, info: ImageInfo, model_scale: int, rotation: int) -> tuple[int, int]:

@@ -140,7 +140,7 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
             hint=f"--max-pixels {info.pixels} if this size is intended",
         )
     first, last = frame_range(facts, settings.frames, settings.time)
-    encoder = settings.encoder_settings(facts.format.bits)
+    encoder = settings.encoder_settings(facts.format.bits, target)
     size = settings.shown_size(info, scale, facts.rotation)
     stored, notes = held_format(encoder, facts.format.resized(*size))
     cut = last - first < facts.frames

@@ -57,6 +57,16 @@ def test_frames_that_an_edit_list_hides_are_not_counted(tmp_path):
     assert len(list(VideoReader(facts, 0, 8))) == 8
 
 
+def test_a_clip_that_begins_late_is_not_damaged(tmp_path):
+    stamps = [2000 + 40 * place for place in range(25)]
+    sounds = (Sound(start=2.5, seconds=2),)
+    for name in ("late.mkv", "late.mp4", "late.ts"):
+        clip = Clip(frames=25, stamps=stamps, time_base=Fraction(1, 1000), sounds=sounds)
+        facts = inspect_video(clip.write(tmp_path / name))
+        assert facts.frames == 25 and facts.damage is None
+        assert facts.seconds(0) >= 2
+
+
 def test_a_file_that_is_cut_short_is_refused_or_kept(tmp_path):
     path = Clip(frames=60, sounds=(Sound(seconds=2.4),)).write(tmp_path / "clip.mkv")
     data = path.read_bytes()

@@ -223,9 +223,8 @@ def _read_packets(path: Path) -> _Packets:
                 packets.add(packet, packet.stream.index == stream.index)
         except av.error.FFmpegError as error:
             raise damaged_error(path, error.strerror) from error
-        packets.header_end = Fraction(
-            (container.duration or 0) + (container.start_time or 0), av.time_base
-        )
+        # From 0 on; in formats that count from the first packet, it is found in the packets.
+        packets.header_end = Fraction(container.duration or 0, av.time_base)
     return packets
 
 

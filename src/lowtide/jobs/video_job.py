@@ -9,10 +9,11 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from lowtide.core.errors import VideoError
+from lowtide.core.errors import BudgetError, VideoError
 from lowtide.core.hashing import file_sha256
 from lowtide.core.progress import check_cancel
 from lowtide.core.signal import Sink
+from lowtide.core.units import format_bytes
 from lowtide.jobs.image_job import ImageJob, ItemRun
 from lowtide.jobs.item import ComputedItem, Item
 from lowtide.jobs.pipeline import Pipeline
@@ -20,6 +21,7 @@ from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.report import versions
 from lowtide.jobs.target_size import TargetSize
 from lowtide.jobs.video_frames import due_frames
+from lowtide.jobs.video_memory import writing_bytes
 from lowtide.jobs.video_report import StreamReport, VideoReport, VideosReport
 from lowtide.jobs.video_result import MadeFrame, VideoResult
 from lowtide.jobs.video_rows import FrameSink, FrameSource
@@ -94,7 +96,17 @@ class VideoJob(ImageJob):
 
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one frame; as before where a stopped run left segments, and that plan fits."""
-        planned = super().plan(item)
+        try:
+            planned = super().plan(item)
+        except BudgetError as error:
+            task = self._clip(item).task
+            most, _ = writing_bytes(task.stored, task.encoder)
+            if error.smallest is not None and 2 * most > error.smallest:
+                error.hint = (
+                    f"{error.hint}; {format_bytes(most)} of it are the encoder's: --codec ffv1, or"
+                    " --preset superfast of x264 and x265, take less"
+                )
+            raise
         if item.limit_bytes is None and work_folder(item.target).is_dir():
             pinned = pinned_plan(item.target, self._key(item, planned.plan))
             if pinned is not None and shortfall(pinned, self.budget) is None:

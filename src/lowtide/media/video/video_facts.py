@@ -192,7 +192,10 @@ def _inspect(path: Path, _changed: int, _size: int) -> VideoFacts:
     stamps = _checked_stamps(path, packets)
     with open_video(path) as (container, stream):
         first, location = _first_frame(path, container, stream)
-        format = format_of(first, location)
+        try:
+            format = format_of(first, location)
+        except VideoError as error:
+            raise VideoError(f"{path}: {error.message}", hint=error.hint) from error
         return VideoFacts(
             path=path,
             format=format,

@@ -14,7 +14,6 @@ import numpy as np
 
 from lowtide.core.atomic_file import write_error
 from lowtide.core.errors import InputError, OutputError
-from lowtide.media.video.containers import muxer_options
 from lowtide.media.video.display_matrix import display_matrix
 from lowtide.media.video.other_streams import (
     StreamPlan,
@@ -32,6 +31,7 @@ from lowtide.media.video.packet_times import (
 from lowtide.media.video.pyav import load_av
 from lowtide.media.video.stream_metadata import copied_metadata, file_metadata, picture_metadata
 from lowtide.media.video.subtitle_text import SubtitleConverter, is_pause
+from lowtide.media.video.video_containers import muxer_options
 from lowtide.media.video.video_segments import picture_packets, read_order
 
 # MP4 says in ticks of the whole file when a stream begins; more a second than this are refused by

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lowtide.core.errors import InputError, UsageError
-from lowtide.media.video.containers import (
+from lowtide.media.video.packet_times import packet_time
+from lowtide.media.video.pyav import load_av
+from lowtide.media.video.stream_metadata import file_metadata, title_of
+from lowtide.media.video.video_containers import (
     TEXT_CODECS,
     TITLES,
     container_of,
@@ -19,9 +22,6 @@ from lowtide.media.video.containers import (
     lost_marks,
     lost_metadata,
 )
-from lowtide.media.video.packet_times import packet_time
-from lowtide.media.video.pyav import load_av
-from lowtide.media.video.stream_metadata import file_metadata, title_of
 
 if TYPE_CHECKING:
     from av.container import InputContainer

@@ -84,6 +84,26 @@ def test_subtitles_of_mp4_become_srt_in_matroska(tmp_path):
     assert [b"One" in texts[0][0], b"<i>Two</i>" in texts[1][0]] == [True, True]
 
 
+def test_lines_shown_together_stay_so_in_mp4(tmp_path):
+    lines = ((100, 400, "A"), (200, 200, "B"), (200, 500, "C"), (700, 100, "D"))
+    source = Clip(texts=(Text(lines=lines),)).write(tmp_path / "in.mkv")
+    _, joined = enlarge(source, tmp_path / "out.mp4")
+    check_output(joined)
+    (texts,) = Contents(joined.path).texts
+    shown = [(int(at * 1000), int((at + long) * 1000), data[2:]) for data, at, long in texts]
+    assert shown == [
+        (100, 200, b"A"),
+        (200, 400, b"A\nB\nC"),
+        (400, 500, b"A\nC"),
+        (500, 700, b"C"),
+        (700, 800, b"D"),
+    ]
+    _, joined = enlarge(source, tmp_path / "out.mkv")
+    check_output(joined)
+    assert Contents(joined.path).texts == Contents(source).texts
+    assert joined.notes == ()
+
+
 @pytest.mark.parametrize(("ending", "rotation"), [("mp4", 90), ("mov", -90), ("mkv", 180)])
 def test_players_turn_the_output_as_the_source(tmp_path, ending, rotation):
     source = Clip(frames=3, rotation=rotation).write(tmp_path / "in.mp4")

@@ -258,11 +258,11 @@ class _Muxer:
                 continue
             if index in self.clocks:
                 self.clocks[index].set(packet)
-            if index in self.converters:
-                packet = self.converters[index].convert(packet)
-                if packet is None:
-                    continue
-            yield from self._moved(iter([packet]), self.made[index], self.written[index])
+            converter = self.converters.get(index)
+            made = iter([packet]) if converter is None else converter.convert(packet)
+            yield from self._moved(made, self.made[index], self.written[index])
+        for index, converter in self.converters.items():
+            yield from self._moved(converter.flush(), self.made[index], self.written[index])
 
     def _read(self, source: Any, streams: list[Any]) -> Iterator[Any]:
         try:

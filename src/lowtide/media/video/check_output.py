@@ -10,7 +10,7 @@ import numpy as np
 
 from lowtide.core.errors import OutputError
 from lowtide.media.video.mux import JoinedFile
-from lowtide.media.video.other_streams import find_picture, open_source, packets_with_data
+from lowtide.media.video.opened_video import find_picture, open_source, packets_with_data
 from lowtide.media.video.packet_times import WrittenStream
 from lowtide.media.video.pyav import load_av
 from lowtide.media.video.subtitle_text import is_pause

@@ -13,24 +13,19 @@ from typing import Any
 import numpy as np
 
 from lowtide.core.atomic_file import write_error
-from lowtide.core.errors import InputError, OutputError
+from lowtide.core.errors import OutputError
 from lowtide.media.video.display_matrix import display_matrix
-from lowtide.media.video.other_streams import (
-    StreamPlan,
-    cover_file,
-    open_source,
-    packets_with_data,
-)
+from lowtide.media.video.opened_video import open_source
+from lowtide.media.video.other_streams import StreamPlan
 from lowtide.media.video.packet_times import (
-    SampleClock,
     TimeWindow,
     WrittenStream,
     frame_rate,
     merged,
 )
 from lowtide.media.video.pyav import load_av
-from lowtide.media.video.stream_metadata import copied_metadata, file_metadata, picture_metadata
-from lowtide.media.video.subtitle_text import SubtitleConverter, is_pause
+from lowtide.media.video.stream_copier import StreamCopier
+from lowtide.media.video.stream_metadata import picture_metadata
 from lowtide.media.video.video_containers import muxer_options
 from lowtide.media.video.video_segments import picture_packets, read_order
 
@@ -145,10 +140,6 @@ class _Muxer:
     def __init__(self, plan: StreamPlan, picture: NewPicture, cut: bool) -> None:
         self.plan, self.picture = plan, picture
         self.window = _window(plan, picture, cut)
-        self.made: dict[int, Any] = {}  # streams of the output by their index in the source
-        self.converters: dict[int, SubtitleConverter] = {}
-        self.written: dict[int, WrittenStream] = {}
-        self.clocks: dict[int, SampleClock] = {}
 
     def write(self, target: Path) -> JoinedFile:
         av, picture, plan = load_av(), self.picture, self.plan
@@ -164,10 +155,11 @@ class _Muxer:
             packets = picture_packets(
                 picture.segments, order, picture.stamps, picture.durations, picture.time_base
             )
-            packets = self._moved(packets, shown)
-            if source:
-                self._add_others(output, source)
-                packets = merged(packets, self._others(source))
+            packets = self._placed(packets, shown)
+            copier = StreamCopier(plan, self.window, source) if source else None
+            if copier:
+                copier.add(output)
+                packets = merged(packets, copier.packets())
             for packet in packets:
                 output.mux_one(packet)
         return JoinedFile(
@@ -175,9 +167,15 @@ class _Muxer:
             picture.stamps,
             picture.time_base,
             self.window.shift,
-            tuple(self.written.values()),
-            self._notes(),
+            tuple(copier.written.values()) if copier else (),
+            copier.notes() if copier else (),
         )
+
+    def _placed(self, packets: Iterator[Any], shown: Any) -> Iterator[Any]:
+        for packet in packets:
+            packet.stream = shown
+            self.window.move(packet)
+            yield packet
 
     def _ticks(self, source: Any | None) -> int:
         """Ticks a second in which the beginning of every stream is a whole number."""
@@ -205,89 +203,6 @@ class _Muxer:
         if picture.rotation or picture.mirrored:
             shown.set_display_matrix(display_matrix(picture.rotation, picture.mirrored))
         return shown
-
-    def _add_others(self, output: Any, source: Any) -> None:
-        for planned in self.plan.kept:
-            stream = source.streams[planned.index]
-            if planned.into == "attachment":
-                self._attach_cover(output, stream)
-                continue
-            if planned.kind == "attachment":
-                output.add_stream_from_template(stream)
-                continue
-            if planned.into:
-                converter = SubtitleConverter(stream, output, planned.into)
-                self.converters[planned.index], made = converter, converter.made
-            else:
-                made = output.add_stream_from_template(stream, opaque=True)
-            if planned.kind == "audio" and self.plan.container in ("mp4", "mov"):
-                sound = stream.codec_context
-                self.clocks[planned.index] = SampleClock(sound.sample_rate, sound.frame_size)
-            made.metadata.update(copied_metadata(stream.metadata, self.plan.container))
-            made.disposition = int(stream.disposition)
-            self.made[planned.index] = made
-            # Sound in frames of its own loses their headers in a file that has one for all.
-            framed = planned.codec == "aac" and not stream.codec_context.extradata
-            self.written[planned.index] = WrittenStream(planned.kind, whole=not framed)
-        output.metadata.update(file_metadata(source))
-        output.set_chapters(self.window.chapters(source.chapters()))
-
-    def _attach_cover(self, output: Any, stream: Any) -> None:
-        """Attach a cover, which has one packet, as the file that it is."""
-        assert self.plan.source is not None
-        with open_source(self.plan.source) as again:
-            packets = again.demux(again.streams[stream.index])
-            cover, name = next(packets_with_data(packets), None), cover_file(stream)
-            if cover is not None and name is not None:
-                output.add_attachment(*name, bytes(cover))
-
-    def _others(self, source: Any) -> Iterator[Any]:
-        """Packets of the other streams, with the stamps and the stream of the output."""
-        if not self.made:
-            return
-        streams = [source.streams[index] for index in self.made]
-        for packet in packets_with_data(self._read(source, streams)):
-            index = packet.stream_index
-            kind = self.written[index].kind
-            if kind == "cover":
-                packet.pts = packet.dts = 0
-            elif kind == "subtitle":
-                if is_pause(packet) or not self.window.clip(packet):
-                    continue
-            elif not self.window.has(packet):
-                continue
-            if index in self.clocks:
-                self.clocks[index].set(packet)
-            converter = self.converters.get(index)
-            made = iter([packet]) if converter is None else converter.convert(packet)
-            yield from self._moved(made, self.made[index], self.written[index])
-        for index, converter in self.converters.items():
-            yield from self._moved(converter.flush(), self.made[index], self.written[index])
-
-    def _read(self, source: Any, streams: list[Any]) -> Iterator[Any]:
-        try:
-            yield from source.demux(*streams)
-        except load_av().error.FFmpegError as error:
-            raise InputError(f"{self.plan.source}: the sound cannot be read ({error})") from error
-
-    def _moved(
-        self, packets: Iterator[Any], stream: Any, written: WrittenStream | None = None
-    ) -> Iterator[Any]:
-        for packet in packets:
-            packet.stream = stream
-            if written is None or written.kind != "cover":
-                self.window.move(packet)
-            if written:
-                written.require_rising(packet)
-                written.add(packet)
-            yield packet
-
-    def _notes(self) -> tuple[str, ...]:
-        return tuple(
-            f"{w.corrected} packets of {w.kind} {index} went back in time, and were moved"
-            for index, w in self.written.items()
-            if w.corrected
-        )
 
 
 def _window(plan: StreamPlan, picture: NewPicture, cut: bool) -> TimeWindow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,7 +15,7 @@ import numpy as np
 from lowtide.core.atomic_file import write_error
 from lowtide.core.errors import OutputError
 from lowtide.media.video.display_matrix import display_matrix
-from lowtide.media.video.opened_video import open_source
+from lowtide.media.video.opened_video import ffmpeg_name, open_source
 from lowtide.media.video.other_streams import StreamPlan
 from lowtide.media.video.packet_times import (
     TimeWindow,
@@ -97,6 +97,7 @@ def join(
     rotation: int = 0,
     mirrored: bool = False,
     cut: bool = False,
+    after_frame: Callable[[], object] | None = None,
 ) -> JoinedFile:
     """One file of the segments' pictures and the source's other streams.
 
@@ -112,6 +113,8 @@ def join(
         mirrored: Whether players mirror it, by `is_mirrored`.
         cut: Whether the frames are a part of the source: the other streams are cut to its time, and
             the part begins at 0.
+        after_frame: Called after each frame, to show progress or to raise an error that stops the
+            work.
 
     Raises:
         OutputError: The file cannot be written, or the segments hold another number of frames. No
@@ -123,7 +126,7 @@ def join(
         segments, stamps, time_base, last_duration, pixel_aspect, rotation, mirrored
     )
     try:
-        return _Muxer(plan, picture, cut).write(target)
+        return _Muxer(plan, picture, cut).write(target, after_frame)
     except (OSError, ValueError, av.error.FFmpegError) as error:
         target.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno:
@@ -141,7 +144,7 @@ class _Muxer:
         self.plan, self.picture = plan, picture
         self.window = _window(plan, picture, cut)
 
-    def write(self, target: Path) -> JoinedFile:
+    def write(self, target: Path, after_frame: Callable[[], object] | None) -> JoinedFile:
         av, picture, plan = load_av(), self.picture, self.plan
         order = read_order(picture.segments, len(picture.stamps))
         with ExitStack() as stack:
@@ -149,13 +152,13 @@ class _Muxer:
             first = stack.enter_context(open_source(picture.segments[0]))
             options = muxer_options(plan.container, self._ticks(source))
             output = stack.enter_context(
-                av.open(str(target), "w", format=plan.container, container_options=options)
+                av.open(ffmpeg_name(target), "w", format=plan.container, container_options=options)
             )
             shown = self._add_picture(output, first.streams.video[0], source)
             packets = picture_packets(
                 picture.segments, order, picture.stamps, picture.durations, picture.time_base
             )
-            packets = self._placed(packets, shown)
+            packets = self._placed(packets, shown, after_frame)
             copier = StreamCopier(plan, self.window, source) if source else None
             if copier:
                 copier.add(output)
@@ -171,11 +174,15 @@ class _Muxer:
             copier.notes() if copier else (),
         )
 
-    def _placed(self, packets: Iterator[Any], shown: Any) -> Iterator[Any]:
+    def _placed(
+        self, packets: Iterator[Any], shown: Any, after_frame: Callable[[], object] | None
+    ) -> Iterator[Any]:
         for packet in packets:
             packet.stream = shown
             self.window.move(packet)
             yield packet
+            if after_frame:
+                after_frame()
 
     def _ticks(self, source: Any | None) -> int:
         """Ticks a second in which the beginning of every stream is a whole number."""

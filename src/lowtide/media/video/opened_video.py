@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 _COVER_FLAG = 1024  # FFmpeg's disposition of a still picture that belongs to the file
 
 
+def ffmpeg_name(path: Path) -> str:
+    """Name by which FFmpeg opens a file: it takes ``12:30.mp4`` for an address."""
+    return str(path.absolute())
+
+
 def open_source(source: Path) -> InputContainer:
     """Opened video file; raises `InputError` for what FFmpeg cannot read."""
     av = load_av()
     try:
-        return av.open(str(source), metadata_errors="replace")
+        return av.open(ffmpeg_name(source), metadata_errors="replace")
     except (OSError, ValueError, av.error.FFmpegError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{source}: cannot be read as video ({reason})") from error

@@ -28,4 +28,3 @@ def test_is_more_accurate_than_the_operator_that_it_replaces():
         found = AccurateGroupNorm(2, 4)(image)
     torchs = torch.nn.functional.group_norm(image, 2)
     assert (found - right).abs().max() < 2e-6 < (torchs - right).abs().max()
-

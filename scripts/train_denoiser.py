@@ -138,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the bundled denoiser.")
     parser.add_argument("--steps", type=int, default=7500)
     parser.add_argument(
-        "--start", type=int, default=0, help="go on from the packaged weights of so many steps"
+        "--start", type=int, default=0, help="go on from the weights of so many steps in --output"
     )
     weights = Path(lowtide.models.__file__).parent / "weights"
     parser.add_argument("--output", type=Path, default=weights, help="folder to write into")
@@ -146,12 +146,13 @@ def main() -> None:
     torch.set_num_threads(1)
     state, before = None, []
     if options.start:
-        earlier = lowtide.models.load(weights / f"{NAME}.safetensors").module
+        path = options.output / f"{NAME}.safetensors"
+        earlier = lowtide.models.load(path).module
         assert isinstance(earlier, Denoiser)
         state = earlier.unet.state_dict()
-        before = [json.loads(line) for line in (weights / f"{NAME}.jsonl").open(encoding="utf-8")]
+        before = [json.loads(line) for line in path.with_suffix(".jsonl").open(encoding="utf-8")]
         if before[-1]["step"] != options.start:
-            parser.error(f"the packaged weights have {before[-1]['step']} steps")
+            parser.error(f"{path} has {before[-1]['step']} steps")
     network, log = train(options.steps, options.start, state)
     for row in log:
         row["cpu_seconds"] += before[-1]["cpu_seconds"] if before else 0

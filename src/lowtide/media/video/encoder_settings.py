@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lowtide.core.errors import UsageError
-from lowtide.media.video.picture_format import (
-    BT_709,
-    PictureFormat,
-    SampleLayout,
-    sample_layout,
-)
+from lowtide.media.video.picture_format import BT_709, PictureFormat
 from lowtide.media.video.pyav import load_av
+from lowtide.media.video.sample_layout import SampleLayout, sample_layout
 
 _LEFT, _TOP_LEFT = 1, 3
 

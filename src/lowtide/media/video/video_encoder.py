@@ -141,7 +141,7 @@ def _options(codec: str, format: PictureFormat, light: Hdr10Light | None) -> dic
             own["hdr10"] = "1"
         said = own | said
     if codec == "svtav1":
-        said = {"lp": str(_THREADS)} | said
+        said = {"lp": "2"} | said  # its own level of threads, of which 4 takes half more memory
     if said:
         options[f"{codec}-params"] = ":".join(f"{key}={value}" for key, value in said.items())
     return options

@@ -12,6 +12,7 @@ av = pytest.importorskip("av")
 
 import lowtide  # noqa: E402
 from lowtide import BudgetError, UsageError, VideoError  # noqa: E402
+from lowtide.media.video.video_facts import inspect_video  # noqa: E402
 from support.video_clips import Clip, Sound, Text, full_mkv, rotated_mp4  # noqa: E402
 
 
@@ -119,9 +120,12 @@ def test_hdr_keeps_its_tags(tmp_path):
     names = "color_primaries", "color_trc", "colorspace", "color_range"
     source, target = tmp_path / "in.mkv", tmp_path / "out.mkv"
     tags = dict(zip(names, (9, 16, 9, 1), strict=True))
-    quiet = {"x265-params": "log-level=none:pools=none:frame-threads=1"}
-    clip = Clip(frames=2, codec="libx265", pix_fmt="yuv420p10le", options=quiet, tags=tags)
+    light = "G(13250,34500)B(7500,3000)R(34000,16000)WP(15635,16450)L(10000000,1)"
+    params = "log-level=none:pools=none:frame-threads=1:hdr10=1:max-cll=1000,400"
+    options = {"x265-params": f"{params}:master-display={light}"}
+    clip = Clip(frames=2, codec="libx265", pix_fmt="yuv420p10le", options=options, tags=tags)
     lowtide.video(clip.write(source), target)
+    assert inspect_video(target).light == inspect_video(source).light is not None
     with av.open(str(target)) as made:
         frame = next(made.decode(video=0))
     assert {name: int(getattr(frame, name)) for name in names} == tags

@@ -142,7 +142,7 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
     first, last = frame_range(facts, settings.frames, settings.time)
     encoder = settings.encoder_settings(facts.format.bits, target)
     size = settings.shown_size(info, scale, facts.rotation)
-    stored, notes = held_format(encoder, facts.format.resized(*size))
+    stored, notes = held_format(encoder, facts.format.resized(*size), facts.light)
     cut = last - first < facts.frames
     streams = plan_streams(source, target, codec=_CODEC_NAMES[encoder.codec], cut=cut)
     notes = (*facts.notes, *notes, *streams.notes)

@@ -32,8 +32,8 @@ from lowtide.jobs.video_work import VideoSegment, VideoWork, pinned_plan, work_f
 from lowtide.media import ImageFacts
 from lowtide.media.discover import MediaKind
 from lowtide.media.image_rows import ImageFile, ImageRows
-from lowtide.media.video.containers import CONTAINERS
 from lowtide.media.video.pyav import load_av
+from lowtide.media.video.video_containers import CONTAINERS
 from lowtide.media.video.video_facts import inspect_video
 from lowtide.memory.choice import shortfall
 from lowtide.memory.plan import Plan

@@ -53,7 +53,9 @@ def test_mp4_takes_plain_subtitles_converted_and_says_what_it_cannot(film, tmp_p
         "subtitle 2 (subrip, eng): converted into mov_text: MP4 files hold no subrip"
     )
     assert "ass, ger Schilder): dropped: MP4 files hold no ass" in words[3]
-    assert words[4] == "attachment 4 (clip.ttf): dropped: MP4 files hold no attachments"
+    assert (
+        words[4] == "attachment 4 (clip.ttf): dropped: MP4 files hold no attachments such as this"
+    )
     before, after = Contents(film), Contents(joined.path)
     assert after.frames == before.frames
     assert after.chapters == before.chapters

@@ -138,10 +138,11 @@ def _require_pixel_aspect(stream: Any, container: str, codec: str, target: Path)
     """
     aspect = stream.sample_aspect_ratio
     if aspect and aspect != 1 and container in ("matroska", "webm") and codec not in _SHAPED:
+        ending = ".mov" if codec == "prores" else ".mp4"
         raise UsageError(
             f"{target}: pixels are {aspect.numerator}:{aspect.denominator}, which {codec} in a"
             f" {target.suffix} file cannot say",
-            hint="--codec x265" if container == "matroska" else "name the output OUT.mp4",
+            hint=f"name the output {target.with_suffix(ending).name}",
         )
 
 
@@ -172,9 +173,8 @@ def _planned(stream: Any, picture: int, container: str) -> PlannedStream:
 def _fate(stream: Any, kind: str, codec: str, container: str) -> tuple[Action, str, str]:
     none = f"{TITLES[container]} files hold no {codec}"
     if kind == "attachment":
-        if container == "matroska" and not holds_stream(container, stream):
-            return "dropped", "", "it has no name or no kind"
-        return _kept_if(container == "matroska", f"{TITLES[container]} files hold no attachments")
+        kept = container == "matroska" and holds_stream(container, stream)
+        return _kept_if(kept, f"{TITLES[container]} files hold no attachments such as this")
     if kind == "cover" and container != "mp4":
         # The muxers of the others would write a second film, or nothing.
         if container == "matroska" and cover_file(stream):
@@ -209,7 +209,7 @@ def _lead(
     opened: InputContainer, source: Path, streams: tuple[PlannedStream, ...], container: str
 ) -> tuple[Fraction, str]:
     """Seconds by which everything has to be later in the output, and why."""
-    if opened.format.name.startswith("mpeg"):
+    if opened.format.name in ("mpegts", "mpeg") and opened.start_time is not None:
         begin = Fraction(round(Fraction(opened.start_time * _MPEG_CLOCK, 10**6)), _MPEG_CLOCK)
         return -begin, "broadcasts begin at any time, and other files at 0"
     if container not in ("matroska", "webm") or "matroska" in opened.format.name:

@@ -11,7 +11,7 @@ import numpy as np
 
 from lowtide.core.errors import BudgetError, VideoError
 from lowtide.core.hashing import file_sha256
-from lowtide.core.progress import check_cancel
+from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.core.units import format_bytes
 from lowtide.jobs.image_job import ImageJob, ItemRun
@@ -53,6 +53,7 @@ class _Clip:
 
     task: VideoTask
     segments: list[VideoSegment]
+    cancel: Cancel = None
     content: str = ""
     planes: list[np.ndarray] | None = None
     resumed: int = 0
@@ -119,6 +120,7 @@ class VideoJob(ImageJob):
         self, item: Item, planned: ImageTaskPlan, pipeline: Pipeline, queue_bytes: int
     ) -> ComputedItem:
         """Compute and encode all frames of a video, and join them with its other streams."""
+        self._clip(item).cancel = pipeline.cancel
         return super().run(item, planned, pipeline, 0)  # `video_memory` counts what waits
 
     def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
@@ -136,7 +138,7 @@ class VideoJob(ImageJob):
         """Open an item's result, and lock the folder of its segments."""
         clip, target = self._clip(item), item.target
         work = VideoWork(target, self._key(item, planned.plan))
-        return VideoResult(target, clip.task, work, clip.segments)
+        return VideoResult(target, clip.task, work, clip.segments, clip.cancel)
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> VideoReport:
         """Return the report of a planned or finished file."""

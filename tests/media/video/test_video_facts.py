@@ -187,11 +187,8 @@ def _interlaced(path: Path) -> Path:
 
 
 def _dolby_vision(path: Path) -> Path:
-    options = {"x265-params": "log-level=none:pools=none:frame-threads=1"}
-    Clip(frames=2, codec="libx265", options=options).write(path)
-    data = path.read_bytes()
-    assert data.count(b"hev1") == 1
-    return _bytes(path, data.replace(b"hev1", b"dvhe"))
+    data = Clip(frames=2).write(path).read_bytes()
+    return _bytes(path, data.replace(b"avc1", b"dvav"))
 
 
 def _see_through(path: Path) -> Path:

@@ -20,7 +20,7 @@ from lowtide.core.errors import UsageError, VideoError
 from lowtide.media.video.chroma_location import chroma_location
 from lowtide.media.video.display_matrix import is_mirrored
 from lowtide.media.video.hdr10_light import Hdr10Light, light_of
-from lowtide.media.video.other_streams import is_cover, packets_with_data
+from lowtide.media.video.opened_video import ffmpeg_name, is_cover, packets_with_data
 from lowtide.media.video.picture_format import PictureFormat, format_of
 from lowtide.media.video.pyav import load_av
 
@@ -120,7 +120,7 @@ def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     """
     av = load_av()
     try:
-        container = av.open(str(path))
+        container = av.open(ffmpeg_name(path), metadata_errors="replace")
     except (av.error.FFmpegError, OSError) as error:
         raise VideoError(
             f"{path}: not a video, or cut short: {error.strerror}",

@@ -17,9 +17,10 @@ from lowtide.jobs.video_work import VideoSegment, segments_of
 from lowtide.media import ImageFacts, OutputCost
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.video.encoder_settings import EncoderSettings, held_format
+from lowtide.media.video.frame_range import frame_range
 from lowtide.media.video.other_streams import StreamPlan, plan_streams
 from lowtide.media.video.picture_format import PictureFormat
-from lowtide.media.video.video_facts import VideoFacts, frame_range, inspect_video
+from lowtide.media.video.video_facts import VideoFacts, inspect_video
 
 _CODEC_NAMES = {
     "x264": "h264",

@@ -9,7 +9,8 @@ import pytest
 av = pytest.importorskip("av")
 
 from lowtide import UsageError, VideoError  # noqa: E402
-from lowtide.media.video.video_facts import frame_range, inspect_video  # noqa: E402
+from lowtide.media.video.frame_range import frame_range  # noqa: E402
+from lowtide.media.video.video_facts import inspect_video  # noqa: E402
 from lowtide.media.video.video_reader import VideoReader  # noqa: E402
 from support.video_clips import Clip, Sound, full_mkv, picture_bytes, rotated_mp4  # noqa: E402
 

@@ -166,7 +166,7 @@ def full_mkv(path: Path, frames: int = 20) -> Path:
         picture_tags={"title": "Bild"},
         sounds=(Sound(language="ger", title="Deutsch", codec="libopus"),),
         texts=(Text(), Text("ass", language="ger", title="Schilder", disposition=64)),
-        chapters=((0, 400, "Anfang"), (400, 900, "Ende")),
+        chapters=((0, 400, "Anfang"), (400, 900, "Schluss")),
         attachments=(("clip.ttf", "font/ttf", bytes(range(200))),),
         metadata={"title": "Ein Film"},
     ).write(path)

@@ -36,7 +36,7 @@ def test_matroska_keeps_all_of_matroska(film, tmp_path):
     assert after.sounds == before.sounds
     assert after.texts == before.texts
     assert after.attachments == before.attachments == {"clip.ttf": bytes(range(200))}
-    assert after.chapters == before.chapters == [(0, 0.4, "Anfang"), (0.4, 0.9, "Ende")]
+    assert after.chapters == before.chapters == [(0, 0.4, "Anfang"), (0.4, 0.9, "Schluss")]
     assert after.streams == before.streams
     assert after.marks == before.marks
     assert after.metadata["title"] == "Ein Film"
@@ -260,7 +260,7 @@ def test_a_part_begins_at_zero_with_its_own_sound(film, tmp_path, ending):
         (0, TICK * 400 - first),
         (TICK * 500 - first, end - TICK * 500),
     ]
-    assert after.chapters == [(0, 0.19, "Anfang"), (0.19, 0.42, "Ende")]
+    assert after.chapters == [(0, 0.19, "Anfang"), (0.19, 0.42, "Schluss")]
 
 
 @pytest.mark.parametrize("ending", ["mp4", "mkv"])

@@ -32,7 +32,7 @@ from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 CLIP_FRAMES, CLIP_SIZE = 48, (192, 144)
 COST_FRAMES, COST_TURNS = 48, 3
-LOOPED_SIZE, PERIOD = (160, 120), 50
+LOOPED_SIZE, LOOPED_RATE, PERIOD = (160, 120), 15, 50
 SECONDS = (10, 60)
 KILLED_FRAMES, SEGMENT = 80, 10
 # When the five kills come: before anything is finished, in a segment, and while all is joined.
@@ -139,11 +139,14 @@ def cost(source: Path, folder: Path) -> dict[str, Any]:
 
 def length(folder: Path, seconds: int) -> dict[str, Any]:
     """Memory of a looped clip."""
-    source = video_files.looped(folder / "looped.mp4", 25 * seconds, PERIOD, LOOPED_SIZE)
+    frames = LOOPED_RATE * seconds
+    source = video_files.looped(
+        folder / "looped.mp4", frames, PERIOD, LOOPED_SIZE, rate=LOOPED_RATE
+    )
     model = video_files.color_model(folder / "same.safetensors")
     run(source, folder / "tiny.mp4", model=model, frames="0:2")
     figures = run(source, folder / "out.mp4", model=model)
-    return {"part": "length", "seconds": seconds, "frames": 25 * seconds, **figures}
+    return {"part": "length", "seconds": seconds, "frames": frames, **figures}
 
 
 def killed(folder: Path) -> dict[str, Any]:

@@ -69,8 +69,8 @@ def photograph_clip(folder: Path, name: str, frames: int, size: tuple[int, int])
     return make(folder / file, frames, width=width, height=height, drawn=drawn)
 
 
-def looped(path: Path, frames: int, period: int, size: tuple[int, int]) -> Path:
-    """A clip with sound that repeats ``period`` frames of a photograph."""
+def looped(path: Path, frames: int, period: int, size: tuple[int, int], *, rate: int = 25) -> Path:
+    """A clip with sound that repeats ``period`` frames of a photograph, ``rate`` a second."""
     from skimage import data
 
     drawn, (width, height) = walk(data.coffee()), size
@@ -78,7 +78,9 @@ def looped(path: Path, frames: int, period: int, size: tuple[int, int]) -> Path:
         frames=frames,
         width=width,
         height=height,
-        sounds=(video_clips.Sound(seconds=frames / 25),),
+        stamps=range(frames),
+        time_base=Fraction(1, rate),
+        sounds=(video_clips.Sound(seconds=frames / rate),),
         drawn=lambda *size: drawn(*size[:3], size[3] % period),
     ).write(path)
 

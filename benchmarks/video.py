@@ -31,7 +31,7 @@ from lowtide.jobs.video_work import work_folder
 from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 CLIP_FRAMES, CLIP_SIZE = 48, (192, 144)
-COST_FRAMES, COST_TURNS = 48, 3
+COST_FRAMES, COST_TURNS = 24, 3
 LOOPED_SIZE, LOOPED_RATE, PERIOD = (160, 120), 15, 50
 SECONDS = (10, 60)
 KILLED_FRAMES, SEGMENT = 80, 10
@@ -123,18 +123,17 @@ def colors(folder: Path, matrix: str, full: bool) -> dict[str, Any]:
 
 
 def cost(source: Path, folder: Path) -> dict[str, Any]:
-    """Processor seconds of a frame of 720 lines, and next to it of FFmpeg's decoder and encoder."""
+    """Processor seconds of a frame of 720 lines: the job's, and those of its parts alone."""
     given = str(source), str(folder / "out.mp4")
     model = video_files.color_model(folder / "same.safetensors")
     options: dict[str, Any] = {"env": HEAP_OF_COMMAND_LINE}
-    turns: dict[str, list[float]] = {"decode_s": [], "encode_s": []}
-    for _ in range(COST_TURNS):
-        done = measure_in_subprocess("video_runs:encoder_alone", *given, COST_FRAMES, **options)
-        for name, seconds in done.result.items():
-            turns[name].append(seconds)
-    alone = {f"alone_{name}": float(np.median(seconds)) for name, seconds in turns.items()}
-    job = measure_in_subprocess("video_runs:cost", *given, model, COST_FRAMES, **options).result
-    return {"part": "cost", "frames": COST_FRAMES, **job, **alone}
+    parts = measure_in_subprocess(
+        "video_runs:parts_cost", *given, COST_FRAMES, COST_TURNS, **options
+    ).result
+    names = "read_s", "to_rgb_s", "to_yuv_s", "encode_s"
+    parts["files_s"] = sum(parts[name] for name in names)
+    job = measure_in_subprocess("video_runs:job_cost", *given, model, COST_FRAMES, **options).result
+    return {"part": "cost", "frames": COST_FRAMES, **parts, **job}
 
 
 def length(folder: Path, seconds: int) -> dict[str, Any]:

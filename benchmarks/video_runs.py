@@ -1,18 +1,25 @@
-"""What ``video.py`` runs in fresh processes: the job, its profile, and the same encoder alone."""
+"""What ``video.py`` runs in fresh processes: the job, and its parts alone."""
 
 from __future__ import annotations
 
-import cProfile
-import pstats
+import statistics
 import time
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import torch
 
 import lowtide
 from lowtide.core.heap import tune_heap
 from lowtide.core.progress import Progress
+from lowtide.media.video.color import PlaneRows, rgb_rows
+from lowtide.media.video.picture_format import PictureFormat
+from lowtide.media.video.video_encoder import EncoderSettings, SegmentEncoder
+from lowtide.media.video.video_facts import inspect_video
+from lowtide.media.video.video_reader import VideoReader
+from lowtide.streaming.engine.source_page import READ_ROWS
 
 
 def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -34,86 +41,74 @@ def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Since:
-    """Processor and wall seconds from the first finished frame of a job on."""
+def job_cost(source: str, target: str, model: str, frames: int) -> dict[str, float]:
+    """Processor seconds a frame of a job, and those of threads other than the network's.
 
-    def __init__(self) -> None:
-        self._begun: tuple[float, float] | None = None
-
-    def __call__(self, event: Progress) -> None:
-        """Note when the first frame is there."""
-        if event.unit == "frames" and event.done and self._begun is None:
-            self._begun = time.process_time(), time.perf_counter()
-
-    def seconds(self) -> tuple[float, float]:
-        """Seconds until now."""
-        assert self._begun is not None
-        return time.process_time() - self._begun[0], time.perf_counter() - self._begun[1]
-
-
-def cost(source: str, target: str, model: str, frames: int) -> dict[str, Any]:
-    """Processor seconds a frame of a job by part, and how long its network waited for the others.
-
-    The thread of the job runs the network, and converts colors where it asks for rows; others
-    decode and encode. What is not the network is reading, color and writing.
+    From the first finished frame on.
     """
     tune_heap()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"threads": 1}
-    for kind, clock in (("cpu", time.thread_time), ("wall", time.perf_counter)):
-        since, profile = Since(), cProfile.Profile(clock)
-        profile.runcall(
-            lowtide.video,
-            source,
-            target,
-            model=model,
-            device="cpu",
-            force=True,
-            frames=f"0:{frames}",
-            progress=since,
-        )
-        cpu, wall = since.seconds()
-        spent = {name: _cumulative(profile, *place) for name, place in _PLACES.items()}
-        if kind == "cpu":
-            color = {name: spent[name] / frames for name in ("to_rgb_s", "to_yuv_s")}
-            network = spent["frame"] / frames - sum(color.values())
-            whole = cpu / (frames - 1)
-            found |= {"job_s": whole, "network_s": network, "files_s": whole - network, **color}
-            found["join_s"] = spent["finish"] / frames
-        else:
-            waited = spent["read_wait"] + spent["write_wait"]
-            found |= {"wall_s": wall, "waited_share": waited / wall}
-    return found
+    begun: list[tuple[float, float]] = []
+
+    def note(event: Progress) -> None:
+        if event.unit == "frames" and event.done and not begun:
+            begun.append((time.process_time(), time.thread_time()))
+
+    part = f"0:{frames}"
+    lowtide.video(source, target, model=model, device="cpu", force=True, frames=part, progress=note)
+    whole, own = time.process_time() - begun[0][0], time.thread_time() - begun[0][1]
+    return {"job_s": whole / (frames - 1), "other_threads_s": (whole - own) / (frames - 1)}
 
 
-# By name: file and function whose time counts.
-_PLACES = {
-    "frame": ("video_job.py", "_run_frame"),
-    "to_rgb_s": ("color.py", "rgb_rows"),
-    "to_yuv_s": ("color.py", "write"),
-    "finish": ("video_result.py", "finish"),
-    "read_wait": ("queue.py", "get"),
-    "write_wait": ("queue.py", "put"),
-}
+def parts_cost(source: str, target: str, frames: int, turns: int) -> dict[str, float]:
+    """Processor seconds a frame of reading, color and writing, each alone: medians.
 
-
-def _cumulative(profile: cProfile.Profile, file: str, function: str) -> float:
-    """Seconds in a function and in what it calls."""
-    stats: Any = pstats.Stats(profile)
-    return sum(
-        entry[3]
-        for (path, _, name), entry in stats.stats.items()
-        if Path(path).name == file and name == function
-    )
-
-
-def encoder_alone(source: str, target: str, frames: int) -> dict[str, float]:
-    """Processor seconds a frame of decoding and of the encoder, by PyAV without anything between.
-
-    What a frame costs at least, on this machine at this time.
+    Next to them those of FFmpeg's decoder and encoder by PyAV, with nothing between: what a frame
+    costs at least on this machine at this time.
     """
-    import av
+    tune_heap()
+    facts = inspect_video(Path(source))
+    found: dict[str, list[float]] = {}
+    for _ in range(turns):
+        started = time.process_time()
+        planes = [
+            [np.array(plane) for plane in frame.planes] for frame in VideoReader(facts, 0, frames)
+        ]
+        moments = {"read_s": time.process_time() - started}
+        moments |= _color_seconds(planes, facts.format)
+        started = time.process_time()
+        encoder = SegmentEncoder(
+            Path(target), EncoderSettings("x264"), facts.format, time_base=facts.time_base
+        )
+        for stamp, one in zip(facts.stamps, planes, strict=False):
+            encoder.write(one, int(stamp))
+        encoder.close()
+        moments["encode_s"] = time.process_time() - started
+        moments |= _ffmpeg_seconds(source, target, frames)
+        for name, seconds in moments.items():
+            found.setdefault(name, []).append(seconds / frames)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
 
+
+def _color_seconds(frames: list[Any], format: PictureFormat) -> dict[str, float]:
+    """Seconds of both conversions, by as many rows as a whole plan asks for."""
+    there = back = 0.0
+    for planes in frames:
+        started = time.process_time()
+        bands = [
+            (first, rgb_rows(planes, format, first, min(first + READ_ROWS, format.height)))
+            for first in range(0, format.height, READ_ROWS)
+        ]
+        there += time.process_time() - started
+        started, made = time.process_time(), PlaneRows(format)
+        for first, rows in bands:
+            made.write(first, rows)
+        back += time.process_time() - started
+        assert all((a == b).all() for a, b in zip(made.planes, planes, strict=True))
+    return {"to_rgb_s": there, "to_yuv_s": back}
+
+
+def _ffmpeg_seconds(source: str, target: str, frames: int) -> dict[str, float]:
     with av.open(source) as opened:
         shown = opened.streams.video[0]
         size, started, kept = (shown.width, shown.height), time.process_time(), []
@@ -131,4 +126,4 @@ def encoder_alone(source: str, target: str, frames: int) -> dict[str, float]:
             output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
         encoded = time.process_time() - started
-    return {"decode_s": decoded / frames, "encode_s": encoded / frames}
+    return {"ffmpeg_s": decoded + encoded}

@@ -22,6 +22,7 @@ def video(rows: Rows) -> str:
 
 def _files(rows: Rows) -> str:
     head = ["file", "encoder", "frames", "stamps off by", "sound", "tags of color", "what differs"]
+    head += ["peak", "at most"]
     cells = []
     for row in rows:
         stamps = f"{row['stamps_off_ticks']:.2g} of a tick of {1000 * row['tick_seconds']:.3g} ms"
@@ -37,6 +38,8 @@ def _files(rows: Rows) -> str:
                 sound if row["sound_packets"] else "none",
                 "equal" if row["tags_equal"] else "**differ**",
                 ", ".join(row["differs"]) or "nothing",
+                figure("peak_bytes", row["peak_bytes"]),
+                figure("upper_bytes", row["upper_bytes"]),
             ]
         )
     return (
@@ -64,24 +67,16 @@ def _colors(rows: Rows) -> str:
 def _cost(rows: Rows) -> str:
     shown = {
         "files_s": "reading, color and writing",
-        "to_rgb_s": "of it, to RGB",
+        "read_s": "reading",
+        "to_rgb_s": "to RGB",
         "to_yuv_s": "from RGB",
-        "join_s": "joining and reading back",
-        "alone_decode_s": "FFmpeg's decoder alone",
-        "alone_encode_s": "its encoder alone",
+        "encode_s": "encoding",
+        "ffmpeg_s": "FFmpeg's decoder and encoder alone",
+        "job_s": "the job",
+        "other_threads_s": "of it, outside of the network's thread",
     }
-    head = ["processor seconds a frame", *shown.values(), "the network waited"]
-    return table(
-        head,
-        [
-            [
-                row["row"],
-                *(f"{row[name]:.4f}" for name in shown),
-                f"{100 * row['waited_share']:.0f} % of the clock's time",
-            ]
-            for row in rows
-        ],
-    )
+    cells = [[row["row"], *(f"{row[name]:.3f}" for name in shown)] for row in rows]
+    return table(["processor seconds a frame", *shown.values()], cells)
 
 
 def _length(rows: Rows) -> str:

@@ -123,6 +123,8 @@ bench-denoising: $(VENV)/.dev
 	$(BIN)/python benchmarks/denoise.py
 	$(BIN)/python benchmarks/denoise_large.py
 	$(BIN)/python benchmarks/denoise_raw_noise.py
+	$(BIN)/python benchmarks/denoise_attention.py
+	$(BIN)/python benchmarks/denoise_steps.py
 	$(BIN)/python scripts/render_results.py
 
 bench-gpu: $(VENV)/.dev

@@ -37,7 +37,7 @@ def make_clip(path: Path) -> None:
         for place in range(FRAMES):
             share = place / (FRAMES - 1)
             left, top = share * (photo.width - WIDTH), share * (photo.height - HEIGHT) / 2
-            part = photo.affine((1, 0, 0, 1), odx=-left, ody=-top, oarea=[0, 0, WIDTH, HEIGHT])
+            part = photo.crop(round(left), round(top), WIDTH, HEIGHT)
             frame = av.VideoFrame.from_ndarray(part.numpy(), "rgb24")
             output.mux(picture.encode(frame))
         output.mux(picture.encode(None))

@@ -10,11 +10,20 @@ from tables import NONE, Rows, figure, spread, table
 from lowtide.core.units import format_bytes
 
 RATIOS = (100, 300)
+DECIBELS = ("noisy_db", "given_db", "estimated_db", "two_steps_db")
 
 
 def denoise(rows: Rows) -> str:
     """Each picture and level: ours next to non-local means and TV, losses included."""
-    head = ["picture, noise", "noisy", "level given", "level estimated", "estimate", "lost by it"]
+    head = [
+        "picture, noise",
+        "noisy",
+        "level given",
+        "level estimated",
+        "in two steps",
+        "estimate",
+        "lost by it",
+    ]
     head += ["non-local means", "TV", "above the better of both", "SSIM"]
     head += ["processor seconds", "of non-local means", "of TV"]
     cells, below = [], []
@@ -22,7 +31,7 @@ def denoise(rows: Rows) -> str:
         gain = row["estimated_db"] - max(row["nlm_db"], row["tv_db"])
         if gain < 0:
             below.append(row["row"])
-        decibels = [f"{row[name]:.2f}" for name in ("noisy_db", "given_db", "estimated_db")]
+        decibels = [f"{row[name]:.2f}" for name in DECIBELS]
         cells.append(
             [
                 row["row"],
@@ -138,10 +147,50 @@ def steps(rows: Rows) -> str:
     return table(head, cells)
 
 
+def mri(rows: Rows) -> str:
+    """What files keep, and tensors that are fitted to them after each method."""
+    head = ["file, level", "shape", "header", "from the exact result", "clipped", "level", "peak"]
+    files = [
+        [
+            row["row"],
+            "×".join(map(str, row["shape"])),
+            "equal in every bit" if row["header_equal"] else "differs",
+            f"{row['largest_error_in_steps']:.4f} steps",
+            f"{row['clipped']:,}",
+            f"{row['sigma']:.3g}",
+            format_bytes(row["peak_bytes"]),
+        ]
+        for row in rows
+        if "shape" in row
+    ]
+    fit_head = ["series, method", "all finite", "residual of the fit", "mean FA", "mean MD"]
+    fit_head += ["roughness of FA", "residual with the image", "with its neighbors", "seconds"]
+    fits = []
+    for row in (row for row in rows if "finite" in row):
+        removed = row["residual"] or {}
+        fits.append(
+            [
+                row["row"],
+                "yes" if row["finite"] else "no",
+                f"{row['fit_residual']:.1f}",
+                f"{row['fa_mean']:.3f}",
+                f"{1e3 * row['md_mean']:.3f}e-3",
+                f"{row['fa_roughness']:.3f}",
+                *(
+                    f"{removed[name]:+.2f}" if removed else NONE
+                    for name in ("image_correlation", "neighbor_correlation")
+                ),
+                f"{row['seconds']:.1f}",
+            ]
+        )
+    return f"{table(head, files)}\n\n{table(fit_head, fits)}" if fits else table(head, files)
+
+
 SHAPES: dict[str, Callable[[Rows], str]] = {
     "denoise": denoise,
     "denoise_attention": attention,
     "denoise_steps": steps,
     "denoise_raw_noise": denoise_raw_noise,
     "denoise_large": denoise_large,
+    "denoise_mri": mri,
 }

@@ -142,6 +142,17 @@ def test_streamed_equals_whole(noisy, denoise):
     assert np.abs(whole.astype(int) - bands).max() <= 1
 
 
+@pytest.mark.slow
+def test_a_large_mosaic_keeps_a_budget_that_holds_no_whole_run(photo, denoise):
+    rows = linear_light(np.tile(photo, (2, 2, 1))) * [0.5, 1, 0.65]
+    levels = exposed(mosaic_of(rows, BAYER["RGGB"]) * 0.3, GAIN, READ)
+    with pytest.raises(BudgetError):
+        denoise(levels, sigma=12, budget="200MiB", strategy="whole")
+    _, report = denoise(levels, sigma=12, budget="200MiB")
+    assert report.plan.strategy.name == "streamed"
+    assert report.memory.peak_bytes <= 200 << 20 and report.memory.within_budget
+
+
 def test_tiles_are_compared_with_the_whole_file(noisy, denoise):
     _, report = denoise(noisy, sigma=12, tile=16, tile_overlap=8)
     assert report.accuracy.execution == "bounded" and report.accuracy.execution_error.tiles_sampled

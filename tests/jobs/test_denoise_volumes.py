@@ -329,6 +329,12 @@ def test_a_table_with_more_noise_than_a_file_is_refused(denoise, tmp_path):
         denoise(path, noise="poisson-gaussian")
 
 
+def test_a_table_with_far_less_noise_than_a_file_is_noted(denoise, tmp_path):
+    path = nifti(tmp_path / "in.nii", noisy_series(std=20))
+    _, report = denoise(path, noise=table(tmp_path / "t.json", 0.001))
+    assert any("if that is noise, most of it stays" in note for note in report.notes)
+
+
 def test_options_of_photographs_are_refused(denoise, tmp_path):
     path = nifti(tmp_path / "in.nii", noisy_series())
     with pytest.raises(UsageError, match="--strip-metadata"):

@@ -12,6 +12,7 @@ av = pytest.importorskip("av")
 
 import lowtide  # noqa: E402
 from lowtide import BudgetError, UsageError, VideoError  # noqa: E402
+from lowtide.media.video.video_facts import inspect_video  # noqa: E402
 from support.video_clips import Clip, Sound, Text, full_mkv, rotated_mp4  # noqa: E402
 
 
@@ -113,6 +114,38 @@ def test_a_deep_uneven_clip_stays_so(tmp_path):
     assert report.videos[0].encoder.startswith("x265")
     assert report.videos[0].pixel_format == "yuv420p10le"
     assert frames_of(target)[1] == frames_of(source)[1]
+
+
+def test_hdr_keeps_its_tags(tmp_path):
+    names = "color_primaries", "color_trc", "colorspace", "color_range"
+    source, target = tmp_path / "in.mkv", tmp_path / "out.mkv"
+    tags = dict(zip(names, (9, 16, 9, 1), strict=True))
+    light = "G(13250,34500)B(7500,3000)R(34000,16000)WP(15635,16450)L(10000000,1)"
+    params = "log-level=none:pools=none:frame-threads=1:hdr10=1:max-cll=1000,400"
+    options = {"x265-params": f"{params}:master-display={light}"}
+    clip = Clip(frames=2, codec="libx265", pix_fmt="yuv420p10le", options=options, tags=tags)
+    lowtide.video(clip.write(source), target)
+    assert inspect_video(target).light == inspect_video(source).light is not None
+    with av.open(str(target)) as made:
+        frame = next(made.decode(video=0))
+    assert {name: int(getattr(frame, name)) for name in names} == tags
+
+
+def test_a_gray_clip_stays_gray(tmp_path):
+    source = Clip(frames=2, codec="ffv1", pix_fmt="gray").write(tmp_path / "in.mkv")
+    report = lowtide.video(source, tmp_path / "out.mkv", codec="ffv1")
+    assert report.videos[0].pixel_format == "gray"
+    assert frames_of(tmp_path / "out.mkv")[0][0].shape == (96, 128)
+
+
+def test_a_budget_that_the_encoder_exceeds_names_it(tmp_path):
+    source = Clip(frames=1, width=320, height=240).write(tmp_path / "in.mp4")
+    target, options = tmp_path / "out.mp4", {"budget": "110MiB", "tile": 64, "dry_run": True}
+    with pytest.raises(BudgetError) as caught:
+        lowtide.video(source, target, **options)
+    assert "are the encoder's: --codec ffv1" in caught.value.hint
+    planned = lowtide.video(source, target, preset="superfast", **options)
+    assert planned.videos[0].status == "planned"
 
 
 def test_a_turned_clip_is_measured_as_it_is_shown(tmp_path):
@@ -229,6 +262,7 @@ def test_memory_does_not_grow_with_the_length(tmp_path):
     assert peaks[1] <= peaks[0] * 1.1 + (4 << 20)
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_files_of_one(tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()

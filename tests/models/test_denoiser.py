@@ -47,10 +47,14 @@ def test_attention_runs_at_the_levels_that_are_asked_for():
     assert places == {"down.0.0", "middle.0", "up.0.0"}
 
 
-@pytest.mark.parametrize("attention", ["none", pytest.param("linear", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "attention",
+    [one if one == "none" else pytest.param(one, marks=pytest.mark.slow) for one in ATTENTION],
+)
 def test_streamed_equals_whole_at_any_level(attention):
     """One capture serves all levels, since they lie in buffers."""
-    denoiser, image = small_denoiser(attention=attention), torch.rand(1, 3, 40, 24)
+    denoiser = small_denoiser(attention=attention, features=16, multipliers=(1, 4))
+    image = torch.rand(1, 3, 40, 24)
     denoiser.set_level(SIGMA)
     streamed = lowtide.stream(denoiser)
     first = denoiser(image)

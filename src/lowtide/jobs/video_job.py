@@ -9,10 +9,11 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from lowtide.core.errors import VideoError
+from lowtide.core.errors import BudgetError, VideoError
 from lowtide.core.hashing import file_sha256
-from lowtide.core.progress import check_cancel
+from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
+from lowtide.core.units import format_bytes
 from lowtide.jobs.image_job import ImageJob, ItemRun
 from lowtide.jobs.item import ComputedItem, Item
 from lowtide.jobs.pipeline import Pipeline
@@ -20,6 +21,7 @@ from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.report import versions
 from lowtide.jobs.target_size import TargetSize
 from lowtide.jobs.video_frames import due_frames
+from lowtide.jobs.video_memory import writing_bytes
 from lowtide.jobs.video_report import StreamReport, VideoReport, VideosReport
 from lowtide.jobs.video_result import MadeFrame, VideoResult
 from lowtide.jobs.video_rows import FrameSink, FrameSource
@@ -30,8 +32,8 @@ from lowtide.jobs.video_work import VideoSegment, VideoWork, pinned_plan, work_f
 from lowtide.media import ImageFacts
 from lowtide.media.discover import MediaKind
 from lowtide.media.image_rows import ImageFile, ImageRows
-from lowtide.media.video.containers import CONTAINERS
 from lowtide.media.video.pyav import load_av
+from lowtide.media.video.video_containers import CONTAINERS
 from lowtide.media.video.video_facts import inspect_video
 from lowtide.memory.choice import shortfall
 from lowtide.memory.plan import Plan
@@ -51,6 +53,7 @@ class _Clip:
 
     task: VideoTask
     segments: list[VideoSegment]
+    cancel: Cancel = None
     content: str = ""
     planes: list[np.ndarray] | None = None
     resumed: int = 0
@@ -94,7 +97,17 @@ class VideoJob(ImageJob):
 
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one frame; as before where a stopped run left segments, and that plan fits."""
-        planned = super().plan(item)
+        try:
+            planned = super().plan(item)
+        except BudgetError as error:
+            task = self._clip(item).task
+            most, _ = writing_bytes(task.stored, task.encoder)
+            if error.smallest is not None and 2 * most > error.smallest:
+                error.hint = (
+                    f"{error.hint}; {format_bytes(most)} of it are the encoder's: --codec ffv1, or"
+                    " --preset superfast of x264 and x265, take less"
+                )
+            raise
         if item.limit_bytes is None and work_folder(item.target).is_dir():
             pinned = pinned_plan(item.target, self._key(item, planned.plan))
             if pinned is not None and shortfall(pinned, self.budget) is None:
@@ -107,6 +120,7 @@ class VideoJob(ImageJob):
         self, item: Item, planned: ImageTaskPlan, pipeline: Pipeline, queue_bytes: int
     ) -> ComputedItem:
         """Compute and encode all frames of a video, and join them with its other streams."""
+        self._clip(item).cancel = pipeline.cancel
         return super().run(item, planned, pipeline, 0)  # `video_memory` counts what waits
 
     def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
@@ -124,7 +138,7 @@ class VideoJob(ImageJob):
         """Open an item's result, and lock the folder of its segments."""
         clip, target = self._clip(item), item.target
         work = VideoWork(target, self._key(item, planned.plan))
-        return VideoResult(target, clip.task, work, clip.segments)
+        return VideoResult(target, clip.task, work, clip.segments, clip.cancel)
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> VideoReport:
         """Return the report of a planned or finished file."""

@@ -16,22 +16,23 @@ _DECODER_BYTES = 6 * MIB
 _SPREAD = 1.2
 
 
-class _Encoder(NamedTuple):
-    """Memory of an encoder: bytes of any picture, and frames by preset: usual, and slower ones."""
+class _Held(NamedTuple):
+    """Memory of an encoder: bytes whatever the picture, and frames."""
 
     fixed: int
     frames: int
-    slow_frames: int
 
 
-# Measured at 640×360 and 1280×720, 8 bits, to the end of 120 frames.
+# Without looking ahead, by default, and of the slowest preset: measured at 640×360 and 1280×720,
+# 8 bits, to the end of 120 frames.
 _ENCODERS = {
-    "x264": _Encoder(31 * MIB, 103, 275),
-    "x265": _Encoder(58 * MIB, 138, 330),
-    "svtav1": _Encoder(82 * MIB, 396, 500),
-    "prores": _Encoder(2 * MIB, 3, 3),
-    "ffv1": _Encoder(2 * MIB, 25, 25),
+    "x264": (_Held(7 * MIB, 36), _Held(31 * MIB, 103), _Held(31 * MIB, 275)),
+    "x265": (_Held(34 * MIB, 88), _Held(58 * MIB, 138), _Held(58 * MIB, 330)),
+    "svtav1": (_Held(82 * MIB, 396), _Held(82 * MIB, 396), _Held(82 * MIB, 600)),
+    "prores": (_Held(2 * MIB, 5),) * 3,
+    "ffv1": (_Held(2 * MIB, 25),) * 3,
 }
+_BLIND_PRESETS = ("ultrafast", "superfast")
 
 
 def frame_bytes(format: PictureFormat) -> int:
@@ -50,9 +51,11 @@ def reading_bytes(format: PictureFormat) -> tuple[int, int]:
 
 def writing_bytes(format: PictureFormat, settings: EncoderSettings) -> tuple[int, int]:
     """Return an upper bound and the usual bytes of encoding frames of a format."""
-    one, encoder = frame_bytes(format), _ENCODERS[settings.codec]
-    frames = encoder.slow_frames if _is_slow(settings) else encoder.frames
-    held, usual = one * (WAITING_FRAMES + 2), encoder.fixed + one * frames
+    one, (blind, default, slow) = frame_bytes(format), _ENCODERS[settings.codec]
+    encoder = slow if _is_slow(settings) else default
+    if settings.preset in _BLIND_PRESETS:
+        encoder = blind
+    held, usual = one * (WAITING_FRAMES + 2), encoder.fixed + one * encoder.frames
     return held + int(usual * _SPREAD), held + usual
 
 

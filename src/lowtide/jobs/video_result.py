@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from lowtide.core.atomic_file import sync, write_error
+from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.video_rows import frame_info
 from lowtide.jobs.video_task import VideoTask
 from lowtide.jobs.video_work import VideoSegment, VideoWork
@@ -34,15 +36,21 @@ class VideoResult:
         task: What it is made of.
         work: The folder of its segments.
         segments: All segments, of which some may be finished.
+        cancel: Stops joining and reading back.
     """
 
     def __init__(
-        self, target: Path, task: VideoTask, work: VideoWork, segments: list[VideoSegment]
+        self,
+        target: Path,
+        task: VideoTask,
+        work: VideoWork,
+        segments: list[VideoSegment],
+        cancel: Cancel = None,
     ) -> None:
         self.work, self.segments = work, segments
         self.info = frame_info(task.stored)
         self.notes: list[str] = []
-        self._target, self._task = target, task
+        self._target, self._task, self._cancel = target, task, cancel
         self._joined = work.folder / f"joined{target.suffix}"
         self._part = work.folder / f"unfinished{task.segment_suffix}"
         self._encoder: SegmentEncoder | None = None
@@ -87,10 +95,11 @@ class VideoResult:
 
         Raises:
             OutputError: It cannot be written, or differs from what was due when it is read.
+            Cancelled: The job was stopped.
         """
         if self._done:
             return
-        task = self._task
+        task, after_frame = self._task, partial(check_cancel, self._cancel)
         joined = join(
             task.streams,
             [one.path for one in self.segments],
@@ -102,8 +111,9 @@ class VideoResult:
             rotation=task.facts.rotation,
             mirrored=task.facts.mirrored,
             cut=task.is_cut,
+            after_frame=after_frame,
         )
-        check_output(joined)
+        check_output(joined, after_frame=after_frame)
         self.notes += joined.notes
         self._done = True
 

@@ -17,9 +17,10 @@ from lowtide.jobs.video_work import VideoSegment, segments_of
 from lowtide.media import ImageFacts, OutputCost
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.video.encoder_settings import EncoderSettings, held_format
+from lowtide.media.video.frame_range import frame_range
 from lowtide.media.video.other_streams import StreamPlan, plan_streams
 from lowtide.media.video.picture_format import PictureFormat
-from lowtide.media.video.video_facts import VideoFacts, frame_range, inspect_video
+from lowtide.media.video.video_facts import VideoFacts, inspect_video
 
 _CODEC_NAMES = {
     "x264": "h264",
@@ -142,7 +143,7 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
     first, last = frame_range(facts, settings.frames, settings.time)
     encoder = settings.encoder_settings(facts.format.bits, target)
     size = settings.shown_size(info, scale, facts.rotation)
-    stored, notes = held_format(encoder, facts.format.resized(*size))
+    stored, notes = held_format(encoder, facts.format.resized(*size), facts.light)
     cut = last - first < facts.frames
     streams = plan_streams(source, target, codec=_CODEC_NAMES[encoder.codec], cut=cut)
     notes = (*facts.notes, *notes, *streams.notes)

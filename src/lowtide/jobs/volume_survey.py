@@ -16,7 +16,8 @@ from lowtide.media.volume_header import VolumeFacts
 from lowtide.models.denoiser.noise_models import RicianNoise
 from lowtide.models.denoiser.volume_level import LevelStatistics, RangeStatistics, VolumeRange
 
-_MOST_ABOVE = 3.0  # of a table's level above what a file shows: structure only adds to that
+# Most by which a table's level and what a file shows may differ: structure only adds to the latter.
+_MOST_BETWEEN = 3.0
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,13 @@ def survey_volume(
         InputError: The file is damaged, or no voxel is finite.
         UsageError: The table's noise is not in the file.
     """
-    ranges = survey_ranges(facts, cancel)
+    ranges, notes = survey_ranges(facts, cancel), []
     count, source, noise = len(ranges), "estimated", "gaussian"
     rician = chosen is not None and chosen.name == RicianNoise.name
     if chosen is not None and chosen.table is not None:
         source, noise = "table", chosen.describe()
         sigma = chosen.at().level * file_scale(ranges)
-        _require_noise(facts, ranges, chosen, sigma, cancel)
+        notes += _compare_noise(facts, ranges, chosen, sigma, cancel)
     elif sigma is not None:
         source = "given"
     levels = [sigma] * count if sigma is not None else survey_levels(facts, ranges, cancel)
@@ -77,35 +78,41 @@ def survey_volume(
         VolumeScale.of(one, level, max_sigma, rician=rician) if level and one.span > 0 else None
         for one, level in zip(ranges, levels, strict=True)
     ]
-    notes = _notes(facts, ranges, levels, scales)
-    return VolumeSurvey(facts, tuple(ranges), tuple(levels), tuple(scales), source, noise, notes)
+    notes += _notes(ranges, levels, scales)
+    facts_of_volumes = tuple(ranges), tuple(levels), tuple(scales)
+    return VolumeSurvey(facts, *facts_of_volumes, source, noise, tuple(notes))
 
 
-def _require_noise(
+def _compare_noise(
     facts: VolumeFacts,
     ranges: Sequence[VolumeRange],
     chosen: ChosenNoise,
     sigma: float,
     cancel: Cancel,
-) -> None:
-    """Raise `UsageError` for a table with far more noise than a file has."""
+) -> list[str]:
+    """Return notes on a table with far less noise than a file; raises `UsageError` for far more."""
     known = [one for one in survey_levels(facts, ranges, cancel) if one is not None]
-    most = max(known, default=sigma)
-    if sigma > _MOST_ABOVE * most:
+    least, most = min(known, default=sigma), max(known, default=sigma)
+    if sigma > _MOST_BETWEEN * most:
         raise UsageError(
             f"{chosen.path}: its noise is {sigma:.4g} in the data units of {facts.path}, and that"
             f" has at most {most:.4g}",
             hint=f"lowtide train noise --volumes {facts.path} -o scanner.json, or --sigma"
             f" {most:.4g}",
         )
+    if sigma * _MOST_BETWEEN >= least:
+        return []
+    return [
+        f"{chosen.path}: its noise is {sigma:.4g} in data units, and the volumes look like"
+        f" {least:.4g} or more: if that is noise, most of it stays"
+    ]
 
 
 def _notes(
-    facts: VolumeFacts,
     ranges: Sequence[VolumeRange],
     levels: Sequence[float | None],
     scales: Sequence[VolumeScale | None],
-) -> tuple[str, ...]:
+) -> list[str]:
     notes = []
     if missing := sum(one.not_finite for one in ranges):
         notes.append(f"{missing:,} voxels are NaN or infinite, and kept as they are")
@@ -118,7 +125,7 @@ def _notes(
     silent = sum(scale is None or not scale.has_noise for scale in scales) - unknown
     if silent:
         notes.append(f"{silent} of {len(levels)} volumes are without noise, and copied")
-    return tuple(notes)
+    return notes
 
 
 def survey_ranges(facts: VolumeFacts, cancel: Cancel = None) -> list[VolumeRange]:

@@ -9,7 +9,8 @@ import pytest
 av = pytest.importorskip("av")
 
 from lowtide import UsageError, VideoError  # noqa: E402
-from lowtide.media.video.video_facts import frame_range, inspect_video  # noqa: E402
+from lowtide.media.video.frame_range import frame_range  # noqa: E402
+from lowtide.media.video.video_facts import inspect_video  # noqa: E402
 from lowtide.media.video.video_reader import VideoReader  # noqa: E402
 from support.video_clips import Clip, Sound, full_mkv, picture_bytes, rotated_mp4  # noqa: E402
 
@@ -55,6 +56,17 @@ def test_frames_that_an_edit_list_hides_are_not_counted(tmp_path):
     assert facts.frames == len(luma_of(path)) == 8
     assert "2 frames before the first one are hidden" in facts.notes[0]
     assert len(list(VideoReader(facts, 0, 8))) == 8
+
+
+def test_a_frame_count_that_lies_is_not_believed(tmp_path):
+    path = Clip(frames=30, time_base=Fraction(1, 25)).write(tmp_path / "clip.avi")
+    data = bytearray(path.read_bytes())
+    for name, place in ((b"avih", 24), (b"strh", 40)):  # the counts after name and size
+        at = data.index(name) + place
+        assert int.from_bytes(data[at : at + 4], "little") == 30
+        data[at : at + 4] = (31).to_bytes(4, "little")
+    path.write_bytes(data)
+    assert inspect_video(path).frames == 30
 
 
 def test_a_clip_that_begins_late_is_not_damaged(tmp_path):
@@ -106,8 +118,10 @@ def test_damage_inside_is_named_with_its_time(tmp_path):
         ),
         (lambda path: Clip(frames=5).write(path.with_suffix(".h264")), "5 of 5 frames have no"),
         (lambda path: _interlaced(path), "interlaced"),
+        (lambda path: _dolby_vision(path), "Dolby Vision"),
+        (lambda path: _see_through(path.with_suffix(".mkv")), "transparency"),
     ],
-    ids="absent empty text half picture sound frameless raw interlaced".split(),
+    ids="absent empty text half picture sound frameless raw interlaced dolby alpha".split(),
 )
 def test_what_is_no_video_is_refused_by_name(tmp_path, make, text):
     path = make(tmp_path / "clip.mp4")
@@ -171,3 +185,12 @@ def _sound(path: Path) -> Path:
 
 def _interlaced(path: Path) -> Path:
     return Clip(frames=5, options={"x264-params": "interlaced=1:tff=1"}).write(path)
+
+
+def _dolby_vision(path: Path) -> Path:
+    data = Clip(frames=2).write(path).read_bytes()
+    return _bytes(path, data.replace(b"avc1", b"dvav"))
+
+
+def _see_through(path: Path) -> Path:
+    return Clip(frames=2, codec="ffv1", pix_fmt="yuva420p").write(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowtide.core.errors import OutputError
+from lowtide.core.errors import Cancelled, OutputError
 from lowtide.media.video.check_output import check_output
 from lowtide.media.video.display_matrix import is_mirrored
 from lowtide.media.video.mux import join
@@ -53,7 +53,9 @@ def test_mp4_takes_plain_subtitles_converted_and_says_what_it_cannot(film, tmp_p
         "subtitle 2 (subrip, eng): converted into mov_text: MP4 files hold no subrip"
     )
     assert "ass, ger Schilder): dropped: MP4 files hold no ass" in words[3]
-    assert words[4] == "attachment 4 (clip.ttf): dropped: MP4 files hold no attachments"
+    assert (
+        words[4] == "attachment 4 (clip.ttf): dropped: MP4 files hold no attachments such as this"
+    )
     before, after = Contents(film), Contents(joined.path)
     assert after.frames == before.frames
     assert after.chapters == before.chapters
@@ -82,6 +84,26 @@ def test_subtitles_of_mp4_become_srt_in_matroska(tmp_path):
         (TICK * 500, TICK * 200),
     ]
     assert [b"One" in texts[0][0], b"<i>Two</i>" in texts[1][0]] == [True, True]
+
+
+def test_lines_shown_together_stay_so_in_mp4(tmp_path):
+    lines = ((100, 400, "A"), (200, 200, "B"), (200, 500, "C"), (700, 100, "D"))
+    source = Clip(texts=(Text(lines=lines),)).write(tmp_path / "in.mkv")
+    _, joined = enlarge(source, tmp_path / "out.mp4")
+    check_output(joined)
+    (texts,) = Contents(joined.path).texts
+    shown = [(int(at * 1000), int((at + long) * 1000), data[2:]) for data, at, long in texts]
+    assert shown == [
+        (100, 200, b"A"),
+        (200, 400, b"A\nB\nC"),
+        (400, 500, b"A\nC"),
+        (500, 700, b"C"),
+        (700, 800, b"D"),
+    ]
+    _, joined = enlarge(source, tmp_path / "out.mkv")
+    check_output(joined)
+    assert Contents(joined.path).texts == Contents(source).texts
+    assert joined.notes == ()
 
 
 @pytest.mark.parametrize(("ending", "rotation"), [("mp4", 90), ("mov", -90), ("mkv", 180)])
@@ -131,6 +153,19 @@ def test_sound_before_zero_moves_all_of_a_matroska_file(tmp_path):
     assert largest_difference([at + joined.shift for at in times[0]], times[1]) <= TICK
     _, twice = enlarge(joined.path, tmp_path / "again.mkv")
     assert Contents(twice.path).sounds == after.sounds  # nothing moves any more
+
+
+def test_frames_that_players_hide_stay_out_and_sound_stays_in_time(tmp_path):
+    """An edit list hides two frames; their sound stays before 0, where players hide it too."""
+    stamps = range(-1024, 9216, 512)
+    source = Clip(stamps=stamps, sounds=(Sound(start=-0.08),)).write(tmp_path / "in.mp4")
+    _, joined = enlarge(source, tmp_path / "out.mp4")
+    check_output(joined)
+    before, after = Contents(source), Contents(joined.path)
+    assert len(after.frames) == 18
+    assert after.frames == before.frames
+    assert after.sounds == before.sounds
+    assert after.sounds[0][0][1] < 0
 
 
 @pytest.mark.parametrize("ending", ["mp4", "mkv"])
@@ -249,6 +284,37 @@ def test_tags_that_mp4_has_no_place_for_are_named(tmp_path):
     quick, joined = enlarge(source, tmp_path / "out.mov")
     assert quick.notes == ()
     assert Contents(joined.path).metadata["MY_OWN"] == "tag"
+
+
+def test_names_that_look_like_addresses_are_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = Clip(frames=3).write(tmp_path / "in.mp4").rename("12:30.mp4")
+    frames = decode(tmp_path / source)
+    target = Path("12:31.mkv")
+    plan = plan_streams(source, target, codec="h264")
+    paths = encode_segments(frames, tmp_path / "work")
+    stamps = np.array([frame.pts for frame in frames])
+    check_output(join(plan, paths, target, stamps=stamps, time_base=frames[0].time_base))
+    assert target.exists()
+
+
+def test_the_work_can_be_stopped_after_any_frame(film, tmp_path):
+    """What stops it is an error of the caller's, after which no file is left."""
+    counts = []
+
+    def stop():
+        counts.append(1)
+        if len(counts) == 5:
+            raise Cancelled("stopped")
+
+    with pytest.raises(Cancelled):
+        enlarge(film, tmp_path / "out.mkv", after_frame=stop)
+    assert not (tmp_path / "out.mkv").exists()
+    _, joined = enlarge(film, tmp_path / "out.mkv", after_frame=lambda: counts.append(1))
+    assert len(counts) == 25
+    with pytest.raises(Cancelled):
+        counts.clear()
+        check_output(joined, after_frame=stop)
 
 
 def test_an_error_of_the_disk_leaves_no_file(tmp_path, film):

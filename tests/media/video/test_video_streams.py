@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 
 from lowtide.core.errors import InputError, UsageError
-from lowtide.media.video.containers import CONTAINERS
 from lowtide.media.video.other_streams import plan_streams
+from lowtide.media.video.video_containers import CONTAINERS
 from support.video_clips import Clip, Sound, Text, picture_bytes
 
 # Codecs that each container holds; x264 and x265 belong to most.
@@ -94,5 +94,11 @@ def test_pixels_that_are_not_square_are_kept_or_refused(tmp_path):
     source = Clip(frames=2, pixel_aspect=Fraction(4, 3)).write(tmp_path / "in.mp4")
     for name, codec in (("out.mkv", "h264"), ("out.mkv", "hevc"), ("out.mp4", "av1")):
         assert plan_streams(source, tmp_path / name, codec=codec).notes == ()
-    with pytest.raises(UsageError, match=r"pixels are 4:3, which av1 in a \.mkv file cannot say"):
+    with pytest.raises(
+        UsageError, match=r"pixels are 4:3, which av1 in a \.mkv file cannot say"
+    ) as caught:
         plan_streams(source, tmp_path / "out.mkv", codec="av1")
+    assert caught.value.hint == "name the output out.mp4"
+    with pytest.raises(UsageError) as caught:
+        plan_streams(source, tmp_path / "out.mkv", codec="prores")
+    assert caught.value.hint == "name the output out.mov"

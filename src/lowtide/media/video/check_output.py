@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from lowtide.core.errors import OutputError
 from lowtide.media.video.mux import JoinedFile
-from lowtide.media.video.other_streams import find_picture, open_source, packets_with_data
+from lowtide.media.video.opened_video import find_picture, open_source, packets_with_data
 from lowtide.media.video.packet_times import WrittenStream
 from lowtide.media.video.pyav import load_av
 from lowtide.media.video.subtitle_text import is_pause
@@ -19,10 +20,15 @@ from lowtide.media.video.subtitle_text import is_pause
 _ROUNDING = 1e-9
 
 
-def check_output(joined: JoinedFile) -> None:
+def check_output(joined: JoinedFile, *, after_frame: Callable[[], object] | None = None) -> None:
     """Decode every frame of a written file and compare count and times with what was due.
 
     Sound and subtitles are compared by where they begin, sound by its bytes too.
+
+    Args:
+        joined: What `join` wrote.
+        after_frame: Called after each frame, to show progress or to raise an error that stops the
+            work.
 
     Raises:
         OutputError: A frame is missing or one too many, cannot be decoded, or lies more than one
@@ -39,6 +45,8 @@ def check_output(joined: JoinedFile) -> None:
             for packet in packets_with_data(opened.demux(shown, *others)):
                 if packet.stream_index == shown.index:
                     stamps += [frame.pts for frame in shown.decode(packet)]
+                    if after_frame:
+                        after_frame()
                 elif not is_pause(packet):
                     found[packet.stream_index].add(packet)
             stamps += [frame.pts for frame in shown.decode(None)]

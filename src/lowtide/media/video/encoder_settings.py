@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lowtide.core.errors import UsageError
-from lowtide.media.video.picture_format import (
-    BT_709,
-    PictureFormat,
-    SampleLayout,
-    sample_layout,
-)
+from lowtide.media.video.hdr10_light import Hdr10Light
+from lowtide.media.video.picture_format import BT_709, PictureFormat
 from lowtide.media.video.pyav import load_av
+from lowtide.media.video.sample_layout import SampleLayout, sample_layout
 
 _LEFT, _TOP_LEFT = 1, 3
 
@@ -131,7 +128,7 @@ class EncoderSettings:
 
 
 def held_format(
-    settings: EncoderSettings, format: PictureFormat
+    settings: EncoderSettings, format: PictureFormat, light: Hdr10Light | None = None
 ) -> tuple[PictureFormat, list[str]]:
     """Return the format in which a codec holds such pictures, and sentences on what differs.
 
@@ -159,6 +156,8 @@ def held_format(
     if held.chroma_location not in codec.locations and held.chroma_step != (1, 1):
         held = replace(held, chroma_location=_LEFT)
         notes.append(f"{settings.codec} has no such chroma location: left is written")
+    if light is not None and not light.parameters(settings.codec):
+        notes.append(f"{settings.codec} has no place for the light levels of HDR10: left out")
     _check_size(settings.codec, held)
     return held, notes
 

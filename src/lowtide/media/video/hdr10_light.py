@@ -56,11 +56,6 @@ class Hdr10Light:
         return f"G({green})B({blue})R({red})WP({white})L({luminance})"
 
 
-def holds_light(codec: str) -> bool:
-    """Return whether a codec of `CODECS` can hold HDR10 data."""
-    return codec in _NAMES
-
-
 def light_of(frame: av.VideoFrame) -> Hdr10Light | None:
     """Return the HDR10 data of a decoded frame, or None if it has none."""
     data = frame.side_data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,25 +13,20 @@ from typing import Any
 import numpy as np
 
 from lowtide.core.atomic_file import write_error
-from lowtide.core.errors import InputError, OutputError
-from lowtide.media.video.containers import muxer_options
+from lowtide.core.errors import OutputError
 from lowtide.media.video.display_matrix import display_matrix
-from lowtide.media.video.other_streams import (
-    StreamPlan,
-    cover_file,
-    open_source,
-    packets_with_data,
-)
+from lowtide.media.video.opened_video import ffmpeg_name, open_source
+from lowtide.media.video.other_streams import StreamPlan
 from lowtide.media.video.packet_times import (
-    SampleClock,
     TimeWindow,
     WrittenStream,
     frame_rate,
     merged,
 )
 from lowtide.media.video.pyav import load_av
-from lowtide.media.video.stream_metadata import copied_metadata, file_metadata, picture_metadata
-from lowtide.media.video.subtitle_text import SubtitleConverter, is_pause
+from lowtide.media.video.stream_copier import StreamCopier
+from lowtide.media.video.stream_metadata import picture_metadata
+from lowtide.media.video.video_containers import muxer_options
 from lowtide.media.video.video_segments import picture_packets, read_order
 
 # MP4 says in ticks of the whole file when a stream begins; more a second than this are refused by
@@ -102,6 +97,7 @@ def join(
     rotation: int = 0,
     mirrored: bool = False,
     cut: bool = False,
+    after_frame: Callable[[], object] | None = None,
 ) -> JoinedFile:
     """One file of the segments' pictures and the source's other streams.
 
@@ -117,6 +113,8 @@ def join(
         mirrored: Whether players mirror it, by `is_mirrored`.
         cut: Whether the frames are a part of the source: the other streams are cut to its time, and
             the part begins at 0.
+        after_frame: Called after each frame, to show progress or to raise an error that stops the
+            work.
 
     Raises:
         OutputError: The file cannot be written, or the segments hold another number of frames. No
@@ -128,7 +126,7 @@ def join(
         segments, stamps, time_base, last_duration, pixel_aspect, rotation, mirrored
     )
     try:
-        return _Muxer(plan, picture, cut).write(target)
+        return _Muxer(plan, picture, cut).write(target, after_frame)
     except (OSError, ValueError, av.error.FFmpegError) as error:
         target.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno:
@@ -145,12 +143,8 @@ class _Muxer:
     def __init__(self, plan: StreamPlan, picture: NewPicture, cut: bool) -> None:
         self.plan, self.picture = plan, picture
         self.window = _window(plan, picture, cut)
-        self.made: dict[int, Any] = {}  # streams of the output by their index in the source
-        self.converters: dict[int, SubtitleConverter] = {}
-        self.written: dict[int, WrittenStream] = {}
-        self.clocks: dict[int, SampleClock] = {}
 
-    def write(self, target: Path) -> JoinedFile:
+    def write(self, target: Path, after_frame: Callable[[], object] | None) -> JoinedFile:
         av, picture, plan = load_av(), self.picture, self.plan
         order = read_order(picture.segments, len(picture.stamps))
         with ExitStack() as stack:
@@ -158,16 +152,17 @@ class _Muxer:
             first = stack.enter_context(open_source(picture.segments[0]))
             options = muxer_options(plan.container, self._ticks(source))
             output = stack.enter_context(
-                av.open(str(target), "w", format=plan.container, container_options=options)
+                av.open(ffmpeg_name(target), "w", format=plan.container, container_options=options)
             )
             shown = self._add_picture(output, first.streams.video[0], source)
             packets = picture_packets(
                 picture.segments, order, picture.stamps, picture.durations, picture.time_base
             )
-            packets = self._moved(packets, shown)
-            if source:
-                self._add_others(output, source)
-                packets = merged(packets, self._others(source))
+            packets = self._placed(packets, shown, after_frame)
+            copier = StreamCopier(plan, self.window, source) if source else None
+            if copier:
+                copier.add(output)
+                packets = merged(packets, copier.packets())
             for packet in packets:
                 output.mux_one(packet)
         return JoinedFile(
@@ -175,9 +170,19 @@ class _Muxer:
             picture.stamps,
             picture.time_base,
             self.window.shift,
-            tuple(self.written.values()),
-            self._notes(),
+            tuple(copier.written.values()) if copier else (),
+            copier.notes() if copier else (),
         )
+
+    def _placed(
+        self, packets: Iterator[Any], shown: Any, after_frame: Callable[[], object] | None
+    ) -> Iterator[Any]:
+        for packet in packets:
+            packet.stream = shown
+            self.window.move(packet)
+            yield packet
+            if after_frame:
+                after_frame()
 
     def _ticks(self, source: Any | None) -> int:
         """Ticks a second in which the beginning of every stream is a whole number."""
@@ -205,89 +210,6 @@ class _Muxer:
         if picture.rotation or picture.mirrored:
             shown.set_display_matrix(display_matrix(picture.rotation, picture.mirrored))
         return shown
-
-    def _add_others(self, output: Any, source: Any) -> None:
-        for planned in self.plan.kept:
-            stream = source.streams[planned.index]
-            if planned.into == "attachment":
-                self._attach_cover(output, stream)
-                continue
-            if planned.kind == "attachment":
-                output.add_stream_from_template(stream)
-                continue
-            if planned.into:
-                converter = SubtitleConverter(stream, output, planned.into)
-                self.converters[planned.index], made = converter, converter.made
-            else:
-                made = output.add_stream_from_template(stream, opaque=True)
-            if planned.kind == "audio" and self.plan.container in ("mp4", "mov"):
-                sound = stream.codec_context
-                self.clocks[planned.index] = SampleClock(sound.sample_rate, sound.frame_size)
-            made.metadata.update(copied_metadata(stream.metadata, self.plan.container))
-            made.disposition = int(stream.disposition)
-            self.made[planned.index] = made
-            # Sound in frames of its own loses their headers in a file that has one for all.
-            framed = planned.codec == "aac" and not stream.codec_context.extradata
-            self.written[planned.index] = WrittenStream(planned.kind, whole=not framed)
-        output.metadata.update(file_metadata(source))
-        output.set_chapters(self.window.chapters(source.chapters()))
-
-    def _attach_cover(self, output: Any, stream: Any) -> None:
-        """Attach a cover, which has one packet, as the file that it is."""
-        assert self.plan.source is not None
-        with open_source(self.plan.source) as again:
-            packets = again.demux(again.streams[stream.index])
-            cover, name = next(packets_with_data(packets), None), cover_file(stream)
-            if cover is not None and name is not None:
-                output.add_attachment(*name, bytes(cover))
-
-    def _others(self, source: Any) -> Iterator[Any]:
-        """Packets of the other streams, with the stamps and the stream of the output."""
-        if not self.made:
-            return
-        streams = [source.streams[index] for index in self.made]
-        for packet in packets_with_data(self._read(source, streams)):
-            index = packet.stream_index
-            kind = self.written[index].kind
-            if kind == "cover":
-                packet.pts = packet.dts = 0
-            elif kind == "subtitle":
-                if is_pause(packet) or not self.window.clip(packet):
-                    continue
-            elif not self.window.has(packet):
-                continue
-            if index in self.clocks:
-                self.clocks[index].set(packet)
-            if index in self.converters:
-                packet = self.converters[index].convert(packet)
-                if packet is None:
-                    continue
-            yield from self._moved(iter([packet]), self.made[index], self.written[index])
-
-    def _read(self, source: Any, streams: list[Any]) -> Iterator[Any]:
-        try:
-            yield from source.demux(*streams)
-        except load_av().error.FFmpegError as error:
-            raise InputError(f"{self.plan.source}: the sound cannot be read ({error})") from error
-
-    def _moved(
-        self, packets: Iterator[Any], stream: Any, written: WrittenStream | None = None
-    ) -> Iterator[Any]:
-        for packet in packets:
-            packet.stream = stream
-            if written is None or written.kind != "cover":
-                self.window.move(packet)
-            if written:
-                written.require_rising(packet)
-                written.add(packet)
-            yield packet
-
-    def _notes(self) -> tuple[str, ...]:
-        return tuple(
-            f"{w.corrected} packets of {w.kind} {index} went back in time, and were moved"
-            for index, w in self.written.items()
-            if w.corrected
-        )
 
 
 def _window(plan: StreamPlan, picture: NewPicture, cut: bool) -> TimeWindow:

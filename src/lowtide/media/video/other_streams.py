@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lowtide.core.errors import InputError, UsageError
-from lowtide.media.video.containers import (
+from lowtide.core.errors import UsageError
+from lowtide.media.video.opened_video import (
+    find_picture,
+    is_cover,
+    open_source,
+    packets_with_data,
+)
+from lowtide.media.video.packet_times import packet_time
+from lowtide.media.video.stream_metadata import file_metadata, title_of
+from lowtide.media.video.video_containers import (
     TEXT_CODECS,
     TITLES,
     container_of,
@@ -19,13 +26,9 @@ from lowtide.media.video.containers import (
     lost_marks,
     lost_metadata,
 )
-from lowtide.media.video.packet_times import packet_time
-from lowtide.media.video.pyav import load_av
-from lowtide.media.video.stream_metadata import file_metadata, title_of
 
 if TYPE_CHECKING:
     from av.container import InputContainer
-    from av.stream import Stream
 
 Action = Literal["enlarged", "copied", "converted", "dropped"]
 
@@ -34,7 +37,6 @@ _STYLED_TEXT = ("ass", "ssa")
 _SHAPED = ("h264", "hevc")  # codecs that hold the shape of pixels themselves
 _COVERS = {"mjpeg": ("cover.jpg", "image/jpeg"), "png": ("cover.png", "image/png")}
 _MPEG_CLOCK = 90_000  # ticks a second of MPEG transport and program streams
-_COVER_FLAG = 1024  # FFmpeg's disposition of a still picture that belongs to the file
 
 
 @dataclass(frozen=True)
@@ -136,38 +138,12 @@ def _require_pixel_aspect(stream: Any, container: str, codec: str, target: Path)
     """
     aspect = stream.sample_aspect_ratio
     if aspect and aspect != 1 and container in ("matroska", "webm") and codec not in _SHAPED:
+        ending = ".mov" if codec == "prores" else ".mp4"
         raise UsageError(
             f"{target}: pixels are {aspect.numerator}:{aspect.denominator}, which {codec} in a"
             f" {target.suffix} file cannot say",
-            hint="--codec x265" if container == "matroska" else "name the output OUT.mp4",
+            hint=f"name the output {target.with_suffix(ending).name}",
         )
-
-
-def open_source(source: Path) -> InputContainer:
-    """Opened video file; raises `InputError` for what FFmpeg cannot read."""
-    av = load_av()
-    try:
-        return av.open(str(source), metadata_errors="replace")
-    except (OSError, ValueError, av.error.FFmpegError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{source}: cannot be read as video ({reason})") from error
-
-
-def find_picture(opened: InputContainer, source: Path) -> int:
-    """Index of the first picture stream that is no cover.
-
-    Raises:
-        InputError: There is none.
-    """
-    for stream in opened.streams.video:
-        if not is_cover(stream):
-            return stream.index
-    raise InputError(f"{source}: the file has no picture stream")
-
-
-def is_cover(stream: Stream) -> bool:
-    """Whether a picture stream is a cover: one still picture."""
-    return stream.type == "video" and bool(int(stream.disposition) & _COVER_FLAG)
 
 
 def cover_file(stream: Any) -> tuple[str, str] | None:
@@ -176,14 +152,6 @@ def cover_file(stream: Any) -> tuple[str, str] | None:
     if name and kind:
         return name, kind
     return _COVERS.get(stream.codec_context.codec.canonical_name)
-
-
-def packets_with_data(packets: Iterator[Any]) -> Iterator[Any]:
-    """Packets of a demuxer without the empty ones that only flush a decoder.
-
-    Those without a decoding stamp are real: Matroska leaves it out where frames are reordered.
-    """
-    return (packet for packet in packets if packet.size)
 
 
 def _planned(stream: Any, picture: int, container: str) -> PlannedStream:
@@ -205,9 +173,8 @@ def _planned(stream: Any, picture: int, container: str) -> PlannedStream:
 def _fate(stream: Any, kind: str, codec: str, container: str) -> tuple[Action, str, str]:
     none = f"{TITLES[container]} files hold no {codec}"
     if kind == "attachment":
-        if container == "matroska" and not holds_stream(container, stream):
-            return "dropped", "", "it has no name or no kind"
-        return _kept_if(container == "matroska", f"{TITLES[container]} files hold no attachments")
+        kept = container == "matroska" and holds_stream(container, stream)
+        return _kept_if(kept, f"{TITLES[container]} files hold no attachments such as this")
     if kind == "cover" and container != "mp4":
         # The muxers of the others would write a second film, or nothing.
         if container == "matroska" and cover_file(stream):
@@ -242,7 +209,7 @@ def _lead(
     opened: InputContainer, source: Path, streams: tuple[PlannedStream, ...], container: str
 ) -> tuple[Fraction, str]:
     """Seconds by which everything has to be later in the output, and why."""
-    if opened.format.name.startswith("mpeg"):
+    if opened.format.name in ("mpegts", "mpeg") and opened.start_time is not None:
         begin = Fraction(round(Fraction(opened.start_time * _MPEG_CLOCK, 10**6)), _MPEG_CLOCK)
         return -begin, "broadcasts begin at any time, and other files at 0"
     if container not in ("matroska", "webm") or "matroska" in opened.format.name:

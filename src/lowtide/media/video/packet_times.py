@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from math import lcm
+from math import ceil, lcm
 from typing import Any
 
 import numpy as np
@@ -117,8 +117,9 @@ class WrittenStream:
         if packet.dts is None:
             return
         base = packet.time_base
-        if self._last is not None and packet.dts * base <= self._last:
-            packet.dts = self._last // base + 1
+        step = 0 if self.kind == "subtitle" else 1  # several lines may begin at one time
+        if self._last is not None and packet.dts * base < self._last + step * base:
+            packet.dts = ceil(self._last / base) + step
             packet.pts = max(packet.pts, packet.dts)
             self.corrected += 1
         self._last = packet.dts * base

@@ -6,14 +6,14 @@ R, G, B. Numbers of colors are those of ITU-T H.273, as FFmpeg has them.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from lowtide.core.errors import VideoError
 from lowtide.media.video.pyav import load_av
+from lowtide.media.video.sample_layout import Kind, SampleLayout, sample_layout, unknown_layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 UNSPECIFIED = 2
 BT_709, BT_601, BT_2020 = 1, 6, 9
-PQ, HLG = 16, 18
 # Red's and blue's share of luma, by the number of the matrix.
 LUMA_SHARES = {
     BT_709: (0.2126, 0.0722),
@@ -44,22 +43,7 @@ _CHROMA_OFFSETS = {
     5: (0.0, 1.0),
     6: (0.5, 1.0),
 }
-_YUV = re.compile(r"yuvj?(420|422|440|444)p(9|1[0246])?(le|be)?")
-_GRAY = re.compile(r"gray(9|1[0246])?(le|be)?")
-_PLANAR_RGB = re.compile(r"gbrp(9|1[0246])?(le|be)?")
-_PACKED_RGB = re.compile(r"(rgb|bgr|0rgb|0bgr|rgb0|bgr0)(24|48)?(le|be)?")
-_STEPS = {"420": (2, 2), "422": (2, 1), "440": (1, 2), "444": (1, 1)}
 _HD_LINES = 720
-
-Kind = Literal["yuv", "gray", "rgb"]
-
-
-class SampleLayout(NamedTuple):
-    """Kind and bits of a format's samples, and luma samples per chroma sample, across and down."""
-
-    kind: Kind
-    bits: int
-    chroma_step: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -184,21 +168,8 @@ class PictureFormat:
     def layout(self) -> SampleLayout:
         """Kind and bits of the samples, and the chroma step, from the name."""
         if (layout := sample_layout(self.name)) is None:
-            raise _unknown(self.name)
+            raise unknown_layout(self.name)
         return layout
-
-
-def sample_layout(name: str) -> SampleLayout | None:
-    """Return the layout that FFmpeg's name stands for, or None for samples of another kind."""
-    if found := _YUV.fullmatch(name):
-        return SampleLayout("yuv", int(found[2] or 8), _STEPS[found[1]])
-    if found := _GRAY.fullmatch(name):
-        return SampleLayout("gray", int(found[1] or 8), (1, 1))
-    if found := _PLANAR_RGB.fullmatch(name):
-        return SampleLayout("rgb", int(found[1] or 8), (1, 1))
-    if found := _PACKED_RGB.fullmatch(name):
-        return SampleLayout("rgb", 16 if found[2] == "48" else 8, (1, 1))
-    return None
 
 
 def format_of(frame: av.VideoFrame, chroma_location: int = 0) -> PictureFormat:
@@ -224,9 +195,7 @@ def planes_of(frame: av.VideoFrame, format: PictureFormat) -> list[np.ndarray]:
         VideoError: Rows are stored from the bottom up.
     """
     shapes, dtype = format.plane_shapes, format.plane_dtype
-    found = _PACKED_RGB.fullmatch(format.name)
-    if found:
-        letters = found[1]
+    if letters := format.layout.packed:
         rows = _rows(frame, 0, dtype).reshape(format.height, -1)
         pixels = rows[:, : format.width * len(letters)].reshape(*shapes[0], len(letters))
         return [pixels[..., letters.index(letter)] for letter in "rgb"]
@@ -259,23 +228,3 @@ def _rows(frame: av.VideoFrame, index: int, dtype: np.dtype[np.generic]) -> np.n
         )
     samples = np.frombuffer(cast("memoryview", plane), dtype)
     return samples.reshape(-1, plane.line_size // dtype.itemsize)
-
-
-def _unknown(name: str) -> VideoError:
-    """Return the error of a pixel format that cannot be converted, with one that can."""
-    av = load_av()
-    known = name in av.video.format.names
-    format = av.VideoFormat(name) if known else None
-    if format is None or not format.components:
-        return VideoError(f"frames are stored as {name}, which cannot be converted")
-    alpha = any(part.is_alpha for part in format.components)
-    deep = max(part.bits for part in format.components) > 8
-    if format.is_rgb or format.has_palette:
-        near = "gbrp16le" if deep else "bgr0"
-    else:
-        near = "yuv444p16le" if deep else "yuv444p"
-    return VideoError(
-        f"frames are stored as {name}, "
-        + ("with transparency, which cannot be kept" if alpha else "which cannot be converted"),
-        hint=f"convert them first: ffmpeg -i IN -pix_fmt {near} -c:v ffv1 OUT.mkv",
-    )

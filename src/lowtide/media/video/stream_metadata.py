@@ -41,9 +41,6 @@ def picture_metadata(metadata: Mapping[str, str], container: str, timecode: bool
 
     ``timecode`` is whether a timecode is, by which MP4 counts frames of one rate.
     """
+    untrue = {"encoder"} if timecode else {"encoder", "timecode"}
     kept = copied_metadata(metadata, container)
-    kept.pop("encoder", None)
-    kept.pop("ENCODER", None)
-    if not timecode:
-        kept.pop("timecode", None)
-    return kept
+    return {key: text for key, text in kept.items() if key.lower() not in untrue}

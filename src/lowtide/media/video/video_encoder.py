@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # x264 and x265 make other bytes with other numbers of threads, so it must not be the machine's.
 _THREADS = 4
+_RATE_UNITS = 100_000  # FFmpeg's fractions are of 32 bits
 _LOCATIONS = "unspecified left center topleft top bottomleft bottom".split()
 
 
@@ -41,7 +42,7 @@ class SegmentEncoder:
         frame_rate: Mean frames a second of the whole video, by which encoders choose a level and
             spread bits; stamps never depend on it. None if unknown.
         pixel_aspect: Width of a pixel divided by its height, or None if unknown.
-        light: HDR10 data of the picture, or None; x264, x265 and svtav1 can hold it.
+        light: HDR10 data of the picture, or None; x264, x265 and svtav1 have a place for it.
 
     Raises:
         OutputError: The file cannot be written, or the encoder refuses such pictures.
@@ -68,7 +69,7 @@ class SegmentEncoder:
         with self._failures():
             stream = self._container.add_stream(
                 CODECS[settings.codec].encoder,
-                rate=frame_rate,
+                rate=frame_rate and frame_rate.limit_denominator(_RATE_UNITS),
                 options=settings.options | _options(settings.codec, format, light),
             )
             self._stream = cast("av.video.stream.VideoStream", stream)
@@ -141,7 +142,7 @@ def _options(codec: str, format: PictureFormat, light: Hdr10Light | None) -> dic
             own["hdr10"] = "1"
         said = own | said
     if codec == "svtav1":
-        said = {"lp": str(_THREADS)} | said
+        said = {"lp": "2"} | said  # its own level of threads, of which 4 takes half more memory
     if said:
         options[f"{codec}-params"] = ":".join(f"{key}={value}" for key, value in said.items())
     return options

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from lowtide.core.errors import UsageError, VideoError
+from lowtide.core.errors import VideoError
 from lowtide.media.video.chroma_location import chroma_location
 from lowtide.media.video.display_matrix import is_mirrored
 from lowtide.media.video.hdr10_light import Hdr10Light, light_of
-from lowtide.media.video.other_streams import is_cover, packets_with_data
+from lowtide.media.video.opened_video import ffmpeg_name, is_cover, packets_with_data
 from lowtide.media.video.picture_format import PictureFormat, format_of
 from lowtide.media.video.pyav import load_av
 
@@ -120,7 +120,7 @@ def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     """
     av = load_av()
     try:
-        container = av.open(str(path))
+        container = av.open(ffmpeg_name(path), metadata_errors="replace")
     except (av.error.FFmpegError, OSError) as error:
         raise VideoError(
             f"{path}: not a video, or cut short: {error.strerror}",
@@ -192,7 +192,10 @@ def _inspect(path: Path, _changed: int, _size: int) -> VideoFacts:
     stamps = _checked_stamps(path, packets)
     with open_video(path) as (container, stream):
         first, location = _first_frame(path, container, stream)
-        format = format_of(first, location)
+        try:
+            format = format_of(first, location)
+        except VideoError as error:
+            raise VideoError(f"{path}: {error.message}", hint=error.hint) from error
         return VideoFacts(
             path=path,
             format=format,
@@ -300,42 +303,3 @@ def check_frame(path: Path, frame: VideoFrame, tag: str = "") -> None:
             hint=f"ffmpeg -i {path} -c copy -bsf:v dovi_rpu=strip=1 plain.mkv"
             " leaves the HDR10 or HLG picture, if it has one",
         )
-
-
-def frame_range(facts: VideoFacts, frames: str | None, time: str | None) -> tuple[int, int]:
-    """Return the first frame and the one after the last that ``A:B`` names; all by default.
-
-    ``frames`` are numbers from 0, ``time`` seconds, ``M:S`` or ``H:M:S`` with a comma or two dots
-    between both ends.
-
-    Raises:
-        UsageError: The text is no range, or holds no frame.
-    """
-    if frames is not None:
-        first, last = _parse(frames, "--frames", "24:48", int)
-        start, stop = first or 0, facts.frames if last is None else min(last, facts.frames)
-    elif time is not None:
-        first, last = _parse(time, "--time", "1.5:4", float)
-        times = (facts.stamps - facts.stamps[0]) * float(facts.time_base)
-        start = int(np.searchsorted(times, (first or 0) - 1e-6))
-        stop = facts.frames if last is None else int(np.searchsorted(times, last - 1e-6))
-    else:
-        start, stop = 0, facts.frames
-    if start >= stop:
-        given = f"--frames {frames}" if frames is not None else f"--time {time}"
-        length = facts.seconds(facts.frames - 1) - facts.seconds(0)
-        raise UsageError(
-            f"{given} holds no frame of {facts.path}, which has {facts.frames} over {length:.2f} s"
-        )
-    return start, stop
-
-
-def _parse(text: str, option: str, example: str, kind: Any) -> tuple[Any, Any]:
-    first, colon, last = text.partition(":")
-    try:
-        values = [kind(one) if one.strip() else None for one in (first, last)]
-    except ValueError:
-        values = []
-    if not colon or not values or any(one is not None and one < 0 for one in values):
-        raise UsageError(f"{option} {text!r} is not a range A:B", hint=f"{option} {example}")
-    return values[0], values[1]

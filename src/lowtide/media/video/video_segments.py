@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.core.errors import OutputError
-from lowtide.media.video.other_streams import open_source, packets_with_data
+from lowtide.media.video.opened_video import open_source, packets_with_data
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from lowtide.attention.spatial import (
     TransposedAttention,
 )
 from lowtide.attention.spatial.image_layout import check_heads, check_image, default_heads
+from lowtide.models.denoiser.accurate_group_norm import AccurateGroupNorm
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 
 # Levels are embedded by their logarithm, which has to be finite without noise too: this is less
@@ -74,13 +75,13 @@ class ModulatedBlock(nn.Module):
 
     def __init__(self, channels: int, groups: int, attention: nn.Module | None) -> None:
         super().__init__()
-        self.norm1 = nn.GroupNorm(groups, channels)
+        self.norm1 = AccurateGroupNorm(groups, channels)
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
-        self.norm2 = nn.GroupNorm(groups, channels)
+        self.norm2 = AccurateGroupNorm(groups, channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
         self.attention = attention
         if attention is not None:
-            self.norm3 = nn.GroupNorm(groups, channels)
+            self.norm3 = AccurateGroupNorm(groups, channels)
 
     def forward(self, x: Tensor, film: Tensor) -> Tensor:
         """Map (B, C, H, W) and a gain and shift (B, 2·C, 1, 1) to (B, C, H, W)."""
@@ -122,7 +123,7 @@ class SlimUNet(nn.Module):
             nn.Conv2d(below, 4 * width, 1) for width, below in pairwise(widths)
         )
         self.up = nn.ModuleList(self._blocks(level) for level in range(last))
-        self.norm_out = nn.GroupNorm(config.groups, widths[0])
+        self.norm_out = AccurateGroupNorm(config.groups, widths[0])
         self.conv_out = nn.Conv2d(widths[0], image, 3, padding=1)
         self._init_weights()
 

@@ -151,7 +151,7 @@ def _load_kl(folder: Path) -> Any:
         from diffusers import AutoencoderKL  # pyright: ignore[reportPrivateImportUsage]
     except ImportError as error:
         raise UsageError(
-            "an AutoencoderKL needs diffusers", hint="pip install 'lowtide[forecast]'"
+            "an AutoencoderKL needs diffusers", hint="pip install diffusers"
         ) from error
     hint = "name a folder with the config.json and .safetensors that its save_pretrained wrote"
     sizes = folder / "config.json"

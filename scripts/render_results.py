@@ -28,6 +28,7 @@ import render_streaming
 import render_summary
 import render_training
 import render_variants
+import render_video
 from tables import Rows, named
 
 from lowtide.core.units import format_bytes
@@ -111,6 +112,7 @@ SHAPES: dict[str, Callable[[Rows], str]] = {
     **render_streaming.SHAPES,
     **render_training.SHAPES,
     **render_variants.SHAPES,
+    **render_video.SHAPES,
 }
 
 

@@ -77,6 +77,7 @@ class Clip:
     data: bool = False
     films: int = 1
     metadata: dict[str, str] = field(default_factory=dict)
+    drawn: Callable[[int, int, str, int], Any] | None = None  # instead of `gradient`
 
     def write(self, path: Path, **options: str) -> Path:
         """Write the clip; ``options`` are FFmpeg's of the container."""
@@ -121,7 +122,8 @@ class Clip:
         def packets() -> list[Any]:
             made = []
             for place, stamp in enumerate(self.due()):
-                frame = gradient(self.width, self.height, self.pix_fmt, place)
+                drawn = self.drawn or gradient
+                frame = drawn(self.width, self.height, self.pix_fmt, place)
                 frame.pts, frame.time_base = stamp, self.time_base
                 made += stream.encode(frame)
             return made + stream.encode(None)
@@ -151,7 +153,7 @@ def picture_bytes(kind: str = "JPEG") -> bytes:
     return made.getvalue()
 
 
-def full_mkv(path: Path, frames: int = 20) -> Path:
+def full_mkv(path: Path, frames: int = 20, **more: Any) -> Path:
     """A 10-bit HEVC clip of uneven frames with German sound, subtitles, a font and chapters."""
     gaps = np.array([40, 30, 70, 20, 50])
     stamps = [0, *np.cumsum(np.resize(gaps, frames - 1)).tolist()]
@@ -169,17 +171,18 @@ def full_mkv(path: Path, frames: int = 20) -> Path:
         chapters=((0, 400, "Anfang"), (400, 900, "Schluss")),
         attachments=(("clip.ttf", "font/ttf", bytes(range(200))),),
         metadata={"title": "Ein Film"},
+        **more,
     ).write(path)
 
 
-def rotated_mp4(path: Path, frames: int = 20) -> Path:
+def rotated_mp4(path: Path, frames: int = 20, **more: Any) -> Path:
     """A phone's clip: turned by 90 degrees, with sound that begins before the picture."""
-    return Clip(frames=frames, rotation=90, sounds=(Sound(),)).write(path)
+    return Clip(frames=frames, rotation=90, sounds=(Sound(),), **more).write(path)
 
 
-def untagged_mp4(path: Path, frames: int = 20) -> Path:
+def untagged_mp4(path: Path, frames: int = 20, **more: Any) -> Path:
     """25 frames a second without color tags and sound."""
-    return Clip(frames=frames).write(path)
+    return Clip(frames=frames, **more).write(path)
 
 
 def _tone(output: Any, sound: Sound) -> Callable[[], list[Any]]:

@@ -9,7 +9,7 @@ PINS ?= -c constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo demo-train demo-forecast demo-denoise test test-oldest test-slow check fix bench bench-denoising bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
+.PHONY: demo demo-train demo-forecast demo-denoise demo-video test test-oldest test-slow check fix bench bench-denoising bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
@@ -32,6 +32,13 @@ demo-denoise: $(VENV)/.dev
 	$(BIN)/python scripts/demo_denoise.py demo/denoise
 	$(BIN)/lowtide denoise demo/denoise/noisy.png -o demo/denoise/denoised.png --reference demo/denoise/clean.png --comparison demo/denoise/comparison.png --force
 	@echo "the picture is demo/denoise/comparison.png"
+
+# Two seconds made from a photograph, or of a clip of yours, ×2 with its sound: CLIP=FILE.
+demo-video: $(VENV)/.dev
+	$(if $(CLIP),mkdir -p demo,$(BIN)/python scripts/demo_video.py clip demo/clip.mp4)
+	$(BIN)/lowtide video $(or $(CLIP),demo/clip.mp4) -o demo/clip_x2.mkv --time 0:2 --force
+	$(BIN)/python scripts/demo_video.py picture $(or $(CLIP),demo/clip.mp4) demo/clip_x2.mkv demo/clip_x2.png
+	@echo "the video is demo/clip_x2.mkv, a frame of it demo/clip_x2.png"
 
 # Two processes of one thread each; what a test measures of its process is its own.
 test: $(VENV)/.dev

@@ -3,10 +3,11 @@
     python benchmarks/denoise.py [--t1 FILE.npy] [--only "camera, sigma 25"] [--fresh]
 
 A row is one picture at one noise level: the mean of three noise seeds, through `lowtide.denoise`
-from file to file, once with the level given and once estimated. The picture is scikit-image's
-`camera`, and with ``--t1`` (or the environment variable LOWTIDE_T1) dipy's `t1_coronal_slice`,
-which is not part of the project. Noise is unclipped in float32 TIFF files, or clipped and rounded
-to 8 bits in PNG files. Rows of other weights than the bundled ones are measured again.
+from file to file: with the level given, estimated, and estimated with two steps. The picture is
+scikit-image's `camera`, and with ``--t1`` (or the environment variable LOWTIDE_T1) dipy's
+`t1_coronal_slice`, which is not part of the project. Noise is unclipped in float32 TIFF files, or
+clipped and rounded to 8 bits in PNG files. Rows of other weights than the bundled ones are measured
+again.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ def as_unit(path: Path) -> np.ndarray:
     return samples / (255 if samples.dtype == np.uint8 else 1)
 
 
-def by_lowtide(noisy: Path, clean: np.ndarray, sigma: int | None) -> dict[str, float]:
+def by_lowtide(noisy: Path, clean: np.ndarray, sigma: int | None, steps: int) -> dict[str, float]:
     """PSNR, SSIM, level and processor seconds of a run from file to file."""
     # Of the same type, since rounding to 8 bits would be part of the score.
     target = noisy.with_name("denoised" + noisy.suffix)
-    (image,) = lowtide.denoise(noisy, target, sigma=sigma, force=True).images
+    (image,) = lowtide.denoise(noisy, target, sigma=sigma, steps=steps, force=True).images
     made = as_unit(target)
     return {
         "db": psnr(made, clean),
@@ -121,8 +122,12 @@ def measure(clean: np.ndarray, sigma: int, clipped: bool) -> dict[str, float]:
             path = save_noisy(Path(folder), clean, sigma, seed, clipped)
             noisy = as_unit(path)
             run = {"noisy_db": psnr(noisy, clean)}
-            for name, level in (("given", sigma), ("estimated", None)):
-                found = by_lowtide(path, clean, level)
+            for name, level, steps in (
+                ("given", sigma, 1),
+                ("estimated", None, 1),
+                ("two_steps", None, 2),
+            ):
+                found = by_lowtide(path, clean, level, steps)
                 run |= {f"{name}_{figure}": value for figure, value in found.items()}
             runs.append(run | by_others(noisy, clean, sigma / 255))
     return {name: round(float(np.mean([run[name] for run in runs])), 4) for name in runs[0]}

@@ -16,6 +16,8 @@ from lowtide.core import errors
 from lowtide.jobs import report
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.jobs.video_report import StreamReport, VideoReport, VideosReport
+from lowtide.jobs.video_settings import VideoSettings
 from lowtide.media import FORMATS
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +89,7 @@ def test_the_oldest_pytorch_is_named_as_it_is_promised():
 
 
 @pytest.mark.parametrize(
-    "command", ["upscale", "denoise", "models", "doctor", "train sr", "train noise"]
+    "command", ["upscale", "video", "denoise", "models", "doctor", "train sr", "train noise"]
 )
 def test_every_option_is_documented(command):
     page = (ROOT / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
@@ -122,9 +124,12 @@ def test_every_setting_and_every_field_of_a_report_is_documented():
         report.AccuracyReport,
         report.ErrorFigure,
         report.MemoryReport,
+        VideosReport,
+        VideoReport,
+        StreamReport,
     )
     fields = {f"{model.__name__}.{name}" for model in models for name in model.model_fields}
-    for settings in (UpscaleSettings, DenoiseSettings):
+    for settings in (UpscaleSettings, DenoiseSettings, VideoSettings):
         fields |= {f"{settings.__name__}.{one.name}" for one in dataclasses.fields(settings)}
     assert not {field for field in fields if f"`{field.split('.')[1]}`" not in page}
 

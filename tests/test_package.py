@@ -36,6 +36,8 @@ def test_the_public_names():
         "TrainingStep",
         "UpscaleReport",
         "UsageError",
+        "VideoError",
+        "VideosReport",
         "__version__",
         "backtest",
         "denoise",
@@ -49,6 +51,7 @@ def test_the_public_names():
         "stream",
         "unfit",
         "upscale",
+        "video",
     ]
     assert all(getattr(lowtide, name) is not None for name in lowtide.__all__)
     assert set(lowtide.__all__) <= set(dir(lowtide))
@@ -69,6 +72,7 @@ def test_every_error_has_its_exit_code():
         "OutOfMemoryError": 1,
         "OutputError": 1,
         "UsageError": 2,
+        "VideoError": 2,
     }
     for name, code in codes.items():
         error = getattr(lowtide, name)
@@ -83,7 +87,8 @@ import lowtide
 from lowtide.cli.main import main
 heavy = {HEAVY!r}
 assert not set(heavy) & set(sys.modules), "import"
-for words in ([], ["--help"], ["--version"], ["doctor", "--help"], ["upscale", "--help"]):
+helps = [[name, "--help"] for name in ("doctor", "upscale", "video")]
+for words in ([], ["--help"], ["--version"], *helps):
     try:
         main(words)
     except SystemExit:

@@ -26,6 +26,7 @@ from lowtide.core.errors import (
     OutOfMemoryError,
     OutputError,
     UsageError,
+    VideoError,
 )
 from lowtide.core.progress import Progress
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from lowtide.jobs.plan_upscale import plan
     from lowtide.jobs.report import DenoiseReport, UpscaleReport
     from lowtide.jobs.upscale import upscale
+    from lowtide.jobs.video import video
+    from lowtide.jobs.video_report import VideosReport
     from lowtide.memory.budget import Budget
     from lowtide.memory.measurement.region import measure
     from lowtide.memory.plan import Plan
@@ -68,6 +71,8 @@ __all__ = [
     "TrainingStep",
     "UpscaleReport",
     "UsageError",
+    "VideoError",
+    "VideosReport",
     "__version__",
     "backtest",
     "denoise",
@@ -81,6 +86,7 @@ __all__ = [
     "stream",
     "unfit",
     "upscale",
+    "video",
 ]
 
 _MODULES = {
@@ -93,6 +99,7 @@ _MODULES = {
     "Streamed": "lowtide.streaming.api",
     "TrainingStep": "lowtide.memory.tracing.steps",
     "UpscaleReport": "lowtide.jobs.report",
+    "VideosReport": "lowtide.jobs.video_report",
     "backtest": "lowtide.jobs.backtest",
     "denoise": "lowtide.jobs.denoise",
     "estimate": "lowtide.memory.prediction.estimate",
@@ -105,6 +112,7 @@ _MODULES = {
     "stream": "lowtide.streaming.api",
     "unfit": "lowtide.integrations.fit",
     "upscale": "lowtide.jobs.upscale",
+    "video": "lowtide.jobs.video",
 }
 
 

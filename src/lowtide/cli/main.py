@@ -24,12 +24,14 @@ from lowtide.cli import (
     models,
     plan_train,
     plan_upscale,
+    plan_video,
     train,
     train_denoise,
     train_forecast,
     train_noise,
     train_sr,
     upscale,
+    video,
 )
 from lowtide.cli.shell import CliState, print_error, print_failure
 from lowtide.core.atomic_file import is_disk_full, write_error
@@ -89,6 +91,7 @@ exports = typer.Typer(help="Write models as files for other runtimes.", no_args_
 app.command("upscale")(upscale.upscale)
 app.command("denoise")(denoise.denoise)
 plans.command("upscale")(plan_upscale.plan)
+plans.command("video")(plan_video.plan)
 plans.command("train")(plan_train.train)
 app.add_typer(plans, name="plan")
 benches.command("upscale")(bench_upscale.upscale)
@@ -100,6 +103,7 @@ trains.command("noise")(train_noise.train_noise)
 app.add_typer(trains, name="train")
 exports.command("onnx")(export.onnx)
 app.add_typer(exports, name="export")
+app.command("video")(video.video)
 app.command("forecast")(forecast.forecast)
 app.command("backtest")(forecast.backtest)
 app.command("models")(models.models)

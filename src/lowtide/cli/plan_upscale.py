@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowtide.cli import upscale as command
-from lowtide.cli.shell import error_detail, handle_errors, option
+from lowtide.cli.plan_command import plan_command
+from lowtide.cli.shell import error_detail, option
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
 
-# Options that have an effect only where files are written.
-_EXCLUDED_OPTIONS = ("dry_run", "force", "report", "streams", "devices")
 _ALL_DEVICES = Annotated[
     bool,
     option(
@@ -28,35 +27,15 @@ _ALL_DEVICES = Annotated[
         help=("Plan for this machine's CPU and for every known GPU, in a table."),
     ),
 ]
-_DEVICE = Annotated[
-    str,
-    option(
-        "--device",
-        panel="Main",
-        help=("auto, cpu, cuda:0, ... or a GPU that need not be present, such as rtx3060-12gb."),
-    ),
-]
 
 
-def _make_command() -> Any:
-    def plan(all_devices: bool = False, **given: Any) -> None:
-        if not all_devices:
-            command.upscale(**given, dry_run=True)
-            return
-        if given.get("device", "auto") != "auto":
-            raise UsageError("--all-devices and --device contradict each other", hint="drop one")
-        _plan_all_devices(given)
-
-    shape = inspect.signature(command.upscale, eval_str=True)
-    kept = [item for name, item in shape.parameters.items() if name not in _EXCLUDED_OPTIONS]
-    kept = [item.replace(annotation=_DEVICE) if item.name == "device" else item for item in kept]
-    added = inspect.Parameter(
-        "all_devices", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_ALL_DEVICES
-    )
-    plan.__doc__ = "Predict what upscaling would do and use: reads headers only, writes nothing."
-    result = handle_errors(plan)
-    result.__signature__ = shape.replace(parameters=[*kept, added])  # pyright: ignore[reportFunctionMemberAccess]
-    return result
+def _plan(all_devices: bool = False, **given: Any) -> None:
+    if not all_devices:
+        command.upscale(**given, dry_run=True)
+        return
+    if given.get("device", "auto") != "auto":
+        raise UsageError("--all-devices and --device contradict each other", hint="drop one")
+    _plan_all_devices(given)
 
 
 def _plan_all_devices(given: dict[str, Any]) -> None:
@@ -115,4 +94,13 @@ def _table(reports: dict[str, UpscaleReport | LowtideError]) -> list[str]:
     ]
 
 
-plan = _make_command()
+plan = plan_command(
+    _plan,
+    command.upscale,
+    "Predict what upscaling would do and use: reads headers only, writes nothing.",
+    [
+        inspect.Parameter(
+            "all_devices", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_ALL_DEVICES
+        )
+    ],
+)

@@ -69,11 +69,10 @@ def _print_image(image: ImageReport) -> None:
     if image.memory is not None:
         lines.append(("memory", _memory_line(image.memory)))
     if image.status == "done":
-        pace = image.megapixels / max(image.seconds, 1e-9)
         lines.append(
             (
                 "time",
-                f"{format_seconds(image.seconds)} ({pace:.1f} megapixels a second),"
+                f"{format_seconds(image.seconds)} ({image.pace}),"
                 f" {format_seconds(image.cpu_seconds)} of CPU time",
             )
         )

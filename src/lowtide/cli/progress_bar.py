@@ -126,6 +126,8 @@ def _detail(event: Progress) -> str:
     left = f"{format_seconds(event.eta)} left" if event.eta is not None else "starting"
     if event.done >= event.total:
         left = format_seconds(event.elapsed)
+    if event.unit and event.done:
+        left = f"{event.done / max(event.elapsed, 1e-9):.3g} {event.unit} a second, {left}"
     return (
         f"{left}, memory {format_bytes(event.memory_bytes)}, peak"
         f" {format_bytes(event.peak_bytes)} of {format_bytes(event.budget_bytes)}"

@@ -14,11 +14,12 @@ from lowtide.jobs.settings import SettingsField, settings_fields
 _KINDS = (bool, int, float, Path)
 
 
-def with_settings(settings: Any, order: str = "") -> Callable[[Any], Any]:
+def with_settings(settings: Any, order: str = "", *, without: str = "") -> Callable[[Any], Any]:
     """Decorate a command with ``**settings`` so that it has an option for each field.
 
     A parameter of the command itself takes the place of a field of its name. In help the names in
-    ``order`` come first, then the other fields, then the command's own.
+    ``order`` come first, then the other fields, then the command's own. Fields in ``without`` have
+    no option.
     """
     places = order.split()
 
@@ -27,7 +28,10 @@ def with_settings(settings: Any, order: str = "") -> Callable[[Any], Any]:
 
     def decorate(command: Any) -> Any:
         shape = inspect.signature(command, eval_str=True)
-        found = {name: _parameter(name, field) for name, field in settings_fields(settings).items()}
+        fields = settings_fields(settings).items()
+        found = {
+            name: _parameter(name, field) for name, field in fields if name not in without.split()
+        }
         for name, one in shape.parameters.items():
             if one.kind is not inspect.Parameter.VAR_KEYWORD:
                 found[name] = one.replace(kind=inspect.Parameter.KEYWORD_ONLY)

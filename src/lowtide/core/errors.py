@@ -4,6 +4,7 @@
     ├── UsageError               2   an invalid option or argument
     ├── InputError               2   a file that cannot be used
     │   ├── ImageError           2   ... an image
+    │   ├── VideoError           2   ... a video
     │   └── ModelError           2   ... a model file, or a model that does not fit the job
     ├── BudgetError              3   no plan fits the budget; carries the smallest that would
     ├── OutputError              1   the result cannot be written
@@ -44,6 +45,10 @@ class InputError(LowtideError):
 
 class ImageError(InputError):
     """An image that is damaged, too large, or not an image."""
+
+
+class VideoError(InputError):
+    """A video that is damaged, or of a kind that cannot be converted."""
 
 
 class ModelError(InputError):

@@ -18,7 +18,8 @@ class Progress:
 
     ``done`` and ``total`` count output rows of the current image in phase ``run``; ``image`` and
     ``images`` number the inputs of a batch from 1. Bytes are what the run has added to the process
-    so far (CPU) or what the process holds on the device (CUDA).
+    so far (CPU) or what the process holds on the device (CUDA). ``unit`` is what is counted where
+    that is not rows: ``"frames"``.
     """
 
     phase: Phase
@@ -31,6 +32,7 @@ class Progress:
     memory_bytes: int = 0
     peak_bytes: int = 0
     budget_bytes: int = 0
+    unit: str = ""
 
     @property
     def eta(self) -> float | None:

@@ -53,9 +53,8 @@ class ChosenNoise:
             return self.table.at(chosen)
         except UsageError as error:
             low, high = self.table.iso_range or (0, 0)
-            raise UsageError(
-                f"{self.path}: {error.message}", hint=f"--iso N, with N from {low} to {high}"
-            ) from error
+            given = f"--iso {low}" if low == high else f"--iso N, with N from {low} to {high}"
+            raise UsageError(f"{self.path}: {error.message}", hint=given) from error
 
     def describe(self, iso: int | None = None) -> str:
         """Return where the noise is from, for reports."""

@@ -65,6 +65,9 @@ class ImageJob:
     # Packages that determine its values, in addition to those of all jobs.
     packages: ClassVar[tuple[str, ...]] = ()
 
+    # Whether a result may be written while the next item is computed.
+    overlaps: ClassVar[bool] = True
+
     def __init__(
         self,
         prepared: PreparedModel,

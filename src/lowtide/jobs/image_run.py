@@ -99,7 +99,7 @@ def run_images(
                     cancel=cancel,
                     scratch=scratch,
                     count=len(pairs),
-                    streams=chosen.streams,
+                    streams=chosen.streams if job_type.overlaps else 1,
                     threads=threads * len(devices),
                 ).run(results.due_items())
             else:
@@ -109,7 +109,7 @@ def run_images(
                     {device: job.worker_setup(device, share) for device in devices},
                     devices,
                     results,
-                    streams=chosen.streams,
+                    streams=chosen.streams if job_type.overlaps else 1,
                     threads=threads,
                     scratch=scratch,
                     progress=progress,

@@ -139,8 +139,13 @@ class Pipeline:
             pending.add_usage(usage)
         return usage
 
-    def report_rows(self, item: Item, budget: Budget, total: int) -> Callable[[int], None] | None:
-        """Return a callback for rows that are done, of ``total``, which reports progress."""
+    def report_rows(
+        self, item: Item, budget: Budget, total: int, unit: str = ""
+    ) -> Callable[[int], None] | None:
+        """Return a callback for rows that are done, of ``total``, which reports progress.
+
+        ``unit`` names what is counted where its speed is worth showing.
+        """
         progress = self.progress
         if progress is None:
             return None
@@ -160,6 +165,7 @@ class Pipeline:
                 memory_bytes=self.meter.current_bytes,
                 peak_bytes=self.meter.peak_bytes,
                 budget_bytes=budget.device_bytes,
+                unit=unit,
             )
             progress(event)
 

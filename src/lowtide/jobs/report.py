@@ -126,6 +126,11 @@ class ImageReport(ItemReport):
         """Millions of pixels of the result."""
         return self.out_width * self.out_height / 1e6
 
+    @property
+    def pace(self) -> str:
+        """Speed of the run, for texts."""
+        return f"{self.megapixels / max(self.seconds, 1e-9):.1f} megapixels a second"
+
     def details(self) -> list[tuple[str, str]]:
         """Return what a kind of job says of an image besides its plan, as (name, text)."""
         return []

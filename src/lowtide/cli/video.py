@@ -1,0 +1,69 @@
+"""Command `lowtide video`: upscale videos within a memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from lowtide.cli.image_command import (
+    Force,
+    Inputs,
+    Output,
+    SidecarReport,
+    require_output,
+    run_job,
+)
+from lowtide.cli.settings_options import with_settings
+from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
+from lowtide.jobs.video_settings import IMAGE_ONLY, VideoSettings
+
+if TYPE_CHECKING:
+    from lowtide.jobs.video_report import VideosReport
+
+DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
+# Order in help, within each panel.
+_ORDER = (
+    "output model budget frames time device devices plan_file dry_run scale codec quality preset"
+    " segment damaged self_ensemble accuracy precision strategy cuda_graphs provider compile tile"
+    " format suffix force max_pixels"
+)
+
+
+@handle_errors
+@with_settings(VideoSettings, _ORDER, without=IMAGE_ONLY)
+def video(
+    inputs: Inputs,
+    output: Output = None,
+    dry_run: Annotated[
+        bool, option("--dry-run", panel="Main", help="Print the plan and stop.")
+    ] = False,
+    force: Force = False,
+    report: SidecarReport = False,
+    as_json: JsonReport = False,
+    quiet: Quiet = False,
+    **settings: Any,
+) -> None:
+    """Upscale videos within a memory budget.
+
+    Frames keep their time stamps; sound, subtitles, chapters and tags are kept as far as the
+    output's container holds them, and what is not is named before work starts. A stopped run
+    resumes where it was, by the same command.
+    """
+    require_output(output, dry_run=dry_run)
+    run_job(
+        _load,
+        inputs,
+        output or DEFAULT_OUTPUT,
+        dry_run=dry_run,
+        force=force,
+        sidecar=report,
+        quiet=quiet,
+        as_json=as_json,
+        **settings,
+    )
+
+
+def _load() -> Callable[..., VideosReport]:
+    from lowtide.jobs.video import video
+
+    return video

@@ -1,0 +1,69 @@
+"""Frames that segments are made of, as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowtide.jobs.video_task import VideoTask
+from lowtide.jobs.video_work import VideoSegment
+from lowtide.media.video.video_facts import damaged_error
+from lowtide.media.video.video_reader import StoredFrame, VideoReader
+
+
+@dataclass(frozen=True)
+class DueFrame:
+    """Frame ``index`` of a video, which is to be run for a segment.
+
+    ``planes`` are those of another frame of the segment where it could not be decoded.
+    """
+
+    segment: VideoSegment
+    index: int
+    planes: list[np.ndarray]
+    is_decoded: bool
+
+
+def due_frames(
+    task: VideoTask, segments: Sequence[VideoSegment], keep_damaged: bool
+) -> Generator[DueFrame]:
+    """Iterate over the frames of ``segments``, each of which comes from one place of the file.
+
+    A frame that cannot be decoded is replaced by the one before, or at the start of a segment by
+    the next one: what a segment holds does not depend on where a run began.
+
+    Raises:
+        VideoError: A frame cannot be decoded, or with ``keep_damaged`` none of a segment.
+    """
+    for group in _adjacent(segments):
+        first, last = group[0].first, group[-1].last
+        frames = iter(VideoReader(task.facts, first, last, keep_damaged=keep_damaged))
+        found: StoredFrame | None = next(frames, None)
+        for segment in group:
+            before: list[np.ndarray] | None = None
+            for index in range(segment.first, segment.last):
+                if found is not None and found.index == index:
+                    before = found.planes
+                    yield DueFrame(segment, index, before, True)
+                    found = next(frames, None)
+                    continue
+                if before is None and found is not None and found.index < segment.last:
+                    before = found.planes
+                if before is None:
+                    text = f"no frame of {segment.first:,} to {segment.last - 1:,} can be decoded"
+                    raise damaged_error(task.facts.path, text)
+                yield DueFrame(segment, index, before, False)
+
+
+def _adjacent(segments: Sequence[VideoSegment]) -> Iterator[list[VideoSegment]]:
+    """Group segments that follow each other without a gap."""
+    group: list[VideoSegment] = []
+    for segment in segments:
+        if group and group[-1].last != segment.first:
+            yield group
+            group = []
+        group.append(segment)
+    if group:
+        yield group

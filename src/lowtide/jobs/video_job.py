@@ -1,0 +1,233 @@
+"""Upscaling of videos as a job of the pipeline: frame by frame, in segments that resume."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from lowtide.core.errors import BudgetError, VideoError
+from lowtide.core.hashing import file_sha256
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.signal import Sink
+from lowtide.core.units import format_bytes
+from lowtide.jobs.image_job import ImageJob, ItemRun
+from lowtide.jobs.item import ComputedItem, Item
+from lowtide.jobs.pipeline import Pipeline
+from lowtide.jobs.planning import ImageTaskPlan
+from lowtide.jobs.report import versions
+from lowtide.jobs.target_size import TargetSize
+from lowtide.jobs.video_frames import due_frames
+from lowtide.jobs.video_memory import writing_bytes
+from lowtide.jobs.video_report import StreamReport, VideoReport, VideosReport
+from lowtide.jobs.video_result import MadeFrame, VideoResult
+from lowtide.jobs.video_rows import FrameSink, FrameSource
+from lowtide.jobs.video_settings import VideoSettings
+from lowtide.jobs.video_task import VideoTask, frame_facts, video_task
+from lowtide.jobs.video_threads import ReadAhead, WriteBehind
+from lowtide.jobs.video_work import VideoSegment, VideoWork, pinned_plan, work_folder
+from lowtide.media import ImageFacts
+from lowtide.media.discover import MediaKind
+from lowtide.media.image_rows import ImageFile, ImageRows
+from lowtide.media.video.pyav import load_av
+from lowtide.media.video.video_containers import CONTAINERS
+from lowtide.media.video.video_facts import inspect_video
+from lowtide.memory.choice import shortfall
+from lowtide.memory.plan import Plan
+from lowtide.streaming.tiles.runner import RunOutcome
+
+VIDEOS = MediaKind(
+    "video",
+    ".mp4 .m4v .mov .mkv .webm .avi .ts .mts .m2ts .mpg .mpeg .wmv .flv .3gp .ogv".split(),
+    lambda suffix: CONTAINERS.get("." + suffix.lower().lstrip(".")),
+    VideoError,
+)
+
+
+@dataclass
+class _Clip:
+    """One file that is run, and what its run has found."""
+
+    task: VideoTask
+    segments: list[VideoSegment]
+    cancel: Cancel = None
+    content: str = ""
+    planes: list[np.ndarray] | None = None
+    resumed: int = 0
+    repeated: int = 0
+    seconds: float = 0.0
+
+
+class VideoJob(ImageJob):
+    """Upscales videos with one model.
+
+    A plan is for one frame, which is an image for the network. No more than a few frames are in
+    memory, and their rows come and go as the plan says.
+    """
+
+    settings_type, report_type = VideoSettings, VideosReport
+    media_kind: ClassVar[MediaKind] = VIDEOS
+    packages = ("av",)
+    overlaps = False
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._clips: dict[int, _Clip] = {}  # by index
+
+    @classmethod
+    def load_libraries(cls, settings: Any) -> None:
+        """Import PyAV too."""
+        load_av()
+        super().load_libraries(settings)
+
+    @classmethod
+    def inspect(cls, source: Path, settings: VideoSettings) -> ImageFacts:
+        """Return the facts of a frame of an input; raises `VideoError` if it cannot be used."""
+        return frame_facts(inspect_video(source, keep_damaged=settings.keeps_damaged))
+
+    @classmethod
+    def target_size(
+        cls, source: Path, target: Path, settings: Any, scale: int, facts: ImageFacts | None = None
+    ) -> TargetSize:
+        """Return the sizes of a frame and of its result; raises as `video_task`."""
+        return video_task(source, target, settings, scale).sizes(scale)
+
+    def plan(self, item: Item) -> ImageTaskPlan:
+        """Plan one frame; as before where a stopped run left segments, and that plan fits."""
+        try:
+            planned = super().plan(item)
+        except BudgetError as error:
+            task = self._clip(item).task
+            most, _ = writing_bytes(task.stored, task.encoder)
+            if error.smallest is not None and 2 * most > error.smallest:
+                error.hint = (
+                    f"{error.hint}; {format_bytes(most)} of it are the encoder's: --codec ffv1, or"
+                    " --preset superfast of x264 and x265, take less"
+                )
+            raise
+        if item.limit_bytes is None and work_folder(item.target).is_dir():
+            pinned = pinned_plan(item.target, self._key(item, planned.plan))
+            if pinned is not None and shortfall(pinned, self.budget) is None:
+                budget = planned.plan.budget_bytes, planned.plan.host_budget_bytes
+                names = "budget_bytes", "host_budget_bytes"
+                planned.plan = pinned.model_copy(update=dict(zip(names, budget, strict=True)))
+        return planned
+
+    def run(
+        self, item: Item, planned: ImageTaskPlan, pipeline: Pipeline, queue_bytes: int
+    ) -> ComputedItem:
+        """Compute and encode all frames of a video, and join them with its other streams."""
+        self._clip(item).cancel = pipeline.cancel
+        return super().run(item, planned, pipeline, 0)  # `video_memory` counts what waits
+
+    def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
+        """Return the first frame, by which the error of a plan is measured."""
+        clip = self._clip(item)
+        task = clip.task
+        if clip.planes is None:
+            due = due_frames(task, clip.segments[:1], self.settings.keeps_damaged)
+            clip.planes = next(due).planes
+            due.close()
+        assert clip.planes is not None
+        return FrameSource(clip.planes, task.facts.format)
+
+    def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> ImageFile:
+        """Open an item's result, and lock the folder of its segments."""
+        clip, target = self._clip(item), item.target
+        work = VideoWork(target, self._key(item, planned.plan))
+        return VideoResult(target, clip.task, work, clip.segments, clip.cancel)
+
+    def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> VideoReport:
+        """Return the report of a planned or finished file."""
+        clip = self._clip(item)
+        task = clip.task
+        made = task.frames - clip.resumed
+        return VideoReport(
+            **dict(super().item_report(item, planned, status)),
+            seconds_in=task.seconds,
+            frames_in=task.frames,
+            frames_out=task.frames if status == "done" else 0,
+            frames_resumed=clip.resumed,
+            frames_repeated=clip.repeated,
+            fps=made / clip.seconds if made and clip.seconds else None,
+            plan_seconds=planned.plan.seconds * made,
+            encoder=task.encoder_text,
+            pixel_format=task.stored.name,
+            streams=[
+                StreamReport(
+                    index=one.index,
+                    kind=one.kind,
+                    codec=one.codec,
+                    action=one.action,
+                    into=one.into,
+                    reason=one.reason,
+                    text=str(one),
+                )
+                for one in task.streams.streams
+            ],
+        )
+
+    def _clip(self, item: Item) -> _Clip:
+        if item.index not in self._clips:
+            scale = self.prepared.geometry.scale
+            task = video_task(item.source, item.target, self.settings, scale)
+            segments = task.segments(item.target, self.settings.segment)
+            self._clips[item.index] = _Clip(task, segments)
+        return self._clips[item.index]
+
+    def _key(self, item: Item, plan: Plan) -> str:
+        """Return all that determines the bytes of segments, except which frames they hold."""
+        clip = self._clip(item)
+        clip.content = clip.content or file_sha256(item.source)
+        model = self.prepared.descriptor.sha256
+        settings = self.settings.content_hash(model, self.prepared.precision)
+        now = versions(self.settings.model_name, self.packages)
+        where = self.prepared.network.device
+        how = "" if plan.accuracy == "exact" else plan.strategy.model_dump_json()
+        return f"{clip.content} {settings} {sorted(now.items())} {where} {how}"
+
+    def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
+        """Run the network on the frames of all segments that are not finished."""
+        clip, result, outcome = self._clip(run.item), cast(VideoResult, sink), RunOutcome()
+        due = [one for one in clip.segments if not result.work.is_finished(one)]
+        frames = sum(one.last - one.first for one in due)
+        clip.resumed, clip.repeated = clip.task.frames - frames, 0
+        result.work.pin(run.planned.plan)
+        on_frames = run.pipeline.report_rows(run.item, self.budget, frames, "frames")
+        reader = ReadAhead(due_frames(clip.task, due, self.settings.keeps_damaged))
+        writer = WriteBehind(result.write_frame)
+        started = time.perf_counter()
+        try:
+            before, planes = None, list[np.ndarray]()
+            for frame in reader:
+                check_cancel(run.pipeline.cancel)
+                if frame.planes is not before:
+                    planes = self._run_frame(run, frame.planes, outcome)
+                before = frame.planes
+                clip.repeated += not frame.is_decoded
+                writer.put(MadeFrame(frame.segment, frame.index, planes))
+                if on_frames is not None:
+                    on_frames(1)
+            writer.finish()
+        finally:
+            reader.stop()
+            writer.stop()
+        clip.seconds = time.perf_counter() - started
+        run.planned.notes[:] = dict.fromkeys(run.planned.notes)  # frames repeat what they note
+        return outcome
+
+    def _run_frame(
+        self, run: ItemRun, planes: list[np.ndarray], outcome: RunOutcome
+    ) -> list[np.ndarray]:
+        """Return the planes that the network makes of a frame."""
+        task = self._clip(run.item).task
+        source = FrameSource(planes, task.facts.format)
+        sink = FrameSink(run.planned.upscaled, task.stored)
+        adapter = self.adapter(run.item, source.info)
+        done = self._run_network(run, source, sink, adapter, None)
+        outcome.events += done.events
+        outcome.fp32_reruns += done.fp32_reruns
+        return sink.planes

@@ -1,0 +1,69 @@
+"""Host memory of reading and encoding the frames of a video."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lowtide.core.units import MIB
+from lowtide.jobs.video_threads import WAITING_FRAMES
+from lowtide.media.video.encoder_settings import CODECS, EncoderSettings
+from lowtide.media.video.picture_format import PictureFormat
+
+# Frames of a decoder: references and those that wait for their turn, 16 at most.
+_DECODED, _MOST_DECODED = 6, 18
+_DECODER_BYTES = 6 * MIB
+# How much more an encoder takes for some contents.
+_SPREAD = 1.2
+
+
+class _Held(NamedTuple):
+    """Memory of an encoder: bytes whatever the picture, and frames."""
+
+    fixed: int
+    frames: int
+
+
+# Without looking ahead, by default, and of the slowest preset: measured at 640×360 and 1280×720,
+# 8 bits, to the end of 120 frames.
+_ENCODERS = {
+    "x264": (_Held(7 * MIB, 36), _Held(31 * MIB, 103), _Held(31 * MIB, 275)),
+    "x265": (_Held(34 * MIB, 88), _Held(58 * MIB, 138), _Held(58 * MIB, 330)),
+    "svtav1": (_Held(82 * MIB, 396), _Held(82 * MIB, 396), _Held(82 * MIB, 600)),
+    "prores": (_Held(2 * MIB, 5),) * 3,
+    "ffv1": (_Held(2 * MIB, 25),) * 3,
+}
+_BLIND_PRESETS = ("ultrafast", "superfast")
+
+
+def frame_bytes(format: PictureFormat) -> int:
+    """Return the bytes of the planes of one frame."""
+    samples = sum(rows * columns for rows, columns in format.plane_shapes)
+    return samples * format.plane_dtype.itemsize
+
+
+def reading_bytes(format: PictureFormat) -> tuple[int, int]:
+    """Return an upper bound and the usual bytes of decoding frames of a format."""
+    one, here = frame_bytes(format), WAITING_FRAMES + 3
+    return 2 * _DECODER_BYTES + one * (_MOST_DECODED + here), _DECODER_BYTES + one * (
+        _DECODED + here
+    )
+
+
+def writing_bytes(format: PictureFormat, settings: EncoderSettings) -> tuple[int, int]:
+    """Return an upper bound and the usual bytes of encoding frames of a format."""
+    one, (blind, default, slow) = frame_bytes(format), _ENCODERS[settings.codec]
+    encoder = slow if _is_slow(settings) else default
+    if settings.preset in _BLIND_PRESETS:
+        encoder = blind
+    held, usual = one * (WAITING_FRAMES + 2), encoder.fixed + one * encoder.frames
+    return held + int(usual * _SPREAD), held + usual
+
+
+def _is_slow(settings: EncoderSettings) -> bool:
+    """Return whether a preset is slower than the default, and so holds more frames."""
+    codec = CODECS[settings.codec]
+    if settings.preset is None or codec.preset is None:
+        return False
+    place, usual = (codec.presets.index(one) for one in (settings.preset, codec.preset))
+    # The presets of x264 and x265 are ordered from fast to slow, those of svtav1 the other way.
+    return place < usual if settings.codec == "svtav1" else place > usual

@@ -1,0 +1,84 @@
+"""Rows of a video's frame as a source, and planes of a result as a sink of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lowtide.media.image_info import ImageInfo
+from lowtide.media.video.color import PlaneRows, rgb_rows
+from lowtide.media.video.picture_format import PictureFormat
+
+_BAND_VALUES = 1 << 20
+
+
+class FrameSource:
+    """Frame (H, W, 3) whose rows are converted to R'G'B' as they are read, float32 in 0..1."""
+
+    def __init__(self, planes: Sequence[np.ndarray], format: PictureFormat) -> None:
+        self._planes, self._format = planes, format
+        self.info = frame_info(format)
+        self.shape = self.info.shape
+        self.dtype = np.dtype(np.float32)
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Return the rows from ``first`` to before ``last``, (N, W, 3); none below the frame."""
+        return rgb_rows(self._planes, self._format, first, min(last, self._format.height))
+
+    def close(self) -> None:
+        """Do nothing: the decoder owns the samples."""
+
+    def __enter__(self) -> FrameSource:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+class FrameSink:
+    """Planes of a result, made from its rows as they come.
+
+    ``made`` is the size of the rows. Where ``stored`` has another one, they are kept in float32 and
+    resampled when the last one has come.
+    """
+
+    def __init__(self, made: ImageInfo, stored: PictureFormat) -> None:
+        self._rows, self._made = PlaneRows(stored), made
+        self._whole: np.ndarray | None = None
+        if (made.width, made.height) != (stored.width, stored.height):
+            self._whole = np.empty(made.shape, np.float32)
+        self._stored = stored
+
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Write rows (N, W, 3) from row ``first`` on."""
+        if self._whole is None:
+            self._rows.write(first, values)
+        else:
+            self._whole[first : first + len(values)] = values
+
+    @property
+    def planes(self) -> list[np.ndarray]:
+        """The samples to store; all rows have to be written."""
+        if self._whole is not None:
+            self._resample(self._whole)
+            self._whole = None
+        return self._rows.planes
+
+    def _resample(self, whole: np.ndarray) -> None:
+        import pyvips
+
+        from lowtide.media.pixels import resize
+
+        stored = self._stored
+        image = resize(pyvips.Image.new_from_array(whole), stored.width, stored.height)
+        step = max(1, _BAND_VALUES // (3 * stored.width))
+        for first in range(0, stored.height, step):
+            count = min(step, stored.height - first)
+            band = image.crop(0, first, stored.width, count).numpy()
+            self._rows.write(first, np.asarray(band, np.float32))
+
+
+def frame_info(format: PictureFormat) -> ImageInfo:
+    """Return the image that the network gets of a frame."""
+    return ImageInfo(format.width, format.height, 3, "float32")

@@ -1,0 +1,96 @@
+"""Settings of a job that upscales videos, validated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from annotated_types import Ge
+
+from lowtide.core.errors import UsageError
+from lowtide.core.option import Option
+from lowtide.jobs.upscale_settings import UpscaleSettings
+
+if TYPE_CHECKING:
+    from lowtide.media.image_info import ImageInfo
+    from lowtide.media.video.encoder_settings import EncoderSettings
+
+_VIDEO = "Video"
+CodecName = Literal["auto", "x264", "x265", "svtav1", "prores", "ffv1"]
+# Settings of image files, which videos have no use for.
+IMAGE_ONLY = (
+    "strip_metadata png_compression jpeg_quality webp_quality webp_lossless avif_quality"
+    " tiff_compression"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoSettings(UpscaleSettings):
+    """Settings of a job that upscales videos, except its files.
+
+    Attributes:
+        frames: Only frames A to before B, A:B, counted from 0. The sound is cut to their time.
+        time: Only what is shown from A to before B, A:B in seconds.
+        codec: Encoder of the pictures. auto: x264 for 8 bits, x265 for more,
+            svtav1 for .webm.
+        quality: Constant quality of the encoder in its own scale, where a smaller number is a
+            larger file. Default: 18 of x264, 20 of x265, 28 of svtav1.
+        preset: Speed of the encoder in its own words: medium, or 8 for svtav1. Slower is smaller.
+        segment: Frames that are encoded together. What is stopped loses no more than these.
+        damaged: keep repeats the frame before where one cannot be decoded.
+        format: mp4, mov, mkv or webm, for results in a folder. Default: as the input.
+        streams: Tiles of a frame in flight on a GPU: while one is computed, others are copied to
+            and from it. As far as the budget allows. 1: one after another.
+        max_pixels: Refuse videos with frames of more pixels than this.
+    """
+
+    frames: Annotated[str | None, Option(metavar="A:B", example="24:48")] = None
+    time: Annotated[str | None, Option(metavar="A:B", example="1.5:4")] = None
+    codec: Annotated[CodecName, Option(_VIDEO)] = "auto"
+    quality: Annotated[float | None, Option(_VIDEO, example=18)] = None
+    preset: Annotated[str | None, Option(_VIDEO, metavar="NAME", example="medium")] = None
+    segment: Annotated[int, Ge(1), Option(_VIDEO, metavar="FRAMES")] = 120
+    damaged: Annotated[Literal["refuse", "keep"], Option(_VIDEO)] = "refuse"
+
+    hashed: ClassVar[str] = (
+        "scale width height max_side format precision accuracy strategy self_ensemble compile"
+        " cuda_graphs provider tile tile_overlap tile_batch_size hann_blend frames time codec"
+        " quality preset segment"
+    )
+
+    def check(self) -> None:
+        """Raise `UsageError` for settings that contradict each other."""
+        super().check()
+        if self.frames is not None and self.time is not None:
+            raise UsageError("--frames and --time contradict each other", hint="drop one")
+        usual = {one.name: one.default for one in fields(self)}
+        for name in IMAGE_ONLY.split():
+            if getattr(self, name) != usual[name]:
+                raise UsageError(f"{name} is for image files, not for videos", hint="drop it")
+
+    @property
+    def keeps_damaged(self) -> bool:
+        """Whether damaged files are taken as they are."""
+        return self.damaged == "keep"
+
+    def encoder_settings(self, bits: int, target: Path) -> EncoderSettings:
+        """Return the encoder's settings for frames of so many bits in ``target``."""
+        from lowtide.media.video.encoder_settings import EncoderSettings
+
+        codec = self.codec
+        if codec == "auto":
+            codec = "x264" if bits == 8 else "x265"
+            if target.suffix.lower() == ".webm":
+                codec = "svtav1"
+        return EncoderSettings(codec, self.quality, self.preset)
+
+    def shown_size(self, info: ImageInfo, model_scale: int, rotation: int) -> tuple[int, int]:
+        """Return (W, H) of result frames as stored; width and height are those that are shown."""
+        from lowtide.media.image_info import ImageInfo
+
+        if rotation % 180 == 0:
+            return self.target_size(info, model_scale)
+        turned = ImageInfo(info.height, info.width, info.channels, info.sample_type)
+        height, width = self.target_size(turned, model_scale)
+        return width, height

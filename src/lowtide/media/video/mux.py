@@ -1,0 +1,221 @@
+"""Joining segments and the source's other streams into one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowtide.core.atomic_file import write_error
+from lowtide.core.errors import OutputError
+from lowtide.media.video.display_matrix import display_matrix
+from lowtide.media.video.opened_video import ffmpeg_name, open_source
+from lowtide.media.video.other_streams import StreamPlan
+from lowtide.media.video.packet_times import (
+    TimeWindow,
+    WrittenStream,
+    frame_rate,
+    merged,
+)
+from lowtide.media.video.pyav import load_av
+from lowtide.media.video.stream_copier import StreamCopier
+from lowtide.media.video.stream_metadata import picture_metadata
+from lowtide.media.video.video_containers import muxer_options
+from lowtide.media.video.video_segments import picture_packets, read_order
+
+# MP4 says in ticks of the whole file when a stream begins; more a second than this are refused by
+# some players.
+_FINEST_TICKS = 10_000_000
+
+
+@dataclass(frozen=True)
+class JoinedFile:
+    """A file that `join` wrote, as `check_output` reads it again.
+
+    Attributes:
+        path: The file.
+        stamps: Stamps of its frames (N,), int64, of ``time_base``.
+        time_base: Seconds of one stamp.
+        shift: Seconds by which the output's times are later than the stamps.
+        streams: Other streams, in the order in which they were made.
+        notes: What was not as it should have been.
+    """
+
+    path: Path
+    stamps: np.ndarray
+    time_base: Fraction
+    shift: Fraction = Fraction(0)
+    streams: tuple[WrittenStream, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NewPicture:
+    """The picture stream of an output.
+
+    Attributes:
+        segments: Files of encoded frames.
+        stamps: Their stamps (N,), int64, of ``time_base``.
+        time_base: Seconds of one stamp.
+        last_duration: Stamps that the last frame is shown for, or None if unknown.
+        pixel_aspect: Width of a pixel by its height, or None if unknown.
+        rotation: Degrees counterclockwise that a player turns it by.
+        mirrored: Whether players mirror it.
+    """
+
+    segments: Sequence[Path]
+    stamps: np.ndarray
+    time_base: Fraction
+    last_duration: int | None
+    pixel_aspect: Fraction | None
+    rotation: int
+    mirrored: bool
+
+    @property
+    def durations(self) -> np.ndarray:
+        """Stamps that each frame is shown for (N,)."""
+        gaps = np.diff(self.stamps)
+        last = self.last_duration or (int(gaps[-1]) if len(gaps) else 1)
+        return np.append(gaps, last)
+
+
+def join(
+    plan: StreamPlan,
+    segments: Sequence[Path],
+    target: Path,
+    *,
+    stamps: np.ndarray,
+    time_base: Fraction,
+    last_duration: int | None = None,
+    pixel_aspect: Fraction | None = None,
+    rotation: int = 0,
+    mirrored: bool = False,
+    cut: bool = False,
+    after_frame: Callable[[], object] | None = None,
+) -> JoinedFile:
+    """One file of the segments' pictures and the source's other streams.
+
+    Args:
+        plan: What becomes of the source's streams.
+        segments: Files of encoded frames, in order.
+        target: File to write, replaced if it exists; its format is the plan's.
+        stamps: Presentation stamps of all frames (N,), int64, rising, of the source's clock.
+        time_base: Seconds of one stamp.
+        last_duration: Stamps that the last frame is shown for; default, as long as the one before.
+        pixel_aspect: Width of a pixel by its height.
+        rotation: Degrees counterclockwise that a player turns the picture by.
+        mirrored: Whether players mirror it, by `is_mirrored`.
+        cut: Whether the frames are a part of the source: the other streams are cut to its time, and
+            the part begins at 0.
+        after_frame: Called after each frame, to show progress or to raise an error that stops the
+            work.
+
+    Raises:
+        OutputError: The file cannot be written, or the segments hold another number of frames. No
+            file is left.
+        InputError: The source's other streams cannot be read to their end.
+    """
+    av = load_av()
+    picture = NewPicture(
+        segments, stamps, time_base, last_duration, pixel_aspect, rotation, mirrored
+    )
+    try:
+        return _Muxer(plan, picture, cut).write(target, after_frame)
+    except (OSError, ValueError, av.error.FFmpegError) as error:
+        target.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno:
+            raise write_error(target, error) from error
+        raise OutputError(f"{target}: cannot be written ({error})") from error
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+class _Muxer:
+    """One output while it is written."""
+
+    def __init__(self, plan: StreamPlan, picture: NewPicture, cut: bool) -> None:
+        self.plan, self.picture = plan, picture
+        self.window = _window(plan, picture, cut)
+
+    def write(self, target: Path, after_frame: Callable[[], object] | None) -> JoinedFile:
+        av, picture, plan = load_av(), self.picture, self.plan
+        order = read_order(picture.segments, len(picture.stamps))
+        with ExitStack() as stack:
+            source = stack.enter_context(open_source(plan.source)) if plan.source else None
+            first = stack.enter_context(open_source(picture.segments[0]))
+            options = muxer_options(plan.container, self._ticks(source))
+            output = stack.enter_context(
+                av.open(ffmpeg_name(target), "w", format=plan.container, container_options=options)
+            )
+            shown = self._add_picture(output, first.streams.video[0], source)
+            packets = picture_packets(
+                picture.segments, order, picture.stamps, picture.durations, picture.time_base
+            )
+            packets = self._placed(packets, shown, after_frame)
+            copier = StreamCopier(plan, self.window, source) if source else None
+            if copier:
+                copier.add(output)
+                packets = merged(packets, copier.packets())
+            for packet in packets:
+                output.mux_one(packet)
+        return JoinedFile(
+            target,
+            picture.stamps,
+            picture.time_base,
+            self.window.shift,
+            tuple(copier.written.values()) if copier else (),
+            copier.notes() if copier else (),
+        )
+
+    def _placed(
+        self, packets: Iterator[Any], shown: Any, after_frame: Callable[[], object] | None
+    ) -> Iterator[Any]:
+        for packet in packets:
+            packet.stream = shown
+            self.window.move(packet)
+            yield packet
+            if after_frame:
+                after_frame()
+
+    def _ticks(self, source: Any | None) -> int:
+        """Ticks a second in which the beginning of every stream is a whole number."""
+        bases = [self.picture.time_base, self.window.shift]
+        if source:
+            bases += [source.streams[planned.index].time_base for planned in self.plan.kept]
+        ticks = lcm(*(base.denominator for base in bases if base is not None))
+        return ticks if ticks <= _FINEST_TICKS else self.picture.time_base.denominator
+
+    def _add_picture(self, output: Any, template: Any, source: Any | None) -> Any:
+        picture = self.picture
+        shown = output.add_stream_from_template(template, opaque=True)
+        shown.time_base = picture.time_base
+        if template.codec_context.name == "hevc" and self.plan.container in ("mp4", "mov"):
+            shown.codec_context.codec_tag = "hvc1"  # Apple's players know no other
+        old = source.streams[self.plan.picture] if source else None
+        rate = frame_rate(picture.stamps, picture.time_base, old and old.average_rate)
+        shown.codec_context.framerate = rate
+        if old:
+            timecode = bool(rate) and self.window.first is None
+            shown.metadata.update(picture_metadata(old.metadata, self.plan.container, timecode))
+            shown.disposition = int(old.disposition)
+        if picture.pixel_aspect:
+            shown.codec_context.sample_aspect_ratio = picture.pixel_aspect
+        if picture.rotation or picture.mirrored:
+            shown.set_display_matrix(display_matrix(picture.rotation, picture.mirrored))
+        return shown
+
+
+def _window(plan: StreamPlan, picture: NewPicture, cut: bool) -> TimeWindow:
+    begin = int(picture.stamps[0]) * picture.time_base
+    if not cut:
+        # No picture is shown before 0: players leave such frames out.
+        return TimeWindow(max(plan.lead, -begin))
+    end = (int(picture.stamps[-1]) + int(picture.durations[-1])) * picture.time_base
+    return TimeWindow(-begin, begin, end)

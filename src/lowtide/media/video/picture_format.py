@@ -1,0 +1,230 @@
+"""How the frames of a video are stored: samples, chroma, and the tags of their color.
+
+Planes are the arrays of a frame in one order whatever the file's: Y, Cb, Cr, or Y alone, or
+R, G, B. Numbers of colors are those of ITU-T H.273, as FFmpeg has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from lowtide.core.errors import VideoError
+from lowtide.media.video.pyav import load_av
+from lowtide.media.video.sample_layout import Kind, SampleLayout, sample_layout, unknown_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import av
+
+UNSPECIFIED = 2
+BT_709, BT_601, BT_2020 = 1, 6, 9
+# Red's and blue's share of luma, by the number of the matrix.
+LUMA_SHARES = {
+    BT_709: (0.2126, 0.0722),
+    4: (0.30, 0.11),
+    5: (0.299, 0.114),
+    BT_601: (0.299, 0.114),
+    7: (0.212, 0.087),
+    BT_2020: (0.2627, 0.0593),
+}
+_OTHER_MATRICES = {0: "RGB", 8: "YCgCo", 10: "BT.2020 with constant luminance", 14: "ICtCp"}
+# Where FFmpeg's chroma locations put the first chroma sample, in luma samples right and down of
+# the first luma sample. Unspecified (0) is left, as in MPEG-2, H.264, H.265 and AV1.
+_CHROMA_OFFSETS = {
+    0: (0.0, 0.5),
+    1: (0.0, 0.5),
+    2: (0.5, 0.5),
+    3: (0.0, 0.0),
+    4: (0.5, 0.0),
+    5: (0.0, 1.0),
+    6: (0.5, 1.0),
+}
+_HD_LINES = 720
+
+
+@dataclass(frozen=True)
+class ColorTags:
+    """Color of a video, as its file states it: H.273's numbers, of which 2 is unspecified."""
+
+    primaries: int = UNSPECIFIED
+    transfer: int = UNSPECIFIED
+    matrix: int = UNSPECIFIED
+    full_range: bool | None = None
+
+
+@dataclass(frozen=True)
+class PictureFormat:
+    """Size and sample format of a video's frames.
+
+    Args:
+        width: Luma samples of a row.
+        height: Rows of luma samples.
+        name: FFmpeg's name of the pixel format, ``"yuv420p10le"``.
+        tags: Color as the file states it.
+        chroma_location: FFmpeg's number; 0 is unspecified, 1 left, 2 center, 3 top left.
+
+    Raises:
+        VideoError: The samples or colors are of a kind that cannot be converted.
+    """
+
+    width: int
+    height: int
+    name: str
+    tags: ColorTags = ColorTags()
+    chroma_location: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind == "yuv" and self.matrix_used not in LUMA_SHARES:
+            matrix = self.tags.matrix
+            raise VideoError(
+                f"the video's color matrix is {_OTHER_MATRICES.get(matrix, f'number {matrix}')},"
+                f" which cannot be converted to RGB",
+                hint="convert it first: ffmpeg -i IN -vf zscale=matrix=709 -c:v ffv1 OUT.mkv",
+            )
+
+    @property
+    def kind(self) -> Kind:
+        """Whether samples are luma and chroma, luma alone, or red, green and blue."""
+        return self.layout.kind
+
+    @property
+    def bits(self) -> int:
+        """Bits of a sample, 8 to 16."""
+        return self.layout.bits
+
+    @property
+    def chroma_step(self) -> tuple[int, int]:
+        """Luma samples per chroma sample, across and down: (2, 2) for 4:2:0."""
+        return self.layout.chroma_step
+
+    @property
+    def chroma_offset(self) -> tuple[float, float]:
+        """Place of the first chroma sample, in luma samples right and down of the first one."""
+        across, down = self.chroma_step
+        right, below = _CHROMA_OFFSETS[self.chroma_location]
+        return right if across > 1 else 0.0, below if down > 1 else 0.0
+
+    @property
+    def plane_dtype(self) -> np.dtype[np.generic]:
+        """Dtype of the planes: one byte for 8 bits, else two, in the file's order."""
+        if self.bits == 8:
+            return np.dtype(np.uint8)
+        return np.dtype(">u2" if self.name.endswith("be") else "<u2")
+
+    @property
+    def plane_shapes(self) -> list[tuple[int, int]]:
+        """Rows and columns of each plane; a chroma plane of an odd size is rounded up."""
+        if self.kind == "gray":
+            return [(self.height, self.width)]
+        across, down = self.chroma_step
+        chroma = -(-self.height // down), -(-self.width // across)
+        return [(self.height, self.width), chroma, chroma]
+
+    @property
+    def matrix_used(self) -> int:
+        """Number of the matrix: the tag's, or BT.709 from 720 lines on, else BT.601."""
+        if self.tags.matrix != UNSPECIFIED:
+            return self.tags.matrix
+        return BT_709 if self.height >= _HD_LINES else BT_601
+
+    @property
+    def full_range_used(self) -> bool:
+        """Whether codes use all values: the tag's word, or no for luma and chroma.
+
+        RGB always does. Untagged gray does too, as FFmpeg reads it.
+        """
+        if self.kind == "rgb" or self.name.startswith("yuvj"):
+            return True
+        if self.tags.full_range is not None:
+            return self.tags.full_range
+        return self.kind == "gray"
+
+    def notes(self) -> list[str]:
+        """Sentences on what the file leaves open and how it is read."""
+        said = []
+        if self.kind == "yuv" and self.tags.matrix == UNSPECIFIED:
+            name = "BT.709" if self.matrix_used == BT_709 else "BT.601"
+            said.append(f"no color matrix is tagged: {name} is used ({self.height} lines)")
+        if self.kind != "rgb" and self.tags.full_range is None and not self.full_range_used:
+            said.append("no range is tagged: limited range is used")
+        return said
+
+    def resized(self, width: int, height: int) -> PictureFormat:
+        """Return the format of a larger or smaller picture of the same colors.
+
+        A matrix that was assumed by the number of lines is tagged where players would now assume
+        the other one.
+        """
+        new = replace(self, width=width, height=height)
+        if self.kind == "yuv" and new.matrix_used != self.matrix_used:
+            new = replace(new, tags=replace(self.tags, matrix=self.matrix_used))
+        return new
+
+    @property
+    def layout(self) -> SampleLayout:
+        """Kind and bits of the samples, and the chroma step, from the name."""
+        if (layout := sample_layout(self.name)) is None:
+            raise unknown_layout(self.name)
+        return layout
+
+
+def format_of(frame: av.VideoFrame, chroma_location: int = 0) -> PictureFormat:
+    """Return the format of a decoded frame; raises `VideoError` if it cannot be converted."""
+    ranges = {1: False, 2: True}
+    tags = ColorTags(
+        frame.color_primaries, frame.color_trc, frame.colorspace, ranges.get(frame.color_range)
+    )
+    return PictureFormat(frame.width, frame.height, frame.format.name, tags, chroma_location)
+
+
+def range_number(format: PictureFormat) -> int:
+    """Return FFmpeg's number of the range that a format states: 0 none, 1 limited, 2 full."""
+    if format.kind == "rgb" or format.name.startswith("yuvj"):
+        return 2
+    return 0 if format.tags.full_range is None else 1 + format.tags.full_range
+
+
+def planes_of(frame: av.VideoFrame, format: PictureFormat) -> list[np.ndarray]:
+    """Return a frame's samples as arrays (rows, columns), which are views of the frame.
+
+    Raises:
+        VideoError: Rows are stored from the bottom up.
+    """
+    shapes, dtype = format.plane_shapes, format.plane_dtype
+    if letters := format.layout.packed:
+        rows = _rows(frame, 0, dtype).reshape(format.height, -1)
+        pixels = rows[:, : format.width * len(letters)].reshape(*shapes[0], len(letters))
+        return [pixels[..., letters.index(letter)] for letter in "rgb"]
+    order = (2, 0, 1) if format.kind == "rgb" else range(len(shapes))  # stored as G, B, R
+    return [
+        _rows(frame, index, dtype)[:high, :wide]
+        for index, (high, wide) in zip(order, shapes, strict=True)
+    ]
+
+
+def frame_of(planes: Sequence[np.ndarray], format: PictureFormat) -> av.VideoFrame:
+    """Return a new frame with these samples, in `planes_of`'s order, and the format's color."""
+    frame = load_av().VideoFrame(format.width, format.height, format.name)
+    for view, plane in zip(planes_of(frame, format), planes, strict=True):
+        view[:] = plane
+    tags = format.tags
+    frame.color_primaries, frame.color_trc = tags.primaries, tags.transfer
+    frame.colorspace = tags.matrix
+    frame.color_range = range_number(format)
+    return cast("av.VideoFrame", frame)
+
+
+def _rows(frame: av.VideoFrame, index: int, dtype: np.dtype[np.generic]) -> np.ndarray:
+    """Return the samples of one of FFmpeg's planes, padding included."""
+    plane = frame.planes[index]
+    if plane.line_size < 0:  # PyAV's buffer would begin at the last row in memory
+        raise VideoError(
+            "frames are stored from the bottom up, which cannot be read",
+            hint="convert them first: ffmpeg -i IN -c:v ffv1 OUT.mkv",
+        )
+    samples = np.frombuffer(cast("memoryview", plane), dtype)
+    return samples.reshape(-1, plane.line_size // dtype.itemsize)

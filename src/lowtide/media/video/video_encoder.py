@@ -1,0 +1,148 @@
+"""Encoder of a video's pictures, one file per segment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from lowtide.core.atomic_file import sync, write_error
+from lowtide.core.errors import OutputError
+from lowtide.media.video.encoder_settings import CODECS, EncoderSettings
+from lowtide.media.video.hdr10_light import Hdr10Light
+from lowtide.media.video.picture_format import PictureFormat, frame_of, range_number
+from lowtide.media.video.pyav import load_av
+
+if TYPE_CHECKING:
+    import av
+    import av.container
+    import av.video.stream
+
+# x264 and x265 make other bytes with other numbers of threads, so it must not be the machine's.
+_THREADS = 4
+_RATE_UNITS = 100_000  # FFmpeg's fractions are of 32 bits
+_LOCATIONS = "unspecified left center topleft top bottomleft bottom".split()
+
+
+class SegmentEncoder:
+    """File of encoded pictures, written frame by frame by an encoder of its own.
+
+    The same frames, stamps and arguments make the same packets on any machine.
+
+    Args:
+        path: New file, whose suffix chooses the container: .mp4, .mov or .mkv.
+        settings: Codec and effort.
+        format: How frames come, one that the codec holds (`held_format`).
+        time_base: Unit of the stamps in seconds.
+        frame_rate: Mean frames a second of the whole video, by which encoders choose a level and
+            spread bits; stamps never depend on it. None if unknown.
+        pixel_aspect: Width of a pixel divided by its height, or None if unknown.
+        light: HDR10 data of the picture, or None; x264, x265 and svtav1 have a place for it.
+
+    Raises:
+        OutputError: The file cannot be written, or the encoder refuses such pictures.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: EncoderSettings,
+        format: PictureFormat,
+        *,
+        time_base: Fraction,
+        frame_rate: Fraction | None = None,
+        pixel_aspect: Fraction | None = None,
+        light: Hdr10Light | None = None,
+    ) -> None:
+        self._path, self._format, self._time_base = path, format, time_base
+        av = load_av()
+        os.environ.setdefault("SVT_LOG", "1")  # it would write every setting to stderr
+        try:
+            self._container: av.container.OutputContainer = av.open(str(path), "w")
+        except OSError as error:
+            raise write_error(path, error) from error
+        with self._failures():
+            stream = self._container.add_stream(
+                CODECS[settings.codec].encoder,
+                rate=frame_rate and frame_rate.limit_denominator(_RATE_UNITS),
+                options=settings.options | _options(settings.codec, format, light),
+            )
+            self._stream = cast("av.video.stream.VideoStream", stream)
+            self._describe(pixel_aspect)
+            self._container.start_encoding()
+
+    def write(self, planes: Sequence[np.ndarray], pts: int) -> None:
+        """Encode a frame, planes in `planes_of`'s order, with a stamp in units of the time base.
+
+        Raises:
+            OutputError: The file cannot be written; it is removed.
+        """
+        frame = frame_of(planes, self._format)
+        frame.pts, frame.time_base = pts, self._time_base
+        self._encode(frame)
+
+    def close(self) -> None:
+        """Encode what the encoder holds back, close the file and sync it; raises `OutputError`."""
+        self._encode(None)
+        with self._failures():
+            self._container.close()
+            sync(self._path)
+
+    def abort(self) -> None:
+        """Remove the file."""
+        # What is still buffered may not be writable.
+        with contextlib.suppress(OSError, load_av().error.FFmpegError):
+            self._container.close()
+        self._path.unlink(missing_ok=True)
+
+    def _encode(self, frame: av.VideoFrame | None) -> None:
+        with self._failures():
+            self._container.mux(self._stream.encode(frame))
+
+    def _describe(self, pixel_aspect: Fraction | None) -> None:
+        """Set what the stream says of its pictures."""
+        stream, format = self._stream, self._format
+        stream.width, stream.height, stream.pix_fmt = format.width, format.height, format.name
+        context, tags = stream.codec_context, format.tags
+        context.time_base, context.thread_count = self._time_base, _THREADS
+        context.color_primaries, context.color_trc = tags.primaries, tags.transfer
+        context.colorspace, context.color_range = tags.matrix, range_number(format)
+        if pixel_aspect is not None:
+            context.sample_aspect_ratio = pixel_aspect
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Remove the file and raise `OutputError` where FFmpeg fails."""
+        try:
+            yield
+        except OSError as error:
+            self.abort()
+            raise write_error(self._path, error) from error
+        except (ValueError, load_av().error.FFmpegError) as error:
+            self.abort()
+            format = self._format
+            raise OutputError(
+                f"{self._path}: {format.width}×{format.height} frames of {format.name} cannot be"
+                f" written: {error}"
+            ) from error
+
+
+def _options(codec: str, format: PictureFormat, light: Hdr10Light | None) -> dict[str, str]:
+    """Return FFmpeg's options that follow from the picture, and those that keep bytes the same."""
+    options = {"chroma_sample_location": _LOCATIONS[format.chroma_location]}
+    said = light.parameters(codec) if light is not None else {}
+    if codec == "x265":
+        own = {"log-level": "error", "pools": str(_THREADS), "frame-threads": "2"}
+        if said:
+            own["hdr10"] = "1"
+        said = own | said
+    if codec == "svtav1":
+        said = {"lp": "2"} | said  # its own level of threads, of which 4 takes half more memory
+    if said:
+        options[f"{codec}-params"] = ":".join(f"{key}={value}" for key, value in said.items())
+    return options

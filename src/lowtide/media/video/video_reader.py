@@ -1,0 +1,170 @@
+"""Frames of a video file in order, each compared with what the file's packets promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lowtide.core.errors import VideoError
+from lowtide.media.video.picture_format import format_of, planes_of
+from lowtide.media.video.pyav import load_av
+from lowtide.media.video.video_facts import (
+    VideoFacts,
+    check_frame,
+    damaged_error,
+    open_video,
+)
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+# Stops at flaws that FFmpeg would hide by repeating parts of another frame.
+_STRICT = {"err_detect": "explode"}
+
+
+@dataclass(frozen=True)
+class StoredFrame:
+    """Frame of a file, as it is stored.
+
+    Attributes:
+        index: Its number in the file, from 0.
+        pts: When it is shown, in units of the file's time base.
+        planes: Samples in the order of `planes_of`, views of the decoder's memory.
+    """
+
+    index: int
+    pts: int
+    planes: list[np.ndarray]
+
+
+class VideoReader:
+    """Frames ``first`` to before ``last`` of a video, as an iterator; also a context manager.
+
+    Args:
+        facts: The file's facts. Frames have to be those of its stamps, in size and format too.
+        keep_damaged: Frames that cannot be decoded are left out, instead of an error.
+
+    Raises:
+        VideoError: While it iterates: a frame cannot be decoded, is missing, or differs in size or
+            format. Names its time.
+    """
+
+    def __init__(
+        self, facts: VideoFacts, first: int, last: int, *, keep_damaged: bool = False
+    ) -> None:
+        self._facts, self._first, self._last = facts, first, last
+        self._keep = keep_damaged
+
+    def __iter__(self) -> Iterator[StoredFrame]:
+        """Iterate over the frames."""
+        # Where seeking leads behind the first frame, as in a transport stream, all are decoded.
+        for seeks in (True, False) if self._first and self._facts.ordered else (False,):
+            with open_video(self._facts.path) as (container, stream):
+                frames = self._decoded(container, stream, seeks)
+                found = next(frames, None)
+                if not seeks or (found is not None and found[0] <= self._first):
+                    yield from self._chosen(chain([found] if found else [], frames))
+                    return
+
+    def _chosen(self, frames: Iterable[tuple[int, Any]]) -> Iterator[StoredFrame]:
+        """Iterate over the frames of the range; raises `VideoError` where one is missing."""
+        facts, due = self._facts, self._first
+        for index, frame in frames:
+            if index >= self._last:
+                break
+            if index < due:
+                continue
+            if index > due and not self._keep:
+                raise self._missing(due)
+            self._check(index, frame)
+            yield StoredFrame(index, int(facts.stamps[index]), planes_of(frame, facts.format))
+            due = index + 1
+            if due == self._last:
+                return
+        if due < self._last and not self._keep:
+            raise self._missing(due)
+
+    def _decoded(
+        self, container: InputContainer, stream: VideoStream, seeks: bool
+    ) -> Iterator[tuple[int, Any]]:
+        """Decode frames from ``first`` or before, with their index."""
+        facts = self._facts
+        if not self._keep:
+            stream.codec_context.options = _STRICT
+        if seeks:
+            container.seek(int(facts.stamps[self._first]), stream=stream)
+        count, last = 0, -1
+        for frame in self._frames(container, stream):
+            index = self._index_of(frame.pts) if facts.ordered else count
+            count += 1
+            if index is None or index >= facts.frames:
+                continue  # hidden by an edit list, or before what was seeked
+            if index > last:
+                last = index
+                yield index, frame
+            elif not self._keep:
+                raise self._backwards(index)
+
+    def _frames(self, container: InputContainer, stream: VideoStream) -> Iterator[Any]:
+        """Decode all frames, or those that can be if damage is kept."""
+        av, facts = load_av(), self._facts
+        seen = None
+        for packet in container.demux(stream):
+            try:
+                frames = packet.decode()
+            except av.error.FFmpegError as error:
+                if self._keep:
+                    continue
+                # Before what was asked for, damage may be that of seeking to an open end.
+                if seen is None or seen < facts.stamps[self._first]:
+                    continue
+                raise damaged_error(
+                    facts.path,
+                    f"after {float(seen * facts.time_base):.2f} s a frame cannot be decoded"
+                    f" ({error.strerror})",
+                ) from error
+            for frame in frames:
+                if frame.pts is not None:
+                    seen = frame.pts
+                yield frame
+
+    def _index_of(self, pts: int | None) -> int | None:
+        stamps = self._facts.stamps
+        if pts is None:
+            return None
+        index = int(np.searchsorted(stamps, pts))
+        return index if index < len(stamps) and stamps[index] == pts else None
+
+    def _missing(self, index: int) -> VideoError:
+        facts = self._facts
+        return damaged_error(
+            facts.path,
+            f"frame {index:,} of {facts.frames:,}, at {facts.seconds(index):.2f} s, cannot be"
+            " decoded",
+        )
+
+    def _backwards(self, index: int) -> VideoError:
+        facts = self._facts
+        return VideoError(
+            f"{facts.path}: time stamps go backwards: the frame of {facts.seconds(index):.3f} s"
+            " comes after a later one",
+            hint=f"give it stamps of its own: ffmpeg -i {facts.path} -fps_mode cfr stamped.mkv",
+        )
+
+    def _check(self, index: int, frame: Any) -> None:
+        """Raise `VideoError` for a frame that is not stored as the first one is."""
+        facts, format = self._facts, self._facts.format
+        check_frame(facts.path, frame)
+        found = format_of(frame)
+        if (found.width, found.height, found.name) != (format.width, format.height, format.name):
+            raise VideoError(
+                f"{facts.path}: from frame {index:,} on, at {facts.seconds(index):.2f} s, frames"
+                f" are {found.width}×{found.height} {found.name} instead of"
+                f" {format.width}×{format.height} {format.name}",
+                hint=f"--frames 0:{index}, and the rest in another run",
+            )

@@ -1,0 +1,62 @@
+"""A video job killed with SIGKILL goes on, and makes the packets of an undisturbed run."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+av = pytest.importorskip("av")
+
+from lowtide.jobs.video_work import work_folder  # noqa: E402
+from support.video_clips import Clip, Sound  # noqa: E402
+
+SEGMENT = 10
+
+
+def command(source: Path, target: Path) -> list[str]:
+    options = ["--segment", str(SEGMENT), "--json", "--budget", "256MiB"]
+    return [sys.executable, "-m", "lowtide", "video", str(source), "-o", str(target), *options]
+
+
+def packets(path: Path) -> list[tuple[int, int | None, int | None, bytes]]:
+    with av.open(str(path)) as container:
+        found = [one for one in container.demux() if one.size]
+        return [(one.stream.index, one.pts, one.dts, bytes(one)) for one in found]
+
+
+def finished(target: Path) -> int:
+    """Segments that are complete."""
+    folder = work_folder(target)
+    return len(list(folder.glob("0*"))) if folder.exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("frames", "kills"), [(40, 1), pytest.param(240, 5, marks=pytest.mark.slow)]
+)
+def test_killed_and_restarted_equals_undisturbed(tmp_path, frames, kills):
+    source = Clip(frames=frames, width=96, height=64, sounds=(Sound(),)).write(tmp_path / "in.mkv")
+    calm, disturbed = tmp_path / "calm.mkv", tmp_path / "disturbed.mkv"
+    subprocess.run(command(source, calm), check=True, capture_output=True)
+
+    generator, before = random.Random(kills), 0
+    for _ in range(kills):
+        job = subprocess.Popen(
+            command(source, disturbed), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        while finished(disturbed) == before and job.poll() is None:
+            time.sleep(0.01)
+        time.sleep(generator.uniform(0, 0.3))
+        job.send_signal(signal.SIGKILL)
+        job.communicate()
+        assert job.returncode == -signal.SIGKILL, "the kill must hit a running job"
+        assert not disturbed.exists()
+        assert finished(disturbed) > before
+        before = finished(disturbed)
+    done = subprocess.run(command(source, disturbed), check=True, capture_output=True, text=True)
+    assert f'"frames_resumed": {before * SEGMENT}' in done.stdout
+    assert packets(disturbed) == packets(calm)
+    assert not work_folder(disturbed).exists()

@@ -33,8 +33,10 @@ TAKEN = {
 }
 
 REFUSED = {
-    "AutoencoderKLWan": (FRAMES, "encoder of this AutoencoderKLWan is of frames: its conv_in"),
-    "AutoencoderKLQwenImage": (FRAMES, "is of frames"),
+    "AutoencoderKLQwenImage": (
+        FRAMES,
+        "encoder of this AutoencoderKLQwenImage is of frames: its conv_in",
+    ),
     "AutoencoderKLCosmos": (
         {
             "encoder_block_out_channels": (8,) * 4,

@@ -8,8 +8,15 @@ from pathlib import Path
 from torch import nn
 
 from lowtide.core.errors import UsageError
+from lowtide.integrations.clip_decoder import is_clip_autoencoder
 from lowtide.integrations.fitted_module import FitSettings, fit_part, is_fitted, unfit_part
-from lowtide.integrations.part_selection import PARTS, check_part, chosen_parts, has_parts
+from lowtide.integrations.part_selection import (
+    PARTS,
+    check_clip_autoencoder,
+    check_part,
+    chosen_parts,
+    has_parts,
+)
 from lowtide.memory.budget import Budget
 from lowtide.streaming.engine.placement import PagePlacement
 
@@ -25,7 +32,7 @@ def fit(
     scratch: Path | None = None,
     parts: Sequence[str] | None = None,
 ) -> nn.Module:
-    """Make a diffusers image autoencoder encode and decode in bands, in place.
+    """Make a diffusers autoencoder encode and decode in bands, in place.
 
         lowtide.fit(pipe.vae, budget="2GiB")
         image = pipe("a lighthouse").images[0]      # the same image, in less memory
@@ -34,7 +41,9 @@ def fit(
     Takes `AutoencoderKL`, `AutoencoderTiny`, `AutoencoderDC` and any module with an ``encoder`` and
     a ``decoder`` that map one (B, C, H, W) tensor to another. Results equal those of the original
     module to rounding, so its own tiling and slicing, which this replaces, are switched off until
-    `unfit`. Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own weights.
+    `unfit`. `AutoencoderKLWan` (2.1) decodes clips in bands, one latent at a time as it does by
+    itself, and never in tiles; it encodes as before, by its own switches. Copies
+    (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own weights.
 
     Args:
         autoencoder: The module, changed in place.
@@ -49,15 +58,20 @@ def fit(
 
     Raises:
         UsageError: The module is fitted already, is compiled, has offloading hooks, or has a part
-            that cannot run in bands: of video, of audio, or with more inputs than an image. Nothing
-            is changed then. Later calls raise it if they need gradients or are in training mode.
+            that cannot run in bands: of other video, of audio, or with more inputs than an image.
+            Nothing is changed then. Later calls raise it if they need gradients or are in training
+            mode.
     """
-    module = _unwrapped(autoencoder)
+    module, settings = _unwrapped(autoencoder), FitSettings(budget, pages, scratch)
+    if is_clip_autoencoder(type(module)) and (parts is None or [*parts] == ["decoder"]):
+        check_clip_autoencoder(module)
+        fit_part(module, settings)
+        return autoencoder
     chosen = chosen_parts(module, parts)
     _check_parts(module, chosen, suggest_parts=parts is None)
     whole = all(getattr(module, name, None) is None or name in chosen for name in PARTS)
     for part in chosen.values():
-        fit_part(part, FitSettings(budget, pages, scratch))
+        fit_part(part, settings)
     if whole:
         vars(module)[_SWITCHED_OFF] = tuple(_switch_off(module))
     return autoencoder

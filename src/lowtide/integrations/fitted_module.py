@@ -1,4 +1,7 @@
-"""Fitted parts: modules whose class is replaced by a streamed subclass.
+"""Fitted modules: their class is replaced by a streamed subclass.
+
+An image autoencoder's parts run in bands by their ``forward``, a clip autoencoder by its
+``_decode``.
 
 `torch.nn.utils.parametrize` and FSDP replace the class too. A function assigned to a part's
 ``forward`` would be bound to that part: copies and replicas, which copy its attributes, would
@@ -20,8 +23,10 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.integrations.call_checks import check_eval_mode, check_not_traced, check_state
+from lowtide.integrations.clip_decoder import clip_decoder, is_clip_autoencoder
 from lowtide.memory.budget import Budget
 from lowtide.streaming.api import Streamed
+from lowtide.streaming.chunk_stream import ChunkStream
 from lowtide.streaming.engine.placement import PagePlacement
 
 # Attribute of a part: its settings.
@@ -71,7 +76,7 @@ class _Fitted:
 
 # The stream of each part. Kept outside of the parts, so that copies get their own, and without a
 # reference back to the part, so that it is freed with its last user.
-_streams: WeakKeyDictionary[nn.Module, Streamed] = WeakKeyDictionary()
+_streams: WeakKeyDictionary[nn.Module, Streamed | ChunkStream] = WeakKeyDictionary()
 
 
 def is_fitted(module: nn.Module) -> bool:
@@ -129,7 +134,9 @@ def _fitted_class(unfitted: type[nn.Module]) -> Any:
             return type(self).forward(self, *args, **kwargs)
         return run(self, args, kwargs)
 
-    body = {"forward": forward, "unfitted": unfitted}
+    clip = is_clip_autoencoder(unfitted)
+    body: dict[str, Any] = {"_decode": _decode_clip} if clip else {"forward": forward}
+    body["unfitted"] = unfitted
     body["bare"] = type(unfitted.__name__, (_UnfittedModule,), {})
     for name in ("__doc__", "__module__", "__qualname__"):
         body[name] = getattr(unfitted, name)
@@ -142,9 +149,28 @@ def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     check_not_traced(title, image)
     check_eval_mode(title, part)
     check_state(title, part)
-    if (stream := _streams.get(part)) is None:
-        stream = _streams.setdefault(part, _streamed(part, vars(part)[_SETTINGS_ATTRIBUTE]))
-    return stream(image)
+    return _stream_of(part)(image)
+
+
+@torch.compiler.disable(reason="it is fitted by lowtide, which captures its graph itself")
+def _decode_clip(autoencoder: Any, z: Tensor, return_dict: bool = True) -> Any:
+    """Decode latents (B, C, T, H, W) in bands; the cache of the module stays empty."""
+    from diffusers.models.autoencoders.vae import DecoderOutput
+
+    title = f"the decoder of this {autoencoder.unfitted.__name__}"
+    check_not_traced(title, z)
+    check_eval_mode(title, autoencoder.decoder)
+    check_state(title, autoencoder.decoder)
+    autoencoder.clear_cache()  # an encode that raised leaves one
+    frames = _stream_of(autoencoder)(autoencoder.post_quant_conv(z))
+    return DecoderOutput(sample=frames) if return_dict else (frames,)
+
+
+def _stream_of(module: Any) -> Streamed | ChunkStream:
+    """Return the stream of a fitted module, made anew for a copy."""
+    if (stream := _streams.get(module)) is None:
+        stream = _streams.setdefault(module, _streamed(module, vars(module)[_SETTINGS_ATTRIBUTE]))
+    return stream
 
 
 def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,9 +186,13 @@ def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str,
     return image[1]
 
 
-def _streamed(part: nn.Module, settings: FitSettings) -> Streamed:
+def _streamed(part: nn.Module, settings: FitSettings) -> Streamed | ChunkStream:
     """Stream a twin of the original class that shares all attributes of the part."""
     unfitted = getattr(type(part), "unfitted", type(part))
+    if is_clip_autoencoder(unfitted):
+        return clip_decoder(
+            part, budget=settings.budget, pages=settings.pages, scratch=settings.scratch
+        )
     twin = object.__new__(unfitted)
     object.__setattr__(twin, "__dict__", vars(part))
     bare = _fitted_class(unfitted).bare(twin)

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from lowtide.core.errors import UsageError
 from lowtide.integrations.call_checks import check_state, hooks_of, is_compiled
+from lowtide.integrations.clip_decoder import check_clip_decoder
 from lowtide.integrations.fitted_module import is_fitted, is_own_forward
 
 PARTS = ("encoder", "decoder")
@@ -73,6 +74,22 @@ def check_part(title: str, part: nn.Module) -> None:
                 " take (B, C, H, W) can be fitted"
             )
     _try(title, part)
+
+
+def check_clip_autoencoder(autoencoder: nn.Module) -> None:
+    """Raise `UsageError` with the reason if the decoder of a clip autoencoder cannot be fitted."""
+    kind = type(autoencoder).__name__
+    if is_fitted(autoencoder):
+        raise UsageError(f"this {kind} is fitted already", hint="lowtide.unfit(module) first")
+    if "_decode" in vars(autoencoder):
+        raise UsageError(
+            f"the _decode of this {kind} is replaced, which bands would bypass",
+            hint="del its _decode, or set it after lowtide.fit",
+        )
+    check_clip_decoder(autoencoder)
+    title, decoder = f"the decoder of this {kind}", autoencoder.get_submodule("decoder")
+    _check_unmodified(title, decoder)
+    check_state(title, decoder)
 
 
 def _other_networks(autoencoder: nn.Module) -> Iterator[str]:

@@ -151,7 +151,7 @@ class Streamed(nn.Module):
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInputs:
         inputs = ModelInputs.bind(self.module, args, kwargs, self._axis)
-        self._reject_gradients(inputs.tensors)
+        reject_gradients(self.module, inputs.tensors)
         return inputs.with_tensors([one.detach() for one in inputs.tensors])
 
     def _prepare(self, inputs: ModelInputs) -> PreparedStream:
@@ -191,19 +191,6 @@ class Streamed(nn.Module):
                 )
         return known.batch_repack[shapes]
 
-    def _reject_gradients(self, tensors: Sequence[Tensor]) -> None:
-        if not torch.is_grad_enabled():
-            return
-        names = (name for name, one in self.module.named_parameters() if one.requires_grad)
-        given = any(one.requires_grad for one in tensors)
-        what = "the input" if given else next(names, None)
-        if what is not None:
-            raise UsageError(
-                f"a streamed module has no backward pass, and {what} requires gradients",
-                hint="call it in torch.no_grad(); where gradients are needed, call the module"
-                " itself, after lowtide.unfit(module) if it is fitted",
-            )
-
     def _run_single(self, known: PreparedStream, inputs: ModelInputs) -> list[Tensor]:
         if self._replays is None:
             return _run_in_bands(known, inputs)
@@ -226,6 +213,21 @@ class Streamed(nn.Module):
         replica = super()._replicate_for_data_parallel()
         replica._reset()
         return replica
+
+
+def reject_gradients(module: nn.Module, tensors: Sequence[Tensor]) -> None:
+    """Raise `UsageError` if a call with these tensors, of any shapes, needs gradients."""
+    if not torch.is_grad_enabled():
+        return
+    names = (name for name, one in module.named_parameters() if one.requires_grad)
+    given = any(one.requires_grad for one in tensors)
+    what = "the input" if given else next(names, None)
+    if what is not None:
+        raise UsageError(
+            f"a streamed module has no backward pass, and {what} requires gradients",
+            hint="call it in torch.no_grad(); where gradients are needed, call the module"
+            " itself, after lowtide.unfit(module) if it is fitted",
+        )
 
 
 def _run_in_bands(known: PreparedStream, inputs: ModelInputs) -> list[Tensor]:

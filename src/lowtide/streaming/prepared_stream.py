@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +21,7 @@ from lowtide.streaming.certificate import Certificate
 from lowtide.streaming.engine.executor import BandExecutor, OutputRows
 from lowtide.streaming.engine.placement import PagePlacement, page_factory
 from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.engine.segments import Segment
 from lowtide.streaming.engine.source_run import FloatAdapter, run_source
 from lowtide.streaming.module_fingerprint import AttributeKey, ModuleFingerprint
 from lowtide.streaming.pages.page import input_pages
@@ -41,13 +42,18 @@ _SHARE_RECORDED, _WORKSPACES = 0.1, 64 * MIB
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Settings of a streamed module: budget, pages, scratch folder, CUDA graph."""
+    """Settings of a streamed module: budget, pages, scratch folder, CUDA graph.
+
+    ``held`` returns the bytes that inputs and results take for a layout (program, segments, bands);
+    by default all are held whole.
+    """
 
     budget: str | int | Budget
     pages: PagePlacement
     scratch: ScratchSpace
     recorded: bool
     certified: bool
+    held: Callable[[StreamProgram, Sequence[Segment], Sequence[int]], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,8 @@ def prepare_stream(
         module,
         inputs,
         pages=settings.pages,
+        held=settings.held,
+        whole_image=settings.held is None,
         # A CUDA graph has a memory pool of its own, which an arena cannot serve.
         use_arena=not settings.recorded,
     )

@@ -124,6 +124,7 @@ LAYERS = {
         lambda x: x * getattr(F, f"adaptive_max_pool{rank}d")(x, 1)
     ),
     "nearest": lambda rank, axis: nn.Upsample(scale_factor=2),
+    "nearest, exact": lambda rank, axis: nn.Upsample(scale_factor=2, mode="nearest-exact"),
     "nearest, this axis only": lambda rank, axis: nn.Upsample(
         scale_factor=tuple(3.0 if at == axis - 2 else 1.0 for at in range(rank))
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,7 +19,8 @@ from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.certificate import Certificate, certify
 from lowtide.streaming.engine.placement import PagePlacement, allowed_placements
-from lowtide.streaming.engine.program import lower_to_rows
+from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
+from lowtide.streaming.engine.segments import Segment
 from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
 from lowtide.streaming.planner.exact_choice import choose_exact
 from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, LayoutSearch, StreamLayout
@@ -39,6 +40,8 @@ class StreamPlanner:
         inputs: Example of the arguments, or of an image alone; may be fake tensors.
         pages: Where pages may be kept.
         whole_image: Whether image and result are held whole, and count.
+        held: Returns the bytes held outside of the bands for a layout (program, segments, bands),
+            which count in addition.
         use_arena: As for `dry_run`.
 
     Raises:
@@ -52,13 +55,14 @@ class StreamPlanner:
         *,
         pages: PagePlacement = "auto",
         whole_image: bool = True,
+        held: Callable[[StreamProgram, Sequence[Segment], Sequence[int]], int] | None = None,
         use_arena: bool = True,
     ) -> None:
         self.inputs = ModelInputs.of(inputs)
         self.program = lower_to_rows(capture(module, self.inputs))
         self._module, self._device = module, self.inputs.first.device
         self._pages: PagePlacement = pages
-        self._whole_image, self._use_arena = whole_image, use_arena
+        self._whole_image, self._held, self._use_arena = whole_image, held, use_arena
         self._candidates: dict[bool, list[StreamLayout]] = {}
         self._dry_runs: dict[object, DryRunResult] = {}
 
@@ -88,6 +92,10 @@ class StreamPlanner:
                 list(self._search.drafts(caps, places, shares))
             )
         return self._candidates[low_memory]
+
+    def held_bytes(self, layout: StreamLayout) -> int:
+        """Return the bytes held outside of the bands of a candidate."""
+        return 0 if self._held is None else self._held(self.program, layout.segments, layout.bands)
 
     def layout(self, key: object) -> StreamLayout:
         """Return the candidate with this key."""
@@ -167,10 +175,11 @@ class CandidateBytes:
         is about the same where bands are equally high. What exceeds a draft is mostly workspace of
         operators, which is a smaller part of lower bands.
         """
+        held = self.planner.held_bytes(layout)
         if known := self.known_dry_run(layout):
-            return known.peak_bytes
+            return held + known.peak_bytes
         if not self._dry_runs:
-            return int(_LEAST_SHARE * layout.peak_bytes)
+            return held + int(_LEAST_SHARE * layout.peak_bytes)
         height = max(layout.bands)
         other, found = min(
             self._dry_runs.values(),
@@ -181,7 +190,8 @@ class CandidateBytes:
             ),
         )
         ratio, lower = found.peak_bytes / other.peak_bytes, max(other.bands) / height
-        return int(_LEAST_SHARE * layout.peak_bytes * (1 + max(0, ratio - 1) * min(1, lower**2)))
+        share = _LEAST_SHARE * (1 + max(0, ratio - 1) * min(1, lower**2))
+        return held + int(share * layout.peak_bytes)
 
     def rows(self, layout: StreamLayout, size: int | None = None) -> tuple[LedgerRow, ...]:
         """Return the ledger rows to expect of a candidate, or of ``size`` bytes for bands."""
@@ -199,7 +209,7 @@ class CandidateBytes:
         """Yield the drafts without a dry run, smallest first, and the least they may take."""
         for one in self.planner.candidates(low_memory=True):
             if self.known_dry_run(one) is None:
-                yield one, int(one.peak_bytes * _LEAST_SHARE)
+                yield one, self.planner.held_bytes(one) + int(one.peak_bytes * _LEAST_SHARE)
 
 
 def _pareto_front(drafts: list[StreamLayout]) -> list[StreamLayout]:

@@ -106,9 +106,10 @@ def interpolate(node: Node, context: RuleContext) -> RowOp | None:
     return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
 
 
+_NEAREST = ("upsample_nearest", "_upsample_nearest_exact")
 # Input rows beyond the nearest ones that a result depends on.
 _HALOS = {
-    **dict.fromkeys(("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"), 0),
+    **{f"{name}{rank}d": 0 for name in _NEAREST for rank in (1, 2, 3)},
     **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), 1),
     "upsample_bicubic2d": 2,
 }

@@ -14,7 +14,7 @@ import torch
 import lowtide
 from lowtide.core.heap import tune_heap
 from lowtide.core.progress import Progress
-from lowtide.media.video.color import PlaneRows, rgb_rows
+from lowtide.jobs.video_rows import FrameSink, FrameSource
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_encoder import EncoderSettings, SegmentEncoder
 from lowtide.media.video.video_facts import inspect_video
@@ -95,12 +95,13 @@ def _color_seconds(frames: list[Any], format: PictureFormat) -> dict[str, float]
     there = back = 0.0
     for planes in frames:
         started = time.process_time()
+        source = FrameSource(planes, format)
         bands = [
-            (first, rgb_rows(planes, format, first, min(first + READ_ROWS, format.height)))
+            (first, source.read(first, first + READ_ROWS))
             for first in range(0, format.height, READ_ROWS)
         ]
         there += time.process_time() - started
-        started, made = time.process_time(), PlaneRows(format)
+        started, made = time.process_time(), FrameSink(source.info, format)
         for first, rows in bands:
             made.write(first, rows)
         back += time.process_time() - started

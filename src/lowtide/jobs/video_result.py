@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.core.atomic_file import sync, write_error
+from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.video_rows import frame_info
 from lowtide.jobs.video_task import VideoTask
@@ -77,6 +78,7 @@ class VideoResult:
         if frame.index == segment.last - 1:
             self._encoder.close()
             self._encoder = None
+            trim_heap()  # the next encoder's threads would not use what this one's have freed
             try:
                 self.work.finish(segment, self._part)
             except OSError as error:

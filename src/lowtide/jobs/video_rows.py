@@ -11,6 +11,8 @@ from lowtide.media.video.color import PlaneRows, rgb_rows
 from lowtide.media.video.picture_format import PictureFormat
 
 _BAND_VALUES = 1 << 20
+# Rows that are converted at a time: a network asks for fewer, and each call costs as much again.
+BAND_ROWS = 64
 
 
 class FrameSource:
@@ -21,10 +23,18 @@ class FrameSource:
         self.info = frame_info(format)
         self.shape = self.info.shape
         self.dtype = np.dtype(np.float32)
+        self._band, self._band_first = np.empty((0, format.width, 3), np.float32), 0
 
     def read(self, first: int, last: int) -> np.ndarray:
         """Return the rows from ``first`` to before ``last``, (N, W, 3); none below the frame."""
-        return rgb_rows(self._planes, self._format, first, min(last, self._format.height))
+        height = self._format.height
+        last = min(last, height)
+        start, end = self._band_first, self._band_first + len(self._band)
+        if first < start or last > end:
+            end = min(height, max(last, first + BAND_ROWS))
+            self._band = rgb_rows(self._planes, self._format, first, end)
+            start = self._band_first = first
+        return self._band[first - start : last - start]
 
     def close(self) -> None:
         """Do nothing: the decoder owns the samples."""
@@ -49,13 +59,25 @@ class FrameSink:
         if (made.width, made.height) != (stored.width, stored.height):
             self._whole = np.empty(made.shape, np.float32)
         self._stored = stored
+        # Channels of rows that wait until they are a band, and the first one's number.
+        self._band = np.empty((3, BAND_ROWS, stored.width), np.float32)
+        self._band_first = 0
 
     def write(self, first: int, values: np.ndarray) -> None:
-        """Write rows (N, W, 3) from row ``first`` on."""
-        if self._whole is None:
-            self._rows.write(first, values)
-        else:
+        """Write rows (N, W, 3) from row ``first`` on, in order."""
+        if self._whole is not None:
             self._whole[first : first + len(values)] = values
+            return
+        channels, height = values.transpose(2, 0, 1), self._stored.height
+        while channels.shape[1]:
+            start = first - self._band_first
+            count = min(BAND_ROWS - start, channels.shape[1])
+            self._band[:, start : start + count] = channels[:, :count]
+            channels, first = channels[:, count:], first + count
+            if start + count == BAND_ROWS or first == height:
+                band = self._band[:, : start + count].transpose(1, 2, 0)
+                self._rows.write(self._band_first, band)
+                self._band_first = first
 
     @property
     def planes(self) -> list[np.ndarray]:

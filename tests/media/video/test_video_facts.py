@@ -1,5 +1,6 @@
 """What a video file says of itself, and what is refused before any frame is run."""
 
+import gc
 from fractions import Fraction
 from pathlib import Path
 
@@ -34,6 +35,19 @@ def test_every_frame_is_read_with_its_stamp_from_any_place(tmp_path, name):
         assert [one.index for one in found] == list(range(first, last))
         assert [one.pts for one in found] == facts.stamps[first:last].tolist()
         assert all((one.planes[0] == expected[one.index]).all() for one in found)
+
+
+def test_frames_are_freed_without_the_garbage_collector(tmp_path):
+    """It comes rarely, and frames are large."""
+    path = Clip(frames=30, width=64).write(tmp_path / "clip.mp4")
+    facts = inspect_video(path)
+    gc.collect()
+    gc.disable()
+    try:
+        assert sum(1 for _ in VideoReader(facts, 0, 30)) == 30
+        assert gc.collect() < 30
+    finally:
+        gc.enable()
 
 
 def test_uneven_frames_of_10_bits_keep_their_stamps(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from lowtide.core.errors import VideoError
@@ -34,6 +35,7 @@ class SampleLayout(NamedTuple):
     packed: str = ""
 
 
+@lru_cache  # asked for each band of rows
 def sample_layout(name: str) -> SampleLayout | None:
     """Return the layout that FFmpeg's name stands for, or None for samples of another kind."""
     if found := _YUV.fullmatch(name):

@@ -284,17 +284,25 @@ def _first_frame(
             break
     if frame is None:
         raise damaged_error(path, "no frame of it can be decoded")
-    check_frame(path, frame, tag)
+    require_progressive(path, frame)
+    _require_no_dolby_vision(path, frame, tag)
     return frame, location or 0
 
 
-def check_frame(path: Path, frame: VideoFrame, tag: str = "") -> None:
-    """Raise `VideoError` for a frame that is interlaced, or of Dolby Vision."""
+def require_progressive(path: Path, frame: VideoFrame) -> None:
+    """Raise `VideoError` for a frame that is interlaced."""
     if frame.interlaced_frame:
         raise VideoError(
             f"{path}: interlaced: a frame is two half pictures of different times",
             hint=f"ffmpeg -i {path} -vf bwdif -c:a copy progressive.mkv",
         )
+
+
+def _require_no_dolby_vision(path: Path, frame: VideoFrame, tag: str) -> None:
+    """Raise `VideoError` for a file of Dolby Vision, by its first frame.
+
+    Not for every frame: side data and its frame hold each other, until the garbage collector comes.
+    """
     sides = cast("list[Any]", frame.side_data.keys())
     dolby = {"DOVI_METADATA", "DOVI_RPU_BUFFER"} & {one.type.name for one in sides}
     if dolby or tag in _DOLBY_TAGS:

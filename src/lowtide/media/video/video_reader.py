@@ -14,9 +14,9 @@ from lowtide.media.video.picture_format import format_of, planes_of
 from lowtide.media.video.pyav import load_av
 from lowtide.media.video.video_facts import (
     VideoFacts,
-    check_frame,
     damaged_error,
     open_video,
+    require_progressive,
 )
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class VideoReader:
     def _check(self, index: int, frame: Any) -> None:
         """Raise `VideoError` for a frame that is not stored as the first one is."""
         facts, format = self._facts, self._facts.format
-        check_frame(facts.path, frame)
+        require_progressive(facts.path, frame)
         found = format_of(frame)
         if (found.width, found.height, found.name) != (format.width, format.height, format.name):
             raise VideoError(

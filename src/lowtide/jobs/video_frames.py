@@ -9,7 +9,7 @@ import numpy as np
 
 from lowtide.jobs.video_task import VideoTask
 from lowtide.jobs.video_work import VideoSegment
-from lowtide.media.video.video_facts import damaged_error
+from lowtide.media.video.opened_video import damaged_error
 from lowtide.media.video.video_reader import StoredFrame, VideoReader
 
 

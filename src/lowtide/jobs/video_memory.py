@@ -13,7 +13,7 @@ from lowtide.media.video.picture_format import PictureFormat
 _DECODED, _MOST_DECODED = 6, 18
 _DECODER_BYTES = 6 * MIB
 # How much more an encoder takes for some contents.
-_SPREAD = 1.2
+_SPREAD = 1.4
 
 
 class _Held(NamedTuple):

@@ -18,6 +18,7 @@ from lowtide.jobs.video_work import VideoSegment, VideoWork
 from lowtide.media.video.check_output import check_output
 from lowtide.media.video.mux import join
 from lowtide.media.video.video_encoder import SegmentEncoder
+from lowtide.media.video.video_segments import segment_suffix
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class VideoResult:
         self.notes: list[str] = []
         self._target, self._task, self._cancel = target, task, cancel
         self._joined = work.folder / f"joined{target.suffix}"
-        self._part = work.folder / f"unfinished{task.segment_suffix}"
+        self._part = work.folder / f"unfinished{segment_suffix(task.encoder.codec)}"
         self._encoder: SegmentEncoder | None = None
         self._done = self._committed = False
 

@@ -21,6 +21,7 @@ from lowtide.media.video.frame_range import frame_range
 from lowtide.media.video.other_streams import StreamPlan, plan_streams
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_facts import VideoFacts, inspect_video
+from lowtide.media.video.video_segments import segment_suffix
 
 _CODEC_NAMES = {
     "x264": "h264",
@@ -87,14 +88,9 @@ class VideoTask:
         length = int(self.stamps[-1] - self.stamps[0]) * self.facts.time_base
         return ((self.frames - 1) / length).limit_denominator(1001)
 
-    @property
-    def segment_suffix(self) -> str:
-        """Ending of the segments' names: the container that keeps the codec's stamps."""
-        return ".mov" if self.encoder.codec == "prores" else ".mp4"
-
     def segments(self, target: Path, step: int) -> list[VideoSegment]:
         """Return the segments of ``step`` frames of an output."""
-        return segments_of(target, self.first, self.last, step, self.segment_suffix)
+        return segments_of(target, self.first, self.last, step, segment_suffix(self.encoder.codec))
 
     def sizes(self, scale: int) -> TargetSize:
         """Return the sizes of a frame and of its result, and the memory of reading and writing."""

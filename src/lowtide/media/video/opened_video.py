@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.errors import InputError
+from lowtide.core.errors import InputError, VideoError
 from lowtide.media.video.pyav import load_av
 
 if TYPE_CHECKING:
     from av.container import InputContainer
     from av.stream import Stream
+    from av.video.stream import VideoStream
 
 _COVER_FLAG = 1024  # FFmpeg's disposition of a still picture that belongs to the file
+_STILL = "image2"
 
 
 def ffmpeg_name(path: Path) -> str:
@@ -29,6 +32,36 @@ def open_source(source: Path) -> InputContainer:
     except (OSError, ValueError, av.error.FFmpegError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{source}: cannot be read as video ({reason})") from error
+
+
+@contextmanager
+def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a file and its stream of pictures, which is the first that is no cover art.
+
+    Raises:
+        VideoError: It cannot be read, or has none.
+    """
+    av = load_av()
+    try:
+        container = av.open(ffmpeg_name(path), metadata_errors="replace")
+    except (av.error.FFmpegError, OSError) as error:
+        raise VideoError(
+            f"{path}: not a video, or cut short: {error.strerror}",
+            hint="the end of an .mp4 or .mov file holds its index, without which nothing is found",
+        ) from error
+    with container:
+        found = [one for one in container.streams.video if not is_cover(one)]
+        if not found:
+            kinds = ", ".join(sorted({one.type for one in container.streams})) or "nothing"
+            raise VideoError(f"{path}: no stream of pictures, only {kinds}")
+        if container.format.name.startswith(_STILL) or container.format.name.endswith("_pipe"):
+            raise VideoError(f"{path}: a picture", hint=f"lowtide upscale {path} -o OUTPUT")
+        yield container, found[0]
+
+
+def damaged_error(path: Path, damage: str) -> VideoError:
+    """Return the error of a damaged file."""
+    return VideoError(f"{path}: damaged: {damage}", hint="--damaged keep takes what is there")
 
 
 def find_picture(opened: InputContainer, source: Path) -> int:

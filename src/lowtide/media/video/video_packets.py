@@ -1,0 +1,116 @@
+"""Packets of a video file: the stamp of every frame, and how far the file goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowtide.core.errors import VideoError
+from lowtide.media.video.opened_video import damaged_error, open_video, packets_with_data
+from lowtide.media.video.pyav import load_av
+
+# Streams may end a little before the duration in a header: a cut file ends earlier.
+_END_SECONDS = Fraction(1, 2)
+# AVI stamps frames in the order in which they are stored, which is not always that of display.
+_STORED_ORDER = "avi"
+
+
+@dataclass
+class VideoPackets:
+    """What the packets of a file say: stamps of frames, and when its last stream ends."""
+
+    time_base: Fraction
+    stamps: list[int] = field(default_factory=list)
+    missing: int = 0
+    hidden: int = 0
+    last_duration: int = 0
+    end: Fraction = Fraction(0)
+    header_end: Fraction = Fraction(0)
+    ordered: bool = True
+
+    @property
+    def notes(self) -> list[str]:
+        """Frames that players do not show."""
+        if not self.hidden:
+            return []
+        return [
+            f"{self.hidden} frames before the first one are hidden, as the file's edit list says"
+        ]
+
+    @property
+    def damage(self) -> str | None:
+        """What a file that ends before its header says is called."""
+        if self.header_end - self.end <= _END_SECONDS:
+            return None
+        said = f"{float(self.header_end):.2f} s"
+        return f"it ends after {float(self.end):.2f} s, and its header says {said}"
+
+    def add(self, packet: Any, pictures: bool) -> None:
+        stamp = packet.dts if packet.pts is None else packet.pts
+        if stamp is not None:
+            end = (stamp + (packet.duration or 0)) * packet.time_base
+            self.end = max(self.end, end)
+        if not pictures:
+            return
+        if packet.is_discard:
+            self.hidden += 1
+            return
+        if packet.pts is None:
+            self.missing += 1
+            return
+        if not self.stamps or packet.pts > max(self.stamps[-64:]):
+            self.last_duration = packet.duration or 0
+        self.stamps.append(packet.pts)
+
+
+def read_packets(path: Path) -> VideoPackets:
+    """Read all packets; raises `VideoError` where that fails."""
+    av = load_av()
+    with open_video(path) as (container, stream):
+        packets = VideoPackets(stream.time_base or Fraction(1, av.time_base))
+        packets.ordered = container.format.name != _STORED_ORDER
+        try:
+            for packet in packets_with_data(container.demux()):
+                packets.add(packet, packet.stream.index == stream.index)
+        except av.error.FFmpegError as error:
+            raise damaged_error(path, error.strerror) from error
+        # From 0 on; in formats that count from the first packet, it is found in the packets.
+        packets.header_end = Fraction(container.duration or 0, av.time_base)
+    return packets
+
+
+def decoded_stamps(path: Path) -> list[int]:
+    """Return the stamps of all frames of a file whose packets are more than its frames."""
+    av = load_av()
+    with open_video(path) as (container, stream):
+        try:
+            return [frame.pts for frame in container.decode(stream) if frame.pts is not None]
+        except av.error.FFmpegError as error:
+            raise damaged_error(path, str(error.strerror)) from error
+
+
+def checked_stamps(path: Path, packets: VideoPackets) -> np.ndarray:
+    """Return the stamps in order; raises `VideoError` where frames have none of their own."""
+    if packets.missing:
+        raise VideoError(
+            f"{path}: {packets.missing} of {packets.missing + len(packets.stamps)} frames have no"
+            " time stamp",
+            hint=f"give it stamps: ffmpeg -fflags +genpts -r 25 -i {path} -c copy stamped.mkv",
+        )
+    stamps = np.array(sorted(packets.stamps), np.int64)
+    if not len(stamps):
+        raise VideoError(f"{path}: its stream of pictures has no frames")
+    equal = np.flatnonzero(np.diff(stamps) == 0)
+    if len(equal):
+        place = int(equal[0])
+        seconds = float(int(stamps[place]) * packets.time_base)
+        raise VideoError(
+            f"{path}: frames {place} and {place + 1} have the same time stamp, {seconds:.3f} s"
+            f" ({len(equal)} such frames)",
+            hint=f"give it stamps of its own: ffmpeg -i {path} -fps_mode cfr stamped.mkv",
+        )
+    return stamps

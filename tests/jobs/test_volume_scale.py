@@ -51,7 +51,8 @@ def test_rician_noise_leaves_no_bias(denoiser, snr):
         before = (noisy[area].mean() - clean[area].mean()) / std
         assert abs(bias) < most, (area, before, bias)
         assert made[area].std() < 0.5 * noisy[area].std()
-    assert gaussian[52:92, 4:60].mean() > 1.1 * std  # which Gaussian noise would leave
+    # Twice what the other way may leave, at least.
+    assert gaussian[52:92, 4:60].mean() > 0.8 * std
     assert np.mean((made - clean) ** 2) < 0.2 * np.mean((noisy - clean) ** 2)
 
 

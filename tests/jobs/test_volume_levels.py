@@ -31,11 +31,11 @@ def levels_of(path, values):
     return estimate_levels(facts, survey_ranges(facts))
 
 
-@pytest.mark.parametrize("std", [3, 10, 20])
+@pytest.mark.parametrize("std", [2, 10, 20])
 @pytest.mark.parametrize("kind", ["float32", "int16"])
 def test_the_background_tells_the_noise_of_a_coarse_volume(tmp_path, std, kind):
     found = levels_of(tmp_path / "in.nii", np.rint(noisy(coarse(), std)).astype(kind))
-    assert found.levels == pytest.approx((std,), rel=0.1)
+    assert found.levels == pytest.approx((std,), rel=0.15 if std < 3 else 0.1)  # of rounding
     (note,) = found.notes
     assert "the background" in note and "taken for structure" in note
 

@@ -25,9 +25,10 @@ _SIDE = 5  # voxels of a window
 _FLAT, _FLAT_SQUARE = 0.1, 0.4737
 _LEAST_WINDOWS = 2000  # which overlap: fewer tell the percentile to more than 10 %
 _QUARTILES = 0.9066  # difference of those of Rayleigh noise of 1
-# Median by that difference, 1.30 of Rayleigh noise and up to 2.1 where it was interpolated, which
+# Median by that difference, 1.30 of Rayleigh noise, 1.14 where 1.5 steps of integers are one
+# standard deviation, and up to 2.1 where it was interpolated, which
 # averages it. Less is broader than noise: edges, ghosts, or areas that were masked in part.
-_LEAST_SHAPE, _MOST_SHAPE = 1.2, 2.1
+_LEAST_SHAPE, _MOST_SHAPE = 1.1, 2.1
 _LEAST_VOXELS = 500
 _MOST_ZEROS = 2  # of 9 voxels that are rounded noise; more are the edge of a mask
 # Noise is not weaker in the foreground. What seems so is dark tissue, not background.

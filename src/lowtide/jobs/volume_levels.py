@@ -7,7 +7,7 @@ Without either the structure of slices counts as noise where it is as fine, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from lowtide.core.progress import Cancel
 from lowtide.jobs.series_slices import neighbors_of, volumes_of
 from lowtide.media.volume_header import VolumeFacts
 from lowtide.models.denoiser.neighbor_noise import NeighborNoise, NeighborStatistics
-from lowtide.models.denoiser.slice_noise import SliceNoiseStatistics
+from lowtide.models.denoiser.slice_noise import SliceNoise, SliceNoiseStatistics
 from lowtide.models.denoiser.volume_level import VolumeRange
 
 _VOXELS = 10_000  # of a volume, which are enough for an error of 2 %
@@ -49,47 +49,52 @@ def estimate_levels(
     # Volumes that are copies of each other do not tell their noise.
     told = [one for one in near if one is not None and one > rounding]
     series = float(np.median(told)) if told else None
-    found, foregrounds, witnesses = [], [], set()
-    for values, slices, own in zip(ranges, volumes_of(facts, cancel), near, strict=True):
-        statistics = SliceNoiseStatistics(values)
-        for image in slices:
-            statistics.add(image)
-        one = statistics.result()
-        if one.foreground is None:
-            found.append(None)
-            continue
-        level, witness = one.background, "the background"
-        if series is not None:
-            level, witness = (own if own in told else series), "volumes next to each other"
-        witnesses.add(witness if level is not None else None)
-        foregrounds.append(one.foreground)
-        found.append(one.foreground if level is None else min(level, one.foreground))
-    known = [level for level in found if level is not None]
-    most = sorted(known)[(len(known) - 1) // 2] if known else 0.0
+    shown = [_slice_noise(*one) for one in zip(ranges, volumes_of(facts, cancel), strict=True)]
+    found = []
+    for own, slices in zip(near, shown, strict=True):
+        known = slices.background if series is None else own if own in told else series
+        bounds = [one for one in (slices.foreground, known) if one is not None]
+        found.append(None if slices.foreground is None else min(bounds))
+    most = sorted(one for one in found if one is not None)
+    most = most[(len(most) - 1) // 2] if most else 0.0
     levels = tuple(None if level is None else min(level, most) for level in found)
-    return VolumeLevels(levels, _notes(most, foregrounds, witnesses, rounding))
+    notes = _notes(most, shown, of_series=series is not None) if most > rounding else ()
+    return VolumeLevels(levels, notes)
 
 
-def _notes(
-    level: float, foregrounds: Sequence[float], witnesses: set[str | None], rounding: float
-) -> tuple[str, ...]:
-    """Return notes on levels of which slices tell something else, or which nothing else tells."""
-    if level <= rounding or not foregrounds:
-        return ()
-    if None in witnesses:
+def _slice_noise(values: VolumeRange, slices: Iterator[np.ndarray]) -> SliceNoise:
+    statistics = SliceNoiseStatistics(values)
+    for image in slices:
+        statistics.add(image)
+    return statistics.result()
+
+
+def _notes(level: float, shown: Sequence[SliceNoise], *, of_series: bool) -> tuple[str, ...]:
+    """Return notes where nothing but slices tells the level, or what tells it differs."""
+    foreground = [one.foreground for one in shown if one.foreground is not None]
+    seen = float(np.median(foreground))
+    background = [one.background for one in shown if one.background is not None]
+    behind = float(np.median(background)) if background else None
+    if not of_series and len(background) < len(foreground):
         return (
-            f"slices alone tell the noise level of {level:.4g}, without a background of noise or"
-            " a second volume: structure as fine as voxels counts too. If details are lost, set a"
-            " lower --sigma",
+            f"slices alone tell the noise level of {level:.4g}, as neither a background nor other"
+            " volumes do: structure as fine as voxels counts too. If details are lost, set a lower"
+            " --sigma",
         )
-    seen = float(np.median(foregrounds))
-    if seen <= _MOST_APART * level:
-        return ()
-    (witness,) = witnesses
-    return (
-        f"slices look like a noise level of {seen:.4g}, and {witness} like {level:.4g}: that is"
-        " used, and the rest taken for structure",
-    )
+    notes = []
+    if seen > _MOST_APART * level:
+        witness = "volumes next to each other" if of_series else "the background"
+        notes.append(
+            f"slices look like a noise level of {seen:.4g}, and {witness} like {level:.4g}: that is"
+            " used, and the rest taken for structure"
+        )
+    if behind is not None and level > _MOST_APART * behind:
+        notes.append(
+            f"volumes next to each other differ like a noise level of {level:.4g}, which is used,"
+            f" and the background is like {behind:.4g}: the rest is noise that only signal has, or"
+            f" structure that they do not share. If details are lost, set --sigma {behind:.4g}"
+        )
+    return tuple(notes)
 
 
 def neighbor_noise(

@@ -80,7 +80,7 @@ def test_masked_and_missing_voxels_do_not_count(tmp_path):
 
 def levels_of(path):
     facts = inspect_volume(path)
-    return estimate_levels(facts, survey_ranges(facts)).levels
+    return np.array(estimate_levels(facts, survey_ranges(facts)).levels, float)
 
 
 def test_texture_raises_the_estimate_of_one_volume_alone(tmp_path):

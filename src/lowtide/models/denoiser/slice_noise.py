@@ -29,10 +29,13 @@ _QUARTILES = 0.9066  # difference of those of Rayleigh noise of 1
 # standard deviation, and up to 2.1 where it was interpolated, which
 # averages it. Less is broader than noise: edges, ghosts, or areas that were masked in part.
 _LEAST_SHAPE, _MOST_SHAPE = 1.1, 2.1
+# Sum of the quartiles less twice the median by that difference, 0.076 of Rayleigh noise.
+_LEAST_SKEW, _MOST_SKEW = 0.0, 0.15
 _LEAST_VOXELS = 500
 _MOST_ZEROS = 2  # of 9 voxels that are rounded noise; more are the edge of a mask
-# Noise is not weaker in the foreground. What seems so is dark tissue, not background.
-_MOST_ABOVE = 1.3
+# Noise is a little weaker in a foreground of few standard deviations, and else is not: what seems
+# so is dark tissue, not background.
+_MOST_ABOVE = 1.2
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,10 @@ class SliceNoiseStatistics:
             return None
         first, median, third = (self._magnitudes.quantile(share) for share in (0.25, 0.5, 0.75))
         spread = third - first
-        if not _LEAST_SHAPE * spread <= median <= _MOST_SHAPE * spread:
-            return None
-        return spread / _QUARTILES
+        skew = first + third - 2 * median
+        right = _LEAST_SHAPE * spread <= median <= _MOST_SHAPE * spread
+        right &= _LEAST_SKEW * spread <= skew <= _MOST_SKEW * spread
+        return spread / _QUARTILES if right else None
 
 
 def _sums(values: np.ndarray, side: int) -> np.ndarray:

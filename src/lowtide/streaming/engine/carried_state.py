@@ -45,10 +45,10 @@ def held_bytes(
     state_bytes: int,
     result_bytes: int,
 ) -> int:
-    """Return the most bytes that result and state take while a program runs.
+    """Return the most bytes that chunk, result and state take while a program runs.
 
     Old rows of a state are freed while new ones are made, so that both are there only for the
-    bands at work, and where several segments read it. The first input is no state.
+    bands at work, and where several segments read it. The first input is a copy of the chunk.
 
     Args:
         program: Program that takes the state and makes the next.
@@ -65,4 +65,5 @@ def held_bytes(
             overlap[at[0]] += size * min(1.0, _OVERLAPPING_BANDS / bands[at[0]] + 1 / _PIECES)
         else:
             twice += size
-    return result_bytes + state_bytes + twice + int(max(overlap, default=0))
+    chunk_bytes = program.bytes_of(program.graph.inputs[0])
+    return chunk_bytes + result_bytes + state_bytes + twice + int(max(overlap, default=0))

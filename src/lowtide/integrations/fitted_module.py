@@ -169,12 +169,14 @@ def _encode_clip(autoencoder: Any, x: Tensor) -> Tensor:
 @torch.compiler.disable(reason="it is fitted by lowtide, which captures its graph itself")
 def _decode_clip(autoencoder: Any, z: Tensor, return_dict: bool = True) -> Any:
     """Decode latents (B, C, T, H, W) in bands."""
-    from diffusers.models.autoencoders.vae import DecoderOutput
-
     if "decoder" not in _streams_of(autoencoder):
         return autoencoder.unfitted._decode(autoencoder, z, return_dict=return_dict)
     frames = _run_clip(autoencoder, "decoder", z)
-    return DecoderOutput(sample=frames) if return_dict else (frames,)
+    if not return_dict:
+        return (frames,)
+    from diffusers.models.autoencoders.vae import DecoderOutput
+
+    return DecoderOutput(sample=frames)
 
 
 def _run_clip(autoencoder: Any, part: str, clip: Tensor) -> Tensor:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
-from lowtide.integrations.video_autoencoders import wan
+from lowtide.integrations.video_autoencoders import seedvr2, wan
 from lowtide.integrations.video_autoencoders.clip_part import ClipPart
 
 
 class VideoFamily(Protocol):
     """A module about autoencoders of one kind; all functions take one of its classes."""
 
-    # Names of the classes of diffusers.
+    # Names of the classes.
     CLASSES: Sequence[str]
 
     def check(self, autoencoder: Any) -> None:
@@ -36,11 +36,12 @@ class VideoFamily(Protocol):
         ...
 
 
-_FAMILIES = (cast(VideoFamily, wan),)
+# By the package of their classes.
+_FAMILIES = {"diffusers": (wan,), "lowtide": (seedvr2,)}
 
 
 def family_of(kind: type) -> VideoFamily | None:
     """Return the family of a class, or None if it is no video autoencoder known here."""
-    if not kind.__module__.startswith("diffusers."):
-        return None
-    return next((one for one in _FAMILIES if kind.__name__ in one.CLASSES), None)
+    package = kind.__module__.partition(".")[0]
+    known = (cast(VideoFamily, one) for one in _FAMILIES.get(package, ()))
+    return next((one for one in known if kind.__name__ in one.CLASSES), None)

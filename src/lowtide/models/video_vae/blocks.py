@@ -83,14 +83,12 @@ class Downsample(nn.Module):
 
     def __init__(self, channels: int, *, halves_time: bool) -> None:
         super().__init__()
-        along = (3, 2) if halves_time else (1, 1)
-        self.conv = CausalConv3d(
-            channels, channels, (along[0], 3, 3), stride=(along[1], 2, 2), padding=0
-        )
+        kernel, stride = (3, 2) if halves_time else (1, 1)
+        self.conv = CausalConv3d(channels, channels, (kernel, 3, 3), (stride, 2, 2))
 
     def forward(self, frames: Tensor, cache: FrameCache) -> Tensor:
         """Return (B, C, T', H / 2, W / 2); of time, the first frame is left alone."""
-        return self.conv(F.pad(frames, (0, 1, 0, 1)), cache)
+        return self.conv(frames, cache)
 
 
 class Upsample(nn.Module):

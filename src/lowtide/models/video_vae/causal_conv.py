@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.common_types import _size_3_t
 
@@ -44,18 +45,22 @@ class FrameCache:
 
 
 class CausalConv3d(nn.Conv3d):
-    """Convolution (B, C, T, H, W) whose result depends on a frame and those before it."""
+    """Convolution (B, C, T, H, W) whose result depends on a frame and those before it.
+
+    Rows and columns are padded by zeros: on both sides, or at the end only where it halves them.
+    """
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         kernel_size: _size_3_t,
-        stride: _size_3_t = 1,
-        padding: int = 1,
+        stride: tuple[int, int, int] = (1, 1, 1),
     ) -> None:
-        """Pad rows and columns by ``padding`` zeros; frames are padded by earlier ones."""
-        super().__init__(in_channels, out_channels, kernel_size, stride, (0, padding, padding))
+        halves = stride[1] > 1
+        padding = (0, 0, 0) if halves else (0, 1, 1)
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding)
+        self._pads_end = halves
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, frames: Tensor, cache: FrameCache
@@ -64,4 +69,4 @@ class CausalConv3d(nn.Conv3d):
         kernel, stride = self.kernel_size[0], self.stride[0]
         if kernel > 1:
             frames = cache.extend(frames, kernel, stride)
-        return super().forward(frames)
+        return super().forward(F.pad(frames, (0, 1, 0, 1)) if self._pads_end else frames)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -19,7 +21,18 @@ from lowtide.models.video_vae.config import VideoVAEConfig
 _COLORS = 3
 
 
-class Encoder(nn.Module):
+class _Part(nn.Module):
+    """A part that maps slices of a clip, each by the state that the one before left."""
+
+    def run_slice(
+        self, given: Tensor, state: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the result of a slice and the state after it; ``state`` is None at first."""
+        cache = FrameCache(state)
+        return self(given, cache), cache.after
+
+
+class Encoder(_Part):
     """Frames to the mean and log variance of latents.
 
     The first slice of a clip is 4n + 1 frames, a later one is 4n.
@@ -53,7 +66,7 @@ class Encoder(nn.Module):
         return self.conv_out(F.silu(self.conv_norm_out(hidden)), cache)
 
 
-class Decoder(nn.Module):
+class Decoder(_Part):
     """Latents to frames: 4n - 3 of the n latents of a clip's first slice, 4n of a later one."""
 
     def __init__(self, config: VideoVAEConfig) -> None:

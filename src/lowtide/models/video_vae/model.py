@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.core.philox import philox
-from lowtide.models.video_vae.causal_conv import FrameCache
 from lowtide.models.video_vae.config import SPACE, TIME, VideoVAEConfig
 from lowtide.models.video_vae.encoder_decoder import Decoder, Encoder
 from lowtide.models.video_vae.video_vae_files import load_state, read_model, write_model
@@ -30,7 +29,8 @@ class VideoVAE(nn.Module):
         frames = vae.decode(latents, frames=81, size=(720, 1280))
 
     A frame depends on those before it and on no later one. So a clip runs slice by slice, of one
-    latent or four frames, and gives what the whole clip at once gives, to rounding. `lowtide.fit`
+    latent or four frames (``use_slicing``), and gives what the whole clip at once gives, to
+    rounding. `lowtide.fit`
     makes it run in bands of rows within a budget.
 
     Weights are random until a state is loaded.
@@ -43,6 +43,7 @@ class VideoVAE(nn.Module):
         super().__init__()
         self.config = config or VideoVAEConfig()
         self.encoder, self.decoder = Encoder(self.config), Decoder(self.config)
+        self.use_slicing = True
 
     @classmethod
     def load(cls, path: str | Path) -> VideoVAE:
@@ -64,9 +65,7 @@ class VideoVAE(nn.Module):
         """Write config.json and weights to a folder, or all of it to a .safetensors file."""
         write_model(Path(path), self.config, self.state_dict())
 
-    def encode(
-        self, clip: Tensor, *, sample: bool = False, seed: int = 0, sliced: bool = True
-    ) -> Tensor:
+    def encode(self, clip: Tensor, *, sample: bool = False, seed: int = 0) -> Tensor:
         """Return the latents (B, C, n, h, w) of a clip (B, 3, T, H, W), values -1..1.
 
         Of T = 4n - 3 frames there are n latents. Other clips are filled up by their last frame, and
@@ -76,13 +75,12 @@ class VideoVAE(nn.Module):
             clip: Frames.
             sample: Draw latents from their distribution, instead of its mean.
             seed: Of the draw, which is the same for a latent however the clip is sliced.
-            sliced: Four frames at a time, in less memory; otherwise the whole clip at once.
 
         Raises:
             UsageError: The clip has another shape, or no floating point.
         """
         self._check(clip, "a clip", 3)
-        moments = self._encode(_padded(clip), sliced=sliced)
+        moments = self._encode(_padded(clip))
         mean, log_variance = moments.chunk(2, 1)
         if not sample:
             return mean
@@ -95,7 +93,6 @@ class VideoVAE(nn.Module):
         *,
         frames: int | None = None,
         size: tuple[int, int] | None = None,
-        sliced: bool = True,
     ) -> Tensor:
         """Return the clip (B, 3, T, H, W) of latents (B, C, n, h, w), values about -1..1.
 
@@ -103,7 +100,6 @@ class VideoVAE(nn.Module):
             latents: Latents, as `encode` returns them.
             frames: Frames to keep; 4n - 3 by default.
             size: Height and width to keep; 8 h and 8 w by default.
-            sliced: One latent at a time, in less memory; otherwise the whole clip at once.
 
         Raises:
             UsageError: The latents have another shape, or there are fewer frames or pixels.
@@ -116,13 +112,21 @@ class VideoVAE(nn.Module):
                 f"{latents.shape[2]} latents of {latents.shape[3]}×{latents.shape[4]} make"
                 f" {made[0]} frames of {made[1]}×{made[2]}, not {kept[0]} of {kept[1]}×{kept[2]}"
             )
-        found = self._decode(latents, sliced=sliced)
+        found = self._decode(latents, return_dict=False)[0]
         return found[:, :, : kept[0], : kept[1], : kept[2]]
 
     def forward(self, clip: Tensor) -> Tensor:
-        """Return a clip (B, 3, T, H, W) encoded and decoded again, all of it at once."""
-        latents = self.encode(clip, sliced=False)
-        return self.decode(latents, frames=clip.shape[2], size=clip.shape[3:], sliced=False)
+        """Return a clip (B, 3, T, H, W) encoded and decoded again."""
+        height, width = clip.shape[3:]
+        return self.decode(self.encode(clip), frames=clip.shape[2], size=(height, width))
+
+    def enable_slicing(self) -> None:
+        """Run clips slice by slice, of one latent or four frames, as by default."""
+        self.use_slicing = True
+
+    def disable_slicing(self) -> None:
+        """Run all frames of a clip at once: a little faster, in more memory."""
+        self.use_slicing = False
 
     def encode_slice(
         self, frames: Tensor, state: Sequence[Tensor] | None = None
@@ -134,8 +138,7 @@ class VideoVAE(nn.Module):
                 with sides of multiples of 8.
             state: What the slice before left; None for the first one.
         """
-        cache = FrameCache(state)
-        return self.encoder(frames, cache), cache.after
+        return self.encoder.run_slice(frames, state)
 
     def decode_slice(
         self, latents: Tensor, state: Sequence[Tensor] | None = None
@@ -146,36 +149,28 @@ class VideoVAE(nn.Module):
             latents: A slice (B, C, n, h, w); 4n - 3 frames of the first one or 4n of a later one.
             state: What the slice before left; None for the first one.
         """
-        cache = FrameCache(state)
-        return self.decoder(latents, cache), cache.after
+        return self.decoder.run_slice(latents, state)
 
-    def _encode(self, clip: Tensor, *, sliced: bool) -> Tensor:
-        if not sliced:
-            return self.encode_slice(clip)[0]
-        found, state = [], None
-        for part in (clip[:, :, :1], *clip[:, :, 1:].split(TIME, 2)):
-            if part.shape[2]:
-                moments, state = self.encode_slice(part, state)
-                found.append(moments)
-        return torch.cat(found, 2)
+    def _encode(self, x: Tensor) -> Tensor:
+        if not self.use_slicing:
+            return self.encode_slice(x)[0]
+        later = x[:, :, 1:].split(TIME, 2) if x.shape[2] > 1 else ()
+        return _run_slices(self.encode_slice, (x[:, :, :1], *later))
 
-    def _decode(self, latents: Tensor, *, sliced: bool) -> Tensor:
-        if not sliced:
-            return self.decode_slice(latents)[0]
-        found, state = [], None
-        for part in latents.split(1, 2):
-            frames, state = self.decode_slice(part, state)
-            found.append(frames)
-        return torch.cat(found, 2)
+    def _decode(self, z: Tensor, return_dict: bool = False) -> tuple[Tensor]:
+        assert not return_dict
+        if not self.use_slicing:
+            return (self.decode_slice(z)[0],)
+        return (_run_slices(self.decode_slice, z.split(1, 2)),)
 
     def _check(self, given: Tensor, name: str, channels: int) -> None:
         """Raise `UsageError` for what is not (B, ``channels``, T, H, W) of floating point."""
         shape = "×".join(map(str, given.shape))
         if given.dim() != 5 or 0 in given.shape or given.shape[1] != channels:
             wanted = f"(batch, {channels}, frames, height, width)"
-            raise UsageError(f"{name} of this model has the shape {wanted}, not {shape}")
+            raise UsageError(f"{name} of this model: the shape is {wanted}, not {shape}")
         if not given.is_floating_point():
-            raise UsageError(f"{name} is of floating point, not {given.dtype}")
+            raise UsageError(f"{name} of this model: floating point, not {given.dtype}")
 
 
 def latent_count(frames: int) -> int:
@@ -186,6 +181,19 @@ def latent_count(frames: int) -> int:
 def frame_count(latents: int) -> int:
     """Return the number of frames that latents make."""
     return TIME * (latents - 1) + 1
+
+
+def _run_slices(
+    run: Callable[[Tensor, list[Tensor] | None], tuple[Tensor, list[Tensor]]],
+    slices: Sequence[Tensor],
+) -> Tensor:
+    """Return the joined results of slices of a clip."""
+    found: list[Tensor] = []
+    state: list[Tensor] | None = None
+    for part in slices:
+        made, state = run(part, state)
+        found.append(made)
+    return torch.cat(found, 2)
 
 
 def _padded(clip: Tensor) -> Tensor:

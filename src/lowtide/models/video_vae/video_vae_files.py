@@ -44,7 +44,8 @@ def read_model(path: Path) -> tuple[VideoVAEConfig, dict[str, Tensor]]:
         raise ModelError(f"{weights} is no .safetensors file", hint=_HINT)
     state = read_tensors(weights)
     if path.is_dir():
-        return VideoVAEConfig.parse(path, (path / CONFIG_NAME).read_text(errors="replace")), state
+        sizes = path / CONFIG_NAME
+        return VideoVAEConfig.parse(sizes, sizes.read_text(errors="replace")), state
     if (text := read_metadata(weights).get(CONFIG)) is not None:
         return VideoVAEConfig.parse(path, text), state
     return _sizes(path, state), state

@@ -23,7 +23,7 @@ from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_facts import VideoFacts, inspect_video
 from lowtide.media.video.video_segments import segment_suffix
 
-_CODEC_NAMES = {
+CODEC_NAMES = {
     "x264": "h264",
     "x265": "hevc",
     "svtav1": "av1",
@@ -141,6 +141,6 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
     size = settings.shown_size(info, scale, facts.rotation)
     stored, notes = held_format(encoder, facts.format.resized(*size), facts.light)
     cut = last - first < facts.frames
-    streams = plan_streams(source, target, codec=_CODEC_NAMES[encoder.codec], cut=cut)
+    streams = plan_streams(source, target, codec=CODEC_NAMES[encoder.codec], cut=cut)
     notes = (*facts.notes, *notes, *streams.notes)
     return VideoTask(facts, first, last, stored, encoder, streams, notes)

@@ -45,3 +45,12 @@ def family_of(kind: type) -> VideoFamily | None:
     package = kind.__module__.partition(".")[0]
     known = (cast(VideoFamily, one) for one in _FAMILIES.get(package, ()))
     return next((one for one in known if kind.__name__ in one.CLASSES), None)
+
+
+def class_names() -> list[str]:
+    """Return the names of all classes known here."""
+    return [
+        name
+        for family in (*_FAMILIES["diffusers"], *_FAMILIES["lowtide"])
+        for name in family.CLASSES
+    ]

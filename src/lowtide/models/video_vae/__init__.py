@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lowtide.models.video_vae.config import VideoVAEConfig
+from lowtide.models.video_vae.video_vae_config import VideoVAEConfig
 
 if TYPE_CHECKING:
-    from lowtide.models.video_vae.model import VideoVAE
+    from lowtide.models.video_vae.video_vae import VideoVAE
 
 __all__ = ["VideoVAE", "VideoVAEConfig"]
 
@@ -19,6 +19,6 @@ __all__ = ["VideoVAE", "VideoVAEConfig"]
 def __getattr__(name: str) -> Any:
     if name != "VideoVAE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lowtide.models.video_vae.model import VideoVAE
+    from lowtide.models.video_vae.video_vae import VideoVAE
 
     return VideoVAE

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.models.video_vae.blocks import (
+from lowtide.models.video_vae.causal_conv import CausalConv3d, FrameCache
+from lowtide.models.video_vae.frame_blocks import (
     DownBlock,
-    Downsample,
+    FrameDownsample,
     FrameGroupNorm,
+    FrameUpsample,
     MidBlock,
     UpBlock,
-    Upsample,
 )
-from lowtide.models.video_vae.causal_conv import CausalConv3d, FrameCache
-from lowtide.models.video_vae.config import VideoVAEConfig
+from lowtide.models.video_vae.video_vae_config import VideoVAEConfig
 
 _COLORS = 3
 
@@ -49,7 +49,7 @@ class Encoder(_Part):
                 width,
                 config.layers_per_block,
                 groups,
-                Downsample(width, halves_time=level > 0) if level < last else None,
+                FrameDownsample(width, halves_time=level > 0) if level < last else None,
             )
             for level, width in enumerate(widths)
         )
@@ -81,7 +81,7 @@ class Decoder(_Part):
                 width,
                 config.layers_per_block + 1,
                 groups,
-                Upsample(width, doubles_time=level < last - 1) if level < last else None,
+                FrameUpsample(width, doubles_time=level < last - 1) if level < last else None,
             )
             for level, width in enumerate(widths)
         )

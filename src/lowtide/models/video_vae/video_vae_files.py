@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import ModelError
 from lowtide.models.lowtide_files import ARCHITECTURE, CONFIG, read_metadata, read_tensors
-from lowtide.models.video_vae.config import CLASS_NAME, VideoVAEConfig
+from lowtide.models.video_vae.video_vae_config import CLASS_NAME, VideoVAEConfig
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"

@@ -78,7 +78,7 @@ class MidBlock(nn.Module):
         return self.resnets[1](frames, cache)
 
 
-class Downsample(nn.Module):
+class FrameDownsample(nn.Module):
     """Convolution that halves height and width, and time if asked to."""
 
     def __init__(self, channels: int, *, halves_time: bool) -> None:
@@ -91,7 +91,7 @@ class Downsample(nn.Module):
         return self.conv(frames, cache)
 
 
-class Upsample(nn.Module):
+class FrameUpsample(nn.Module):
     """Channels to pixels, and to frames if asked to, and a causal convolution."""
 
     def __init__(self, channels: int, *, doubles_time: bool) -> None:
@@ -147,7 +147,7 @@ class DownBlock(_Level):
         out_channels: int,
         layers: int,
         groups: int,
-        downsample: Downsample | None,
+        downsample: FrameDownsample | None,
     ) -> None:
         super().__init__(in_channels, out_channels, layers, groups)
         self.downsamplers = nn.ModuleList([] if downsample is None else [downsample])
@@ -162,7 +162,7 @@ class UpBlock(_Level):
         out_channels: int,
         layers: int,
         groups: int,
-        upsample: Upsample | None,
+        upsample: FrameUpsample | None,
     ) -> None:
         super().__init__(in_channels, out_channels, layers, groups)
         self.upsamplers = nn.ModuleList([] if upsample is None else [upsample])

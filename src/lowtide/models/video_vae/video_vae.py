@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.core.philox import philox
-from lowtide.models.video_vae.config import SPACE, TIME, VideoVAEConfig
 from lowtide.models.video_vae.encoder_decoder import Decoder, Encoder
+from lowtide.models.video_vae.video_vae_config import SPACE, TIME, VideoVAEConfig
 from lowtide.models.video_vae.video_vae_files import load_state, read_model, write_model
 
 _PURPOSE = 0x766165  # "vae", in the keys of generators
@@ -85,7 +85,7 @@ class VideoVAE(nn.Module):
         if not sample:
             return mean
         deviation = log_variance.clamp(*_LOG_VARIANCES).mul(0.5).exp()
-        return mean + deviation * _noise(seed, mean)
+        return mean + deviation * latent_noise(seed, mean)
 
     def decode(
         self,
@@ -205,7 +205,7 @@ def _padded(clip: Tensor) -> Tensor:
     return F.pad(clip, (0, right, 0, below, 0, frames), "replicate")
 
 
-def _noise(seed: int, like: Tensor) -> Tensor:
+def latent_noise(seed: int, like: Tensor) -> Tensor:
     """Return standard normal noise (B, C, n, h, w), drawn for each latent image by itself."""
     batch, channels, count, height, width = like.shape
     drawn = np.empty((batch, count, channels, height, width), np.float32)

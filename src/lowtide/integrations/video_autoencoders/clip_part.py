@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from lowtide.core.errors import UsageError
 from lowtide.memory.budget import Budget
 from lowtide.streaming.chunk_stream import ChunkStream
 from lowtide.streaming.engine.placement import PagePlacement
@@ -25,12 +26,14 @@ class ClipPart:
         frames: Input frames of the first chunk and of each later one.
         drops_rest: Whether frames after the last full chunk are left out, as the library's own call
             does. Otherwise the first chunk takes them too.
+        refuses_rest: Whether a clip with such frames is refused, as the library's own call fails.
     """
 
     first: nn.Module
     later: nn.Module
     frames: tuple[int, int]
     drops_rest: bool = False
+    refuses_rest: bool = False
 
     def stream(
         self,
@@ -59,9 +62,19 @@ class ClipPartStream:
     part: ClipPart
 
     def __call__(self, clip: Tensor) -> Tensor:
-        """Map (B, C, T, H, W) to (B, C', T', H', W') as the library's own call does."""
+        """Map (B, C, T, H, W) to (B, C', T', H', W') as the library's own call does.
+
+        Raises `UsageError` for a number of frames that the library's own call cannot take.
+        """
         first, later = self.part.frames
-        if self.part.drops_rest and clip.dim() > _FRAMES and clip.shape[_FRAMES] > first:
-            count = clip.shape[_FRAMES]
-            clip = clip.narrow(_FRAMES, 0, count - (count - first) % later)
+        count = clip.shape[_FRAMES] if clip.dim() > _FRAMES else first
+        rest = max(0, count - first) % later
+        if rest and self.part.refuses_rest:
+            raise UsageError(
+                f"a clip of {count} frames cannot be encoded: they are {first}, or {first} and"
+                f" {later} for each latent",
+                hint=f"repeat the last frame {later - rest} times, or cut {rest} frames off",
+            )
+        if rest and self.part.drops_rest:
+            clip = clip.narrow(_FRAMES, 0, count - rest)
         return self.chunks(clip)

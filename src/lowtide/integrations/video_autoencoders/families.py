@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
-from lowtide.integrations.video_autoencoders import seedvr2, wan
+from lowtide.integrations.video_autoencoders import cogvideox, magvit, seedvr2, wan
 from lowtide.integrations.video_autoencoders.clip_part import ClipPart
 
 
@@ -37,7 +37,7 @@ class VideoFamily(Protocol):
 
 
 # By the package of their classes.
-_FAMILIES = {"diffusers": (wan,), "lowtide": (seedvr2,)}
+_FAMILIES = {"diffusers": (wan, magvit, cogvideox), "lowtide": (seedvr2,)}
 
 
 def family_of(kind: type) -> VideoFamily | None:

@@ -61,7 +61,7 @@ def test_clips_are_those_of_the_library():
     )
     assert max(bounds) <= 3e-5
 
-    lowtide.fit(vae, budget="16MiB")
+    lowtide.fit(vae, budget="22MiB")
     assert (encoded(vae, given) - wanted).abs().max() <= bounds[0]
     assert (decoded(vae, latents) - frames).abs().max() <= bounds[1]
     programs = [one for part in _streams[vae].values() for one in part.chunks._prepared[1]]
@@ -80,9 +80,6 @@ def test_clips_are_those_of_the_library():
     with pytest.raises(UsageError, match="a clip of 4 frames cannot be encoded"):
         encoded(vae, given[:, :, :4])
     lowtide.unfit(vae)
-    with pytest.raises(RuntimeError):  # in the words of torch.cat
-        encoded(vae, given[:, :, :4])
-    vae._clear_conv_cache()
     assert torch.equal(decoded(vae, latents), frames)
 
 

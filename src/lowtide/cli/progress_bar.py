@@ -128,6 +128,8 @@ def _detail(event: Progress) -> str:
         left = format_seconds(event.elapsed)
     if event.unit and event.done:
         left = f"{event.done / max(event.elapsed, 1e-9):.3g} {event.unit} a second, {left}"
+    if not event.budget_bytes:  # memory is not measured
+        return left
     return (
         f"{left}, memory {format_bytes(event.memory_bytes)}, peak"
         f" {format_bytes(event.peak_bytes)} of {format_bytes(event.budget_bytes)}"

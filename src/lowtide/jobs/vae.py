@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from lowtide.jobs.video_task import VideoTask, video_task
 from lowtide.memory.budget import Budget
 
 _USUAL_FPS = 25.0
-# Name of a video that is never written: only how its frames are read is asked for.
-_NO_VIDEO = ".mkv"
+# A video that is never written, where only how frames are read is asked for.
+_UNWRITTEN = Path("frames.mkv")
 
 
 @dataclass
@@ -63,7 +63,6 @@ class _Run:
                         done,
                         frames,
                         elapsed=time.perf_counter() - started,
-                        budget_bytes=self.autoencoder.budget.device_bytes,
                         unit="frames",
                     )
                 )
@@ -147,7 +146,7 @@ def encode(
     chosen = VaeSettings.of(**settings)
     if not dry_run:
         require_absent(output, force=force)
-    task = video_task(source, output.with_suffix(_NO_VIDEO), chosen.video_settings(), 1)
+    task = _read_only(source, chosen)
     run = _start(chosen, progress, cancel)
     common = _of_clip(run.autoencoder, task) | {
         "operation": "encode",
@@ -268,7 +267,10 @@ def roundtrip(
     chosen = VaeSettings.of(**settings)
     if target is not None and not dry_run:
         require_absent(target, force=force)
-    task = video_task(source, target or Path(_NO_VIDEO), chosen.video_settings(), 1)
+    if target is None:
+        task = _read_only(source, chosen)
+    else:
+        task = video_task(source, target, chosen.video_settings(), 1)
     run = _start(chosen, progress, cancel)
     common = _of_clip(run.autoencoder, task) | {
         "operation": "roundtrip",
@@ -301,6 +303,12 @@ def _start(settings: VaeSettings, progress: ProgressCallback | None, cancel: Can
     report_phase(progress, "load", str(settings.model))
     autoencoder = load_clip_autoencoder(settings.model, budget, scratch=settings.scratch)
     return _Run(settings, autoencoder, progress, cancel)
+
+
+def _read_only(source: Path, settings: VaeSettings) -> VideoTask:
+    """Return how frames are read, of any size: no encoder will have to hold them."""
+    lossless = replace(settings, codec="ffv1", quality=None, preset=None)
+    return video_task(source, _UNWRITTEN, lossless.video_settings(), 1)
 
 
 def _latent_name(output: str | Path) -> Path:

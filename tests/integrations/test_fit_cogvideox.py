@@ -1,0 +1,56 @@
+"""`AutoencoderKLCogVideoX` in bands: norms over all frames of the chunks that it cuts itself."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from diffusers import AutoencoderKLCogVideoX
+
+import lowtide
+from lowtide.integrations.fitted_module import _streams
+from support.tiny_autoencoders import built
+
+SIZES = {
+    "block_out_channels": (8, 8),
+    "down_block_types": ("CogVideoXDownBlock3D",) * 2,
+    "up_block_types": ("CogVideoXUpBlock3D",) * 2,
+    "temporal_compression_ratio": 2,
+    "norm_num_groups": 4,
+    "layers_per_block": 1,
+    "latent_channels": 4,
+}
+
+
+def cogvideox(**changes):
+    vae = built(AutoencoderKLCogVideoX, **{**SIZES, **changes}).requires_grad_(False)
+    for name, one in vae.named_parameters():
+        if one.dim() == 1:
+            torch.nn.init.normal_(one, 1.0 if "norm" in name and "weight" in name else 0.0, 0.2)
+    # chunks of four frames, and of two latents
+    vae.num_sample_frames_batch_size = 4
+    return vae
+
+
+def results(vae, given, latents):
+    return vae.encode(given).latent_dist.parameters, vae.decode(latents).sample
+
+
+@pytest.mark.parametrize(
+    ("frames", "budget"), [(9, "32MiB"), pytest.param(3, "1GiB", marks=pytest.mark.slow)]
+)
+def test_clips_are_those_of_the_library(frames, budget):
+    vae, random = cogvideox(), torch.Generator().manual_seed(2)
+    given = torch.rand((1, 3, frames, 90, 32), generator=random) * 2 - 1
+    latents = vae.encode(given).latent_dist.mean
+    wanted = results(vae, given, latents)
+    exact = results(deepcopy(vae).double(), given.double(), latents.double())
+    lowtide.fit(vae, budget=budget)
+    found = results(vae, given, latents)
+    for one, due, best in zip(found, wanted, exact, strict=True):
+        bound = 2 * float((due - best).abs().max())
+        assert one.shape == due.shape and bound <= 3e-5
+        assert (one - due).abs().max() <= bound
+    if frames == 9:
+        programs = [one for part in _streams[vae].values() for one in part.chunks._prepared[1]]
+        assert len(programs) == 4  # 5 and 4 frames, 3 and 2 latents
+        assert max(max(one.layout.bands) for one in programs) > 1

@@ -5,7 +5,7 @@ import torch
 from diffusers import AutoencoderKLMagvit
 
 import lowtide
-from lowtide.core.errors import UsageError
+from lowtide.core.errors import BudgetError, UsageError
 from lowtide.integrations.fitted_module import _streams
 from support.tiny_autoencoders import built
 
@@ -49,6 +49,11 @@ def bound(one, other):
     return 2 * float((one - other).abs().max())
 
 
+def most_bands(vae, part):
+    """Most bands of a segment."""
+    return max(max(one.layout.bands) for one in _streams[vae][part].chunks._prepared[1])
+
+
 def test_clips_are_those_of_the_library():
     vae, given = magvit(), clip()
     wanted = encoded(vae, given)
@@ -61,11 +66,9 @@ def test_clips_are_those_of_the_library():
     )
     assert max(bounds) <= 3e-5
 
-    lowtide.fit(vae, budget="22MiB")
+    lowtide.fit(vae, budget="1GiB")
     assert (encoded(vae, given) - wanted).abs().max() <= bounds[0]
     assert (decoded(vae, latents) - frames).abs().max() <= bounds[1]
-    programs = [one for part in _streams[vae].values() for one in part.chunks._prepared[1]]
-    assert max(max(one.layout.bands) for one in programs) > 1
     assert not kept(vae)
 
     # what an interrupted call has left is not read, and a refused one leaves nothing
@@ -86,3 +89,17 @@ def test_clips_are_those_of_the_library():
 def test_norms_over_frames_are_refused():
     with pytest.raises(UsageError, match=r"norms over frames \(spatial_group_norm=False\)"):
         lowtide.fit(magvit(spatial_group_norm=False))
+
+
+@pytest.mark.slow
+def test_the_least_budget_takes_bands():
+    vae = magvit()
+    latents = encoded(vae, clip())[:, :4]
+    frames = decoded(vae, latents)
+    allowed = bound(decoded(magvit().double(), latents.double()), frames)
+    lowtide.fit(vae, budget="1MiB")
+    with pytest.raises(BudgetError) as refusal:
+        decoded(vae, latents)
+    lowtide.fit(lowtide.unfit(vae), budget=refusal.value.smallest)
+    assert (decoded(vae, latents) - frames).abs().max() <= allowed
+    assert most_bands(vae, "decoder") > 1

@@ -44,17 +44,16 @@ def bands_of(vae, part):
     return [max(one.layout.bands) for one in programs]
 
 
-def test_clips_run_in_bands_with_norms_of_whole_frames():
+def test_clips_run_in_chunks_with_norms_of_single_frames():
     vae = tiny_video_vae(block_out_channels=(8, 8, 8, 8))
-    given = clip(9, 93, 50)
+    given = clip(5, 40, 24)
     with torch.no_grad():
         latents = vae.encode(given)
     wanted, bounds = allowed(vae, given, latents)
-    lowtide.fit(vae, budget="26MiB")
+    lowtide.fit(vae, budget="1GiB")
     found = results(vae, given, latents)
     for one, due, bound in zip(found, wanted, bounds, strict=True):
         assert one.shape == due.shape and (one - due).abs().max() <= bound
-    assert bands_of(vae, "encoder")[1] > 1 and min(bands_of(vae, "decoder")) > 1
     assert not vae.use_slicing
     with pytest.raises(UsageError, match="VideoVAE is fitted already"):
         lowtide.fit(vae)
@@ -65,7 +64,7 @@ def test_clips_run_in_bands_with_norms_of_whole_frames():
 
 @pytest.mark.slow
 def test_batches_copies_and_the_least_budget():
-    vae, given = tiny_video_vae(), clip(5, 40, 24, batch=2)
+    vae, given = tiny_video_vae(), clip(5, 160, 24, batch=2)
     with torch.no_grad():
         latents = vae.encode(given)
     wanted, bounds = allowed(vae, given, latents)
@@ -75,6 +74,7 @@ def test_batches_copies_and_the_least_budget():
     lowtide.fit(lowtide.unfit(vae), budget=refusal.value.smallest)
     with torch.no_grad():
         assert (vae.decode(latents) - wanted[1]).abs().max() <= bounds[1]
+        assert max(bands_of(vae, "decoder")) > 1
         other = pickle.loads(pickle.dumps(vae))
         other.decoder.conv_out.bias.add_(1)
         assert (other.decode(latents) - wanted[1] - 1).abs().max() <= bounds[1] + 1e-6

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import MIB, format_bytes
+from lowtide.streaming.capture.graph import TensorMeta
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.engine.carried_state import StateBytes, StateStore
 from lowtide.streaming.engine.placement import Placement, allowed_placements
 from lowtide.streaming.engine.unroll import unroll
+from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
 
@@ -55,11 +57,21 @@ class UnrolledChunks(nn.Module):
 
 @dataclass(frozen=True)
 class ChunkRun:
-    """A program that runs ``chunks`` chunks, ``times`` times after one another."""
+    """A program that runs ``chunks`` chunks, ``times`` times after one another.
+
+    ``module`` computes the same: a module of one chunk, or `UnrolledChunks`.
+    """
 
     chunks: int
     times: int
+    module: nn.Module
     prepared: PreparedStream
+
+    @property
+    def results(self) -> list[TensorMeta]:
+        """Shape and dtype of the result of each chunk, (1, C, T, H, W), and of the new state."""
+        graph = self.prepared.program.graph
+        return [graph.meta(one) for one in graph.outputs]
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,13 @@ class ClipPlan:
         for one in self.runs:
             for _ in range(one.times):
                 yield one
+
+    def matches(self) -> bool:
+        """Return whether the modules are unchanged since the plan was made."""
+        return all(
+            one.prepared.matches(ModuleFingerprint(one.module, addresses=False))
+            for one in self.runs
+        )
 
     @property
     def peak_bytes(self) -> int:
@@ -194,8 +213,7 @@ class ClipPlanner:
             if not times:
                 continue
             try:
-                prepared = self._prepare(first, chunks, placement, keep_state=bool(groups))
-                runs.append(ChunkRun(chunks, times, prepared))
+                runs.append(self._run(first, chunks, times, placement, keep_state=bool(groups)))
             except BudgetError as refusal:
                 refusals.append(refusal)
         if refusals:  # what the larger program needs is enough for both
@@ -205,26 +223,24 @@ class ClipPlanner:
         state = self.inputs[-1].tensors[1:] if groups else ()
         return ClipPlan(tuple(runs), store, sum(one.nbytes for one in state))
 
-    def _prepare(
-        self, first: int, chunks: int, placement: Placement, *, keep_state: bool
-    ) -> PreparedStream:
-        """Return the program of so many chunks that begin with the first or with a later one."""
+    def _run(
+        self, first: int, chunks: int, times: int, placement: Placement, *, keep_state: bool
+    ) -> ChunkRun:
+        """Return the run of so many chunks that begin with the first or with a later one."""
         held = StateBytes(chunks, placement, self.result_bytes)
         kinds = [first, *([1] * (chunks - 1))]
-        if chunks == 1:
-            settings = replace(self.settings, certified=True, held=held)
-            known = self._bases[first].program
-            return prepare_stream(self.modules[first], self.inputs[first], settings, known)
-        for kind in dict.fromkeys(kinds):
-            _ = self._bases[kind].certificate  # several compute the same as one by one
-        program = unroll([self._bases[kind].program for kind in kinds], keep_state=keep_state)
-        module = UnrolledChunks([self.modules[kind] for kind in kinds], keep_state=keep_state)
-        tensors = [self.inputs[kind].first for kind in kinds]
-        tensors += self.inputs[first].tensors[1:]
-        rows: dict[int | str, int] = dict.fromkeys(range(len(tensors)), self.dim)
-        inputs = ModelInputs.bind(module, tuple(tensors), {}, rows)
-        settings = replace(self.settings, certified=False, held=held)
-        return prepare_stream(module.eval(), inputs, settings, program)
+        bases = [self._bases[kind] for kind in kinds]
+        module, inputs, program = self.modules[first], self.inputs[first], bases[0].program
+        if chunks > 1:
+            program = unroll([one.program for one in bases], keep_state=keep_state)
+            module = UnrolledChunks([self.modules[kind] for kind in kinds], keep_state=keep_state)
+            tensors = *(one.inputs.first for one in bases), *inputs.tensors[1:]
+            inputs = ModelInputs(tensors, dict.fromkeys(range(len(tensors)), self.dim))
+            for one in dict.fromkeys(bases):
+                one.certificate  # noqa: B018  several compute what one by one do
+        settings = replace(self.settings, certified=chunks == 1, held=held)
+        prepared = prepare_stream(module, inputs, settings, program)
+        return ChunkRun(chunks, times, module, prepared)
 
     @cached_property
     def _bases(self) -> list[StreamPlanner]:

@@ -96,7 +96,7 @@ class CarriedState:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes on the device that result and state take while a program of ``chunks`` runs.
+    """Bytes on the device that chunks, result and state take while a program of ``chunks`` runs.
 
     The first ``chunks`` inputs and results of the program are those of its chunks, and the others
     the state. ``result_bytes`` are those of the result of all runs, held from the start.
@@ -111,12 +111,13 @@ class StateBytes:
     ) -> int:
         """Return the most bytes for a layout, apart from the rows at work."""
         graph = program.graph
+        copies = sum(map(program.bytes_of, graph.inputs[: self.chunks]))
         old, new = graph.inputs[self.chunks :], graph.outputs[self.chunks :]
         if self.placement == "memory":
             held = sum(map(program.bytes_of, new)) + _overlap_bytes(program, segments, bands, old)
         else:
             held = self._transfer_bytes(program, segments, bands)
-        return self.result_bytes + held
+        return copies + self.result_bytes + held
 
     def _transfer_bytes(
         self, program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int]

@@ -119,7 +119,9 @@ class _Unrolling:
         needs = {one: dict(self._needs(one)) for one in self.nodes}
         earliest = dict[_Place, int]()
         for one in self.nodes:
-            earliest[one] = max((earliest[it] + after for it, after in needs[one].items()), default=0)
+            earliest[one] = max(
+                (earliest[it] + after for it, after in needs[one].items()), default=0
+            )
         latest = {one: earliest[one] for one in self._outputs}
         for one in reversed(self.nodes):
             level = latest.setdefault(one, earliest[one])
@@ -144,7 +146,9 @@ class _Unrolling:
 
         node = self._node(place)
         args, kwargs = substitute_refs((node.args, node.kwargs), moved)
-        return Node(index, node.name, node.kind, node.meta, node.target, args, kwargs, node.module_path)
+        return Node(
+            index, node.name, node.kind, node.meta, node.target, args, kwargs, node.module_path
+        )
 
 
 def _taken_whole(program: StreamProgram, index: int) -> set[int]:

@@ -70,7 +70,8 @@ class ChunkStream:
         together: ChunksTogether = "auto",
     ) -> None:
         self._modules = first, later
-        self._frames, self._together = frames, together
+        self._frames = frames
+        self._together: ChunksTogether = together
         self._pages: PagePlacement = pages
         self._budget, self._scratch = budget, ScratchSpace(scratch)
         self._lock = threading.RLock()
@@ -89,7 +90,7 @@ class ChunkStream:
             reject_gradients(module, [clip])
         clip = clip.detach()
         with self._lock:
-            plan, lengths = self._plan(clip), self._lengths(clip)
+            plan, lengths = self.plan(clip), self._lengths(clip)
             result = _allocate_result(plan, clip)
             for sample, target in zip(clip.split(1), result.split(1), strict=True):
                 _run_clip(plan, sample.split(lengths, _FRAMES), target)
@@ -97,27 +98,28 @@ class ChunkStream:
 
     def explain(self, clip: Tensor) -> str:
         """Describe how the chunks of a clip (B, C, T, H, W) run and what memory they take."""
-        with self._lock:
-            return self._plan(clip.detach()).title
+        return self.plan(clip).title
 
-    def _plan(self, clip: Tensor) -> ClipPlan:
-        """Return the plan for a clip, the last one if it was for such a clip."""
-        key = (
-            (tuple(clip.shape), clip.dtype, clip.device, tf32_is_allowed()),
-            AutocastState.current(clip.device.type),
-            torch.get_default_dtype(),
-        )
-        if self._prepared is not None:
-            known, plan = self._prepared
-            if known == key and plan.matches():
-                for one in plan.runs:
-                    one.prepared.executor.refresh_constants()
-                return plan
-        self._prepared = None  # free those of another size first
-        with TRACE_LOCK, torch.no_grad():
-            plan = self._planner(clip).choose()
-        self._prepared = key, plan
-        return plan
+    def plan(self, clip: Tensor) -> ClipPlan:
+        """Return the plan for a clip (B, C, T, H, W): order, state, and predicted bytes."""
+        clip = clip.detach()
+        with self._lock:
+            key = (
+                (tuple(clip.shape), clip.dtype, clip.device, tf32_is_allowed()),
+                AutocastState.current(clip.device.type),
+                torch.get_default_dtype(),
+            )
+            if self._prepared is not None:
+                known, plan = self._prepared
+                if known == key and plan.matches():
+                    for one in plan.runs:
+                        one.prepared.executor.refresh_constants()
+                    return plan
+            self._prepared = None  # free those of another size first
+            with TRACE_LOCK, torch.no_grad():
+                plan = self._planner(clip).choose()
+            self._prepared = key, plan
+            return plan
 
     def _lengths(self, clip: Tensor) -> list[int]:
         """Return the frames of each chunk of a clip."""

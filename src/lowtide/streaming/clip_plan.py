@@ -191,12 +191,12 @@ class ClipPlanner:
             numbers = [min(self.together, self.count)]
         found = list[tuple[int, Placement]]()
         for number in numbers:
-            # without a state there is one way, and in memory one by one takes less
-            ways = places[:1] if number >= self.count else places
+            if number >= self.count:
+                found.append((number, places[0]))  # there is no state
+                continue
+            # in memory, the state of groups is as large as that of single chunks
             found += [
-                (number, place)
-                for place in ways
-                if number in (numbers[0], self.count) or place != "memory"
+                (number, place) for place in places if place != "memory" or number == numbers[0]
             ]
         return found
 

@@ -31,12 +31,14 @@ _CacheShape = tuple[int, int, int] | None
 
 def check(autoencoder: Any) -> None:
     """Raise `UsageError` for a form of the autoencoder that is not supported."""
-    config = autoencoder.config
-    if getattr(config, "is_residual", False) or getattr(config, "patch_size", None) is not None:
-        raise UsageError(
-            f"this {type(autoencoder).__name__} is of Wan 2.2 (is_residual, patch_size), whose"
-            " shortcuts between frames cannot run in bands yet"
-        )
+    for part in ("encoder", "decoder"):
+        taken = inspect.signature(type(getattr(autoencoder, part)).forward).parameters
+        if "feat_cache" not in taken:
+            raise UsageError(
+                f"the {part} of this {type(autoencoder).__name__} takes no feat_cache, so its"
+                " frames cannot run in chunks",
+                hint="its class is of an untested version of diffusers",
+            )
 
 
 def networks(autoencoder: Any, part: str) -> dict[str, nn.Module]:
@@ -71,10 +73,15 @@ class _Encoder(nn.Module):
     def __init__(self, autoencoder: Any) -> None:
         super().__init__()
         self.encoder, self.quant_conv = autoencoder.encoder, autoencoder.quant_conv
-        self.channels = self.encoder.conv_in.in_channels
+        self._patch = _patch_size(autoencoder)
+        self.channels = self.encoder.conv_in.in_channels // self._patch**2
 
     def forward(self, chunk: Tensor, caches: list[Any], *, first: bool) -> Tensor:
         del first  # the caches tell
+        if self._patch > 1:
+            from diffusers.models.autoencoders.autoencoder_kl_wan import patchify
+
+            chunk = patchify(chunk, self._patch)
         return self.quant_conv(self.encoder(chunk, feat_cache=caches, feat_idx=[0]))
 
 
@@ -84,6 +91,7 @@ class _Decoder(nn.Module):
     def __init__(self, autoencoder: Any) -> None:
         super().__init__()
         self.decoder, self.post_quant_conv = autoencoder.decoder, autoencoder.post_quant_conv
+        self._patch = _patch_size(autoencoder)
         self.channels = self.post_quant_conv.in_channels
         taken = inspect.signature(type(self.decoder).forward).parameters
         self._told_first = "first_chunk" in taken
@@ -91,7 +99,17 @@ class _Decoder(nn.Module):
     def forward(self, chunk: Tensor, caches: list[Any], *, first: bool) -> Tensor:
         more = {"first_chunk": first} if self._told_first else {}
         latent = self.post_quant_conv(chunk)
-        return self.decoder(latent, feat_cache=caches, feat_idx=[0], **more).clamp(-1, 1)
+        frames = self.decoder(latent, feat_cache=caches, feat_idx=[0], **more)
+        if self._patch > 1:
+            from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
+
+            frames = unpatchify(frames, self._patch)
+        return frames.clamp(-1, 1)
+
+
+def _patch_size(autoencoder: Any) -> int:
+    """Return the side of the squares of pixels that are channels of the network."""
+    return getattr(autoencoder.config, "patch_size", None) or 1
 
 
 class _FirstChunk(nn.Module):

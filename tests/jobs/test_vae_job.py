@@ -48,17 +48,17 @@ def video(tmp_path_factory):
 
 
 def test_latents_and_back(wan, video, tmp_path):
-    """6 frames of variable rate, of which latents make 7, and of a size that 2 does not divide."""
+    """6 frames of variable rate, of which latents make 9, and of a size that 2 does not divide."""
     seen, path = [], tmp_path / "latents.safetensors"
     how = {"model": wan, "budget": "256MiB"}
     made = encode(video, path, progress=seen.append, **how)
-    assert made.latents == (4, 4, 18, 23) and made.posterior == "mean"
+    assert made.latents == (4, 5, 18, 23) and made.posterior == "mean"
     assert [one.done for one in seen if one.unit] == [1, 2, 3, 4, 5, 6]
     assert set(made.seconds) == {"read", "encode", "write"}
     with safe_open(path, "pt") as file:
         assert list(file.keys()) == ["latents"]
         latents = file.get_tensor("latents")
-    assert latents.shape == (1, 4, 4, 18, 23)
+    assert latents.shape == (1, 4, 5, 18, 23)
 
     target = tmp_path / "out.mkv"
     back = decode(path, target, codec="ffv1", **how)
@@ -91,7 +91,7 @@ def test_a_plan_writes_nothing(folder, video, tmp_path):
     how = {"model": folder, "budget": "256MiB", "dry_run": True}
     planned = encode(video, tmp_path / "l.safetensors", frames="0:1", max_side=24, **how)
     assert planned.status == "planned" and planned.latents == (4, 1, 3, 3)
-    assert (planned.width, planned.height) == (24, 19)
+    assert (planned.width, planned.height) == (24, 18)
     assert "streamed" in planned.plans["encoder"]
     assert not list(tmp_path.iterdir())
     with pytest.raises(BudgetError, match="and its frames need at least") as refusal:

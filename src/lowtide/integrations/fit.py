@@ -17,7 +17,8 @@ from lowtide.integrations.part_selection import (
     chosen_parts,
     has_parts,
 )
-from lowtide.integrations.video_autoencoders.families import family_of
+from lowtide.integrations.video_autoencoders.families import class_names, family_of
+from lowtide.integrations.video_autoencoders.refusals import refusal_of
 from lowtide.memory.budget import Budget
 from lowtide.streaming.engine.placement import PagePlacement
 
@@ -44,8 +45,9 @@ def fit(
     module to rounding, so its own tiling and slicing, which this replaces, are switched off until
     `unfit`. Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own weights.
 
-    Of video autoencoders it takes `AutoencoderKLWan` (2.1) and `AutoencoderKLQwenImage`. They run
-    the chunks of frames that they run by themselves, each in bands, and never in tiles.
+    Of video autoencoders it takes `AutoencoderKLWan`, `AutoencoderKLQwenImage`,
+    `AutoencoderKLMagvit`, `AutoencoderKLCogVideoX` and Lowtide's own `VideoVAE`. They run the
+    chunks of frames that they run by themselves, each in bands, and never in tiles.
 
     Args:
         autoencoder: The module, changed in place.
@@ -65,6 +67,11 @@ def fit(
             mode.
     """
     module, settings = _unwrapped(autoencoder), FitSettings(budget, pages, scratch)
+    if (reason := refusal_of(type(module))) is not None:
+        raise UsageError(
+            f"this {type(module).__name__} cannot run in bands of a clip: {reason}",
+            hint=f"lowtide.fit takes {', '.join(class_names())}",
+        )
     family = family_of(type(module))
     chosen = chosen_parts(module, parts)
     whole = all(getattr(module, name, None) is None or name in chosen for name in PARTS)

@@ -79,6 +79,13 @@ class ClipAutoencoder:
         return frames // latents.shape[2], _TRIAL_SIDE // latents.shape[3]
 
     @cached_property
+    def frame_step(self) -> int:
+        """Frames by which the length of a clip grows, beyond its first."""
+        part = self.family.encoder(self.module)
+        takes_any = not (part.drops_rest or part.refuses_rest)
+        return self.ratios[0] if takes_any else part.frames[1]
+
+    @cached_property
     def latent_channels(self) -> int:
         """Channels of a latent."""
         config: Any = self.module.config
@@ -86,9 +93,9 @@ class ClipAutoencoder:
 
     def padded(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return frames, height and width that whole latents have, of a clip's."""
-        time, space = self.ratios
+        step, space = self.frame_step, self.ratios[1]
         frames, height, width = shape
-        whole = 1 + -(-(frames - 1) // time) * time
+        whole = 1 + -(-(frames - 1) // step) * step
         return whole, -(-height // space) * space, -(-width // space) * space
 
     def made(self, latents: tuple[int, int, int]) -> tuple[int, int, int]:

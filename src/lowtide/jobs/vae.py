@@ -37,7 +37,7 @@ _UNWRITTEN = Path("frames.mkv")
 
 
 @dataclass
-class _Run:
+class _VaeRun:
     """One call of a job: its model, its clock and who is told."""
 
     settings: VaeSettings
@@ -295,14 +295,14 @@ def roundtrip(
     return run.report(status="done", **common)
 
 
-def _start(settings: VaeSettings, progress: ProgressCallback | None, cancel: Cancel) -> _Run:
+def _start(settings: VaeSettings, progress: ProgressCallback | None, cancel: Cancel) -> _VaeRun:
     """Load the model."""
     assert settings.model is not None
     device = resolve_device(settings.device)
     budget = Budget.parse(settings.budget, device=device, scratch=settings.scratch)
     report_phase(progress, "load", str(settings.model))
     autoencoder = load_clip_autoencoder(settings.model, budget, scratch=settings.scratch)
-    return _Run(settings, autoencoder, progress, cancel)
+    return _VaeRun(settings, autoencoder, progress, cancel)
 
 
 def _read_only(source: Path, settings: VaeSettings) -> VideoTask:
@@ -334,7 +334,7 @@ def _of_clip(autoencoder: ClipAutoencoder, task: VideoTask) -> dict[str, Any]:
     }
 
 
-def _plans(run: _Run, names: tuple[PartName, ...], common: dict[str, Any]) -> dict[str, str]:
+def _plans(run: _VaeRun, names: tuple[PartName, ...], common: dict[str, Any]) -> dict[str, str]:
     """Return by part how it would run."""
     latents = common["latents"][1:]
     clip = run.autoencoder.padded((common["frames"], common["height"], common["width"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from lowtide.streaming.prepared_stream import StreamSettings
 
 # Dims of frames and of rows in (B, C, T, H, W).
 _FRAMES, _ROWS = 2, 3
+AfterChunks = Callable[[int], object]
 
 
 class ChunkStream:
@@ -78,8 +79,14 @@ class ChunkStream:
         # Key and plan of the last clip.
         self._prepared: tuple[object, ClipPlan] | None = None
 
-    def __call__(self, clip: Tensor) -> Tensor:
-        """Return the result (B, C', T', H', W') for a clip (B, C, T, H, W)."""
+    def __call__(self, clip: Tensor, after_chunks: AfterChunks | None = None) -> Tensor:
+        """Return the result (B, C', T', H', W') for a clip (B, C, T, H, W).
+
+        Args:
+            clip: Frames.
+            after_chunks: Called with the number of frames of the result that have been made since
+                the last call. What it raises ends the run.
+        """
         if clip.dim() != 5 or 0 in clip.shape or not clip.is_floating_point():
             shape = "×".join(map(str, clip.shape))
             raise UsageError(
@@ -93,7 +100,7 @@ class ChunkStream:
             plan, lengths = self.plan(clip), self._lengths(clip)
             result = _allocate_result(plan, clip)
             for sample, target in zip(clip.split(1), result.split(1), strict=True):
-                _run_clip(plan, sample.split(lengths, _FRAMES), target)
+                _run_clip(plan, sample.split(lengths, _FRAMES), target, after_chunks)
         return result
 
     def explain(self, clip: Tensor) -> str:
@@ -176,7 +183,12 @@ def _allocate_result(plan: ClipPlan, clip: Tensor) -> Tensor:
     return clip.new_empty(shape, dtype=metas[0].dtype)
 
 
-def _run_clip(plan: ClipPlan, chunks: Sequence[Tensor], result: Tensor) -> None:
+def _run_clip(
+    plan: ClipPlan,
+    chunks: Sequence[Tensor],
+    result: Tensor,
+    after_chunks: AfterChunks | None,
+) -> None:
     """Write the result of the chunks (1, C, T, H, W) of one clip, run by run."""
     left, frame, state = iter(chunks), 0, plan.store.empty([])
     for run in plan:
@@ -189,6 +201,8 @@ def _run_clip(plan: ClipPlan, chunks: Sequence[Tensor], result: Tensor) -> None:
         new_state = plan.store.empty(results[run.chunks :])
         try:
             _write_rows(run, [*taken, *state.take_pages()], targets, new_state)
+            if after_chunks is not None:
+                after_chunks(sum(frames))
         except BaseException:
             new_state.close()
             raise

@@ -53,14 +53,23 @@ def test_latents_and_back(wan, video, tmp_path):
     how = {"model": wan, "budget": "256MiB"}
     made = encode(video, path, progress=seen.append, **how)
     assert made.latents == (4, 5, 18, 23) and made.posterior == "mean"
-    assert [one.done for one in seen if one.unit] == [1, 2, 3, 4, 5, 6]
+    assert [one.done for one in seen if one.unit == "frames"] == [1, 2, 3, 4, 5, 6]
+    assert [one.done for one in seen if one.unit == "latents"][-1] == 5
     assert set(made.seconds) == {"read", "encode", "write"}
     with safe_open(path, "pt") as file:
         assert list(file.keys()) == ["latents"]
         latents = file.get_tensor("latents")
     assert latents.shape == (1, 4, 5, 18, 23)
 
-    target = tmp_path / "out.mkv"
+    target, asked = tmp_path / "out.mkv", []
+
+    def cancel():
+        asked.append(len(asked))
+        return len(asked) == 2  # after some chunks
+
+    with pytest.raises(Cancelled):
+        decode(path, target, codec="ffv1", cancel=cancel, **how)
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
     back = decode(path, target, codec="ffv1", **how)
     assert (back.frames, back.width, back.height) == (6, 46, 35)
     facts, source = inspect_video(target), inspect_video(video)

@@ -23,6 +23,7 @@ from lowtide.memory.budget import Budget
 from lowtide.models.video_vae.video_vae import VideoVAE, latent_noise
 from lowtide.models.video_vae.video_vae_config import CLASS_NAME
 from lowtide.models.video_vae.video_vae_files import CONFIG_NAME
+from lowtide.streaming.chunk_stream import AfterChunks
 
 PartName = Literal["encoder", "decoder"]
 _COLORS = 3
@@ -104,7 +105,14 @@ class ClipAutoencoder:
         return 1 + (latents[0] - 1) * time, latents[1] * space, latents[2] * space
 
     @torch.no_grad()
-    def encode(self, clip: Tensor, *, sample: bool = False, seed: int = 0) -> Tensor:
+    def encode(
+        self,
+        clip: Tensor,
+        *,
+        sample: bool = False,
+        seed: int = 0,
+        after_chunks: AfterChunks | None = None,
+    ) -> Tensor:
         """Return the latents (1, C, n, h, w) of frames (1, 3, T, H, W) in -1..1.
 
         The last frame, row and column are repeated until latents are whole.
@@ -113,6 +121,7 @@ class ClipAutoencoder:
             clip: Frames.
             sample: Draw latents from their distribution, instead of its mean.
             seed: Of the draw.
+            after_chunks: Called with the number of latents made since the last call.
 
         Raises:
             BudgetError: The frames and the work on them do not fit; names the least that would do.
@@ -122,20 +131,22 @@ class ClipAutoencoder:
         if made != (frames, height, width):
             more = 0, made[2] - width, 0, made[1] - height, 0, made[0] - frames
             clip = F.pad(clip, more, "replicate")
-        mean, log_variance = self._run("encoder", clip).chunk(2, 1)
+        mean, log_variance = self._run("encoder", clip, after_chunks).chunk(2, 1)
         if not sample:
             return mean
         deviation = log_variance.clamp(*_LOG_VARIANCES).mul(0.5).exp()
         return mean + deviation * latent_noise(seed, mean)
 
     @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
+    def decode(self, latents: Tensor, after_chunks: AfterChunks | None = None) -> Tensor:
         """Return the frames (1, 3, T, H, W), about -1..1, of latents (1, C, n, h, w).
+
+        ``after_chunks`` is called with the number of frames made since the last call.
 
         Raises:
             BudgetError: As `encode`.
         """
-        return self._run("decoder", latents)
+        return self._run("decoder", latents, after_chunks)
 
     def explain(self, name: PartName, shape: tuple[int, int, int]) -> str:
         """Say how a part would run on frames or latents of this number, height and width.
@@ -150,10 +161,10 @@ class ClipAutoencoder:
         with self._part(name, like) as part, torch.no_grad():
             return part.chunks.explain(like)
 
-    def _run(self, name: PartName, clip: Tensor) -> Tensor:
+    def _run(self, name: PartName, clip: Tensor, after_chunks: AfterChunks | None) -> Tensor:
         weight = next(self.module.parameters())
         with self._part(name, clip) as part:
-            return part(clip.to(weight.device, weight.dtype))
+            return part(clip.to(weight.device, weight.dtype), after_chunks)
 
     @contextmanager
     def _part(self, name: PartName, clip: Tensor) -> Iterator[ClipPartStream]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from lowtide.jobs.video_task import VideoTask, video_task
 from lowtide.memory.budget import Budget
 
 _USUAL_FPS = 25.0
+AfterSome = Callable[..., None]
 # A video that is never written, where only how frames are read is asked for.
 _UNWRITTEN = Path("frames.mkv")
 
@@ -47,46 +48,45 @@ class _VaeRun:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def phase(self, name: str, title: str, frames: int) -> Iterator[Any]:
-        """Time a phase, and yield what is called after each of its frames."""
+    def phase(self, name: str, title: str, total: int, unit: str = "frames") -> Iterator[AfterSome]:
+        """Time a phase, and yield what is called with the number of frames it has done more."""
         started, done = time.perf_counter(), 0
 
-        def after_frame() -> None:
+        def after_some(count: int = 1) -> None:
             nonlocal done
-            done += 1
+            done += count
             check_cancel(self.cancel)
             if self.progress is not None:
-                self.progress(
-                    Progress(
-                        "run",
-                        title,
-                        done,
-                        frames,
-                        elapsed=time.perf_counter() - started,
-                        unit="frames",
-                    )
-                )
+                elapsed = time.perf_counter() - started
+                self.progress(Progress("run", title, done, total, elapsed=elapsed, unit=unit))
 
         check_cancel(self.cancel)
-        yield after_frame
+        yield after_some
         self.seconds[name] = round(time.perf_counter() - started, 3)
 
-    def encode(self, clip: Tensor, title: str) -> Tensor:
-        """Return the latents of a clip."""
-        with self.phase("encode", title, clip.shape[2]):
-            report_phase(self.progress, "capture", title)
+    def encode(self, clip: Tensor, name: str, count: int) -> Tensor:
+        """Return the ``count`` latents of a clip."""
+        report_phase(self.progress, "capture", f"encoding {name}")
+        with self.phase("encode", f"encoding {name}", count, "latents") as after_chunks:
             latents = self.autoencoder.encode(
-                clip, sample=self.settings.sample, seed=self.settings.seed
+                clip,
+                sample=self.settings.sample,
+                seed=self.settings.seed,
+                after_chunks=after_chunks,
             )
         if not torch.isfinite(latents).all():
-            raise NotFiniteError("latents are not finite", hint="the weights may be damaged")
+            raise NotFiniteError(
+                "the model made latents that are not finite", hint="the weights may be damaged"
+            )
         return latents
 
-    def decode(self, latents: Tensor, title: str) -> Tensor:
-        """Return the frames of latents."""
-        with self.phase("decode", title, latents.shape[2]):
-            report_phase(self.progress, "capture", title)
-            return self.autoencoder.decode(latents)
+    def decode(self, latents: Tensor, name: str) -> Tensor:
+        """Return all frames of latents."""
+        number, height, width = latents.shape[2:]
+        frames, _, _ = self.autoencoder.made((number, height, width))
+        report_phase(self.progress, "capture", f"decoding {name}")
+        with self.phase("decode", f"decoding {name}", frames) as after_chunks:
+            return self.autoencoder.decode(latents, after_chunks)
 
     def report(self, **values: Any) -> VaeReport:
         """Return the report; ``values`` are what is not known of the run."""
@@ -158,7 +158,7 @@ def encode(
         return run.report(status="planned", plans=_plans(run, ("encoder",), common), **common)
     with run.phase("read", f"reading {source.name}", task.frames) as after_frame:
         clip = read_clip(task, after_frame)
-    latents = run.encode(clip, f"encoding {source.name}")
+    latents = run.encode(clip, source.name, common["latents"][1])
     del clip
     facts = clip_facts(
         task,
@@ -226,7 +226,7 @@ def decode(
     }
     if dry_run:
         return run.report(status="planned", plans=_plans(run, ("decoder",), common), **common)
-    frames = run.decode(latents, f"decoding {source.name}")
+    frames = run.decode(latents, source.name)
     frames = frames[:, :, : facts.frames, : facts.height, : facts.width]
     with run.phase("write", f"writing {output.name}", facts.frames) as after_frame:
         common["notes"] += write_clip(frames, task, output, after_frame=after_frame, cancel=cancel)
@@ -283,8 +283,8 @@ def roundtrip(
         return run.report(status="planned", plans=_plans(run, names, common), **common)
     with run.phase("read", f"reading {source.name}", task.frames) as after_frame:
         clip = read_clip(task, after_frame)
-    latents = run.encode(clip, f"encoding {source.name}")
-    made = run.decode(latents, f"decoding {source.name}")
+    latents = run.encode(clip, source.name, common["latents"][1])
+    made = run.decode(latents, source.name)
     made = made[:, :, : clip.shape[2], : clip.shape[3], : clip.shape[4]]
     common |= compare_clips(made, clip)
     if target is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -17,16 +19,20 @@ from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget
 from lowtide.streaming.api import reject_gradients
 from lowtide.streaming.capture.autocast_state import AutocastState
+from lowtide.streaming.capture.graph import TensorMeta
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.certificate import tf32_is_allowed
 from lowtide.streaming.clip_plan import ChunkRun, ChunksTogether, ClipPlan, ClipPlanner
 from lowtide.streaming.engine.carried_state import CarriedState
 from lowtide.streaming.engine.placement import PagePlacement
+from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.pages.page import MemoryPage, Page
+from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.prepared_stream import StreamSettings
 
 # Dims of frames and of rows in (B, C, T, H, W).
 _FRAMES, _ROWS = 2, 3
+AfterChunks = Callable[[int], object]
 
 
 class ChunkStream:
@@ -69,6 +75,8 @@ class ChunkStream:
         scratch: Path | None = None,
         together: ChunksTogether = "auto",
     ) -> None:
+        if together != "auto" and together < 1:
+            raise UsageError(f"{together} chunks together: at least 1 runs, or 'auto'")
         self._modules = first, later
         self._frames = frames
         self._together: ChunksTogether = together
@@ -77,9 +85,17 @@ class ChunkStream:
         self._lock = threading.RLock()
         # Key and plan of the last clip.
         self._prepared: tuple[object, ClipPlan] | None = None
+        # Of the first chunk and of later ones alone; clips of other lengths have the same.
+        self._captured: dict[int, _CapturedChunk] = {}
 
-    def __call__(self, clip: Tensor) -> Tensor:
-        """Return the result (B, C', T', H', W') for a clip (B, C, T, H, W)."""
+    def __call__(self, clip: Tensor, after_chunks: AfterChunks | None = None) -> Tensor:
+        """Return the result (B, C', T', H', W') for a clip (B, C, T, H, W).
+
+        Args:
+            clip: Frames.
+            after_chunks: Called with the number of frames of the result that have been made since
+                the last call. What it raises ends the run.
+        """
         if clip.dim() != 5 or 0 in clip.shape or not clip.is_floating_point():
             shape = "×".join(map(str, clip.shape))
             raise UsageError(
@@ -93,7 +109,7 @@ class ChunkStream:
             plan, lengths = self.plan(clip), self._lengths(clip)
             result = _allocate_result(plan, clip)
             for sample, target in zip(clip.split(1), result.split(1), strict=True):
-                _run_clip(plan, sample.split(lengths, _FRAMES), target)
+                _run_clip(plan, sample.split(lengths, _FRAMES), target, after_chunks)
         return result
 
     def explain(self, clip: Tensor) -> str:
@@ -104,11 +120,7 @@ class ChunkStream:
         """Return the plan for a clip (B, C, T, H, W): order, state, and predicted bytes."""
         clip = clip.detach()
         with self._lock:
-            key = (
-                (tuple(clip.shape), clip.dtype, clip.device, tf32_is_allowed()),
-                AutocastState.current(clip.device.type),
-                torch.get_default_dtype(),
-            )
+            key = tuple(clip.shape), _run_state(clip)
             if self._prepared is not None:
                 known, plan = self._prepared
                 if known == key and plan.matches():
@@ -128,45 +140,75 @@ class ChunkStream:
         return [clip.shape[_FRAMES] - more * later, *(more * [later])]
 
     def _planner(self, clip: Tensor) -> ClipPlanner:
-        lengths, given = self._lengths(clip), list[ModelInputs]()
-        made, state = _fake_results(self._modules, clip, lengths[:2]), list[Tensor]()
-        for module, length, results in zip(self._modules, lengths, made, strict=False):
-            # only shapes and dtypes of these count
-            tensors = [clip.new_empty(_chunk_shape(clip, length)), *state]
-            state = [clip.new_empty(one.shape, dtype=one.dtype) for one in results[1:]]
-            rows: dict[int | str, int] = dict.fromkeys(range(len(tensors)), _ROWS)
-            given.append(ModelInputs.bind(module, tuple(tensors), {}, rows))
-        result_bytes = sum(
-            one[0].nbytes * times for one, times in zip(made, (1, len(lengths) - 1), strict=False)
-        )
+        lengths = self._lengths(clip)
+        alone = self._planners_alone(clip, lengths[:2])
+        results = [one.program.bytes_of(one.program.graph.outputs[0]) for one in alone]
+        times = 1, len(lengths) - 1
         return ClipPlanner(
             self._modules,
-            given,
+            alone,
             StreamSettings(
                 self._budget, self._pages, self._scratch, recorded=False, certified=True
             ),
             count=len(lengths),
-            result_bytes=len(clip) * result_bytes,
+            result_bytes=len(clip) * sum(map(operator.mul, results, times)),
             dim=_ROWS,
             together=self._together,
         )
 
+    def _planners_alone(self, clip: Tensor, lengths: Sequence[int]) -> list[StreamPlanner]:
+        """Return planners of the first chunk alone and, if there is any, of a later one."""
+        found, state = list[StreamPlanner](), list[TensorMeta]()
+        for which, (module, length) in enumerate(zip(self._modules, lengths, strict=False)):
+            shape = 1, clip.shape[1], length, *clip.shape[_ROWS:]
+            key = shape, state, _run_state(clip)
+            known, fingerprint = self._captured.pop(which, None), ModuleFingerprint(module)
+            if known is None or not known.matches(key, fingerprint):
+                inputs = _fake_inputs(module, shape, state, clip)
+                known = _CapturedChunk(key, fingerprint, StreamPlanner(module, inputs))
+            self._captured[which] = known
+            found.append(known.planner)
+            graph = known.planner.program.graph
+            state = [graph.meta(one) for one in graph.outputs[1:]]
+        return found
 
-def _chunk_shape(clip: Tensor, length: int) -> tuple[int, ...]:
-    return 1, clip.shape[1], length, *clip.shape[_ROWS:]
+
+@dataclass(frozen=True)
+class _CapturedChunk:
+    """Planner of a chunk alone, and what its program depends on."""
+
+    key: object
+    fingerprint: ModuleFingerprint
+    planner: StreamPlanner
+
+    def matches(self, key: object, fingerprint: ModuleFingerprint) -> bool:
+        """Return whether the program is that of such a chunk and of the module as it is."""
+        written = self.planner.program.graph.written_attributes
+        return self.key == key and self.fingerprint.matches(fingerprint, written)
 
 
-def _fake_results(
-    modules: Sequence[nn.Module], clip: Tensor, lengths: Sequence[int]
-) -> list[Sequence[Tensor]]:
-    """Return the fake results of each module that a clip needs, for one sample."""
-    found: list[Sequence[Tensor]] = []
+def _run_state(clip: Tensor) -> object:
+    """Return what a captured program depends on besides the module and shapes."""
+    return (
+        (clip.dtype, clip.device, tf32_is_allowed()),
+        AutocastState.current(clip.device.type),
+        torch.get_default_dtype(),
+    )
+
+
+def _fake_inputs(
+    module: nn.Module, shape: Sequence[int], state: Sequence[TensorMeta], clip: Tensor
+) -> ModelInputs:
+    """Return arguments without memory for one chunk of a clip.
+
+    The module is called once, so that errors are those that it raises itself.
+    """
     with FakeTensorMode(allow_non_fake_inputs=True):
-        for module, length in zip(modules, lengths, strict=False):
-            shape = _chunk_shape(clip, length)
-            chunk = torch.empty(shape, dtype=clip.dtype, device=clip.device)
-            found.append(module(chunk, *(found[-1][1:] if found else ())))
-    return found
+        chunk = torch.empty(shape, dtype=clip.dtype, device=clip.device)
+        caches = [torch.empty(one.shape, dtype=one.dtype, device=clip.device) for one in state]
+        module(chunk, *caches)
+    rows: dict[int | str, int] = dict.fromkeys(range(1 + len(state)), _ROWS)
+    return ModelInputs.bind(module, (chunk, *caches), {}, rows)
 
 
 def _allocate_result(plan: ClipPlan, clip: Tensor) -> Tensor:
@@ -176,7 +218,12 @@ def _allocate_result(plan: ClipPlan, clip: Tensor) -> Tensor:
     return clip.new_empty(shape, dtype=metas[0].dtype)
 
 
-def _run_clip(plan: ClipPlan, chunks: Sequence[Tensor], result: Tensor) -> None:
+def _run_clip(
+    plan: ClipPlan,
+    chunks: Sequence[Tensor],
+    result: Tensor,
+    after_chunks: AfterChunks | None,
+) -> None:
     """Write the result of the chunks (1, C, T, H, W) of one clip, run by run."""
     left, frame, state = iter(chunks), 0, plan.store.empty([])
     for run in plan:
@@ -189,6 +236,8 @@ def _run_clip(plan: ClipPlan, chunks: Sequence[Tensor], result: Tensor) -> None:
         new_state = plan.store.empty(results[run.chunks :])
         try:
             _write_rows(run, [*taken, *state.take_pages()], targets, new_state)
+            if after_chunks is not None:
+                after_chunks(sum(frames))
         except BaseException:
             new_state.close()
             raise

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 from torch import Tensor, nn
@@ -143,7 +142,7 @@ class ClipPlanner:
 
     Attributes:
         modules: Modules of the first chunk and of later ones.
-        inputs: Example of the arguments of each, later ones with the state; one if ``count`` is 1.
+        alone: Planner of each, later ones with the state as inputs; one if ``count`` is 1.
         settings: Budget and pages; where pages may be, the state may be too.
         count: Number of chunks.
         result_bytes: Bytes of the result of the whole batch, which is held from the start.
@@ -152,7 +151,7 @@ class ClipPlanner:
     """
 
     modules: Sequence[nn.Module]
-    inputs: Sequence[ModelInputs]
+    alone: Sequence[StreamPlanner]
     settings: StreamSettings
     count: int
     result_bytes: int
@@ -182,7 +181,7 @@ class ClipPlanner:
 
     def _candidates(self) -> list[tuple[int, Placement]]:
         """Return numbers of chunks that run together and places of the state, simplest first."""
-        device = self.inputs[0].first.device
+        device = self.alone[0].inputs.first.device
         places = allowed_placements(device, self.settings.pages)
         if self.together == "auto":
             most = self.count if self.count <= _MOST_TOGETHER + 1 else _MOST_TOGETHER
@@ -194,10 +193,10 @@ class ClipPlanner:
             if number >= self.count:
                 found.append((number, places[0]))  # there is no state
                 continue
-            # in memory, the state of groups is as large as that of single chunks
-            found += [
-                (number, place) for place in places if place != "memory" or number == numbers[0]
-            ]
+            for place in places:
+                # in memory, the state of groups is as large as that of single chunks
+                if place != "memory" or number == numbers[0]:
+                    found.append((number, place))
         return found
 
     def plan(self, together: int, placement: Placement) -> ClipPlan:
@@ -218,9 +217,9 @@ class ClipPlanner:
                 refusals.append(refusal)
         if refusals:  # what the larger program needs is enough for both
             raise max(refusals, key=lambda one: one.smallest or 0)
-        image = self.inputs[0].first
-        store = StateStore(placement, self.dim, image.device, self.settings.scratch)
-        state = self.inputs[-1].tensors[1:] if groups else ()
+        device = self.alone[0].inputs.first.device
+        store = StateStore(placement, self.dim, device, self.settings.scratch)
+        state = self.alone[-1].inputs.tensors[1:] if groups else ()
         return ClipPlan(tuple(runs), store, sum(one.nbytes for one in state))
 
     def _run(
@@ -229,21 +228,15 @@ class ClipPlanner:
         """Return the run of so many chunks that begin with the first or with a later one."""
         held = StateBytes(chunks, placement, self.result_bytes)
         kinds = [first, *([1] * (chunks - 1))]
-        bases = [self._bases[kind] for kind in kinds]
-        module, inputs, program = self.modules[first], self.inputs[first], bases[0].program
+        alone = [self.alone[kind] for kind in kinds]
+        module, inputs, program = self.modules[first], alone[0].inputs, alone[0].program
         if chunks > 1:
-            program = unroll([one.program for one in bases], keep_state=keep_state)
+            program = unroll([one.program for one in alone], keep_state=keep_state)
             module = UnrolledChunks([self.modules[kind] for kind in kinds], keep_state=keep_state)
-            tensors = *(one.inputs.first for one in bases), *inputs.tensors[1:]
+            tensors = *(one.inputs.first for one in alone), *inputs.tensors[1:]
             inputs = ModelInputs(tensors, dict.fromkeys(range(len(tensors)), self.dim))
-            for one in dict.fromkeys(bases):
-                one.certificate  # noqa: B018  several compute what one by one do
-        settings = replace(self.settings, certified=chunks == 1, held=held)
+        settings = replace(self.settings, certified=False, held=held)
         prepared = prepare_stream(module, inputs, settings, program)
+        for one in dict.fromkeys(alone):
+            one.certificate  # noqa: B018  several compute what one by one do
         return ChunkRun(chunks, times, module, prepared)
-
-    @cached_property
-    def _bases(self) -> list[StreamPlanner]:
-        """Planners of the first chunk and of a later one alone."""
-        pairs = zip(self.modules, self.inputs, strict=False)
-        return [StreamPlanner(module, inputs) for module, inputs in pairs]

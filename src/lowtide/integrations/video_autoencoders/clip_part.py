@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.memory.budget import Budget
-from lowtide.streaming.chunk_stream import ChunkStream
+from lowtide.streaming.chunk_stream import AfterChunks, ChunkStream
 from lowtide.streaming.engine.placement import PagePlacement
 
 # Dim of frames in (B, C, T, H, W).
@@ -61,8 +61,10 @@ class ClipPartStream:
     chunks: ChunkStream
     part: ClipPart
 
-    def __call__(self, clip: Tensor) -> Tensor:
+    def __call__(self, clip: Tensor, after_chunks: AfterChunks | None = None) -> Tensor:
         """Map (B, C, T, H, W) to (B, C', T', H', W') as the library's own call does.
+
+        ``after_chunks`` is that of `ChunkStream`.
 
         Raises `UsageError` for a number of frames that the library's own call cannot take.
         """
@@ -77,4 +79,4 @@ class ClipPartStream:
             )
         if rest and self.part.drops_rest:
             clip = clip.narrow(_FRAMES, 0, count - rest)
-        return self.chunks(clip)
+        return self.chunks(clip, after_chunks)

@@ -29,11 +29,8 @@ import render_summary
 import render_training
 import render_variants
 import render_video
-<<<<<<< HEAD
-import render_video_vae_recipes
-=======
 import render_video_vae
->>>>>>> m63
+import render_video_vae_recipes
 from tables import Rows, named
 
 from lowtide.core.units import format_bytes
@@ -119,11 +116,8 @@ SHAPES: dict[str, Callable[[Rows], str]] = {
     **render_training.SHAPES,
     **render_variants.SHAPES,
     **render_video.SHAPES,
-<<<<<<< HEAD
-    **render_video_vae_recipes.SHAPES,
-=======
     **render_video_vae.SHAPES,
->>>>>>> m63
+    **render_video_vae_recipes.SHAPES,
 }
 
 

@@ -19,10 +19,16 @@ from lowtide.core.errors import OutputError
 from lowtide.jobs.journal import JOURNAL_NAME, Journal
 from lowtide.memory.plan import Plan
 
+# Segments of image files: hashes of these.
+SEQUENCE_SUFFIX = ".json"
+
 
 @dataclass(frozen=True)
 class VideoSegment:
-    """Frames ``first`` to before ``last`` of a video, encoded together into ``path``."""
+    """Frames ``first`` to before ``last`` of a video, encoded together into ``path``.
+
+    Of image files that is a list of them.
+    """
 
     first: int
     last: int

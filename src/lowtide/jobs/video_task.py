@@ -31,6 +31,7 @@ from lowtide.media.video.frame_writing import image_format
 from lowtide.media.video.other_streams import StreamPlan, no_streams, plan_streams
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_facts import VideoFacts, inspect_video
+from lowtide.media.video.video_reader import video_part
 from lowtide.media.video.video_segments import segment_suffix
 
 _CODEC_NAMES = {
@@ -189,6 +190,8 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
     first, last = frame_range(facts, settings.frames, settings.time)
     if isinstance(facts, SequenceFacts):
         facts = sequence_part(facts, first, last, keep_damaged=settings.keeps_damaged)
+    else:
+        facts = video_part(facts, first, keep_damaged=settings.keeps_damaged)
     info = frame_info(facts.format)
     if info.pixels > settings.max_pixels:
         raise VideoError(

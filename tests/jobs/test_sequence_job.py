@@ -188,11 +188,27 @@ def test_a_damaged_frame_is_refused_or_repeated(frames, tmp_path):
     (frames / "shot_0006.png").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(VideoError, match=r"shot_0006\.png: damaged"):
         lowtide.video(frames, tmp_path / "out")
-    assert not [one for one in (tmp_path / "out").iterdir() if not one.name.startswith(".")]
+    assert not (tmp_path / "out").exists()
     item = lowtide.video(frames, tmp_path / "out", damaged="keep").videos[0]
     assert (item.frames_out, item.frames_repeated) == (8, 1)
     made = bytes_of(tmp_path / "out")
     assert made["shot_0006.png"] == made["shot_0005.png"]
+
+
+def test_a_full_disk_and_a_second_run(frames, tmp_path, files_of_at_most):
+    out, caught = tmp_path / "new" / "out", []
+    with files_of_at_most(3000), pytest.raises(OutputError, match="disk is full"):
+        lowtide.video(frames, out)
+    assert not out.parent.exists()
+
+    def once(event):
+        if event.unit == "frames" and event.done == 1 and not caught:
+            with pytest.raises(OutputError, match="another job is writing") as error:
+                lowtide.video(frames, out)
+            caught.append(error)
+
+    lowtide.video(frames, out, progress=once)
+    assert caught and len(bytes_of(out)) == 8
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,16 @@ def test_damaged_frames_are_refused_or_repeated(tmp_path):
     assert report.videos[0].frames_out == len(frames_of(target)[0]) == 30
 
 
+def test_half_a_file_is_refused_or_kept_and_said(tmp_path):
+    source, target = Clip(frames=64).write(tmp_path / "in.mkv"), tmp_path / "out.mkv"
+    source.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
+    with pytest.raises(VideoError, match=r"it ends after \d\.\d\d s, and its header says 2\.5"):
+        lowtide.video(source, target)
+    item = lowtide.video(source, target, damaged="keep").videos[0]
+    assert 0 < item.frames_out < 64
+    assert any(note.startswith("the file is damaged: it ends after") for note in item.notes)
+
+
 @pytest.mark.parametrize(
     ("target", "options", "error", "text"),
     [

@@ -193,6 +193,10 @@ def test_a_damaged_frame_is_refused_or_repeated(frames, tmp_path):
     assert (item.frames_out, item.frames_repeated) == (8, 1)
     made = bytes_of(tmp_path / "out")
     assert made["shot_0006.png"] == made["shot_0005.png"]
+    (frames / "shot_0003.png").write_bytes(b"no image")
+    item = lowtide.video(frames, tmp_path / "first", damaged="keep").videos[0]
+    made = bytes_of(tmp_path / "first")
+    assert item.frames_repeated == 2 and made["shot_0003.png"] == made["shot_0004.png"]
 
 
 def test_a_full_disk_and_a_second_run(frames, tmp_path, files_of_at_most):

@@ -46,7 +46,7 @@ def test_the_pattern_of_a_folder(tmp_path, names, pattern):
     assert found is not None and found.path == tmp_path / pattern
     assert FramePattern.parse(found.path) == found
     numbered = [name for name in names if name not in ("readme.txt", "cover.png")]
-    assert [one.path.name for one in found.files()] == numbered
+    assert [found.name(one.number) for one in found.files()] == numbered
 
 
 def test_a_folder_without_one_sequence(tmp_path):
@@ -109,6 +109,9 @@ def test_samples_that_videos_do_not_have(tmp_path):
     assert pattern is not None
     with pytest.raises(VideoError, match=r"1\.png: it has transparency"):
         part(pattern)
+    images(tmp_path / "alpha", "0.png")
+    with pytest.raises(VideoError, match=r"1\.png: it has transparency"):
+        sequence_part(inspect_sequence(pattern, None), 0, 2, keep_damaged=True)
     (tmp_path / "float").mkdir()
     Image.fromarray(np.zeros((4, 4), np.float32), "F").save(tmp_path / "float" / "1.tif")
     pattern = FramePattern.in_folder(tmp_path / "float")

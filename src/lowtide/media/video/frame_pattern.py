@@ -16,10 +16,9 @@ _NUMBERED = re.compile(r"(.*?)(\d+)(\.[^.]+)")
 
 
 class FrameFile(NamedTuple):
-    """File of a frame, and what tells it from a later one of that name."""
+    """Number of a frame's file, and what tells it from a later one of that name."""
 
     number: int
-    path: Path
     size: int
     changed_ns: int
 
@@ -105,8 +104,7 @@ class FramePattern:
                 text = path.name.removeprefix(self.before).removesuffix(self.after)
                 if text.isascii() and text.isdigit() and self.name(int(text)) == path.name:
                     status = path.stat()
-                    one = FrameFile(int(text), path, status.st_size, status.st_mtime_ns)
-                    found.append(one)
+                    found.append(FrameFile(int(text), status.st_size, status.st_mtime_ns))
         except OSError as error:
             raise VideoError(f"{self.folder}: cannot be read: {error.strerror}") from error
         if not found:

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from lowtide.core.errors import ImageError, UsageError, VideoError
 from lowtide.core.hashing import file_sha256
-from lowtide.media.image_facts import ImageFacts, open_decoder
-from lowtide.media.image_info import ImageInfo
 from lowtide.media.image_source import open_image
-from lowtide.media.metadata import read_metadata
+from lowtide.media.video.frame_header import (
+    ANY_SIZE,
+    FrameHeader,
+    change_of,
+    damaged_frame,
+    read_header,
+)
 from lowtide.media.video.frame_pattern import FrameFile, FramePattern
-from lowtide.media.video.opened_video import damaged_error
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_facts import VideoFacts
 from lowtide.media.video.video_reader import StoredFrame
 
-# By channels and sample type.
-_FORMATS = {
-    (1, "uint8"): "gray",
-    (1, "uint16"): "gray16le",
-    (3, "uint8"): "gbrp",
-    (3, "uint16"): "gbrp16le",
-}
-_ANY_SIZE = 1 << 62  # a limit is that of the job, for all kinds of frames
 _MOST_A_SECOND = 1000
 
 
@@ -68,19 +63,20 @@ class SequenceFacts(VideoFacts):
         """Return a hash of the files ``first`` to before ``last``, names included."""
         whole = hashlib.sha256()
         for one in self.files[first:last]:
-            whole.update(f"{one.path.name} {file_sha256(one.path)}\n".encode())
+            path = self.pattern.file(one.number)
+            whole.update(f"{path.name} {file_sha256(path)}\n".encode())
         return whole.hexdigest()
 
 
 def inspect_sequence(pattern: FramePattern, fps: str | float | None) -> SequenceFacts:
-    """Return the facts of a sequence; lists the folder and reads one header.
+    """Return the facts of a sequence; lists the folder and reads a header.
 
     Args:
         pattern: Names of the files.
         fps: Frames a second: a number, or a fraction such as ``"24000/1001"``; None if unknown.
 
     Raises:
-        VideoError: There are no files, or the first one cannot be a frame of a video.
+        VideoError: There are no files, or none can be a frame of a video.
         UsageError: ``fps`` is no rate.
     """
     files = tuple(pattern.files())
@@ -106,7 +102,7 @@ def inspect_sequence(pattern: FramePattern, fps: str | float | None) -> Sequence
         icc=None,
         has_times=fps is not None,
     )
-    return _described(facts, files[0])
+    return _described(facts, _first_header(pattern, files))
 
 
 def sequence_part(
@@ -119,43 +115,58 @@ def sequence_part(
             cannot be read is left to the reader.
     """
     files = facts.files[first:last]
-    facts = _described(facts, files[0])
+    return _described(facts, _common_header(facts.pattern, files, keep_damaged))
+
+
+def _described(facts: SequenceFacts, header: FrameHeader) -> SequenceFacts:
+    """Return facts with the format that a header states."""
+    return replace(
+        facts,
+        format=header.format,
+        codec=header.facts.format.lower(),
+        notes=header.facts.notes,
+        decoding=(header.facts.resident_bytes, header.facts.typical_bytes),
+        icc=header.icc,
+    )
+
+
+@functools.lru_cache(maxsize=4)  # asked for before a model is loaded, and after
+def _common_header(
+    pattern: FramePattern, files: tuple[FrameFile, ...], keep_damaged: bool
+) -> FrameHeader:
+    """Return the header that all files have; raises `VideoError` for one that differs."""
+    first, begin = files if keep_damaged else files[:1], pattern.name(files[0].number)
+    usual = _first_header(pattern, first)
     for before, one in pairwise(files):
-        hint = f"--frames {files[0].number}:{before.number + 1}, and the rest in another run"
-        if one.number > before.number + 1:
+        due, path = before.number + 1, pattern.file(one.number)
+        hint = f"--frames {files[0].number}:{due}, and the rest in another run"
+        if one.number > due:
             raise VideoError(
-                f"{facts.pattern.file(before.number + 1)}: this frame is missing, between"
-                f" {before.path.name} and {one.path.name}",
+                f"{pattern.file(due)}: this frame is missing, between"
+                f" {pattern.name(before.number)} and {path.name}",
                 hint=hint,
             )
         try:
-            found = _header(one)
+            found = read_header(path)
         except ImageError as error:
             if keep_damaged:
                 continue
-            raise _damaged(one.path, error) from error
-        _require_frame(one.path, found.facts.info)
-        if (change := _change(facts, found)) is not None:
-            raise VideoError(f"{one.path}: {change} as {files[0].path.name}", hint=hint)
-    return facts
+            raise damaged_frame(path, error) from error
+        if (change := change_of(found, usual)) is not None:
+            raise VideoError(f"{path}: {change} as {begin}", hint=hint)
+    return usual
 
 
-def _described(facts: SequenceFacts, file: FrameFile) -> SequenceFacts:
-    """Return facts with the format that a file has."""
+def _first_header(pattern: FramePattern, files: Sequence[FrameFile]) -> FrameHeader:
+    """Return the header of the first file that can be read; raises `VideoError` if none can."""
+    for one in files:
+        with contextlib.suppress(ImageError):
+            return read_header(pattern.file(one.number))
+    path = pattern.file(files[0].number)
     try:
-        header = _header(file)
+        return read_header(path)
     except ImageError as error:
-        raise VideoError(error.message, hint=error.hint) from error
-    found, info = header.facts, header.facts.info
-    _require_frame(file.path, info)
-    return replace(
-        facts,
-        format=PictureFormat(info.width, info.height, _FORMATS[info.channels, info.sample_type]),
-        codec=found.format.lower(),
-        notes=found.notes,
-        decoding=(found.resident_bytes, found.typical_bytes),
-        icc=header.icc,
-    )
+        raise damaged_frame(path, error) from error
 
 
 class SequenceReader:
@@ -179,15 +190,16 @@ class SequenceReader:
     def __iter__(self) -> Iterator[StoredFrame]:
         """Iterate over the frames."""
         for index in range(self._first, self._last):
-            path = self._facts.files[index].path
+            path = self._facts.pattern.file(self._facts.files[index].number)
             try:
                 rows = read_frame(path)
             except ImageError as error:
                 if self._keep:
                     continue
-                raise _damaged(path, error) from error
+                raise damaged_frame(path, error) from error
             format = self._facts.format
-            if rows.shape[:2] != (format.height, format.width):
+            due = (format.height, format.width, len(format.plane_shapes))
+            if (rows.shape, rows.itemsize) != (due, format.plane_dtype.itemsize):
                 raise VideoError(f"{path}: the file changed while it was waiting to be read")
             planes = [rows[..., channel] for channel in range(rows.shape[2])]
             yield StoredFrame(index, int(self._facts.stamps[index]), planes)
@@ -195,48 +207,8 @@ class SequenceReader:
 
 def read_frame(path: Path) -> np.ndarray:
     """Return all samples of an image file, (H, W, C); raises `ImageError` if it is damaged."""
-    with open_image(path, max_pixels=_ANY_SIZE) as source:
+    with open_image(path, max_pixels=ANY_SIZE) as source:
         return source.read(0, source.info.height)
-
-
-class _Header(NamedTuple):
-    facts: ImageFacts
-    icc: bytes | None
-
-
-@functools.lru_cache(maxsize=1 << 16)  # each is asked for before the model is loaded, and after
-def _header(file: FrameFile) -> _Header:
-    opened = open_decoder(file.path, _ANY_SIZE)
-    return _Header(opened.facts, read_metadata(opened.image).icc)
-
-
-def _require_frame(path: Path, info: ImageInfo) -> None:
-    """Raise `VideoError` for samples that videos do not have."""
-    if info.alpha:
-        raise VideoError(
-            f"{path}: it has transparency, which videos do not keep",
-            hint=f"lowtide upscale {path.parent} -o FOLDER keeps it, image by image",
-        )
-    if (info.channels, info.sample_type) not in _FORMATS:
-        raise VideoError(
-            f"{path}: samples are {info.sample_type}, and frames of videos have 8 or 16 bits",
-            hint=f"lowtide upscale {path.parent} -o FOLDER keeps them, image by image",
-        )
-
-
-def _change(facts: SequenceFacts, found: _Header) -> str | None:
-    """Return what tells a frame from the first one; None if they are alike."""
-    info, usual = found.facts.info, facts.format
-    name = _FORMATS[info.channels, info.sample_type]
-    if (info.width, info.height, name) != (usual.width, usual.height, usual.name):
-        return (
-            f"{info.width}×{info.height} {name}, and not {usual.width}×{usual.height} {usual.name}"
-        )
-    return "its color profile is not the same" if found.icc != facts.icc else None
-
-
-def _damaged(path: Path, error: ImageError) -> VideoError:
-    return damaged_error(path, error.message.removeprefix(f"{path}: "))
 
 
 def _rate(fps: str | float) -> Fraction:

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from common import HEAP_TO_1GIB, ResultFile, row_parser
-from video_vae_runs import BANDS_OUTSIDE, FRAMES_OUTSIDE, ON_DISK, PLAIN, SEED, TILES
+from video_vae_runs import BANDS_OUTSIDE, FRAMES_OUTSIDE, ON_DISK, PLAIN, SEED, TILES, WHOLE
 
 from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
@@ -49,7 +49,12 @@ class Case:
 
 
 WAN = {PLAIN: 0, FRAMES_OUTSIDE: 0.85, BANDS_OUTSIDE: 0.65, ON_DISK: 0.5, TILES: 0, SEED: 0}
-CASES = (Case("Wan", 32, 17, 256, WAN),)
+MAGVIT = {PLAIN: 0, FRAMES_OUTSIDE: 0.6, ON_DISK: 0.3}
+CASES = (
+    Case("Wan", 32, 17, 256, WAN),
+    Case("SeedVR2-shaped", 32, 17, 256, {**MAGVIT, WHOLE: 0}),
+    Case("Magvit", 32, 17, 256, MAGVIT),
+)
 # The same decoder and picture, and the budget of both lengths.
 LENGTHS, SHORT_SIDE, SHORT_BUDGET = (17, 97), 96, 128 << 20
 

@@ -16,7 +16,8 @@ from lowtide.integrations.video_autoencoders.families import family_of
 from lowtide.streaming.chunk_stream import ChunkStream
 from lowtide.streaming.clip_plan import ChunksTogether
 
-PLAIN, TILES, SEED = "plain, sliced", "diffusers' tiles", "seed 004's snippet"
+PLAIN, WHOLE = "plain, sliced", "plain, whole clip"
+TILES, SEED = "diffusers' tiles", "seed 004's snippet"
 # Tiles of this side and stride in pixels.
 TILE, STRIDE = 128, 96
 # More chunks than any clip here has.
@@ -47,16 +48,43 @@ def wan(width: int) -> Any:
     return AutoencoderKLWan(base_dim=width).eval()
 
 
-MODELS: dict[str, Callable[[int], Any]] = {"Wan": wan}
+def video_vae(width: int) -> Any:
+    """Lowtide's video autoencoder of SeedVR2's shape with random weights."""
+    from lowtide.models.video_vae import VideoVAE, VideoVAEConfig
+
+    torch.manual_seed(0)
+    widths = width, 2 * width, 4 * width, 4 * width
+    return VideoVAE(VideoVAEConfig.of(block_out_channels=widths)).requires_grad_(False).eval()
+
+
+def magvit(width: int) -> Any:
+    """A video autoencoder of EasyAnimate with random weights."""
+    from diffusers.models.autoencoders.autoencoder_kl_magvit import AutoencoderKLMagvit
+
+    torch.manual_seed(0)
+    return AutoencoderKLMagvit(block_out_channels=[width, 2 * width, 4 * width, 4 * width]).eval()
+
+
+MODELS: dict[str, Callable[[int], Any]] = {
+    "Wan": wan,
+    "SeedVR2-shaped": video_vae,
+    "Magvit": magvit,
+}
 
 
 def latents(vae: Any, frames: int, side: int) -> Tensor:
-    """Normal latents of a square clip, as many frames as make ``frames``."""
-    step = vae.config.scale_factor_temporal
-    size = side // vae.config.scale_factor_spatial
+    """Normal latents of a square clip, as many frames as make ``frames``: 4 and 8 × 8 pixels."""
+    channels = getattr(vae.config, "latent_channels", None) or vae.config.z_dim
     generator = torch.Generator().manual_seed(1)
-    shape = 1, vae.config.z_dim, 1 + (frames - 1) // step, size, size
-    return torch.randn(shape, generator=generator)
+    return torch.randn(
+        (1, channels, 1 + (frames - 1) // 4, side // 8, side // 8), generator=generator
+    )
+
+
+def decoded(vae: Any, given: Tensor) -> Tensor:
+    """The frames of a plain decode."""
+    found = vae.decode(given)
+    return found if isinstance(found, Tensor) else found.sample
 
 
 @dataclass(frozen=True)
@@ -109,7 +137,9 @@ def _prepare(vae: Any, way: str, budget: int) -> Prepared:
         return Prepared(vae, lambda given: decode_by_seed(vae, given))
     if way == TILES:
         vae.enable_tiling(TILE, TILE, STRIDE, STRIDE)
-    return Prepared(vae, lambda given: vae.decode(given).sample)
+    if way == WHOLE:
+        vae.disable_slicing()
+    return Prepared(vae, lambda given: decoded(vae, given))
 
 
 def decode_by_seed(vae: Any, given: Tensor) -> Tensor:

@@ -62,5 +62,5 @@ def test_the_least_budget_takes_bands():
         vae.decode(latents)
     lowtide.fit(lowtide.unfit(vae), budget=refusal.value.smallest)
     assert (vae.decode(latents).sample - wanted).abs().max() <= bound
-    programs = _streams[vae]["decoder"].chunks._prepared[1]
-    assert max(max(one.layout.bands) for one in programs) > 1
+    plan = _streams[vae]["decoder"].chunks._prepared[1]
+    assert max(max(run.prepared.layout.bands) for run in plan.runs) > 1

@@ -51,7 +51,8 @@ def bound(one, other):
 
 def most_bands(vae, part):
     """Most bands of a segment."""
-    return max(max(one.layout.bands) for one in _streams[vae][part].chunks._prepared[1])
+    plan = _streams[vae][part].chunks._prepared[1]
+    return max(max(run.prepared.layout.bands) for run in plan.runs)
 
 
 def test_clips_are_those_of_the_library():

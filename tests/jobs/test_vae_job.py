@@ -165,6 +165,8 @@ def test_bad_models_and_settings(folder, video, tmp_path):
         encode(video, output)
     with pytest.raises(UsageError, match="is no name of latents"):
         encode(video, tmp_path / "l.mp4", model=folder)
+    with pytest.raises(UsageError, match="is a sequence of images"):
+        roundtrip(video, tmp_path / "%04d.png", model=folder)
     with pytest.raises(UsageError, match="holds no frame"):
         encode(video, output, model=folder, frames="9:12")
     with pytest.raises(Cancelled):

@@ -20,15 +20,13 @@ from lowtide.core.units import format_bytes
 from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
 from lowtide.integrations.video_autoencoders.families import VideoFamily, class_names, family_of
 from lowtide.memory.budget import Budget
-from lowtide.models.video_vae.video_vae import VideoVAE, latent_noise
+from lowtide.models.video_vae.video_vae import VideoVAE, latents_of
 from lowtide.models.video_vae.video_vae_config import CLASS_NAME
 from lowtide.models.video_vae.video_vae_files import CONFIG_NAME
 from lowtide.streaming.chunk_stream import AfterChunks
 
 PartName = Literal["encoder", "decoder"]
 _COLORS = 3
-# Deviations of latents from 3e-7 to 2e4, as diffusers clips them.
-_LOG_VARIANCES = -30.0, 20.0
 # Side of the trial frames that show how much smaller latents are.
 _TRIAL_SIDE = 128
 # Entries of configurations that say how a diffusion model scales latents.
@@ -131,11 +129,8 @@ class ClipAutoencoder:
         if made != (frames, height, width):
             more = 0, made[2] - width, 0, made[1] - height, 0, made[0] - frames
             clip = F.pad(clip, more, "replicate")
-        mean, log_variance = self._run("encoder", clip, after_chunks).chunk(2, 1)
-        if not sample:
-            return mean
-        deviation = log_variance.clamp(*_LOG_VARIANCES).mul(0.5).exp()
-        return mean + deviation * latent_noise(seed, mean)
+        moments = self._run("encoder", clip, after_chunks)
+        return latents_of(moments, sample=sample, seed=seed)
 
     @torch.no_grad()
     def decode(self, latents: Tensor, after_chunks: AfterChunks | None = None) -> Tensor:

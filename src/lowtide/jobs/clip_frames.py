@@ -63,7 +63,7 @@ def write_clip(
     """
     (segment,) = task.segments(target, task.frames)
     work = VideoWork(target, str(uuid.uuid4()))  # nothing of another run is used
-    result = VideoResult(target, task, work, [segment], cancel)
+    result = VideoResult(target, task, work, [segment], cancel, lambda: None)
     try:
         for number in range(task.frames):
             sink = FrameSink(frame_info(task.stored), task.stored)

@@ -29,6 +29,7 @@ from lowtide.jobs.latent_files import ClipFacts, read_latents, write_latents
 from lowtide.jobs.vae_report import VaeReport
 from lowtide.jobs.vae_settings import VaeSettings
 from lowtide.jobs.video_task import VideoTask, video_task
+from lowtide.media.video.frame_pattern import FramePattern
 from lowtide.memory.budget import Budget
 
 _USUAL_FPS = 25.0
@@ -146,6 +147,7 @@ def encode(
     chosen = VaeSettings.of(**settings)
     if not dry_run:
         require_absent(output, force=force)
+    _require_videos(source)
     task = _read_only(source, chosen)
     run = _start(chosen, progress, cancel)
     common = _of_clip(run.autoencoder, task) | {
@@ -209,6 +211,7 @@ def decode(
     chosen = VaeSettings.of(**settings)
     if not dry_run:
         require_absent(output, force=force)
+    _require_videos(output)
     latents, said = read_latents(source)
     run = _start(chosen, progress, cancel)
     facts = _checked_facts(source, run.autoencoder, latents, said, chosen)
@@ -267,6 +270,7 @@ def roundtrip(
     chosen = VaeSettings.of(**settings)
     if target is not None and not dry_run:
         require_absent(target, force=force)
+    _require_videos(source, target)
     if target is None:
         task = _read_only(source, chosen)
     else:
@@ -303,6 +307,16 @@ def _start(settings: VaeSettings, progress: ProgressCallback | None, cancel: Can
     report_phase(progress, "load", str(settings.model))
     autoencoder = load_clip_autoencoder(settings.model, budget, scratch=settings.scratch)
     return _VaeRun(settings, autoencoder, progress, cancel)
+
+
+def _require_videos(*paths: Path | None) -> None:
+    """Raise `UsageError` for names of sequences of images."""
+    for path in paths:
+        if path is not None and not path.exists() and FramePattern.parse(path) is not None:
+            raise UsageError(
+                f"{path} is a sequence of images, and lowtide vae takes and makes video files",
+                hint="lowtide video makes one of the other",
+            )
 
 
 def _read_only(source: Path, settings: VaeSettings) -> VideoTask:

@@ -81,11 +81,7 @@ class VideoVAE(nn.Module):
         """
         self._check(clip, "a clip", 3)
         moments = self._encode(_padded(clip))
-        mean, log_variance = moments.chunk(2, 1)
-        if not sample:
-            return mean
-        deviation = log_variance.clamp(*_LOG_VARIANCES).mul(0.5).exp()
-        return mean + deviation * latent_noise(seed, mean)
+        return latents_of(moments, sample=sample, seed=seed)
 
     def decode(
         self,
@@ -205,7 +201,22 @@ def _padded(clip: Tensor) -> Tensor:
     return F.pad(clip, (0, right, 0, below, 0, frames), "replicate")
 
 
-def latent_noise(seed: int, like: Tensor) -> Tensor:
+def latents_of(moments: Tensor, *, sample: bool, seed: int) -> Tensor:
+    """Return the mean of latents, or a draw that is the same for a latent however a clip is cut.
+
+    Args:
+        moments: Mean and log variance, (B, 2 C, n, h, w).
+        sample: Draw, instead of the mean.
+        seed: Of the draw.
+    """
+    mean, log_variance = moments.chunk(2, 1)
+    if not sample:
+        return mean
+    deviation = log_variance.clamp(*_LOG_VARIANCES).mul(0.5).exp()
+    return mean + deviation * _noise(seed, mean)
+
+
+def _noise(seed: int, like: Tensor) -> Tensor:
     """Return standard normal noise (B, C, n, h, w), drawn for each latent image by itself."""
     batch, channels, count, height, width = like.shape
     drawn = np.empty((batch, count, channels, height, width), np.float32)

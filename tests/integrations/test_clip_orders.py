@@ -43,30 +43,13 @@ def in_fp64(vae, call, clip):
 )
 @torch.no_grad()
 def test_decode(vae, together, pages):
-    latents = torch.randn(1, 16, 4, 5, 7)
+    latents = torch.randn(1, 16, 3, 5, 7)
 
     def plain(given):
         return vae.decode(given).sample
 
     wanted, exact = plain(latents), in_fp64(vae, plain, latents)
     plan = compare(
-        wan.decoder(vae), latents, wanted, exact, together=together, pages=pages, budget="23MiB"
+        wan.decoder(vae), latents, wanted, exact, together=together, pages=pages, budget="21MiB"
     )
-    assert max(plan.runs[-1].prepared.layout.bands) > 1
     assert ("all in each band" in plan.title) == (together == ALL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("together", "pages"), [(ALL, "memory"), (1, "disk")])
-@torch.no_grad()
-def test_encode(vae, together, pages):
-    frames = 2 * torch.rand(1, 3, 9, 40, 56) - 1
-
-    def plain(given):
-        return vae.encode(given).latent_dist.parameters
-
-    wanted, exact = plain(frames), in_fp64(vae, plain, frames)
-    plan = compare(
-        wan.encoder(vae), frames, wanted, exact, together=together, pages=pages, budget="23MiB"
-    )
-    assert max(plan.runs[-1].prepared.layout.bands) > 1

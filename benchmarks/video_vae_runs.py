@@ -41,7 +41,7 @@ WAYS = {
 
 def wan(width: int) -> Any:
     """A video autoencoder of Wan 2.1 with random weights, ``width`` channels at full size."""
-    from diffusers import AutoencoderKLWan
+    from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 
     torch.manual_seed(0)
     return AutoencoderKLWan(base_dim=width).eval()

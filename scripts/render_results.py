@@ -29,6 +29,7 @@ import render_summary
 import render_training
 import render_variants
 import render_video
+import render_video_vae
 from tables import Rows, named
 
 from lowtide.core.units import format_bytes
@@ -113,6 +114,7 @@ SHAPES: dict[str, Callable[[Rows], str]] = {
     **render_training.SHAPES,
     **render_variants.SHAPES,
     **render_video.SHAPES,
+    **render_video_vae.SHAPES,
 }
 
 

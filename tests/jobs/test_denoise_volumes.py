@@ -10,7 +10,8 @@ import pytest
 import lowtide
 from lowtide import UsageError
 from lowtide.core.errors import InputError, LowtideError
-from lowtide.jobs.volume_survey import file_scale, survey_ranges
+from lowtide.jobs.volume_levels import file_scale
+from lowtide.jobs.volume_survey import survey_ranges
 from lowtide.media.volume_header import inspect_volume
 from lowtide.models.denoiser.noise_models import RicianNoise
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable

@@ -7,7 +7,8 @@ import pytest
 
 from lowtide.core.errors import LowtideError
 from lowtide.jobs.train_noise import train_noise
-from lowtide.jobs.volume_survey import file_scale, survey_levels, survey_ranges
+from lowtide.jobs.volume_levels import estimate_levels, file_scale
+from lowtide.jobs.volume_survey import survey_ranges
 from lowtide.media.volume_header import inspect_volume
 from lowtide.models.denoiser.noise_models import RicianNoise
 from lowtide.models.denoiser.noise_table import load_noise
@@ -77,13 +78,19 @@ def test_masked_and_missing_voxels_do_not_count(tmp_path):
     assert found == pytest.approx(70, rel=0.1)
 
 
-def test_texture_does_not_raise_it_as_it_does_the_estimate_of_one_volume(tmp_path):
+def levels_of(path):
+    facts = inspect_volume(path)
+    return np.array(estimate_levels(facts, survey_ranges(facts)).levels, float)
+
+
+def test_texture_raises_the_estimate_of_one_volume_alone(tmp_path):
     random = np.random.default_rng(3)
     texture = 1000 + 150 * random.standard_normal((48, 44, 4, 1)) * np.ones(6)
     noisy = RicianNoise(std=30).sample(texture.astype(np.float32), random)
-    path = nifti(tmp_path / "dwi.nii", np.rint(noisy).astype(np.int16))
-    facts = inspect_volume(path)
-    assert np.median(survey_levels(facts, survey_ranges(facts))) > 100
+    noisy = np.rint(noisy).astype(np.int16)
+    path = nifti(tmp_path / "dwi.nii", noisy)
+    assert levels_of(nifti(tmp_path / "one.nii", noisy[..., :1]))[0] > 100
+    assert np.median(levels_of(path)) == pytest.approx(30, rel=0.15)
     assert found_std(tmp_path, path)[0] == pytest.approx(30, rel=0.15)
 
 

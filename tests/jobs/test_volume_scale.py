@@ -35,7 +35,8 @@ def denoised(denoiser, values, level, *, rician):
 @pytest.mark.parametrize("snr", [3, 10])
 def test_rician_noise_leaves_no_bias(denoiser, snr):
     """In areas of signal, of less signal and of none, whose magnitudes are lifted by the noise: by
-    a sixth of the standard deviation at an SNR of 3, and by 1.25 in the background."""
+    a sixth of the standard deviation at an SNR of 3, and by 1.25 in the background. Taken as
+    Gaussian noise, three quarters of the latter stay (0.94 to 0.97 in four draws)."""
     std = 1000 / snr
     clean = np.full((96, 96), 1000, np.float32)
     clean[48:], clean[:, 64:] = 0, 400
@@ -44,15 +45,15 @@ def test_rician_noise_leaves_no_bias(denoiser, snr):
     gaussian = denoised(denoiser, noisy, std, rician=False)
     for area, most in (
         (np.s_[4:44, 4:60], 0.1),
-        (np.s_[4:92, 68:92], 0.15),
-        (np.s_[52:92, 4:60], 0.4),
+        (np.s_[4:92, 68:92], 0.1),
+        (np.s_[52:92, 4:60], 0.1),
     ):
         bias = (made[area].mean() - clean[area].mean()) / std
         before = (noisy[area].mean() - clean[area].mean()) / std
-        assert abs(bias) < most, (area, before, bias)
+        left = (gaussian[area].mean() - clean[area].mean()) / std
+        assert abs(bias) < most and abs(left) > 2 * abs(bias), (area, before, bias, left)
         assert made[area].std() < 0.5 * noisy[area].std()
-    # Twice what the other way may leave, at least.
-    assert gaussian[52:92, 4:60].mean() > 0.8 * std
+    assert left > 0.9  # of the background, the last area: nine times what the other way may leave
     assert np.mean((made - clean) ** 2) < 0.2 * np.mean((noisy - clean) ** 2)
 
 

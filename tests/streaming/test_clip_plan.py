@@ -3,12 +3,15 @@
 import errno
 import random
 import tempfile
+from dataclasses import replace
 
 import pytest
 import torch
 
-from lowtide.core.errors import BudgetError, OutputError
+from lowtide.core.errors import BudgetError, OutputError, UsageError
+from lowtide.core.scratch import ScratchSpace
 from lowtide.streaming.chunk_stream import ChunkStream
+from lowtide.streaming.engine.carried_state import StateStore
 from support.causal_modules import Later, LaterWithAttention, causal_modules, whole_clip
 
 ALL = 99
@@ -70,6 +73,41 @@ def test_random_orders_places_and_budgets():
 @pytest.mark.slow
 def test_many_random_orders_places_and_budgets():
     assert 0 < compare_draws(100, seed=2) < 100
+
+
+@pytest.mark.parametrize("chunks", [5, pytest.param(12, marks=pytest.mark.slow)])
+@torch.no_grad()
+def test_the_state_leaves_memory_only_where_it_must(chunks):
+    first, later = causal_modules()
+    clip = torch.rand(1, 3, chunks, 300, 20)
+    state = 2 * 4 * 300 * 20 * (3 + 4 * 16)
+    whole = whole_clip(later, clip)
+    plans = {}
+    for name, rows in (("much", 3 * state), ("little", 6 * state // 5)):
+        stream = ChunkStream(first, later, budget=whole.nbytes + rows + (16 << 20))
+        assert (stream(clip) - whole).abs().max() <= 3e-6
+        plans[name] = stream.plan(clip)
+        assert plans[name].peak_bytes <= whole.nbytes + rows
+    assert "one by one, state of 3.07 MiB in memory;" in plans["much"].title
+    assert plans["little"].store.placement == "disk" or not plans["little"].state_bytes
+    assert plans["little"].cost > plans["much"].cost
+
+
+@torch.no_grad()
+def test_the_state_may_be_in_host_memory():
+    first, later = causal_modules(LaterWithAttention)
+    clip = torch.rand(2, 3, 5, 31, 14)
+    stream = ChunkStream(first, later, budget="21MiB", pages="disk", together=2)
+    plan, wanted = stream.plan(clip), stream(clip)
+    # as for a GPU, whose transfers this machine may not have
+    store = StateStore("host", 3, clip.device, ScratchSpace())
+    stream._prepared = stream._prepared[0], replace(plan, store=store)
+    assert torch.equal(stream(clip), wanted)
+
+
+def test_no_chunks_together_are_refused():
+    with pytest.raises(UsageError, match="at least 1"):
+        ChunkStream(*causal_modules(), together=0)
 
 
 class FullAfter:

@@ -1,20 +1,21 @@
-"""Ranges and noise levels of the volumes of a NIfTI file, each from one pass over the file."""
+"""Ranges and noise levels of the volumes of a NIfTI file, with what a user has to know of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lowtide.core.errors import InputError, UsageError
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel
 from lowtide.jobs.chosen_noise import ChosenNoise, NoiseSource
+from lowtide.jobs.series_slices import volumes_of
+from lowtide.jobs.volume_levels import estimate_levels, file_scale
 from lowtide.jobs.volume_scale import VolumeScale
-from lowtide.media.volume_file import VolumeSource
 from lowtide.media.volume_header import VolumeFacts
 from lowtide.models.denoiser.noise_models import RicianNoise
-from lowtide.models.denoiser.volume_level import LevelStatistics, RangeStatistics, VolumeRange
+from lowtide.models.denoiser.volume_level import RangeStatistics, VolumeRange
 
 # Most by which a table's level and what a file shows may differ: structure only adds to the latter.
 _MOST_BETWEEN = 3.0
@@ -73,13 +74,16 @@ def survey_volume(
         notes += _compare_noise(facts, ranges, chosen, sigma, cancel)
     elif sigma is not None:
         source = "given"
-    levels = [sigma] * count if sigma is not None else survey_levels(facts, ranges, cancel)
+    levels: tuple[float | None, ...] = (sigma,) * count
+    if sigma is None:
+        estimate = estimate_levels(facts, ranges, cancel)
+        levels, notes = estimate.levels, [*notes, *estimate.notes]
     scales = [
         VolumeScale.of(one, level, max_sigma, rician=rician) if level and one.span > 0 else None
         for one, level in zip(ranges, levels, strict=True)
     ]
     notes += _notes(ranges, levels, scales)
-    facts_of_volumes = tuple(ranges), tuple(levels), tuple(scales)
+    facts_of_volumes = tuple(ranges), levels, tuple(scales)
     return VolumeSurvey(facts, *facts_of_volumes, source, noise, tuple(notes))
 
 
@@ -91,7 +95,7 @@ def _compare_noise(
     cancel: Cancel,
 ) -> list[str]:
     """Return notes on a table with far less noise than a file; raises `UsageError` for far more."""
-    known = [one for one in survey_levels(facts, ranges, cancel) if one is not None]
+    known = [one for one in estimate_levels(facts, ranges, cancel).levels if one is not None]
     least, most = min(known, default=sigma), max(known, default=sigma)
     if sigma > _MOST_BETWEEN * most:
         raise UsageError(
@@ -135,7 +139,7 @@ def survey_ranges(facts: VolumeFacts, cancel: Cancel = None) -> list[VolumeRange
         InputError: The file is damaged, or no voxel is finite.
     """
     found = []
-    for slices in _volumes(facts, cancel):
+    for slices in volumes_of(facts, cancel):
         statistics = RangeStatistics()
         for image in slices:
             statistics.add(image)
@@ -143,41 +147,3 @@ def survey_ranges(facts: VolumeFacts, cancel: Cancel = None) -> list[VolumeRange
     if sum(one.not_finite for one in found) == facts.slices * facts.shape[0] * facts.shape[1]:
         raise InputError(f"{facts.path}: no voxel is finite: all are NaN or infinite")
     return found
-
-
-def survey_levels(
-    facts: VolumeFacts, ranges: Sequence[VolumeRange], cancel: Cancel = None
-) -> list[float | None]:
-    """Return the noise level of each volume in data units, None where no voxel tells it.
-
-    Structure only adds to an estimate, and the volumes of a series come from one scanner: none gets
-    more than the median of all.
-    """
-    found = []
-    for one, slices in zip(ranges, _volumes(facts, cancel), strict=True):
-        statistics = LevelStatistics(one.threshold)
-        for image in slices:
-            statistics.add(image)
-        found.append(statistics.sigma())
-    known = [level for level in found if level is not None]
-    most = sorted(known)[(len(known) - 1) // 2] if known else 0.0
-    return [None if level is None else min(level, most) for level in found]
-
-
-def file_scale(ranges: Sequence[VolumeRange]) -> float:
-    """Return the value that is 1 in noise tables: the robust maximum of the brightest volume."""
-    return max(one.high for one in ranges)
-
-
-def _volumes(facts: VolumeFacts, cancel: Cancel) -> Iterator[Iterator[np.ndarray]]:
-    """Iterate over volumes, each as its slices (H, W) in data units, to be read in order."""
-    _, _, slices, volumes = facts.shape
-    with VolumeSource(facts) as source:
-
-        def of_volume(volume: int) -> Iterator[np.ndarray]:
-            for place in range(volume * slices, (volume + 1) * slices):
-                check_cancel(cancel)
-                yield facts.to_units(source.read(place, place + 1))[0, ..., 0]
-
-        for volume in range(volumes):
-            yield of_volume(volume)

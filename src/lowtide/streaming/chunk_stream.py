@@ -74,6 +74,8 @@ class ChunkStream:
         scratch: Path | None = None,
         together: ChunksTogether = "auto",
     ) -> None:
+        if together != "auto" and together < 1:
+            raise UsageError(f"{together} chunks together: at least 1 runs, or 'auto'")
         self._modules = first, later
         self._frames = frames
         self._together: ChunksTogether = together

@@ -193,10 +193,10 @@ class ClipPlanner:
             if number >= self.count:
                 found.append((number, places[0]))  # there is no state
                 continue
-            # in memory, the state of groups is as large as that of single chunks
-            found += [
-                (number, place) for place in places if place != "memory" or number == numbers[0]
-            ]
+            for place in places:
+                # in memory, the state of groups is as large as that of single chunks
+                if place != "memory" or number == numbers[0]:
+                    found.append((number, place))
         return found
 
     def plan(self, together: int, placement: Placement) -> ClipPlan:

@@ -53,13 +53,12 @@ class NeighborStatistics:
         """
         if min(target.shape) < _REACH:
             return
-        first = -self._seen % self._stride
-        around = np.stack([_windows(one, _REACH) for one in neighbors], 2)
-        around = around.reshape(-1, *around.shape[2:])
-        self._seen += len(around)
-        around = around[first :: self._stride].astype(np.float64)
-        own = _windows(target[1:-1, 1:-1], 3).reshape(-1, 3, 3)
-        own = own[first :: self._stride].astype(np.float64)
+        height, width = (size - _REACH + 1 for size in target.shape)
+        places = np.arange(-self._seen % self._stride, height * width, self._stride)
+        self._seen += height * width
+        at = np.unravel_index(places, (height, width))
+        around = np.stack([_windows(one, _REACH)[at] for one in neighbors], 1, dtype=np.float64)
+        own = _windows(target[1:-1, 1:-1], 3)[at].astype(np.float64)
         finite = np.isfinite(around).all((1, 2, 3)) & np.isfinite(own).all((1, 2))
         # Chosen by the neighbors alone: the target's noise must not decide.
         used = finite & (np.where(finite, around.mean((1, 2, 3)), 0) > self._threshold)

@@ -1,10 +1,4 @@
-"""Range, foreground and noise level of a volume of MRI, slice by slice.
-
-Values are in data units, of any scale. The noise level is the robust scale of the second
-difference within slices, as of photographs (`lowtide.models.denoiser.noise_level`), over the
-foreground only: magnitudes of the background have two thirds of its noise, or none at all where it
-was masked.
-"""
+"""Range, foreground and background of a volume of MRI, slice by slice, in data units."""
 
 from __future__ import annotations
 
@@ -13,23 +7,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.core.histogram import FloatHistogram
-from lowtide.models.denoiser.noise_filter import NORMAL_MEDIAN, noise_response
 
 _TAIL = 1e-3  # share of voxels below and above the range
+# Of Rayleigh noise this times the median is above all but a thousandth.
+_MEDIANS = 3.0
+_MOST_ROUNDS = 50
 
 
 @dataclass(frozen=True)
 class VolumeRange:
     """Values of one volume: a robust minimum and maximum, and where its foreground begins.
 
-    ``threshold`` divides the voxels into the two classes of the largest variance between them
-    (Otsu); ``not_finite`` counts NaN and infinite voxels, which are left out.
+    Attributes:
+        threshold: Value between the two classes of voxels with the largest variance between them
+            (Otsu).
+        not_finite: Number of NaN and infinite voxels, which are left out.
+        background: Most of what the background's noise reaches, if there is one; 0 where magnitudes
+            are negative or nothing is below the threshold.
     """
 
     low: float
     high: float
     threshold: float
     not_finite: int
+    background: float = 0.0
 
     @property
     def span(self) -> float:
@@ -54,31 +55,10 @@ class RangeStatistics:
         if not self._values.count:
             return VolumeRange(0.0, 0.0, 0.0, self._not_finite)
         low, high = (self._values.quantile(share) for share in (_TAIL, 1 - _TAIL))
-        return VolumeRange(low, high, _otsu(*self._values.filled()), self._not_finite)
-
-
-class LevelStatistics:
-    """Running estimate of the noise level of one volume whose range is known."""
-
-    def __init__(self, threshold: float) -> None:
-        self._threshold, self._responses = threshold, FloatHistogram()
-
-    def add(self, image: np.ndarray) -> None:
-        """Add one slice (H, W), float32 in data units; smaller than 3 × 3 adds nothing."""
-        if min(image.shape) < 3:
-            return
-        values = image.astype(np.float32)
-        windows = np.lib.stride_tricks.sliding_window_view(values, (3, 3))
-        response = np.abs(noise_response(values))
-        # Zeros are the outside of a mask, which has no noise.
-        known = (np.isfinite(windows) & (windows != 0)).all((2, 3))
-        self._responses.add(response[known & (windows.mean((2, 3)) > self._threshold)])
-
-    def sigma(self) -> float | None:
-        """Return the standard deviation of the noise, or None where no voxel tells it."""
-        if not self._responses.count:
-            return None
-        return self._responses.quantile(0.5) / NORMAL_MEDIAN
+        values, counts = self._values.filled()
+        threshold = _otsu(values, counts)
+        background = _background(values, counts, threshold)
+        return VolumeRange(low, high, threshold, self._not_finite, background)
 
 
 def _otsu(values: np.ndarray, counts: np.ndarray) -> float:
@@ -94,3 +74,20 @@ def _otsu(values: np.ndarray, counts: np.ndarray) -> float:
     difference = sums[:-1] / below - (sums[-1] - sums[:-1]) / above
     best = int(np.argmax(below * above * difference**2))
     return float(values[best] + values[best + 1]) / 2
+
+
+def _background(values: np.ndarray, counts: np.ndarray, threshold: float) -> float:
+    """Return three medians of the values above 0 that are less than that."""
+    if values[0] < 0:
+        return 0.0
+    most = threshold
+    for _ in range(_MOST_ROUNDS):
+        below = (values > 0) & (values < most)
+        if not below.any():
+            return 0.0
+        reached = np.cumsum(counts[below])
+        median = float(values[below][np.searchsorted(reached, reached[-1] / 2)])
+        if _MEDIANS * median >= most:
+            break
+        most = _MEDIANS * median
+    return most

@@ -18,10 +18,8 @@ from lowtide.streaming.pages.host_page import HostPage
 from lowtide.streaming.pages.page import MemoryPage, Page
 from lowtide.streaming.pages.transfer import HostTransfer, host_transfer_for
 
-# Pieces of a state tensor: what is read is freed piece by piece.
-_PIECES = 16
-# Bands whose old rows are there while a band makes new ones: its own and the one before.
-_OVERLAPPING_BANDS = 2
+# Pieces of a state tensor in memory: what no band reads any more is freed piece by piece.
+_PIECES = 64
 # Bands whose rows a page in host memory has on the device: its own and the next.
 _PREFETCHED_BANDS = 2
 
@@ -48,7 +46,7 @@ class StateStore:
 
     def empty(self, metas: Sequence[TensorMeta]) -> CarriedState:
         """Return a state of tensors of these shapes, without rows."""
-        state = CarriedState([], self._dim)
+        state = CarriedState([], self._dim, [-(-one.shape[self._dim] // _PIECES) for one in metas])
         try:
             for meta in metas:
                 state.pages.append(self._page(meta))
@@ -67,10 +65,17 @@ class StateStore:
 
 @dataclass(frozen=True)
 class CarriedState:
-    """Pages of the tensors that a run hands to the next, each with rows along ``dim``."""
+    """Pages of the tensors that a run hands to the next.
+
+    Attributes:
+        pages: Page of each tensor.
+        dim: Dim of their rows.
+        piece_rows: Rows of each that are kept in one piece of memory.
+    """
 
     pages: list[Page]
-    dim: int = 0
+    dim: int
+    piece_rows: Sequence[int]
 
     def write(self, index: int, first: int, rows: Tensor) -> None:
         """Keep a copy of rows from row ``first`` on, such as (1, C, 2, rows, W)."""
@@ -78,7 +83,7 @@ class CarriedState:
         if not isinstance(page, MemoryPage):
             page.write(first, rows)
             return
-        for part in rows.split(-(-rows.shape[self.dim] // _PIECES), self.dim):
+        for part in rows.split(self.piece_rows[index], self.dim):
             page.write(first, part.clone())
             first += part.shape[self.dim]
 
@@ -141,7 +146,7 @@ def _overlap_bytes(
 ) -> int:
     """Return the most bytes of an old state in memory while the new one is made.
 
-    Old rows are freed while new ones are made, so that both are there only for the bands at work,
+    Old rows are freed while new ones are made, so that both are there only for the band at work,
     and where several segments read them.
     """
     readers, overlap = page_readers(segments), [0.0] * len(segments)
@@ -149,7 +154,7 @@ def _overlap_bytes(
     for index in old:
         size, at = program.bytes_of(index), readers.get(index, [])
         if len(at) == 1:
-            overlap[at[0]] += size * min(1.0, _OVERLAPPING_BANDS / bands[at[0]] + 1 / _PIECES)
+            overlap[at[0]] += size * min(1.0, 1 / bands[at[0]] + 1 / _PIECES)
         else:
             twice += size
     return twice + int(max(overlap, default=0))

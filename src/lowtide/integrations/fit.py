@@ -45,9 +45,10 @@ def fit(
     module to rounding, so its own tiling and slicing, which this replaces, are switched off until
     `unfit`. Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own weights.
 
-    Of video autoencoders it takes `AutoencoderKLWan`, `AutoencoderKLQwenImage`,
-    `AutoencoderKLMagvit`, `AutoencoderKLCogVideoX` and Lowtide's own `VideoVAE`. They run the
-    chunks of frames that they run by themselves, each in bands, and never in tiles.
+    Of video autoencoders it takes `AutoencoderKLWan` (2.1 and 2.2),
+    `AutoencoderKLQwenImage`, `AutoencoderKLMagvit`, `AutoencoderKLCogVideoX` and Lowtide's own
+    `VideoVAE`. They run the chunks of frames that they run by themselves, each in bands, and never
+    in tiles.
 
     Args:
         autoencoder: The module, changed in place.

@@ -54,20 +54,22 @@ def clear_caches(autoencoder: Any) -> None:
 
 def encoder(autoencoder: Any) -> ClipPart:
     """Return the part that maps frames in -1..1 to the parameters of the posterior."""
-    return _part(_WanEncoder(autoencoder).eval(), _ENCODER_FRAMES, drops_rest=True)
+    return _part(_ChunkEncoder(autoencoder).eval(), _ENCODER_FRAMES, drops_rest=True)
 
 
 def decoder(autoencoder: Any) -> ClipPart:
     """Return the part that maps latents (B, C, T, H, W) to frames in -1..1."""
-    return _part(_WanDecoder(autoencoder).eval(), _DECODER_FRAMES)
+    return _part(_ChunkDecoder(autoencoder).eval(), _DECODER_FRAMES)
 
 
-def _part(network: _WanEncoder | _WanDecoder, frames: tuple[int, int], **more: bool) -> ClipPart:
+def _part(
+    network: _ChunkEncoder | _ChunkDecoder, frames: tuple[int, int], **more: bool
+) -> ClipPart:
     shapes = _cache_shapes(network, frames)
     return ClipPart(_FirstChunk(network, shapes), _LaterChunk(network, shapes), frames, **more)
 
 
-class _WanEncoder(nn.Module):
+class _ChunkEncoder(nn.Module):
     """Encoder of one chunk, which reads and changes a list of caches."""
 
     def __init__(self, autoencoder: Any) -> None:
@@ -85,7 +87,7 @@ class _WanEncoder(nn.Module):
         return self.quant_conv(self.encoder(chunk, feat_cache=caches, feat_idx=[0]))
 
 
-class _WanDecoder(nn.Module):
+class _ChunkDecoder(nn.Module):
     """Decoder of one chunk, which reads and changes a list of caches."""
 
     def __init__(self, autoencoder: Any) -> None:
@@ -156,7 +158,9 @@ class _LaterChunk(nn.Module):
         return (made, *(one for one in caches if one is not None))
 
 
-def _cache_shapes(network: _WanEncoder | _WanDecoder, frames: tuple[int, int]) -> list[_CacheShape]:
+def _cache_shapes(
+    network: _ChunkEncoder | _ChunkDecoder, frames: tuple[int, int]
+) -> list[_CacheShape]:
     """Return the shapes of the caches after two chunks, by which all of them are there."""
     weight = next(network.parameters())
     # one for each convolution; some are left empty

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lowtide.core.atomic_file import require_absent
-from lowtide.core.errors import InputError, NotFiniteError, UsageError
-from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel, report_phase
-from lowtide.jobs.clip_autoencoder import ClipAutoencoder, PartName, load_clip_autoencoder
+from lowtide.core.errors import InputError, UsageError
+from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.clip_autoencoder import ClipAutoencoder, PartName
 from lowtide.jobs.clip_frames import (
     clip_facts,
     compare_clips,
@@ -24,90 +20,16 @@ from lowtide.jobs.clip_frames import (
     task_of_latents,
     write_clip,
 )
-from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.latent_files import ClipFacts, read_latents, write_latents
 from lowtide.jobs.vae_report import VaeReport
+from lowtide.jobs.vae_run import VaeRun
 from lowtide.jobs.vae_settings import VaeSettings
 from lowtide.jobs.video_task import VideoTask, video_task
 from lowtide.media.video.frame_pattern import FramePattern
-from lowtide.memory.budget import Budget
 
 _USUAL_FPS = 25.0
-AfterSome = Callable[..., None]
 # A video that is never written, where only how frames are read is asked for.
 _UNWRITTEN = Path("frames.mkv")
-
-
-@dataclass
-class _VaeRun:
-    """One call of a job: its model, its clock and who is told."""
-
-    settings: VaeSettings
-    autoencoder: ClipAutoencoder
-    progress: ProgressCallback | None
-    cancel: Cancel
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str, title: str, total: int, unit: str = "frames") -> Iterator[AfterSome]:
-        """Time a phase, and yield what is called with the number of frames it has done more."""
-        started, done = time.perf_counter(), 0
-
-        def after_some(count: int = 1) -> None:
-            nonlocal done
-            done += count
-            check_cancel(self.cancel)
-            if self.progress is not None:
-                elapsed = time.perf_counter() - started
-                self.progress(Progress("run", title, done, total, elapsed=elapsed, unit=unit))
-
-        check_cancel(self.cancel)
-        yield after_some
-        self.seconds[name] = round(time.perf_counter() - started, 3)
-
-    def encode(self, clip: Tensor, name: str, count: int) -> Tensor:
-        """Return the ``count`` latents of a clip."""
-        report_phase(self.progress, "capture", f"encoding {name}")
-        with self.phase("encode", f"encoding {name}", count, "latents") as after_chunks:
-            latents = self.autoencoder.encode(
-                clip,
-                sample=self.settings.sample,
-                seed=self.settings.seed,
-                after_chunks=after_chunks,
-            )
-        if not torch.isfinite(latents).all():
-            raise NotFiniteError(
-                "the model made latents that are not finite", hint="the weights may be damaged"
-            )
-        return latents
-
-    def decode(self, latents: Tensor, name: str) -> Tensor:
-        """Return all frames of latents."""
-        number, height, width = latents.shape[2:]
-        frames, _, _ = self.autoencoder.made((number, height, width))
-        report_phase(self.progress, "capture", f"decoding {name}")
-        with self.phase("decode", f"decoding {name}", frames) as after_chunks:
-            return self.autoencoder.decode(latents, after_chunks)
-
-    def report(self, **values: Any) -> VaeReport:
-        """Return the report; ``values`` are what is not known of the run."""
-        done, settings = self.autoencoder, self.settings
-        posterior = {}
-        if values["operation"] != "decode":
-            sampled = settings.sample
-            posterior = {
-                "posterior": "sample" if sampled else "mean",
-                "seed": settings.seed if sampled else None,
-            }
-        return VaeReport(
-            model=done.kind,
-            budget_bytes=done.budget.device_bytes,
-            device=done.budget.device,
-            scaling=done.scaling,
-            seconds=self.seconds,
-            **posterior,
-            **values,
-        )
 
 
 def encode(
@@ -149,7 +71,7 @@ def encode(
         require_absent(output, force=force)
     _require_videos(source)
     task = _read_only(source, chosen)
-    run = _start(chosen, progress, cancel)
+    run = VaeRun.load(chosen, progress, cancel)
     common = _of_clip(run.autoencoder, task) | {
         "operation": "encode",
         "input": str(source),
@@ -213,7 +135,7 @@ def decode(
         require_absent(output, force=force)
     _require_videos(output)
     latents, said = read_latents(source)
-    run = _start(chosen, progress, cancel)
+    run = VaeRun.load(chosen, progress, cancel)
     facts = _checked_facts(source, run.autoencoder, latents, said, chosen)
     encoder = chosen.video_settings().encoder_settings(facts.picture.bits, output)
     task = task_of_latents(source, output, facts, encoder)
@@ -275,7 +197,7 @@ def roundtrip(
         task = _read_only(source, chosen)
     else:
         task = video_task(source, target, chosen.video_settings(), 1)
-    run = _start(chosen, progress, cancel)
+    run = VaeRun.load(chosen, progress, cancel)
     common = _of_clip(run.autoencoder, task) | {
         "operation": "roundtrip",
         "input": str(source),
@@ -297,16 +219,6 @@ def roundtrip(
                 made, task, target, after_frame=after_frame, cancel=cancel
             )
     return run.report(status="done", **common)
-
-
-def _start(settings: VaeSettings, progress: ProgressCallback | None, cancel: Cancel) -> _VaeRun:
-    """Load the model."""
-    assert settings.model is not None
-    device = resolve_device(settings.device)
-    budget = Budget.parse(settings.budget, device=device, scratch=settings.scratch)
-    report_phase(progress, "load", str(settings.model))
-    autoencoder = load_clip_autoencoder(settings.model, budget, scratch=settings.scratch)
-    return _VaeRun(settings, autoencoder, progress, cancel)
 
 
 def _require_videos(*paths: Path | None) -> None:
@@ -348,7 +260,7 @@ def _of_clip(autoencoder: ClipAutoencoder, task: VideoTask) -> dict[str, Any]:
     }
 
 
-def _plans(run: _VaeRun, names: tuple[PartName, ...], common: dict[str, Any]) -> dict[str, str]:
+def _plans(run: VaeRun, names: tuple[PartName, ...], common: dict[str, Any]) -> dict[str, str]:
     """Return by part how it would run."""
     latents = common["latents"][1:]
     clip = run.autoencoder.padded((common["frames"], common["height"], common["width"]))

@@ -165,7 +165,7 @@ def tf32_is_allowed() -> tuple[bool, bool]:
 
 
 def _measure(
-    module: nn.Module, small: ModelInputs, allowed: float, known: StreamProgram | None
+    module: nn.Module, small: ModelInputs, allowed: float, known: StreamProgram | None = None
 ) -> Certificate:
     """Run the program for small inputs, captured unless ``known``, and compare its results."""
     program = known or lower_to_rows(capture(module, small))

@@ -29,6 +29,8 @@ import render_summary
 import render_training
 import render_variants
 import render_video
+import render_video_vae
+import render_video_vae_recipes
 from tables import Rows, named
 
 from lowtide.core.units import format_bytes
@@ -41,6 +43,7 @@ TARGETS = (
     "docs/concepts/streaming.md",
     "docs/guide/denoiser_memory.md",
     "docs/guide/ldm4ts_memory.md",
+    "docs/guide/video_vae_memory.md",
 )
 NOT_YET = "Not measured yet."
 
@@ -113,6 +116,8 @@ SHAPES: dict[str, Callable[[Rows], str]] = {
     **render_training.SHAPES,
     **render_variants.SHAPES,
     **render_video.SHAPES,
+    **render_video_vae.SHAPES,
+    **render_video_vae_recipes.SHAPES,
 }
 
 

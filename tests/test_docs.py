@@ -89,7 +89,19 @@ def test_the_oldest_pytorch_is_named_as_it_is_promised():
 
 
 @pytest.mark.parametrize(
-    "command", ["upscale", "video", "denoise", "models", "doctor", "train sr", "train noise"]
+    "command",
+    [
+        "upscale",
+        "video",
+        "vae encode",
+        "vae decode",
+        "vae roundtrip",
+        "denoise",
+        "models",
+        "doctor",
+        "train sr",
+        "train noise",
+    ],
 )
 def test_every_option_is_documented(command):
     page = (ROOT / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")

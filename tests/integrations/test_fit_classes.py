@@ -10,7 +10,6 @@ from lowtide.core.errors import UsageError
 from support.tiny_autoencoders import DC, KL, TINY, built, same, small_vae
 
 FOUR = {"block_out_channels": (8,) * 4, "layers_per_block": 1, "norm_num_groups": 4}
-FRAMES = {"base_dim": 4, "z_dim": 4, "num_res_blocks": 1, "dim_mult": [1] * 4}
 BLOCKS = {
     "down_block_types": ("DownEncoderBlock2D",) * 2,
     "up_block_types": ("UpDecoderBlock2D",) * 2,
@@ -33,10 +32,6 @@ TAKEN = {
 }
 
 REFUSED = {
-    "AutoencoderKLQwenImage": (
-        FRAMES,
-        "encoder of this AutoencoderKLQwenImage is of frames: its conv_in",
-    ),
     "AutoencoderKLCosmos": (
         {
             "encoder_block_out_channels": (8,) * 4,
@@ -45,12 +40,10 @@ REFUSED = {
             "attention_resolutions": (8,),
             "resolution": 64,
         },
-        "is of frames",
+        "attention is among all frames",
     ),
-    "AutoencoderKLHunyuanVideo": (FOUR, "is of frames"),
-    "AutoencoderKLCogVideoX": (FOUR, "is of frames"),
-    "AutoencoderKLMagvit": (FOUR, "is of frames"),
-    "AutoencoderKLAllegro": (FOUR, "is of frames"),
+    "AutoencoderKLHunyuanVideo": (FOUR, "attention is among all frames"),
+    "AutoencoderKLAllegro": (FOUR, "only in overlapping tiles"),
     "AutoencoderKLLTXVideo": (
         {
             "block_out_channels": (8,) * 4,
@@ -59,7 +52,7 @@ REFUSED = {
             "decoder_layers_per_block": (1,) * 5,
             "latent_channels": 8,
         },
-        "is of frames",
+        "keep no frames between calls",
     ),
     "AutoencoderKLMochi": (
         {
@@ -68,7 +61,7 @@ REFUSED = {
             "layers_per_block": (1,) * 5,
             "latent_channels": 4,
         },
-        "is of frames",
+        "no module is made yet",
     ),
     "AutoencoderOobleck": (
         {

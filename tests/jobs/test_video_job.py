@@ -219,6 +219,45 @@ def test_damaged_frames_are_refused_or_repeated(tmp_path):
     assert report.videos[0].frames_out == len(frames_of(target)[0]) == 30
 
 
+def test_every_frame_comes_out_whatever_their_count(tmp_path):
+    """Reports video2x 1371 and FlashVSR 3: frames were estimated, and 81 became 77."""
+    clip = Clip(frames=81, sounds=(Sound(start=0.2, seconds=3.3),))
+    source, target = clip.write(tmp_path / "in.mp4"), tmp_path / "out.mp4"
+    item = lowtide.video(source, target, segment=20).videos[0]
+    assert (item.frames_in, item.frames_out) == (81, 81)
+    assert frames_of(target)[1] == frames_of(source)[1]
+    assert packets(target, "audio") == packets(source, "audio")
+
+
+def test_a_phones_clip_stays_what_it_is(tmp_path):
+    """Report REAL-Video-Enhancer 229: of a turned HLG clip only the sound came out."""
+    clip = Clip(
+        frames=3,
+        codec="libx265",
+        pix_fmt="yuv420p10le",
+        options={"x265-params": "log-level=none"},
+        tags={"color_primaries": 9, "color_trc": 18, "colorspace": 9, "color_range": 1},
+        rotation=90,
+        sounds=(Sound(),),
+    )
+    source, target = clip.write(tmp_path / "in.mov"), tmp_path / "out.mov"
+    lowtide.video(source, target)
+    with av.open(str(target)) as made:
+        frame = next(made.decode(video=0))
+    assert (frame.format.name, frame.rotation, frame.color_trc) == ("yuv420p10le", 90, 18)
+    assert packets(target, "audio") == packets(source, "audio")
+
+
+def test_half_a_file_is_refused_or_kept_and_said(tmp_path):
+    source, target = Clip(frames=64).write(tmp_path / "in.mkv"), tmp_path / "out.mkv"
+    source.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
+    with pytest.raises(VideoError, match=r"it ends after \d\.\d\d s, and its header says 2\.5"):
+        lowtide.video(source, target)
+    item = lowtide.video(source, target, damaged="keep").videos[0]
+    assert 0 < item.frames_out < 64
+    assert any(note.startswith("the file is damaged: it ends after") for note in item.notes)
+
+
 @pytest.mark.parametrize(
     ("target", "options", "error", "text"),
     [

@@ -28,18 +28,32 @@ def packets(path: Path) -> list[tuple[int, int | None, int | None, bytes]]:
         return [(one.stream.index, one.pts, one.dts, bytes(one)) for one in found]
 
 
+def content(target: Path) -> list[tuple[int, int | None, int | None, bytes]] | dict[str, bytes]:
+    """Packets of a file, or the files of a sequence."""
+    if target.suffix != ".png":
+        return packets(target)
+    return {one.name: one.read_bytes() for one in target.parent.iterdir()}
+
+
 def finished(target: Path) -> int:
     """Segments that are complete."""
     folder = work_folder(target)
-    return len(list(folder.glob("0*"))) if folder.exists() else 0
+    return len(list(folder.glob("0????????.*"))) if folder.exists() else 0
 
 
 @pytest.mark.parametrize(
-    ("frames", "kills"), [(40, 1), pytest.param(240, 5, marks=pytest.mark.slow)]
+    ("frames", "kills", "output"),
+    [
+        (40, 1, "out.mkv"),
+        (40, 1, "%d.png"),
+        pytest.param(240, 5, "out.mkv", marks=pytest.mark.slow),
+    ],
 )
-def test_killed_and_restarted_equals_undisturbed(tmp_path, frames, kills):
+def test_killed_and_restarted_equals_undisturbed(tmp_path, frames, kills, output):
     source = Clip(frames=frames, width=96, height=64, sounds=(Sound(),)).write(tmp_path / "in.mkv")
-    calm, disturbed = tmp_path / "calm.mkv", tmp_path / "disturbed.mkv"
+    calm, disturbed = tmp_path / "calm" / output, tmp_path / "disturbed" / output
+    for target in (calm, disturbed):
+        target.parent.mkdir()
     subprocess.run(command(source, calm), check=True, capture_output=True)
 
     generator, before = random.Random(kills), 0
@@ -53,10 +67,10 @@ def test_killed_and_restarted_equals_undisturbed(tmp_path, frames, kills):
         job.send_signal(signal.SIGKILL)
         job.communicate()
         assert job.returncode == -signal.SIGKILL, "the kill must hit a running job"
-        assert not disturbed.exists()
+        assert all(one.name.startswith(".") for one in disturbed.parent.iterdir())
         assert finished(disturbed) > before
         before = finished(disturbed)
     done = subprocess.run(command(source, disturbed), check=True, capture_output=True, text=True)
     assert f'"frames_resumed": {before * SEGMENT}' in done.stdout
-    assert packets(disturbed) == packets(calm)
+    assert content(disturbed) == content(calm)
     assert not work_folder(disturbed).exists()

@@ -31,6 +31,7 @@ from lowtide.cli import (
     train_noise,
     train_sr,
     upscale,
+    vae,
     video,
 )
 from lowtide.cli.shell import CliState, print_error, print_failure
@@ -88,6 +89,7 @@ plans = typer.Typer(
 benches = typer.Typer(help="Compare configurations on this machine.", no_args_is_help=True)
 trains = typer.Typer(help="Train a model within a memory budget.", no_args_is_help=True)
 exports = typer.Typer(help="Write models as files for other runtimes.", no_args_is_help=True)
+vaes = typer.Typer(help="Encode and decode clips by a video autoencoder.", no_args_is_help=True)
 app.command("upscale")(upscale.upscale)
 app.command("denoise")(denoise.denoise)
 plans.command("upscale")(plan_upscale.plan)
@@ -104,6 +106,10 @@ app.add_typer(trains, name="train")
 exports.command("onnx")(export.onnx)
 app.add_typer(exports, name="export")
 app.command("video")(video.video)
+vaes.command("encode")(vae.encode)
+vaes.command("decode")(vae.decode)
+vaes.command("roundtrip")(vae.roundtrip)
+app.add_typer(vaes, name="vae")
 app.command("forecast")(forecast.forecast)
 app.command("backtest")(forecast.backtest)
 app.command("models")(models.models)

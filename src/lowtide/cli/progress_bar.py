@@ -106,15 +106,18 @@ class ProgressLine:
 
     def _show_line(self, event: Progress) -> None:
         now = time.monotonic()
-        finished, fresh = event.done >= event.total, event.name != self._name
+        title = _title(event)
+        finished, fresh = event.done >= event.total, title != self._name
         if finished or fresh or now - self._last_shown >= _PLAIN_SECONDS:
-            self._last_shown, self._name = now, event.name
+            self._last_shown, self._name = now, title
             share = 100 * event.done // max(event.total, 1)
-            typer.echo(f"{_title(event)} {share}% {_detail(event)}", err=True)
+            typer.echo(f"{title} {share}% {_detail(event)}", err=True)
 
 
 def _title(event: Progress) -> str:
     count = f"[{event.image}/{event.images}] " if event.images > 1 else ""
+    if event.phase == "check":
+        count += "reading back: "
     return (
         f"{count}{event.name}".replace("[", r"\[")
         if stderr_is_terminal()
@@ -128,6 +131,8 @@ def _detail(event: Progress) -> str:
         left = format_seconds(event.elapsed)
     if event.unit and event.done:
         left = f"{event.done / max(event.elapsed, 1e-9):.3g} {event.unit} a second, {left}"
+    if not event.budget_bytes:  # memory is not measured
+        return left
     return (
         f"{left}, memory {format_bytes(event.memory_bytes)}, peak"
         f" {format_bytes(event.peak_bytes)} of {format_bytes(event.budget_bytes)}"

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 # Order in help, within each panel.
 _ORDER = (
-    "output model budget frames time device devices plan_file dry_run scale codec quality preset"
-    " segment damaged self_ensemble accuracy precision strategy cuda_graphs provider compile tile"
-    " format suffix force max_pixels"
+    "output model budget fps frames time device devices plan_file dry_run scale codec quality"
+    " preset segment damaged self_ensemble accuracy precision strategy cuda_graphs provider compile"
+    " tile format suffix force max_pixels"
 )
 
 
@@ -47,7 +47,8 @@ def video(
 
     Frames keep their time stamps; sound, subtitles, chapters and tags are kept as far as the
     output's container holds them, and what is not is named before work starts. A stopped run
-    resumes where it was, by the same command.
+    resumes where it was, by the same command. Numbered images are a video too: a folder of them,
+    or 'frames/%05d.png', as input with --fps, as output, or both.
     """
     require_output(output, dry_run=dry_run)
     run_job(

@@ -9,14 +9,15 @@ from typing import Literal
 
 from lowtide.core.errors import Cancelled
 
-Phase = Literal["load", "probe", "capture", "compile", "record", "run", "done"]
+Phase = Literal["load", "probe", "capture", "compile", "record", "run", "check", "done"]
 
 
 @dataclass(frozen=True)
 class Progress:
     """Progress of a job at one moment, passed to a `ProgressCallback`.
 
-    ``done`` and ``total`` count output rows of the current image in phase ``run``; ``image`` and
+    ``done`` and ``total`` count output rows of the current image in phase ``run``, and what is read
+    again of a finished output in phase ``check``; ``image`` and
     ``images`` number the inputs of a batch from 1. Bytes are what the run has added to the process
     so far (CPU) or what the process holds on the device (CUDA). ``unit`` is what is counted where
     that is not rows: ``"frames"``.

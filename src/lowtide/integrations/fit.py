@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
 from lowtide.core.errors import UsageError
-from lowtide.integrations.clip_decoder import is_clip_autoencoder
 from lowtide.integrations.fitted_module import FitSettings, fit_part, is_fitted, unfit_part
 from lowtide.integrations.part_selection import (
     PARTS,
-    check_clip_autoencoder,
     check_part,
+    check_video_autoencoder,
     chosen_parts,
     has_parts,
 )
+from lowtide.integrations.video_autoencoders.families import class_names, family_of
+from lowtide.integrations.video_autoencoders.refusals import refusal_of
 from lowtide.memory.budget import Budget
 from lowtide.streaming.engine.placement import PagePlacement
 
@@ -41,9 +43,12 @@ def fit(
     Takes `AutoencoderKL`, `AutoencoderTiny`, `AutoencoderDC` and any module with an ``encoder`` and
     a ``decoder`` that map one (B, C, H, W) tensor to another. Results equal those of the original
     module to rounding, so its own tiling and slicing, which this replaces, are switched off until
-    `unfit`. `AutoencoderKLWan` (2.1) decodes clips in bands, one latent at a time as it does by
-    itself, and never in tiles; it encodes as before, by its own switches. Copies
-    (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own weights.
+    `unfit`. Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own weights.
+
+    Of video autoencoders it takes `AutoencoderKLWan` (2.1 and 2.2),
+    `AutoencoderKLQwenImage`, `AutoencoderKLMagvit`, `AutoencoderKLCogVideoX` and Lowtide's own
+    `VideoVAE`. They run the chunks of frames that they run by themselves, each in bands, and never
+    in tiles.
 
     Args:
         autoencoder: The module, changed in place.
@@ -63,15 +68,21 @@ def fit(
             mode.
     """
     module, settings = _unwrapped(autoencoder), FitSettings(budget, pages, scratch)
-    if is_clip_autoencoder(type(module)) and (parts is None or [*parts] == ["decoder"]):
-        check_clip_autoencoder(module)
-        fit_part(module, settings)
-        return autoencoder
+    if (reason := refusal_of(type(module))) is not None:
+        raise UsageError(
+            f"this {type(module).__name__} cannot run in bands of a clip: {reason}",
+            hint=f"lowtide.fit takes {', '.join(class_names())}",
+        )
+    family = family_of(type(module))
     chosen = chosen_parts(module, parts)
-    _check_parts(module, chosen, suggest_parts=parts is None)
     whole = all(getattr(module, name, None) is None or name in chosen for name in PARTS)
-    for part in chosen.values():
-        fit_part(part, settings)
+    if family:
+        check_video_autoencoder(module, family, tuple(chosen))
+        fit_part(module, replace(settings, parts=tuple(chosen)))
+    else:
+        _check_parts(module, chosen, suggest_parts=parts is None)
+        for part in chosen.values():
+            fit_part(part, settings)
     if whole:
         vars(module)[_SWITCHED_OFF] = tuple(_switch_off(module))
     return autoencoder

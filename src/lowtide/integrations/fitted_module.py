@@ -1,7 +1,7 @@
 """Fitted modules: their class is replaced by a streamed subclass.
 
-An image autoencoder's parts run in bands by their ``forward``, a clip autoencoder by its
-``_decode``.
+An image autoencoder's parts run in bands by their ``forward``, a video autoencoder by its
+``_encode`` and ``_decode``.
 
 `torch.nn.utils.parametrize` and FSDP replace the class too. A function assigned to a part's
 ``forward`` would be bound to that part: copies and replicas, which copy its attributes, would
@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.integrations.call_checks import check_eval_mode, check_not_traced, check_state
-from lowtide.integrations.clip_decoder import clip_decoder, is_clip_autoencoder
+from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
+from lowtide.integrations.video_autoencoders.families import VideoFamily, family_of
 from lowtide.memory.budget import Budget
 from lowtide.streaming.api import Streamed
-from lowtide.streaming.chunk_stream import ChunkStream
 from lowtide.streaming.engine.placement import PagePlacement
 
 # Attribute of a part: its settings.
@@ -35,11 +35,15 @@ _SETTINGS_ATTRIBUTE = "_lowtide_fitting"
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of a fitted part: see `lowtide.stream`."""
+    """Settings of a fitted part: see `lowtide.stream`.
+
+    ``parts`` names those of a video autoencoder that are fitted.
+    """
 
     budget: str | int | Budget
     pages: PagePlacement
     scratch: Path | None
+    parts: tuple[str, ...] = ()
 
 
 class _UnfittedModule(nn.Module):
@@ -74,9 +78,10 @@ class _Fitted:
         return _blank, (self.unfitted,), state
 
 
-# The stream of each part. Kept outside of the parts, so that copies get their own, and without a
-# reference back to the part, so that it is freed with its last user.
-_streams: WeakKeyDictionary[nn.Module, Streamed | ChunkStream] = WeakKeyDictionary()
+# The streams of each part by what they run: "forward", or part of a video autoencoder. Kept outside
+# of the parts, so that copies get their own, and without a reference back to the part, so that it
+# is freed with its last user.
+_streams: WeakKeyDictionary[nn.Module, dict[str, Streamed | ClipPartStream]] = WeakKeyDictionary()
 
 
 def is_fitted(module: nn.Module) -> bool:
@@ -86,12 +91,12 @@ def is_fitted(module: nn.Module) -> bool:
 
 def fit_part(part: nn.Module, settings: FitSettings) -> None:
     """Make ``part`` run in bands from now on."""
-    stream = _streamed(part, settings)
+    streams = _streamed(part, settings)
     part.__class__ = _fitted_class(type(part))
     # When accelerate removes a hook, it leaves the class's method on the instance.
     vars(part).pop("forward", None)
     vars(part)[_SETTINGS_ATTRIBUTE] = settings
-    _streams[part] = stream
+    _streams[part] = streams
 
 
 def unfit_part(part: nn.Module) -> None:
@@ -134,8 +139,9 @@ def _fitted_class(unfitted: type[nn.Module]) -> Any:
             return type(self).forward(self, *args, **kwargs)
         return run(self, args, kwargs)
 
-    clip = is_clip_autoencoder(unfitted)
-    body: dict[str, Any] = {"_decode": _decode_clip} if clip else {"forward": forward}
+    body: dict[str, Any] = {"forward": forward}
+    if family_of(unfitted):
+        body = {"_encode": _encode_clip, "_decode": _decode_clip}
     body["unfitted"] = unfitted
     body["bare"] = type(unfitted.__name__, (_UnfittedModule,), {})
     for name in ("__doc__", "__module__", "__qualname__"):
@@ -149,28 +155,53 @@ def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     check_not_traced(title, image)
     check_eval_mode(title, part)
     check_state(title, part)
-    return _stream_of(part)(image)
+    return _streams_of(part)["forward"](image)
+
+
+@torch.compiler.disable(reason="it is fitted by lowtide, which captures its graph itself")
+def _encode_clip(autoencoder: Any, x: Tensor) -> Tensor:
+    """Return the parameters of the posterior of frames (B, C, T, H, W), in bands."""
+    if "encoder" not in _streams_of(autoencoder):
+        return autoencoder.unfitted._encode(autoencoder, x)
+    return _run_clip(autoencoder, "encoder", x)
 
 
 @torch.compiler.disable(reason="it is fitted by lowtide, which captures its graph itself")
 def _decode_clip(autoencoder: Any, z: Tensor, return_dict: bool = True) -> Any:
-    """Decode latents (B, C, T, H, W) in bands; the cache of the module stays empty."""
+    """Decode latents (B, C, T, H, W) in bands."""
+    if "decoder" not in _streams_of(autoencoder):
+        return autoencoder.unfitted._decode(autoencoder, z, return_dict=return_dict)
+    frames = _run_clip(autoencoder, "decoder", z)
+    if not return_dict:
+        return (frames,)
     from diffusers.models.autoencoders.vae import DecoderOutput
 
-    title = f"the decoder of this {autoencoder.unfitted.__name__}"
-    check_not_traced(title, z)
-    check_eval_mode(title, autoencoder.decoder)
-    check_state(title, autoencoder.decoder)
-    autoencoder.clear_cache()  # an encode that raised leaves one
-    frames = _stream_of(autoencoder)(autoencoder.post_quant_conv(z))
-    return DecoderOutput(sample=frames) if return_dict else (frames,)
+    return DecoderOutput(sample=frames)
 
 
-def _stream_of(module: Any) -> Streamed | ChunkStream:
-    """Return the stream of a fitted module, made anew for a copy."""
-    if (stream := _streams.get(module)) is None:
-        stream = _streams.setdefault(module, _streamed(module, vars(module)[_SETTINGS_ATTRIBUTE]))
-    return stream
+def _run_clip(autoencoder: Any, part: str, clip: Tensor) -> Tensor:
+    """Run a part of a video autoencoder; its caches stay empty."""
+    kind, family = autoencoder.unfitted, _family(autoencoder)
+    check_not_traced(f"the {part} of this {kind.__name__}", clip)
+    for name, network in family.networks(autoencoder, part).items():
+        title = f"the {name} of this {kind.__name__}"
+        check_eval_mode(title, network)
+        check_state(title, network)
+    family.clear_caches(autoencoder)  # a call that raised leaves some
+    return _streams_of(autoencoder)[part](clip)
+
+
+def _family(autoencoder: Any) -> VideoFamily:
+    family = family_of(autoencoder.unfitted)
+    assert family is not None
+    return family
+
+
+def _streams_of(module: Any) -> dict[str, Streamed | ClipPartStream]:
+    """Return the streams of a fitted module, made anew for a copy."""
+    if (found := _streams.get(module)) is None:
+        found = _streams.setdefault(module, _streamed(module, vars(module)[_SETTINGS_ATTRIBUTE]))
+    return found
 
 
 def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -186,14 +217,20 @@ def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str,
     return image[1]
 
 
-def _streamed(part: nn.Module, settings: FitSettings) -> Streamed | ChunkStream:
-    """Stream a twin of the original class that shares all attributes of the part."""
+def _streamed(part: nn.Module, settings: FitSettings) -> dict[str, Streamed | ClipPartStream]:
+    """Stream a twin of the original class that shares all attributes of the part.
+
+    Of a video autoencoder, stream its parts.
+    """
     unfitted = getattr(type(part), "unfitted", type(part))
-    if is_clip_autoencoder(unfitted):
-        return clip_decoder(
-            part, budget=settings.budget, pages=settings.pages, scratch=settings.scratch
-        )
+    keywords = {
+        "budget": settings.budget,
+        "pages": settings.pages,
+        "scratch": settings.scratch,
+    }
+    if family := family_of(unfitted):
+        make = {"encoder": family.encoder, "decoder": family.decoder}
+        return {name: make[name](part).stream(**keywords) for name in settings.parts}
     twin = object.__new__(unfitted)
     object.__setattr__(twin, "__dict__", vars(part))
-    bare = _fitted_class(unfitted).bare(twin)
-    return Streamed(bare, budget=settings.budget, pages=settings.pages, scratch=settings.scratch)
+    return {"forward": Streamed(_fitted_class(unfitted).bare(twin), **keywords)}

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from lowtide.core.errors import UsageError
 from lowtide.integrations.call_checks import check_state, hooks_of, is_compiled
-from lowtide.integrations.clip_decoder import check_clip_decoder
 from lowtide.integrations.fitted_module import is_fitted, is_own_forward
+from lowtide.integrations.video_autoencoders.families import VideoFamily
 
 PARTS = ("encoder", "decoder")
 # Sides of the trial image: enough for autoencoders that downsample by 128. An image with real
@@ -76,20 +76,25 @@ def check_part(title: str, part: nn.Module) -> None:
     _try(title, part)
 
 
-def check_clip_autoencoder(autoencoder: nn.Module) -> None:
-    """Raise `UsageError` with the reason if the decoder of a clip autoencoder cannot be fitted."""
+def check_video_autoencoder(
+    autoencoder: nn.Module, family: VideoFamily, parts: Sequence[str]
+) -> None:
+    """Raise `UsageError` with the reason if a video autoencoder cannot be fitted."""
     kind = type(autoencoder).__name__
     if is_fitted(autoencoder):
         raise UsageError(f"this {kind} is fitted already", hint="lowtide.unfit(module) first")
-    if "_decode" in vars(autoencoder):
-        raise UsageError(
-            f"the _decode of this {kind} is replaced, which bands would bypass",
-            hint="del its _decode, or set it after lowtide.fit",
-        )
-    check_clip_decoder(autoencoder)
-    title, decoder = f"the decoder of this {kind}", autoencoder.get_submodule("decoder")
-    _check_unmodified(title, decoder)
-    check_state(title, decoder)
+    for name in ("_encode", "_decode"):
+        if name in vars(autoencoder):
+            raise UsageError(
+                f"the {name} of this {kind} is replaced, which bands would bypass",
+                hint=f"del its {name}, or set it after lowtide.fit",
+            )
+    family.check(autoencoder)
+    for part in parts:
+        for name, network in family.networks(autoencoder, part).items():
+            title = f"the {name} of this {kind}"
+            _check_unmodified(title, network)
+            check_state(title, network)
 
 
 def _other_networks(autoencoder: nn.Module) -> Iterator[str]:

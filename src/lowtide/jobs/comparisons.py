@@ -10,6 +10,7 @@ from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.denoise_picture import draw_comparison, require_comparison
 from lowtide.jobs.denoise_scores import find_references, score_files
+from lowtide.jobs.image_job import ImageJob
 from lowtide.jobs.image_run import Inputs, find_jobs
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.report import DenoiseReport, write_sidecar
@@ -50,7 +51,7 @@ class Comparisons:
                 f"--reference and --comparison are for images, not for a {kind.noun}",
                 hint="drop them",
             )
-        found, _ = find_jobs(inputs, output, settings, kind)
+        found, _ = find_jobs(inputs, output, settings, ImageJob)
         references = {}
         if reference is not None:
             references = find_references(found.pairs, Path(reference), settings.max_pixels)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from lowtide.core.atomic_file import require_absent
 from lowtide.core.progress import report_phase
 from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.jobs.accuracy import measure_accuracy
@@ -28,7 +29,7 @@ from lowtide.media import (
     open_image,
     open_sink,
 )
-from lowtide.media.discover import IMAGES, MediaKind
+from lowtide.media.discover import IMAGES, FilePair, Found, MediaKind, discover
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.image_rows import ImageFile, ImageRows
 from lowtide.memory.budget import Budget
@@ -134,6 +135,22 @@ class ImageJob:
             LowtideError: One is not installed; the hint names the extra.
         """
         preload_libraries(settings)
+
+    @classmethod
+    def find(cls, inputs: Sequence[str | Path], output: str | Path, settings: Any) -> Found:
+        """Pair inputs with outputs; raises as `lowtide.media.discover.discover`."""
+        return discover(
+            list(map(str, inputs)),
+            output,
+            kind=cls.media_kind,
+            format=settings.format,
+            suffix_text=settings.suffix,
+        )
+
+    @classmethod
+    def refuse_overwriting(cls, pair: FilePair, settings: Any, *, force: bool) -> None:
+        """Raise `UsageError` where the only output exists and may not be replaced."""
+        require_absent(pair.target, force=force)
 
     @classmethod
     def inspect(cls, source: Path, settings: Any) -> ImageFacts:

@@ -18,10 +18,10 @@ from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.prepare import prepare
 from lowtide.jobs.prepared import Pin
 from lowtide.jobs.report import SkippedInput, versions
-from lowtide.jobs.results import ResultRecorder, refuse_overwriting
+from lowtide.jobs.results import ResultRecorder
 from lowtide.jobs.workers import Workers
 from lowtide.media import ImageFacts
-from lowtide.media.discover import FilePair, Found, MediaKind, discover
+from lowtide.media.discover import FilePair, Found
 from lowtide.memory.meter import open_meter
 from lowtide.memory.plan_file import PlanFile
 
@@ -45,12 +45,12 @@ def run_images(
     """
     started = time.perf_counter()
     plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
-    found, folder = find_jobs(inputs, output, chosen, job_type.media_kind)
+    found, folder = find_jobs(inputs, output, chosen, job_type)
     pairs, facts = found.pairs, None
     if folder is None:
         # Fail before a new model is measured, which may take minutes.
         facts = job_type.inspect(pairs[0].source, chosen)
-        refuse_overwriting(pairs[0].target, None, force)
+        job_type.refuse_overwriting(pairs[0], chosen, force=force)
     scratch = Path(chosen.scratch) if chosen.scratch else folder or Path(output).parent
     devices = resolve_devices(chosen.device_names)
     job_type.load_libraries(chosen)
@@ -128,14 +128,14 @@ def run_images(
 
 
 def find_jobs(
-    inputs: Inputs, output: str | Path, settings: ImageSettings, kind: MediaKind
+    inputs: Inputs, output: str | Path, settings: ImageSettings, job_type: type[ImageJob]
 ) -> tuple[Found, Path | None]:
-    """Return the jobs on files of a kind, and the folder for a journal.
+    """Return the jobs of a type on files, and the folder for a journal.
 
     That is None for one file to one file.
     """
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    found = discover(given, output, kind=kind, format=settings.format, suffix_text=settings.suffix)
+    found = job_type.find(given, output, settings)
     return found, None if found.single_file else Path(output)
 
 

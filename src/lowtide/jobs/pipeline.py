@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from lowtide.core.errors import Cancelled, LowtideError, NotFiniteError, OutOfMemoryError
 from lowtide.core.heap import set_heap_mode
@@ -140,11 +140,17 @@ class Pipeline:
         return usage
 
     def report_rows(
-        self, item: Item, budget: Budget, total: int, unit: str = ""
+        self,
+        item: Item,
+        budget: Budget,
+        total: int,
+        unit: str = "",
+        phase: Literal["run", "check"] = "run",
     ) -> Callable[[int], None] | None:
         """Return a callback for rows that are done, of ``total``, which reports progress.
 
-        ``unit`` names what is counted where its speed is worth showing.
+        ``unit`` names what is counted where its speed is worth showing. The phase ``check`` is that
+        of reading the output again.
         """
         progress = self.progress
         if progress is None:
@@ -155,7 +161,7 @@ class Pipeline:
             nonlocal done
             done += rows
             event = Progress(
-                phase="run",
+                phase=phase,
                 name=item.source.name,
                 done=done,
                 total=total,

@@ -35,7 +35,7 @@ def plan_images(
 
     Arguments and errors are those of `lowtide.plan`.
     """
-    found, _ = find_jobs(inputs, output, chosen, job_type.media_kind)
+    found, _ = find_jobs(inputs, output, chosen, job_type)
     pairs = found.pairs
     plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
     job = _load_job(job_type, chosen, pairs, plan_file, Path(output), progress, cancel)

@@ -18,6 +18,7 @@ from lowtide.jobs.video_settings import CodecName, VideoSettings
 class VideoKeywords(UpscaleKeywords, total=False):
     """Keywords of `video`: the fields of `VideoSettings`."""
 
+    fps: str | float | None
     frames: str | None
     time: str | None
     codec: CodecName
@@ -47,9 +48,10 @@ def video(
     hidden folder next to the output, which has its name only when it is complete and was read back.
 
     Args:
-        inputs: Files, folders (their tree is mirrored) or glob patterns.
+        inputs: Files, folders (their tree is mirrored) or glob patterns. Or one sequence of images:
+            a folder of numbered PNG or TIFF files, or a pattern such as ``"frames/%05d.png"``.
         output: A file for one file, unless a folder has that name or a separator ends it, else a
-            folder.
+            folder. Or a pattern, for an image file of each frame.
         dry_run: Plan, but run and write nothing.
         force: Replace files and redo finished work.
         sidecar: Write a report next to each result.

@@ -9,7 +9,9 @@ import numpy as np
 
 from lowtide.jobs.video_task import VideoTask
 from lowtide.jobs.video_work import VideoSegment
+from lowtide.media.video.frame_sequence import SequenceFacts, SequenceReader
 from lowtide.media.video.opened_video import damaged_error
+from lowtide.media.video.video_facts import VideoFacts
 from lowtide.media.video.video_reader import StoredFrame, VideoReader
 
 
@@ -39,7 +41,7 @@ def due_frames(
     """
     for group in _adjacent(segments):
         first, last = group[0].first, group[-1].last
-        frames = iter(VideoReader(task.facts, first, last, keep_damaged=keep_damaged))
+        frames = _frames(task.facts, first, last, keep_damaged)
         found: StoredFrame | None = next(frames, None)
         for segment in group:
             before: list[np.ndarray] | None = None
@@ -55,6 +57,12 @@ def due_frames(
                     text = f"no frame of {segment.first:,} to {segment.last - 1:,} can be decoded"
                     raise damaged_error(task.facts.path, text)
                 yield DueFrame(segment, index, before, False)
+
+
+def _frames(facts: VideoFacts, first: int, last: int, keep_damaged: bool) -> Iterator[StoredFrame]:
+    if isinstance(facts, SequenceFacts):
+        return iter(SequenceReader(facts, first, last, keep_damaged=keep_damaged))
+    return iter(VideoReader(facts, first, last, keep_damaged=keep_damaged))
 
 
 def _adjacent(segments: Sequence[VideoSegment]) -> Iterator[list[VideoSegment]]:

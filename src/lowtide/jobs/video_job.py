@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from lowtide.core.errors import BudgetError, VideoError
-from lowtide.core.hashing import file_sha256
+from lowtide.core.errors import BudgetError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.core.units import format_bytes
@@ -19,32 +20,25 @@ from lowtide.jobs.item import ComputedItem, Item
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.report import versions
+from lowtide.jobs.sequence_result import SequenceResult, refuse_existing_frames
 from lowtide.jobs.target_size import TargetSize
 from lowtide.jobs.video_frames import due_frames
-from lowtide.jobs.video_memory import writing_bytes
+from lowtide.jobs.video_inputs import VIDEOS, find_sequence
 from lowtide.jobs.video_report import StreamReport, VideoReport, VideosReport
-from lowtide.jobs.video_result import MadeFrame, VideoResult
+from lowtide.jobs.video_result import MadeFrame, StartReading, VideoResult
 from lowtide.jobs.video_rows import FrameSink, FrameSource
 from lowtide.jobs.video_settings import VideoSettings
-from lowtide.jobs.video_task import VideoTask, frame_facts, video_task
+from lowtide.jobs.video_task import VideoTask, frame_facts, inspect_input, video_task
 from lowtide.jobs.video_threads import ReadAhead, WriteBehind
 from lowtide.jobs.video_work import VideoSegment, VideoWork, pinned_plan, work_folder
 from lowtide.media import ImageFacts
-from lowtide.media.discover import MediaKind
+from lowtide.media.discover import FilePair, Found, MediaKind
 from lowtide.media.image_rows import ImageFile, ImageRows
+from lowtide.media.video.frame_pattern import FramePattern
 from lowtide.media.video.pyav import load_av
-from lowtide.media.video.video_containers import CONTAINERS
-from lowtide.media.video.video_facts import inspect_video
 from lowtide.memory.choice import shortfall
 from lowtide.memory.plan import Plan
 from lowtide.streaming.tiles.runner import RunOutcome
-
-VIDEOS = MediaKind(
-    "video",
-    ".mp4 .m4v .mov .mkv .webm .avi .ts .mts .m2ts .mpg .mpeg .wmv .flv .3gp .ogv".split(),
-    lambda suffix: CONTAINERS.get("." + suffix.lower().lstrip(".")),
-    VideoError,
-)
 
 
 @dataclass
@@ -54,6 +48,7 @@ class _Clip:
     task: VideoTask
     segments: list[VideoSegment]
     cancel: Cancel = None
+    start_reading: StartReading = lambda: None
     content: str = ""
     planes: list[np.ndarray] | None = None
     resumed: int = 0
@@ -84,9 +79,27 @@ class VideoJob(ImageJob):
         super().load_libraries(settings)
 
     @classmethod
+    def find(
+        cls, inputs: Sequence[str | Path], output: str | Path, settings: VideoSettings
+    ) -> Found:
+        """Pair inputs with outputs: video files, or one sequence of images."""
+        found = find_sequence(inputs, output, settings.format, settings.suffix)
+        return found or super().find(inputs, output, settings)
+
+    @classmethod
+    def refuse_overwriting(cls, pair: FilePair, settings: VideoSettings, *, force: bool) -> None:
+        """Raise `UsageError` where the only output, or a file of it, exists."""
+        pattern = FramePattern.parse(pair.target)
+        if pattern is None:
+            super().refuse_overwriting(pair, settings, force=force)
+        elif not force:
+            task = video_task(pair.source, pair.target, settings, 1)
+            refuse_existing_frames(pattern, map(task.number, range(task.first, task.last)))
+
+    @classmethod
     def inspect(cls, source: Path, settings: VideoSettings) -> ImageFacts:
         """Return the facts of a frame of an input; raises `VideoError` if it cannot be used."""
-        return frame_facts(inspect_video(source, keep_damaged=settings.keeps_damaged))
+        return frame_facts(inspect_input(source, settings))
 
     @classmethod
     def target_size(
@@ -101,8 +114,8 @@ class VideoJob(ImageJob):
             planned = super().plan(item)
         except BudgetError as error:
             task = self._clip(item).task
-            most, _ = writing_bytes(task.stored, task.encoder)
-            if error.smallest is not None and 2 * most > error.smallest:
+            most, _ = task.writing_bytes
+            if task.encoder and error.smallest is not None and 2 * most > error.smallest:
                 error.hint = (
                     f"{error.hint}; {format_bytes(most)} of it are the encoder's: --codec ffv1, or"
                     " --preset superfast of x264 and x265, take less"
@@ -120,7 +133,11 @@ class VideoJob(ImageJob):
         self, item: Item, planned: ImageTaskPlan, pipeline: Pipeline, queue_bytes: int
     ) -> ComputedItem:
         """Compute and encode all frames of a video, and join them with its other streams."""
-        self._clip(item).cancel = pipeline.cancel
+        clip = self._clip(item)
+        clip.cancel = pipeline.cancel
+        clip.start_reading = partial(
+            pipeline.report_rows, item, self.budget, clip.task.frames, "frames", phase="check"
+        )
         return super().run(item, planned, pipeline, 0)  # `video_memory` counts what waits
 
     def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
@@ -138,7 +155,11 @@ class VideoJob(ImageJob):
         """Open an item's result, and lock the folder of its segments."""
         clip, target = self._clip(item), item.target
         work = VideoWork(target, self._key(item, planned.plan))
-        return VideoResult(target, clip.task, work, clip.segments, clip.cancel)
+        pattern = None if clip.task.encoder else FramePattern.parse(target)
+        shared = clip.task, work, clip.segments, clip.cancel, clip.start_reading
+        if pattern is None:
+            return VideoResult(target, *shared)
+        return SequenceResult(pattern, *shared)
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> VideoReport:
         """Return the report of a planned or finished file."""
@@ -181,7 +202,7 @@ class VideoJob(ImageJob):
     def _key(self, item: Item, plan: Plan) -> str:
         """Return all that determines the bytes of segments, except which frames they hold."""
         clip = self._clip(item)
-        clip.content = clip.content or file_sha256(item.source)
+        clip.content = clip.content or clip.task.content_sha256
         model = self.prepared.descriptor.sha256
         settings = self.settings.content_hash(model, self.prepared.precision)
         now = versions(self.settings.model_name, self.packages)
@@ -191,8 +212,9 @@ class VideoJob(ImageJob):
 
     def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         """Run the network on the frames of all segments that are not finished."""
-        clip, result, outcome = self._clip(run.item), cast(VideoResult, sink), RunOutcome()
-        due = [one for one in clip.segments if not result.work.is_finished(one)]
+        clip, outcome = self._clip(run.item), RunOutcome()
+        result = cast("VideoResult | SequenceResult", sink)
+        due = [one for one in clip.segments if not result.is_finished(one)]
         frames = sum(one.last - one.first for one in due)
         clip.resumed, clip.repeated = clip.task.frames - frames, 0
         result.work.pin(run.planned.plan)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from lowtide.core.units import MIB
 from lowtide.jobs.video_threads import WAITING_FRAMES
+from lowtide.media.encode import output_cost
+from lowtide.media.image_info import ImageInfo
 from lowtide.media.video.encoder_settings import CODECS, EncoderSettings
 from lowtide.media.video.picture_format import PictureFormat
 
@@ -57,6 +59,23 @@ def writing_bytes(format: PictureFormat, settings: EncoderSettings) -> tuple[int
         encoder = blind
     held, usual = one * (WAITING_FRAMES + 2), encoder.fixed + one * encoder.frames
     return held + int(usual * _SPREAD), held + usual
+
+
+def image_reading_bytes(format: PictureFormat, decoding: tuple[int, int]) -> tuple[int, int]:
+    """Return an upper bound and the usual bytes of reading images, each ``decoding`` so many."""
+    held = frame_bytes(format) * (WAITING_FRAMES + 3)
+    taken, usual = decoding
+    return held + taken, held + usual
+
+
+def image_writing_bytes(format: PictureFormat, name: str) -> tuple[int, int]:
+    """Return an upper bound and the usual bytes of writing images of a file format ``name``."""
+    channels, sample = len(format.plane_shapes), "uint8" if format.bits == 8 else "uint16"
+    info = ImageInfo(format.width, format.height, channels, sample)
+    # Frames that wait, and one as rows for the encoder, or read back.
+    held = frame_bytes(format) * (WAITING_FRAMES + 4)
+    cost = output_cost(f"frame.{name.lower()}", info)
+    return held + cost.resident_bytes, held + cost.typical_bytes
 
 
 def _is_slow(settings: EncoderSettings) -> bool:

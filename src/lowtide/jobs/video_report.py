@@ -28,7 +28,8 @@ class VideoReport(ImageReport):
 
     ``plan`` is for one frame, and ``plan_seconds`` for all that are due. ``frames_in`` counts the
     frames that were asked for, of which ``frames_resumed`` come from a run that was stopped, and
-    ``frames_repeated`` could not be decoded. ``fps`` is the speed of this run.
+    ``frames_repeated`` could not be decoded. ``fps`` is the speed of this run. ``seconds_in`` is 0
+    of images without ``--fps``.
     """
 
     noun = "video"
@@ -51,7 +52,9 @@ class VideoReport(ImageReport):
 
     def details(self) -> list[tuple[str, str]]:
         """Return the frames, the encoder and the streams."""
-        count = f"{self.frames_in:,} frames over {format_seconds(self.seconds_in)}"
+        count = f"{self.frames_in:,} frames"
+        if self.seconds_in:
+            count += f" over {format_seconds(self.seconds_in)}"
         if self.status == "done":
             count += f", {self.frames_out:,} written"
         if self.frames_resumed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,9 @@ from lowtide.media.video.check_output import check_output
 from lowtide.media.video.mux import join
 from lowtide.media.video.video_encoder import SegmentEncoder
 from lowtide.media.video.video_segments import segment_suffix
+
+# Begins the progress of reading back; what it returns counts frames.
+StartReading = Callable[[], Callable[[int], None] | None]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class VideoResult:
         work: The folder of its segments.
         segments: All segments, of which some may be finished.
         cancel: Stops joining and reading back.
+        start_reading: Begins the progress of reading back.
     """
 
     def __init__(
@@ -47,16 +52,23 @@ class VideoResult:
         task: VideoTask,
         work: VideoWork,
         segments: list[VideoSegment],
-        cancel: Cancel = None,
+        cancel: Cancel,
+        start_reading: StartReading,
     ) -> None:
+        assert task.encoder is not None
         self.work, self.segments = work, segments
         self.info = frame_info(task.stored)
         self.notes: list[str] = []
         self._target, self._task, self._cancel = target, task, cancel
+        self._start_reading, self._settings = start_reading, task.encoder
         self._joined = work.folder / f"joined{target.suffix}"
-        self._part = work.folder / f"unfinished{segment_suffix(task.encoder.codec)}"
+        self._part = work.folder / f"unfinished{segment_suffix(self._settings.codec)}"
         self._encoder: SegmentEncoder | None = None
         self._done = self._committed = False
+
+    def is_finished(self, segment: VideoSegment) -> bool:
+        """Return whether a segment is complete."""
+        return self.work.is_finished(segment)
 
     def write_frame(self, frame: MadeFrame) -> None:
         """Encode the next frame, in order; the last one of a segment finishes it.
@@ -68,7 +80,7 @@ class VideoResult:
         if self._encoder is None:
             self._encoder = SegmentEncoder(
                 self._part,
-                task.encoder,
+                self._settings,
                 task.stored,
                 time_base=task.facts.time_base,
                 frame_rate=task.frame_rate,
@@ -116,7 +128,14 @@ class VideoResult:
             cut=task.is_cut,
             after_frame=after_frame,
         )
-        check_output(joined, after_frame=after_frame)
+        advance = self._start_reading()
+
+        def after_read() -> None:
+            check_cancel(self._cancel)
+            if advance is not None:
+                advance(1)
+
+        check_output(joined, after_frame=after_read)
         self.notes += joined.notes
         self._done = True
 

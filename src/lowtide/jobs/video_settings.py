@@ -30,7 +30,9 @@ class VideoSettings(UpscaleSettings):
     """Settings of a job that upscales videos, except its files.
 
     Attributes:
-        frames: Only frames A to before B, A:B, counted from 0. The sound is cut to their time.
+        fps: Frames a second of a sequence of images, which has no times: 24, or 24000/1001.
+        frames: Only frames A to before B, A:B, counted from 0, or by the numbers of image files.
+            The sound is cut to their time.
         time: Only what is shown from A to before B, A:B in seconds.
         codec: Encoder of the pictures. auto: x264 for 8 bits, x265 for more,
             svtav1 for .webm.
@@ -39,12 +41,14 @@ class VideoSettings(UpscaleSettings):
         preset: Speed of the encoder in its own words: medium, or 8 for svtav1. Slower is smaller.
         segment: Frames that are encoded together. What is stopped loses no more than these.
         damaged: keep repeats the frame before where one cannot be decoded.
-        format: mp4, mov, mkv or webm, for results in a folder. Default: as the input.
+        format: mp4, mov, mkv or webm, for results in a folder; png or tif for a folder of frames.
+            Default: as the input.
         streams: Tiles of a frame in flight on a GPU: while one is computed, others are copied to
             and from it. As far as the budget allows. 1: one after another.
         max_pixels: Refuse videos with frames of more pixels than this.
     """
 
+    fps: Annotated[str | float | None, Option(metavar="RATE", example=24)] = None
     frames: Annotated[str | None, Option(metavar="A:B", example="24:48")] = None
     time: Annotated[str | None, Option(metavar="A:B", example="1.5:4")] = None
     codec: Annotated[CodecName, Option(_VIDEO)] = "auto"
@@ -55,7 +59,7 @@ class VideoSettings(UpscaleSettings):
 
     hashed: ClassVar[str] = (
         "scale width height max_side format precision accuracy strategy self_ensemble compile"
-        " cuda_graphs provider tile tile_overlap tile_batch_size hann_blend frames time codec"
+        " cuda_graphs provider tile tile_overlap tile_batch_size hann_blend fps frames time codec"
         " quality preset segment"
     )
 

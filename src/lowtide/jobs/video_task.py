@@ -8,22 +8,33 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.core.errors import VideoError
+from lowtide.core.errors import UsageError, VideoError
+from lowtide.core.hashing import file_sha256
 from lowtide.jobs.target_size import TargetSize
-from lowtide.jobs.video_memory import reading_bytes, writing_bytes
+from lowtide.jobs.video_memory import (
+    image_reading_bytes,
+    image_writing_bytes,
+    reading_bytes,
+    writing_bytes,
+)
 from lowtide.jobs.video_rows import frame_info
 from lowtide.jobs.video_settings import VideoSettings
-from lowtide.jobs.video_work import VideoSegment, segments_of
+from lowtide.jobs.video_work import SEQUENCE_SUFFIX, VideoSegment, segments_of
 from lowtide.media import ImageFacts, OutputCost
+from lowtide.media.formats import output_format
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.video.encoder_settings import EncoderSettings, held_format
+from lowtide.media.video.frame_pattern import FramePattern
 from lowtide.media.video.frame_range import frame_range
-from lowtide.media.video.other_streams import StreamPlan, plan_streams
+from lowtide.media.video.frame_sequence import SequenceFacts, inspect_sequence, sequence_part
+from lowtide.media.video.frame_writing import image_format
+from lowtide.media.video.other_streams import StreamPlan, no_streams, plan_streams
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_facts import VideoFacts, inspect_video
+from lowtide.media.video.video_reader import video_part
 from lowtide.media.video.video_segments import segment_suffix
 
-_CODEC_NAMES = {
+CODEC_NAMES = {
     "x264": "h264",
     "x265": "hevc",
     "svtav1": "av1",
@@ -40,7 +51,7 @@ class VideoTask:
     first: int
     last: int
     stored: PictureFormat
-    encoder: EncoderSettings
+    encoder: EncoderSettings | None  # None of image files
     streams: StreamPlan
     notes: tuple[str, ...]
 
@@ -48,6 +59,8 @@ class VideoTask:
     def encoder_text(self) -> str:
         """The encoder and what is set of it."""
         chosen = self.encoder
+        if chosen is None:
+            return self.streams.container
         parts = (f"quality {chosen.quality:g}" if chosen.quality is not None else "", chosen.preset)
         return ", ".join(filter(None, (chosen.codec, *parts)))
 
@@ -76,7 +89,9 @@ class VideoTask:
 
     @property
     def seconds(self) -> float:
-        """Time from the first frame to the end of the last one."""
+        """Time from the first frame to the end of the last one; 0 if frames have no times."""
+        if isinstance(self.facts, SequenceFacts) and not self.facts.has_times:
+            return 0.0
         length = int(self.stamps[-1] - self.stamps[0]) + (self.last_duration or 0)
         return float(length * self.facts.time_base)
 
@@ -88,9 +103,29 @@ class VideoTask:
         length = int(self.stamps[-1] - self.stamps[0]) * self.facts.time_base
         return ((self.frames - 1) / length).limit_denominator(1001)
 
+    @property
+    def content_sha256(self) -> str:
+        """Hash of the input's content."""
+        if isinstance(self.facts, SequenceFacts):
+            return self.facts.content_sha256(self.first, self.last)
+        return file_sha256(self.facts.path)
+
+    def number(self, index: int) -> int:
+        """Return the number of a frame in names of image files: its file's, or its place."""
+        facts = self.facts
+        return facts.files[index].number if isinstance(facts, SequenceFacts) else index
+
     def segments(self, target: Path, step: int) -> list[VideoSegment]:
         """Return the segments of ``step`` frames of an output."""
-        return segments_of(target, self.first, self.last, step, segment_suffix(self.encoder.codec))
+        suffix = SEQUENCE_SUFFIX if self.encoder is None else segment_suffix(self.encoder.codec)
+        return segments_of(target, self.first, self.last, step, suffix)
+
+    @property
+    def writing_bytes(self) -> tuple[int, int]:
+        """Upper bound and usual bytes of writing."""
+        if self.encoder is None:
+            return image_writing_bytes(self.stored, self.streams.container)
+        return writing_bytes(self.stored, self.encoder)
 
     def sizes(self, scale: int) -> TargetSize:
         """Return the sizes of a frame and of its result, and the memory of reading and writing."""
@@ -98,17 +133,21 @@ class VideoTask:
         info, output = facts.info, frame_info(self.stored)
         made = ImageInfo(info.width * scale, info.height * scale, 3, "float32")
         resized = made != output
-        taken, usual = writing_bytes(self.stored, self.encoder)
+        taken, usual = self.writing_bytes
         if resized:
             taken, usual = (one + made.height * made.row_bytes for one in (taken, usual))
-        writing = OutputCost(taken, usual, "the encoder looks ahead")
+        reason = "the encoder looks ahead" if self.encoder else "a few frames wait to be written"
+        writing = OutputCost(taken, usual, reason)
         size = (output.width, output.height) if resized else None
         return TargetSize(facts, made, output, self.streams.container, writing, size)
 
 
 def frame_facts(video: VideoFacts) -> ImageFacts:
     """Return what a frame of a video is for the network, and the memory of reading it."""
-    taken, usual = reading_bytes(video.format)
+    if isinstance(video, SequenceFacts):
+        taken, usual = image_reading_bytes(video.format, video.decoding)
+    else:
+        taken, usual = reading_bytes(video.format)
     return ImageFacts(
         info=frame_info(video.format),
         format=video.codec,
@@ -121,14 +160,38 @@ def frame_facts(video: VideoFacts) -> ImageFacts:
     )
 
 
-def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) -> VideoTask:
-    """Return what a file becomes with a model of this ``scale``.
+def inspect_input(source: Path, settings: VideoSettings) -> VideoFacts:
+    """Return the facts of a video file, or of a sequence by its pattern.
 
     Raises:
-        VideoError: The file cannot be used.
+        VideoError: It cannot be used.
+        UsageError: Settings are for the other kind.
+    """
+    pattern = None if source.exists() else FramePattern.parse(source)
+    if pattern is None:
+        if settings.fps is not None:
+            raise UsageError(
+                f"--fps is for sequences of images, and {source} has time stamps", hint="drop it"
+            )
+        return inspect_video(source, keep_damaged=settings.keeps_damaged)
+    if settings.time is not None and settings.fps is None:
+        raise UsageError("--time asks for times, which image files have not", hint="add --fps 24")
+    return inspect_sequence(pattern, settings.fps)
+
+
+def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) -> VideoTask:
+    """Return what a file, or a sequence of images, becomes with a model of this ``scale``.
+
+    Raises:
+        VideoError: The input cannot be used.
         UsageError: The settings do not suit it, or the output cannot hold it.
     """
-    facts = inspect_video(source, keep_damaged=settings.keeps_damaged)
+    facts = inspect_input(source, settings)
+    first, last = frame_range(facts, settings.frames, settings.time)
+    if isinstance(facts, SequenceFacts):
+        facts = sequence_part(facts, first, last, keep_damaged=settings.keeps_damaged)
+    else:
+        facts = video_part(facts, first, keep_damaged=settings.keeps_damaged)
     info = frame_info(facts.format)
     if info.pixels > settings.max_pixels:
         raise VideoError(
@@ -136,11 +199,44 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
             f" limit is {settings.max_pixels:,}",
             hint=f"--max-pixels {info.pixels} if this size is intended",
         )
-    first, last = frame_range(facts, settings.frames, settings.time)
-    encoder = settings.encoder_settings(facts.format.bits, target)
     size = settings.shown_size(info, scale, facts.rotation)
-    stored, notes = held_format(encoder, facts.format.resized(*size), facts.light)
-    cut = last - first < facts.frames
-    streams = plan_streams(source, target, codec=_CODEC_NAMES[encoder.codec], cut=cut)
-    notes = (*facts.notes, *notes, *streams.notes)
-    return VideoTask(facts, first, last, stored, encoder, streams, notes)
+    made = facts.format.resized(*size)
+    if FramePattern.parse(target) is not None:
+        return _image_task(facts, first, last, made, target, settings)
+    if isinstance(facts, SequenceFacts) and not facts.has_times:
+        raise UsageError(
+            f"{target}: a video says when frames are shown, and image files do not",
+            hint="add --fps 24, or as many frames a second as they are",
+        )
+    encoder = settings.encoder_settings(facts.format.bits, target)
+    stored, notes = held_format(encoder, made, facts.light)
+    streams = plan_streams(
+        None if isinstance(facts, SequenceFacts) else source,
+        target,
+        codec=CODEC_NAMES[encoder.codec],
+        cut=last - first < facts.frames,
+    )
+    if isinstance(facts, SequenceFacts) and facts.icc is not None:
+        notes.append("the color profile of the images is not kept: videos have none")
+    return VideoTask(
+        facts, first, last, stored, encoder, streams, (*facts.notes, *notes, *streams.notes)
+    )
+
+
+def _image_task(
+    facts: VideoFacts,
+    first: int,
+    last: int,
+    made: PictureFormat,
+    target: Path,
+    settings: VideoSettings,
+) -> VideoTask:
+    """Return what frames of a format become as image files."""
+    if (settings.codec, settings.quality, settings.preset) != ("auto", None, None):
+        raise UsageError(
+            f"{target}: --codec, --quality and --preset are for videos", hint="drop them"
+        )
+    stored, notes = image_format(facts, made)
+    source = None if isinstance(facts, SequenceFacts) else facts.path
+    streams = no_streams(source, output_format(target).name)
+    return VideoTask(facts, first, last, stored, None, streams, (*facts.notes, *notes))

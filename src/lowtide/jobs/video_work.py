@@ -19,10 +19,16 @@ from lowtide.core.errors import OutputError
 from lowtide.jobs.journal import JOURNAL_NAME, Journal
 from lowtide.memory.plan import Plan
 
+# Segments of image files: hashes of these.
+SEQUENCE_SUFFIX = ".json"
+
 
 @dataclass(frozen=True)
 class VideoSegment:
-    """Frames ``first`` to before ``last`` of a video, encoded together into ``path``."""
+    """Frames ``first`` to before ``last`` of a video, encoded together into ``path``.
+
+    Of image files that is a list of them.
+    """
 
     first: int
     last: int
@@ -59,6 +65,7 @@ class VideoWork:
 
     def __init__(self, target: Path, key: str) -> None:
         self.folder, self._key = work_folder(target), key
+        self._new_folders = [one for one in self.folder.parents if not one.exists()]
         try:
             self._journal = Journal(self.folder)
         except OutputError as error:
@@ -90,7 +97,7 @@ class VideoWork:
         self._journal.done(segment.path, self._key_of(segment))
 
     def close(self, *, keep: bool) -> None:
-        """Unlock the folder; remove it unless ``keep``."""
+        """Unlock the folder; remove it unless ``keep``, and empty ones that were made for it."""
         if not keep:
             for path in self.folder.iterdir():
                 if path.name != JOURNAL_NAME:
@@ -100,6 +107,8 @@ class VideoWork:
             with contextlib.suppress(OSError):  # another run may have begun
                 (self.folder / JOURNAL_NAME).unlink(missing_ok=True)
                 self.folder.rmdir()
+                for folder in self._new_folders:
+                    folder.rmdir()  # fails, and ends the loop, if not empty
 
     def _key_of(self, segment: VideoSegment) -> str:
         text = f"{self._key} {segment.first}:{segment.last}"

@@ -62,9 +62,10 @@ class MediaKind:
         """Raise `UsageError` if ``name``, a suffix, is not one of outputs of this kind."""
         if self.format_of(name or ".") is None:
             noun = "image" if self.out_suffixes else self.noun
+            named = self.out_suffixes or self.suffixes
             raise UsageError(
                 f"{shown} names no {noun} format that Lowtide writes",
-                hint=f"use one of {', '.join(self.out_suffixes or self.suffixes)}",
+                hint=f"use one of {', '.join(filter(self.format_of, named))}",
             )
 
     def missing(self, what: str, others: list[SkippedFile]) -> InputError:

@@ -2,49 +2,61 @@
 
 from __future__ import annotations
 
+import operator
 import threading
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget
 from lowtide.streaming.api import reject_gradients
 from lowtide.streaming.capture.autocast_state import AutocastState
+from lowtide.streaming.capture.graph import TensorMeta
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.certificate import tf32_is_allowed
-from lowtide.streaming.engine.carried_state import CarriedState, held_bytes
+from lowtide.streaming.clip_plan import ChunkRun, ChunksTogether, ClipPlan, ClipPlanner
+from lowtide.streaming.engine.carried_state import CarriedState
 from lowtide.streaming.engine.placement import PagePlacement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
-from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
+from lowtide.streaming.pages.page import MemoryPage, Page
+from lowtide.streaming.planner.stream_planner import StreamPlanner
+from lowtide.streaming.prepared_stream import StreamSettings
 
 # Dims of frames and of rows in (B, C, T, H, W).
 _FRAMES, _ROWS = 2, 3
+AfterChunks = Callable[[int], object]
 
 
 class ChunkStream:
     """Stream of a causal module over the frames of a clip (B, C, T, H, W), one chunk at a time.
 
     The caches of causal convolutions are inputs and results of the module: ``first(chunk)`` and
-    ``later(chunk, *state)`` return ``(result, *state)``, with rows in dim 3 of every tensor. Each
-    chunk runs in bands of rows within the budget (accuracy class: exact), and rows of the old state
-    are freed as those of the new one are made. The images of a batch run one after another.
+    ``later(chunk, *state)`` return ``(result, *state)``, with rows in dim 3 of every tensor. Frames
+    that do not fill a later chunk are in the first one, which is longer then. All runs in bands of
+    rows within the budget (accuracy class: exact). The images of a batch run one after another.
 
-    Memory: result and state, plus the bands of one chunk as in `Streamed`.
+    Chunks run one by one, with the state of all rows in between, or several of them in each band,
+    with the rows of the state that a band needs: see `lowtide.streaming.clip_plan`. Where neither
+    the state nor that fits, the state is in host memory or on disk.
+
+    Memory: the result of the clip, plus bands and state.
 
     Args:
-        first: Module of the first frame, (1, C, 1, H, W).
-        later: Module of each later frame; its state has the shapes of the state it is given.
+        first: Module of the first chunk, (1, C, T, H, W).
+        later: Module of each later chunk; its state has the shapes of the state it is given.
+        frames: Input frames of the first chunk and of each later one.
         budget: As for `lowtide.stream`.
-        pages: As for `lowtide.stream`, of maps within a chunk. The state is kept on the device.
+        pages: As for `lowtide.stream`, of maps within a chunk and of the state between chunks.
         scratch: As for `lowtide.stream`.
+        together: Chunks that run together in each band, 1 or more; "auto" chooses.
 
     Raises:
         ModelError: One of the modules cannot be streamed exactly.
@@ -57,19 +69,33 @@ class ChunkStream:
         first: nn.Module,
         later: nn.Module,
         *,
+        frames: tuple[int, int] = (1, 1),
         budget: str | int | Budget = "auto",
         pages: PagePlacement = "auto",
         scratch: Path | None = None,
+        together: ChunksTogether = "auto",
     ) -> None:
+        if together != "auto" and together < 1:
+            raise UsageError(f"{together} chunks together: at least 1 runs, or 'auto'")
         self._modules = first, later
+        self._frames = frames
+        self._together: ChunksTogether = together
         self._pages: PagePlacement = pages
         self._budget, self._scratch = budget, ScratchSpace(scratch)
         self._lock = threading.RLock()
-        # Programs of the last size: of the first chunk, and of later ones if there were any.
-        self._prepared: tuple[object, list[PreparedStream]] | None = None
+        # Key and plan of the last clip.
+        self._prepared: tuple[object, ClipPlan] | None = None
+        # Of the first chunk and of later ones alone; clips of other lengths have the same.
+        self._captured: dict[int, _CapturedChunk] = {}
 
-    def __call__(self, clip: Tensor) -> Tensor:
-        """Return the result (B, C', T', H', W') for a clip (B, C, T, H, W)."""
+    def __call__(self, clip: Tensor, after_chunks: AfterChunks | None = None) -> Tensor:
+        """Return the result (B, C', T', H', W') for a clip (B, C, T, H, W).
+
+        Args:
+            clip: Frames.
+            after_chunks: Called with the number of frames of the result that have been made since
+                the last call. What it raises ends the run.
+        """
         if clip.dim() != 5 or 0 in clip.shape or not clip.is_floating_point():
             shape = "×".join(map(str, clip.shape))
             raise UsageError(
@@ -80,99 +106,154 @@ class ChunkStream:
             reject_gradients(module, [clip])
         clip = clip.detach()
         with self._lock:
-            programs = self._programs(clip)
-            result = _allocate_result(programs, clip)
+            plan, lengths = self.plan(clip), self._lengths(clip)
+            result = _allocate_result(plan, clip)
             for sample, target in zip(clip.split(1), result.split(1), strict=True):
-                _run_clip(programs, sample, target)
+                _run_clip(plan, sample.split(lengths, _FRAMES), target, after_chunks)
         return result
 
     def explain(self, clip: Tensor) -> str:
         """Describe how the chunks of a clip (B, C, T, H, W) run and what memory they take."""
+        return self.plan(clip).title
+
+    def plan(self, clip: Tensor) -> ClipPlan:
+        """Return the plan for a clip (B, C, T, H, W): order, state, and predicted bytes."""
+        clip = clip.detach()
         with self._lock:
-            return "; ".join(one.title for one in self._programs(clip.detach()))
+            key = tuple(clip.shape), _run_state(clip)
+            if self._prepared is not None:
+                known, plan = self._prepared
+                if known == key and plan.matches():
+                    for one in plan.runs:
+                        one.prepared.executor.refresh_constants()
+                    return plan
+            self._prepared = None  # free those of another size first
+            with TRACE_LOCK, torch.no_grad():
+                plan = self._planner(clip).choose()
+            self._prepared = key, plan
+            return plan
 
-    def _programs(self, clip: Tensor) -> list[PreparedStream]:
-        """Return the programs of the first chunk and, if there are any, of later ones."""
-        key = (
-            (tuple(clip.shape), clip.dtype, clip.device, tf32_is_allowed()),
-            AutocastState.current(clip.device.type),
-            torch.get_default_dtype(),
+    def _lengths(self, clip: Tensor) -> list[int]:
+        """Return the frames of each chunk of a clip."""
+        first, later = self._frames
+        more = max(0, clip.shape[_FRAMES] - first) // later
+        return [clip.shape[_FRAMES] - more * later, *(more * [later])]
+
+    def _planner(self, clip: Tensor) -> ClipPlanner:
+        lengths = self._lengths(clip)
+        alone = self._planners_alone(clip, lengths[:2])
+        results = [one.program.bytes_of(one.program.graph.outputs[0]) for one in alone]
+        times = 1, len(lengths) - 1
+        return ClipPlanner(
+            self._modules,
+            alone,
+            StreamSettings(
+                self._budget, self._pages, self._scratch, recorded=False, certified=True
+            ),
+            count=len(lengths),
+            result_bytes=len(clip) * sum(map(operator.mul, results, times)),
+            dim=_ROWS,
+            together=self._together,
         )
-        now = [ModuleFingerprint(module, addresses=False) for module in self._modules]
-        if self._prepared is not None:
-            known, programs = self._prepared
-            # of a single frame there is one program
-            if known == key and all(map(PreparedStream.matches, programs, now)):
-                for one in programs:
-                    one.executor.refresh_constants()
-                return programs
-        self._prepared = None  # free those of another size first
-        with TRACE_LOCK, torch.no_grad():
-            programs = self._capture(clip)
-        self._prepared = key, programs
-        return programs
 
-    def _capture(self, clip: Tensor) -> list[PreparedStream]:
-        chunk, count = clip[:1, :, :1].contiguous(), clip.shape[_FRAMES]
-        made, given, prepared = _fake_results(self._modules, clip), [chunk], []
-        refusals: list[BudgetError] = []
-        result_bytes = len(clip) * sum(
-            one[0].nbytes * times for one, times in zip(made, (1, count - 1), strict=False)
-        )
-        for module, (_, *state) in zip(self._modules, made, strict=False):
-            state_bytes = sum(one.nbytes for one in state)
-            held = partial(held_bytes, state_bytes=state_bytes, result_bytes=result_bytes)
-            settings = StreamSettings(
-                self._budget, self._pages, self._scratch, recorded=False, certified=True, held=held
-            )
-            rows: dict[int | str, int] = dict.fromkeys(range(len(given)), _ROWS)
-            inputs = ModelInputs.bind(module, tuple(given), {}, rows)
-            try:
-                prepared.append(prepare_stream(module, inputs, settings))
-            except BudgetError as refusal:
-                refusals.append(refusal)
-            # only shapes and dtypes count
-            given = [chunk, *(clip.new_empty(one.shape, dtype=one.dtype) for one in state)]
-        if refusals:  # what the largest chunk needs is enough for all
-            raise max(refusals, key=lambda one: one.smallest or 0)
-        return prepared
+    def _planners_alone(self, clip: Tensor, lengths: Sequence[int]) -> list[StreamPlanner]:
+        """Return planners of the first chunk alone and, if there is any, of a later one."""
+        found, state = list[StreamPlanner](), list[TensorMeta]()
+        for which, (module, length) in enumerate(zip(self._modules, lengths, strict=False)):
+            shape = 1, clip.shape[1], length, *clip.shape[_ROWS:]
+            key = shape, state, _run_state(clip)
+            known, fingerprint = self._captured.pop(which, None), ModuleFingerprint(module)
+            if known is None or not known.matches(key, fingerprint):
+                inputs = _fake_inputs(module, shape, state, clip)
+                known = _CapturedChunk(key, fingerprint, StreamPlanner(module, inputs))
+            self._captured[which] = known
+            found.append(known.planner)
+            graph = known.planner.program.graph
+            state = [graph.meta(one) for one in graph.outputs[1:]]
+        return found
 
 
-def _fake_results(modules: Sequence[nn.Module], clip: Tensor) -> list[Sequence[Tensor]]:
-    """Return the fake results of each module that a clip needs, for one sample."""
-    shape = (1, clip.shape[1], 1, *clip.shape[_ROWS:])
-    first, later = modules
+@dataclass(frozen=True)
+class _CapturedChunk:
+    """Planner of a chunk alone, and what its program depends on."""
+
+    key: object
+    fingerprint: ModuleFingerprint
+    planner: StreamPlanner
+
+    def matches(self, key: object, fingerprint: ModuleFingerprint) -> bool:
+        """Return whether the program is that of such a chunk and of the module as it is."""
+        written = self.planner.program.graph.written_attributes
+        return self.key == key and self.fingerprint.matches(fingerprint, written)
+
+
+def _run_state(clip: Tensor) -> object:
+    """Return what a captured program depends on besides the module and shapes."""
+    return (
+        (clip.dtype, clip.device, tf32_is_allowed()),
+        AutocastState.current(clip.device.type),
+        torch.get_default_dtype(),
+    )
+
+
+def _fake_inputs(
+    module: nn.Module, shape: Sequence[int], state: Sequence[TensorMeta], clip: Tensor
+) -> ModelInputs:
+    """Return arguments without memory for one chunk of a clip.
+
+    The module is called once, so that errors are those that it raises itself.
+    """
     with FakeTensorMode(allow_non_fake_inputs=True):
         chunk = torch.empty(shape, dtype=clip.dtype, device=clip.device)
-        found = [first(chunk)]
-        if clip.shape[_FRAMES] > 1:
-            found.append(later(chunk, *found[0][1:]))
-    return found
+        caches = [torch.empty(one.shape, dtype=one.dtype, device=clip.device) for one in state]
+        module(chunk, *caches)
+    rows: dict[int | str, int] = dict.fromkeys(range(1 + len(state)), _ROWS)
+    return ModelInputs.bind(module, (chunk, *caches), {}, rows)
 
 
-def _allocate_result(programs: Sequence[PreparedStream], clip: Tensor) -> Tensor:
-    metas = [one.program.graph.meta(one.program.graph.outputs[0]) for one in programs]
+def _allocate_result(plan: ClipPlan, clip: Tensor) -> Tensor:
+    metas = [meta for run in plan for meta in run.results[: run.chunks]]
     shape = list(metas[0].shape)
-    shape[0] = len(clip)
-    shape[_FRAMES] += metas[-1].shape[_FRAMES] * (clip.shape[_FRAMES] - 1)
+    shape[0], shape[_FRAMES] = len(clip), sum(meta.shape[_FRAMES] for meta in metas)
     return clip.new_empty(shape, dtype=metas[0].dtype)
 
 
-def _run_clip(programs: Sequence[PreparedStream], clip: Tensor, result: Tensor) -> None:
-    """Write the result of one clip (1, C, T, H, W), chunk by chunk."""
-    state, frame = CarriedState([]), 0
-    for number, chunk in enumerate(clip.split(1, _FRAMES)):
-        known = programs[min(number, 1)]
-        program, places = known.program, known.output_places
-        pages = [MemoryPage.from_tensor(chunk.contiguous(), _ROWS), *state.pages]
-        frames = program.graph.meta(program.outputs[places[0]]).shape[_FRAMES]
-        target = result.narrow(_FRAMES, frame, frames)
-        state = CarriedState.empty(len(places) - 1, _ROWS, clip.device)
-        for output, first, rows in known.executor.run(pages):
-            if output == places[0]:
-                target.narrow(_ROWS, first, rows.shape[_ROWS]).copy_(rows)
-            for at, place in enumerate(places[1:]):
-                if place == output:
-                    state.write(at, first, rows)
-            del rows  # free the rows before the next band is computed
-        frame += frames
+def _run_clip(
+    plan: ClipPlan,
+    chunks: Sequence[Tensor],
+    result: Tensor,
+    after_chunks: AfterChunks | None,
+) -> None:
+    """Write the result of the chunks (1, C, T, H, W) of one clip, run by run."""
+    left, frame, state = iter(chunks), 0, plan.store.empty([])
+    for run in plan:
+        results = run.results
+        taken = [
+            MemoryPage.from_tensor(one.contiguous(), _ROWS) for one in islice(left, run.chunks)
+        ]
+        frames = [meta.shape[_FRAMES] for meta in results[: run.chunks]]
+        targets = result.narrow(_FRAMES, frame, sum(frames)).split(frames, _FRAMES)
+        new_state = plan.store.empty(results[run.chunks :])
+        try:
+            _write_rows(run, [*taken, *state.take_pages()], targets, new_state)
+            if after_chunks is not None:
+                after_chunks(sum(frames))
+        except BaseException:
+            new_state.close()
+            raise
+        frame, state = frame + sum(frames), new_state
+    state.close()
+
+
+def _write_rows(
+    run: ChunkRun, pages: Sequence[Page], targets: Sequence[Tensor], state: CarriedState
+) -> None:
+    """Write the rows that a run makes to the frames of its chunks and to the new state."""
+    places = run.prepared.output_places
+    for output, first, rows in run.prepared.executor.run(pages):
+        for number, place in enumerate(places):
+            if place == output and number < run.chunks:
+                targets[number].narrow(_ROWS, first, rows.shape[_ROWS]).copy_(rows)
+            elif place == output:
+                state.write(number - run.chunks, first, rows)
+        del rows  # free the rows before the next band is computed

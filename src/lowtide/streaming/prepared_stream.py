@@ -161,11 +161,14 @@ class _BudgetShare:
 
 
 def prepare_stream(
-    module: nn.Module, inputs: ModelInputs, settings: StreamSettings
+    module: nn.Module,
+    inputs: ModelInputs,
+    settings: StreamSettings,
+    known: StreamProgram | None = None,
 ) -> PreparedStream:
     """Capture, lay out and certify ``module`` for inputs like these.
 
-    Raises as `Streamed` does.
+    Where its program is ``known``, it is not captured again. Raises as `Streamed` does.
     """
     image = inputs.first
     on_cpu, device = image.device.type == "cpu", str(image.device)
@@ -181,6 +184,7 @@ def prepare_stream(
         whole_image=settings.held is None,
         # A CUDA graph has a memory pool of its own, which an arena cannot serve.
         use_arena=not settings.recorded,
+        program=known,
     )
     program = planner.program
     layout = _choose_layout(planner, inputs, settings)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -40,11 +43,16 @@ def pictures(format: PictureFormat, count: int = len(STAMPS)) -> list[list[np.nd
 
 
 def encode(
-    path: Path, settings: EncoderSettings, format: PictureFormat, **options
+    path: Path,
+    settings: EncoderSettings,
+    format: PictureFormat,
+    count: int = len(STAMPS),
+    **options,
 ) -> list[list[np.ndarray]]:
-    frames = pictures(format)
+    frames, last = pictures(format, count), STAMPS[-1]
+    stamps = [*STAMPS, *range(last + 3600, last + 3600 * count, 3600)][:count]
     encoder = SegmentEncoder(path, settings, format, time_base=TICK, **options)
-    for planes, stamp in zip(frames, STAMPS, strict=True):
+    for planes, stamp in zip(frames, stamps, strict=True):
         encoder.write(planes, stamp)
     encoder.close()
     return frames
@@ -67,6 +75,32 @@ def location(path: Path) -> int:
         found = chroma_location(stream, packet)
         assert packet.size > 0  # still there for the decoder
         return found
+
+
+_ENCODE = """
+import sys
+from pathlib import Path
+from lowtide.media.video.encoder_settings import EncoderSettings, held_format
+from lowtide.media.video.picture_format import PictureFormat
+import test_video_encoder
+
+settings = EncoderSettings(sys.argv[2])
+format, _ = held_format(settings, PictureFormat(192, 128, "yuv420p"))
+test_video_encoder.encode(Path(sys.argv[1]), settings, format, count=12)
+"""
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_packets_do_not_depend_on_what_was_in_memory(codec, tmp_path):
+    made = []
+    for byte in ("0", "85", "170"):  # which glibc writes into what it allocates
+        path = tmp_path / f"{byte}{SUFFIXES[codec]}"
+        paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        environment = os.environ | {"MALLOC_PERTURB_": byte, "PYTHONPATH": paths}
+        command = [sys.executable, "-c", _ENCODE, str(path), codec]
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+        made.append(packets(path))
+    assert len(made[0]) > 10 and made[0] == made[1] == made[2]
 
 
 @pytest.mark.parametrize("codec", CODECS)

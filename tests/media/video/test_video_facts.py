@@ -9,10 +9,11 @@ import pytest
 
 av = pytest.importorskip("av")
 
+import lowtide  # noqa: E402
 from lowtide import UsageError, VideoError  # noqa: E402
 from lowtide.media.video.frame_range import frame_range  # noqa: E402
 from lowtide.media.video.video_facts import inspect_video  # noqa: E402
-from lowtide.media.video.video_reader import VideoReader  # noqa: E402
+from lowtide.media.video.video_reader import VideoReader, video_part  # noqa: E402
 from support.video_clips import Clip, Sound, full_mkv, picture_bytes, rotated_mp4  # noqa: E402
 
 
@@ -146,7 +147,8 @@ def test_what_is_no_video_is_refused_by_name(tmp_path, make, text):
 
 def test_a_size_that_changes_in_the_stream_is_named(tmp_path):
     first, second = (
-        Clip(frames=6, width=width).write(tmp_path / f"{width}.h264") for width in (64, 96)
+        Clip(frames=6, width=width, options={"bf": "0"}).write(tmp_path / f"{width}.h264")
+        for width in (64, 96)
     )
     joined = tmp_path / "joined.h264"
     joined.write_bytes(first.read_bytes() + second.read_bytes())
@@ -163,6 +165,15 @@ def test_a_size_that_changes_in_the_stream_is_named(tmp_path):
     facts = inspect_video(path)
     with pytest.raises(VideoError, match=r"frames are 96×48 yuv420p instead of 64×48"):
         list(VideoReader(facts, 0, facts.frames, keep_damaged=True))
+    rest = video_part(facts, 6)  # as the error's hint says
+    assert (rest.format.width, rest.frames) == (96, 12) and video_part(facts, 0) is facts
+    assert [one.planes[0].shape for one in VideoReader(rest, 6, 12)] == 6 * [(48, 96)]
+    made = tmp_path / "rest.mkv"
+    assert lowtide.video(path, made, frames="6:12", scale=1, codec="ffv1").videos[0].width == 96
+    assert inspect_video(made).format.width == 96
+    with pytest.raises(VideoError, match="instead of 64×48") as caught:
+        lowtide.video(path, made, frames="2:", force=True)
+    assert caught.value.hint == "--frames A:6, and --frames 6:B in another run"
 
 
 def test_ranges_of_frames_and_of_time(tmp_path):

@@ -13,14 +13,17 @@ from lowtide.media.video.video_facts import VideoFacts
 def frame_range(facts: VideoFacts, frames: str | None, time: str | None) -> tuple[int, int]:
     """Return the first frame and the one after the last that ``A:B`` names; all by default.
 
-    ``frames`` are numbers from 0, ``time`` is in seconds from the first frame.
+    ``frames`` are numbers from 0, or those of image files; ``time`` is in seconds from the first
+    frame.
 
     Raises:
         UsageError: The text is no range, or holds no frame.
     """
     if frames is not None:
         first, last = _parse(frames, "--frames", "24:48", int)
-        start, stop = first or 0, facts.frames if last is None else min(last, facts.frames)
+        numbers = facts.numbers
+        start = int(np.searchsorted(numbers, first or 0))
+        stop = facts.frames if last is None else int(np.searchsorted(numbers, last))
     elif time is not None:
         first, last = _parse(time, "--time", "1.5:4", float)
         times = (facts.stamps - facts.stamps[0]) * float(facts.time_base)
@@ -30,10 +33,7 @@ def frame_range(facts: VideoFacts, frames: str | None, time: str | None) -> tupl
         start, stop = 0, facts.frames
     if start >= stop:
         given = f"--frames {frames}" if frames is not None else f"--time {time}"
-        length = facts.seconds(facts.frames - 1) - facts.seconds(0)
-        raise UsageError(
-            f"{given} holds no frame of {facts.path}, which has {facts.frames} over {length:.2f} s"
-        )
+        raise UsageError(f"{given} holds no frame of {facts.path}, which has {facts.extent}")
     return start, stop
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -129,6 +129,31 @@ def plan_streams(source: Path | None, target: Path, *, codec: str, cut: bool = F
         way = "later" if lead > 0 else "earlier"
         notes.append(f"all times are {abs(float(lead)):.3f} s {way}: {why}")
     return StreamPlan(source, container, picture, streams, lead, tuple(notes))
+
+
+def no_streams(source: Path | None, container: str) -> StreamPlan:
+    """Plan of a sequence of image files, which has no place but for the picture.
+
+    Args:
+        source: A video file, or None where the frames come from images.
+        container: What the files are.
+
+    Raises:
+        InputError: The source cannot be opened, or has no picture.
+    """
+    if source is None:
+        return StreamPlan(None, container)
+    with open_source(source) as opened:
+        picture = find_picture(opened, source)
+        streams = tuple(_left_out(stream, picture) for stream in opened.streams)
+    return StreamPlan(source, container, picture, streams)
+
+
+def _left_out(stream: Any, picture: int) -> PlannedStream:
+    planned = _planned(stream, picture, "matroska")
+    if stream.index == picture:
+        return planned
+    return replace(planned, action="dropped", into="", reason="image files hold pictures only")
 
 
 def _require_pixel_aspect(stream: Any, container: str, codec: str, target: Path) -> None:

@@ -7,11 +7,13 @@ import os
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
+from platform import machine
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from lowtide.core.atomic_file import sync, write_error
+from lowtide.core.cpuinfo import cpuinfo_field
 from lowtide.core.errors import OutputError
 from lowtide.media.video.encoder_settings import CODECS, EncoderSettings
 from lowtide.media.video.hdr10_light import Hdr10Light
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 # x264 and x265 make other bytes with other numbers of threads, so it must not be the machine's.
 _THREADS = 4
+_X264_BLOCK = 16
 _RATE_UNITS = 100_000  # FFmpeg's fractions are of 32 bits
 _LOCATIONS = "unspecified left center topleft top bottomleft bottom".split()
 
@@ -132,6 +135,21 @@ class SegmentEncoder:
             ) from error
 
 
+def _x264_instructions(format: PictureFormat) -> dict[str, str]:
+    """Return x264's parameter that makes its bytes depend on nothing but the frames.
+
+    With AVX-512 it reads memory that it has not written (build 165, `mbtree`) where the blocks of
+    a row are not a multiple of 8. All other instructions make the same bytes.
+    """
+    if -(-format.width // _X264_BLOCK) % 8 == 0 or machine().lower() not in ("x86_64", "amd64"):
+        return {}
+    known = " ".join(cpuinfo_field("flags")[:1]).split()
+    if known and "avx512f" not in known:
+        return {}
+    # Where the system does not say what there is, no processor that runs PyTorch lacks SSE4.2.
+    return {"asm": "AVX2" if "avx2" in known else "SSE4.2"}
+
+
 def _options(codec: str, format: PictureFormat, light: Hdr10Light | None) -> dict[str, str]:
     """Return FFmpeg's options that follow from the picture, and those that keep bytes the same."""
     options = {"chroma_sample_location": _LOCATIONS[format.chroma_location]}
@@ -141,6 +159,8 @@ def _options(codec: str, format: PictureFormat, light: Hdr10Light | None) -> dic
         if said:
             own["hdr10"] = "1"
         said = own | said
+    if codec == "x264":
+        said = _x264_instructions(format) | said
     if codec == "svtav1":
         said = {"lp": "2"} | said  # its own level of threads, of which 4 takes half more memory
     if said:

@@ -74,6 +74,16 @@ class VideoFacts:
         """Number of frames."""
         return len(self.stamps)
 
+    @property
+    def numbers(self) -> np.ndarray:
+        """Numbers of the frames (N,): from 0, or those of image files."""
+        return np.arange(self.frames)
+
+    @property
+    def extent(self) -> str:
+        """How many frames there are, for texts."""
+        return f"{self.frames} over {self.seconds(self.frames - 1) - self.seconds(0):.2f} s"
+
     def seconds(self, index: int) -> float:
         """Return when frame ``index`` is shown, in seconds."""
         return float(int(self.stamps[index]) * self.time_base)

@@ -34,12 +34,14 @@ class VideoPackets:
 
     @property
     def notes(self) -> list[str]:
-        """Frames that players do not show."""
-        if not self.hidden:
-            return []
-        return [
-            f"{self.hidden} frames before the first one are hidden, as the file's edit list says"
-        ]
+        """Frames that players do not show, and those that are not there."""
+        said = [] if self.damage is None else [f"the file is damaged: {self.damage}"]
+        if self.hidden:
+            said.append(
+                f"{self.hidden} frames before the first one are hidden, as the file's edit list"
+                " says"
+            )
+        return said
 
     @property
     def damage(self) -> str | None:

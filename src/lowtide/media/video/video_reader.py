@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from lowtide.core.errors import VideoError
 from lowtide.media.video.opened_video import damaged_error, open_video
-from lowtide.media.video.picture_format import format_of, planes_of
+from lowtide.media.video.picture_format import PictureFormat, format_of, planes_of
 from lowtide.media.video.pyav import load_av
 from lowtide.media.video.video_facts import VideoFacts, require_progressive
 
@@ -38,6 +39,19 @@ class StoredFrame:
     planes: list[np.ndarray]
 
 
+@functools.lru_cache(maxsize=16)  # asked for before a model is loaded, and after
+def video_part(facts: VideoFacts, first: int, *, keep_damaged: bool = False) -> VideoFacts:
+    """Return the facts of a video that begins with frame ``first``, whose format may differ.
+
+    Raises:
+        VideoError: The frame cannot be decoded, or is of a kind that is not supported.
+    """
+    if not first:
+        return facts
+    reader = VideoReader(facts, first, first + 1, keep_damaged=keep_damaged)
+    return replace(facts, format=reader.first_format())
+
+
 class VideoReader:
     """Frames ``first`` to before ``last`` of a video, as an iterator; also a context manager.
 
@@ -58,13 +72,24 @@ class VideoReader:
 
     def __iter__(self) -> Iterator[StoredFrame]:
         """Iterate over the frames."""
+        return self._chosen(self._placed())
+
+    def first_format(self) -> PictureFormat:
+        """Return how frames are stored from the first one on, which may be another way."""
+        for index, frame in self._placed():
+            if index >= self._first:
+                return format_of(frame, self._facts.format.chroma_location)
+        raise self._missing(self._first)
+
+    def _placed(self) -> Iterator[tuple[int, Any]]:
+        """Decode frames from ``first`` or before, with their index."""
         # Where seeking leads behind the first frame, as in a transport stream, all are decoded.
         for seeks in (True, False) if self._first and self._facts.ordered else (False,):
             with open_video(self._facts.path) as (container, stream):
                 frames = self._decoded(container, stream, seeks)
                 found = next(frames, None)
                 if not seeks or (found is not None and found[0] <= self._first):
-                    yield from self._chosen(chain([found] if found else [], frames))
+                    yield from chain([found] if found else [], frames)
                     return
 
     def _chosen(self, frames: Iterable[tuple[int, Any]]) -> Iterator[StoredFrame]:
@@ -88,7 +113,7 @@ class VideoReader:
     def _decoded(
         self, container: InputContainer, stream: VideoStream, seeks: bool
     ) -> Iterator[tuple[int, Any]]:
-        """Decode frames from ``first`` or before, with their index."""
+        """Decode frames of an opened file, from where it seeks to, with their index."""
         facts = self._facts
         if not self._keep:
             stream.codec_context.options = _STRICT
@@ -162,5 +187,5 @@ class VideoReader:
                 f"{facts.path}: from frame {index:,} on, at {facts.seconds(index):.2f} s, frames"
                 f" are {found.width}×{found.height} {found.name} instead of"
                 f" {format.width}×{format.height} {format.name}",
-                hint=f"--frames 0:{index}, and the rest in another run",
+                hint=f"--frames A:{index}, and --frames {index}:B in another run",
             )

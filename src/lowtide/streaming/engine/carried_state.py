@@ -8,61 +8,153 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lowtide.core.scratch import ScratchSpace
+from lowtide.streaming.capture.graph import TensorMeta
+from lowtide.streaming.engine.placement import Placement
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment, page_readers
-from lowtide.streaming.pages.page import MemoryPage
+from lowtide.streaming.pages.disk_page import DiskPage
+from lowtide.streaming.pages.host_page import HostPage
+from lowtide.streaming.pages.page import MemoryPage, Page
+from lowtide.streaming.pages.transfer import HostTransfer, host_transfer_for
 
-# Pieces of a state tensor: what is read is freed piece by piece.
-_PIECES = 16
-# Bands whose old rows are there while a band makes new ones: its own and the one before.
-_OVERLAPPING_BANDS = 2
+# Pieces of a state tensor in memory: what no band reads any more is freed piece by piece.
+_PIECES = 64
+# Bands whose rows a page in host memory has on the device: its own and the next.
+_PREFETCHED_BANDS = 2
+
+
+class StateStore:
+    """Where the tensors are kept that a run hands to the next, such as caches (1, C, 2, H, W).
+
+    Args:
+        placement: Device memory, host memory (pinned if the device is a GPU), or files.
+        dim: Dim of the rows.
+        device: Device of the runs.
+        space: Scratch space of the files.
+    """
+
+    def __init__(
+        self, placement: Placement, dim: int, device: torch.device, space: ScratchSpace
+    ) -> None:
+        self.placement: Placement = placement
+        self._dim, self._device, self._space = dim, device, space
+        # kept for all runs: pinning takes longer than copying
+        self._transfer: HostTransfer | None = (
+            host_transfer_for(device) if placement == "host" else None
+        )
+
+    def empty(self, metas: Sequence[TensorMeta]) -> CarriedState:
+        """Return a state of tensors of these shapes, without rows."""
+        state = CarriedState([], self._dim, [-(-one.shape[self._dim] // _PIECES) for one in metas])
+        try:
+            for meta in metas:
+                state.pages.append(self._page(meta))
+        except BaseException:
+            state.close()
+            raise
+        return state
+
+    def _page(self, meta: TensorMeta) -> Page:
+        if self.placement == "disk":
+            return DiskPage(meta.shape, meta.dtype, self._dim, self._device, self._space)
+        if self._transfer is not None:
+            return HostPage(meta.shape, meta.dtype, self._dim, self._transfer)
+        return MemoryPage(self._dim, self._device)
 
 
 @dataclass(frozen=True)
 class CarriedState:
-    """Pages of the tensors that a run hands to the next, such as caches (1, C, 2, H, W)."""
+    """Pages of the tensors that a run hands to the next.
 
-    pages: list[MemoryPage]
-    dim: int = 0
+    Attributes:
+        pages: Page of each tensor.
+        dim: Dim of their rows.
+        piece_rows: Rows of each that are kept in one piece of memory.
+    """
 
-    @classmethod
-    def empty(cls, count: int, dim: int, device: torch.device) -> CarriedState:
-        """Return ``count`` pages without rows, which will be along ``dim``."""
-        return cls([MemoryPage(dim, device) for _ in range(count)], dim)
+    pages: list[Page]
+    dim: int
+    piece_rows: Sequence[int]
 
     def write(self, index: int, first: int, rows: Tensor) -> None:
-        """Keep a copy of rows from row ``first`` on, such as (1, C, 2, rows, W), in pieces."""
-        for part in rows.split(-(-rows.shape[self.dim] // _PIECES), self.dim):
-            self.pages[index].write(first, part.clone())
+        """Keep a copy of rows from row ``first`` on, such as (1, C, 2, rows, W)."""
+        page = self.pages[index]
+        if not isinstance(page, MemoryPage):
+            page.write(first, rows)
+            return
+        for part in rows.split(self.piece_rows[index], self.dim):
+            page.write(first, part.clone())
             first += part.shape[self.dim]
 
+    def take_pages(self) -> list[Page]:
+        """Hand the pages over to a run, which closes them."""
+        pages = [*self.pages]
+        self.pages.clear()
+        return pages
 
-def held_bytes(
-    program: StreamProgram,
-    segments: Sequence[Segment],
-    bands: Sequence[int],
-    *,
-    state_bytes: int,
-    result_bytes: int,
+    def close(self) -> None:
+        """Free the memory and disk space of the pages that no run has taken."""
+        for page in self.take_pages():
+            page.close()
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes on the device that chunks, result and state take while a program of ``chunks`` runs.
+
+    The first ``chunks`` inputs and results of the program are those of its chunks, and the others
+    the state. ``result_bytes`` are those of the result of all runs, held from the start.
+    """
+
+    chunks: int
+    placement: Placement
+    result_bytes: int
+
+    def __call__(
+        self, program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int]
+    ) -> int:
+        """Return the most bytes for a layout, apart from the rows at work."""
+        graph = program.graph
+        copies = sum(map(program.bytes_of, graph.inputs[: self.chunks]))
+        old, new = graph.inputs[self.chunks :], graph.outputs[self.chunks :]
+        if self.placement == "memory":
+            held = sum(map(program.bytes_of, new)) + _overlap_bytes(program, segments, bands, old)
+        else:
+            held = self._transfer_bytes(program, segments, bands)
+        return copies + self.result_bytes + held
+
+    def _transfer_bytes(
+        self, program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int]
+    ) -> int:
+        """Return the bytes of rows on their way to the pages and from them, at the most."""
+        graph, most = program.graph, 0
+        old, new = {*graph.inputs[self.chunks :]}, {*graph.outputs[self.chunks :]}
+        for segment, count in zip(segments, bands, strict=True):
+            read = [program.bytes_of(one) // count for one in old & segment.reads]
+            written = [program.bytes_of(one) // count for one in new & {*segment.outputs}]
+            if self.placement == "host":  # two bands are there, and what was written last
+                moved = _PREFETCHED_BANDS * sum(read) + sum(written)
+            else:
+                moved = max([*read, *written], default=0)
+            most = max(most, moved)
+        return most
+
+
+def _overlap_bytes(
+    program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int], old: Sequence[int]
 ) -> int:
-    """Return the most bytes that result and state take while a program runs.
+    """Return the most bytes of an old state in memory while the new one is made.
 
-    Old rows of a state are freed while new ones are made, so that both are there only for the
-    bands at work, and where several segments read it. The first input is no state.
-
-    Args:
-        program: Program that takes the state and makes the next.
-        segments: Its segments.
-        bands: Number of bands of each.
-        state_bytes: Bytes of the state.
-        result_bytes: Bytes of the result of all runs, held from the start.
+    Old rows are freed while new ones are made, so that both are there only for the band at work,
+    and where several segments read them.
     """
     readers, overlap = page_readers(segments), [0.0] * len(segments)
     twice = 0
-    for index in program.graph.inputs[1:]:
+    for index in old:
         size, at = program.bytes_of(index), readers.get(index, [])
         if len(at) == 1:
-            overlap[at[0]] += size * min(1.0, _OVERLAPPING_BANDS / bands[at[0]] + 1 / _PIECES)
+            overlap[at[0]] += size * min(1.0, 1 / bands[at[0]] + 1 / _PIECES)
         else:
             twice += size
-    return result_bytes + state_bytes + twice + int(max(overlap, default=0))
+    return twice + int(max(overlap, default=0))

@@ -158,6 +158,7 @@ class BandExecutor:
             self._pages[index] = self._make_page(index)
         states: dict[int, Any] = {}
         buffers: dict[int, MemoryPage] = {}
+        taken_whole = {one for step in segment.steps for one in self._program.full_inputs(step)}
         ahead = deque[Band]()
         for band in islice(schedule, 2):
             self._prefetch(band, ahead)
@@ -167,7 +168,9 @@ class BandExecutor:
             for following in islice(schedule, 1):
                 self._prefetch(following, ahead)
             for index in last_read_pages:
-                self._pages[index].retain(band.later_reads.get(index, []))
+                # the first band to take a page whole may come later
+                if index not in taken_whole or index in self._full_tensors:
+                    self._pages[index].retain(band.later_reads.get(index, []))
             if self._on_band is not None:
                 self._on_band(bytes_of_band(self._program, band) / max(self._total_bytes, 1))
         for index in last_read_pages:

@@ -43,6 +43,7 @@ class StreamPlanner:
         held: Returns the bytes held outside of the bands for a layout (program, segments, bands),
             which count in addition.
         use_arena: As for `dry_run`.
+        program: Program of the module for such inputs, if it is known; by default it is captured.
 
     Raises:
         ModelError: The module cannot be captured.
@@ -57,9 +58,10 @@ class StreamPlanner:
         whole_image: bool = True,
         held: Callable[[StreamProgram, Sequence[Segment], Sequence[int]], int] | None = None,
         use_arena: bool = True,
+        program: StreamProgram | None = None,
     ) -> None:
         self.inputs = ModelInputs.of(inputs)
-        self.program = lower_to_rows(capture(module, self.inputs))
+        self.program = program or lower_to_rows(capture(module, self.inputs))
         self._module, self._device = module, self.inputs.first.device
         self._pages: PagePlacement = pages
         self._whole_image, self._held, self._use_arena = whole_image, held, use_arena

@@ -12,6 +12,7 @@ from torch import Tensor
 from lowtide.attention.memory_format import to_contiguous
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.pages.page import concat_rows
+from lowtide.streaming.rules.frame_conv import convolve_frames, runs_by_frame
 from lowtide.streaming.rules.kernel_extent import Kernel
 from lowtide.streaming.rules.light_conv import light_convolution
 from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
@@ -168,9 +169,15 @@ def convolution(node: Node, context: RuleContext) -> RowOp | None:
     has_bias = bias is not None
 
     make_contiguous = needs_contiguous_input(node.args[0], context)
+    by_frame = runs_by_frame(node, context, at)
 
     def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
         piece = to_contiguous(piece) if make_contiguous else piece
+        if by_frame:
+            pads = replace_arg(pad, at, rows)
+            return convolve_frames(
+                piece, whole[0], whole[1] if has_bias else None, stride, pads, dilation
+            )
         return getattr(F, f"conv{len(sizes)}d")(
             piece,
             whole[0],
@@ -183,14 +190,18 @@ def convolution(node: Node, context: RuleContext) -> RowOp | None:
 
     kernel = Kernel(reach[at] + 1, stride[at], pad[at])
     channels = context.meta(node.args[0]).shape[1], node.meta.shape[1]
+    share = ONEDNN_REORDER_SHARE * max(
+        -(-count // _CHANNEL_BLOCK) * _CHANNEL_BLOCK / count for count in channels
+    )
+    if by_frame:
+        share = (1 + share) / node.meta.shape[2]  # and the frames that a frame depends on
     step = kernel_op(
         node,
         context,
         kernel,
         0.0,
         run,
-        workspace_share=ONEDNN_REORDER_SHARE
-        * max(-(-count // _CHANNEL_BLOCK) * _CHANNEL_BLOCK / count for count in channels),
+        workspace_share=share,
         fixed_workspace_bytes=context.meta(weight).nbytes,
     )
     return None if step is None else light_convolution(step, node, context, kernel, run)

@@ -1,0 +1,159 @@
+"""Commands `lowtide vae encode|decode|roundtrip`: videos to latents and back within a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lowtide.cli.progress_bar import ProgressLine
+from lowtide.cli.settings_options import with_settings
+from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
+from lowtide.core.units import format_bytes
+from lowtide.jobs.vae_settings import VaeSettings
+
+if TYPE_CHECKING:
+    from lowtide.jobs.vae_report import VaeReport
+
+_ORDER = "output model budget frames time max_side device sample seed dry_run"
+_VIDEO_OUT, _READING = "codec quality preset", "frames time max_side"
+Video = Annotated[Path, typer.Argument(metavar="VIDEO", help="Video file.")]
+Latents = Annotated[
+    Path, typer.Argument(metavar="LATENTS", help="A .safetensors file with the key latents.")
+]
+DryRun = Annotated[bool, option("--dry-run", panel="Main", help="Print the plan and stop.")]
+Force = Annotated[bool, option("--force", panel="Output", help="Overwrite files that exist.")]
+
+
+def _output(what: str) -> Any:
+    return option("-o", "--output", panel="Main", metavar="FILE", help=what)
+
+
+@handle_errors
+@with_settings(VaeSettings, _ORDER, without=f"fps {_VIDEO_OUT}")
+def encode(
+    video: Video,
+    output: Annotated[Path, _output("File of the latents, .safetensors.")],
+    dry_run: DryRun = False,
+    force: Force = False,
+    as_json: JsonReport = False,
+    quiet: Quiet = False,
+    **settings: Any,
+) -> None:
+    """Encode a video to latents by a video autoencoder, within a memory budget.
+
+    The file also says what decoding needs to make the same video again: frames, size and time
+    stamps. Latents are not scaled; its entry says by what a diffusion model scales them.
+    """
+    from lowtide.jobs.vae import encode as run
+
+    _show(
+        run(
+            video,
+            output,
+            dry_run=dry_run,
+            force=force,
+            progress=ProgressLine(quiet=quiet),
+            **settings,
+        ),
+        as_json,
+    )
+
+
+@handle_errors
+@with_settings(VaeSettings, f"{_ORDER} fps", without=f"sample seed {_READING}")
+def decode(
+    latents: Latents,
+    output: Annotated[Path, _output("Video file.")],
+    dry_run: DryRun = False,
+    force: Force = False,
+    as_json: JsonReport = False,
+    quiet: Quiet = False,
+    **settings: Any,
+) -> None:
+    """Decode latents to a video by a video autoencoder, within a memory budget.
+
+    One continuous stream, without tiles or seams: frames are equal to those of the model's own call
+    to rounding.
+    """
+    from lowtide.jobs.vae import decode as run
+
+    _show(
+        run(
+            latents,
+            output,
+            dry_run=dry_run,
+            force=force,
+            progress=ProgressLine(quiet=quiet),
+            **settings,
+        ),
+        as_json,
+    )
+
+
+@handle_errors
+@with_settings(VaeSettings, _ORDER, without="fps")
+def roundtrip(
+    video: Video,
+    output: Annotated[
+        Path | None, _output("Video file of the decoded frames, with the sound of the input.")
+    ] = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+    as_json: JsonReport = False,
+    quiet: Quiet = False,
+    **settings: Any,
+) -> None:
+    """Encode a video and decode it again, and say how much the autoencoder loses.
+
+    PSNR and SSIM compare the frames with those that went in.
+    """
+    from lowtide.jobs.vae import roundtrip as run
+
+    _show(
+        run(
+            video,
+            output,
+            dry_run=dry_run,
+            force=force,
+            progress=ProgressLine(quiet=quiet),
+            **settings,
+        ),
+        as_json,
+    )
+
+
+def _show(report: VaeReport, as_json: bool) -> None:
+    print_result(report, lambda: _print(report), lambda: None, as_json=as_json)
+
+
+def _print(report: VaeReport) -> None:
+    channels, number, height, width = report.latents
+    size = f"{report.frames} frames of {report.width}×{report.height}"
+    latents = f"{number} latents of {channels}×{height}×{width}"
+    told = {
+        "encode": f"{size} → {latents}",
+        "decode": f"{latents} → {size}",
+        "roundtrip": f"{size} → {latents} → {size}",
+    }[report.operation]
+    typer.echo(f"{report.input}: {told}")
+    if report.output is not None and report.status == "done":
+        typer.echo(f"  written    {report.output}")
+    typer.echo(f"  model      {report.model}, {report.device}, {format_bytes(report.budget_bytes)}")
+    for name, plan in report.plans.items():
+        typer.echo(f"  {name:<10} {plan}")
+    if report.seconds:
+        spent = ", ".join(f"{name} {taken:.3g} s" for name, taken in report.seconds.items())
+        typer.echo(f"  time       {spent}; {report.fps:.3g} frames a second")
+    if report.operation == "roundtrip" and report.status == "done":
+        typer.echo(f"  equality   {_equality(report)}")
+    for note in report.notes:
+        typer.echo(f"  note       {note}")
+
+
+def _equality(report: VaeReport) -> str:
+    if report.psnr_db is None:
+        return "no difference"
+    likeness = "" if report.ssim is None else f", SSIM {report.ssim:.4f}"
+    return f"PSNR {report.psnr_db:.2f} dB, worst frame {report.worst_psnr_db:.2f} dB{likeness}"

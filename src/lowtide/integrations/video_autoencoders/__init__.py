@@ -1,0 +1,1 @@
+"""Video autoencoders of diffusers: for each family, its encoder and decoder in chunks of frames."""

@@ -1,0 +1,56 @@
+"""Registry of the families of video autoencoders, by class name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from lowtide.integrations.video_autoencoders import cogvideox, magvit, seedvr2, wan
+from lowtide.integrations.video_autoencoders.clip_part import ClipPart
+
+
+class VideoFamily(Protocol):
+    """A module about autoencoders of one kind; all functions take one of its classes."""
+
+    # Names of the classes.
+    CLASSES: Sequence[str]
+
+    def check(self, autoencoder: Any) -> None:
+        """Raise `UsageError` for a form of the autoencoder that is not supported."""
+        ...
+
+    def networks(self, autoencoder: Any, part: str) -> dict[str, Any]:
+        """Return the submodules, by name, that ``part`` ("encoder" or "decoder") calls."""
+        ...
+
+    def clear_caches(self, autoencoder: Any) -> None:
+        """Free what a call of its own that was interrupted has left in the module."""
+        ...
+
+    def encoder(self, autoencoder: Any) -> ClipPart:
+        """Return the part that maps frames to the parameters of the posterior."""
+        ...
+
+    def decoder(self, autoencoder: Any) -> ClipPart:
+        """Return the part that maps latents to frames."""
+        ...
+
+
+# By the package of their classes.
+_FAMILIES = {"diffusers": (wan, magvit, cogvideox), "lowtide": (seedvr2,)}
+
+
+def family_of(kind: type) -> VideoFamily | None:
+    """Return the family of a class, or None if it is no video autoencoder known here."""
+    package = kind.__module__.partition(".")[0]
+    known = (cast(VideoFamily, one) for one in _FAMILIES.get(package, ()))
+    return next((one for one in known if kind.__name__ in one.CLASSES), None)
+
+
+def class_names() -> list[str]:
+    """Return the names of all classes known here."""
+    return [
+        name
+        for family in (*_FAMILIES["diffusers"], *_FAMILIES["lowtide"])
+        for name in family.CLASSES
+    ]

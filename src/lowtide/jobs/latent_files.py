@@ -1,0 +1,135 @@
+"""Latents of clips in .safetensors files, with what is needed to make a video of them again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from lowtide.core.atomic_file import atomic_output
+from lowtide.core.errors import InputError
+from lowtide.media.video.picture_format import ColorTags, PictureFormat
+from lowtide.models.lowtide_files import read_metadata
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEY, _ENTRY = "latents", "lowtide.clip"
+_RATIO = r"^[1-9]\d{0,11}(/[1-9]\d{0,11})?$"
+
+
+class ClipFacts(BaseModel):
+    """What a file of latents says of its clip.
+
+    Attributes:
+        model: Class of the autoencoder.
+        scaling: What a diffusion model scales latents by; those in the file are not scaled.
+        posterior: Whether latents are the mean of their distribution, or a sample of it.
+        seed: Seed of the sample.
+        frames: Frames of the clip; latents may make more.
+        height: Rows of a frame.
+        width: Columns of a frame.
+        time_base: Seconds of one stamp, as ``1/12800``.
+        stamps: When each frame is shown.
+        last_duration: Stamps that the last frame is shown for; None if unknown.
+        fps: Mean frames a second, for readers; stamps say more.
+        pixel_format: FFmpeg's name of the samples.
+        tags: Numbers of primaries, transfer and matrix, and whether the range is full.
+        chroma_location: FFmpeg's number.
+        rotation: Degrees by which players turn frames, counterclockwise.
+        mirrored: Whether players mirror them.
+        pixel_aspect: Width of a pixel by its height, as ``4/3``; None if unknown.
+    """
+
+    model: str
+    scaling: dict[str, Any] = {}
+    posterior: str = "mean"
+    seed: int | None = None
+    frames: int = Field(ge=1)
+    height: int = Field(ge=1)
+    width: int = Field(ge=1)
+    time_base: str = Field(pattern=_RATIO)
+    stamps: list[int]
+    last_duration: int | None = None
+    fps: float | None = None
+    pixel_format: str = "yuv420p"
+    tags: tuple[int, int, int, bool | None] = (1, 1, 1, False)
+    chroma_location: int = 0
+    rotation: int = 0
+    mirrored: bool = False
+    pixel_aspect: str | None = Field(default=None, pattern=_RATIO)
+
+    @property
+    def picture(self) -> PictureFormat:
+        """Format of the frames; raises `VideoError` for one that cannot be converted."""
+        tags = ColorTags(*self.tags)
+        return PictureFormat(self.width, self.height, self.pixel_format, tags, self.chroma_location)
+
+
+def write_latents(path: Path, latents: Tensor, facts: ClipFacts) -> None:
+    """Write latents (1, C, n, h, w) under the key ``latents``.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    with atomic_output(path) as part:
+        save_file({KEY: latents.cpu().contiguous()}, part, {_ENTRY: facts.model_dump_json()})
+
+
+def read_latents(path: Path) -> tuple[Tensor, ClipFacts | None]:
+    """Read latents (1, C, n, h, w) and what the file says of them, if it was written here.
+
+    Raises:
+        InputError: There are none, of more than one clip, or with values that are not finite.
+        ModelError: It is no .safetensors file.
+    """
+    import torch
+    from safetensors import safe_open
+
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    entries = read_metadata(path)
+    with safe_open(path, framework="pt") as file:
+        names = list(file.keys())
+        if KEY not in names:
+            raise InputError(
+                f"{path} holds no tensor {KEY!r}, only {', '.join(names[:3]) or 'nothing'}"
+            )
+        latents = file.get_tensor(KEY)
+    if latents.dim() == 4:
+        latents = latents.unsqueeze(0)
+    shape = "×".join(map(str, latents.shape))
+    if latents.dim() != 5 or 0 in latents.shape or not latents.is_floating_point():
+        raise InputError(
+            f"{path}: latents are (1, channels, number, height, width) of floating point, not"
+            f" {latents.dtype} {shape}"
+        )
+    if len(latents) != 1:
+        raise InputError(
+            f"{path} holds the latents of {len(latents)} clips ({shape}), and a video is one",
+            hint="save each clip in a file of its own",
+        )
+    if not torch.isfinite(latents).all():
+        raise InputError(f"{path}: latents are not finite (NaN or infinity)")
+    return latents.float(), _facts(path, entries)
+
+
+def _facts(path: Path, entries: dict[str, str]) -> ClipFacts | None:
+    if (text := entries.get(_ENTRY)) is None:
+        return None
+    try:
+        facts = ClipFacts.model_validate_json(text)
+    except ValidationError as error:
+        one = error.errors()[0]
+        where = ".".join(map(str, one["loc"]))
+        raise InputError(
+            f"{path}: what it says of its clip is wrong: {where}: {one['msg']}"
+        ) from error
+    if len(facts.stamps) != facts.frames or any(
+        later <= earlier for earlier, later in zip(facts.stamps, facts.stamps[1:], strict=False)
+    ):
+        raise InputError(f"{path}: its {len(facts.stamps)} stamps are not those of its frames")
+    return facts

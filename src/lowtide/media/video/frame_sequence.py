@@ -1,0 +1,223 @@
+"""Sequences of image files as videos: their facts, and their frames in order."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from lowtide.core.errors import ImageError, UsageError, VideoError
+from lowtide.core.hashing import file_sha256
+from lowtide.media.image_source import open_image
+from lowtide.media.video.frame_header import (
+    ANY_SIZE,
+    FrameHeader,
+    change_of,
+    damaged_frame,
+    read_header,
+)
+from lowtide.media.video.frame_pattern import FrameFile, FramePattern
+from lowtide.media.video.picture_format import PictureFormat
+from lowtide.media.video.video_facts import VideoFacts
+from lowtide.media.video.video_reader import StoredFrame
+
+_MOST_A_SECOND = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceFacts(VideoFacts):
+    """Facts of image files, as those of a video whose stamps are the numbers of the files.
+
+    Attributes:
+        pattern: Names of the files.
+        files: The files, one per stamp.
+        decoding: Upper bound and usual bytes of decoding one, without its samples.
+        icc: Color profile of the first one, or None.
+        has_times: Whether frames a second are known; else the time base is a whole second.
+    """
+
+    pattern: FramePattern
+    files: tuple[FrameFile, ...]
+    decoding: tuple[int, int]
+    icc: bytes | None
+    has_times: bool
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Numbers of the files (N,)."""
+        return np.array([one.number for one in self.files])
+
+    @property
+    def extent(self) -> str:
+        """Which frames there are, for texts."""
+        return f"frames {self.files[0].number} to {self.files[-1].number}"
+
+    def content_sha256(self, first: int, last: int) -> str:
+        """Return a hash of the files ``first`` to before ``last``, names included."""
+        whole = hashlib.sha256()
+        for one in self.files[first:last]:
+            path = self.pattern.file(one.number)
+            whole.update(f"{path.name} {file_sha256(path)}\n".encode())
+        return whole.hexdigest()
+
+
+def inspect_sequence(pattern: FramePattern, fps: str | float | None) -> SequenceFacts:
+    """Return the facts of a sequence; lists the folder and reads a header.
+
+    Args:
+        pattern: Names of the files.
+        fps: Frames a second: a number, or a fraction such as ``"24000/1001"``; None if unknown.
+
+    Raises:
+        VideoError: There are no files, or none can be a frame of a video.
+        UsageError: ``fps`` is no rate.
+    """
+    files = tuple(pattern.files())
+    facts = SequenceFacts(
+        path=pattern.path,
+        format=PictureFormat(0, 0, "gbrp"),
+        stamps=np.array([one.number for one in files], np.int64) - files[0].number,
+        time_base=1 / (Fraction(1) if fps is None else _rate(fps)),
+        last_duration=1,
+        container="image2",
+        codec="",
+        stream=-1,
+        rotation=0,
+        mirrored=False,
+        pixel_aspect=None,
+        light=None,
+        ordered=True,
+        damage=None,
+        notes=(),
+        pattern=pattern,
+        files=files,
+        decoding=(0, 0),
+        icc=None,
+        has_times=fps is not None,
+    )
+    return _described(facts, _first_header(pattern, files))
+
+
+def sequence_part(
+    facts: SequenceFacts, first: int, last: int, *, keep_damaged: bool = False
+) -> SequenceFacts:
+    """Return the facts as the header of file ``first`` has them, after a look at all to ``last``.
+
+    Raises:
+        VideoError: A file is missing, or is not as the first one is; with ``keep_damaged`` one that
+            cannot be read is left to the reader.
+    """
+    files = facts.files[first:last]
+    return _described(facts, _common_header(facts.pattern, files, keep_damaged))
+
+
+def _described(facts: SequenceFacts, header: FrameHeader) -> SequenceFacts:
+    """Return facts with the format that a header states."""
+    return replace(
+        facts,
+        format=header.format,
+        codec=header.facts.format.lower(),
+        notes=header.facts.notes,
+        decoding=(header.facts.resident_bytes, header.facts.typical_bytes),
+        icc=header.icc,
+    )
+
+
+@functools.lru_cache(maxsize=4)  # asked for before a model is loaded, and after
+def _common_header(
+    pattern: FramePattern, files: tuple[FrameFile, ...], keep_damaged: bool
+) -> FrameHeader:
+    """Return the header that all files have; raises `VideoError` for one that differs."""
+    first, begin = files if keep_damaged else files[:1], pattern.name(files[0].number)
+    usual = _first_header(pattern, first)
+    for before, one in pairwise(files):
+        due, path = before.number + 1, pattern.file(one.number)
+        hint = f"--frames {files[0].number}:{due}, and the rest in another run"
+        if one.number > due:
+            raise VideoError(
+                f"{pattern.file(due)}: this frame is missing, between"
+                f" {pattern.name(before.number)} and {path.name}",
+                hint=hint,
+            )
+        try:
+            found = read_header(path)
+        except ImageError as error:
+            if keep_damaged:
+                continue
+            raise damaged_frame(path, error) from error
+        if (change := change_of(found, usual)) is not None:
+            raise VideoError(f"{path}: {change} as {begin}", hint=hint)
+    return usual
+
+
+def _first_header(pattern: FramePattern, files: Sequence[FrameFile]) -> FrameHeader:
+    """Return the header of the first file that can be read; raises `VideoError` if none can."""
+    for one in files:
+        with contextlib.suppress(ImageError):
+            return read_header(pattern.file(one.number))
+    path = pattern.file(files[0].number)
+    try:
+        return read_header(path)
+    except ImageError as error:
+        raise damaged_frame(path, error) from error
+
+
+class SequenceReader:
+    """Frames ``first`` to before ``last`` of a sequence, as an iterator.
+
+    Args:
+        facts: The sequence's facts.
+        keep_damaged: Files that cannot be decoded are left out, instead of an error.
+
+    Raises:
+        VideoError: While it iterates: a file cannot be decoded, or is of another size than the
+            first one.
+    """
+
+    def __init__(
+        self, facts: SequenceFacts, first: int, last: int, *, keep_damaged: bool = False
+    ) -> None:
+        self._facts, self._first, self._last = facts, first, last
+        self._keep = keep_damaged
+
+    def __iter__(self) -> Iterator[StoredFrame]:
+        """Iterate over the frames."""
+        for index in range(self._first, self._last):
+            path = self._facts.pattern.file(self._facts.files[index].number)
+            try:
+                rows = read_frame(path)
+            except ImageError as error:
+                if self._keep:
+                    continue
+                raise damaged_frame(path, error) from error
+            format = self._facts.format
+            due = (format.height, format.width, len(format.plane_shapes))
+            if (rows.shape, rows.itemsize) != (due, format.plane_dtype.itemsize):
+                raise VideoError(f"{path}: the file changed while it was waiting to be read")
+            planes = [rows[..., channel] for channel in range(rows.shape[2])]
+            yield StoredFrame(index, int(self._facts.stamps[index]), planes)
+
+
+def read_frame(path: Path) -> np.ndarray:
+    """Return all samples of an image file, (H, W, C); raises `ImageError` if it is damaged."""
+    with open_image(path, max_pixels=ANY_SIZE) as source:
+        return source.read(0, source.info.height)
+
+
+def _rate(fps: str | float) -> Fraction:
+    try:
+        rate = Fraction(str(fps))
+    except (ValueError, ZeroDivisionError):
+        rate = Fraction(0)
+    if not 0 < rate <= _MOST_A_SECOND:
+        raise UsageError(
+            f"--fps {fps} is not a number of frames a second", hint="--fps 24, or 24000/1001"
+        )
+    return rate

@@ -1,0 +1,145 @@
+"""Graphs of `torch.export` made functional, without a second trace where that is possible.
+
+`run_decompositions` makes operators functional that write into their inputs, and splits some
+composite ones, in a second trace that takes longer than the export. Most graphs write nothing and
+have few such composites, which are rewritten here to what the trace makes of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.streaming.capture.graph import op_name
+
+_ATEN = torch.ops.aten
+# Composite operators that a trace leaves as they are.
+_KEPT = frozenset(
+    {
+        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        *("linear", "matmul", "scaled_dot_product_attention", "softmax"),
+        *("layer_norm", "group_norm", "rms_norm", "instance_norm", "prelu"),
+        *("pad", "repeat_interleave", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d"),
+        *("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "type_as"),
+    }
+)
+# Operators of tensors that a trace turns into constants.
+_CONSTANTS = frozenset({"lift", "lift_fresh", "lift_fresh_copy"})
+
+
+def functional_graph(exported: Any) -> Any:
+    """Return an exported program whose operators are functional, as after `run_decompositions`."""
+    graph: fx.Graph = exported.graph
+    if not all(node.op in ("placeholder", "output") or _is_known(node) for node in graph.nodes):
+        return exported.run_decompositions({})
+    for node in [*graph.nodes]:
+        if node.op == "call_function" and (rewrite := _REWRITES.get(op_name(node.target))):
+            rewrite(node)
+    graph.eliminate_dead_code()
+    return exported
+
+
+def _is_known(node: fx.Node) -> bool:
+    """Return whether a node is a functional call that a trace leaves as it is, or as rewritten."""
+    if node.op != "call_function":
+        return False
+    if op_name(node.target) == "to" and node.target is not _ATEN.to.dtype:
+        return _is_same(node)  # mostly to the device where it is
+    return _is_known_operator(node.target)
+
+
+@functools.cache
+def _is_known_operator(target: Any) -> bool:
+    if target is operator.getitem:
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    name = op_name(target)
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+        target.name(), "CompositeImplicitAutograd"
+    )
+    return name not in _CONSTANTS and (not composite or name in _KEPT or name in _REWRITES)
+
+
+def _is_same(node: fx.Node) -> bool:
+    """Return whether the result of a call is like its first argument, in memory too."""
+    made, given = _value(node), _value(node.args[0])
+    return all(
+        getattr(made, name) == getattr(given, name) for name in ("shape", "dtype", "device")
+    ) and (made.stride() == given.stride())
+
+
+def _value(node: Any) -> torch.Tensor:
+    return node.meta["val"]
+
+
+def _drop(node: fx.Node) -> bool:
+    """Drop a call that changes nothing. Return whether it changes nothing."""
+    if not _is_same(node):
+        return False
+    if any(user.op == "output" for user in node.users):
+        # A signature names the results, so that this one stays, as a copy.
+        node.target, node.args, node.kwargs = _ATEN.clone.default, node.args[:1], {}
+    else:
+        node.replace_all_uses_with(node.args[0])  # pyright: ignore[reportArgumentType]
+        node.graph.erase_node(node)
+    return True
+
+
+def _convert(node: fx.Node) -> None:
+    if not _drop(node) and node.target is _ATEN.to.dtype:
+        node.target, node.kwargs = _ATEN._to_copy.default, {"dtype": _value(node).dtype}
+        node.args = node.args[:1]
+
+
+def _drop_dropout(node: fx.Node) -> None:
+    if not node.args[2]:
+        _drop(node)
+
+
+def _make_contiguous(node: fx.Node) -> None:
+    if not _drop(node):
+        memory_format = node.kwargs.get("memory_format", torch.contiguous_format)
+        node.target, node.kwargs = _ATEN.clone.default, {"memory_format": memory_format}
+        node.args = node.args[:1]
+
+
+def _expand(node: fx.Node) -> None:
+    node.target = _ATEN.expand.default
+    node.args = node.args[0], [*_value(node).shape]
+
+
+def _reshape(node: fx.Node) -> None:
+    """Rewrite a reshape to a view, of a contiguous copy where the strides need one."""
+    given, shape = node.args[0], [*_value(node).shape]
+    assert isinstance(given, fx.Node)
+    if op_name(node.target) == "reshape":
+        shape = node.args[1]
+    node.target, node.kwargs = _ATEN.view.default, {}
+    try:
+        _value(given).view(_value(node).shape)
+    except (RuntimeError, ValueError):
+        with node.graph.inserting_before(node):
+            kept: dict[str, Any] = {"memory_format": torch.contiguous_format}
+            copied = node.graph.call_function(_ATEN.clone.default, (given,), kept)
+        copied.meta = {**node.meta, "val": _value(given).contiguous()}
+        node.target, given = _ATEN._unsafe_view.default, copied
+        shape = [*_value(node).shape]
+    node.args = given, shape
+
+
+_REWRITES: dict[str, Callable[[fx.Node], None]] = {
+    "to": _convert,
+    "dropout": _drop_dropout,
+    "feature_dropout": _drop_dropout,
+    "contiguous": _make_contiguous,
+    "expand_as": _expand,
+    "reshape": _reshape,
+    "flatten": _reshape,
+    "chunk": lambda node: None,  # its pieces are slices in `Graph`
+}

@@ -1,0 +1,29 @@
+"""`lowtide vae` on the command line."""
+
+import pytest
+
+pytest.importorskip("av")
+
+from support.tiny_video_vae import tiny_video_vae
+from support.video_clips import Clip
+
+
+def test_vae(lowtide, tmp_path):
+    clip = Clip(frames=1, width=32, height=24).write(tmp_path / "in.mkv")
+    tiny_video_vae(block_out_channels=(8, 8, 8, 8)).save(tmp_path / "vae")
+    more = "-m", tmp_path / "vae", "-b", "256MiB"
+    latents, target = tmp_path / "l.safetensors", tmp_path / "out.mp4"
+    done = lowtide("vae", "encode", clip, "-o", latents, *more, "--json").json
+    assert done["status"] == "done" and done["latents"] == [4, 1, 3, 4]
+    assert lowtide("vae", "encode", clip, "-o", latents, *more).code == 2
+    planned = lowtide("vae", "decode", latents, "-o", target, *more, "--dry-run")
+    assert planned.code == 0 and not target.exists()
+    assert "1 latents of 4×3×4 → 1 frames of 32×24" in planned.out
+    assert "decoder    streamed" in planned.out
+    both = lowtide("vae", "roundtrip", clip, *more)
+    assert both.code == 0 and "PSNR" in both.out and "SSIM" in both.out
+    assert (
+        lowtide("vae", "decode", latents, "-o", tmp_path / "2.mp4", *more[:2], "-b", "2MiB").code
+        == 3
+    )
+    assert lowtide("vae", "decode", latents, "-o", target, *more, "--sample").code == 2

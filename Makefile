@@ -92,6 +92,7 @@ bench-memory: $(VENV)/.dev
 	$(BIN)/python benchmarks/orderings.py
 	$(BIN)/python benchmarks/memory_peers.py
 	$(BIN)/python benchmarks/budgets.py
+	$(BIN)/python benchmarks/budget_kept.py
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/meter_overhead.py
 	$(BIN)/python benchmarks/heap_settings.py

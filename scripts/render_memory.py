@@ -106,6 +106,40 @@ def budgets(rows: Rows) -> str:
     return "\n\n".join(parts)
 
 
+def budget_kept(rows: Rows) -> str:
+    """One line a folder, and one for each first run of a model."""
+    folders = [
+        [
+            row["row"],
+            f"{row['done']} of {row['pictures']}",
+            str(row["over_budget"]),
+            format_bytes(row["peak_bytes"]),
+            f"{row['growth_from_20th']:.2f}",
+            f"{row['cpu_s']:.0f}",
+        ]
+        for row in rows
+        if "pictures" in row
+    ]
+    first_runs = [
+        [
+            row["row"],
+            format_bytes(run["budget_bytes"]),
+            format_bytes(run["peak_bytes"]),
+            "yes" if run["kept"] else "**no**",
+            f"{run['cpu_s']:.1f}",
+        ]
+        for row in rows
+        for share, run in row.items()
+        if share.startswith("at ")
+    ]
+    head = ["", "done", "over the budget", "peak", "later peaks / first 20", "processor seconds"]
+    parts = [table(head, folders)] if folders else []
+    if first_runs:
+        head = ["", "budget", "peak", "kept", "processor seconds"]
+        parts.append(table(head, first_runs))
+    return "\n\n".join(parts)
+
+
 def orderings(rows: Rows) -> str:
     """In how many pairs of runs the expected one took less."""
     cells = [
@@ -178,6 +212,7 @@ SHAPES = {
     "memory_grid_summary": memory_grid_summary,
     "memory_peers": memory_peers,
     "budgets": budgets,
+    "budget_kept": budget_kept,
     "planning": planning,
     "orderings": orderings,
     "meter_overhead": meter_overhead,

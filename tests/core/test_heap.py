@@ -112,3 +112,17 @@ def test_blocks_freed_while_the_heap_trims_leave_no_gaps():
     )
     found = [run(code.replace("HOW", how)) for how in ("nullcontext", "trimming_heap")]
     assert found == ["True", "False"]
+
+
+@pytest.mark.skipif(not GLIBC, reason="the heap is tuned for glibc only")
+def test_kernels_of_many_sizes_do_not_pile_up():
+    code = (
+        "from lowtide.core.heap import tune_heap, trim_heap; tune_heap(); import torch\n"
+        "from lowtide.memory.meter import anonymous_bytes\n"
+        "torch.set_num_threads(1); network = torch.nn.Conv2d(32, 32, 3).requires_grad_(False)\n"
+        "def held(sizes):\n"
+        "    for size in sizes: network(torch.zeros(1, 32, 8, size))\n"
+        "    trim_heap(collect=True); return anonymous_bytes()\n"
+        "few = held(range(8, 148)); print(held(range(148, 448)) - few < 2 << 20)"
+    )
+    assert run(code) == "True"

@@ -20,6 +20,10 @@ _TRIM_MODE_THRESHOLD_BYTES = 64 << 10
 # PyTorch requests huge pages, 2 MiB each, for every block of at least that size, if this is set
 # before its first one; by default most Linux systems grant them on request.
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+# oneDNN, and PyTorch in front of it, keep the kernels compiled for the last so many shapes, by
+# default 1024 of about 70 KiB. In a folder of many sizes they grew to 70 MiB.
+_KERNEL_CACHES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
+_MAX_KERNELS = 128
 
 _tuned = False
 
@@ -38,9 +42,10 @@ def tune_heap() -> bool:
 
     By default glibc returns large blocks to the system on every `free` and gets them back page by
     page, which costs a small network on the CPU a third of its time. The largest blocks are still
-    returned, but in huge pages, if this is called before PyTorch makes its first tensor; a value of
-    ``THP_MEM_ALLOC_ENABLE`` in the environment is kept. These are settings of the whole process, so
-    only an application should make them: the command line does.
+    returned, but in huge pages, and only the last 128 compiled kernels are kept, if this is called
+    before PyTorch makes its first tensor; values that the environment has for these are kept. These
+    are settings of the whole process, so only an application should make them: the command line
+    does.
 
     Returns:
         Whether the settings took effect.
@@ -49,6 +54,8 @@ def tune_heap() -> bool:
     library = _glibc()
     if library is not None:
         os.environ.setdefault(_HUGE_PAGES, "1")
+        for name in _KERNEL_CACHES:
+            os.environ.setdefault(name, str(_MAX_KERNELS))
         _tuned = bool(
             library.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
             and library.mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)

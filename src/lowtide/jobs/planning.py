@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import ModelError
+from lowtide.core.heap import trimming_heap
 from lowtide.core.precision import is_eight_bits
 from lowtide.core.units import format_seconds
 from lowtide.jobs.image_settings import ImageSettings
@@ -152,7 +153,8 @@ def _choose(
     reason = _reason_not_streamed(plans, prepared, settings, budget, bands, images, cache)
     if reason is None:
         try:
-            candidates, chosen = _choose_with_bands(plans, bands, budget, accuracy, limit_bytes)
+            with trimming_heap():  # a proof and dry runs left 20 MiB of free blocks to the run
+                candidates, chosen = _choose_with_bands(plans, bands, budget, accuracy, limit_bytes)
         except ModelError as error:
             reason = error.message
         else:

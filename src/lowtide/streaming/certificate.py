@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
+from lowtide.core.heap import trim_heap
 from lowtide.memory.cache import package_digest, write_cached
 from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
 from lowtide.streaming.capture.export_graph import capture
@@ -170,8 +171,11 @@ def _measure(
     """Run the program for small inputs, captured unless ``known``, and compare its results."""
     program = known or lower_to_rows(capture(module, small))
     device, dtype = small.first.device, small.first.dtype
+    # Each step leaves garbage and free blocks of other sizes, which would add up to the next's.
+    trim_heap(collect=True)
     with torch.inference_mode():
         whole = call_model(module, small)
+    trim_heap()
     if not all(one.isfinite().all() for one in whole):
         raise ModelError(
             f"this model returns NaN or infinity for random input in {dtype}, so its bands"
@@ -186,6 +190,8 @@ def _measure(
         executor = BandExecutor(program, segments, [bands] * len(segments), pages)
         found = collect_rows(program, executor.run(input_pages(small), small.fixed))
         results.append([found[program.outputs.index(one)] for one in program.graph.outputs])
+        del executor, pages, found
+        trim_heap()
     error = max(_largest_error(result, whole) for result in results)
     types = {dtype, *(node.meta.dtype for node in program.graph.nodes)}
     if error <= allowed or not types & {torch.bfloat16, torch.float16}:

@@ -1,0 +1,201 @@
+"""Folders and first runs polled from outside: whether anonymous memory stays within the budget.
+
+    python benchmarks/budget_kept.py [--only folder] [--state after] [--fresh]
+
+Each run is `lowtide upscale` on one thread in a process of its own, whose anonymous resident memory
+another process reads every 2 ms. The baseline is what it has when it says that it loads the model;
+the libraries of band planning are imported before, since no run's plan counts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common import ResultFile
+from photographs import photograph
+
+POLL_SECONDS = 0.002
+MIB = 1 << 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+# By name: budget in MiB and pictures, all of different sizes.
+FOLDERS = {
+    "folder of 40 in 48 MiB": (48, 40),
+    "folder of 100 in 24 MiB": (24, 100),
+    "folder of 200 in 256 MiB": (256, 200),
+}
+FIRST_RUNS = ("lowtide-x2", "lowtide-x4", "lowtide-large-x4")
+# Far too little: the error names the smallest budget.
+TINY = "1MiB"
+CHILD = (
+    "from lowtide.core.heap import tune_heap\n"
+    "tune_heap()\n"
+    "from lowtide.streaming.planner.program_cache import preload_capture\n"
+    "preload_capture()\n"
+    "from lowtide.streaming.probe.trace_memory import preload_tracing\n"
+    "preload_tracing()\n"
+    "from lowtide.cli.main import main\n"
+    "main()"
+)
+
+
+@dataclass
+class Watched:
+    """What a run of the command line took: peaks above the baseline, one a picture."""
+
+    code: int
+    output: str
+    cpu_s: float
+    peaks: list[int] = field(default_factory=list)
+
+    @property
+    def peak(self) -> int:
+        """The highest of all peaks."""
+        return max(self.peaks, default=0)
+
+
+def upscale(words: list[str], cache: Path) -> Watched:
+    """Run ``lowtide upscale`` with ``words``, and poll it to its end."""
+    settings = {"OMP_NUM_THREADS": "1", "LOWTIDE_CACHE": str(cache)}
+    before = os.times()
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, "upscale", *words],
+        env={**os.environ, **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines: list[str] = []
+    output: list[str] = []
+    readers = [
+        threading.Thread(target=_collect, args=(child.stderr, lines.append)),
+        threading.Thread(target=_collect, args=(child.stdout, output.append)),
+    ]
+    for reader in readers:
+        reader.start()
+    peaks = _poll(child, lines)
+    for reader in readers:
+        reader.join()
+    after = os.times()
+    cpu = after.children_user + after.children_system
+    cpu -= before.children_user + before.children_system
+    return Watched(child.returncode, "".join(output or lines), round(cpu, 2), peaks)
+
+
+def _collect(stream: Any, keep: Callable[[str], object]) -> None:
+    for line in stream:
+        keep(line)
+
+
+def _poll(child: subprocess.Popen[str], lines: list[str]) -> list[int]:
+    """The peak of each picture, which ends when its last row is done, above the baseline."""
+    statm = Path(f"/proc/{child.pid}/statm")
+    baseline, seen, peaks = None, 0, [0]
+    while child.poll() is None:
+        try:
+            _, resident, shared, *_ = statm.read_text().split()
+        except (OSError, ValueError):  # it ended in between
+            continue
+        now = (int(resident) - int(shared)) * PAGE
+        for line in lines[seen:]:
+            seen += 1
+            if line.startswith("loading ") and baseline is None:
+                baseline = now
+            if " 100% " in line:
+                peaks.append(0)
+        if baseline is not None:
+            peaks[-1] = max(peaks[-1], now - baseline)
+        time.sleep(POLL_SECONDS)
+    last = peaks.pop() if len(peaks) > 1 else 0  # the end of the last picture
+    peaks[-1] = max(peaks[-1], last)
+    return peaks
+
+
+def sizes(count: int) -> list[tuple[int, int]]:
+    """As many (W, H) of 100-260 pixels, all different, large ones among small ones."""
+    return [(100 + 61 * number % 161, 100 + 101 * number % 157) for number in range(count)]
+
+
+def folder_row(budget: int, count: int, folder: Path) -> dict[str, Any]:
+    """Run a folder with bands planned for each size."""
+    source = folder / "in"
+    source.mkdir()
+    for number, size in enumerate(sizes(count)):
+        photograph(source / f"{number:03}.png", *size)
+    words = [str(source), "-o", str(folder / "out"), "--json", "-m", "lowtide-x2"]
+    words += ["--budget", f"{budget}MiB", "--strategy", "streamed", "--streams", "1"]
+    run = upscale(words, folder / "cache")
+    items = json.loads(run.output)["images"] if run.output.startswith("{") else []
+    early, late = max(run.peaks[:20]), max(run.peaks[20:], default=0)
+    return {
+        "budget_bytes": budget * MIB,
+        "pictures": count,
+        "exit_code": run.code,
+        "done": sum(item["status"] == "done" for item in items),
+        "over_budget": sum(peak > budget * MIB for peak in run.peaks),
+        "peak_bytes": run.peak,
+        "growth_from_20th": round(late / early, 3),
+        "peaks": run.peaks,
+        "reported_peaks": [item["memory"]["peak_bytes"] for item in items if item.get("memory")],
+        "cpu_s": run.cpu_s,
+    }
+
+
+def first_run_rows(model: str, folder: Path) -> dict[str, Any]:
+    """Two first runs with an empty cache, at the smallest budget that an error names and 1.4 of
+    it."""
+    picture = str(photograph(folder / "in.png", 300, 200))
+    words = [picture, "-m", model, "--force", "--json", "-o", str(folder / "out.png")]
+    refusal = json.loads(upscale([*words, "--budget", TINY], folder / "none").output)["error"]
+    smallest = refusal["smallest_bytes"]
+    figures: dict[str, Any] = {"smallest_bytes": smallest}
+    for share in (1.0, 1.4):
+        budget = int(smallest * share)
+        run = upscale([*words, "--budget", str(budget)], folder / f"cold-{share}")
+        figures[f"at {share}"] = {
+            "budget_bytes": budget,
+            "exit_code": run.code,
+            "peak_bytes": run.peak,
+            "kept": run.code == 0 and run.peak <= budget,
+            "cpu_s": run.cpu_s,
+        }
+    return figures
+
+
+def main() -> None:
+    """Measure each row that is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--models", nargs="*", default=[], help="further models for first runs")
+    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    options = parser.parse_args()
+    results = ResultFile(
+        "budget_kept",
+        fresh=options.fresh,
+        about="Peaks polled from outside every 2 ms: folders of many sizes, and first runs.",
+    )
+    measures: dict[str, Callable[[Path], dict[str, Any]]] = {}
+    for row, (budget, count) in FOLDERS.items():
+        measures[row] = lambda folder, b=budget, c=count: folder_row(b, c, folder)
+    for model in (*FIRST_RUNS, *options.models):
+        measures[f"first run of {Path(model).stem}"] = lambda folder, m=model: first_run_rows(
+            m, folder
+        )
+    for row, measure in measures.items():
+        if options.only in row and not results.has(row):
+            with tempfile.TemporaryDirectory() as folder:
+                results.add(row, **measure(Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

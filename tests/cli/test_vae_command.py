@@ -19,7 +19,7 @@ def test_vae(lowtide, tmp_path):
     planned = lowtide("vae", "decode", latents, "-o", target, *more, "--dry-run")
     assert planned.code == 0 and not target.exists()
     assert "1 latents of 4×3×4 → 1 frames of 32×24" in planned.out
-    assert "decoder    streamed" in planned.out
+    assert "decoder    chunks: 1, alone; streamed" in planned.out
     both = lowtide("vae", "roundtrip", clip, *more)
     assert both.code == 0 and "PSNR" in both.out and "SSIM" in both.out
     assert (

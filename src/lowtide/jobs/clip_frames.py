@@ -6,10 +6,9 @@ import uuid
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lowtide.core.errors import NotFiniteError
 from lowtide.core.metrics import SSIM_WINDOW, psnr, ssim
@@ -24,6 +23,9 @@ from lowtide.media.video.other_streams import plan_streams
 from lowtide.media.video.video_facts import VideoFacts
 from lowtide.media.video.video_reader import VideoReader
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 AfterFrame = Callable[[], object]
 
 
@@ -33,6 +35,8 @@ def read_clip(task: VideoTask, after_frame: AfterFrame) -> Tensor:
     Raises:
         VideoError: A frame cannot be decoded.
     """
+    import torch
+
     stored, format = task.stored, task.facts.format
     clip = torch.empty(1, 3, task.frames, stored.height, stored.width)
     for frame in VideoReader(task.facts, task.first, task.last):
@@ -82,6 +86,8 @@ def image_of(frames: Tensor, number: int) -> np.ndarray:
 
     Raises `NotFiniteError` where it has NaN or infinity.
     """
+    import torch
+
     image = frames[0, :, number].float()
     if not torch.isfinite(image).all():
         raise NotFiniteError(

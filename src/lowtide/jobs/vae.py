@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from lowtide.core.atomic_file import require_absent
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
-from lowtide.jobs.clip_autoencoder import ClipAutoencoder, PartName
+from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName
 from lowtide.jobs.clip_frames import (
     clip_facts,
     compare_clips,
@@ -26,6 +24,9 @@ from lowtide.jobs.vae_run import VaeRun
 from lowtide.jobs.vae_settings import VaeSettings
 from lowtide.jobs.video_task import VideoTask, video_task
 from lowtide.media.video.frame_pattern import FramePattern
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _USUAL_FPS = 25.0
 # A video that is never written, where only how frames are read is asked for.

@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from lowtide.core.errors import NotFiniteError
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel, report_phase
-from lowtide.jobs.clip_autoencoder import ClipAutoencoder, load_clip_autoencoder
+from lowtide.integrations.clip_autoencoder import ClipAutoencoder, load_clip_autoencoder
 from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.vae_report import VaeReport
 from lowtide.jobs.vae_settings import VaeSettings
 from lowtide.memory.budget import Budget
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AfterSome = Callable[..., None]
 
@@ -61,6 +61,8 @@ class VaeRun:
 
     def encode(self, clip: Tensor, name: str, count: int) -> Tensor:
         """Return the ``count`` latents of a clip."""
+        import torch
+
         report_phase(self.progress, "capture", f"encoding {name}")
         with self.phase("encode", f"encoding {name}", count, "latents") as after_chunks:
             latents = self.autoencoder.encode(

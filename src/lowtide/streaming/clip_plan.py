@@ -230,7 +230,7 @@ class ClipPlanner:
         kinds = [first, *([1] * (chunks - 1))]
         alone = [self.alone[kind] for kind in kinds]
         module, inputs, program = self.modules[first], alone[0].inputs, alone[0].program
-        if chunks > 1:
+        if chunks > 1 or not keep_state:  # alone, a chunk makes a state that nothing reads
             program = unroll([one.program for one in alone], keep_state=keep_state)
             module = UnrolledChunks([self.modules[kind] for kind in kinds], keep_state=keep_state)
             tensors = *(one.inputs.first for one in alone), *inputs.tensors[1:]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import SizeRule
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 # Configurations have some hundred characters. The largest side that any known model requires is
 # 256: a model that requires more could not be run in tiles, and would take gigabytes.
@@ -31,6 +34,12 @@ def parse_json(path: Path, entry: str, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{metadata_error(path)}: {entry}: {error}") from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first thing that is wrong, with the name of its field if there is one."""
+    one = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"])))
 
 
 def size_rule(where: str, values: Any) -> SizeRule:

@@ -13,7 +13,7 @@ from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.models.ldm4ts.config import LDM4TSConfig
 from lowtide.models.lowtide_files import ARCHITECTURE, read_tensors
-from lowtide.models.metadata_limits import parse_json
+from lowtide.models.metadata_limits import first_problem, parse_json
 
 _NAME = "ldm4ts"
 
@@ -44,7 +44,9 @@ def read_model(path: Path) -> tuple[LDM4TSConfig, dict[str, Tensor]]:
     try:
         config = LDM4TSConfig.model_validate(values)
     except ValidationError as error:
-        raise ModelError(f"{sizes} is no configuration of LDM4TS: {_first(error)}") from error
+        raise ModelError(
+            f"{sizes} is no configuration of LDM4TS: {first_problem(error)}"
+        ) from error
     return config, read_tensors(weights)
 
 
@@ -67,14 +69,9 @@ def make_config(**values: Any) -> LDM4TSConfig:
         return LDM4TSConfig.model_validate(values)
     except ValidationError as error:
         raise UsageError(
-            f"LDM4TS: {_first(error)}", hint=f"fields: {', '.join(LDM4TSConfig.model_fields)}"
+            f"LDM4TS: {first_problem(error)}",
+            hint=f"fields: {', '.join(LDM4TSConfig.model_fields)}",
         ) from error
-
-
-def _first(error: ValidationError) -> str:
-    """Return the first thing that is wrong, with the name of its field."""
-    one = error.errors()[0]
-    return f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
 
 
 def _files(path: Path) -> tuple[Path, Path]:

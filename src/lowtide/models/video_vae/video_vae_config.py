@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.models.metadata_limits import parse_json
+from lowtide.models.metadata_limits import first_problem, parse_json
 
 CLASS_NAME = "VideoVAE"
 # Pixels and frames per latent along each axis, of four levels of which the last two halve time.
@@ -59,7 +59,7 @@ class VideoVAEConfig(BaseModel, frozen=True, extra="forbid"):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ModelError(f"{path} is no {CLASS_NAME}: {_first(error)}") from error
+            raise ModelError(f"{path} is no {CLASS_NAME}: {first_problem(error)}") from error
 
     @classmethod
     def of(cls, **values: Any) -> VideoVAEConfig:
@@ -68,15 +68,10 @@ class VideoVAEConfig(BaseModel, frozen=True, extra="forbid"):
             return cls.model_validate(values)
         except ValidationError as error:
             raise UsageError(
-                f"{CLASS_NAME}: {_first(error)}", hint=f"fields: {', '.join(cls.model_fields)}"
+                f"{CLASS_NAME}: {first_problem(error)}",
+                hint=f"fields: {', '.join(cls.model_fields)}",
             ) from error
 
     def to_json(self) -> str:
         """Return the text of a config.json, with the name of the class as diffusers writes it."""
         return json.dumps({"_class_name": CLASS_NAME, **self.model_dump()}, indent=2) + "\n"
-
-
-def _first(error: ValidationError) -> str:
-    """Return the first thing that is wrong, with the name of its field if there is one."""
-    one = error.errors()[0]
-    return ": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"])))

@@ -103,7 +103,7 @@ def plan_image(
         BudgetError: No plan fits.
     """
     facts, upscaled, output = sizes.facts, sizes.upscaled, sizes.output
-    notes = list(facts.notes)
+    notes = [*facts.notes, *filter(None, [budget.note])]
     if prepared.network.device == "cpu" and prepared.precision != "fp32":
         notes += filter(None, [slowdown_note(prepared.precision)])
     if not target.suffix:

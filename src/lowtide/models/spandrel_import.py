@@ -24,14 +24,14 @@ def defer_torchvision() -> None:
     Other modules import torchvision as ever, and nothing stands in for it in ``sys.modules``. May
     be called any number of times, from any thread.
     """
-    if "spandrel" in sys.modules or any(isinstance(one, _Finder) for one in sys.meta_path):
+    if "spandrel" in sys.modules or any(isinstance(one, _SpandrelFinder) for one in sys.meta_path):
         return
     # It stays there: removed, it would make another thread's search skip the finder after it.
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _SpandrelFinder())
 
 
-class _Finder:
-    """Finds the two modules where they are, and has them loaded by `_Loader`."""
+class _SpandrelFinder:
+    """Finds the two modules where they are, and has them loaded by `_SpandrelLoader`."""
 
     @staticmethod
     def find_spec(
@@ -42,11 +42,11 @@ class _Finder:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and type(spec.loader) is SourceFileLoader:
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+            spec.loader = _SpandrelLoader(spec.loader.name, spec.loader.path)
         return spec
 
 
-class _Loader(SourceFileLoader):
+class _SpandrelLoader(SourceFileLoader):
     """Runs a module with an ``import`` statement of its own, which defers torchvision."""
 
     def exec_module(self, module: ModuleType) -> None:

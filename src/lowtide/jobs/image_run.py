@@ -19,6 +19,7 @@ from lowtide.jobs.prepare import prepare
 from lowtide.jobs.prepared import Pin
 from lowtide.jobs.report import ProcessMemory, SkippedInput, versions
 from lowtide.jobs.results import ResultRecorder
+from lowtide.jobs.whole_image import whole_image
 from lowtide.jobs.workers import Workers
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, Found
@@ -80,6 +81,7 @@ def run_images(
                 progress=progress,
                 cancel=cancel,
                 on_loaded=scale_checker(job_type, pairs, chosen, facts),
+                whole=whole_image(job_type, chosen, share, pairs, facts),
             )
             Pin.write(journal, now, budget, prepared.measurements)
             report = job_type.report_type(

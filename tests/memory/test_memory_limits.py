@@ -83,7 +83,7 @@ def test_a_budget_is_what_a_limit_leaves():
 
 @pytest.mark.parametrize("which", [resource.RLIMIT_DATA, resource.RLIMIT_AS])
 def test_budgets_under_a_limit_of_the_shell(which):
-    """In a process of its own: auto, an explicit budget, and one that is more than the limit."""
+    """In a process of its own: auto, the limit itself, and more than that."""
     limit = 8 << 30
     if total_host_bytes() < limit:
         pytest.skip("wants a machine of 8 GiB")
@@ -94,8 +94,8 @@ from lowtide.memory.budget import Budget
 auto, large = Budget.parse("auto"), Budget.parse({limit})
 assert auto.device_bytes <= .6 * {limit}, auto
 assert auto.device_bytes < large.device_bytes < {limit} and "ulimit" in large.note, large
-Budget.parse("9GiB")
+larger = Budget.parse("9GiB")
+assert larger.device_bytes < {limit} and "left of 8.00 GiB by ulimit" in larger.note, larger
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "budget '9GiB' is more than ulimit" in run.stderr
-    assert "8.00 GiB" in run.stderr
+    assert run.returncode == 0, run.stderr

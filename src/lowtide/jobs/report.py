@@ -285,7 +285,9 @@ def write_sidecar(report: JobReport, item: ItemReport, part: Path | None = None)
         OutputError: The file cannot be written.
     """
     path = sidecar_path(item)
-    data = report.model_dump(mode="json", include=set(JobReport.model_fields) - {"skipped_inputs", "process"})
+    data = report.model_dump(
+        mode="json", include=set(JobReport.model_fields) - {"skipped_inputs", "process"}
+    )
     data[item.noun] = item.model_dump(mode="json")
     with atomic_output(path, part) as made:
         made.write_text(json.dumps(data, indent=2) + "\n")

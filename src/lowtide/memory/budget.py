@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB, format_bytes, parse_bytes
 from lowtide.memory.memory_limits import MemoryLimit, memory_limits
-from lowtide.memory.meter import available_host_bytes, total_host_bytes
+from lowtide.memory.process_memory import available_host_bytes, physical_host_bytes
 
 if TYPE_CHECKING:
     from lowtide.memory.profiles import DeviceProfile
@@ -54,13 +54,12 @@ class Budget:
         available host memory. What a container or ``ulimit`` leaves is the most for host memory.
 
         Raises:
-            UsageError: for text that is not a size, less than 1 MiB, or more than the machine or a
-                limit of this process allows.
+            UsageError: for text that is not a size, less than 1 MiB, or more than the machine has.
         """
         if isinstance(text, Budget):
             return text
         on_cpu = device == "cpu"
-        memory = _host_memory()
+        memory = _FreeBytes(available_host_bytes(), physical_host_bytes(), _AUTO_HOST_SHARE)
         disk_usage = shutil.disk_usage(_existing(scratch or Path()))
         disk_room = _FreeBytes(disk_usage.free, disk_usage.total, _AUTO_DEVICE_SHARE)
         device_bytes = _resolve(text, memory if on_cpu else _free_device_memory(device), "budget")
@@ -115,7 +114,6 @@ class _FreeBytes:
     free: int
     total: int
     auto_share: float
-    owner: str = "this machine has"
 
 
 def _resolve(text: str | int | None, available: _FreeBytes, what: str) -> int:
@@ -139,18 +137,11 @@ def _resolve(text: str | int | None, available: _FreeBytes, what: str) -> int:
         )
     if count > available.total:
         raise UsageError(
-            f"{what} {text!r} is more than {available.owner}: {format_bytes(available.total)},"
+            f"{what} {text!r} is more than this machine has: {format_bytes(available.total)},"
             f" {format_bytes(available.free)} of it free now",
             hint="use auto, or a share of what is free, such as 80%",
         )
     return count
-
-
-def _host_memory() -> _FreeBytes:
-    total = total_host_bytes()
-    owners = [one.name for one in memory_limits() if one.limit_bytes == total]
-    free = available_host_bytes()
-    return _FreeBytes(free, total, _AUTO_HOST_SHARE, *owners[:1])
 
 
 def _free_device_memory(device: str) -> _FreeBytes:

@@ -188,13 +188,15 @@ def _nothing_fits(
         )
     kind = "exact plan" if len(considered) < len(candidates) else "plan"
     others = any(shortfall(one, budget) is None for one in candidates)
-    because = f" ({why})" if (why := _why(refused)) else ""
+    reasons = [one for one in (budget.note, _why(refused)) if one]
+    because = f" ({'; '.join(reasons)})" if reasons else ""
     return BudgetError(
         f"no {kind} fits in {format_bytes(budget.device_bytes)}: the smallest, {smallest.title},"
         f" needs {format_bytes(need)} and {format_seconds(smallest.seconds)} of compute time"
         f"{because}",
         smallest=need,
-        hint=f"--budget {need // MIB}MiB"
+        hint=("raise that limit, and " if budget.note else "")
+        + f"--budget {need // MIB}MiB"
         + (", or --accuracy bounded for tiles with a measured error" if others else ""),
     )
 

@@ -43,8 +43,12 @@ def available_host_bytes() -> int:
 
 def total_host_bytes() -> int:
     """Return the host memory that this process may have at the most: the machine's, or a limit."""
-    physical = int(os.sysconf("SC_PHYS_PAGES")) * _PAGE
-    return min([physical, *(one.limit_bytes for one in memory_limits())])
+    return min([physical_host_bytes(), *(one.limit_bytes for one in memory_limits())])
+
+
+def physical_host_bytes() -> int:
+    """Return the total host memory of this machine."""
+    return int(os.sysconf("SC_PHYS_PAGES")) * _PAGE
 
 
 def _available_bytes() -> int:

@@ -278,7 +278,8 @@ class ImageJob:
         on_rows: Callable[[int], None] | None,
     ) -> RunOutcome:
         plan, pipeline, prepared = run.planned.plan, run.pipeline, self.prepared
-        held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, run.queue_bytes)
+        other_bytes = run.queue_bytes + pipeline.others_bytes
+        held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, other_bytes)
         with divide_threads(plan.strategy.device_count, pipeline.threads):
             network = prepared.specialized.for_plan(
                 plan,
@@ -293,20 +294,21 @@ class ImageJob:
             program = None
             if plan.strategy.name == "streamed":
                 program = prepared.programs.program(*plan.network_size)
-            return execute_plan(
-                network,
-                adapter,
-                source,
-                sink,
-                plan,
-                replicas=prepared.replicas,
-                on_rows=on_rows,
-                cancel=pipeline.cancel,
-                over_budget=held_memory.over_budget,
-                before_step=held_memory.make_room,
-                program=program,
-                scratch=pipeline.scratch,
-            )
+            with held_memory.limited(network):
+                return execute_plan(
+                    network,
+                    adapter,
+                    source,
+                    sink,
+                    plan,
+                    replicas=prepared.replicas,
+                    on_rows=on_rows,
+                    cancel=pipeline.cancel,
+                    over_budget=held_memory.over_budget,
+                    before_step=held_memory.make_room,
+                    program=program,
+                    scratch=pipeline.scratch,
+                )
 
     def _comparable(self, plan: Plan) -> bool:
         """Return whether a run of ``plan`` measures what those of others take."""

@@ -22,6 +22,7 @@ from lowtide.jobs.build_network import (
 from lowtide.jobs.devices import resolve_precision
 from lowtide.jobs.image_adapter import require_image_channels
 from lowtide.jobs.image_settings import ImageSettings
+from lowtide.jobs.measure_process import measure_apart
 from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import versions
@@ -120,7 +121,15 @@ def prepare(
             costs = known.costs
         else:
             costs = _costs(
-                network, model, descriptor, geometry, identity, limit_bytes, monitor, cancel
+                network,
+                model,
+                descriptor,
+                geometry,
+                identity,
+                limit_bytes,
+                monitor,
+                cancel,
+                settings,
             )
         # Align tiles to the grid that the model pads to inside: its padding would be wasted work.
         geometry = replace(geometry, align=math.lcm(geometry.align, costs.padding_multiple))
@@ -191,6 +200,7 @@ def _costs(
     limit_bytes: int | None,
     monitor: _Monitor,
     cancel: Cancel,
+    settings: ImageSettings,
 ) -> ModelCosts:
     """Return the model's costs from the cache, or probe them and put them there."""
     if limit_bytes is not None:
@@ -199,6 +209,13 @@ def _costs(
     full, cut = store.key(*key), store.key(*key, limit_bytes)
     if (costs := store.get(full) or store.get(cut)) is not None:
         return costs
+    if monitor.meters_host(network.device):
+        monitor.report_probe()
+        alone = replace(settings, precision=network.precision, devices=(), plan_file=None)
+        if measure_apart(alone, limit_bytes, cancel):
+            costs = store.get(full) or store.get(cut)
+        if costs is not None:
+            return costs
     monitor.on_probe()
     costs, complete = probe_costs(
         network,
@@ -226,6 +243,14 @@ class _Monitor:
         """Report the first phase, and note the resident memory."""
         report_phase(self._progress, "load", self._model)
         self._before = self._resident_bytes()
+
+    def meters_host(self, device: str) -> bool:
+        """Return whether this process's memory is to stay within a budget."""
+        return self._meter is not None and device == "cpu"
+
+    def report_probe(self) -> None:
+        """Report that the model is measured, in another process."""
+        report_phase(self._progress, "probe", self._model)
 
     def on_probe(self) -> None:
         """Note the resident memory, and load what only probes need."""

@@ -6,25 +6,43 @@ takes 30.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import subprocess
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lowtide.core.errors import LowtideError
 from lowtide.core.heap import heap_is_tuned, tune_heap
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel, ProgressCallback, check_cancel, report_phase
 from lowtide.core.units import MIB
 
 if TYPE_CHECKING:
+    from lowtide.jobs.image_job import ImageJob
     from lowtide.jobs.image_settings import ImageSettings
+    from lowtide.media.discover import FilePair
+    from lowtide.memory.budget import Budget
 
-# Limits of a probe below which starting a process is worth what it keeps free. It takes 2 seconds.
-_APART_BELOW = 256 * MIB
+# Budgets below which starting a process is worth what it keeps free. It takes 2 seconds.
+_APART_BELOW = 512 * MIB
 _POLL_SECONDS = 0.1
 
 
-def measure_apart(settings: ImageSettings, limit_bytes: int | None, cancel: Cancel = None) -> bool:
-    """Measure a model on the CPU in a new process, which stores its costs, for a small budget.
+def measure_apart(
+    job_type: type[ImageJob],
+    settings: ImageSettings,
+    pair: FilePair,
+    budget: Budget,
+    progress: ProgressCallback | None = None,
+    cancel: Cancel = None,
+) -> bool:
+    """Measure a model on the CPU in a new process, and plan its first image there.
+
+    That process stores what it finds for this one. Nothing is done for a budget so large that what
+    a probe leaves is little of it.
 
     Returns:
         Whether costs may have been stored. A model that fails there fails here with its reason.
@@ -32,13 +50,17 @@ def measure_apart(settings: ImageSettings, limit_bytes: int | None, cancel: Canc
     Raises:
         Cancelled: ``cancel`` was set.
     """
-    if limit_bytes is None or limit_bytes >= _APART_BELOW:
+    if budget.device != "cpu" or budget.device_bytes >= _APART_BELOW:
         return False
     import torch
 
+    report_phase(progress, "probe", settings.model_name)
     order = {
-        "settings": [f"{type(settings).__module__}:{type(settings).__name__}", settings.to_json()],
-        "limit_bytes": limit_bytes,
+        "job": f"{job_type.__module__}:{job_type.__name__}",
+        "settings": settings.to_json(),
+        "source": str(pair.source),
+        "target": str(pair.target),
+        "budget": asdict(budget),
         "tuned_heap": heap_is_tuned(),
         "threads": torch.get_num_threads(),
     }
@@ -64,22 +86,27 @@ def measure_apart(settings: ImageSettings, limit_bytes: int | None, cancel: Canc
 
 
 def main() -> None:
-    """Read an order from standard input, and measure its model."""
+    """Read an order from standard input, measure its model and plan its image."""
     order = json.load(sys.stdin)
     if order["tuned_heap"]:
         tune_heap()  # takes effect only before the libraries load
-    import importlib
-
     import torch
 
-    from lowtide.jobs.prepare import preload_libraries, prepare
+    from lowtide.jobs.item import Item
+    from lowtide.jobs.prepare import prepare
+    from lowtide.memory.budget import Budget
 
     torch.set_num_threads(order["threads"])
-    home, values = order["settings"]
-    module, _, name = home.partition(":")
-    settings = getattr(importlib.import_module(module), name).from_json(values)
-    preload_libraries(settings)
-    prepare(settings, device="cpu", limit_bytes=order["limit_bytes"], runs_job=False)
+    module, _, name = order["job"].partition(":")
+    job_type = getattr(importlib.import_module(module), name)
+    settings = job_type.settings_type.from_json(order["settings"])
+    budget = Budget(**order["budget"])
+    job_type.load_libraries(settings)
+    limit = budget.device_bytes // 2
+    prepared = prepare(settings, device="cpu", limit_bytes=limit, runs_job=False)
+    with contextlib.suppress(LowtideError):  # the job says what is wrong with its image
+        item = Item(Path(order["source"]), Path(order["target"]))
+        job_type(prepared, settings, budget).plan(item)
 
 
 if __name__ == "__main__":

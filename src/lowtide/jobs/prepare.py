@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from lowtide.core.errors import ModelError, OutOfMemoryError
 from lowtide.core.heap import trim_heap, trimming_heap
-from lowtide.core.precision import is_eight_bits
+from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.core.progress import Cancel, Phase, ProgressCallback, report_phase
 from lowtide.core.units import MIB
 from lowtide.jobs.build_network import (
@@ -22,7 +22,6 @@ from lowtide.jobs.build_network import (
 from lowtide.jobs.devices import resolve_precision
 from lowtide.jobs.image_adapter import require_image_channels
 from lowtide.jobs.image_settings import ImageSettings
-from lowtide.jobs.measure_process import measure_apart
 from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import versions
@@ -80,6 +79,7 @@ def prepare(
     cancel: Cancel = None,
     runs_job: bool = True,
     on_loaded: Callable[[int], object] = lambda scale: None,
+    measure: Callable[[Precision], bool] | None = None,
 ) -> PreparedModel:
     """Load the model and get its costs from ``known``, the cache or a probe.
 
@@ -93,6 +93,8 @@ def prepare(
         runs_job: Whether this process also runs the job, and so keeps what a probe leaves.
         on_loaded: Called with the model's scale before anything is measured; its exceptions
             propagate.
+        measure: Called with the precision before this process would probe: measures the model in
+            another one, and returns whether the costs may be in the cache now.
 
     Raises:
         ModelError: The model cannot be loaded or run.
@@ -129,7 +131,7 @@ def prepare(
                 limit_bytes,
                 monitor,
                 cancel,
-                settings,
+                measure,
             )
         # Align tiles to the grid that the model pads to inside: its padding would be wasted work.
         geometry = replace(geometry, align=math.lcm(geometry.align, costs.padding_multiple))
@@ -200,7 +202,7 @@ def _costs(
     limit_bytes: int | None,
     monitor: _Monitor,
     cancel: Cancel,
-    settings: ImageSettings,
+    measure: Callable[[Precision], bool] | None,
 ) -> ModelCosts:
     """Return the model's costs from the cache, or probe them and put them there."""
     if limit_bytes is not None:
@@ -209,13 +211,10 @@ def _costs(
     full, cut = store.key(*key), store.key(*key, limit_bytes)
     if (costs := store.get(full) or store.get(cut)) is not None:
         return costs
-    if monitor.meters_host(network.device):
-        monitor.report_probe()
-        alone = replace(settings, precision=network.precision, devices=(), plan_file=None)
-        if measure_apart(alone, limit_bytes, cancel):
-            costs = store.get(full) or store.get(cut)
-        if costs is not None:
-            return costs
+    if measure is not None and measure(network.precision):
+        costs = store.get(full) or store.get(cut)
+    if costs is not None:
+        return costs
     monitor.on_probe()
     costs, complete = probe_costs(
         network,
@@ -243,14 +242,6 @@ class _Monitor:
         """Report the first phase, and note the resident memory."""
         report_phase(self._progress, "load", self._model)
         self._before = self._resident_bytes()
-
-    def meters_host(self, device: str) -> bool:
-        """Return whether this process's memory is to stay within a budget."""
-        return self._meter is not None and device == "cpu"
-
-    def report_probe(self) -> None:
-        """Report that the model is measured, in another process."""
-        report_phase(self._progress, "probe", self._model)
 
     def on_probe(self) -> None:
         """Note the resident memory, and load what only probes need."""

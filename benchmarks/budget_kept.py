@@ -10,6 +10,7 @@ the libraries of band planning are imported before, since no run's plan counts t
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -36,6 +37,15 @@ FOLDERS: dict[str, tuple[int, int, list[str]]] = {
     "folder of 200 in 256 MiB": (256, 200, []),
 }
 FIRST_RUNS = ("lowtide-x2", "lowtide-x4", "lowtide-large-x4")
+# Networks with random weights, beside the trained files of ``--models``.
+RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
+    "SwinIR x2": (
+        "SwinIR",
+        dict(upscale=2, window_size=8, img_range=1.0, depths=[6] * 4, num_heads=[6] * 4)
+        | dict(embed_dim=60, mlp_ratio=2, upsampler="pixelshuffledirect"),
+    ),
+    "SPAN x4": ("SPAN", dict(num_in_ch=3, num_out_ch=3, feature_channels=48, upscale=4)),
+}
 # Far too little: the error names the smallest budget.
 TINY = "1MiB"
 CHILD = (
@@ -179,6 +189,21 @@ def first_run_rows(model: str, folder: Path) -> dict[str, Any]:
     return figures
 
 
+def random_first_run(family: str, options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`first_run_rows` of one of spandrel's networks, with random weights."""
+    import torch
+
+    torch.manual_seed(0)
+    home = importlib.import_module(f"spandrel.architectures.{family}")
+    network = getattr(home, family)(**options)
+    for values in network.parameters():
+        if values.dim() > 1:
+            torch.nn.init.normal_(values, std=0.02)
+    path = folder / "random.pth"
+    torch.save(dict(network.state_dict()), path)
+    return first_run_rows(str(path), folder)
+
+
 def main() -> None:
     """Measure each row that is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -198,6 +223,8 @@ def main() -> None:
         measures[f"first run of {Path(model).stem}"] = lambda folder, m=model: first_run_rows(
             m, folder
         )
+    for name, given in RANDOM.items():
+        measures[f"first run of {name}"] = lambda folder, g=given: random_first_run(*g, folder)
     for row, measure in measures.items():
         if options.only in row and not results.has(row):
             with tempfile.TemporaryDirectory() as folder:

@@ -297,7 +297,7 @@ class ImageJob:
         on_rows: Callable[[int], None] | None,
     ) -> RunOutcome:
         plan, pipeline, prepared = run.planned.plan, run.pipeline, self.prepared
-        other_bytes = run.queue_bytes + pipeline.others_bytes
+        other_bytes = run.queue_bytes + pipeline.others_bytes(plan.device)
         held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, other_bytes)
         with divide_threads(plan.strategy.device_count, pipeline.threads):
             network = prepared.specialized.for_plan(

@@ -139,10 +139,10 @@ class Pipeline:
         """Return the peak since the last lap."""
         return self.meter.lap()
 
-    @property
-    def others_bytes(self) -> int:
-        """Bytes expected now that are not of the item being computed."""
-        return sum(row.value for row in self._other_rows())
+    def others_bytes(self, device: str) -> int:
+        """Return the bytes expected on ``device`` now that are not of the item being computed."""
+        places = {"device", "host"} if device == "cpu" else {"device"}
+        return sum(row.value for row in self._other_rows() if row.place in places)
 
     def report_rows(
         self,
@@ -306,7 +306,8 @@ class Pipeline:
         sizes = plan.image.padded_size, plan.strategy, plan.heap
         if sizes != self._block_sizes:
             trim_allocators(plan.device)
-            self._earlier.measure(self._writing_row().upper)
+            written = self._writing_row().upper if plan.device == "cpu" else 0
+            self._earlier.measure(written)
         self._block_sizes = sizes
         self.lap()
         set_heap_mode("trim" if plan.heap == "trim" else "cache")

@@ -10,6 +10,7 @@ the libraries of band planning are imported before, since no run's plan counts t
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -28,13 +29,23 @@ from photographs import photograph
 POLL_SECONDS = 0.002
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
-# By name: budget in MiB and pictures, all of different sizes.
-FOLDERS = {
-    "folder of 40 in 48 MiB": (48, 40),
-    "folder of 100 in 24 MiB": (24, 100),
-    "folder of 200 in 256 MiB": (256, 200),
+BANDED = ["--strategy", "streamed", "--streams", "1"]
+# By name: budget in MiB, pictures, all of different sizes, and options. 24 MiB do not hold bands.
+FOLDERS: dict[str, tuple[int, int, list[str]]] = {
+    "folder of 40 in 48 MiB": (48, 40, BANDED),
+    "folder of 100 in 24 MiB": (24, 100, []),
+    "folder of 200 in 256 MiB": (256, 200, []),
 }
 FIRST_RUNS = ("lowtide-x2", "lowtide-x4", "lowtide-large-x4")
+# Networks with random weights, beside the trained files of ``--models``.
+RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
+    "SwinIR x2": (
+        "SwinIR",
+        dict(upscale=2, window_size=8, img_range=1.0, depths=[6] * 4, num_heads=[6] * 4)
+        | dict(embed_dim=60, mlp_ratio=2, upsampler="pixelshuffledirect"),
+    ),
+    "SPAN x4": ("SPAN", dict(num_in_ch=3, num_out_ch=3, feature_channels=48, upscale=4)),
+}
 # Far too little: the error names the smallest budget.
 TINY = "1MiB"
 CHILD = (
@@ -126,14 +137,14 @@ def sizes(count: int) -> list[tuple[int, int]]:
     return [(100 + 61 * number % 161, 100 + 101 * number % 157) for number in range(count)]
 
 
-def folder_row(budget: int, count: int, folder: Path) -> dict[str, Any]:
-    """Run a folder with bands planned for each size."""
+def folder_row(budget: int, count: int, options: list[str], folder: Path) -> dict[str, Any]:
+    """Run a folder of pictures, each of another size."""
     source = folder / "in"
     source.mkdir()
     for number, size in enumerate(sizes(count)):
         photograph(source / f"{number:03}.png", *size)
     words = [str(source), "-o", str(folder / "out"), "--json", "-m", "lowtide-x2"]
-    words += ["--budget", f"{budget}MiB", "--strategy", "streamed", "--streams", "1"]
+    words += ["--budget", f"{budget}MiB", *options]
     run = upscale(words, folder / "cache")
     items = json.loads(run.output)["images"] if run.output.startswith("{") else []
     early, late = max(run.peaks[:20]), max(run.peaks[20:], default=0)
@@ -142,6 +153,7 @@ def folder_row(budget: int, count: int, folder: Path) -> dict[str, Any]:
         "pictures": count,
         "exit_code": run.code,
         "done": sum(item["status"] == "done" for item in items),
+        "above_their_bound": sum(_is_above_bound(item) for item in items),
         "over_budget": sum(peak > budget * MIB for peak in run.peaks),
         "peak_bytes": run.peak,
         "growth_from_20th": round(late / early, 3),
@@ -149,6 +161,11 @@ def folder_row(budget: int, count: int, folder: Path) -> dict[str, Any]:
         "reported_peaks": [item["memory"]["peak_bytes"] for item in items if item.get("memory")],
         "cpu_s": run.cpu_s,
     }
+
+
+def _is_above_bound(item: dict[str, Any]) -> bool:
+    memory = item.get("memory")
+    return memory is not None and memory["peak_bytes"] > memory["upper_bytes"]
 
 
 def first_run_rows(model: str, folder: Path) -> dict[str, Any]:
@@ -172,6 +189,21 @@ def first_run_rows(model: str, folder: Path) -> dict[str, Any]:
     return figures
 
 
+def random_first_run(family: str, options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`first_run_rows` of one of spandrel's networks, with random weights."""
+    import torch
+
+    torch.manual_seed(0)
+    home = importlib.import_module(f"spandrel.architectures.{family}")
+    network = getattr(home, family)(**options)
+    for values in network.parameters():
+        if values.dim() > 1:
+            torch.nn.init.normal_(values, std=0.02)
+    path = folder / "random.pth"
+    torch.save(dict(network.state_dict()), path)
+    return first_run_rows(str(path), folder)
+
+
 def main() -> None:
     """Measure each row that is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -185,12 +217,14 @@ def main() -> None:
         about="Peaks polled from outside every 2 ms: folders of many sizes, and first runs.",
     )
     measures: dict[str, Callable[[Path], dict[str, Any]]] = {}
-    for row, (budget, count) in FOLDERS.items():
-        measures[row] = lambda folder, b=budget, c=count: folder_row(b, c, folder)
+    for row, given in FOLDERS.items():
+        measures[row] = lambda folder, g=given: folder_row(*g, folder)
     for model in (*FIRST_RUNS, *options.models):
         measures[f"first run of {Path(model).stem}"] = lambda folder, m=model: first_run_rows(
             m, folder
         )
+    for name, given in RANDOM.items():
+        measures[f"first run of {name}"] = lambda folder, g=given: random_first_run(*g, folder)
     for row, measure in measures.items():
         if options.only in row and not results.has(row):
             with tempfile.TemporaryDirectory() as folder:

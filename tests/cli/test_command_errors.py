@@ -168,6 +168,36 @@ def test_no_plan_fits_and_the_hint_works(lowtide, source, out):
     assert lowtide("upscale", source, "-o", out, *hint).code == 0
 
 
+@pytest.fixture
+def two_sizes(tmp_path, save, photo):
+    save(tmp_path / "in" / "a.png", photo[100:160, 200:270])
+    save(tmp_path / "in" / "b.png", photo[100:230, 20:420])
+    return tmp_path / "in"
+
+
+def test_a_folder_that_does_not_fit_names_one_budget(lowtide, two_sizes, tmp_path):
+    words = ["upscale", two_sizes, "-o", tmp_path / "out"]
+    result = lowtide(*words, "--budget", "2MiB")
+    assert result.code == 3
+    assert "none of 2 images fits the budget" in result.err
+    assert "hint" not in result.out and result.err.count("hint: --budget") == 1
+    document = lowtide(*words, "--budget", "2MiB", "--json").json
+    smallest = document["error"]["smallest_bytes"]
+    each = [image["smallest_bytes"] for image in document["images"]]
+    assert smallest == max(each) > min(each)
+    assert lowtide(*words, "--budget", str(smallest)).code == 0
+
+
+def test_an_image_that_does_not_fit_beside_one_that_does(lowtide, two_sizes, tmp_path):
+    words = ["upscale", two_sizes, "-o", tmp_path / "out", "--strategy", "whole"]
+    images = lowtide(*words, "--budget", "2MiB", "--json").json["images"]
+    few, many = (image["smallest_bytes"] for image in images)
+    result = lowtide(*words, "--budget", str((few + many) // 2))
+    assert result.code == 4
+    assert "1 of 2 images failed" in result.err
+    assert f"hint: --budget {many >> 20}MiB" in result.err
+
+
 def test_errors_as_json(lowtide, source, out):
     result = lowtide("upscale", source, "-o", out, "--budget", "2MiB", "--json")
     assert result.code == 3

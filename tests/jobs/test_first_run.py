@@ -1,12 +1,20 @@
 """A model that this machine never ran: probed within the budget, then remembered."""
 
+import json
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 
 import lowtide
+from lowtide import Cancelled
+from lowtide.jobs.measure_process import measure_apart
+from lowtide.jobs.upscale_job import UpscaleJob
+from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.media.discover import FilePair
 from lowtide.memory.cache import CostCache
 
 
@@ -59,3 +67,52 @@ def test_weights_in_both_precisions_are_counted(source, tmp_path, monkeypatch, m
     low = lowtide.load("lowtide-x2").to_low_precision(torch.bfloat16)
     assert weights == exact + low.descriptor.weight_bytes
     assert 1.5 * exact < weights < 1.8 * exact
+
+
+def upscale(source, folder, cache, budget, model):
+    """A first run of the command line, with an empty cache, as JSON."""
+    words = ["upscale", source, "-o", folder / "out.png", "--force", "--json", "-m", model]
+    words += ["--budget", budget]
+    done = subprocess.run(
+        [sys.executable, "-m", "lowtide", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LOWTIDE_CACHE": str(folder / cache)},
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_the_smallest_budget_that_is_named_works_on_a_machine_that_knows_nothing(
+    tmp_path, save, photo, unmeasured
+):
+    source = save(tmp_path / "in.png", photo[:200, :300])
+    smallest = upscale(source, tmp_path, "one", "1MiB", unmeasured)["error"]["smallest_bytes"]
+    (image,) = upscale(source, tmp_path, "another", smallest, unmeasured)["images"]
+    assert image["memory"]["budget_bytes"] == smallest
+    assert image["memory"]["peak_bytes"] <= smallest
+
+
+@pytest.fixture
+def order(tmp_path, source, monkeypatch):
+    """What `measure_apart` is called with, and an empty cache."""
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+    pair = FilePair(source, tmp_path / "out.png", source.name)
+
+    def of(budget):
+        settings = UpscaleSettings.of(budget=budget)
+        return UpscaleJob, settings, pair, settings.parse_budget("cpu", tmp_path)
+
+    return of
+
+
+def test_a_large_budget_needs_no_process_to_measure_in(order, tmp_path):
+    assert not measure_apart(*order("1GiB"))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_measuring_in_another_process_can_be_cancelled(order, tmp_path):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Cancelled):
+        measure_apart(*order("64MiB"), cancel=stop)

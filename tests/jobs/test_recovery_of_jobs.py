@@ -83,8 +83,10 @@ def test_each_new_plan_is_smaller(source, tmp_path, cramp, monkeypatch):
 def test_memory_that_runs_out_while_measuring(source, tmp_path, monkeypatch, cramp, unmeasured):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
     cramp(10)
+    # With a small budget another process would measure, which has the memory.
+    options = {"model": unmeasured, "budget": "512MiB", "tile": 32}
     with pytest.raises(OutOfMemoryError, match=r"while .*compact.pth was loaded and measured"):
-        lowtide.upscale(source, tmp_path / "out.png", model=unmeasured, budget="64MiB")
+        lowtide.upscale(source, tmp_path / "out.png", **options)
 
 
 LIMITED = """

@@ -57,7 +57,7 @@ def _print_image(image: ImageReport) -> None:
     if image.status == "failed":
         what = (image.error or "").removeprefix(f"{image.input}: ")
         typer.echo(f"{image.input}: failed: {what}")
-        if image.hint:
+        if image.hint and image.smallest_bytes is None:  # budgets are summed up at the end
             typer.echo(f"  hint       {image.hint}")
         return
     typer.echo(f"{image.input} → {image.output}  {image.size}")

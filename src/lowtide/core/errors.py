@@ -98,8 +98,8 @@ class BatchError(LowtideError):
 
     exit_code = 4
 
-    def __init__(self, message: str, *, failures: dict[str, str]) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, failures: dict[str, str], hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.failures = failures
 
 

@@ -65,7 +65,7 @@ def ensemble_network(network: NetworkSpec) -> NetworkSpec:
 
 
 def _self_ensemble(forward: Forward) -> SelfEnsemble:
-    return SelfEnsemble(_module(forward)).eval()
+    return SelfEnsemble(as_module(forward)).eval()
 
 
 def network_weight_bytes(network: NetworkSpec, model: Model) -> int:
@@ -76,15 +76,15 @@ def network_weight_bytes(network: NetworkSpec, model: Model) -> int:
         known = model.descriptor.weight_bytes
         reference_bytes = 0 if model.cpu_network is None else known
         return max(known, resident_bytes_of(model.another_session)) + reference_bytes
-    low = weight_bytes(_module(network.forward))
+    low = weight_bytes(as_module(network.forward))
     if network.make_fp32_forward is None:
         return low
-    return low + weight_bytes(_module(network.make_fp32_forward()))
+    return low + weight_bytes(as_module(network.make_fp32_forward()))
 
 
 def copy_network(network: NetworkSpec, device: str) -> NetworkSpec:
     """Copy ``network`` to ``device``; on the same device the copy shares the weights."""
-    module = _module(network.forward)
+    module = as_module(network.forward)
     if device == network.device:
         # Modules keep state while they run, so two threads cannot share one.
         return replace(network, forward=_copy_sharing_tensors(module))
@@ -98,10 +98,10 @@ def copy_network(network: NetworkSpec, device: str) -> NetworkSpec:
 
 
 def _copy_to(forward: Forward, device: str) -> nn.Module:
-    return copy.deepcopy(_module(forward)).to(device)
+    return copy.deepcopy(as_module(forward)).to(device)
 
 
-def _module(forward: Forward) -> nn.Module:
+def as_module(forward: Forward) -> nn.Module:
     """Return the forward of a network that was built here, which is a module."""
     return cast("nn.Module", forward)
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lowtide.jobs.build_network import as_module
 from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.oom import trim_allocators
 from lowtide.memory.plan import Plan
+from lowtide.streaming.tiles.tile_step import NetworkSpec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Resident memory may grow by 1/_GROWTH_DIVISOR of the expected bytes before the heap is trimmed
 # again; _NEW_BLOCKS_SHARE of coming bytes does not fit the heap's free blocks.
@@ -12,19 +21,24 @@ _GROWTH_DIVISOR, _NEW_BLOCKS_SHARE = 8, 0.5
 
 
 class HeldMemory:
-    """Resident memory of a run, with ``queue_bytes`` bytes that are still to be written.
+    """Resident memory of a run, of which ``other_bytes`` are not in its plan.
 
-    Tiles fit the free blocks that tiles leave in the heap. Bands differ in size, and over hundreds
-    of them the heap would keep several times the live bytes, so it is trimmed above a limit.
+    Tiles fit the free blocks that tiles leave in the heap, mostly: equal runs of equal tiles took
+    up to twice the expected bytes, by where in the heap small blocks happened to lie. Bands differ
+    in size, and over hundreds of them the heap would keep several times the live bytes. So the heap
+    is trimmed above a limit: for tiles halfway from the expected bytes to their bound.
     """
 
     def __init__(
-        self, meter: HostMeter | CudaMeter, plan: Plan, budget_bytes: int, queue_bytes: int
+        self, meter: HostMeter | CudaMeter, plan: Plan, budget_bytes: int, other_bytes: int
     ) -> None:
         self._meter, self._budget, self._device = meter, budget_bytes, plan.device
         banded = plan.strategy.name == "streamed"
-        self._expected = queue_bytes + (plan.predicted_bytes if banded else plan.upper_bytes)
+        halfway = (plan.predicted_bytes + plan.upper_bytes) // 2
+        self._expected = other_bytes + (plan.predicted_bytes if banded else halfway)
         self._limit = self._expected
+        special = banded or plan.compiled or plan.strategy.device_count > 1
+        self._in_layers = plan.device == "cpu" and not special
 
     def make_room(self, new_bytes: int) -> int:
         """Return the resident bytes plus ``new_bytes``, after trimming the heap if needed.
@@ -43,3 +57,39 @@ class HeldMemory:
     def over_budget(self) -> bool:
         """Return whether the resident bytes exceed the budget."""
         return self.make_room(0) > self._budget
+
+    @contextlib.contextmanager
+    def limited(self, network: NetworkSpec) -> Iterator[None]:
+        """Keep the limit before each layer of ``network`` too, in calls inside the block.
+
+        Where it computes in whole tiles, by PyTorch and in this process's heap; elsewhere nothing
+        is done.
+        """
+        hooks = []
+        if self._in_layers and network.free_memory is None:
+            hooks = [
+                layer.register_forward_pre_hook(lambda *_call: self._before_layer())
+                for layer in _layers(as_module(network.forward))
+            ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before_layer(self) -> None:
+        self.make_room(0)
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the innermost modules of a network whose results do not depend on hooks."""
+    from torch import nn
+
+    # With hooks in it, PyTorch computes this one by other kernels, which round differently.
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return
+    parts = list(module.children())
+    if not parts:
+        yield module
+    for part in parts:
+        yield from _layers(part)

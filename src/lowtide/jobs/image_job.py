@@ -297,7 +297,8 @@ class ImageJob:
         on_rows: Callable[[int], None] | None,
     ) -> RunOutcome:
         plan, pipeline, prepared = run.planned.plan, run.pipeline, self.prepared
-        held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, run.queue_bytes)
+        other_bytes = run.queue_bytes + pipeline.others_bytes(plan.device)
+        held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, other_bytes)
         with divide_threads(plan.strategy.device_count, pipeline.threads):
             network = prepared.specialized.for_plan(
                 plan,
@@ -312,7 +313,7 @@ class ImageJob:
             program = None
             if plan.strategy.name == "streamed":
                 program = prepared.programs.program(*plan.network_size)
-            with timed_in_passing(prepared.costs, plan):
+            with held_memory.limited(network), timed_in_passing(prepared.costs, plan):
                 return execute_plan(
                     network,
                     adapter,

@@ -14,6 +14,7 @@ from lowtide.jobs.devices import budget_share, divide_threads, resolve_devices
 from lowtide.jobs.image_job import ImageJob
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.journal import open_journal
+from lowtide.jobs.measure_process import measure_apart
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.prepare import prepare
 from lowtide.jobs.prepared import Pin
@@ -81,6 +82,14 @@ def run_images(
                 progress=progress,
                 cancel=cancel,
                 on_loaded=scale_checker(job_type, pairs, chosen, facts),
+                measure=lambda precision: measure_apart(
+                    job_type,
+                    replace(chosen, precision=precision, devices=(), plan_file=None),
+                    pairs[0],
+                    share,
+                    progress,
+                    cancel,
+                ),
                 whole=whole_image(job_type, chosen, share, pairs, facts),
             )
             Pin.write(journal, now, budget, prepared.measurements)

@@ -120,9 +120,8 @@ class ComputedItem:
 class PendingItem:
     """Item that is computed and may still be being written.
 
-    ``writing_row`` is the memory that it holds until then, and ``others_row`` the memory of other
-    items that were being written while it was computed. ``undisturbed`` is true while no other
-    item has begun since.
+    ``writing_row`` is the memory that it holds until then. ``other_rows`` are what was not of this
+    item while it was computed: other items that were being written, and what earlier ones left.
     """
 
     item: Item
@@ -130,44 +129,48 @@ class PendingItem:
     planned: PlannedItem
     computed: ComputedItem
     writing_row: LedgerRow
-    others_row: LedgerRow
-    undisturbed: bool = True
+    other_rows: list[LedgerRow]
 
     def add_usage(self, usage: Usage) -> None:
-        """Add a peak of the time in which it was being written."""
+        """Add a peak of the time in which nothing but this item was waited for."""
         self.computed.usage = self.computed.usage.merged(usage)
 
-    def finish_report(self) -> ItemReport:
-        """Complete the report of a committed item, and keep how far off its prediction was."""
+    def finish_report(self) -> int:
+        """Complete the report of a committed item, and keep how far off its prediction was.
+
+        Returns:
+            Bytes by which it went over its upper bound; negative for one within it.
+        """
         item, computed, plan = self.item, self.computed, self.planned.plan
         report, usage = computed.report, computed.usage
-        report.memory = _memory_report(plan, usage, computed.measurement_usage, self.others_row)
+        memory = _memory_report(plan, usage, computed.measurement_usage, self.other_rows)
+        report.memory = memory
         # A replanned run is no measure of its plan, and a special mode is no measure of other
         # plans.
-        if self.undisturbed and not report.events and computed.comparable:
+        if not report.events and computed.comparable:
             kind = "streamed" if plan.strategy.name == "streamed" else "tiled"
-            predicted = plan.predicted_bytes + self.others_row.value
             ResidualStore(plan.device, kind).add(
-                Residual(predicted=predicted, measured=usage.peak_bytes)
+                Residual(predicted=memory.predicted_bytes, measured=usage.peak_bytes)
             )
         report.events[:0] = item.events
         report.seconds, report.cpu_seconds = item.seconds, item.cpu_seconds
-        return report
+        return usage.peak_bytes - memory.upper_bytes
 
 
 def _memory_report(
-    plan: Plan, usage: Usage, measurement_usage: Usage | None, others_row: LedgerRow
+    plan: Plan, usage: Usage, measurement_usage: Usage | None, other_rows: list[LedgerRow]
 ) -> MemoryReport:
     checking = measurement_usage.peak_bytes if measurement_usage is not None else None
-    here = plan.device == "cpu"  # on the CPU the budget is host memory
+    # On the CPU the budget is host memory.
+    counted = [row for row in other_rows if plan.device == "cpu" or row.place == "device"]
     return MemoryReport(
         budget_bytes=plan.budget_bytes,
-        predicted_bytes=plan.predicted_bytes + here * others_row.value,
-        upper_bytes=plan.upper_bytes + here * others_row.upper,
+        predicted_bytes=plan.predicted_bytes + sum(row.value for row in counted),
+        upper_bytes=plan.upper_bytes + sum(row.upper for row in counted),
         peak_bytes=usage.peak_bytes,
         high_water_bytes=usage.high_water_bytes,
         measurement_peak_bytes=checking,
         within_budget=max(usage.peak_bytes, checking or 0) <= plan.budget_bytes,
         source=usage.source,
-        ledger=(*plan.ledger, *([others_row] if others_row.upper else [])),
+        ledger=(*plan.ledger, *other_rows),
     )

@@ -13,6 +13,8 @@ from typing import Any, Literal, Protocol
 from lowtide.core.errors import Cancelled, LowtideError, NotFiniteError, OutOfMemoryError
 from lowtide.core.heap import set_heap_mode
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
+from lowtide.core.units import format_bytes
+from lowtide.jobs.earlier_items import EarlierItems
 from lowtide.jobs.item import ComputedItem, Item, PendingItem, PlannedItem
 from lowtide.memory.budget import Budget
 from lowtide.memory.ledger import LedgerRow
@@ -95,6 +97,7 @@ class Pipeline:
         self._streams = streams if count > 1 else 1
         self._in_flight: list[PendingItem] = []
         self._block_sizes: tuple[object, ...] = ()
+        self._earlier, self._is_crowded = EarlierItems(meter), False
 
     def run(self, items: Iterable[Item]) -> None:
         """Run all ``items``; raises `Cancelled`, with no unfinished file left."""
@@ -133,11 +136,13 @@ class Pipeline:
             self._in_flight.pop().computed.file.abort()
 
     def lap(self) -> Usage:
-        """Return the peak since the last lap, and add it to the items in flight."""
-        usage = self.meter.lap()
-        for pending in self._in_flight:
-            pending.add_usage(usage)
-        return usage
+        """Return the peak since the last lap."""
+        return self.meter.lap()
+
+    def others_bytes(self, device: str) -> int:
+        """Return the bytes expected on ``device`` now that are not of the item being computed."""
+        places = {"device", "host"} if device == "cpu" else {"device"}
+        return sum(row.value for row in self._other_rows() if row.place in places)
 
     def report_rows(
         self,
@@ -202,12 +207,12 @@ class Pipeline:
             with item.timed():
                 if pending is None:
                     item.tries += 1
-                    planned = job.plan(item)
+                    planned, queue_bytes = self._start(item, job)
                 else:
-                    planned = pending.planned
+                    planned, queue_bytes = pending.planned, 0
                 try:
                     if pending is None:
-                        pending = self._compute(item, job, planned)
+                        pending = self._compute(item, job, planned, queue_bytes)
                     if commit:
                         self._finish(pending)
                 except NotFiniteError:
@@ -230,13 +235,44 @@ class Pipeline:
                 beyond = f"values exceed the range of {planned.plan.precision}"
                 item.events.append(f"{beyond}: run again in fp32")
         if commit:
-            pending.finish_report()
+            over = pending.finish_report()
+            if over > 0:
+                pending.computed.report.events.append(self._earlier.add_excess(over))
+                self._block_sizes = ()  # measure what is held, even for an equal plan
         return pending
 
-    def _compute(self, item: Item, job: Job, planned: PlannedItem) -> PendingItem:
+    def _start(self, item: Item, job: Job) -> tuple[PlannedItem, int]:
+        """Plan an item and begin it, with room for what earlier items left.
+
+        The plan is that of an undisturbed run wherever it has this room, so that a resumed folder
+        makes equal files.
+
+        Returns:
+            The plan, and how many bytes of the result may wait to be written.
+        """
+        if self._is_crowded:
+            self._leave_room(item, job)
+        planned = job.plan(item)
         queue_bytes = self._make_room(planned, job.budget)
         self._begin(planned.plan)
-        others_row = self._writing_row()
+        total = planned.plan.upper_bytes + self._earlier.upper_bytes
+        if total > job.budget.device_bytes and planned.can_shrink and not self._is_crowded:
+            self._is_crowded = True
+            self._leave_room(item, job)
+            room = format_bytes(item.limit_bytes or 0)
+            item.events.append(f"earlier items leave {room} of the budget: planned for that")
+            planned = job.plan(item)
+            queue_bytes = self._make_room(planned, job.budget)
+            self._begin(planned.plan)
+        return planned, queue_bytes
+
+    def _leave_room(self, item: Item, job: Job) -> None:
+        """Limit the plan of an item to what earlier ones leave of the budget."""
+        room = job.budget.device_bytes - self._earlier.upper_bytes
+        item.limit_bytes = min(room, item.limit_bytes or room)
+
+    def _compute(self, item: Item, job: Job, planned: PlannedItem, queue_bytes: int) -> PendingItem:
+        other_rows = self._other_rows()
         computed = job.run(item, planned, self, queue_bytes)
         formats = [row for row in planned.plan.ledger if row.name == "file formats"]
         writing_row = LedgerRow(
@@ -246,7 +282,7 @@ class Pipeline:
             value=sum(row.value for row in formats) + queue_bytes // 2,
             upper=sum(row.upper for row in formats) + queue_bytes,
         )
-        return PendingItem(item, job, planned, computed, writing_row, others_row)
+        return PendingItem(item, job, planned, computed, writing_row, other_rows)
 
     def _finish(self, pending: PendingItem) -> None:
         """Rename a complete file to its target."""
@@ -254,12 +290,14 @@ class Pipeline:
         try:
             self._listener.begin(pending.item.index)
             file.commit()
-            pending.add_usage(self.lap())
+            # What the last run left in the heap is still there, and its bound counts the others.
+            last = self._in_flight[-1] if self._in_flight else pending
+            last.add_usage(self.lap())
         finally:
             file.abort()  # no effect after the commit
 
     def _begin(self, plan: Plan) -> None:
-        """Start an item: from here its memory counts for the items in flight too.
+        """Start an item, and measure what earlier ones left.
 
         Frees what the last item, or a probe, left in the heap and in the GPU's caching allocator,
         unless this plan's blocks have the same sizes: allocating them again would take longer than
@@ -268,10 +306,10 @@ class Pipeline:
         sizes = plan.image.padded_size, plan.strategy, plan.heap
         if sizes != self._block_sizes:
             trim_allocators(plan.device)
+            written = self._writing_row().upper if plan.device == "cpu" else 0
+            self._earlier.measure(written)
         self._block_sizes = sizes
         self.lap()
-        for pending in self._in_flight:
-            pending.undisturbed = False
         set_heap_mode("trim" if plan.heap == "trim" else "cache")
 
     def _writing_row(self) -> LedgerRow:
@@ -285,6 +323,11 @@ class Pipeline:
             upper=sum(row.upper for row in rows),
         )
 
+    def _other_rows(self) -> list[LedgerRow]:
+        """Return what the item being computed does not know of, as ledger rows."""
+        writing = self._writing_row()
+        return [*([writing] if writing.upper else []), *self._earlier.rows()]
+
     def _make_room(self, planned: PlannedItem, budget: Budget) -> int:
         """Wait for items in flight until ``planned`` fits with the others.
 
@@ -295,6 +338,8 @@ class Pipeline:
         plan = planned.plan
         # On the CPU host memory is device memory.
         need = plan.bytes_at("host", upper=True)
+        if plan.device == "cpu":
+            need += self._earlier.upper_bytes
         limit = budget.device_bytes if plan.device == "cpu" else budget.host_bytes
         queue_bytes = planned.result_bytes if self._streams > 1 else 0
         if need + queue_bytes > limit:

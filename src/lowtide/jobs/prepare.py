@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from lowtide.core.errors import ModelError, OutOfMemoryError
 from lowtide.core.heap import trim_heap, trimming_heap
-from lowtide.core.precision import is_eight_bits
+from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.core.progress import Cancel, Phase, ProgressCallback, report_phase
 from lowtide.core.units import MIB
 from lowtide.jobs.build_network import (
@@ -80,6 +80,7 @@ def prepare(
     cancel: Cancel = None,
     runs_job: bool = True,
     on_loaded: Callable[[int], object] = lambda scale: None,
+    measure: Callable[[Precision], bool] | None = None,
     whole: WholeImage | None = None,
 ) -> PreparedModel:
     """Load the model and get its costs from ``known``, the package, the cache or a probe.
@@ -94,6 +95,8 @@ def prepare(
         runs_job: Whether this process also runs the job, and so keeps what a probe leaves.
         on_loaded: Called with the model's scale before anything is measured; its exceptions
             propagate.
+        measure: Called with the precision before this process would probe: measures the model in
+            another one, and returns whether the costs may be in the cache now.
         whole: The only image of the job. Where half of the budget is enough for it at once, by a
             trace of that run, nothing else is measured.
 
@@ -142,6 +145,10 @@ def prepare(
             costs = lookup.of_whole(size, whole.budget.device_bytes // 2)
             if costs is not None and whole.fits(prepared := finish(costs)):
                 return prepared
+        if measure is not None and measure(precision):
+            costs = lookup.known(limit_bytes)
+            if costs is not None:
+                return finish(costs)
         return finish(lookup.measured(limit_bytes, cancel))
 
 

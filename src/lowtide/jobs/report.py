@@ -14,9 +14,9 @@ from pydantic import BaseModel, SerializeAsAny
 
 from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
-from lowtide.core.errors import BatchError, ImageError, InputError, LowtideError
+from lowtide.core.errors import BatchError, BudgetError, ImageError, InputError, LowtideError
 from lowtide.core.schema import SCHEMA_VERSION
-from lowtide.core.units import format_bytes
+from lowtide.core.units import MIB, format_bytes
 from lowtide.jobs.denoise_scores import DenoiseScores
 from lowtide.media.discover import Found
 from lowtide.memory.ledger import LedgerRow
@@ -95,6 +95,7 @@ class ItemReport(BaseModel):
     """Result of one item (a file, clip, volume or series): accuracy, memory and time.
 
     ``noun`` is what a kind of job calls one; its report next to the result has that key.
+    ``smallest_bytes`` is the smallest budget for an item that no plan within the budget fits.
     """
 
     noun: ClassVar[str] = "item"
@@ -111,6 +112,7 @@ class ItemReport(BaseModel):
     events: list[str] = []
     error: str | None = None
     hint: str | None = None
+    smallest_bytes: int | None = None
 
     @classmethod
     def of_failure(cls, source: Path, target: Path, error: LowtideError) -> Self:
@@ -121,6 +123,7 @@ class ItemReport(BaseModel):
             status="failed",
             error=error.message,
             hint=error.hint,
+            smallest_bytes=error.smallest if isinstance(error, BudgetError) else None,
         )
 
 
@@ -225,12 +228,29 @@ class JobReport(BaseModel):
         return [item for item in self.items if item.status == "failed"]
 
     def raise_for_failures(self) -> None:
-        """Raise `BatchError` if any item failed; the others are done."""
-        if failed := self.failures:
-            raise BatchError(
-                f"{len(failed)} of {len(self.items)} {self.noun} failed",
-                failures={item.input: item.error or "" for item in failed},
+        """Raise an error if any item failed; the others are done.
+
+        Raises:
+            BudgetError: No item fits the budget; names the smallest budget that fits all.
+            BatchError: Some items failed, or all for several reasons.
+        """
+        if not (failed := self.failures):
+            return
+        needed = [item.smallest_bytes for item in failed if item.smallest_bytes is not None]
+        most = max(needed, default=0)
+        hint = f"--budget {-(-most // MIB)}MiB" if needed else None
+        if len(needed) == len(self.items):
+            raise BudgetError(
+                f"none of {len(failed)} {self.noun} fits the budget: the smallest that fits all is"
+                f" {format_bytes(most)}",
+                smallest=most,
+                hint=hint,
             )
+        raise BatchError(
+            f"{len(failed)} of {len(self.items)} {self.noun} failed",
+            failures={item.input: item.error or "" for item in failed},
+            hint=hint and f"{hint}, in which all of the {len(needed)} that did not fit do",
+        )
 
 
 class UpscaleReport(JobReport):

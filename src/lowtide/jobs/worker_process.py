@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.errors import LowtideError
+from lowtide.core.errors import BudgetError, LowtideError
 from lowtide.core.heap import tune_heap
 from lowtide.core.progress import Progress
 
@@ -86,12 +86,20 @@ class WorkerConnection:
 
 def error_to_message(error: LowtideError) -> dict[str, Any]:
     """Serialize an error for a message."""
-    return {"message": error.message, "hint": error.hint, "code": error.exit_code}
+    smallest = error.smallest if isinstance(error, BudgetError) else None
+    return {
+        "message": error.message,
+        "hint": error.hint,
+        "code": error.exit_code,
+        "smallest": smallest,
+    }
 
 
 def error_from_message(message: dict[str, Any]) -> LowtideError:
     """Deserialize the error in a message."""
     error = LowtideError(message["message"], hint=message["hint"])
+    if message["code"] == BudgetError.exit_code:
+        error = BudgetError(message["message"], smallest=message["smallest"], hint=message["hint"])
     error.exit_code = message["code"]
     return error
 

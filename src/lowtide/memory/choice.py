@@ -183,7 +183,6 @@ def _nothing_fits(
         reason = shortfall(smallest, budget)
         return BudgetError(
             f"no plan fits: {smallest.title} {reason}",
-            smallest=need,
             hint="free some host memory or disk, or raise --host-budget or --disk-budget",
         )
     kind = "exact plan" if len(considered) < len(candidates) else "plan"

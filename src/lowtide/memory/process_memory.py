@@ -13,7 +13,7 @@ from pathlib import Path
 from lowtide.memory.memory_limits import memory_limits
 
 _STATUS = Path("/proc/self/status")
-_STATM = Path("/proc/self/statm")
+_STATM = "/proc/self/statm"
 _MAPS = Path("/proc/self/maps")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 # Libraries that replace the C library's heap.
@@ -27,13 +27,24 @@ def anonymous_bytes() -> int:
 
 def resident_parts() -> tuple[int, int]:
     """Return resident bytes of this process: (anonymous, of mapped files)."""
-    if _STATM.exists():
-        _, resident, shared, *_ = _STATM.read_text().split()
-        return (int(resident) - int(shared)) * _PAGE, int(shared) * _PAGE
+    try:
+        # Without a Python file object: a run asks before each of its layers.
+        descriptor = os.open(_STATM, os.O_RDONLY)
+    except OSError:
+        return _most_resident_bytes(), 0
+    try:
+        _, resident, shared, *_ = os.read(descriptor, 256).split()
+    finally:
+        os.close(descriptor)
+    return (int(resident) - int(shared)) * _PAGE, int(shared) * _PAGE
+
+
+def _most_resident_bytes() -> int:
+    """Return the process's highest resident bytes, where the system tells no more."""
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def available_host_bytes() -> int:

@@ -72,7 +72,7 @@ def measured(call: Callable[[], Any]) -> tuple[dict[str, float], Any]:
 def decodes(budget: str) -> dict[str, Any]:
     """The autoencoder's own decode, and the first and later ones once it is fitted."""
     import torch
-    from diffusers import AutoencoderKL
+    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
     import lowtide
 

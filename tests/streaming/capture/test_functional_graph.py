@@ -55,8 +55,83 @@ def test_functional_graphs_are_rewritten(compute):
     assert calls(fast) == calls(slow.run_decompositions({}))
 
 
+def mask_by_slices(x):
+    mask = torch.zeros(1, 6, 8)
+    for number, rows in enumerate((slice(0, 2), slice(2, 5), slice(5, None))):
+        mask[:, rows, 1:6] = number
+    return x * mask
+
+
+def reads_between_writes(x):
+    total = x * 2
+    part = total[:, 1]
+    before = part + 1
+    part.mul_(3)
+    total[:, 2].add_(part)
+    after = total.reshape(-1)[::2] + 0
+    total[:, 1, 2:4] = before[:, :2]
+    return before.sum() + after.sum() + total * part
+
+
+def seen_through_unsqueeze(x):
+    table = torch.ones(3, 4)
+    table.unsqueeze(0)[:, 1].div_(4)
+    table.unsqueeze(0).mul_(2)
+    return x.sum() * table
+
+
+def by_index(x):
+    counts = x.flatten(1) * 1
+    counts[0].index_put_((torch.arange(2) * 2,), x.sum())
+    return counts
+
+
+WRITTEN = [
+    lambda x: (x + 1).relu_(),
+    lambda x: F.leaky_relu(F.relu(x * 2, inplace=True) - 1, inplace=True).add_(x).sub_(1),
+    lambda x: F.softmax(x.add(1).transpose(1, 3).contiguous().clamp_(0, 1), -1),
+    mask_by_slices,
+    reads_between_writes,
+    seen_through_unsqueeze,
+    by_index,
+]
+
+
+def results_of(exported, image):
+    return torch.fx.Interpreter(exported.graph_module, graph=exported.graph).run(image)[-1]
+
+
+@pytest.mark.parametrize("compute", WRITTEN)
+def test_writes_into_tensors_of_the_graph_are_replaced(compute):
+    image = torch.rand(1, 4, 6, 8)
+    found, _ = exported_twice(compute)
+    assert functional_graph(found) is found
+    assert not any(
+        getattr(node.target, "_schema", None) and node.target._schema.is_mutable
+        for node in found.graph.nodes
+    )
+    assert found.graph_signature.user_outputs == (found.graph.output_node().args[0][0].name,)
+    for node in found.graph.find_nodes(op="placeholder")[:-1]:
+        pytest.fail(f"{node} is a constant")
+    assert torch.equal(results_of(found, image), compute(image.clone()))
+
+
+def test_composite_operators_stay():
+    fast, slow = exported_twice(
+        lambda x: torch.einsum("bchw,bcij->bhwij", x, x) * x.var(-1, False).sum()
+    )
+    assert functional_graph(fast) is fast
+    assert calls(fast) == calls(slow.run_decompositions({}))
+
+
 @pytest.mark.parametrize(
-    "compute", [lambda x: (x + 1).relu_(), lambda x: x.square() + x.mT.mT, lambda x: x.cpu() + x]
+    "compute",
+    [
+        lambda x: x.square() + x.mT.mT,
+        lambda x: x.cpu() + x,
+        lambda x: (x * 2).transpose(1, 2).relu_() + x.transpose(1, 2),
+        lambda x: x.add_(1) * 2,
+    ],
 )
 def test_others_are_traced(compute):
     once, again = exported_twice(compute)

@@ -1,8 +1,9 @@
 """Graphs of `torch.export` made functional, without a second trace where that is possible.
 
 `run_decompositions` makes operators functional that write into their inputs, and splits some
-composite ones, in a second trace that takes longer than the export. Most graphs write nothing and
-have few such composites, which are rewritten here to what the trace makes of them.
+composite ones, in a second trace that takes longer than the export. Most graphs write only into
+tensors of their own and have few such composites, which are rewritten here to what the trace makes
+of them.
 """
 
 from __future__ import annotations
@@ -16,27 +17,40 @@ import torch
 from torch import fx
 
 from lowtide.streaming.capture.graph import op_name
+from lowtide.streaming.capture.in_place_writes import InPlaceWrites, is_composite, is_write
 
 _ATEN = torch.ops.aten
 # Composite operators that a trace leaves as they are.
 _KEPT = frozenset(
     {
         *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        *("linear", "matmul", "scaled_dot_product_attention", "softmax"),
+        *("linear", "matmul", "einsum", "scaled_dot_product_attention", "softmax", "var"),
         *("layer_norm", "group_norm", "rms_norm", "instance_norm", "prelu"),
-        *("pad", "repeat_interleave", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d"),
+        *(
+            "pad",
+            "repeat_interleave",
+            "meshgrid",
+            "avg_pool2d",
+            "max_pool2d",
+            "adaptive_avg_pool2d",
+        ),
         *("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "type_as"),
     }
 )
 # Operators of tensors that a trace turns into constants.
-_CONSTANTS = frozenset({"lift", "lift_fresh", "lift_fresh_copy"})
+_CONSTANTS = frozenset({"lift", "lift_fresh"})
 
 
 def functional_graph(exported: Any) -> Any:
     """Return an exported program whose operators are functional, as after `run_decompositions`."""
     graph: fx.Graph = exported.graph
-    if not all(node.op in ("placeholder", "output") or _is_known(node) for node in graph.nodes):
+    known = all(
+        node.op in ("placeholder", "output") or _is_known(node) or is_write(node)
+        for node in graph.nodes
+    )
+    if not known or not (writes := InPlaceWrites(exported)).are_replaceable():
         return exported.run_decompositions({})
+    writes.replace()
     for node in [*graph.nodes]:
         if node.op == "call_function" and (rewrite := _REWRITES.get(op_name(node.target))):
             rewrite(node)
@@ -60,9 +74,7 @@ def _is_known_operator(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
     name = op_name(target)
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(
-        target.name(), "CompositeImplicitAutograd"
-    )
+    composite = is_composite(target)
     return name not in _CONSTANTS and (not composite or name in _KEPT or name in _REWRITES)
 
 
@@ -133,6 +145,10 @@ def _reshape(node: fx.Node) -> None:
     node.args = given, shape
 
 
+def _copy_constant(node: fx.Node) -> None:
+    node.target = _ATEN.clone.default
+
+
 _REWRITES: dict[str, Callable[[fx.Node], None]] = {
     "to": _convert,
     "dropout": _drop_dropout,
@@ -141,5 +157,6 @@ _REWRITES: dict[str, Callable[[fx.Node], None]] = {
     "expand_as": _expand,
     "reshape": _reshape,
     "flatten": _reshape,
+    "lift_fresh_copy": _copy_constant,
     "chunk": lambda node: None,  # its pieces are slices in `Graph`
 }

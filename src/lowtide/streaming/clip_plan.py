@@ -102,8 +102,13 @@ class ClipPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """Predicted peak on the device, with the result of the clip."""
+        """Predicted peak on the device, with the result as far as it is held."""
         return max(one.prepared.layout.peak_bytes for one in self.runs)
+
+    @property
+    def upper_bytes(self) -> int:
+        """Smallest budget in which it runs like this."""
+        return max(one.prepared.upper_bytes for one in self.runs)
 
     @property
     def moved_bytes(self) -> int:
@@ -145,7 +150,8 @@ class ClipPlanner:
         alone: Planner of each, later ones with the state as inputs; one if ``count`` is 1.
         settings: Budget and pages; where pages may be, the state may be too.
         count: Number of chunks.
-        result_bytes: Bytes of the result of the whole batch, which is held from the start.
+        result_bytes: Bytes of the result of the whole batch, which is held from the start; None
+            where results of chunks leave as they are made.
         dim: Dim of the rows.
         together: Number of chunks that run together, or "auto".
     """
@@ -154,7 +160,7 @@ class ClipPlanner:
     alone: Sequence[StreamPlanner]
     settings: StreamSettings
     count: int
-    result_bytes: int
+    result_bytes: int | None
     dim: int
     together: ChunksTogether = "auto"
 

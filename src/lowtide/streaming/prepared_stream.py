@@ -108,6 +108,13 @@ class PreparedStream:
         run_source(self.executor, program, source, sink, given, device=self.device)
 
     @property
+    def upper_bytes(self) -> int:
+        """Smallest budget for this layout: its rows, and what the heap keeps in addition."""
+        on_cpu = self.device.type == "cpu"
+        reserve = _BudgetShare.for_device(on_cpu=on_cpu, recorded=False, copy_bytes=0)
+        return reserve.smallest_budget(self.layout.peak_bytes)
+
+    @property
     def title(self) -> str:
         """Description for the user: how the program runs and what its rows take."""
         layout = self.layout

@@ -104,12 +104,13 @@ class StateBytes:
     """Bytes on the device that chunks, result and state take while a program of ``chunks`` runs.
 
     The first ``chunks`` inputs and results of the program are those of its chunks, and the others
-    the state. ``result_bytes`` are those of the result of all runs, held from the start.
+    the state. ``result_bytes`` are those of the result of all runs, held from the start; None where
+    results of earlier runs are gone.
     """
 
     chunks: int
     placement: Placement
-    result_bytes: int
+    result_bytes: int | None
 
     def __call__(
         self, program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int]
@@ -117,12 +118,15 @@ class StateBytes:
         """Return the most bytes for a layout, apart from the rows at work."""
         graph = program.graph
         copies = sum(map(program.bytes_of, graph.inputs[: self.chunks]))
+        results = self.result_bytes
+        if results is None:
+            results = sum(map(program.bytes_of, graph.outputs[: self.chunks]))
         old, new = graph.inputs[self.chunks :], graph.outputs[self.chunks :]
         if self.placement == "memory":
             held = sum(map(program.bytes_of, new)) + _overlap_bytes(program, segments, bands, old)
         else:
             held = self._transfer_bytes(program, segments, bands)
-        return copies + self.result_bytes + held
+        return copies + results + held
 
     def _transfer_bytes(
         self, program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int]

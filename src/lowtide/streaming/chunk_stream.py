@@ -16,6 +16,7 @@ from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget
+from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.api import reject_gradients
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.graph import TensorMeta
@@ -62,6 +63,8 @@ class ChunkStream:
         pages: As for `lowtide.stream`, of maps within a chunk and of the state between chunks.
         scratch: As for `lowtide.stream`.
         together: Chunks that run together in each band, 1 or more; "auto" chooses.
+        profile: GPU to plan for, which need not be here: modules and clips may be on "meta", and
+            nothing is run, not even to compare bands with the module.
 
     Raises:
         ModelError: One of the modules cannot be streamed exactly.
@@ -79,6 +82,7 @@ class ChunkStream:
         pages: PagePlacement = "auto",
         scratch: Path | None = None,
         together: ChunksTogether = "auto",
+        profile: DeviceProfile | None = None,
     ) -> None:
         if together != "auto" and together < 1:
             raise UsageError(f"{together} chunks together: at least 1 runs, or 'auto'")
@@ -87,6 +91,7 @@ class ChunkStream:
         self._together: ChunksTogether = together
         self._pages: PagePlacement = pages
         self._budget, self._scratch = budget, ScratchSpace(scratch)
+        self._profile = profile
         self._lock = threading.RLock()
         # Key and plan of the last clip.
         self._prepared: tuple[object, ClipPlan] | None = None
@@ -136,6 +141,8 @@ class ChunkStream:
 
     def _checked_plan(self, clip: Tensor, *, keep_result: bool = True) -> ClipPlan:
         """Return the plan for a clip; raises `UsageError` for a call that cannot run."""
+        if self._profile is not None:
+            raise UsageError(f"this stream is only a plan for {self._profile.title}")
         for module in self._modules:
             reject_gradients(module, [clip])
         return self.plan(clip, keep_result=keep_result)
@@ -181,7 +188,12 @@ class ChunkStream:
             self._modules,
             alone,
             StreamSettings(
-                self._budget, self._pages, self._scratch, recorded=False, certified=True
+                self._budget,
+                self._pages,
+                self._scratch,
+                recorded=False,
+                certified=self._profile is None,
+                profile=self._profile,
             ),
             count=len(lengths),
             result_bytes=result_bytes if keep_result else None,

@@ -30,8 +30,11 @@ def load_clip_autoencoder(
         UsageError: It is of a kind that does not run in bands, or diffusers is missing.
     """
     name = CLASS_NAME if path.is_file() else _class_name(path)
-    module = VideoVAE.load(path) if name == CLASS_NAME else _load_diffusers(path, name)
-    module.to(budget.device, dtype)
+    if name == CLASS_NAME:
+        module = VideoVAE.load(path).to(dtype)
+    else:
+        module = _load_diffusers(path, name, dtype)
+    module.to(budget.device)
     family = family_of(type(module))
     assert family is not None
     family.check(module)
@@ -56,7 +59,7 @@ def _class_name(path: Path) -> str:
     return name
 
 
-def _load_diffusers(path: Path, name: str) -> nn.Module:
+def _load_diffusers(path: Path, name: str, dtype: torch.dtype) -> nn.Module:
     try:
         import diffusers
     except ImportError as error:
@@ -69,7 +72,9 @@ def _load_diffusers(path: Path, name: str) -> nn.Module:
         )
     try:
         # No pickles, and nothing from the network.
-        module = kind.from_pretrained(path, local_files_only=True, use_safetensors=True)
+        module = kind.from_pretrained(
+            path, local_files_only=True, use_safetensors=True, torch_dtype=dtype
+        )
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise ModelError(f"the {name} in {path} cannot be read: {error}") from error
-    return module.float().requires_grad_(False).eval()
+    return module.requires_grad_(False).eval()

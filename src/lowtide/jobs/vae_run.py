@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lowtide.streaming.clip_run import ReadChunk, WriteChunk
 
 AfterSome = Callable[[int], None]
+_PHASES = "read", "encode", "decode", "compare", "write"
 
 
 @dataclass
@@ -182,7 +183,11 @@ class VaeRun:
             scaling=done.scaling,
             plans={name: part.plan.title for name, part in self.parts.items()},
             memory=memory,
-            seconds={name: round(taken, 3) for name, taken in self.clock.seconds.items()},
+            seconds={
+                name: round(self.clock.seconds[name], 3)
+                for name in _PHASES
+                if name in self.clock.seconds
+            },
             notes=self.notes,
             events=self.events,
             **posterior,

@@ -21,7 +21,7 @@ from lowtide.jobs.vae_inputs import (
 )
 from lowtide.jobs.vae_memory import comparing_row, latents_row, reading_row, writing_row
 from lowtide.jobs.vae_report import VaeReport
-from lowtide.jobs.vae_run import VaeRun
+from lowtide.jobs.vae_run import PartNeeds, VaeRun
 from lowtide.jobs.vae_settings import VaeSettings
 from lowtide.jobs.video_task import VideoTask, video_task
 
@@ -70,7 +70,7 @@ def encode(
     task = read_only_task(source, chosen)
     run = VaeRun.load(chosen, progress, cancel)
     shapes = ClipShapes.of_video(run.autoencoder, task)
-    _plan_encoder(run, task, shapes)
+    run.plan(_encoder_needs(run, task, shapes))
     run.notes += task.facts.notes
     common = {"operation": "encode", "input": str(source), "output": str(output)}
     common |= shapes.for_report()
@@ -134,7 +134,7 @@ def decode(
     encoder = chosen.video_settings().encoder_settings(facts.picture.bits, output)
     task = task_of_latents(source, output, facts, encoder)
     shapes = ClipShapes.of_latents(latents, facts, run.autoencoder)
-    _plan_decoder(run, task, shapes, writes=True)
+    run.plan(_decoder_needs(run, task, shapes, writes=True))
     run.notes += task.notes
     common = {"operation": "decode", "input": str(source), "output": str(output)}
     common |= shapes.for_report()
@@ -186,8 +186,8 @@ def roundtrip(
         task = video_task(source, target, chosen.video_settings(), 1)
     run = VaeRun.load(chosen, progress, cancel)
     shapes = ClipShapes.of_video(run.autoencoder, task)
-    _plan_encoder(run, task, shapes)
-    _plan_decoder(run, task, shapes, writes=target is not None, compares=True)
+    decoding = _decoder_needs(run, task, shapes, writes=target is not None, compares=True)
+    run.plan(_encoder_needs(run, task, shapes), decoding)
     run.notes += task.notes if target else task.facts.notes
     common = {"operation": "roundtrip", "input": str(source)}
     common |= {"output": None if target is None else str(target), **shapes.for_report()}
@@ -210,19 +210,19 @@ def roundtrip(
     return run.report(**common, **comparison.figures())
 
 
-def _plan_encoder(run: VaeRun, task: VideoTask, shapes: ClipShapes) -> None:
+def _encoder_needs(run: VaeRun, task: VideoTask, shapes: ClipShapes) -> PartNeeds:
     frames = run.autoencoder.chunk_frames("encoder")
     rows = latents_row(shapes.latents, run.place), reading_row(task, frames, run.place)
-    run.plan("encoder", shapes.padded, rows)
+    return PartNeeds("encoder", shapes.padded, rows)
 
 
-def _plan_decoder(
+def _decoder_needs(
     run: VaeRun, task: VideoTask, shapes: ClipShapes, *, writes: bool, compares: bool = False
-) -> None:
+) -> PartNeeds:
     frames = run.autoencoder.chunk_frames("decoder")
     rows = [latents_row(shapes.latents, run.place)]
     if writes:
         rows.append(writing_row(task, frames, run.place))
     if compares:
         rows.append(comparing_row(task, frames, run.place))
-    run.plan("decoder", shapes.latents[1:], rows)
+    return PartNeeds("decoder", shapes.latents[1:], rows)

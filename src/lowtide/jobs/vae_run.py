@@ -39,6 +39,21 @@ AfterSome = Callable[[int], None]
 _PHASES = "read", "encode", "decode", "compare", "write"
 
 
+@dataclass(frozen=True)
+class PartNeeds:
+    """A part to plan.
+
+    Attributes:
+        part: Which one.
+        shape: Number, height and width of the frames or latents that it takes.
+        rows: What else takes memory while it runs.
+    """
+
+    part: PartName
+    shape: tuple[int, int, int]
+    rows: Sequence[LedgerRow]
+
+
 @dataclass
 class VaeRun:
     """One call of a job.
@@ -86,16 +101,25 @@ class VaeRun:
         """Where what is not on a GPU is: on the CPU that is the device."""
         return "device" if self.autoencoder.budget.device == "cpu" else "host"
 
-    def plan(self, name: PartName, shape: tuple[int, int, int], rows: Sequence[LedgerRow]) -> None:
-        """Plan a part for frames or latents of a shape, and for what else takes memory then.
+    def plan(self, *needs: PartNeeds) -> None:
+        """Plan parts, for what else takes memory then.
 
         Raises:
-            BudgetError: It does not fit; names the least that would do.
+            BudgetError: One does not fit; names the least that would do for all.
         """
-        report_phase(self.progress, "capture", f"{name} of {self.autoencoder.kind}")
-        self.rows[name] = rows
-        reserved = device_bytes(rows, upper=True)
-        self.parts[name] = self.autoencoder.plan(name, shape, reserved=reserved)
+        refusals = list[BudgetError]()
+        for one in needs:
+            report_phase(self.progress, "capture", f"{one.part} of {self.autoencoder.kind}")
+            self.rows[one.part] = one.rows
+            reserved = device_bytes(one.rows, upper=True)
+            try:
+                planned = self.autoencoder.plan(one.part, one.shape, reserved=reserved)
+            except BudgetError as refusal:
+                refusals.append(refusal)
+            else:
+                self.parts[one.part] = planned
+        if refusals:
+            raise max(refusals, key=lambda one: one.smallest or 0)
 
     @contextmanager
     def measured(self) -> Iterator[None]:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.memory.budget import Budget
-from lowtide.streaming.chunk_stream import AfterChunks, ChunkStream
+from lowtide.streaming.chunk_stream import ChunkStream
+from lowtide.streaming.clip_run import AfterChunks
 from lowtide.streaming.engine.placement import PagePlacement
 
 # Dim of frames in (B, C, T, H, W).
@@ -68,6 +69,10 @@ class ClipPartStream:
 
         Raises `UsageError` for a number of frames that the library's own call cannot take.
         """
+        return self.chunks(self._taken(clip), after_chunks)
+
+    def _taken(self, clip: Tensor) -> Tensor:
+        """Return the frames of a clip that the library's own call takes."""
         first, later = self.part.frames
         count = clip.shape[_FRAMES] if clip.dim() > _FRAMES else first
         rest = max(0, count - first) % later
@@ -79,4 +84,4 @@ class ClipPartStream:
             )
         if rest and self.part.drops_rest:
             clip = clip.narrow(_FRAMES, 0, count - rest)
-        return self.chunks(clip, after_chunks)
+        return clip

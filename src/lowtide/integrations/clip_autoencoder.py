@@ -16,6 +16,7 @@ from lowtide.core.units import MIB, format_bytes
 from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
 from lowtide.integrations.video_autoencoders.families import VideoFamily
 from lowtide.memory.budget import Budget
+from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.clip_plan import ClipPlan
 from lowtide.streaming.clip_run import ReadChunk, WriteChunk
 
@@ -38,12 +39,14 @@ class ClipAutoencoder:
         family: How its parts run in chunks of frames.
         budget: Memory for a part at work, with the frames that are in flight.
         scratch: Folder for scratch files, or None for the system's.
+        profile: GPU to plan for, which need not be here; weights may be on "meta" then.
     """
 
     module: nn.Module
     family: VideoFamily
     budget: Budget
     scratch: Path | None = None
+    profile: DeviceProfile | None = None
 
     @property
     def kind(self) -> str:
@@ -121,7 +124,7 @@ class ClipAutoencoder:
         like = weight.new_empty(1).expand(1, channels, *shape)
         left = replace(self.budget, device_bytes=self.budget.device_bytes - reserved)
         part = getattr(self.family, name)(self.module)
-        stream = part.stream(budget=left, scratch=self.scratch)
+        stream = part.stream(budget=left, scratch=self.scratch, profile=self.profile)
         try:
             with torch.no_grad():
                 return PlannedPart(stream, like, stream.chunks.plan(like, keep_result=False))

@@ -11,11 +11,12 @@ from torch import nn
 
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.integrations.clip_autoencoder import ClipAutoencoder
-from lowtide.integrations.video_autoencoders.families import class_names, family_of
+from lowtide.integrations.video_autoencoders.families import VideoFamily, class_names, family_of
 from lowtide.memory.budget import Budget
+from lowtide.memory.profiles import DeviceProfile
 from lowtide.models.video_vae.video_vae import VideoVAE
 from lowtide.models.video_vae.video_vae_config import CLASS_NAME
-from lowtide.models.video_vae.video_vae_files import CONFIG_NAME
+from lowtide.models.video_vae.video_vae_files import CONFIG_NAME, read_model
 
 
 def load_clip_autoencoder(
@@ -35,10 +36,46 @@ def load_clip_autoencoder(
     else:
         module = _load_diffusers(path, name, dtype)
     module.to(budget.device)
+    return ClipAutoencoder(module, _checked_family(module), budget, scratch)
+
+
+def empty_clip_autoencoder(
+    model: str | Path, profile: DeviceProfile, budget: Budget, *, dtype: torch.dtype
+) -> ClipAutoencoder:
+    """Return a video autoencoder without weights, to plan for a GPU that need not be here.
+
+    Args:
+        model: Name of a class, with its default sizes, or a path as of `load_clip_autoencoder`.
+        profile: The GPU.
+        budget: As of `ClipAutoencoder`.
+        dtype: Type that its weights would have.
+
+    Raises:
+        ModelError: There is no such model, or it is damaged.
+        UsageError: As `load_clip_autoencoder`.
+    """
+    path = Path(model)
+    named = str(model) in class_names()
+    name = str(model) if named else CLASS_NAME if path.is_file() else _class_name(path)
+    if name == CLASS_NAME:
+        config = None if named else read_model(path)[0]
+        with torch.device("meta"):
+            module: nn.Module = VideoVAE(config)
+    else:
+        kind = _diffusers_class(name)
+        with torch.device("meta"):
+            module = kind() if named else kind.from_config(kind.load_config(path))
+    # as of any module: diffusers' own warns of parts in float32, which these have not
+    nn.Module.to(module, dtype)
+    module.requires_grad_(False).eval()
+    return ClipAutoencoder(module, _checked_family(module), budget, profile=profile)
+
+
+def _checked_family(module: nn.Module) -> VideoFamily:
     family = family_of(type(module))
     assert family is not None
     family.check(module)
-    return ClipAutoencoder(module, family, budget, scratch)
+    return family
 
 
 def _class_name(path: Path) -> str:
@@ -59,7 +96,7 @@ def _class_name(path: Path) -> str:
     return name
 
 
-def _load_diffusers(path: Path, name: str, dtype: torch.dtype) -> nn.Module:
+def _diffusers_class(name: str) -> Any:
     try:
         import diffusers
     except ImportError as error:
@@ -70,6 +107,11 @@ def _load_diffusers(path: Path, name: str, dtype: torch.dtype) -> nn.Module:
             f"this diffusers {diffusers.__version__} has no {name}",
             hint="pip install -U diffusers",
         )
+    return kind
+
+
+def _load_diffusers(path: Path, name: str, dtype: torch.dtype) -> nn.Module:
+    kind = _diffusers_class(name)
     try:
         # No pickles, and nothing from the network.
         module = kind.from_pretrained(

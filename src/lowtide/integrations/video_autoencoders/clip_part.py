@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.memory.budget import Budget
+from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.chunk_stream import ChunkStream
 from lowtide.streaming.clip_run import AfterChunks
 from lowtide.streaming.engine.placement import PagePlacement
@@ -42,8 +43,9 @@ class ClipPart:
         budget: str | int | Budget = "auto",
         pages: PagePlacement = "auto",
         scratch: Path | None = None,
+        profile: DeviceProfile | None = None,
     ) -> ClipPartStream:
-        """Return the stream of the part. Settings are those of `lowtide.stream`."""
+        """Return the stream of the part. Settings are those of `ChunkStream`."""
         chunks = ChunkStream(
             self.first,
             self.later,
@@ -51,6 +53,7 @@ class ClipPart:
             budget=budget,
             pages=pages,
             scratch=scratch,
+            profile=profile,
         )
         return ClipPartStream(chunks, self)
 

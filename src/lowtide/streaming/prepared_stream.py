@@ -215,6 +215,14 @@ def prepare_stream(
     )
 
 
+def available_bytes(budget: str | int | Budget, device: torch.device) -> int:
+    """Return the bytes that a budget leaves for what a run adds to weights and input."""
+    on_cpu = device.type == "cpu"
+    allowed = Budget.parse(budget, device="cpu" if on_cpu else str(device)).device_bytes
+    reserve = _BudgetShare.for_device(on_cpu=on_cpu, recorded=False, copy_bytes=0)
+    return reserve.available_bytes(allowed)
+
+
 def _choose_layout(
     planner: StreamPlanner, inputs: ModelInputs, settings: StreamSettings
 ) -> StreamLayout:

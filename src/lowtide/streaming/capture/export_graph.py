@@ -22,6 +22,7 @@ from lowtide.streaming.capture.capture_errors import (
     module_path_of,
     silence_graph_printing,
 )
+from lowtide.streaming.capture.early_outputs import compute_outputs_early
 from lowtide.streaming.capture.functional_graph import functional_graph
 from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta, op_name
 from lowtide.streaming.capture.model_inputs import ModelInputs
@@ -155,8 +156,9 @@ def _export(module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
             silence_warnings("torch"),
             _forget_generated_code(),
         ):
-            exported = torch.export.export(module, tensors, strict=False)
-            return functional_graph(exported)
+            exported = functional_graph(torch.export.export(module, tensors, strict=False))
+            compute_outputs_early(exported.graph)
+            return exported
     finally:
         # The trace leaves fake weights in models that set their own weights while they run.
         for name, tensor in _tensors(module):

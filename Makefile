@@ -76,6 +76,7 @@ fix: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/startup.py --fresh
+	$(BIN)/python benchmarks/first_contact.py --fresh
 	$(BIN)/python benchmarks/call_counts.py --fresh
 	$(BIN)/python benchmarks/tile_loop.py --fresh
 	$(BIN)/python benchmarks/large_images.py --fresh

@@ -54,6 +54,7 @@ CASES = (
     Case("Wan", 32, 17, 256, WAN),
     Case("SeedVR2-shaped", 32, 17, 256, {**MAGVIT, WHOLE: 0}),
     Case("Magvit", 32, 17, 256, MAGVIT),
+    Case("CogVideoX", 32, 17, 256, MAGVIT),
 )
 # The same decoder and picture, and the budget of both lengths.
 LENGTHS, SHORT_SIDE, SHORT_BUDGET = (17, 97), 96, 128 << 20

@@ -65,8 +65,18 @@ def magvit(width: int) -> Any:
     return AutoencoderKLMagvit(block_out_channels=[width, 2 * width, 4 * width, 4 * width]).eval()
 
 
+def cogvideox(width: int) -> Any:
+    """A video autoencoder of CogVideoX with random weights."""
+    from diffusers.models.autoencoders.autoencoder_kl_cogvideox import AutoencoderKLCogVideoX
+
+    torch.manual_seed(0)
+    widths = width, 2 * width, 2 * width, 4 * width
+    return AutoencoderKLCogVideoX(block_out_channels=widths).eval()
+
+
 MODELS: dict[str, Callable[[int], Any]] = {
     "Wan": wan,
+    "CogVideoX": cogvideox,
     "SeedVR2-shaped": video_vae,
     "Magvit": magvit,
 }

@@ -34,6 +34,23 @@ def startup(rows: Rows) -> str:
     )
 
 
+def first_contact(rows: Rows) -> str:
+    """Seconds of first and later runs, and how many times those of a plain script."""
+    head = ["picture", "first", "later", "plain script", "first / plain", "later / plain", "turns"]
+    return table(
+        head,
+        [
+            [
+                row["row"],
+                *(figure("_s", row.get(f"{way}_cpu_s")) for way in ("first", "later", "plain")),
+                *(figure("ratio", row.get(f"{way}_ratio")) for way in ("first", "later")),
+                str(row["pairs"]),
+            ]
+            for row in rows
+        ],
+    )
+
+
 def tile_loop(rows: Rows) -> str:
     """Both sides, then each comparison of them."""
     sides = [row for row in rows if "cpu_s" in row]
@@ -119,6 +136,7 @@ def worst(levels: dict[str, float | None], none: str) -> str:
 
 SHAPES: dict[str, Callable[[Rows], str]] = {
     "startup": startup,
+    "first_contact": first_contact,
     "tile_loop": tile_loop,
     "large_images": large_images,
     "set5": set5,

@@ -26,7 +26,7 @@ def test_images_of_a_batch():
     sample = torch.randn(3, 3, 24, 20)
     with torch.no_grad():
         wanted = vae(sample).sample
-        assert same(lowtide.fit(vae, budget="64MiB")(sample).sample, wanted)
+        assert same(lowtide.fit(vae, budget="64MiB", pages="memory")(sample).sample, wanted)
 
 
 def test_it_is_run_by_bands():
@@ -55,7 +55,7 @@ def test_parts_may_have_weights_of_their_own():
     module.encoder = Scaled()
     module.eval().requires_grad_(False)
     image = torch.rand(1, 3, 24, 20)
-    lowtide.fit(module, budget="64MiB")
+    lowtide.fit(module, budget="64MiB", pages="memory")
     for change in (None, nn.Parameter(torch.full((3, 1, 1), 3.0), requires_grad=False)):
         if change is not None:
             module.encoder.scale, module.encoder.shift = change, module.encoder.shift * 2

@@ -11,6 +11,10 @@ from lowtide.core.errors import ModelError
 from support.tiny_autoencoders import decoded, encoded, halved, latents, same, small_vae
 
 
+def in_bands(vae):
+    return lowtide.fit(vae, budget="64MiB", pages="memory")
+
+
 def other_weights(vae):
     vae.load_state_dict(halved(small_vae(**ATTENDED)).state_dict(), assign=True)
 
@@ -35,10 +39,11 @@ CHANGES = (other_weights, circular, another_layer, another_processor)
 
 
 @pytest.mark.grid(2)
+@pytest.mark.parametrize("pages", ["auto", "memory"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_after_the_first_call_counts(change):
+def test_a_change_after_the_first_call_counts(change, pages):
     vae, wanted = small_vae(**ATTENDED), small_vae(**ATTENDED)
-    lowtide.fit(vae, budget="64MiB")
+    lowtide.fit(vae, budget="64MiB", pages=pages)
     decoded(vae), encoded(vae)
     change(vae)
     change(wanted)
@@ -48,7 +53,7 @@ def test_a_change_after_the_first_call_counts(change):
 
 def test_autocast_is_for_its_calls_alone():
     config = {"use_quant_conv": False, "use_post_quant_conv": False}
-    vae, plain = lowtide.fit(small_vae(**config), budget="64MiB"), small_vae(**config)
+    vae, plain = in_bands(small_vae(**config)), small_vae(**config)
     for cast in (True, False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=cast):
             for call in (decoded, encoded):
@@ -59,7 +64,7 @@ def test_autocast_is_for_its_calls_alone():
 
 
 def test_casts_in_place_count():
-    vae, plain = lowtide.fit(small_vae(), budget="64MiB"), small_vae()
+    vae, plain = in_bands(small_vae()), small_vae()
     for dtype in (torch.float32, torch.bfloat16, torch.float32):
         vae.to(dtype), plain.to(dtype)
         with torch.no_grad():
@@ -74,7 +79,7 @@ def test_overflow_in_half_names_what_helps():
     with torch.no_grad():
         for layer in (vae.decoder.conv_in, vae.decoder.conv_out):
             layer.weight.mul_(1e5)
-    lowtide.fit(vae.half(), budget="64MiB")
+    in_bands(vae.half())
     with torch.no_grad(), pytest.raises(ModelError, match="NaN or infinity") as caught:
         vae.decode(latents().half())
     assert "float32" in caught.value.hint and "force_upcast" in caught.value.hint
@@ -82,7 +87,7 @@ def test_overflow_in_half_names_what_helps():
 
 
 def test_threads_share_a_fitted_autoencoder():
-    vae = lowtide.fit(small_vae(), budget="64MiB")
+    vae = in_bands(small_vae())
     with ThreadPoolExecutor(3) as threads:
         results = list(threads.map(lambda _: decoded(vae), range(6)))
     assert all(same(result, decoded(small_vae())) for result in results)

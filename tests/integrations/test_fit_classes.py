@@ -150,7 +150,7 @@ def test_autoencoders_of_images_give_what_they_gave(name):
     with torch.no_grad():
         images, coded = torch.rand(1, 3, 40, 24) * 2 - 1, torch.randn(1, channels, 20, 12)
         wanted = module.encoder(images), module.decode(coded).sample
-        lowtide.fit(module, budget="64MiB")
+        lowtide.fit(module, budget="64MiB", pages="memory")
         assert same(module.encoder(images), wanted[0])
         assert same(module.decode(coded).sample, wanted[1])
 
@@ -178,7 +178,7 @@ def test_the_other_part_gives_what_it_gave(name):
     sample = torch.rand(1, 3, 24, 20)
     with torch.no_grad():
         wanted = module.encoder(sample)
-        lowtide.fit(module, parts=("encoder",), budget="64MiB")
+        lowtide.fit(module, parts=("encoder",), budget="64MiB", pages="memory")
         assert same(module.encoder(sample), wanted)
         lowtide.unfit(module)
         assert torch.equal(module.encoder(sample), wanted)

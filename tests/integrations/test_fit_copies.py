@@ -14,7 +14,7 @@ from support.tiny_autoencoders import decoded, encoded, halved, latents, same, s
 
 
 def fitted():
-    vae = lowtide.fit(small_vae(), budget="64MiB")
+    vae = lowtide.fit(small_vae(), budget="64MiB", pages="memory")
     decoded(vae)
     return vae
 

@@ -8,17 +8,18 @@ from lowtide.core.errors import UsageError
 from support.tiny_autoencoders import decoded, latents, pictures, same, small_vae
 
 
-def fitted(**changes):
-    return lowtide.fit(small_vae(**changes), budget="64MiB")
+def fitted(pages="auto", **changes):
+    return lowtide.fit(small_vae(**changes), budget="64MiB", pages=pages)
 
 
 def modes(module):
     return [inner.training for inner in module.modules()]
 
 
+@pytest.mark.parametrize("pages", ["auto", "memory"])
 @pytest.mark.parametrize("quantized", [True, False])
-def test_gradients_to_weights_are_refused(quantized):
-    vae = fitted(use_quant_conv=quantized, use_post_quant_conv=quantized)
+def test_gradients_to_weights_are_refused(quantized, pages):
+    vae = fitted(pages, use_quant_conv=quantized, use_post_quant_conv=quantized)
     for call in (lambda: vae.encode(pictures()), lambda: vae.decode(latents())):
         with pytest.raises(UsageError, match="no backward pass") as caught:
             call()

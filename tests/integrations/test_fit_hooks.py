@@ -25,7 +25,7 @@ def compiled(call):
 
 
 def fitted(vae=None):
-    return lowtide.fit(small_vae() if vae is None else vae, budget="64MiB")
+    return lowtide.fit(small_vae() if vae is None else vae, budget="64MiB", pages="memory")
 
 
 def compile_part(vae):

@@ -46,6 +46,18 @@ def source(tmp_path, save, crop):
     return save(tmp_path / "photo.png", crop)
 
 
+@pytest.fixture(scope="session")
+def unmeasured(tmp_path_factory):
+    """A model file that no machine has costs of; its receptive field reaches 5 pixels."""
+    import torch
+    from spandrel.architectures.Compact import Compact
+
+    torch.manual_seed(3)
+    path = tmp_path_factory.mktemp("unmeasured") / "compact.pth"
+    torch.save({"params": Compact(num_feat=128, num_conv=3, upscale=2).state_dict()}, path)
+    return path
+
+
 @pytest.fixture
 def run(source, tmp_path):
     """Upscale the small picture (or ``given``) with these options; returns its report."""

@@ -10,38 +10,42 @@ import lowtide
 from lowtide.memory.cache import CostCache
 
 
-def run_program(program, source, folder):
+def run_program(program, source, model, folder):
     """The words that a process of its own prints."""
-    command = [sys.executable, "-c", program, str(source), str(folder / "out.png")]
+    command = [sys.executable, "-c", program, str(source), str(folder / "out.png"), str(model)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 @pytest.mark.slow
 def test_a_small_budget_limits_the_probe_and_is_not_remembered(
-    source, tmp_path, monkeypatch, model
+    source, tmp_path, monkeypatch, unmeasured
 ):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
     # In a process of its own: what a probe leaves counts, and is more where others ran before.
     first = (
-        "import sys, lowtide; source, target = sys.argv[1:];"
-        " image = lowtide.upscale(source, target, budget='64MiB').images[0];"
+        "import sys, lowtide; source, target, model = sys.argv[1:];"
+        " image = lowtide.upscale(source, target, model=model, budget='64MiB').images[0];"
         " print(image.status, image.accuracy.execution)"
     )
-    assert run_program(first, source, tmp_path) == ["done", "exact"]
+    assert run_program(first, source, unmeasured, tmp_path) == ["done", "exact"]
     # What a limit cut short is measured again with more room.
-    store = CostCache()
-    assert store.get(store.key(model.descriptor.sha256, "cpu", "fp32")) is None
+    store, sha256 = CostCache(), lowtide.load(unmeasured).descriptor.sha256
+    assert store.get(store.key(sha256, "cpu", "fp32")) is None
+    assert store.get(store.key(sha256, "cpu", "fp32", 32 << 20)) is not None
 
 
 @pytest.mark.slow
-def test_a_first_plan_does_not_count_what_its_probe_leaves(source, tmp_path, monkeypatch):
+@pytest.mark.parametrize("more", ["", ", tile=64"], ids=["traced", "measured"])
+def test_a_first_plan_does_not_count_what_its_probe_leaves(
+    source, tmp_path, monkeypatch, unmeasured, more
+):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
     program = (
-        "import sys, lowtide; source, target = sys.argv[1:];"
-        " plan = lowtide.plan(source, target, budget='1GiB').images[0].plan;"
+        "import sys, lowtide; source, target, model = sys.argv[1:];"
+        f" plan = lowtide.plan(source, target, model=model, budget='1GiB'{more}).images[0].plan;"
         " print(plan.predicted_bytes, {row.name: row.value for row in plan.ledger}['runtime'])"
     )
-    first, second = (run_program(program, source, tmp_path) for _ in range(2))
+    first, second = (run_program(program, source, unmeasured, tmp_path) for _ in range(2))
     # The second one found all costs, and so is what a run in another process will take.
     assert first == second
 

@@ -226,8 +226,8 @@ def test_a_certificate_is_of_what_a_module_does(tmp_path, monkeypatch):
         (1, 40, 40),
         (1, 200, 72),
         (2, 128, 64),
-        (8, 20, 20),
-        (8, 66, 34),
+        (8, 20, 12),
+        (8, 66, 10),
     ],
 )
 def test_a_model_is_compared_on_a_small_image_of_the_same_rest(

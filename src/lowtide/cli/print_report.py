@@ -35,6 +35,8 @@ def print_report(report: JobReport) -> None:
         if report.skipped_inputs:
             counts.append(f"{len(report.skipped_inputs)} not {report.noun}")
         typer.echo(f"{', '.join(counts)} in {format_seconds(report.seconds)}")
+    if report.process is not None:
+        _print_lines([("process", str(report.process))])
 
 
 def print_skipped_inputs(report: JobReport) -> None:

@@ -43,7 +43,10 @@ def fit(
     Takes `AutoencoderKL`, `AutoencoderTiny`, `AutoencoderDC` and any module with an ``encoder`` and
     a ``decoder`` that map one (B, C, H, W) tensor to another. Results equal those of the original
     module to rounding, so its own tiling and slicing, which this replaces, are switched off until
-    `unfit`. Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own weights.
+    `unfit`. A call that fits the budget runs as it is, equal bit for bit: bands are planned where
+    it does not fit and, on a CPU, where they are faster, after as many calls of one size as pay for
+    planning them. Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own
+    weights.
 
     Of video autoencoders it takes `AutoencoderKLWan` (2.1 and 2.2),
     `AutoencoderKLQwenImage`, `AutoencoderKLMagvit`, `AutoencoderKLCogVideoX` and Lowtide's own
@@ -53,7 +56,7 @@ def fit(
     Args:
         autoencoder: The module, changed in place.
         budget: As for `lowtide.stream`.
-        pages: As for `lowtide.stream`.
+        pages: As for `lowtide.stream`. All but ``"auto"`` runs every call in bands.
         scratch: As for `lowtide.stream`.
         parts: What to fit where not all of it can be: ``"encoder"``, ``"decoder"`` or both. Tiling
             and slicing are then left as they are.

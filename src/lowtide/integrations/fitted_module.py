@@ -1,7 +1,7 @@
 """Fitted modules: their class is replaced by a streamed subclass.
 
-An image autoencoder's parts run in bands by their ``forward``, a video autoencoder by its
-``_encode`` and ``_decode``.
+An image autoencoder's parts run by their ``forward``, in bands or as they are if that fits, a video
+autoencoder in bands by its ``_encode`` and ``_decode``.
 
 `torch.nn.utils.parametrize` and FSDP replace the class too. A function assigned to a part's
 ``forward`` would be bound to that part: copies and replicas, which copy its attributes, would
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from lowtide.core.errors import UsageError
 from lowtide.integrations.call_checks import check_eval_mode, check_not_traced, check_state
 from lowtide.integrations.fp16_overflow import run_in_range
+from lowtide.integrations.part_calls import PartCalls
 from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
 from lowtide.integrations.video_autoencoders.families import VideoFamily, family_of
 from lowtide.memory.budget import Budget
@@ -82,7 +83,7 @@ class _Fitted:
 # The streams of each part by what they run: "forward", or part of a video autoencoder. Kept outside
 # of the parts, so that copies get their own, and without a reference back to the part, so that it
 # is freed with its last user.
-_streams: WeakKeyDictionary[nn.Module, dict[str, Streamed | ClipPartStream]] = WeakKeyDictionary()
+_streams: WeakKeyDictionary[nn.Module, dict[str, PartCalls | ClipPartStream]] = WeakKeyDictionary()
 
 
 def is_fitted(module: nn.Module) -> bool:
@@ -198,7 +199,7 @@ def _family(autoencoder: Any) -> VideoFamily:
     return family
 
 
-def _streams_of(module: Any) -> dict[str, Streamed | ClipPartStream]:
+def _streams_of(module: Any) -> dict[str, PartCalls | ClipPartStream]:
     """Return the streams of a fitted module, made anew for a copy."""
     if (found := _streams.get(module)) is None:
         found = _streams.setdefault(module, _streamed(module, vars(module)[_SETTINGS_ATTRIBUTE]))
@@ -218,7 +219,7 @@ def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str,
     return image[1]
 
 
-def _streamed(part: nn.Module, settings: FitSettings) -> dict[str, Streamed | ClipPartStream]:
+def _streamed(part: nn.Module, settings: FitSettings) -> dict[str, PartCalls | ClipPartStream]:
     """Stream a twin of the original class that shares all attributes of the part.
 
     Of a video autoencoder, stream its parts.
@@ -234,4 +235,5 @@ def _streamed(part: nn.Module, settings: FitSettings) -> dict[str, Streamed | Cl
         return {name: make[name](part).stream(**keywords) for name in settings.parts}
     twin = object.__new__(unfitted)
     object.__setattr__(twin, "__dict__", vars(part))
-    return {"forward": Streamed(_fitted_class(unfitted).bare(twin), **keywords)}
+    stream = Streamed(_fitted_class(unfitted).bare(twin), **keywords)
+    return {"forward": PartCalls(twin, stream, always_bands=settings.pages != "auto")}

@@ -15,6 +15,7 @@ from lowtide.jobs.devices import divide_threads
 from lowtide.jobs.held_memory import HeldMemory
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.item import ComputedItem, Item
+from lowtide.jobs.model_costs import timed_in_passing
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan, plan_image
 from lowtide.jobs.prepare import preload_libraries, prepare
@@ -84,6 +85,12 @@ class ImageJob:
 
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header."""
+        if item.limit_bytes is not None and self.prepared.costs.only_whole:
+            self._measure_tiles()
+        return self.plan_run(item)
+
+    def plan_run(self, item: Item) -> ImageTaskPlan:
+        """Plan the runs of the network on one image from its header."""
         sizes = self.sizes(item)
         return plan_image(
             item.source,
@@ -220,6 +227,18 @@ class ImageJob:
             self._fp32_job = type(self)(prepared, settings, budget, images=self._images)
         return self._fp32_job
 
+    def _measure_tiles(self) -> None:
+        """Measure what a model that ran whole at once has not needed so far."""
+        known = self.prepared
+        measured = prepare(
+            self.settings, device=known.network.device, limit_bytes=self.budget.device_bytes // 2
+        )
+        self.prepared = replace(
+            measured,
+            extra_resident_bytes=known.extra_resident_bytes,
+            float_copies=known.float_copies,
+        )
+
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> ImageReport:
         """Return the report of a planned image."""
         info = planned.facts.info
@@ -293,20 +312,21 @@ class ImageJob:
             program = None
             if plan.strategy.name == "streamed":
                 program = prepared.programs.program(*plan.network_size)
-            return execute_plan(
-                network,
-                adapter,
-                source,
-                sink,
-                plan,
-                replicas=prepared.replicas,
-                on_rows=on_rows,
-                cancel=pipeline.cancel,
-                over_budget=held_memory.over_budget,
-                before_step=held_memory.make_room,
-                program=program,
-                scratch=pipeline.scratch,
-            )
+            with timed_in_passing(prepared.costs, plan):
+                return execute_plan(
+                    network,
+                    adapter,
+                    source,
+                    sink,
+                    plan,
+                    replicas=prepared.replicas,
+                    on_rows=on_rows,
+                    cancel=pipeline.cancel,
+                    over_budget=held_memory.over_budget,
+                    before_step=held_memory.make_room,
+                    program=program,
+                    scratch=pipeline.scratch,
+                )
 
     def _comparable(self, plan: Plan) -> bool:
         """Return whether a run of ``plan`` measures what those of others take."""

@@ -17,13 +17,15 @@ from lowtide.jobs.journal import open_journal
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.prepare import prepare
 from lowtide.jobs.prepared import Pin
-from lowtide.jobs.report import SkippedInput, versions
+from lowtide.jobs.report import ProcessMemory, SkippedInput, versions
 from lowtide.jobs.results import ResultRecorder
+from lowtide.jobs.whole_image import whole_image
 from lowtide.jobs.workers import Workers
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, Found
 from lowtide.memory.meter import open_meter
 from lowtide.memory.plan_file import PlanFile
+from lowtide.memory.process_memory import RESIDENT_PEAK
 
 Inputs = str | Path | Sequence[str | Path]
 
@@ -54,6 +56,8 @@ def run_images(
     scratch = Path(chosen.scratch) if chosen.scratch else folder or Path(output).parent
     devices = resolve_devices(chosen.device_names)
     job_type.load_libraries(chosen)
+    whole_process = RESIDENT_PEAK.reader()
+    has_mark = whole_process.reset()
     meter = open_meter(devices[0])
     meter.start()
     try:
@@ -77,6 +81,7 @@ def run_images(
                 progress=progress,
                 cancel=cancel,
                 on_loaded=scale_checker(job_type, pairs, chosen, facts),
+                whole=whole_image(job_type, chosen, share, pairs, facts),
             )
             Pin.write(journal, now, budget, prepared.measurements)
             report = job_type.report_type(
@@ -122,6 +127,9 @@ def run_images(
                         journal.remove_parts()  # remove the files of killed workers
     finally:
         meter.stop()
+    if has_mark:
+        peak_bytes = whole_process.peaks()[0]
+        report.process = ProcessMemory(peak_bytes=peak_bytes, library_bytes=meter.baseline_bytes)
     report.seconds = time.perf_counter() - started
     report_phase(progress, "done")
     return report

@@ -15,6 +15,7 @@ from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.item import Item
 from lowtide.jobs.prepare import prepare
 from lowtide.jobs.report import SkippedInput, versions
+from lowtide.jobs.whole_image import whole_image
 from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import open_meter
@@ -91,6 +92,7 @@ def _load_job(
                 cancel=cancel,
                 runs_job=False,
                 on_loaded=check,
+                whole=whole_image(job_type, settings, budget, pairs, None),
             )
         finally:
             meter.stop()

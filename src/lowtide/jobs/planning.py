@@ -35,19 +35,23 @@ from lowtide.streaming.planner.tile_variants import (
 
 @dataclass
 class ImageTaskPlan:
-    """One image with everything that is decided about it before it runs."""
+    """One image with everything that is decided about it before it runs.
+
+    ``only_whole`` is whether tiles were not considered, since nothing is known about them.
+    """
 
     sizes: TargetSize
     plans: list[Plan]
     plan: Plan
     notes: list[str]
     replayed: bool = False
+    only_whole: bool = False
 
     @property
     def can_shrink(self) -> bool:
         """Whether a smaller plan can be made after an out-of-memory error."""
         return "smaller plan" in self.plan.strategy.recovery and (
-            len(self.plans) > 1 or self.replayed
+            len(self.plans) > 1 or self.replayed or self.only_whole
         )
 
     @property
@@ -103,7 +107,7 @@ def plan_image(
         BudgetError: No plan fits.
     """
     facts, upscaled, output = sizes.facts, sizes.upscaled, sizes.output
-    notes = list(facts.notes)
+    notes = [*facts.notes, *filter(None, [budget.note])]
     if prepared.network.device == "cpu" and prepared.precision != "fp32":
         notes += filter(None, [slowdown_note(prepared.precision)])
     if not target.suffix:
@@ -124,7 +128,14 @@ def plan_image(
         notes.append(
             f"run on {chosen.device} only: no plan with tiles on several devices was chosen"
         )
-    return ImageTaskPlan(sizes, plans, chosen, notes, replayed=plan_file is not None)
+    return ImageTaskPlan(
+        sizes,
+        plans,
+        chosen,
+        notes,
+        replayed=plan_file is not None,
+        only_whole=prepared.costs.only_whole,
+    )
 
 
 def _choose(
@@ -161,7 +172,8 @@ def _choose(
             if cache is not None:
                 cache.put(chosen)
             return candidates, chosen
-    refused = [Refusal(title="streamed", reason=reason)] if reason else []
+    names = ("tiled", "streamed") if prepared.costs.only_whole else ("streamed",)
+    refused = [Refusal(title=name, reason=reason) for name in names] if reason else []
     plans = _plans_below(plans, limit_bytes)
     return plans, choose_plan(plans, budget, accuracy, refused)
 
@@ -251,6 +263,8 @@ def _reason_not_streamed(
 ) -> str | None:
     """Return why bands are not planned, or None if they are; "" where tiles are requested."""
     overrides, accuracy = settings.overrides, settings.accuracy_request
+    if prepared.costs.only_whole:
+        return "not measured: the whole image fits in half of the budget"
     if settings.cuda_graphs or settings.compile == "on":
         how = "captured in CUDA graphs" if settings.cuda_graphs else "compiled"
         return f"streamed networks are not {how}"

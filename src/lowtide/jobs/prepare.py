@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from lowtide.core.errors import ModelError, OutOfMemoryError
@@ -22,10 +22,12 @@ from lowtide.jobs.build_network import (
 from lowtide.jobs.devices import resolve_precision
 from lowtide.jobs.image_adapter import require_image_channels
 from lowtide.jobs.image_settings import ImageSettings
+from lowtide.jobs.model_costs import CostLookup
 from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import versions
-from lowtide.memory.cache import CostCache, MeasurementCache, cache_folder, package_digest
+from lowtide.jobs.whole_image import WholeImage
+from lowtide.memory.cache import MeasurementCache, cache_folder, package_digest
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.oom import is_out_of_memory
@@ -41,7 +43,6 @@ from lowtide.models.self_ensemble import as_ensemble
 from lowtide.models.spandrel_files import families
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache, preload_capture
-from lowtide.streaming.probe.measure_costs import probe_costs
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
 from lowtide.streaming.specialize.torch_compile import CompileCache
 from lowtide.streaming.tiles.tile_step import NetworkSpec
@@ -79,8 +80,9 @@ def prepare(
     cancel: Cancel = None,
     runs_job: bool = True,
     on_loaded: Callable[[int], object] = lambda scale: None,
+    whole: WholeImage | None = None,
 ) -> PreparedModel:
-    """Load the model and get its costs from ``known``, the cache or a probe.
+    """Load the model and get its costs from ``known``, the package, the cache or a probe.
 
     Args:
         limit_bytes: Limit of the probe's memory, rounded down to a power of two, so that similar
@@ -92,6 +94,8 @@ def prepare(
         runs_job: Whether this process also runs the job, and so keeps what a probe leaves.
         on_loaded: Called with the model's scale before anything is measured; its exceptions
             propagate.
+        whole: The only image of the job. Where half of the budget is enough for it at once, by a
+            trace of that run, nothing else is measured.
 
     Raises:
         ModelError: The model cannot be loaded or run.
@@ -112,48 +116,102 @@ def prepare(
         descriptor = model.descriptor
         if settings.self_ensemble:
             descriptor, network = as_ensemble(descriptor), ensemble_network(network)
-        geometry = _geometry(descriptor)
+        loaded = _Loaded(
+            model, descriptor, network, runtime_identity(descriptor, settings.execution_provider)
+        )
         if known is not None and not known.of_model(descriptor.sha256, device, precision):
             known = None
-        identity = runtime_identity(descriptor, settings.execution_provider)
+
+        def finish(costs: ModelCosts) -> PreparedModel:
+            return _finish(loaded, costs, known, replayed, monitor, runs_job=runs_job)
+
         if known is not None:
-            costs = known.costs
-        else:
-            costs = _costs(
-                network, model, descriptor, geometry, identity, limit_bytes, monitor, cancel
-            )
-        # Align tiles to the grid that the model pads to inside: its padding would be wasted work.
-        geometry = replace(geometry, align=math.lcm(geometry.align, costs.padding_multiple))
-        layout = costs if replayed is None else replayed
-        network = to_memory_format(network, model, layout.channels_last)
-        # Bounds from past runs hold for PyTorch's memory only.
-        own = network.free_memory is None
-        bounds: dict[RunKind, RunBounds] = {}
-        if own:
-            bounds = {kind: run_bounds(kind, device) for kind in _RUN_KINDS}
-        if known is not None:
-            gain = known.compile_gain
-            bounds = {
-                kind: found.model_copy(update={"current_heap": known.bounds.get(kind)})
-                for kind, found in bounds.items()
-            }
-            extra_bytes = known.extra_resident_bytes
-        else:
-            gain = CompileCache(device).get(descriptor.sha256, precision) if own else None
-            extra_bytes = monitor.extra_bytes(
-                device, costs.weight_bytes, f"{identity} {precision}", runs_job=runs_job
-            )
-        return PreparedModel(
-            descriptor,
+            return finish(known.costs)
+        lookup = CostLookup(
             network,
-            geometry,
-            costs,
-            precision,
-            ProgramCache(network, monitor.on_capture),
-            SpecializedNetworks(network, descriptor.sha256, gain),
-            bounds,
-            extra_bytes,
+            descriptor.sha256,
+            loaded.identity,
+            loaded.geometry,
+            lambda: network_weight_bytes(network, model),
+            monitor.on_probe,
         )
+        if (costs := lookup.known(limit_bytes)) is not None:
+            return finish(costs)
+        if whole is not None:
+            size = whole.padded_size(descriptor.size)
+            costs = lookup.of_whole(size, whole.budget.device_bytes // 2)
+            if costs is not None and whole.fits(prepared := finish(costs)):
+                return prepared
+        return finish(lookup.measured(limit_bytes, cancel))
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A model on its device, its network, and the hash of what computes it."""
+
+    model: Model
+    descriptor: ModelDescriptor
+    network: NetworkSpec
+    identity: str
+
+    @property
+    def geometry(self) -> ModelGeometry:
+        facts = self.descriptor
+        return ModelGeometry(
+            scale=facts.scale,
+            in_channels=facts.in_channels,
+            out_channels=facts.out_channels,
+            align=facts.size.multiple_of,
+            minimum=facts.size.minimum,
+            square=facts.size.square,
+            tileable=facts.tiling != "internal",
+        )
+
+
+def _finish(
+    loaded: _Loaded,
+    costs: ModelCosts,
+    known: Measurements | None,
+    replayed: Plan | None,
+    monitor: _Monitor,
+    *,
+    runs_job: bool,
+) -> PreparedModel:
+    """Return the model with its costs, in their memory format or that of the plan to replay."""
+    network, device = loaded.network, loaded.network.device
+    # Bounds from past runs hold for PyTorch's memory only.
+    own = network.free_memory is None
+    bounds: dict[RunKind, RunBounds] = {}
+    if own:
+        bounds = {kind: run_bounds(kind, device) for kind in _RUN_KINDS}
+    sha256, precision = loaded.descriptor.sha256, network.precision
+    if known is not None:
+        gain = known.compile_gain
+        bounds = {
+            kind: found.model_copy(update={"current_heap": known.bounds.get(kind)})
+            for kind, found in bounds.items()
+        }
+        extra_bytes = known.extra_resident_bytes
+    else:
+        gain = CompileCache(device).get(sha256, precision) if own else None
+        extra_bytes = monitor.extra_bytes(
+            device, costs.weight_bytes, f"{loaded.identity} {precision}", runs_job=runs_job
+        )
+    layout = costs if replayed is None else replayed
+    network = to_memory_format(network, loaded.model, layout.channels_last)
+    geometry = loaded.geometry
+    return PreparedModel(
+        loaded.descriptor,
+        network,
+        # Align tiles to the grid that the model pads to inside: its padding would be wasted work.
+        replace(geometry, align=math.lcm(geometry.align, costs.padding_multiple)),
+        costs,
+        precision,
+        ProgramCache(network, monitor.on_capture),
+        SpecializedNetworks(network, sha256, gain),
+        bounds,
+        extra_bytes,
+    )
 
 
 @contextlib.contextmanager
@@ -168,49 +226,6 @@ def _out_of_memory_named(model: str) -> Iterator[None]:
             f"memory ran out while {model} was loaded and measured",
             hint="close other programs, or pass a smaller --budget so that less is tried",
         ) from error
-
-
-def _geometry(descriptor: ModelDescriptor) -> ModelGeometry:
-    return ModelGeometry(
-        scale=descriptor.scale,
-        in_channels=descriptor.in_channels,
-        out_channels=descriptor.out_channels,
-        align=descriptor.size.multiple_of,
-        minimum=descriptor.size.minimum,
-        square=descriptor.size.square,
-        tileable=descriptor.tiling != "internal",
-    )
-
-
-def _costs(
-    network: NetworkSpec,
-    model: Model,
-    descriptor: ModelDescriptor,
-    geometry: ModelGeometry,
-    identity: str,
-    limit_bytes: int | None,
-    monitor: _Monitor,
-    cancel: Cancel,
-) -> ModelCosts:
-    """Return the model's costs from the cache, or probe them and put them there."""
-    if limit_bytes is not None:
-        limit_bytes = 1 << (limit_bytes.bit_length() - 1)  # similar limits share an entry
-    store, key = CostCache(), (identity, network.device, network.precision)
-    full, cut = store.key(*key), store.key(*key, limit_bytes)
-    if (costs := store.get(full) or store.get(cut)) is not None:
-        return costs
-    monitor.on_probe()
-    costs, complete = probe_costs(
-        network,
-        sha256=descriptor.sha256,
-        weight_bytes=network_weight_bytes(network, model),
-        align=geometry.align,
-        minimum=geometry.minimum,
-        limit_bytes=limit_bytes,
-        cancel=cancel,
-    )
-    store.put(full if complete else cut, costs)
-    return costs
 
 
 class _Monitor:
@@ -231,7 +246,8 @@ class _Monitor:
         """Note the resident memory, and load what only probes need."""
         from lowtide.streaming.probe.trace_memory import preload_tracing
 
-        self._before_probe = self._resident_bytes()
+        if self._before_probe is None:
+            self._before_probe = self._resident_bytes()
         self._start_phase("probe", preload_tracing)
 
     def on_capture(self) -> None:

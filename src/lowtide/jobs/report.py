@@ -16,6 +16,7 @@ from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import BatchError, ImageError, InputError, LowtideError
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.core.units import format_bytes
 from lowtide.jobs.denoise_scores import DenoiseScores
 from lowtide.media.discover import Found
 from lowtide.memory.ledger import LedgerRow
@@ -71,6 +72,23 @@ class MemoryReport(BaseModel):
     within_budget: bool
     source: str
     ledger: tuple[LedgerRow, ...]
+
+
+class ProcessMemory(BaseModel):
+    """Resident memory of the whole process in bytes, as ``top`` shows it.
+
+    ``peak_bytes`` is the kernel's mark over the job. ``library_bytes`` of it are outside budgets on
+    the CPU: Python, and libraries with the files that they map, also those loaded meanwhile.
+    """
+
+    peak_bytes: int
+    library_bytes: int | None
+
+    def __str__(self) -> str:
+        text = f"{format_bytes(self.peak_bytes)} resident at its peak"
+        if self.library_bytes is None:
+            return text
+        return f"{text}, {format_bytes(self.library_bytes)} of that Python and its libraries"
 
 
 class ItemReport(BaseModel):
@@ -177,6 +195,8 @@ class SkippedInput(BaseModel):
 class JobReport(BaseModel):
     """Report of a job of any kind; ``skipped_inputs`` lists inputs that are of another.
 
+    ``process`` is known when the job has ended, where the kernel tells.
+
     A kind of job adds its items under their own name, the ``noun``, and says here what they are
     and the error of one that cannot be read.
     """
@@ -192,6 +212,7 @@ class JobReport(BaseModel):
     versions: dict[str, str] = {}
     skipped_inputs: list[SkippedInput] = []
     seconds: float = 0.0
+    process: ProcessMemory | None = None
 
     @property
     def items(self) -> list[Any]:
@@ -264,7 +285,9 @@ def write_sidecar(report: JobReport, item: ItemReport, part: Path | None = None)
         OutputError: The file cannot be written.
     """
     path = sidecar_path(item)
-    data = report.model_dump(mode="json", include=set(JobReport.model_fields) - {"skipped_inputs"})
+    data = report.model_dump(
+        mode="json", include=set(JobReport.model_fields) - {"skipped_inputs", "process"}
+    )
     data[item.noun] = item.model_dump(mode="json")
     with atomic_output(path, part) as made:
         made.write_text(json.dumps(data, indent=2) + "\n")

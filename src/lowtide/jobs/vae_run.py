@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lowtide.core.errors import BudgetError
+from lowtide.core.heap import trim_heap, trimming_heap
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel, report_phase
 from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName, PlannedPart
 from lowtide.integrations.clip_autoencoder_files import load_clip_autoencoder
@@ -126,7 +127,8 @@ class VaeRun:
         """Measure the peak memory of what runs inside."""
         self._meter.start()
         try:
-            yield
+            with trimming_heap():
+                yield
             self._usage = self._meter.lap()
         finally:
             self._meter.stop()
@@ -225,6 +227,7 @@ class VaeRun:
         def advance(count: int) -> None:
             nonlocal done
             done += count
+            trim_heap()  # chunks would leave gaps, which would add up
             check_cancel(self.cancel)
             if self.progress is None:
                 return

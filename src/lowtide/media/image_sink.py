@@ -22,6 +22,7 @@ from lowtide.core.errors import OutputError
 from lowtide.media._libvips import WRITE_TRIM_BYTES, HeapTrimmer, configure
 from lowtide.media._part_file import output_error, prepare_part_file
 from lowtide.media.encode import EncodeOptions, encode_image
+from lowtide.media.encoder_threads import require_room_for_encoder, wait_until_read
 from lowtide.media.formats import ImageFormat, check_output, output_sample
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import Metadata, attach, keep_flags
@@ -152,6 +153,7 @@ class ImageSink:
 
     def __init__(self, path: Path, info: ImageInfo, encoder: _EncodePipeline, part: Path) -> None:
         configure()
+        require_room_for_encoder(str(path))
         self.info = info
         self.notes: tuple[str, ...] = encoder.notes
         self._path = path
@@ -167,6 +169,13 @@ class ImageSink:
         )
         self._thread.start()
         self._png = self._open_png()
+        self._start_encoder(out)
+
+    def _start_encoder(self, descriptor: int) -> None:
+        """Wait until the encoder has read the header, then until its threads wait for rows."""
+        wait_until_read(descriptor, lambda: self._failure is not None)
+        self._png.write_nothing()
+        wait_until_read(descriptor, lambda: self._failure is not None)
 
     def _open_png(self) -> UncompressedPng:
         width, bands, bits = self.info.width, self.info.channels, 8

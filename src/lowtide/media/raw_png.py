@@ -27,6 +27,8 @@ class UncompressedPng:
         header = struct.pack(">IIBBBBB", width, height, bits, _COLOR_TYPES[channels], 0, 0, 0)
         write(_SIGNATURE)
         self._chunk(b"IHDR", header)
+        # A reader returns the header once it has seen where the rows begin.
+        self._data(self._deflate.flush(zlib.Z_SYNC_FLUSH))
 
     def write_rows(self, rows: np.ndarray) -> None:
         """Append rows, (rows, W, C), uint8 or uint16 in native byte order."""
@@ -39,6 +41,10 @@ class UncompressedPng:
             lines = np.zeros((len(part), 1 + self._row_bytes), np.uint8)
             lines[:, 1:] = np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1)
             self._data(self._deflate.compress(lines.data))
+
+    def write_nothing(self) -> None:
+        """Write a chunk without data, which a reader that wants rows takes."""
+        self._chunk(b"IDAT", b"")
 
     def finish(self) -> None:
         """Write the remaining data and the IEND chunk."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB, format_bytes, parse_bytes
+from lowtide.memory.memory_limits import MemoryLimit, memory_limits
 from lowtide.memory.meter import available_host_bytes, total_host_bytes
 
 if TYPE_CHECKING:
@@ -25,13 +27,15 @@ class Budget:
 
     On the CPU the device is the host: ``device_bytes`` is what the run may add to the process's
     resident memory once the libraries are loaded, and ``host_bytes`` has the same value. On CUDA
-    ``device_bytes`` counts the whole process, its CUDA context included.
+    ``device_bytes`` counts the whole process, its CUDA context included. ``note`` says what makes
+    it smaller than was asked for.
     """
 
     device_bytes: int
     host_bytes: int
     disk_bytes: int
     device: str = "cpu"
+    note: str = ""
 
     @classmethod
     def parse(
@@ -47,15 +51,16 @@ class Budget:
 
         ``host`` and ``disk`` take the same forms; None means ``"auto"``. ``"auto"`` is 90% of the
         free memory of a CUDA device and of the free disk space at ``scratch``, and 60% of the
-        available host memory.
+        available host memory. What a container or ``ulimit`` leaves is the most for host memory.
 
         Raises:
-            UsageError: for text that is not a size, less than 1 MiB, or more than the machine has.
+            UsageError: for text that is not a size, less than 1 MiB, or more than the machine or a
+                limit of this process allows.
         """
         if isinstance(text, Budget):
             return text
         on_cpu = device == "cpu"
-        memory = _FreeBytes(available_host_bytes(), total_host_bytes(), _AUTO_HOST_SHARE)
+        memory = _host_memory()
         disk_usage = shutil.disk_usage(_existing(scratch or Path()))
         disk_room = _FreeBytes(disk_usage.free, disk_usage.total, _AUTO_DEVICE_SHARE)
         device_bytes = _resolve(text, memory if on_cpu else _free_device_memory(device), "budget")
@@ -65,7 +70,21 @@ class Budget:
             # limit.
             device_bytes = host_bytes = min(device_bytes, host_bytes) if host else device_bytes
         disk_bytes = _resolve(disk, disk_room, "disk budget")
-        return cls(device_bytes, host_bytes, disk_bytes, device)
+        asked = cls(device_bytes, host_bytes, disk_bytes, device)
+        return asked.within(memory_limits())
+
+    def within(self, limits: Sequence[MemoryLimit]) -> Budget:
+        """Return the budget, or the smaller one that limits on this process's memory leave.
+
+        To pass them is to be killed, which other programs' memory need not come to.
+        """
+        tightest = min(limits, key=lambda one: one.free_bytes, default=None)
+        if tightest is None or tightest.free_bytes >= self.host_bytes:
+            return self
+        left = max(MIB, tightest.free_bytes)
+        device_bytes = left if self.device == "cpu" else self.device_bytes
+        note = f"the budget is {format_bytes(left)}, which is left of {tightest}"
+        return replace(self, device_bytes=device_bytes, host_bytes=left, note=note)
 
     @classmethod
     def for_profile(cls, profile: DeviceProfile, text: str | int | Budget = "auto") -> Budget:
@@ -96,6 +115,7 @@ class _FreeBytes:
     free: int
     total: int
     auto_share: float
+    owner: str = "this machine has"
 
 
 def _resolve(text: str | int | None, available: _FreeBytes, what: str) -> int:
@@ -119,11 +139,18 @@ def _resolve(text: str | int | None, available: _FreeBytes, what: str) -> int:
         )
     if count > available.total:
         raise UsageError(
-            f"{what} {text!r} is more than this machine has: {format_bytes(available.total)},"
+            f"{what} {text!r} is more than {available.owner}: {format_bytes(available.total)},"
             f" {format_bytes(available.free)} of it free now",
             hint="use auto, or a share of what is free, such as 80%",
         )
     return count
+
+
+def _host_memory() -> _FreeBytes:
+    total = total_host_bytes()
+    owners = [one.name for one in memory_limits() if one.limit_bytes == total]
+    free = available_host_bytes()
+    return _FreeBytes(free, total, _AUTO_HOST_SHARE, *owners[:1])
 
 
 def _free_device_memory(device: str) -> _FreeBytes:

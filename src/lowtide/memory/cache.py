@@ -111,10 +111,11 @@ class CostCache:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_folder()
 
-    def key(self, sha256: str, device: str, precision: str, limit_bytes: int | None = None) -> str:
+    def key(self, sha256: str, device: str, precision: str, part: int | str | None = None) -> str:
         """Return the cache key of a model; changes with whatever affects memory or speed.
 
-        Costs whose measurement was cut short by ``limit_bytes`` have a key of their own.
+        Costs of which only a ``part`` is known have a key of their own: those whose measurement a
+        limit cut short, by its bytes, and those of whole images, by that word.
         """
         import torch
 
@@ -127,7 +128,7 @@ class CostCache:
             __version__,
             str(torch.get_num_threads()),
             str(heap_is_tuned()),
-            str(limit_bytes),
+            str(part),
             # Entries written before a field existed lack it.
             *ModelCosts.model_fields,
             *TracedPoint.model_fields,

@@ -135,7 +135,7 @@ def shortfall(plan: Plan, budget: Budget) -> str | None:
 
 def _explain(best: Plan, fitting: Sequence[Plan], budget: Budget) -> str:
     if len(fitting) == 1:
-        why = "the only candidate that fits"
+        why = "the only candidate considered that fits"
     elif best.accuracy == "exact":
         why = f"exact, and the best of {len(fitting)} candidates that fit"
     else:

@@ -19,6 +19,7 @@ from lowtide.core.units import MIB
 
 _MULTIPLY_ADDS = operator.attrgetter("multiply_adds")
 _UNPROBED_FACTOR = 1.25
+_LARGEST_PROBE = 512 * 512  # pixels of the largest run that a model is probed with on the CPU
 # Multiply-adds per second of one thread, and bytes alive in a run up to which the speed is that of
 # the smallest: above that each doubling takes a seventh more, as data leave the caches. Eight
 # networks took 1.1 to 2 times as long per pixel with 100 to 150 MiB alive as with less.
@@ -109,8 +110,22 @@ class ModelCosts(BaseModel):
     receptive_field_search_limit: int
     padding_multiple: int = 1
     threads: int = 1
-    points: tuple[ProbePoint, ...]
+    clock_ratio: float = 1.0
+    points: tuple[ProbePoint, ...] = ()
     traced_points: tuple[TracedPoint, ...] = ()
+
+    @property
+    def only_whole(self) -> bool:
+        """Whether nothing is known about tiles, since no receptive field was searched."""
+        return self.receptive_field_search_limit == 0
+
+    @property
+    def timed_pixels(self) -> tuple[int, ...]:
+        """Pixels of the runs that set the seconds: those of the probes, or of traces as large."""
+        if self.points:
+            return tuple(point.pixels for point in self.points)
+        traced = [point.pixels for point in self.traced_points]
+        return tuple(one for one in traced if one <= _LARGEST_PROBE) or (traced[0],)
 
     def activation_bytes(self, pixels: int) -> int:
         """Return bytes alive at the peak of a run on ``pixels`` input pixels.
@@ -132,8 +147,11 @@ class ModelCosts(BaseModel):
         """Return bytes that the allocator holds at the peak beyond those alive.
 
         Interpolated between the probes. Beyond them never below theirs: what a heap kept for small
-        blocks stays.
+        blocks stays. Without probes what a heap that keeps freed blocks holds of those traced.
         """
+        if not self.points:
+            reused = self.reused_blocks(pixels)
+            return 0 if reused is None else reused.retained_bytes
         slacks = [(p.pixels, max(0, p.resident_bytes - p.peak_bytes)) for p in self.points]
         if pixels <= slacks[-1][0]:
             return _interpolate(slacks, max(pixels, slacks[0][0]))
@@ -178,13 +196,15 @@ class ModelCosts(BaseModel):
         """
         if not self._has_mac_counts:
             return 1.0
+        if not self.points:
+            return self.clock_ratio
         largest = self.points[-1]
         return largest.seconds / self._work_seconds(largest.pixels)
 
     @property
     def least_seconds_per_pixel(self) -> float:
         """Seconds per pixel of the probed size with the highest throughput."""
-        return min(self.seconds(point.pixels) / point.pixels for point in self.points)
+        return min(self.seconds(pixels) / pixels for pixels in self.timed_pixels)
 
     @property
     def _has_mac_counts(self) -> bool:

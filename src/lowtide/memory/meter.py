@@ -101,6 +101,11 @@ class HostMeter:
             return now
 
     @property
+    def baseline_bytes(self) -> int:
+        """Resident bytes outside the count: Python and libraries, mapped files included."""
+        return self._baseline + self._baseline_mapped
+
+    @property
     def current_bytes(self) -> int:
         """Bytes above the baseline now; this sample counts for the peak."""
         return max(0, self._read_sample() - self._baseline)
@@ -150,6 +155,11 @@ class CudaMeter:
         self._device = device
         self._peak_reader = cuda_peaks(device).reader()
         self._baseline = self._context_bytes = 0
+
+    @property
+    def baseline_bytes(self) -> None:
+        """None: what the host's memory holds is not counted here."""
+        return None
 
     def start(self) -> None:
         """Take allocated memory as the baseline and reset the allocator's peak.

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from lowtide.memory.memory_limits import memory_limits
+
 _STATUS = Path("/proc/self/status")
 _STATM = Path("/proc/self/statm")
 _MAPS = Path("/proc/self/maps")
@@ -35,18 +37,23 @@ def resident_parts() -> tuple[int, int]:
 
 
 def available_host_bytes() -> int:
-    """Return host memory available to programs without swapping."""
+    """Return host memory available to this process without swapping."""
+    return min([_available_bytes(), *(one.free_bytes for one in memory_limits())])
+
+
+def total_host_bytes() -> int:
+    """Return the host memory that this process may have at the most: the machine's, or a limit."""
+    physical = int(os.sysconf("SC_PHYS_PAGES")) * _PAGE
+    return min([physical, *(one.limit_bytes for one in memory_limits())])
+
+
+def _available_bytes() -> int:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable"):
                 return int(line.split()[1]) * 1024
     return int(os.sysconf("SC_AVPHYS_PAGES")) * _PAGE
-
-
-def total_host_bytes() -> int:
-    """Return the total host memory of this machine."""
-    return int(os.sysconf("SC_PHYS_PAGES")) * _PAGE
 
 
 def status_bytes(field: str) -> int:

@@ -1,8 +1,7 @@
 """Loader of super-resolution models through spandrel, and of ParagonSR2 tiers.
 
 spandrel recognizes about forty families by the names of their tensors and infers their sizes. Every
-use of it, its private names included, is in this file. Importing it takes a second or two, hence
-never at the top of a module.
+use of it, its private names included, is in this file and in `spandrel_import`.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from lowtide.models.key_prefixes import strip_prefixes
 from lowtide.models.metadata_limits import size_rule
 from lowtide.models.optimized.replace import replace_modules
 from lowtide.models.paragonsr2 import tier_file
+from lowtide.models.spandrel_import import defer_torchvision
 
 if TYPE_CHECKING:
     import spandrel
@@ -79,6 +79,7 @@ def load_spandrel(path: Path, name: str, digest: str) -> tuple[nn.Module, ModelD
 
 def families() -> tuple[str, ...]:
     """Return the names of the recognized families, in alphabetical order."""
+    defer_torchvision()
     from spandrel import MAIN_REGISTRY
 
     known = [entry.architecture.name for entry in MAIN_REGISTRY.architectures()]
@@ -87,6 +88,7 @@ def families() -> tuple[str, ...]:
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
     """Read a file's state_dict, with prefixes removed if a family then matches."""
+    defer_torchvision()
     from spandrel import MAIN_REGISTRY
 
     stored = path.suffix.lower() == ".safetensors"

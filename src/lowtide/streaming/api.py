@@ -99,6 +99,11 @@ class Streamed(nn.Module):
         )
         self._reset()
 
+    @property
+    def budget(self) -> str | int | Budget:
+        """The memory limit, as it was given."""
+        return self._settings.budget
+
     def _reset(self) -> None:
         self._replays = GraphReplays() if self._settings.recorded else None
         self._prepared: OrderedDict[object, PreparedStream] = OrderedDict()

@@ -33,8 +33,8 @@ from lowtide.streaming.tolerance import tolerance
 # second size is for models with a special case at their training size. Volumes and clips have
 # smaller sides.
 _REST, _LEAST = (64, 16), ((64, 128), (32, 64))
-# Models that upscale by more are compared on a smaller image: their results would have more than
-# 256 rows, and an autoencoder's decoder, which upscales by 8, would run at its real size.
+# For models that upscale by more, these are sides of the result: an autoencoder's decoder, which
+# upscales by 8, would run at its real size, in more time and memory than the run it is to prove.
 _MAX_SCALE = 4, 1
 # Allowed error of bands as a multiple of the model's own 16-bit error, where that error is large.
 _ERROR_FACTOR = 2
@@ -135,9 +135,9 @@ def _small_inputs(inputs: ModelInputs, program: StreamProgram, which: int) -> Mo
         scale = program.rows[program.output].size / axis.size
         if len(result) == len(shape):
             scale = result[dim] / shape[dim]
-        share = min(1, _MAX_SCALE[large] / scale)
-        rest = max(1, int(_REST[large] * share)) if large else _REST[large]
-        sides[dim] = min(shape[dim], int(_LEAST[large][which] * share) + shape[dim] % rest)
+        share = 1 / scale if scale > _MAX_SCALE[large] else 1
+        rest, least = (max(1, int(side * share)) for side in (_REST[large], _LEAST[large][which]))
+        sides[dim] = min(shape[dim], least + shape[dim] % rest)
     return inputs.resized(sides)
 
 

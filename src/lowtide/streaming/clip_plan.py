@@ -270,7 +270,8 @@ class ClipPlanner:
         last = self._parts(together)[-1]
         planner = self._planner(last)
         held = self._held(last, placement).least_bytes(planner.program)
-        return held < available_bytes(planner.inputs, self.settings)
+        settings, device = self.settings, planner.inputs.first.device
+        return held < available_bytes(settings.budget, device, settings.profile)
 
     def _candidates(self) -> list[tuple[int, Placement]]:
         """Return numbers of chunks that run together and places of the state, simplest first."""

@@ -220,42 +220,41 @@ def prepare_stream(
 
 
 def available_bytes(
-    inputs: ModelInputs, settings: StreamSettings, program: StreamProgram | None = None
+    budget: str | int | Budget, device: torch.device, profile: DeviceProfile | None = None
 ) -> int:
-    """Return the bytes that a budget leaves for rows, result and state."""
-    return _reserve(inputs, settings, program).available_bytes(_allowed_bytes(inputs, settings))
+    """Return the bytes that a budget leaves for what a run adds to weights and input.
+
+    They are those of the device, or of the one of ``profile``.
+    """
+    reserve = _BudgetShare.for_device(on_cpu=device.type == "cpu", recorded=False, copy_bytes=0)
+    return reserve.available_bytes(_allowed_bytes(budget, device, profile))
 
 
-def _allowed_bytes(inputs: ModelInputs, settings: StreamSettings) -> int:
-    device = inputs.first.device
-    if settings.profile is not None:
-        return Budget.for_profile(settings.profile, settings.budget).device_bytes
+def _allowed_bytes(
+    budget: str | int | Budget, device: torch.device, profile: DeviceProfile | None
+) -> int:
+    if profile is not None:
+        return Budget.for_profile(profile, budget).device_bytes
     name = "cpu" if device.type == "cpu" else str(device)
-    return Budget.parse(settings.budget, device=name).device_bytes
-
-
-def _reserve(
-    inputs: ModelInputs, settings: StreamSettings, program: StreamProgram | None
-) -> _BudgetShare:
-    copies = 0
-    if settings.recorded and program is not None:
-        # A CUDA graph reads and writes fixed memory, besides inputs and results of the caller.
-        copies = sum(one.nbytes for one in inputs.tensors)
-        copies += sum(map(program.bytes_of, program.outputs))
-    on_cpu = inputs.first.device.type == "cpu"
-    return _BudgetShare.for_device(on_cpu=on_cpu, recorded=settings.recorded, copy_bytes=copies)
+    return Budget.parse(budget, device=name).device_bytes
 
 
 def _choose_layout(
     planner: StreamPlanner, inputs: ModelInputs, settings: StreamSettings
 ) -> StreamLayout:
     """Return the layout within the budget."""
+    device = inputs.first.device
+    allowed = _allowed_bytes(settings.budget, device, settings.profile)
+    # A CUDA graph reads and writes fixed memory, in addition to inputs and results of the caller.
+    copies = sum(one.nbytes for one in inputs.tensors)
+    copies += sum(map(planner.program.bytes_of, planner.program.outputs))
+    reserve = _BudgetShare.for_device(
+        on_cpu=device.type == "cpu", recorded=settings.recorded, copy_bytes=copies
+    )
     try:
-        return planner.choose(available_bytes(inputs, settings, planner.program))
+        return planner.choose(reserve.available_bytes(allowed))
     except BudgetError as error:
-        reserve = _reserve(inputs, settings, planner.program)
-        allowed, least = _allowed_bytes(inputs, settings), error.smallest or 0
-        least = reserve.smallest_budget(least)
+        least = reserve.smallest_budget(error.smallest or 0)
         raise BudgetError(
             f"this model cannot be streamed in {format_bytes(allowed)}: its bands and its result"
             f" need at least {format_bytes(least)}",

@@ -173,6 +173,30 @@ def peak_with_workspace(trace: Trace, operator_peak: Callable[[Call, int], int])
     return best
 
 
+def peak_within(trace: Trace, enough: int, operator_peak: Callable[[Call, int], int]) -> int:
+    """Return a bound of the bytes that a run adds to those held before it.
+
+    Only operators whose bound exceeds ``enough`` bytes are measured: to know whether a run stays
+    within these, the others need not be. A bound above ``enough`` may be short of the peak.
+
+    Args:
+        trace: A trace made with ``keep_calls``.
+        enough: Bytes to add to those held before the run.
+        operator_peak: As for `peak_with_workspace`.
+    """
+    held = trace.initial_bytes
+    peak = trace.peak_bytes - held
+    for op in trace.ops:
+        if op.call is None or peak > enough:
+            continue
+        before = op.bytes_before - held
+        most = before + workspace_bound(op.call, op.result_bytes)
+        if most > enough:
+            most = before + operator_peak(op.call, op.result_bytes)
+        peak = max(peak, most)
+    return peak
+
+
 def measure_operator(call: Call) -> int:
     """Run one operator on zeros in this process and return its peak bytes.
 

@@ -243,7 +243,7 @@ class BandCandidates:
         the probed sizes, since bands of a few rows stay in the caches; times the usual slowdown
         `_BAND_SLOWDOWN`.
         """
-        total, (least, *_, most) = math.prod(self._size), (one.pixels for one in self.costs.points)
+        total, (least, *_, most) = math.prod(self._size), self.costs.timed_pixels
         sizes = [min(max(total // number, least), most) for number in layout.bands]
         network = sum(total * self.costs.seconds(size) / size for size in sizes) / len(sizes)
         speed = self.costs.time_scale

@@ -132,8 +132,12 @@ def activation_row(costs: ModelCosts, pixels: int) -> Iterator[LedgerRow]:
     live = costs.activation_bytes(pixels)
     origin = "traced" if costs.traced_points else "probed"
     yield ledger_row(LIVE_ROW, "device", live, live * _LIVE_UPPER, origin)
-    known = costs.reused_blocks(pixels) if heap_mode() == "cache" else None
-    slack = costs.slack_bytes(pixels) if known is None else known.retained_bytes
+    mode = heap_mode()
+    known = costs.reused_blocks(pixels) if mode == "cache" or not costs.points else None
+    if known is None:
+        slack = costs.slack_bytes(pixels)
+    else:
+        slack = 0 if mode == "trim" else known.retained_bytes
     most = _SLACK_UPPER * slack + _SLACK_SHARE * live
     yield ledger_row("allocator", "device", slack, most, "probed" if known is None else origin)
 

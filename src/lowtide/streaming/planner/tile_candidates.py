@@ -45,7 +45,7 @@ _TILE_SECONDS = 1e-3
 def tile_candidates(
     costs: ModelCosts, geometry: ModelGeometry, image_task: ImageTask, overrides: Overrides
 ) -> list[Plan]:
-    """Return every whole and tiled plan worth pricing.
+    """Return every whole and tiled plan worth pricing; the whole alone where tiles are unknown.
 
     Raises `UsageError` for overrides that contradict each other.
     """
@@ -61,6 +61,8 @@ def tile_candidates(
             raise UsageError(
                 "this model needs the whole image at once, not tiles", hint="--strategy whole"
             )
+        overrides = replace(overrides, strategy="whole")
+    if costs.only_whole:
         overrides = replace(overrides, strategy="whole")
     plans = []
     if overrides.strategy in ("auto", "tiled"):
@@ -197,6 +199,8 @@ def _plan(
         # The error is measured with more context than the tiles have; that run must fit too.
         at_once = max(at_once, images * _reference_pixels(rows, columns, geometry.align))
     strategy = WholeStrategy(overlap=overlap)
+    if costs.only_whole:  # no overlap is known that parts would need
+        strategy = WholeStrategy(recovery=("retry", "smaller plan"))
     if tile is not None:
         strategy = TiledStrategy(
             tile_width=columns.tile,

@@ -84,13 +84,21 @@ def live_bytes_rows(network: NetworkSpec, ledger: Iterable[LedgerRow]) -> Iterat
 
 
 def trace_points(
-    network: NetworkSpec, *, align: int, minimum: int, limit_bytes: int | None = None
+    network: NetworkSpec,
+    *,
+    align: int,
+    minimum: int,
+    limit_bytes: int | None = None,
+    size: tuple[int, int] | None = None,
 ) -> tuple[TracedPoint, ...]:
-    """Return traced (pixels, bytes) for squares of growing size.
+    """Return traced (pixels, bytes) for squares of growing size, or up to one ``size``.
 
     Empty for a network that cannot be traced; ends at sizes that run many operators. The workspace
     of operators is measured where a run stays within ``limit_bytes`` (and 512 MiB), and grows with
     the pixels from there on.
+
+    Args:
+        size: (H, W) of the one run that has to be known, which is then the largest that is traced.
     """
     if not isinstance(network.forward, nn.Module):
         return ()
@@ -100,19 +108,20 @@ def trace_points(
     workspace = CpuWorkspace(WorkspaceCache(cache_folder()), limit_bytes=limit)
     points: list[TracedPoint] = []
     per_pixel = 0.0
-    for side in sorted({round_up(max(side, minimum), align) for side in _SIDES}):
+    for height, width in _sizes(align, minimum, size):
+        pixels = height * width
         try:
-            trace = _trace(network, side)
+            trace = _trace(network, height, width)
         except Exception:  # noqa: BLE001 - whatever stops a trace, probes measure real runs
             return ()
         live = sum(live_bytes_rows(network, live_tensor_rows(trace, None)))
         if trace.peak_bytes <= limit or not points:
             prediction = predict_cpu(trace, workspace, NO_MARGIN)
-            per_pixel = max(0, sum(live_bytes_rows(network, prediction.rows)) - live) / side**2
-        peak = live + math.ceil(per_pixel * side**2)
+            per_pixel = max(0, sum(live_bytes_rows(network, prediction.rows)) - live) / pixels
+        peak = live + math.ceil(per_pixel * pixels)
         points.append(
             TracedPoint(
-                pixels=side * side,
+                pixels=pixels,
                 peak_bytes=peak,
                 reused_blocks=_reused(trace),
                 multiply_adds=multiply_adds(trace),
@@ -122,6 +131,19 @@ def trace_points(
             break
     workspace.store.save()
     return tuple(points)
+
+
+def _sizes(align: int, minimum: int, size: tuple[int, int] | None) -> list[tuple[int, int]]:
+    """Return (H, W) to trace, by their pixels: ``size`` and a small one, or all squares."""
+    squares = [
+        (side, side) for side in sorted({round_up(max(side, minimum), align) for side in _SIDES})
+    ]
+    if size is None:
+        return squares
+    pixels = size[0] * size[1]
+    # Two sizes show how memory grows.
+    other = next(one for one in squares if one[0] * one[1] != pixels)
+    return sorted((other, size), key=math.prod)
 
 
 def _reused(trace: Trace) -> tuple[ReusedBlocks, ...]:
@@ -159,9 +181,10 @@ def padding_multiple(network: NetworkSpec, *, align: int) -> int:
 
 
 def _live(network: NetworkSpec, side: int) -> int:
-    return sum(live_bytes_rows(network, live_tensor_rows(_trace(network, side), None)))
+    trace = _trace(network, side, side)
+    return sum(live_bytes_rows(network, live_tensor_rows(trace, None)))
 
 
-def _trace(network: NetworkSpec, side: int) -> Trace:
+def _trace(network: NetworkSpec, height: int, width: int) -> Trace:
     assert isinstance(network.forward, nn.Module)
-    return trace_step(network.forward, _step(network, 1, side, side))
+    return trace_step(network.forward, _step(network, 1, height, width))

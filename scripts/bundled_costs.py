@@ -1,0 +1,44 @@
+"""Write the costs of the bundled models that hold on any machine, which ship with the package.
+
+    python scripts/bundled_costs.py
+
+A test compares them with what measuring finds.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lowtide.jobs.build_network import build_network, network_weight_bytes
+from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.jobs.prepare import load_model
+from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.models import describe, names
+from lowtide.streaming.probe.measure_costs import probe_costs
+
+TARGET = Path(__file__).parents[1] / "src/lowtide/memory/data/bundled_costs.json"
+# What a machine, its threads or its clock set.
+LOCAL = {"sha256", "device", "precision", "threads", "clock_ratio", "points", "context_bytes"}
+
+
+def measured(name: str) -> dict[str, Any]:
+    """Return the costs of a bundled model in fp32 on the CPU that hold on any machine."""
+    kind = UpscaleSettings if describe(name).noise is None else DenoiseSettings
+    model = load_model(kind.of(model=name))
+    facts, network = model.descriptor, build_network(model, "cpu", "fp32")
+    costs, complete = probe_costs(
+        network,
+        sha256=facts.sha256,
+        weight_bytes=network_weight_bytes(network, model),
+        align=facts.size.multiple_of,
+        minimum=facts.size.minimum,
+    )
+    assert complete
+    return costs.model_dump(mode="json", exclude=LOCAL)
+
+
+if __name__ == "__main__":
+    found = {describe(name).sha256: measured(name) for name in names()}
+    TARGET.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,0 +1,147 @@
+"""What a model takes: as shipped with it, as stored on this machine, or measured now."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.resources
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lowtide.core.progress import Cancel
+from lowtide.memory.cache import CostCache, MeasurementCache, cache_folder
+from lowtide.memory.costs import ModelCosts
+from lowtide.memory.plan import Plan
+from lowtide.streaming.planner.model_facts import ModelGeometry
+from lowtide.streaming.probe.measure_costs import known_costs, probe_costs, trace_whole
+from lowtide.streaming.tiles.tile_step import NetworkSpec
+
+# Seconds of a run below which files and Python take most of its time.
+_LEAST_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class CostLookup:
+    """Finds or measures the costs of one network.
+
+    ``identity`` is its hash, and the version of the runtime where that is not PyTorch.
+    ``on_measuring`` is called before anything is measured.
+    """
+
+    network: NetworkSpec
+    sha256: str
+    identity: str
+    geometry: ModelGeometry
+    weight_bytes: Callable[[], int]
+    on_measuring: Callable[[], None]
+
+    def known(self, limit_bytes: int | None) -> ModelCosts | None:
+        """Return all costs as this machine measured them, or as shipped; None where neither is.
+
+        Those that a limit cut short hold for limits like ``limit_bytes``.
+        """
+        store = CostCache()
+        found = store.get(self._key()) or store.get(self._key(_rounded(limit_bytes)))
+        found = found or shipped_costs(self.network, self.sha256)
+        return None if found is None else _with_clock_ratio(found)
+
+    def measured(self, limit_bytes: int | None, cancel: Cancel = None) -> ModelCosts:
+        """Measure all costs within ``limit_bytes``, and put them into the cache."""
+        limit_bytes = _rounded(limit_bytes)
+        self.on_measuring()
+        costs, complete = probe_costs(
+            self.network,
+            sha256=self.sha256,
+            weight_bytes=self.weight_bytes(),
+            align=self.geometry.align,
+            minimum=self.geometry.minimum,
+            limit_bytes=limit_bytes,
+            cancel=cancel,
+        )
+        CostCache().put(self._key(None if complete else limit_bytes), costs)
+        return _with_clock_ratio(costs)
+
+    def of_whole(self, size: tuple[int, int], limit_bytes: int) -> ModelCosts | None:
+        """Return the costs of a run on a whole image of ``size`` (H, W), from the cache or a trace.
+
+        Smaller images than one that was traced need no trace of their own. None for a network that
+        cannot be traced.
+        """
+        store, key = CostCache(), self._key("whole")
+        costs = store.get(key)
+        if costs is None or costs.traced_points[-1].pixels < math.prod(size):
+            self.on_measuring()
+            costs = trace_whole(
+                self.network,
+                size,
+                sha256=self.sha256,
+                weight_bytes=self.weight_bytes(),
+                align=self.geometry.align,
+                minimum=self.geometry.minimum,
+                limit_bytes=limit_bytes,
+            )
+            if costs is None:
+                return None
+            store.put(key, costs)
+        return _with_clock_ratio(costs)
+
+    def _key(self, part: int | str | None = None) -> str:
+        return CostCache().key(self.identity, self.network.device, self.network.precision, part)
+
+
+def _rounded(limit_bytes: int | None) -> int | None:
+    """Return the power of two below a limit, so that similar limits share an entry."""
+    return None if limit_bytes is None else 1 << (limit_bytes.bit_length() - 1)
+
+
+def shipped_costs(network: NetworkSpec, sha256: str) -> ModelCosts | None:
+    """Return the costs that ship with a bundled model, in fp32 on the CPU; None for others.
+
+    They are what traces and comparisons find on any machine; no time is among them.
+    """
+    shipped = _shipped().get(sha256)
+    if shipped is None or (network.device, network.precision) != ("cpu", "fp32"):
+        return None
+    return ModelCosts(**{**known_costs(network, sha256, 0), **shipped})
+
+
+@functools.cache
+def _shipped() -> dict[str, dict[str, Any]]:
+    file = importlib.resources.files("lowtide.memory") / "data" / "bundled_costs.json"
+    return json.loads(file.read_text())
+
+
+@contextlib.contextmanager
+def timed_in_passing(costs: ModelCosts, plan: Plan) -> Iterator[None]:
+    """Keep how long a run of ``plan`` takes beside what its work was predicted to take.
+
+    Only for a model that was not timed before it ran. The longest run of a model counts.
+    """
+    started = time.process_time()
+    yield
+    seconds = (time.process_time() - started) / costs.threads
+    if costs.points or seconds < _LEAST_SECONDS:
+        return
+    store, key = _clock_ratios(), _clock_key(costs)
+    known = store.get(key)
+    if known is None or seconds > 2 * known["seconds"]:
+        ratio = costs.clock_ratio * seconds / plan.seconds
+        store.put(key, {"ratio": ratio, "seconds": seconds})
+        store.save()
+
+
+def _with_clock_ratio(costs: ModelCosts) -> ModelCosts:
+    known = None if costs.points else _clock_ratios().get(_clock_key(costs))
+    return costs if known is None else costs.model_copy(update={"clock_ratio": known["ratio"]})
+
+
+def _clock_ratios() -> MeasurementCache:
+    return MeasurementCache("clock-ratios", cache_folder())
+
+
+def _clock_key(costs: ModelCosts) -> str:
+    return f"{costs.sha256} {costs.precision}"

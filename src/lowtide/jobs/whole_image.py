@@ -1,0 +1,85 @@
+"""The only image of a job, which may run whole before anything is measured about its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lowtide.core.errors import BudgetError
+from lowtide.jobs.item import Item
+from lowtide.media import ImageFacts
+from lowtide.media.discover import IMAGES, FilePair
+from lowtide.memory.budget import Budget
+from lowtide.models import SizeRule
+
+if TYPE_CHECKING:
+    from lowtide.jobs.image_job import ImageJob
+    from lowtide.jobs.image_settings import ImageSettings
+    from lowtide.jobs.prepared import PreparedModel
+
+# The receptive field takes 20 runs on 64×64 pixels, or 20 more on nine times that. A larger image
+# repays it where tiles turn out to be faster, and takes less memory in them anyway.
+_MAX_PIXELS = 1 << 20
+
+
+@dataclass(frozen=True)
+class WholeImage:
+    """The only image of a job, of ``size`` (H, W) without padding."""
+
+    job_type: type[ImageJob]
+    settings: ImageSettings
+    budget: Budget
+    item: Item
+    size: tuple[int, int]
+
+    def padded_size(self, rule: SizeRule) -> tuple[int, int]:
+        """Return (H, W) of the image padded by the model's size rule."""
+        rows, columns = rule.padding(*self.size)
+        return self.size[0] + rows, self.size[1] + columns
+
+    def fits(self, prepared: PreparedModel) -> bool:
+        """Return whether half of the budget is enough for a run on the whole image.
+
+        ``prepared`` is the model with what a trace of that run predicts.
+        """
+        half = replace(
+            self.budget,
+            device_bytes=self.budget.device_bytes // 2,
+            host_bytes=self.budget.host_bytes // 2,
+        )
+        try:
+            self.job_type(prepared, self.settings, half).plan_run(self.item)
+        except BudgetError:
+            return False
+        return True
+
+
+def whole_image(
+    job_type: type[ImageJob],
+    settings: ImageSettings,
+    budget: Budget,
+    pairs: Sequence[FilePair],
+    facts: ImageFacts | None,
+) -> WholeImage | None:
+    """Return the only image of a job, or None where tiles may be needed.
+
+    So where there are several images, or one of more than a million pixels, and where the settings
+    ask for tiles, for bands, for a device other than the CPU, for less than fp32 or for a plan of
+    earlier. ``facts`` are the header of the first input, if it was read.
+    """
+    plain = (
+        settings.strategy in ("auto", "whole")
+        and settings.precision in ("auto", "fp32")
+        and settings.compile != "on"
+        and settings.plan_file is None
+        and not settings.overrides.requires_tiles
+    )
+    if not plain or budget.device != "cpu" or len(pairs) != 1 or job_type.media_kind is not IMAGES:
+        return None
+    pair = pairs[0]
+    info = (facts or job_type.inspect(pair.source, settings)).info
+    if info.pixels > _MAX_PIXELS:
+        return None
+    item = Item(pair.source, pair.target)
+    return WholeImage(job_type, settings, budget, item, (info.height, info.width))

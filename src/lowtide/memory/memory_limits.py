@@ -1,0 +1,104 @@
+"""Limits on the memory of this process: of its container, and of the shell (``ulimit``).
+
+A process that passes the limit of its control group is killed without a message, so budgets have
+to know it: a container of 2 GiB on a machine of 64 GiB has 2 GiB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowtide.core.units import format_bytes
+
+_STATUS, _GROUPS = Path("proc/self/status"), Path("proc/self/cgroup")
+_GROUP_FILES = Path("sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """A limit in bytes, what is left of it, and the name of what sets it."""
+
+    limit_bytes: int
+    free_bytes: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.limit_bytes)} by {self.name}"
+
+
+def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
+    """Return the limits on this process's memory; none where the system does not tell.
+
+    Args:
+        root: Folder that holds ``proc`` and ``sys``.
+    """
+    return [*_process_limits(root), *_group_limits(root)]
+
+
+def _process_limits(root: Path) -> list[MemoryLimit]:
+    """Return the limits of private memory and of addresses, which every request counts against."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return []
+    found = list[MemoryLimit]()
+    for which, field, name in (
+        (resource.RLIMIT_DATA, "VmData", "ulimit -d"),
+        (resource.RLIMIT_AS, "VmSize", "ulimit -v"),
+    ):
+        soft, _hard = resource.getrlimit(which)
+        if soft != resource.RLIM_INFINITY:
+            used = _fields(root / _STATUS).get(f"{field}:", 0) * 1024
+            found.append(MemoryLimit(soft, max(0, soft - used), name))
+    return found
+
+
+def _group_limits(root: Path) -> list[MemoryLimit]:
+    """Return the limits of the control groups that this process is in, of either version.
+
+    A group counts what its parents count, so the limits of all of them hold. A container sees its
+    own group as the root.
+    """
+    try:
+        lines = (root / _GROUPS).read_text().splitlines()
+    except OSError:
+        return []
+    found = list[MemoryLimit]()
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            base, files = root / _GROUP_FILES, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            base = root / _GROUP_FILES / "memory"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = base / path.lstrip("/")
+        while group.is_relative_to(base):
+            found.extend(_limit_of(group, *files))
+            group = group.parent
+    return found
+
+
+def _limit_of(group: Path, limit: str, used: str, reclaimed: str) -> list[MemoryLimit]:
+    """Return the limit of one group, if it has one.
+
+    Files that were read and can be read again are used, but give way.
+    """
+    try:
+        most, current = (group / limit).read_text(), int((group / used).read_text())
+        given_back = _fields(group / "memory.stat").get(reclaimed, 0)
+    except OSError:
+        return []
+    # 2^63 less a page is the first version's word for none.
+    if most.strip() == "max" or int(most) >= 1 << 62:
+        return []
+    free = max(0, int(most) - current + given_back)
+    return [MemoryLimit(int(most), min(free, int(most)), "the memory limit of the container")]
+
+
+def _fields(file: Path) -> dict[str, int]:
+    """Return the first number of each line of a file, by the word before it."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}

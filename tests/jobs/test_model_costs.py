@@ -1,0 +1,156 @@
+"""What is shipped, traced or timed in passing, rather than measured before the first pixel."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import lowtide
+from lowtide.core.units import MIB
+from lowtide.jobs import image_job, model_costs
+from lowtide.jobs.build_network import build_network, network_weight_bytes
+from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.jobs.prepare import load_model
+from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.memory.cache import CostCache
+from lowtide.models import describe, names
+from lowtide.streaming.probe.measure_costs import probe_costs
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_probe(monkeypatch):
+    def probed(*_, **__):
+        raise AssertionError("the model was measured")
+
+    monkeypatch.setattr(model_costs, "probe_costs", probed)
+
+
+def is_measured(path):
+    store, sha256 = CostCache(), lowtide.load(path).descriptor.sha256
+    keys = [store.key(sha256, "cpu", "fp32", part) for part in (None, 32 * MIB)]
+    return any(store.get(key) is not None for key in keys)
+
+
+def plain(path, array):
+    image = torch.from_numpy(array.astype(np.float32) / 255).permute(2, 0, 1)[None]
+    result = lowtide.load(path)(image)[0].permute(1, 2, 0).numpy()
+    return np.rint(result * 255).astype(int)
+
+
+@pytest.mark.parametrize("name", names())
+def test_shipped_costs_are_what_measuring_finds(name):
+    kind = UpscaleSettings if describe(name).noise is None else DenoiseSettings
+    model = load_model(kind.of(model=name))
+    facts, network = model.descriptor, build_network(model, "cpu", "fp32")
+    measured, _ = probe_costs(
+        network,
+        sha256=facts.sha256,
+        weight_bytes=network_weight_bytes(network, model),
+        align=facts.size.multiple_of,
+        minimum=facts.size.minimum,
+    )
+    shipped = model_costs.shipped_costs(network, facts.sha256)
+    untraced = {"traced_points": ()}
+    assert measured.model_copy(update=untraced) == shipped.model_copy(update=untraced)
+    for found, known in zip(measured.traced_points, shipped.traced_points, strict=True):
+        assert (found.pixels, found.multiply_adds) == (known.pixels, known.multiply_adds)
+        # Another machine's operators may take another workspace.
+        assert found.peak_bytes == pytest.approx(known.peak_bytes, rel=0.02)
+        assert len(found.reused_blocks) == len(known.reused_blocks)
+
+
+def test_a_bundled_model_is_not_measured(run, no_probe, read, crop, expected):
+    image = run()
+    assert image.accuracy.execution == "exact"
+    assert np.abs(read(image.output).astype(int) - expected(crop)).max() <= 1
+
+
+def test_an_unknown_model_runs_the_whole_image_at_once(run, unmeasured, no_probe, read, crop):
+    image = run(model=unmeasured)
+    assert image.plan.strategy.name == "whole"
+    assert image.accuracy.execution == "exact"
+    assert {one.title for one in image.plan.refused} == {"tiled", "streamed"}
+    assert "not measured" in image.plan.refused[0].reason
+    assert np.abs(read(image.output).astype(int) - plain(unmeasured, crop)).max() <= 1
+    assert not is_measured(unmeasured)
+
+
+def test_smaller_images_need_no_trace_of_their_own(
+    run, unmeasured, save, tmp_path, crop, monkeypatch, no_probe
+):
+    sizes, trace = [], model_costs.trace_whole
+
+    def traced(network, size, **more):
+        sizes.append(size)
+        return trace(network, size, **more)
+
+    monkeypatch.setattr(model_costs, "trace_whole", traced)
+    small, large = crop[:50, :70], np.concatenate([crop, crop])
+    for name, array in (("a", crop), ("b", small), ("c", crop), ("d", large), ("e", small)):
+        given = save(tmp_path / f"{name}.png", array)
+        image = run(given=given, model=unmeasured, force=True, budget="1GiB")
+        assert image.plan.strategy.name == "whole"
+    assert sizes == [crop.shape[:2], large.shape[:2]]
+
+
+def test_a_plan_is_that_of_the_run(run, source, unmeasured, tmp_path):
+    planned = lowtide.plan(source, tmp_path / "out.png", model=unmeasured, budget="256MiB")
+    assert planned.images[0].plan.title == run(model=unmeasured).plan.title
+    assert not is_measured(unmeasured)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tile": 48}, {"strategy": "tiled"}, {"budget": "80MiB"}],
+    ids=["a tile", "tiles", "a small budget"],
+)
+def test_where_tiles_may_be_needed_they_are_measured(run, unmeasured, read, crop, options):
+    image = run(model=unmeasured, **options)
+    assert is_measured(unmeasured)
+    assert image.accuracy.execution == "exact"
+    assert np.abs(read(image.output).astype(int) - plain(unmeasured, crop)).max() <= 1
+
+
+def test_a_folder_is_measured_once(unmeasured, save, tmp_path, crop):
+    for name in ("a", "b"):
+        save(tmp_path / "in" / f"{name}.png", crop)
+    report = lowtide.upscale(tmp_path / "in", tmp_path / "out", model=unmeasured, budget="256MiB")
+    assert [image.status for image in report.images] == ["done", "done"]
+    assert is_measured(unmeasured)
+
+
+def test_where_memory_runs_out_tiles_are_measured(run, unmeasured, read, crop, monkeypatch):
+    real, plans = image_job.execute_plan, []
+
+    def cramped(network, adapter, source, sink, plan, **more):
+        plans.append(plan)
+        if len(plans) == 1:
+            raise MemoryError
+        return real(network, adapter, source, sink, plan, **more)
+
+    monkeypatch.setattr(image_job, "execute_plan", cramped)
+    image = run(model=unmeasured)
+    assert [plan.strategy.name for plan in plans] == ["whole", "tiled"]
+    assert plans[1].upper_bytes < plans[0].upper_bytes
+    assert any("replanned" in event for event in image.events)
+    assert np.abs(read(image.output).astype(int) - plain(unmeasured, crop)).max() <= 1
+
+
+def test_a_run_is_timed_in_passing(run, source, unmeasured, monkeypatch, cache, tmp_path):
+    monkeypatch.setattr(model_costs, "_LEAST_SECONDS", 0.0)
+    first = run(model=unmeasured).plan
+    (file,) = cache.glob("clock-ratios-*.json")
+    (kept,) = json.loads(file.read_text()).values()
+    second = lowtide.plan(source, tmp_path / "next.png", model=unmeasured, budget="256MiB")
+    again = second.images[0].plan
+    assert again.seconds == pytest.approx(kept["ratio"] * first.seconds)
+    # The clock says how long a run takes, and decides nothing.
+    assert again.model_copy(update={"seconds": 0, "choice": ""}).title == first.title
+    assert again.predicted_bytes == first.predicted_bytes

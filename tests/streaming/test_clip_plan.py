@@ -11,7 +11,7 @@ import torch
 from lowtide.core.errors import BudgetError, OutputError, UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.streaming.chunk_stream import ChunkStream
-from lowtide.streaming.clip_plan import ClipPlanner
+from lowtide.streaming.clip_planner import ClipPlanner
 from lowtide.streaming.engine.carried_state import StateStore
 from support.causal_modules import Later, LaterWithAttention, causal_modules, whole_clip
 

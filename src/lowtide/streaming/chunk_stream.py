@@ -22,7 +22,8 @@ from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.graph import TensorMeta
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.certificate import tf32_is_allowed
-from lowtide.streaming.clip_plan import ChunksTogether, ClipPlan, ClipPlanner
+from lowtide.streaming.clip_plan import ClipPlan
+from lowtide.streaming.clip_planner import ChunksTogether, ClipPlanner
 from lowtide.streaming.clip_run import (
     AfterChunks,
     ChunkResults,

@@ -17,8 +17,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lowtide
 from lowtide.core.metrics import ssim
-from lowtide.jobs.clip_frames import default_facts, task_of_latents, write_clip
+from lowtide.jobs.clip_facts import default_clip_facts, task_of_latents
+from lowtide.jobs.clip_writer import ClipWriter, images_of
 from lowtide.jobs.vae_settings import VaeSettings
+from lowtide.jobs.video_task import VideoTask
 from lowtide.models.video_vae import VideoVAE, VideoVAEConfig
 
 Decode = Callable[[Tensor], Tensor]
@@ -204,6 +206,14 @@ class LatentModel(nn.Module):
         return given + 0.1 * self.tail(hidden)
 
 
+def write_video(frames: Tensor, task: VideoTask, target: Path) -> None:
+    """Write frames (1, 3, T, H, W) in -1..1 as a video."""
+    writer = ClipWriter(task, target)
+    for image in images_of(frames, SIDE, SIDE):
+        writer.write(image)
+    writer.commit()
+
+
 def run_phases(turns: int) -> dict[str, Any]:
     """Processor seconds of encode, model, decode and write, the least of some turns."""
     torch.set_num_threads(1)
@@ -213,16 +223,14 @@ def run_phases(turns: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {}
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "out.mkv")
-        facts = default_facts(FRAMES, SIDE, SIDE, 25.0)
+        facts = default_clip_facts(FRAMES, SIDE, SIDE, 25.0)
         encoder = VaeSettings.of(model=target).video_settings().encoder_settings(8, target)
         task = task_of_latents(target, target, facts, encoder)
         phases: dict[str, Callable[[Any], Any]] = {
             "encode": lambda frames: vae.encode(2 * frames - 1),
             "model": network,
             "decode": vae.decode,
-            "write": lambda frames: write_clip(
-                frames, task, target, after_frame=lambda: None, cancel=None
-            ),
+            "write": lambda frames: write_video(frames, task, target),
         }
         for _ in range(turns):
             given: Any = clip

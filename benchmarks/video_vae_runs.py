@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lowtide.integrations.video_autoencoders.families import family_of
 from lowtide.streaming.chunk_stream import ChunkStream
-from lowtide.streaming.clip_plan import ChunksTogether
+from lowtide.streaming.clip_planner import ChunksTogether
 
 PLAIN, WHOLE = "plain, sliced", "plain, whole clip"
 TILES, SEED = "diffusers' tiles", "seed 004's snippet"

@@ -30,6 +30,7 @@ import render_training
 import render_variants
 import render_video
 import render_video_vae
+import render_video_vae_cards
 import render_video_vae_recipes
 from tables import Rows, named
 
@@ -117,6 +118,7 @@ SHAPES: dict[str, Callable[[Rows], str]] = {
     **render_variants.SHAPES,
     **render_video.SHAPES,
     **render_video_vae.SHAPES,
+    **render_video_vae_cards.SHAPES,
     **render_video_vae_recipes.SHAPES,
 }
 

@@ -93,6 +93,7 @@ def test_the_oldest_pytorch_is_named_as_it_is_promised():
     [
         "upscale",
         "video",
+        "plan vae",
         "vae encode",
         "vae decode",
         "vae roundtrip",

@@ -27,3 +27,15 @@ def test_vae(lowtide, tmp_path):
         == 3
     )
     assert lowtide("vae", "decode", latents, "-o", target, *more, "--sample").code == 2
+
+
+def test_plan_vae(lowtide, tmp_path):
+    tiny_video_vae(block_out_channels=(8, 8, 8, 8)).save(tmp_path / "vae")
+    asked = "plan", "vae", "-m", tmp_path / "vae", "--size", "64x48", "--frames", 5
+    asked += "--device", "rtx4060-8gb", "--part", "decoder"
+    done = lowtide(*asked)
+    assert done.code == 0
+    assert "5 frames of 64×48" in done.out and "not verified" in done.out
+    assert lowtide(*asked, "--json").json["parts"][0]["state"] == "memory"
+    assert lowtide(*asked, "-b", "400MiB").code == 3
+    assert lowtide(*asked, "--size", "64").code == 2

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import diffusers
 import pytest
 import torch
 from diffusers import AutoencoderKLQwenImage, AutoencoderKLWan
@@ -176,4 +177,22 @@ def test_other_forms_are_refused():
     vae = wan()
     vae._decode = vae._decode
     with pytest.raises(UsageError, match="the _decode of this AutoencoderKLWan is replaced"):
+        lowtide.fit(vae)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("AutoencoderKLQwenImage21", "of single images: its convolutions are those of Wan"),
+        ("AutoencoderKLMochi", "no module is made yet for the frames that its layers keep"),
+        ("Kandinsky6SRVAE", "no module is made yet for the frames that its layers keep"),
+    ],
+)
+def test_classes_that_cannot_run_are_refused_by_name(name, text):
+    kind = getattr(diffusers, name, None)
+    if kind is None:
+        pytest.skip(f"this diffusers has no {name}")
+    with torch.device("meta"):
+        vae = kind()
+    with pytest.raises(UsageError, match=f"this {name} cannot run in bands of a clip: .*{text}"):
         lowtide.fit(vae)

@@ -5,7 +5,7 @@ import torch
 from diffusers import AutoencoderKLMagvit
 
 import lowtide
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.errors import BudgetError, OutputError, UsageError
 from lowtide.integrations.fitted_module import _streams
 from support.tiny_autoencoders import built
 
@@ -104,3 +104,17 @@ def test_the_least_budget_takes_bands():
     lowtide.fit(lowtide.unfit(vae), budget=refusal.value.smallest)
     assert (decoded(vae, latents) - frames).abs().max() <= allowed
     assert most_bands(vae, "decoder") > 1
+
+
+def test_a_disk_that_is_full_while_paging(tmp_path, files_of_at_most):
+    vae = magvit()
+    latents = torch.randn(1, 4, 3, 45, 16, generator=torch.Generator().manual_seed(4))
+    lowtide.fit(vae, budget="1GiB", pages="disk", scratch=tmp_path)
+    wanted = decoded(vae, latents)
+    with (
+        files_of_at_most(4096),
+        pytest.raises(OutputError, match="the disk is full: could not write"),
+    ):
+        decoded(vae, latents)
+    assert not kept(vae) and not [*tmp_path.iterdir()]
+    assert torch.equal(decoded(vae, latents), wanted)

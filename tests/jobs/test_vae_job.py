@@ -53,8 +53,8 @@ def test_latents_and_back(wan, video, tmp_path):
     how = {"model": wan, "budget": "256MiB"}
     made = encode(video, path, progress=seen.append, **how)
     assert made.latents == (4, 5, 18, 23) and made.posterior == "mean"
-    assert [one.done for one in seen if one.unit == "frames"] == [1, 2, 3, 4, 5, 6]
     assert [one.done for one in seen if one.unit == "latents"][-1] == 5
+    assert made.memory.within_budget and made.memory.peak_bytes <= made.memory.upper_bytes
     assert set(made.seconds) == {"read", "encode", "write"}
     with safe_open(path, "pt") as file:
         assert list(file.keys()) == ["latents"]

@@ -35,6 +35,31 @@ def test_the_budget_that_a_refusal_names_is_enough():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("together", [1, 3])
+def test_a_clip_that_is_never_held_whole(together):
+    first, later = causal_modules()
+    clip = torch.rand(1, 3, 8, 33, 20)
+    stream = ChunkStream(first, later, frames=(1, 2), budget="1GiB", together=together)
+    left, asked, made = list(clip.unbind(2)), [], []
+
+    def read(frames):
+        asked.append(frames)
+        return torch.stack([left.pop(0) for _ in range(frames)], 2)
+
+    like = torch.empty(1).expand(clip.shape)
+    stream.run_chunks(like, read, made.append)
+    assert asked == [2, 2, 2, 2] and [one.shape[2] for one in made] == asked
+    assert (torch.cat(made, 2) - whole_clip(later, clip)).abs().max() <= 3e-6
+    # the plan counts results in flight, not those of a longer clip
+    longer = torch.empty(1).expand(1, 3, 80, 33, 20)
+    plans = [stream.plan(one, keep_result=False) for one in (like, longer)]
+    if together == 1:
+        assert plans[0].peak_bytes == plans[1].peak_bytes < stream.plan(longer).peak_bytes
+    with pytest.raises(UsageError, match="not a batch of 2"):
+        stream.run_chunks(like.expand(2, -1, -1, -1, -1), read, made.append)
+
+
+@torch.no_grad()
 def test_one_frame_and_bad_clips():
     first, later = causal_modules()
     stream = ChunkStream(first, later, budget="1GiB")

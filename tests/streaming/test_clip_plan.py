@@ -11,6 +11,7 @@ import torch
 from lowtide.core.errors import BudgetError, OutputError, UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.streaming.chunk_stream import ChunkStream
+from lowtide.streaming.clip_planner import ClipPlanner
 from lowtide.streaming.engine.carried_state import StateStore
 from support.causal_modules import Later, LaterWithAttention, causal_modules, whole_clip
 
@@ -91,6 +92,23 @@ def test_the_state_leaves_memory_only_where_it_must(chunks):
     assert "one by one, state of 3.07 MiB in memory;" in plans["much"].title
     assert plans["little"].store.placement == "disk" or not plans["little"].state_bytes
     assert plans["little"].cost > plans["much"].cost
+
+
+@torch.no_grad()
+def test_a_budget_that_is_too_small_is_refused_without_other_orders(monkeypatch):
+    first, later = causal_modules(LaterWithAttention)
+    clip = torch.rand(1, 3, 4, 81, 20)
+    planned, computed = [], []
+    plan = ClipPlanner.plan
+    monkeypatch.setattr(ClipPlanner, "plan", lambda *args: planned.append(args[1:]) or plan(*args))
+    later.register_forward_hook(lambda module, args, result: computed.append(result[0]))
+    for budget in ("1MiB", "16MiB"):
+        with pytest.raises(BudgetError) as refusal:
+            ChunkStream(first, later, budget=budget).plan(clip)
+    assert planned == 2 * [(1, "disk")]
+    assert not any(type(one) is torch.Tensor for one in computed)  # nothing is certified
+    found = ChunkStream(first, later, budget=refusal.value.smallest)
+    assert (found(clip) - whole_clip(later, clip)).abs().max() <= 3e-6
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from lowtide.cli import (
     models,
     plan_train,
     plan_upscale,
+    plan_vae,
     plan_video,
     train,
     train_denoise,
@@ -95,6 +96,7 @@ app.command("denoise")(denoise.denoise)
 plans.command("upscale")(plan_upscale.plan)
 plans.command("video")(plan_video.plan)
 plans.command("train")(plan_train.train)
+plans.command("vae")(plan_vae.vae)
 app.add_typer(plans, name="plan")
 benches.command("upscale")(bench_upscale.upscale)
 app.add_typer(benches, name="bench")

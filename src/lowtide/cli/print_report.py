@@ -69,7 +69,7 @@ def _print_image(image: ImageReport) -> None:
     if image.accuracy is not None:
         lines += _accuracy_lines(image.accuracy)
     if image.memory is not None:
-        lines.append(("memory", _memory_line(image.memory)))
+        lines.append(("memory", memory_line(image.memory)))
     if image.status == "done":
         lines.append(
             (
@@ -134,7 +134,8 @@ def _error_text(error: ErrorFigure) -> str:
     )
 
 
-def _memory_line(memory: MemoryReport) -> str:
+def memory_line(memory: MemoryReport) -> str:
+    """Return the measured peak, the budget, and what was expected."""
     checking = ""
     if memory.measurement_peak_bytes is not None:
         checking = f"; {format_bytes(memory.measurement_peak_bytes)} while measuring the error"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lowtide.cli.print_report import memory_line
 from lowtide.cli.progress_bar import ProgressLine
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
@@ -16,7 +17,7 @@ from lowtide.jobs.vae_settings import VaeSettings
 if TYPE_CHECKING:
     from lowtide.jobs.vae_report import VaeReport
 
-_ORDER = "output model budget frames time max_side device sample seed dry_run"
+_ORDER = "output model budget frames time max_side device precision sample seed dry_run"
 _VIDEO_OUT, _READING = "codec quality preset", "frames time max_side"
 Video = Annotated[Path, typer.Argument(metavar="VIDEO", help="Video file.")]
 Latents = Annotated[
@@ -132,17 +133,20 @@ def _print(report: VaeReport) -> None:
     channels, number, height, width = report.latents
     size = f"{report.frames} frames of {report.width}×{report.height}"
     latents = f"{number} latents of {channels}×{height}×{width}"
-    told = {
+    what = {
         "encode": f"{size} → {latents}",
         "decode": f"{latents} → {size}",
         "roundtrip": f"{size} → {latents} → {size}",
     }[report.operation]
-    typer.echo(f"{report.input}: {told}")
+    typer.echo(f"{report.input}: {what}")
     if report.output is not None and report.status == "done":
         typer.echo(f"  written    {report.output}")
     typer.echo(f"  model      {report.model}, {report.device}, {format_bytes(report.budget_bytes)}")
+    typer.echo(f"  precision  {report.precision}")
     for name, plan in report.plans.items():
         typer.echo(f"  {name:<10} {plan}")
+    if report.memory is not None:
+        typer.echo(f"  memory     {memory_line(report.memory)}")
     if report.seconds:
         spent = ", ".join(f"{name} {taken:.3g} s" for name, taken in report.seconds.items())
         typer.echo(f"  time       {spent}; {report.fps:.3g} frames a second")
@@ -150,6 +154,8 @@ def _print(report: VaeReport) -> None:
         typer.echo(f"  equality   {_equality(report)}")
     for note in report.notes:
         typer.echo(f"  note       {note}")
+    for event in report.events:
+        typer.echo(f"  event      {event}")
 
 
 def _equality(report: VaeReport) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.integrations.call_checks import check_eval_mode, check_not_traced, check_state
+from lowtide.integrations.fp16_overflow import run_in_range
 from lowtide.integrations.part_calls import PartCalls
 from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
 from lowtide.integrations.video_autoencoders.families import VideoFamily, family_of
@@ -156,7 +157,7 @@ def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     check_not_traced(title, image)
     check_eval_mode(title, part)
     check_state(title, part)
-    return _streams_of(part)["forward"](image)
+    return run_in_range(title, part, image, lambda one, given: _streams_of(one)["forward"](given))
 
 
 @torch.compiler.disable(reason="it is fitted by lowtide, which captures its graph itself")
@@ -182,14 +183,14 @@ def _decode_clip(autoencoder: Any, z: Tensor, return_dict: bool = True) -> Any:
 
 def _run_clip(autoencoder: Any, part: str, clip: Tensor) -> Tensor:
     """Run a part of a video autoencoder; its caches stay empty."""
-    kind, family = autoencoder.unfitted, _family(autoencoder)
-    check_not_traced(f"the {part} of this {kind.__name__}", clip)
+    family, kind = _family(autoencoder), autoencoder.unfitted.__name__
+    title = f"the {part} of this {kind}"
+    check_not_traced(title, clip)
     for name, network in family.networks(autoencoder, part).items():
-        title = f"the {name} of this {kind.__name__}"
-        check_eval_mode(title, network)
-        check_state(title, network)
+        check_eval_mode(f"the {name} of this {kind}", network)
+        check_state(f"the {name} of this {kind}", network)
     family.clear_caches(autoencoder)  # a call that raised leaves some
-    return _streams_of(autoencoder)[part](clip)
+    return run_in_range(title, autoencoder, clip, lambda one, given: _streams_of(one)[part](given))
 
 
 def _family(autoencoder: Any) -> VideoFamily:

@@ -3,68 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ValidationError
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError
-from lowtide.media.video.picture_format import ColorTags, PictureFormat
+from lowtide.jobs.clip_facts import ClipFacts
 from lowtide.models.lowtide_files import read_metadata
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 KEY, _ENTRY = "latents", "lowtide.clip"
-_RATIO = r"^[1-9]\d{0,11}(/[1-9]\d{0,11})?$"
-
-
-class ClipFacts(BaseModel):
-    """What a file of latents says of its clip.
-
-    Attributes:
-        model: Class of the autoencoder.
-        scaling: What a diffusion model scales latents by; those in the file are not scaled.
-        posterior: Whether latents are the mean of their distribution, or a sample of it.
-        seed: Seed of the sample.
-        frames: Frames of the clip; latents may make more.
-        height: Rows of a frame.
-        width: Columns of a frame.
-        time_base: Seconds of one stamp, as ``1/12800``.
-        stamps: When each frame is shown.
-        last_duration: Stamps that the last frame is shown for; None if unknown.
-        fps: Mean frames a second, for readers; stamps say more.
-        pixel_format: FFmpeg's name of the samples.
-        tags: Numbers of primaries, transfer and matrix, and whether the range is full.
-        chroma_location: FFmpeg's number.
-        rotation: Degrees by which players turn frames, counterclockwise.
-        mirrored: Whether players mirror them.
-        pixel_aspect: Width of a pixel by its height, as ``4/3``; None if unknown.
-    """
-
-    model: str
-    scaling: dict[str, Any] = {}
-    posterior: str = "mean"
-    seed: int | None = None
-    frames: int = Field(ge=1)
-    height: int = Field(ge=1)
-    width: int = Field(ge=1)
-    time_base: str = Field(pattern=_RATIO)
-    stamps: list[int]
-    last_duration: int | None = None
-    fps: float | None = None
-    pixel_format: str = "yuv420p"
-    tags: tuple[int, int, int, bool | None] = (1, 1, 1, False)
-    chroma_location: int = 0
-    rotation: int = 0
-    mirrored: bool = False
-    pixel_aspect: str | None = Field(default=None, pattern=_RATIO)
-
-    @property
-    def picture(self) -> PictureFormat:
-        """Format of the frames; raises `VideoError` for one that cannot be converted."""
-        tags = ColorTags(*self.tags)
-        return PictureFormat(self.width, self.height, self.pixel_format, tags, self.chroma_location)
 
 
 def write_latents(path: Path, latents: Tensor, facts: ClipFacts) -> None:

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.atomic_file import require_absent
-from lowtide.core.errors import InputError, UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
-from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName
-from lowtide.jobs.clip_frames import (
-    clip_facts,
-    compare_clips,
-    default_facts,
-    read_clip,
-    task_of_latents,
-    write_clip,
+from lowtide.jobs.clip_comparison import ClipComparison
+from lowtide.jobs.clip_facts import facts_of_clip, task_of_latents
+from lowtide.jobs.latent_files import read_latents, write_latents
+from lowtide.jobs.vae_inputs import (
+    ClipShapes,
+    checked_facts,
+    latent_path,
+    read_only_task,
+    require_videos,
 )
-from lowtide.jobs.latent_files import ClipFacts, read_latents, write_latents
+from lowtide.jobs.vae_memory import comparing_row, latents_row, reading_row, writing_row
 from lowtide.jobs.vae_report import VaeReport
-from lowtide.jobs.vae_run import VaeRun
+from lowtide.jobs.vae_run import PartNeeds, VaeRun
 from lowtide.jobs.vae_settings import VaeSettings
 from lowtide.jobs.video_task import VideoTask, video_task
-from lowtide.media.video.frame_pattern import FramePattern
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-_USUAL_FPS = 25.0
-# A video that is never written, where only how frames are read is asked for.
-_UNWRITTEN = Path("frames.mkv")
+    import numpy as np
 
 
 def encode(
@@ -53,7 +49,7 @@ def encode(
         output: File of the latents.
         dry_run: Plan, but run and write nothing.
         force: Replace ``output``.
-        progress: Called after each frame that is read.
+        progress: Called after each chunk of frames.
         cancel: Stops the work with `Cancelled`.
         settings: Model, budget and all else, as fields of `VaeSettings`.
 
@@ -66,35 +62,32 @@ def encode(
         OutputError: The file cannot be written.
         Cancelled: ``cancel`` was set.
     """
-    source, output = Path(source), _latent_name(output)
+    source, output = Path(source), latent_path(output)
     chosen = VaeSettings.of(**settings)
     if not dry_run:
         require_absent(output, force=force)
-    _require_videos(source)
-    task = _read_only(source, chosen)
+    require_videos(source)
+    task = read_only_task(source, chosen)
     run = VaeRun.load(chosen, progress, cancel)
-    common = _of_clip(run.autoencoder, task) | {
-        "operation": "encode",
-        "input": str(source),
-        "output": str(output),
-        "notes": list(task.facts.notes),
-    }
+    shapes = ClipShapes.of_video(run.autoencoder, task)
+    run.plan(_encoder_needs(run, task, shapes))
+    run.notes += task.facts.notes
+    common = {"operation": "encode", "input": str(source), "output": str(output)}
+    common |= shapes.for_report()
     if dry_run:
-        return run.report(status="planned", plans=_plans(run, ("encoder",), common), **common)
-    with run.phase("read", f"reading {source.name}", task.frames) as after_frame:
-        clip = read_clip(task, after_frame)
-    latents = run.encode(clip, source.name, common["latents"][1])
-    del clip
-    facts = clip_facts(
-        task,
-        model=run.autoencoder.kind,
-        scaling=run.autoencoder.scaling,
-        posterior="sample" if chosen.sample else "mean",
-        seed=chosen.seed if chosen.sample else None,
-    )
-    with run.phase("write", f"writing {output.name}", 1):
-        write_latents(output, latents, facts)
-    return run.report(status="done", **common)
+        return run.report(**common)
+    with run.measured():
+        latents = run.encode(task, shapes.latents)
+        facts = facts_of_clip(
+            task,
+            model=run.autoencoder.kind,
+            scaling=run.autoencoder.scaling,
+            posterior="sample" if chosen.sample else "mean",
+            seed=chosen.seed if chosen.sample else None,
+        )
+        with run.clock.phase("write"):
+            write_latents(output, latents, facts)
+    return run.report(**common)
 
 
 def decode(
@@ -117,7 +110,7 @@ def decode(
         output: Video file.
         dry_run: As `encode`.
         force: As `encode`.
-        progress: Called after each frame that is written.
+        progress: As `encode`.
         cancel: As `encode`.
         settings: As `encode`.
 
@@ -134,29 +127,22 @@ def decode(
     chosen = VaeSettings.of(**settings)
     if not dry_run:
         require_absent(output, force=force)
-    _require_videos(output)
-    latents, said = read_latents(source)
+    require_videos(output)
+    latents, stated = read_latents(source)
     run = VaeRun.load(chosen, progress, cancel)
-    facts = _checked_facts(source, run.autoencoder, latents, said, chosen)
+    facts = checked_facts(source, run.autoencoder, latents, stated, chosen)
     encoder = chosen.video_settings().encoder_settings(facts.picture.bits, output)
     task = task_of_latents(source, output, facts, encoder)
-    common = {
-        "operation": "decode",
-        "input": str(source),
-        "output": str(output),
-        "frames": facts.frames,
-        "width": facts.width,
-        "height": facts.height,
-        "latents": tuple(latents.shape[1:]),
-        "notes": list(task.notes),
-    }
+    shapes = ClipShapes.of_latents(latents, facts, run.autoencoder)
+    run.plan(_decoder_needs(run, task, shapes, writes=True))
+    run.notes += task.notes
+    common = {"operation": "decode", "input": str(source), "output": str(output)}
+    common |= shapes.for_report()
     if dry_run:
-        return run.report(status="planned", plans=_plans(run, ("decoder",), common), **common)
-    frames = run.decode(latents, source.name)
-    frames = frames[:, :, : facts.frames, : facts.height, : facts.width]
-    with run.phase("write", f"writing {output.name}", facts.frames) as after_frame:
-        common["notes"] += write_clip(frames, task, output, after_frame=after_frame, cancel=cancel)
-    return run.report(status="done", **common)
+        return run.report(**common)
+    with run.measured(), run.writer(task, output) as write:
+        run.decode(latents, task, write)
+    return run.report(**common)
 
 
 def roundtrip(
@@ -176,7 +162,7 @@ def roundtrip(
         output: Video file of the decoded frames, with the sound of the source; None for none.
         dry_run: As `encode`.
         force: As `encode`.
-        progress: Called after each frame that is read or written.
+        progress: As `encode`.
         cancel: As `encode`.
         settings: As `encode`.
 
@@ -193,108 +179,50 @@ def roundtrip(
     chosen = VaeSettings.of(**settings)
     if target is not None and not dry_run:
         require_absent(target, force=force)
-    _require_videos(source, target)
+    require_videos(source, target)
     if target is None:
-        task = _read_only(source, chosen)
+        task = read_only_task(source, chosen)
     else:
         task = video_task(source, target, chosen.video_settings(), 1)
     run = VaeRun.load(chosen, progress, cancel)
-    common = _of_clip(run.autoencoder, task) | {
-        "operation": "roundtrip",
-        "input": str(source),
-        "output": None if target is None else str(target),
-        "notes": list(task.notes if target else task.facts.notes),
-    }
+    shapes = ClipShapes.of_video(run.autoencoder, task)
+    decoding = _decoder_needs(run, task, shapes, writes=target is not None, compares=True)
+    run.plan(_encoder_needs(run, task, shapes), decoding)
+    run.notes += task.notes if target else task.facts.notes
+    common = {"operation": "roundtrip", "input": str(source)}
+    common |= {"output": None if target is None else str(target), **shapes.for_report()}
     if dry_run:
-        names = ("encoder", "decoder")
-        return run.report(status="planned", plans=_plans(run, names, common), **common)
-    with run.phase("read", f"reading {source.name}", task.frames) as after_frame:
-        clip = read_clip(task, after_frame)
-    latents = run.encode(clip, source.name, common["latents"][1])
-    made = run.decode(latents, source.name)
-    made = made[:, :, : clip.shape[2], : clip.shape[3], : clip.shape[4]]
-    common |= compare_clips(made, clip)
-    if target is not None:
-        with run.phase("write", f"writing {target.name}", task.frames) as after_frame:
-            common["notes"] += write_clip(
-                made, task, target, after_frame=after_frame, cancel=cancel
-            )
-    return run.report(status="done", **common)
+        return run.report(**common)
+    with run.measured(), ClipComparison(task, cancel) as comparison:
+        latents = run.encode(task, shapes.latents)
+        with ExitStack() as stack:
+            uses: list[Callable[[np.ndarray], object]] = [
+                run.clock.timed("compare", comparison.add)
+            ]
+            if target is not None:
+                uses.append(stack.enter_context(run.writer(task, target)))
+
+            def use(image: np.ndarray) -> None:
+                for one in uses:
+                    one(image)
+
+            run.decode(latents, task, use)
+    return run.report(**common, **comparison.figures())
 
 
-def _require_videos(*paths: Path | None) -> None:
-    """Raise `UsageError` for names of sequences of images."""
-    for path in paths:
-        if path is not None and not path.exists() and FramePattern.parse(path) is not None:
-            raise UsageError(
-                f"{path} is a sequence of images, and lowtide vae takes and makes video files",
-                hint="lowtide video makes one of the other",
-            )
+def _encoder_needs(run: VaeRun, task: VideoTask, shapes: ClipShapes) -> PartNeeds:
+    frames = run.autoencoder.chunk_frames("encoder")
+    rows = latents_row(shapes.latents, run.place), reading_row(task, frames, run.place)
+    return PartNeeds("encoder", shapes.padded, rows)
 
 
-def _read_only(source: Path, settings: VaeSettings) -> VideoTask:
-    """Return how frames are read, of any size: no encoder will have to hold them."""
-    lossless = replace(settings, codec="ffv1", quality=None, preset=None)
-    return video_task(source, _UNWRITTEN, lossless.video_settings(), 1)
-
-
-def _latent_name(output: str | Path) -> Path:
-    output = Path(output)
-    if output.suffix != ".safetensors":
-        raise UsageError(
-            f"{output} is no name of latents", hint=f"name it {output.with_suffix('.safetensors')}"
-        )
-    return output
-
-
-def _of_clip(autoencoder: ClipAutoencoder, task: VideoTask) -> dict[str, Any]:
-    """Return what a report says of the frames of a video and their latents."""
-    shape = task.frames, task.stored.height, task.stored.width
-    time_ratio, space = autoencoder.ratios
-    frames, height, width = autoencoder.padded(shape)
-    latents = 1 + (frames - 1) // time_ratio, height // space, width // space
-    return {
-        "frames": task.frames,
-        "height": task.stored.height,
-        "width": task.stored.width,
-        "latents": (autoencoder.latent_channels, *latents),
-    }
-
-
-def _plans(run: VaeRun, names: tuple[PartName, ...], common: dict[str, Any]) -> dict[str, str]:
-    """Return by part how it would run."""
-    latents = common["latents"][1:]
-    clip = run.autoencoder.padded((common["frames"], common["height"], common["width"]))
-    shapes = {"encoder": clip, "decoder": latents}
-    return {name: run.autoencoder.explain(name, shapes[name]) for name in names}
-
-
-def _checked_facts(
-    source: Path,
-    autoencoder: ClipAutoencoder,
-    latents: Tensor,
-    said: ClipFacts | None,
-    settings: VaeSettings,
-) -> ClipFacts:
-    """Return what latents say of their clip; raises `InputError` if they are of another model."""
-    channels, number, height, width = latents.shape[1:]
-    if channels != autoencoder.latent_channels:
-        raise InputError(
-            f"{source} has latents of {channels} channels, and those of this {autoencoder.kind}"
-            f" have {autoencoder.latent_channels}"
-        )
-    made = autoencoder.made((number, height, width))
-    if said is None:
-        return default_facts(*made, settings.fps or _USUAL_FPS)
-    if said.model != autoencoder.kind:
-        raise InputError(
-            f"{source} has latents of {said.model}, and the model is {autoencoder.kind}"
-        )
-    if autoencoder.padded((said.frames, said.height, said.width)) != made:
-        raise InputError(
-            f"{source}: {number} latents of {height}×{width} make {made[0]} frames of"
-            f" {made[1]}×{made[2]}, not the {said.frames} of {said.height}×{said.width} it names"
-        )
-    if settings.fps is not None:
-        raise UsageError(f"{source} says when its frames are shown", hint="drop --fps")
-    return said
+def _decoder_needs(
+    run: VaeRun, task: VideoTask, shapes: ClipShapes, *, writes: bool, compares: bool = False
+) -> PartNeeds:
+    frames = run.autoencoder.chunk_frames("decoder")
+    rows = [latents_row(shapes.latents, run.place)]
+    if writes:
+        rows.append(writing_row(task, frames, run.place))
+    if compares:
+        rows.append(comparing_row(task, frames, run.place))
+    return PartNeeds("decoder", shapes.latents[1:], rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt
 
@@ -14,6 +14,7 @@ from lowtide.jobs.settings import validate_settings
 from lowtide.jobs.video_settings import CodecName, VideoSettings
 
 _VIDEO = "Video"
+VaePrecision = Literal["fp32", "fp16", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class VaeSettings:
         budget: Memory for the run on the device: 6GiB, 80% of what is free, or auto.
         device: auto, cpu, cuda:0, ...
         scratch: Folder for scratch files. Default: the system's.
+        precision: auto is fp32. fp16 and bf16 take half the memory; what exceeds the range of fp16
+            is computed again in fp32, or in bf16 where the budget is too small for that.
         frames: Only frames A to before B, A:B, counted from 0.
         time: Only what is shown from A to before B, A:B in seconds.
         max_side: Longer side of the frames, which are resized before the model. Default: as they
@@ -43,6 +46,7 @@ class VaeSettings:
     budget: Annotated[str | int, Option(flags=("-b", "--budget"))] = "auto"
     device: str = "auto"
     scratch: Annotated[Path | None, Option()] = None
+    precision: Literal["auto"] | VaePrecision = "auto"
     frames: Annotated[str | None, Option(metavar="A:B", example="24:48")] = None
     time: Annotated[str | None, Option(metavar="A:B", example="1.5:4")] = None
     max_side: Annotated[Annotated[int, Ge(1)] | None, Option(metavar="PIXELS")] = None
@@ -60,6 +64,11 @@ class VaeSettings:
         if settings.model is None:
             raise UsageError("no model is named", hint="--model FOLDER")
         return settings
+
+    @property
+    def resolved_precision(self) -> VaePrecision:
+        """The precision to compute in."""
+        return "fp32" if self.precision == "auto" else self.precision
 
     def video_settings(self) -> VideoSettings:
         """Return those of reading and writing video; raises `UsageError` where they disagree."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -17,22 +16,29 @@ from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget
+from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.api import reject_gradients
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.graph import TensorMeta
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.certificate import tf32_is_allowed
-from lowtide.streaming.clip_plan import ChunkRun, ChunksTogether, ClipPlan, ClipPlanner
-from lowtide.streaming.engine.carried_state import CarriedState
+from lowtide.streaming.clip_plan import ClipPlan
+from lowtide.streaming.clip_planner import ChunksTogether, ClipPlanner
+from lowtide.streaming.clip_run import (
+    AfterChunks,
+    ChunkResults,
+    ReadChunk,
+    WholeResult,
+    WriteChunk,
+    run_clip,
+)
 from lowtide.streaming.engine.placement import PagePlacement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
-from lowtide.streaming.pages.page import MemoryPage, Page
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.prepared_stream import StreamSettings
 
 # Dims of frames and of rows in (B, C, T, H, W).
 _FRAMES, _ROWS = 2, 3
-AfterChunks = Callable[[int], object]
 
 
 class ChunkStream:
@@ -47,7 +53,8 @@ class ChunkStream:
     with the rows of the state that a band needs: see `lowtide.streaming.clip_plan`. Where neither
     the state nor that fits, the state is in host memory or on disk.
 
-    Memory: the result of the clip, plus bands and state.
+    Memory: the result of the clip, plus bands and state; `run_chunks` holds only the results of
+    the chunks that run.
 
     Args:
         first: Module of the first chunk, (1, C, T, H, W).
@@ -57,6 +64,8 @@ class ChunkStream:
         pages: As for `lowtide.stream`, of maps within a chunk and of the state between chunks.
         scratch: As for `lowtide.stream`.
         together: Chunks that run together in each band, 1 or more; "auto" chooses.
+        profile: GPU to plan for, which need not be here: modules and clips may be on "meta", and
+            nothing is run, not even to compare bands with the module.
 
     Raises:
         ModelError: One of the modules cannot be streamed exactly.
@@ -74,6 +83,7 @@ class ChunkStream:
         pages: PagePlacement = "auto",
         scratch: Path | None = None,
         together: ChunksTogether = "auto",
+        profile: DeviceProfile | None = None,
     ) -> None:
         if together != "auto" and together < 1:
             raise UsageError(f"{together} chunks together: at least 1 runs, or 'auto'")
@@ -82,6 +92,7 @@ class ChunkStream:
         self._together: ChunksTogether = together
         self._pages: PagePlacement = pages
         self._budget, self._scratch = budget, ScratchSpace(scratch)
+        self._profile = profile
         self._lock = threading.RLock()
         # Key and plan of the last clip.
         self._prepared: tuple[object, ClipPlan] | None = None
@@ -102,25 +113,54 @@ class ChunkStream:
                 "a clip is (batch, channels, frames, height, width) of floating point, not"
                 f" {clip.dtype} {shape}"
             )
-        for module in self._modules:
-            reject_gradients(module, [clip])
-        clip = clip.detach()
         with self._lock:
-            plan, lengths = self.plan(clip), self._lengths(clip)
+            plan, lengths = self._checked_plan(clip), self._lengths(clip)
+            clip = clip.detach()
             result = _allocate_result(plan, clip)
             for sample, target in zip(clip.split(1), result.split(1), strict=True):
-                _run_clip(plan, sample.split(lengths, _FRAMES), target, after_chunks)
+                run_clip(
+                    plan, iter(sample.split(lengths, _FRAMES)), WholeResult(target, after_chunks)
+                )
         return result
+
+    def run_chunks(self, like: Tensor, read: ReadChunk, write: WriteChunk) -> None:
+        """Run a clip of which neither the frames nor the result are ever held whole.
+
+        Args:
+            like: Tensor of the clip's shape (1, C, T, H, W), dtype and device. Values are not read:
+                an expanded scalar will do.
+            read: Called with the number of frames of the next chunk; returns them, (1, C, frames,
+                H, W).
+            write: Called with the result of each chunk, (1, C', T', H', W'), in order. What it or
+                ``read`` raises ends the run.
+        """
+        if len(like) != 1:
+            raise UsageError(f"one clip runs chunk by chunk, not a batch of {len(like)}")
+        with self._lock:
+            plan = self._checked_plan(like, keep_result=False)
+            run_clip(plan, map(read, self._lengths(like)), ChunkResults(like, write))
+
+    def _checked_plan(self, clip: Tensor, *, keep_result: bool = True) -> ClipPlan:
+        """Return the plan for a clip; raises `UsageError` for a call that cannot run."""
+        if self._profile is not None:
+            raise UsageError(f"this stream is only a plan for {self._profile.title}")
+        for module in self._modules:
+            reject_gradients(module, [clip])
+        return self.plan(clip, keep_result=keep_result)
 
     def explain(self, clip: Tensor) -> str:
         """Describe how the chunks of a clip (B, C, T, H, W) run and what memory they take."""
         return self.plan(clip).title
 
-    def plan(self, clip: Tensor) -> ClipPlan:
-        """Return the plan for a clip (B, C, T, H, W): order, state, and predicted bytes."""
+    def plan(self, clip: Tensor, *, keep_result: bool = True) -> ClipPlan:
+        """Return the plan for a clip (B, C, T, H, W): order, state, and predicted bytes.
+
+        ``keep_result`` is whether the whole result is held, as by a call, or not, as by
+        `run_chunks`.
+        """
         clip = clip.detach()
         with self._lock:
-            key = tuple(clip.shape), _run_state(clip)
+            key = tuple(clip.shape), _run_state(clip), keep_result
             if self._prepared is not None:
                 known, plan = self._prepared
                 if known == key and plan.matches():
@@ -129,7 +169,7 @@ class ChunkStream:
                     return plan
             self._prepared = None  # free those of another size first
             with TRACE_LOCK, torch.no_grad():
-                plan = self._planner(clip).choose()
+                plan = self._planner(clip, keep_result=keep_result).choose()
             self._prepared = key, plan
             return plan
 
@@ -139,19 +179,25 @@ class ChunkStream:
         more = max(0, clip.shape[_FRAMES] - first) // later
         return [clip.shape[_FRAMES] - more * later, *(more * [later])]
 
-    def _planner(self, clip: Tensor) -> ClipPlanner:
+    def _planner(self, clip: Tensor, *, keep_result: bool) -> ClipPlanner:
         lengths = self._lengths(clip)
         alone = self._planners_alone(clip, lengths[:2])
         results = [one.program.bytes_of(one.program.graph.outputs[0]) for one in alone]
         times = 1, len(lengths) - 1
+        result_bytes = len(clip) * sum(map(operator.mul, results, times))
         return ClipPlanner(
             self._modules,
             alone,
             StreamSettings(
-                self._budget, self._pages, self._scratch, recorded=False, certified=True
+                self._budget,
+                self._pages,
+                self._scratch,
+                recorded=False,
+                certified=self._profile is None,
+                profile=self._profile,
             ),
             count=len(lengths),
-            result_bytes=len(clip) * sum(map(operator.mul, results, times)),
+            result_bytes=result_bytes if keep_result else None,
             dim=_ROWS,
             together=self._together,
         )
@@ -216,44 +262,3 @@ def _allocate_result(plan: ClipPlan, clip: Tensor) -> Tensor:
     shape = list(metas[0].shape)
     shape[0], shape[_FRAMES] = len(clip), sum(meta.shape[_FRAMES] for meta in metas)
     return clip.new_empty(shape, dtype=metas[0].dtype)
-
-
-def _run_clip(
-    plan: ClipPlan,
-    chunks: Sequence[Tensor],
-    result: Tensor,
-    after_chunks: AfterChunks | None,
-) -> None:
-    """Write the result of the chunks (1, C, T, H, W) of one clip, run by run."""
-    left, frame, state = iter(chunks), 0, plan.store.empty([])
-    for run in plan:
-        results = run.results
-        taken = [
-            MemoryPage.from_tensor(one.contiguous(), _ROWS) for one in islice(left, run.chunks)
-        ]
-        frames = [meta.shape[_FRAMES] for meta in results[: run.chunks]]
-        targets = result.narrow(_FRAMES, frame, sum(frames)).split(frames, _FRAMES)
-        new_state = plan.store.empty(results[run.chunks :])
-        try:
-            _write_rows(run, [*taken, *state.take_pages()], targets, new_state)
-            if after_chunks is not None:
-                after_chunks(sum(frames))
-        except BaseException:
-            new_state.close()
-            raise
-        frame, state = frame + sum(frames), new_state
-    state.close()
-
-
-def _write_rows(
-    run: ChunkRun, pages: Sequence[Page], targets: Sequence[Tensor], state: CarriedState
-) -> None:
-    """Write the rows that a run makes to the frames of its chunks and to the new state."""
-    places = run.prepared.output_places
-    for output, first, rows in run.prepared.executor.run(pages):
-        for number, place in enumerate(places):
-            if place == output and number < run.chunks:
-                targets[number].narrow(_ROWS, first, rows.shape[_ROWS]).copy_(rows)
-            elif place == output:
-                state.write(number - run.chunks, first, rows)
-        del rows  # free the rows before the next band is computed

@@ -10,26 +10,20 @@ between groups alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from lowtide.core.errors import BudgetError
 from lowtide.core.units import MIB, format_bytes
 from lowtide.streaming.capture.graph import TensorMeta
-from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.engine.carried_state import StateBytes, StateStore
-from lowtide.streaming.engine.placement import Placement, allowed_placements
-from lowtide.streaming.engine.unroll import unroll
+from lowtide.streaming.engine.carried_state import StateStore
+from lowtide.streaming.engine.placement import Placement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
-from lowtide.streaming.planner.stream_planner import StreamPlanner
-from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
+from lowtide.streaming.prepared_stream import (
+    PreparedStream,
+)
 
-# Chunks that run together at the most: a plan takes the longer, the more there are.
-_MOST_TOGETHER = 8
 _STATE_LABELS = {"memory": "in memory", "host": "on the host", "disk": "on disk"}
-ChunksTogether = int | Literal["auto"]
 
 
 class UnrolledChunks(nn.Module):
@@ -102,22 +96,58 @@ class ClipPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """Predicted peak on the device, with the result of the clip."""
+        """Predicted peak on the device, with the result as far as it is held."""
         return max(one.prepared.layout.peak_bytes for one in self.runs)
+
+    @property
+    def upper_bytes(self) -> int:
+        """Smallest budget in which it runs like this."""
+        return max(one.prepared.upper_bytes for one in self.runs)
 
     @property
     def moved_bytes(self) -> int:
         """Bytes of the state that are written and read between runs."""
         return 2 * self.state_bytes * (sum(one.times for one in self.runs) - 1)
 
+    def bytes_in(self, place: Placement) -> int:
+        """Return the most bytes of the state and of pages in this place, the device apart."""
+        layouts = [one.prepared.layout for one in self.runs]
+        pages = [
+            max(one.spilled_peak_bytes, one.disk_peak_bytes)
+            for one in layouts
+            if one.placement == place
+        ]
+        # the next state is made while the last is read
+        state = 2 * self.state_bytes if self.store.placement == place else 0
+        return state + max(pages, default=0)
+
+    @property
+    def transferred_bytes(self) -> int:
+        """Bytes of state and pages that go to the host or to disk and come back, in all."""
+        state = self.moved_bytes if self.store.placement != "memory" else 0
+        layouts = [(one.times, one.prepared.layout) for one in self.runs]
+        return state + sum(
+            2 * times * one.spilled_bytes for times, one in layouts if one.placement != "memory"
+        )
+
+    @property
+    def moving_seconds(self) -> float:
+        """Estimated seconds in which the state is moved between runs."""
+        model = self.runs[0].prepared.layout.cost_model
+        speeds = {"memory": model.copy_bytes_per_second, **model.spill_bytes_per_second}
+        return self.moved_bytes / speeds[self.store.placement]
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Estimated seconds in addition to the operators' own time."""
+        bands = sum(one.times * one.prepared.layout.overhead_seconds for one in self.runs)
+        return bands + self.moving_seconds
+
     @property
     def cost(self) -> float:
         """Cost to compare plans by: overhead seconds, and memory priced in seconds."""
         model = self.runs[0].prepared.layout.cost_model
-        speeds = {"memory": model.copy_bytes_per_second, **model.spill_bytes_per_second}
-        overhead = sum(one.times * one.prepared.layout.overhead_seconds for one in self.runs)
-        moving = self.moved_bytes / speeds[self.store.placement]
-        return overhead + moving + self.peak_bytes / MIB * model.seconds_per_mib
+        return self.overhead_seconds + self.peak_bytes / MIB * model.seconds_per_mib
 
     @property
     def title(self) -> str:
@@ -134,109 +164,3 @@ class ClipPlan:
                 how += f" ({format_bytes(self.moved_bytes)} moved)"
         programs = "; ".join(one.prepared.title for one in self.runs)
         return f"chunks: {count}, {how}; {programs}"
-
-
-@dataclass(frozen=True)
-class ClipPlanner:
-    """Plans for a clip of ``count`` chunks.
-
-    Attributes:
-        modules: Modules of the first chunk and of later ones.
-        alone: Planner of each, later ones with the state as inputs; one if ``count`` is 1.
-        settings: Budget and pages; where pages may be, the state may be too.
-        count: Number of chunks.
-        result_bytes: Bytes of the result of the whole batch, which is held from the start.
-        dim: Dim of the rows.
-        together: Number of chunks that run together, or "auto".
-    """
-
-    modules: Sequence[nn.Module]
-    alone: Sequence[StreamPlanner]
-    settings: StreamSettings
-    count: int
-    result_bytes: int
-    dim: int
-    together: ChunksTogether = "auto"
-
-    def choose(self) -> ClipPlan:
-        """Return the plan within the budget: the simplest, or else that of least cost.
-
-        Chunks one by one with the state in memory are the simplest: nothing is moved, and rows at
-        the edges of bands are held for one chunk alone.
-
-        Raises:
-            BudgetError: No plan fits; the message names the smallest budget that is enough.
-        """
-        simplest, *others = self._candidates()
-        plans, refusals = [], list[BudgetError]()
-        for round_ in ([simplest], others):
-            for together, placement in round_:
-                try:
-                    plans.append(self.plan(together, placement))
-                except BudgetError as refusal:
-                    refusals.append(refusal)
-            if plans:
-                return min(plans, key=lambda one: one.cost)
-        raise min(refusals, key=lambda one: one.smallest or 0)
-
-    def _candidates(self) -> list[tuple[int, Placement]]:
-        """Return numbers of chunks that run together and places of the state, simplest first."""
-        device = self.alone[0].inputs.first.device
-        places = allowed_placements(device, self.settings.pages)
-        if self.together == "auto":
-            most = self.count if self.count <= _MOST_TOGETHER + 1 else _MOST_TOGETHER
-            numbers = [1, most] if most > 1 else [1]
-        else:
-            numbers = [min(self.together, self.count)]
-        found = list[tuple[int, Placement]]()
-        for number in numbers:
-            if number >= self.count:
-                found.append((number, places[0]))  # there is no state
-                continue
-            for place in places:
-                # in memory, the state of groups is as large as that of single chunks
-                if place != "memory" or number == numbers[0]:
-                    found.append((number, place))
-        return found
-
-    def plan(self, together: int, placement: Placement) -> ClipPlan:
-        """Return the plan for so many chunks together, with the state in this place.
-
-        Raises:
-            BudgetError: It does not fit; the message names the smallest budget that is enough.
-        """
-        head = self.count if together >= self.count else 1 + (self.count - 1) % together
-        groups = (self.count - head) // together
-        runs, refusals = list[ChunkRun](), list[BudgetError]()
-        for first, chunks, times in ((0, head, 1), (1, together, groups)):
-            if not times:
-                continue
-            try:
-                runs.append(self._run(first, chunks, times, placement, keep_state=bool(groups)))
-            except BudgetError as refusal:
-                refusals.append(refusal)
-        if refusals:  # what the larger program needs is enough for both
-            raise max(refusals, key=lambda one: one.smallest or 0)
-        device = self.alone[0].inputs.first.device
-        store = StateStore(placement, self.dim, device, self.settings.scratch)
-        state = self.alone[-1].inputs.tensors[1:] if groups else ()
-        return ClipPlan(tuple(runs), store, sum(one.nbytes for one in state))
-
-    def _run(
-        self, first: int, chunks: int, times: int, placement: Placement, *, keep_state: bool
-    ) -> ChunkRun:
-        """Return the run of so many chunks that begin with the first or with a later one."""
-        held = StateBytes(chunks, placement, self.result_bytes)
-        kinds = [first, *([1] * (chunks - 1))]
-        alone = [self.alone[kind] for kind in kinds]
-        module, inputs, program = self.modules[first], alone[0].inputs, alone[0].program
-        if chunks > 1 or not keep_state:  # alone, a chunk makes a state that nothing reads
-            program = unroll([one.program for one in alone], keep_state=keep_state)
-            module = UnrolledChunks([self.modules[kind] for kind in kinds], keep_state=keep_state)
-            tensors = *(one.inputs.first for one in alone), *inputs.tensors[1:]
-            inputs = ModelInputs(tensors, dict.fromkeys(range(len(tensors)), self.dim))
-        settings = replace(self.settings, certified=False, held=held)
-        prepared = prepare_stream(module, inputs, settings, program)
-        for one in dict.fromkeys(alone):
-            one.certificate  # noqa: B018  several compute what one by one do
-        return ChunkRun(chunks, times, module, prepared)

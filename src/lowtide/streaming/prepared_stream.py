@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
+from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_module import OpaqueModule
 from lowtide.streaming.capture.output_container import Repack
@@ -21,12 +22,11 @@ from lowtide.streaming.certificate import Certificate
 from lowtide.streaming.engine.executor import BandExecutor, OutputRows
 from lowtide.streaming.engine.placement import PagePlacement, page_factory
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.engine.segments import Segment
 from lowtide.streaming.engine.source_run import FloatAdapter, run_source
 from lowtide.streaming.module_fingerprint import AttributeKey, ModuleFingerprint
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planner.layout_search import StreamLayout
-from lowtide.streaming.planner.stream_planner import StreamPlanner
+from lowtide.streaming.planner.stream_planner import HeldBytes, StreamPlanner
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
 from lowtide.streaming.specialize.graph_replay import HINT
 
@@ -45,7 +45,7 @@ class StreamSettings:
     """Settings of a streamed module: budget, pages, scratch folder, CUDA graph.
 
     ``held`` returns the bytes that inputs and results take for a layout (program, segments, bands);
-    by default all are held whole.
+    by default all are held whole. ``profile`` is the device to plan for, if it is not here.
     """
 
     budget: str | int | Budget
@@ -53,7 +53,8 @@ class StreamSettings:
     scratch: ScratchSpace
     recorded: bool
     certified: bool
-    held: Callable[[StreamProgram, Sequence[Segment], Sequence[int]], int] | None = None
+    held: HeldBytes | None = None
+    profile: DeviceProfile | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,13 @@ class PreparedStream:
         channels = program.graph.nodes[program.output].meta.shape[1]
         given = adapter or FloatAdapter(channels)
         run_source(self.executor, program, source, sink, given, device=self.device)
+
+    @property
+    def upper_bytes(self) -> int:
+        """Smallest budget for this layout: its rows, and what the heap keeps in addition."""
+        on_cpu = self.device.type == "cpu"
+        reserve = _BudgetShare.for_device(on_cpu=on_cpu, recorded=False, copy_bytes=0)
+        return reserve.smallest_budget(self.layout.peak_bytes)
 
     @property
     def title(self) -> str:
@@ -164,11 +172,12 @@ def prepare_stream(
     module: nn.Module,
     inputs: ModelInputs,
     settings: StreamSettings,
-    known: StreamProgram | None = None,
+    known: StreamPlanner | None = None,
 ) -> PreparedStream:
     """Capture, lay out and certify ``module`` for inputs like these.
 
-    Where its program is ``known``, it is not captured again. Raises as `Streamed` does.
+    A planner of its program that is ``known`` is used, with what ``settings`` says is held. Raises
+    as `Streamed` does.
     """
     image = inputs.first
     on_cpu, device = image.device.type == "cpu", str(image.device)
@@ -176,16 +185,18 @@ def prepare_stream(
         require_cuda_graphs(device, HINT)
     if on_cpu and settings.pages == "host":
         raise UsageError("on a CPU, pages are in host memory anyway", hint="pages='memory'")
-    planner = StreamPlanner(
-        module,
-        inputs,
-        pages=settings.pages,
-        held=settings.held,
-        whole_image=settings.held is None,
-        # A CUDA graph has a memory pool of its own, which an arena cannot serve.
-        use_arena=not settings.recorded,
-        program=known,
-    )
+    if known is not None:
+        planner = known.with_held(settings.held)
+    else:
+        planner = StreamPlanner(
+            module,
+            inputs,
+            pages=settings.pages,
+            held=settings.held,
+            whole_image=settings.held is None,
+            # A CUDA graph has a memory pool of its own, which an arena cannot serve.
+            use_arena=not settings.recorded,
+        )
     program = planner.program
     layout = _choose_layout(planner, inputs, settings)
     arena_bytes = planner.dry_run(layout).arena_bytes
@@ -208,24 +219,38 @@ def prepare_stream(
     )
 
 
-def available_bytes(budget: str | int | Budget, device: torch.device) -> int:
-    """Return the bytes that a budget leaves for what a run adds to weights and input."""
-    on_cpu = device.type == "cpu"
-    allowed = Budget.parse(budget, device="cpu" if on_cpu else str(device)).device_bytes
-    reserve = _BudgetShare.for_device(on_cpu=on_cpu, recorded=False, copy_bytes=0)
-    return reserve.available_bytes(allowed)
+def available_bytes(
+    budget: str | int | Budget, device: torch.device, profile: DeviceProfile | None = None
+) -> int:
+    """Return the bytes that a budget leaves for what a run adds to weights and input.
+
+    They are those of the device, or of the one of ``profile``.
+    """
+    reserve = _BudgetShare.for_device(on_cpu=device.type == "cpu", recorded=False, copy_bytes=0)
+    return reserve.available_bytes(_allowed_bytes(budget, device, profile))
+
+
+def _allowed_bytes(
+    budget: str | int | Budget, device: torch.device, profile: DeviceProfile | None
+) -> int:
+    if profile is not None:
+        return Budget.for_profile(profile, budget).device_bytes
+    name = "cpu" if device.type == "cpu" else str(device)
+    return Budget.parse(budget, device=name).device_bytes
 
 
 def _choose_layout(
     planner: StreamPlanner, inputs: ModelInputs, settings: StreamSettings
 ) -> StreamLayout:
     """Return the layout within the budget."""
-    on_cpu, device = inputs.first.device.type == "cpu", str(inputs.first.device)
-    allowed = Budget.parse(settings.budget, device="cpu" if on_cpu else device).device_bytes
+    device = inputs.first.device
+    allowed = _allowed_bytes(settings.budget, device, settings.profile)
     # A CUDA graph reads and writes fixed memory, in addition to inputs and results of the caller.
     copies = sum(one.nbytes for one in inputs.tensors)
     copies += sum(map(planner.program.bytes_of, planner.program.outputs))
-    reserve = _BudgetShare.for_device(on_cpu=on_cpu, recorded=settings.recorded, copy_bytes=copies)
+    reserve = _BudgetShare.for_device(
+        on_cpu=device.type == "cpu", recorded=settings.recorded, copy_bytes=copies
+    )
     try:
         return planner.choose(reserve.available_bytes(allowed))
     except BudgetError as error:

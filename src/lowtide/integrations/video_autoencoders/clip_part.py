@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.memory.budget import Budget
-from lowtide.streaming.chunk_stream import AfterChunks, ChunkStream
+from lowtide.memory.profiles import DeviceProfile
+from lowtide.streaming.chunk_stream import ChunkStream
+from lowtide.streaming.clip_run import AfterChunks
 from lowtide.streaming.engine.placement import PagePlacement
 
 # Dim of frames in (B, C, T, H, W).
@@ -41,8 +43,9 @@ class ClipPart:
         budget: str | int | Budget = "auto",
         pages: PagePlacement = "auto",
         scratch: Path | None = None,
+        profile: DeviceProfile | None = None,
     ) -> ClipPartStream:
-        """Return the stream of the part. Settings are those of `lowtide.stream`."""
+        """Return the stream of the part. Settings are those of `ChunkStream`."""
         chunks = ChunkStream(
             self.first,
             self.later,
@@ -50,6 +53,7 @@ class ClipPart:
             budget=budget,
             pages=pages,
             scratch=scratch,
+            profile=profile,
         )
         return ClipPartStream(chunks, self)
 
@@ -68,6 +72,10 @@ class ClipPartStream:
 
         Raises `UsageError` for a number of frames that the library's own call cannot take.
         """
+        return self.chunks(self._taken(clip), after_chunks)
+
+    def _taken(self, clip: Tensor) -> Tensor:
+        """Return the frames of a clip that the library's own call takes."""
         first, later = self.part.frames
         count = clip.shape[_FRAMES] if clip.dim() > _FRAMES else first
         rest = max(0, count - first) % later
@@ -79,4 +87,4 @@ class ClipPartStream:
             )
         if rest and self.part.drops_rest:
             clip = clip.narrow(_FRAMES, 0, count - rest)
-        return self.chunks(clip, after_chunks)
+        return clip

@@ -19,7 +19,11 @@ _REASONS = {
     "AutoencoderKLLTXVideo": _NO_CACHE,
     "AutoencoderKLMiniMaxH3": "its decoder is a transformer over patches of a clip",
     "AutoencoderKLMochi": _OWN_CACHE,
+    "AutoencoderKLQwenImage21": (
+        "it is of single images: its convolutions are those of Wan without frames before"
+    ),
     "AutoencoderVidTok": _OWN_CACHE,
+    "Kandinsky6SRVAE": _OWN_CACHE,
 }
 
 

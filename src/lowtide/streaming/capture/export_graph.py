@@ -63,7 +63,7 @@ def capture(module: nn.Module, inputs: Tensor | ModelInputs) -> Graph:
         flat = _FlatModule(module, inputs)
         autocast = AutocastState.current(inputs.first.device.type)
         graph = _capture_with_opaque(flat, OpaqueModules(module, inputs, autocast))
-        graph.written_attributes |= written | flat.written
+        graph.written_attributes |= written | flat.call.written
     return graph
 
 
@@ -90,25 +90,30 @@ def _capture_with_opaque(module: _FlatModule, opaque: OpaqueModules) -> Graph:
             return _build_graph(module, exported, opaque.modules)
 
 
-class _FlatModule(nn.Module):
-    """Wrapper that takes only tensors and returns only those of a module's result.
+class _TracedCall:
+    """What a call left besides tensors.
 
-    ``pack`` puts tensors back into the module's output container.
+    ``pack`` puts tensors back into the module's output container; the module set ``written``.
     """
 
     pack: Repack
     written: set[AttributeKey]
 
+
+class _FlatModule(nn.Module):
+    """Wrapper that takes only tensors and returns only those of a module's result."""
+
     def __init__(self, module: nn.Module, inputs: ModelInputs) -> None:
         super().__init__()
         self.module, self.inputs = module, inputs
+        # an object of its own: older versions of PyTorch refuse attributes that forward creates
+        self.call = _TracedCall()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the module's result tensors for these tensors of its arguments."""
         with _restore_attributes(self.module) as written:
             found, pack = unpack_output(self.inputs.call(self.module, tensors))
-        # around `nn.Module.__setattr__`, which the trace would follow
-        self.__dict__.update(pack=pack, written=written)
+        self.call.pack, self.call.written = pack, written
         # an output that is an input itself would be no operator of the graph
         return tuple(one.clone() if any(one is it for it in tensors) else one for one in found)
 
@@ -228,7 +233,7 @@ def _build_graph(module: _FlatModule, exported: Any, opaque: Sequence[AnyOpaqueM
     axes = module.inputs.axes
     fixed = [place for position, place in enumerate(inputs) if position not in axes]
     streamed = [inputs[position] for position in axes]
-    return Graph(nodes, streamed, list(axes.values()), fixed, outputs, tensors, module.pack)
+    return Graph(nodes, streamed, list(axes.values()), fixed, outputs, tensors, module.call.pack)
 
 
 def _reject_buffer_updates(exported: Any) -> None:

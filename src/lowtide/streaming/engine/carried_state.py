@@ -104,25 +104,34 @@ class StateBytes:
     """Bytes on the device that chunks, result and state take while a program of ``chunks`` runs.
 
     The first ``chunks`` inputs and results of the program are those of its chunks, and the others
-    the state. ``result_bytes`` are those of the result of all runs, held from the start.
+    the state. ``result_bytes`` are those of the result of all runs, held from the start; None where
+    results of earlier runs are gone.
     """
 
     chunks: int
     placement: Placement
-    result_bytes: int
+    result_bytes: int | None
 
     def __call__(
         self, program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int]
     ) -> int:
         """Return the most bytes for a layout, apart from the rows at work."""
+        if self.placement == "memory":
+            old = program.graph.inputs[self.chunks :]
+            more = _overlap_bytes(program, segments, bands, old)
+        else:
+            more = self._transfer_bytes(program, segments, bands)
+        return self.least_bytes(program) + more
+
+    def least_bytes(self, program: StreamProgram) -> int:
+        """Return the bytes that are held in any layout."""
         graph = program.graph
         copies = sum(map(program.bytes_of, graph.inputs[: self.chunks]))
-        old, new = graph.inputs[self.chunks :], graph.outputs[self.chunks :]
-        if self.placement == "memory":
-            held = sum(map(program.bytes_of, new)) + _overlap_bytes(program, segments, bands, old)
-        else:
-            held = self._transfer_bytes(program, segments, bands)
-        return copies + self.result_bytes + held
+        results = self.result_bytes
+        if results is None:
+            results = sum(map(program.bytes_of, graph.outputs[: self.chunks]))
+        state = graph.outputs[self.chunks :] if self.placement == "memory" else []
+        return copies + results + sum(map(program.bytes_of, state))
 
     def _transfer_bytes(
         self, program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int]

@@ -256,5 +256,5 @@ def _unpin(streams: Sequence[torch.cuda.Stream], pinned: PinnedMemory) -> None:
 
 
 def host_transfer_for(device: torch.device) -> HostTransfer:
-    """Return the transfer object for a device."""
-    return SyncHostTransfer() if device.type == "cpu" else CudaHostTransfer(device)
+    """Return the transfer object for a device; on "meta" a run is only planned."""
+    return SyncHostTransfer() if device.type in ("cpu", "meta") else CudaHostTransfer(device)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowtide.core.units import GIB, MIB
+from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.engine.program import StreamProgram
 
 
@@ -50,6 +51,19 @@ GPU = CostModel(
 )
 
 
-def cost_model_for(program: StreamProgram) -> CostModel:
-    """Return the cost model of the device that a program was captured on."""
-    return CPU if program.graph.on_cpu else GPU
+# Share of a GPU's bandwidth that copies of rows reach, and of a bus that copies to the host reach.
+_BANDWIDTH_SHARE, _BUS_SHARE = 0.7, 0.8
+
+
+def cost_model_for(program: StreamProgram, profile: DeviceProfile | None = None) -> CostModel:
+    """Return the cost model of the device that a program was captured on, or of a GPU's profile."""
+    if profile is None:
+        return CPU if program.graph.on_cpu else GPU
+    bus = profile.pcie_bytes_per_s or GPU.spill_bytes_per_second["host"]
+    return replace(
+        GPU,
+        copy_bytes_per_second=min(
+            GPU.copy_bytes_per_second, int(profile.bandwidth_bytes_per_s * _BANDWIDTH_SHARE)
+        ),
+        spill_bytes_per_second={**GPU.spill_bytes_per_second, "host": int(bus * _BUS_SHARE)},
+    )

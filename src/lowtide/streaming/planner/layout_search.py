@@ -8,6 +8,7 @@ from functools import cached_property
 
 from lowtide.core.units import MIB
 from lowtide.memory.cache import MeasurementCache, cache_folder, package_digest
+from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.placement import Placement
 from lowtide.streaming.engine.program import StreamProgram
@@ -104,11 +105,14 @@ def layout_store(program: StreamProgram) -> MeasurementCache:
 
 
 class LayoutSearch:
-    """Drafts layouts of one program; each segment is estimated once."""
+    """Drafts layouts of one program; each segment is estimated once.
 
-    def __init__(self, program: StreamProgram) -> None:
+    Costs are those of the device of ``profile``, or of the one that the program was captured on.
+    """
+
+    def __init__(self, program: StreamProgram, profile: DeviceProfile | None = None) -> None:
         self._program, self._store = program, layout_store(program)
-        self.cost_model = cost_model_for(program)
+        self.cost_model = cost_model_for(program, profile)
 
     def drafts(
         self,
@@ -150,6 +154,7 @@ class LayoutSearch:
                 kept,
                 _SegmentedProgram(
                     self._program,
+                    self.cost_model,
                     cuts,
                     again,
                     segments,
@@ -187,6 +192,7 @@ class _SegmentedProgram:
     """A program cut into segments, before the number of bands is chosen."""
 
     program: StreamProgram
+    cost_model: CostModel
     cuts: tuple[int, ...]
     recompute_limit: int
     segments: list[Segment]
@@ -222,7 +228,7 @@ class _SegmentedProgram:
             pages_bytes=self._occupancy.peak_bytes,
             spilled_peak_bytes=0,
             disk_peak_bytes=0,
-            cost_model=cost_model_for(self.program),
+            cost_model=self.cost_model,
         )
 
     def resident_choices(self, resident_shares: Sequence[float]) -> list[_ResidentPages]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from lowtide.core.errors import BudgetError
 from lowtide.core.units import format_bytes
 from lowtide.memory.cache import cache_folder
 from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.profiles import local_profile
+from lowtide.memory.profiles import DeviceProfile, local_profile
 from lowtide.streaming.capture.autocast_state import no_autocast
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs
@@ -30,6 +31,8 @@ from lowtide.streaming.planner.ledger_rows import ledger_row
 _STEP = 0.08
 # Ratios of exact to drafted bytes differ by this much: what may fit is worth a dry run.
 _LEAST_SHARE = 0.9
+# Bytes held outside of the bands of a layout (program, segments, bands).
+HeldBytes = Callable[[StreamProgram, Sequence[Segment], Sequence[int]], int]
 
 
 class StreamPlanner:
@@ -44,6 +47,7 @@ class StreamPlanner:
             which count in addition.
         use_arena: As for `dry_run`.
         program: Program of the module for such inputs, if it is known; by default it is captured.
+        profile: Device to plan for, which need not be present; by default that of the inputs.
 
     Raises:
         ModelError: The module cannot be captured.
@@ -56,21 +60,23 @@ class StreamPlanner:
         *,
         pages: PagePlacement = "auto",
         whole_image: bool = True,
-        held: Callable[[StreamProgram, Sequence[Segment], Sequence[int]], int] | None = None,
+        held: HeldBytes | None = None,
         use_arena: bool = True,
         program: StreamProgram | None = None,
+        profile: DeviceProfile | None = None,
     ) -> None:
         self.inputs = ModelInputs.of(inputs)
         self.program = program or lower_to_rows(capture(module, self.inputs))
-        self._module, self._device = module, self.inputs.first.device
+        self.module, self._device = module, self.inputs.first.device
         self._pages: PagePlacement = pages
         self._whole_image, self._held, self._use_arena = whole_image, held, use_arena
+        self._profile = profile
         self._candidates: dict[bool, list[StreamLayout]] = {}
         self._dry_runs: dict[object, DryRunResult] = {}
 
     @cached_property
     def _search(self) -> LayoutSearch:
-        return LayoutSearch(self.program)
+        return LayoutSearch(self.program, self._profile)
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -78,7 +84,7 @@ class StreamPlanner:
 
         Raises `ModelError` where the results differ.
         """
-        return certify(self._module, self.inputs, self.program, cache_folder())
+        return certify(self.module, self.inputs, self.program, cache_folder())
 
     def candidates(self, *, low_memory: bool = False) -> list[StreamLayout]:
         """Return drafts on the Pareto front of memory and time, smallest first.
@@ -95,6 +101,18 @@ class StreamPlanner:
             )
         return self._candidates[low_memory]
 
+    def with_held(self, held: HeldBytes | None) -> StreamPlanner:
+        """Return a planner beside whose bands other bytes are held, with all that is known here."""
+        changed = copy.copy(self)
+        changed._held = held
+        return changed
+
+    @property
+    def least_draft_bytes(self) -> int:
+        """Bytes of the smallest draft, with what is held beside it."""
+        drafts = self.candidates(low_memory=True)
+        return min(one.peak_bytes + self.held_bytes(one) for one in drafts)
+
     def held_bytes(self, layout: StreamLayout) -> int:
         """Return the bytes held outside of the bands of a candidate."""
         return 0 if self._held is None else self._held(self.program, layout.segments, layout.bands)
@@ -107,8 +125,9 @@ class StreamPlanner:
     def dry_run(self, layout: StreamLayout) -> DryRunResult:
         """Return the dry run of a candidate: the exact bytes of a run."""
         if layout.key not in self._dry_runs:
-            device = self._device
-            profile = None if device.type == "cpu" else local_profile(str(device))
+            device, profile = self._device, self._profile
+            if profile is None and device.type != "cpu":
+                profile = local_profile(str(device))
             with no_autocast(device.type):
                 self._dry_runs[layout.key] = dry_run(
                     self.program,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowtide.cli.progress_bar import ProgressLine
+from lowtide.cli.run_with_progress import run_with_progress
 from lowtide.cli.shell import option, print_result
 from lowtide.core.errors import UsageError
 
@@ -61,16 +60,7 @@ def run_job(
     Args:
         load: Imports the job and returns its function, which is called with the rest.
     """
-    from lowtide.core.heap import tune_heap
-
-    progress = ProgressLine(quiet=quiet)
-    try:
-        tune_heap()  # before the libraries load; no other code shares this process
-        run = load()
-        gc.freeze()  # keep library objects out of the collection before each image
-        result = run(*given, progress=progress, **more)
-    finally:
-        progress.close()
+    result = run_with_progress(load, *given, quiet=quiet, **more)
     from lowtide.cli.print_report import print_report, print_skipped_inputs
 
     print_skipped_inputs(result)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowtide.cli.print_report import memory_line
-from lowtide.cli.progress_bar import ProgressLine
+from lowtide.cli.run_with_progress import run_with_progress
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
 from lowtide.core.units import format_bytes
@@ -47,18 +48,15 @@ def encode(
     The file also says what decoding needs to make the same video again: frames, size and time
     stamps. Latents are not scaled; its entry says by what a diffusion model scales them.
     """
-    from lowtide.jobs.vae import encode as run
-
-    _show(
-        run(
-            video,
-            output,
-            dry_run=dry_run,
-            force=force,
-            progress=ProgressLine(quiet=quiet),
-            **settings,
-        ),
-        as_json,
+    _run(
+        "encode",
+        video,
+        output,
+        dry_run=dry_run,
+        force=force,
+        quiet=quiet,
+        as_json=as_json,
+        **settings,
     )
 
 
@@ -78,18 +76,15 @@ def decode(
     One continuous stream, without tiles or seams: frames are equal to those of the model's own call
     to rounding.
     """
-    from lowtide.jobs.vae import decode as run
-
-    _show(
-        run(
-            latents,
-            output,
-            dry_run=dry_run,
-            force=force,
-            progress=ProgressLine(quiet=quiet),
-            **settings,
-        ),
-        as_json,
+    _run(
+        "decode",
+        latents,
+        output,
+        dry_run=dry_run,
+        force=force,
+        quiet=quiet,
+        as_json=as_json,
+        **settings,
     )
 
 
@@ -110,22 +105,29 @@ def roundtrip(
 
     PSNR and SSIM compare the frames with those that went in.
     """
-    from lowtide.jobs.vae import roundtrip as run
-
-    _show(
-        run(
-            video,
-            output,
-            dry_run=dry_run,
-            force=force,
-            progress=ProgressLine(quiet=quiet),
-            **settings,
-        ),
-        as_json,
+    _run(
+        "roundtrip",
+        video,
+        output,
+        dry_run=dry_run,
+        force=force,
+        quiet=quiet,
+        as_json=as_json,
+        **settings,
     )
 
 
-def _show(report: VaeReport, as_json: bool) -> None:
+def _run(
+    job: str, given: Path, output: Path | None, *, quiet: bool, as_json: bool, **settings: Any
+) -> None:
+    """Run the job of this name in `lowtide.jobs.vae`, and print its report."""
+
+    def load() -> Callable[..., VaeReport]:
+        from lowtide.jobs import vae
+
+        return getattr(vae, job)
+
+    report = run_with_progress(load, given, output, quiet=quiet, **settings)
     print_result(report, lambda: _print(report), lambda: None, as_json=as_json)
 
 

@@ -91,6 +91,7 @@ def test_what_an_item_leaves_is_in_the_ledger_of_the_next(run_leaky):
         assert extra == rows_of(item)[HELD].value if HELD in rows_of(item) else extra == 0
 
 
+@pytest.mark.own_process
 def test_a_folder_that_leaves_too_little_is_planned_for_what_is_left(tmp_path, save, crop):
     """A budget of just the largest bound: what the first images hold makes later plans smaller."""
     folder = tmp_path / "in"

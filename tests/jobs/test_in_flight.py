@@ -71,6 +71,7 @@ def test_reports_count_images_written_meanwhile(folder, tmp_path):
     assert all(image.memory.within_budget for image in report.images)
 
 
+@pytest.mark.own_process
 def test_an_image_that_does_not_fit_with_others_waits(folder, tmp_path, monkeypatch):
     """With a budget of just one image's plan, one is written before the next begins."""
     needed = max(

@@ -108,9 +108,10 @@ def test_a_plan_is_that_of_the_run(run, source, unmeasured, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"tile": 48}, {"strategy": "tiled"}, {"budget": "80MiB"}],
+    [{"tile": 48}, {"strategy": "tiled"}, {"budget": "68MiB"}],
     ids=["a tile", "tiles", "a small budget"],
 )
+@pytest.mark.own_process
 def test_where_tiles_may_be_needed_they_are_measured(run, unmeasured, read, crop, options):
     image = run(model=unmeasured, **options)
     assert is_measured(unmeasured)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,15 @@ from lowtide.jobs.journal import open_journal
 from lowtide.jobs.measure_process import measure_apart
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.prepare import prepare
-from lowtide.jobs.prepared import Pin
+from lowtide.jobs.prepared import Pin, PreparedModel
 from lowtide.jobs.report import ProcessMemory, SkippedInput, versions
 from lowtide.jobs.results import ResultRecorder
 from lowtide.jobs.whole_image import whole_image
 from lowtide.jobs.workers import Workers
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, Found
-from lowtide.memory.meter import open_meter
+from lowtide.memory.budget import Budget
+from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
 from lowtide.memory.plan_file import PlanFile
 from lowtide.memory.process_memory import RESIDENT_PEAK
 
@@ -49,49 +50,27 @@ def run_images(
     started = time.perf_counter()
     plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
     found, folder = find_jobs(inputs, output, chosen, job_type)
-    pairs, facts = found.pairs, None
+    facts = None
     if folder is None:
         # Fail before a new model is measured, which may take minutes.
-        facts = job_type.inspect(pairs[0].source, chosen)
-        job_type.refuse_overwriting(pairs[0], chosen, force=force)
+        facts = job_type.inspect(found.pairs[0].source, chosen)
+        job_type.refuse_overwriting(found.pairs[0], chosen, force=force)
     scratch = Path(chosen.scratch) if chosen.scratch else folder or Path(output).parent
     devices = resolve_devices(chosen.device_names)
     job_type.load_libraries(chosen)
     whole_process = RESIDENT_PEAK.reader()
     has_mark = whole_process.reset()
     meter = open_meter(devices[0])
+    run = _ImageRun(
+        job_type, chosen, found.pairs, facts, devices, scratch, plan_file, meter, progress, cancel
+    )
     meter.start()
     try:
         with open_journal(folder) as journal, divide_threads(len(devices)) as threads:
             now = versions(chosen.model_name, job_type.packages)
             pin = Pin.read(journal, now)
-            budget = min(
-                (chosen.parse_budget(device, scratch) for device in dict.fromkeys(devices)),
-                key=lambda one: one.device_bytes,
-            )
-            if pin is not None:
-                budget = pin.pinned_budget(chosen.budget, budget)
-            share = budget_share(budget, devices)
-            prepared = prepare(
-                chosen,
-                device=devices[0],
-                limit_bytes=share.device_bytes // 2,
-                known=pin and pin.measured,
-                replayed=plan_file and plan_file.first,
-                meter=meter,
-                progress=progress,
-                cancel=cancel,
-                on_loaded=scale_checker(job_type, pairs, chosen, facts),
-                measure=lambda precision: measure_apart(
-                    job_type,
-                    replace(chosen, precision=precision, devices=(), plan_file=None),
-                    pairs[0],
-                    share,
-                    progress,
-                    cancel,
-                ),
-                whole=whole_image(job_type, chosen, share, pairs, facts),
-            )
+            budget = run.budget(pin)
+            prepared = run.prepare(budget_share(budget, devices), pin)
             Pin.write(journal, now, budget, prepared.measurements)
             report = job_type.report_type(
                 model=prepared.descriptor.to_dict(),
@@ -100,35 +79,15 @@ def run_images(
                 skipped_inputs=SkippedInput.of(found),
             )
             key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
-            results = ResultRecorder(pairs, report, journal, key, force=force, sidecar=sidecar)
-            if len(devices) == 1 or len(pairs) == 1:
+            results = ResultRecorder(
+                found.pairs, report, journal, key, force=force, sidecar=sidecar
+            )
+            if len(devices) == 1 or len(found.pairs) == 1:
                 # A single image stays in this process, which distributes its tiles.
-                copies = tuple(copy_network(prepared.network, one) for one in devices[1:])
-                prepared = replace(prepared, replicas=copies)
-                Pipeline(
-                    job_type(prepared, chosen, budget, plan_file=plan_file, images=len(pairs)),
-                    results,
-                    meter,
-                    progress=progress,
-                    cancel=cancel,
-                    scratch=scratch,
-                    count=len(pairs),
-                    streams=chosen.streams if job_type.overlaps else 1,
-                    threads=threads * len(devices),
-                ).run(results.due_items())
+                run.pipeline(prepared, budget, results, threads).run(results.due_items())
             else:
-                job = job_type(prepared, chosen, share, images=len(pairs))
-                workers = Workers(
-                    job_type,
-                    {device: job.worker_setup(device, share) for device in devices},
-                    devices,
-                    results,
-                    streams=chosen.streams if job_type.overlaps else 1,
-                    threads=threads,
-                    scratch=scratch,
-                    progress=progress,
-                )
-                del prepared, job  # free this copy: each worker loads the model
+                workers = run.workers(prepared, budget, results, threads)
+                del prepared  # free this copy: each worker loads the model
                 try:
                     workers.run(cancel)
                 finally:
@@ -142,6 +101,93 @@ def run_images(
     report.seconds = time.perf_counter() - started
     report_phase(progress, "done")
     return report
+
+
+@dataclass(frozen=True)
+class _ImageRun:
+    """Images and how they are run: ``facts`` of a single one, and the running ``meter``."""
+
+    job_type: type[ImageJob]
+    settings: ImageSettings
+    pairs: Sequence[FilePair]
+    facts: ImageFacts | None
+    devices: list[str]
+    scratch: Path
+    plan_file: PlanFile | None
+    meter: HostMeter | CudaMeter
+    progress: ProgressCallback | None
+    cancel: Cancel
+
+    @property
+    def streams(self) -> int:
+        """Images that are in flight at once."""
+        return self.settings.streams if self.job_type.overlaps else 1
+
+    def budget(self, pin: Pin | None) -> Budget:
+        """Return the budget of the device that has the least, or that of the first run."""
+        budget = min(
+            (self.settings.parse_budget(one, self.scratch) for one in dict.fromkeys(self.devices)),
+            key=lambda one: one.device_bytes,
+        )
+        return budget if pin is None else pin.pinned_budget(self.settings.budget, budget)
+
+    def prepare(self, share: Budget, pin: Pin | None) -> PreparedModel:
+        """Load the model and get its costs, for the ``share`` of the budget of one device."""
+        return prepare(
+            self.settings,
+            device=self.devices[0],
+            limit_bytes=share.device_bytes // 2,
+            known=pin and pin.measured,
+            replayed=self.plan_file and self.plan_file.first,
+            meter=self.meter,
+            progress=self.progress,
+            cancel=self.cancel,
+            on_loaded=scale_checker(self.job_type, self.pairs, self.settings, self.facts),
+            measure=lambda precision: measure_apart(
+                self.job_type,
+                replace(self.settings, precision=precision, devices=(), plan_file=None),
+                self.pairs[0],
+                share,
+                self.progress,
+                self.cancel,
+            ),
+            whole=whole_image(self.job_type, self.settings, share, self.pairs, self.facts),
+        )
+
+    def pipeline(
+        self, prepared: PreparedModel, budget: Budget, results: ResultRecorder, threads: int
+    ) -> Pipeline:
+        """Return what runs the images in this process, with ``threads`` for each device."""
+        copies = tuple(copy_network(prepared.network, one) for one in self.devices[1:])
+        prepared, count = replace(prepared, replicas=copies), len(self.pairs)
+        return Pipeline(
+            self.job_type(prepared, self.settings, budget, plan_file=self.plan_file, images=count),
+            results,
+            self.meter,
+            progress=self.progress,
+            cancel=self.cancel,
+            scratch=self.scratch,
+            count=count,
+            streams=self.streams,
+            threads=threads * len(self.devices),
+        )
+
+    def workers(
+        self, prepared: PreparedModel, budget: Budget, results: ResultRecorder, threads: int
+    ) -> Workers:
+        """Return what runs the images in a process for each device."""
+        share = budget_share(budget, self.devices)
+        job = self.job_type(prepared, self.settings, share, images=len(self.pairs))
+        return Workers(
+            self.job_type,
+            {device: job.worker_setup(device, share) for device in self.devices},
+            self.devices,
+            results,
+            streams=self.streams,
+            threads=threads,
+            scratch=self.scratch,
+            progress=self.progress,
+        )
 
 
 def find_jobs(

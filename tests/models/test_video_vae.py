@@ -142,7 +142,7 @@ def test_bad_folders_and_inputs(tmp_path):
         (folder / "config.json").write_text(text)
         with pytest.raises(ModelError, match=said):
             VideoVAE.load(folder)
-    with pytest.raises(UsageError, match="3 groups do not divide 8"):
+    with pytest.raises(UsageError, match="VideoVAE: block_out_channels: 3 groups do not divide 8"):
         VideoVAEConfig.of(block_out_channels=(8, 8, 8, 8), norm_num_groups=3)
     vae = tiny_video_vae()
     for wrong in (clip()[0], clip()[:, :2], clip()[:, :, :0]):

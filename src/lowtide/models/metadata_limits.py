@@ -39,7 +39,9 @@ def parse_json(path: Path, entry: str, text: str) -> Any:
 def first_problem(error: ValidationError) -> str:
     """Return the first thing that is wrong, with the name of its field if there is one."""
     one = error.errors()[0]
-    return ": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"])))
+    return ": ".join(
+        filter(None, (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")))
+    )
 
 
 def size_rule(where: str, values: Any) -> SizeRule:

@@ -66,7 +66,8 @@ def environment(data: dict[str, Any]) -> str:
         for what, count in others.items()
     )
     software = ", ".join(f"{name} {version}".strip() for name, version in _software(facts).items())
-    return f"measured on {_hardware(facts)}; {software}.{elsewhere}"
+    done = "computed" if "not verified" in data["about"] else "measured"
+    return f"{done} on {_hardware(facts)}; {software}.{elsewhere}"
 
 
 def environments(files: list[dict[str, Any]]) -> str:

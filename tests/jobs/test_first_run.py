@@ -11,7 +11,7 @@ import torch
 
 import lowtide
 from lowtide import Cancelled
-from lowtide.jobs.measure_process import measure_apart
+from lowtide.jobs.measure_process import measure_in_child
 from lowtide.jobs.upscale_job import UpscaleJob
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media.discover import FilePair
@@ -95,7 +95,7 @@ def test_the_smallest_budget_that_is_named_works_on_a_machine_that_knows_nothing
 
 @pytest.fixture
 def order(tmp_path, source, monkeypatch):
-    """What `measure_apart` is called with, and an empty cache."""
+    """What `measure_in_child` is called with, and an empty cache."""
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
     pair = FilePair(source, tmp_path / "out.png", source.name)
 
@@ -107,7 +107,7 @@ def order(tmp_path, source, monkeypatch):
 
 
 def test_a_large_budget_needs_no_process_to_measure_in(order, tmp_path):
-    assert not measure_apart(*order("1GiB"))
+    assert not measure_in_child(*order("1GiB"))
     assert not (tmp_path / "cache").exists()
 
 
@@ -115,4 +115,4 @@ def test_measuring_in_another_process_can_be_cancelled(order, tmp_path):
     stop = threading.Event()
     stop.set()
     with pytest.raises(Cancelled):
-        measure_apart(*order("64MiB"), cancel=stop)
+        measure_in_child(*order("64MiB"), cancel=stop)

@@ -14,7 +14,7 @@ from lowtide.jobs.devices import budget_share, divide_threads, resolve_devices
 from lowtide.jobs.image_job import ImageJob
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.journal import open_journal
-from lowtide.jobs.measure_process import measure_apart
+from lowtide.jobs.measure_process import measure_in_child
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.prepare import prepare
 from lowtide.jobs.prepared import Pin, PreparedModel
@@ -143,7 +143,7 @@ class _ImageRun:
             progress=self.progress,
             cancel=self.cancel,
             on_loaded=scale_checker(self.job_type, self.pairs, self.settings, self.facts),
-            measure=lambda precision: measure_apart(
+            measure=lambda precision: measure_in_child(
                 self.job_type,
                 replace(self.settings, precision=precision, devices=(), plan_file=None),
                 self.pairs[0],

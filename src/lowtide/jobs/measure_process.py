@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from lowtide.memory.budget import Budget
 
 # Budgets below which starting a process is worth what it keeps free. It takes 2 seconds.
-_APART_BELOW = 512 * MIB
+_CHILD_BELOW = 512 * MIB
 _POLL_SECONDS = 0.1
 
 
-def measure_apart(
+def measure_in_child(
     job_type: type[ImageJob],
     settings: ImageSettings,
     pair: FilePair,
@@ -50,7 +50,7 @@ def measure_apart(
     Raises:
         Cancelled: ``cancel`` was set.
     """
-    if budget.device != "cpu" or budget.device_bytes >= _APART_BELOW:
+    if budget.device != "cpu" or budget.device_bytes >= _CHILD_BELOW:
         return False
     import torch
 

@@ -59,9 +59,11 @@ class VaePartPlan(BaseModel):
         if self.refusal is not None:
             return f"  {self.part:<9} does not fit: {self.refusal}"
         away = {"on the host": self.host_bytes, "on disk": self.disk_bytes}
-        beside = "".join(f", {format_bytes(size)} {where}" for where, size in away.items() if size)
+        elsewhere = "".join(
+            f", {format_bytes(size)} {where}" for where, size in away.items() if size
+        )
         return (
-            f"  {self.part:<9} peak {format_bytes(self.peak_bytes)}{beside};"
+            f"  {self.part:<9} peak {format_bytes(self.peak_bytes)}{elsewhere};"
             f" {format_bytes(self.moved_bytes_per_frame)} moved and about"
             f" {format_seconds(self.seconds_per_frame)} a frame\n"
             f"  {'':<9} {self.title}"
@@ -200,7 +202,7 @@ def _plan_part(
     frames: int,
     held: int,
 ) -> VaePartPlan:
-    """Return the plan of a part beside ``held`` bytes, or why there is none."""
+    """Return the plan of a part with ``held`` bytes held, or why there is none."""
     try:
         plan = autoencoder.plan(name, shape, reserved=held).plan
     except BudgetError as error:

@@ -110,7 +110,7 @@ class ClipPlan:
         return 2 * self.state_bytes * (sum(one.times for one in self.runs) - 1)
 
     def bytes_in(self, place: Placement) -> int:
-        """Return the most bytes of the state and of pages in this place, the device apart."""
+        """Return the most bytes of the state and of pages in this place, other than the device."""
         layouts = [one.prepared.layout for one in self.runs]
         pages = [
             max(one.spilled_peak_bytes, one.disk_peak_bytes)

@@ -28,7 +28,7 @@ _INVERSES: dict[Any, Any] = {_ATEN.unsqueeze.default: _ATEN.squeeze.dim}
 class InPlaceWrites:
     """The writes of a graph: whether they can be replaced, and their replacement.
 
-    Tensors that share memory are told by their storage, since fake views share that of their base.
+    Tensors that share memory are recognized by their storage: fake views share that of their base.
     """
 
     def __init__(self, exported: Any) -> None:

@@ -102,14 +102,14 @@ class StreamPlanner:
         return self._candidates[low_memory]
 
     def with_held(self, held: HeldBytes | None) -> StreamPlanner:
-        """Return a planner beside whose bands other bytes are held, with all that is known here."""
+        """Return a planner for bands with other bytes held, with all that is known here."""
         changed = copy.copy(self)
         changed._held = held
         return changed
 
     @property
     def least_draft_bytes(self) -> int:
-        """Bytes of the smallest draft, with what is held beside it."""
+        """Bytes of the smallest draft, with what else is held."""
         drafts = self.candidates(low_memory=True)
         return min(one.peak_bytes + self.held_bytes(one) for one in drafts)
 

@@ -145,11 +145,9 @@ def prepare(
             costs = lookup.of_whole(size, whole.budget.device_bytes // 2)
             if costs is not None and whole.fits(prepared := finish(costs)):
                 return prepared
-        if measure is not None and measure(precision):
-            costs = lookup.known(limit_bytes)
-            if costs is not None:
-                return finish(costs)
-        return finish(lookup.measured(limit_bytes, cancel))
+        elsewhere = measure is not None and measure(precision)
+        costs = lookup.known(limit_bytes) if elsewhere else None
+        return finish(costs or lookup.measured(limit_bytes, cancel))
 
 
 @dataclass(frozen=True)

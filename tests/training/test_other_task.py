@@ -226,6 +226,19 @@ def test_the_budget_splits_batches_of_any_rank(tmp_path):
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
+def test_a_step_that_fits_only_a_heap_that_returns_memory_gets_one(monkeypatch):
+    monkeypatch.setattr("lowtide.core.heap._tuned", True)  # as on the command line
+    values = given()
+    values["datasets"] = {"train": {"length": 480, "accum_iter": 1}}
+    config = SeriesConfig.from_values(values | {"width": 64})
+    roomy = plan_step(config, task_of(config), 1 << 40, "cpu")
+    tight = plan_step(config, task_of(config), roomy.upper_bytes - 1, "cpu")
+    assert (roomy.heap, tight.heap) == ("cache", "trim")
+    assert tight.upper_bytes < roomy.predicted_bytes
+    assert tight.micro_batches == roomy.micro_batches == 1
+    assert "returning freed memory" in str(tight)
+
+
 def test_networks_that_never_learn_are_named(tmp_path):
     config = SeriesConfig.from_values(given())
     task = task_of(config)

@@ -59,7 +59,9 @@ def peak_bytes(name: str, env: dict[str, str | None]) -> int:
     ).peak_bytes
 
 
-def estimated(make, heap=None, step: type[InferenceStep | TrainingStep] = TrainingStep) -> lowtide.Estimate:
+def estimated(
+    make, heap=None, step: type[InferenceStep | TrainingStep] = TrainingStep
+) -> lowtide.Estimate:
     model, inputs = make()
     return lowtide.estimate(model, step((inputs,)), operators=WorkspaceCache(), heap=heap)
 

@@ -31,6 +31,7 @@ from lowtide.streaming.planner.tile_variants import (
     with_devices,
     with_prefetch,
 )
+from lowtide.streaming.stored_only import may_compute
 
 
 @dataclass
@@ -163,6 +164,8 @@ def _choose(
     cache = StrategyCache(prepared, image_task, budget, accuracy) if limit_bytes is None else None
     reason = _reason_not_streamed(plans, prepared, settings, budget, bands, images, cache)
     if reason is None:
+        if cache is not None and not cache.is_known:
+            may_compute()  # before the capture, which tiles do not need
         try:
             with trimming_heap():  # a proof and dry runs left 20 MiB of free blocks to the run
                 candidates, chosen = _choose_with_bands(plans, bands, budget, accuracy, limit_bytes)

@@ -19,6 +19,7 @@ from lowtide.core.errors import LowtideError
 from lowtide.core.heap import heap_is_tuned, tune_heap
 from lowtide.core.progress import Cancel, ProgressCallback, check_cancel, report_phase
 from lowtide.core.units import MIB
+from lowtide.memory.library_memory import room_for_process
 
 if TYPE_CHECKING:
     from lowtide.jobs.image_job import ImageJob
@@ -42,7 +43,7 @@ def measure_in_child(
     """Measure a model on the CPU in a new process, and plan its first image there.
 
     That process stores what it finds for this one. Nothing is done for a budget so large that what
-    a probe leaves is little of it.
+    a probe leaves is little of it, and in a container that holds no second process like this one.
 
     Returns:
         Whether costs may have been stored. A model that fails there fails here with its reason.
@@ -51,6 +52,8 @@ def measure_in_child(
         Cancelled: ``cancel`` was set.
     """
     if budget.device != "cpu" or budget.device_bytes >= _CHILD_BELOW:
+        return False
+    if not room_for_process(budget.device_bytes):
         return False
     import torch
 

@@ -18,6 +18,7 @@ from lowtide.media import ImageFacts
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
+from lowtide.memory.library_memory import reason_not_to_plan
 from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.plan_file import PlanFile, check_replay
@@ -303,6 +304,8 @@ def _reason_not_streamed(
                 f"not considered: planning it takes about {format_seconds(takes)}, and it would"
                 f" save at most {format_seconds(max(saved, 0))}"
             )
+    if no_room := reason_not_to_plan():
+        return f"not considered: {no_room}"
     better = cache.get(plans) if cache is not None else None
     return None if better is None else f"considered before, when {better} was the better choice"
 

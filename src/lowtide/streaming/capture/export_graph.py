@@ -16,6 +16,7 @@ from torch.fx.graph_module import _loader
 from lowtide.core.errors import ModelError
 from lowtide.core.logging import silence_warnings
 from lowtide.core.trace_cache import TRACE_LOCK, trace_cache
+from lowtide.memory.library_memory import require_room_to_plan
 from lowtide.streaming.capture.attribute_writes import restore_attributes, watch_attributes
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import (
@@ -53,7 +54,9 @@ def capture(module: nn.Module, inputs: Tensor | ModelInputs) -> Graph:
 
     Raises:
         ModelError: The module is in training mode, draws random numbers, or cannot be captured.
+        BudgetError: A limit on this process leaves too little for what capturing imports.
     """
+    require_room_to_plan("capturing a network")
     if module.training:
         raise ModelError(
             "a model in training mode cannot be streamed: its norms depend on all rows at once",

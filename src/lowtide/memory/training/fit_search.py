@@ -162,7 +162,8 @@ class _OptionSearch:
         self._resize = resize
         self._model, self._step, self._requested, self._profile = model, step, requested, profile
         self._make_step, self._dtype, self._operators = make_step, dtype, operators
-        self._calibration, self._heap, self._budget = calibration, heap, budget_bytes
+        self._calibration, self._budget = calibration, budget_bytes
+        self._heap: HeapMode | None = heap
         self._cache: dict[StepSettings, _Figures] = {}
         try:
             self.baseline = self._trace_settings(requested)

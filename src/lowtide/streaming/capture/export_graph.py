@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import config as fx_config
 from torch.fx.graph_module import _loader
 
 from lowtide.core.errors import ModelError
@@ -164,16 +165,15 @@ def _forget_generated_code() -> Iterator[None]:
 @contextmanager
 def _no_stack_traces() -> Iterator[None]:
     """Keep PyTorch from finding the source line of each operator: a tenth of a capture."""
-    config = torch.fx.config
-    before = getattr(config, "do_not_emit_stack_traces", None)
+    before = getattr(fx_config, "do_not_emit_stack_traces", None)
     if before is None:  # an older version
         yield
         return
     try:
-        config.do_not_emit_stack_traces = True
+        fx_config.do_not_emit_stack_traces = True
         yield
     finally:
-        config.do_not_emit_stack_traces = before
+        fx_config.do_not_emit_stack_traces = before
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

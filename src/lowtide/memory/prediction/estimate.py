@@ -18,6 +18,7 @@ from lowtide.core.heap import HeapMode, current_heap
 from lowtide.core.units import format_bytes
 from lowtide.memory.cache import WorkspaceCache, cache_folder
 from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.library_memory import require_room_to_plan
 from lowtide.memory.prediction.calibration import Calibration, shipped_calibration
 from lowtide.memory.prediction.cpu import predict_cpu
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
@@ -241,7 +242,11 @@ def trace_step(
 
     ``profile`` is the device, the CPU by default; ``dtype`` is the type that weights and inputs are
     taken to have.
+
+    Raises:
+        BudgetError: A limit on this process leaves too little for what tracing imports.
     """
+    require_room_to_plan("tracing a network")
     faker = FakeTwins(dtype)
     twin, fake_step = faker.model(model), faker.step(step)
     tracer = Tracer(keep_calls=True, call=faker.calls)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -18,7 +20,13 @@ from common import result_rows
 
 from lowtide.core.heap import HeapSetting
 from lowtide.core.units import MIB
-from lowtide.memory.prediction.calibration import Calibration, Residual, RunKind, calibrate
+from lowtide.memory.prediction.calibration import (
+    Calibration,
+    HeapGrowth,
+    Residual,
+    RunKind,
+    calibrate,
+)
 from lowtide.memory.prediction.runtime_objects import RuntimeCosts, RuntimeObjects
 
 SHIPPED = Path(__file__).parents[1] / "src" / "lowtide" / "memory" / "data" / "calibration.json"
@@ -100,6 +108,35 @@ def kept_share(entries: Sequence[dict], rest: Calibration) -> float:
     return calibrate(residuals, parts=(0,)).share
 
 
+def fit_heap_growth(entries: Sequence[dict]) -> HeapGrowth:
+    """How many times the most bytes alive in it a heap held at the peaks of plain scripts.
+
+    The bound has twice as many gaps as the run with the most, since others are of families that no
+    run covers.
+    """
+    held = [row["measured_bytes"] - row["trimming_bytes"] + row["at_peak_bytes"] for row in entries]
+    growth = statistics.median(
+        count / row["max_live_bytes"] for count, row in zip(held, entries, strict=True)
+    )
+    gaps = max(
+        (count - growth * row["max_live_bytes"]) / row["block_bytes"]
+        for count, row in zip(held, entries, strict=True)
+    )
+    return HeapGrowth(growth=round(growth, 3), upper_gaps=round(2 * gaps, 2), count=len(held))
+
+
+def heap_growths() -> dict[str, dict[str, dict[str, float]]]:
+    """`fit_heap_growth` of each heap, in training and inference."""
+    rows = [row for row in measured("estimate_plain") if row["fitted"]]
+    parts: dict[str, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        parts[row["heap"]][row["kind"]].append(row)
+    return {
+        heap: {kind: fit_heap_growth(part).model_dump() for kind, part in kinds.items()}
+        for heap, kinds in parts.items()
+    }
+
+
 def measured(name: str) -> list[dict]:
     """The rows of a result file that were both measured and predicted."""
     return result_rows(name, "measured_bytes", "predicted_bytes")
@@ -115,6 +152,8 @@ def main() -> None:
         rows = measured(f"memory_{kind}")
         shipped[kind] = {heap: fit_runs(rows, heap, kind).model_dump() for heap in HEAPS}
         print(f"{len(rows)} {kind} rows: {shipped[kind]}")
+    shipped["heap_growth"] = heap_growths()
+    print(shipped["heap_growth"])
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in shipped.items()]
     SHIPPED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(f"{len(whole)} rows: {costs}, {bound}")

@@ -16,6 +16,7 @@ presets: for GPUs by their memory, the largest batches whose upper bound fits. N
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ldm4ts_runs as runs
@@ -184,6 +185,8 @@ def main() -> None:
     parser = row_parser(__doc__, pairs=5)
     parser.add_argument("--part", choices=PARTS, help="only this part")
     options = parser.parse_args()
+    # Plans are for the heap of the processes that are measured, which gives back.
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     results = ResultFile(
         "ldm4ts_memory",
         fresh=options.fresh,

@@ -50,7 +50,7 @@ class Language(nn.Module):
 
 def unet() -> nn.Module:
     """A U-Net of diffusers with attention: (B, 3, H, W), (1,) to (B, 3, H, W)."""
-    from diffusers import UNet2DModel
+    from diffusers.models.unets.unet_2d import UNet2DModel
 
     return UNet2DModel(
         block_out_channels=(64, 128, 192, 256),

@@ -190,7 +190,8 @@ def test_it_trains_resumes_and_keeps_the_best(tmp_path):
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_the_plan_states_what_a_step_takes(tmp_path, micro_batches, checkpointing):
+def test_the_plan_states_what_a_step_takes(tmp_path, micro_batches, checkpointing, monkeypatch):
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # live bytes, without what a heap keeps
     values = given(checkpointing=checkpointing)
     values["datasets"] = {"train": {"length": 480, "accum_iter": micro_batches}}
     config = SeriesConfig.from_values(values | {"width": 64})
@@ -223,6 +224,19 @@ def test_the_budget_splits_batches_of_any_rank(tmp_path):
         assert report.plan.micro_batches == plan.micro_batches
         losses.append([row["mse"] for row in rows_of(Path(report.folder).parent) if "mse" in row])
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_a_step_that_fits_only_a_heap_that_returns_memory_gets_one(monkeypatch):
+    monkeypatch.setattr("lowtide.core.heap._tuned", True)  # as on the command line
+    values = given()
+    values["datasets"] = {"train": {"length": 480, "accum_iter": 1}}
+    config = SeriesConfig.from_values(values | {"width": 64})
+    roomy = plan_step(config, task_of(config), 1 << 40, "cpu")
+    tight = plan_step(config, task_of(config), roomy.upper_bytes - 1, "cpu")
+    assert (roomy.heap, tight.heap) == ("cache", "trim")
+    assert tight.upper_bytes < roomy.predicted_bytes
+    assert tight.micro_batches == roomy.micro_batches == 1
+    assert "returning freed memory" in str(tight)
 
 
 def test_networks_that_never_learn_are_named(tmp_path):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.heap import heap_is_tuned, trimming_heap
 from lowtide.core.metrics import SSIM_WINDOW, psnr, psnr_y, ssim, ssim_y
 from lowtide.core.units import format_bytes
 from lowtide.memory.prediction.estimate import estimate
@@ -77,7 +78,9 @@ class ValidationMetrics:
             border = 2 * self._border(self._metrics[name])
             path, size = max(known, key=lambda one: one[1][0] * one[1][1])
             picture = torch.empty(1, 3, *(side - border for side in size), device="meta")
-            need = estimate(network, InferenceStep((picture, picture))).upper_bytes
+            heap = "trim" if heap_is_tuned() else None  # see `_perceptual_score`
+            step = InferenceStep((picture, picture))
+            need = estimate(network, step, heap=heap).upper_bytes
             if need > budget:
                 raise BudgetError(
                     f"val.metrics.{name} of {path} ({size[1]}×{size[0]}) takes up to"
@@ -101,7 +104,7 @@ class ValidationMetrics:
         import torch
 
         border = self._border(self._metrics[name])
-        with torch.inference_mode():
+        with trimming_heap(), torch.inference_mode():
             return float(self._perceptual[name](*_tensors(images, border)))
 
 

@@ -81,15 +81,16 @@ class Calibration(BaseModel):
 
 
 class HeapGrowth(BaseModel):
-    """Size of a C heap that keeps freed blocks, as multiples of the most bytes alive in it.
+    """Size of a C heap that keeps freed blocks, fitted to ``count`` runs.
 
-    ``growth`` is what ``count`` runs took in the middle, ``upper_growth`` the bound.
+    ``growth`` is how many times the most bytes alive in it, in the middle of the runs. Above that,
+    the bound allows for ``upper_gaps`` gaps of the largest block's size.
     """
 
     model_config = ConfigDict(frozen=True)
 
     growth: float
-    upper_growth: float
+    upper_gaps: float
     count: int
 
 

@@ -24,7 +24,7 @@ from lowtide.memory.prediction.cpu import predict_cpu
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
 from lowtide.memory.prediction.cuda import predict_cuda
 from lowtide.memory.prediction.extrapolation import extrapolate_peak
-from lowtide.memory.prediction.heap_growth import HEAP_ROW, HeapUse, heap_row
+from lowtide.memory.prediction.heap_growth import HEAP_ROW, LARGEST_KEPT, HeapUse, heap_row
 from lowtide.memory.prediction.result import PredictedMemory
 from lowtide.memory.prediction.runtime_objects import RuntimeObjects
 from lowtide.memory.profiles import DeviceProfile, load_profile
@@ -163,7 +163,8 @@ def estimate(
         heap = heap or current_heap()
         activations = predicted.rows[-1].value
         # Sizes of blocks are not known: all may be kept.
-        use = HeapUse(max_live=activations, at_peak=activations)
+        largest = min(activations, LARGEST_KEPT[heap])
+        use = HeapUse(max_live=activations, at_peak=activations, block=largest)
         row = heap_row(use, heap, training=isinstance(step, TrainingStep))
         if row is not None:
             predicted = replace(predicted, rows=(*predicted.rows, row), heap_use=use)

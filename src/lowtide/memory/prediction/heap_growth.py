@@ -8,6 +8,7 @@ simulated run is several times too small, so growth comes from measured runs ins
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from lowtide.core.heap import DEFAULT_MMAP_THRESHOLD_MAX_BYTES, MMAP_THRESHOLD_BYTES, HeapMode
@@ -27,11 +28,13 @@ LARGEST_KEPT: dict[HeapMode, int] = {
 class HeapUse(NamedTuple):
     """Bytes of a run in blocks that the heap keeps when they are freed.
 
-    ``max_live`` are the most alive at once, ``at_peak`` those alive at the run's peak.
+    ``max_live`` are the most alive at once, ``at_peak`` those alive at the run's peak, ``block``
+    those of the largest.
     """
 
     max_live: int
     at_peak: int
+    block: int
 
 
 def heap_use(trace: Trace, op: int, heap: HeapMode) -> HeapUse:
@@ -40,20 +43,19 @@ def heap_use(trace: Trace, op: int, heap: HeapMode) -> HeapUse:
     Weights and inputs are made before the run and stay; an optimizer's state is made in the first
     step, between gradients that are freed.
     """
-    largest = LARGEST_KEPT[heap]
-    now = sum(
-        size
-        for storage, size in trace.initial.items()
-        if trace.kinds.get(storage) == "optimizer" and size < largest
-    )
-    most = at_peak = now
-    for event in trace.events:
-        if abs(event.size) < largest and event.storage not in trace.initial:
-            now += event.size
+    states = [
+        size for storage, size in trace.initial.items() if trace.kinds.get(storage) == "optimizer"
+    ]
+    kept = [event for event in trace.events if event.storage not in trace.initial]
+    kept = [event for event in kept if abs(event.size) < LARGEST_KEPT[heap]]
+    states = [size for size in states if size < LARGEST_KEPT[heap]]
+    most = at_peak = now = sum(states)
+    for event in kept:
+        now += event.size
         most = max(most, now)
         if event.op <= op:
             at_peak = now
-    return HeapUse(most, at_peak)
+    return HeapUse(most, at_peak, max([*states, *(event.size for event in kept)], default=0))
 
 
 def heap_row(use: HeapUse, heap: HeapMode, *, training: bool) -> LedgerRow | None:
@@ -61,8 +63,6 @@ def heap_row(use: HeapUse, heap: HeapMode, *, training: bool) -> LedgerRow | Non
     known = shipped_heap_growth(heap, training=training)
     if known is None:
         return None
-    expected, most = (
-        max(0, round(growth * use.max_live) - use.at_peak)
-        for growth in (known.growth, known.upper_growth)
-    )
-    return device_row(HEAP_ROW, expected, "calibrated", most)
+    expected = max(0, round(known.growth * use.max_live) - use.at_peak)
+    gaps = math.ceil(known.upper_gaps * use.block)
+    return device_row(HEAP_ROW, expected, "calibrated", expected + gaps)

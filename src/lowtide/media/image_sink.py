@@ -19,11 +19,12 @@ import pyvips
 
 from lowtide.core.atomic_file import new_part_name, probe_disk_error, sync
 from lowtide.core.errors import OutputError
+from lowtide.core.heap import trimming_heap
 from lowtide.media._libvips import WRITE_TRIM_BYTES, HeapTrimmer, configure
 from lowtide.media._part_file import output_error, prepare_part_file
 from lowtide.media.encode import EncodeOptions, encode_image
 from lowtide.media.encoder_threads import require_room_for_encoder, wait_until_read
-from lowtide.media.formats import ImageFormat, check_output, output_sample
+from lowtide.media.formats import WEBP, ImageFormat, check_output, output_sample
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import Metadata, attach, keep_flags
 from lowtide.media.pixels import convert_samples, dtype_of, interpretation_of, resize
@@ -95,6 +96,8 @@ class _EncodePipeline:
         zero_alpha: bool,
     ) -> None:
         self.notes = _notes(image_format, info, metadata)
+        # An AVIF is so too, but takes seconds for it, in which another image is computed.
+        self.encodes_at_end = image_format is WEBP
         self._format, self._info, self._size = image_format, info, size
         self._metadata, self._options, self._zero_alpha = metadata, options, zero_alpha
 
@@ -160,6 +163,10 @@ class ImageSink:
         self._part = part
         self._new_folders = prepare_part_file(path, self._part)
         self._rows = 0
+        # The last row is kept until `finish`: with it a whole image is encoded, which takes half of
+        # the memory in a heap that gives freed blocks back, and what the network had is free then.
+        self._encodes_at_end = encoder.encodes_at_end
+        self._last_row: np.ndarray | None = None
         self._finished = self._committed = False
         self._failure: BaseException | None = None
         self._trimmer = HeapTrimmer(WRITE_TRIM_BYTES)
@@ -225,6 +232,9 @@ class ImageSink:
             )
         if dtype.kind == "f":
             values = np.ascontiguousarray(values).view(np.uint8)
+        if len(values) and last == self.info.height and self._encodes_at_end:
+            self._last_row = values[-1:].copy()
+            values = values[:-1]
         self._png.write_rows(values)
         self._rows = last
         self._trimmer.add(values.nbytes)
@@ -247,8 +257,11 @@ class ImageSink:
             raise OutputError(
                 f"{self._path}: {self._rows:,} of {self.info.height:,} rows were written"
             )
-        self._png.finish()
-        self._join()
+        with trimming_heap() if self._encodes_at_end else contextlib.nullcontext():
+            if self._last_row is not None:
+                self._png.write_rows(self._last_row)
+            self._png.finish()
+            self._join()
         if self._failure is not None:
             raise self._fail()
         try:

@@ -85,28 +85,15 @@ def backtest(
         UsageError: An argument is invalid, the model has seen the last part, or a file exists.
         OutputError: A file cannot be written.
     """
-    if split not in SPLITS:
-        raise UsageError(f"there is no split {split!r}", hint=f"--split {' or '.join(SPLITS)}")
-    if not horizons or min(horizons) < 1 or stride < 1:
-        raise UsageError("horizons and strides are at least 1", hint="--horizon 96")
+    _require_arguments(split, horizons, stride)
     require_sampling(samples, paths, seed, trained=model != RIDGE)
     for path in (output, plot):
         if path is not None:
             require_absent(Path(path), force=force)
-    if model == RIDGE:
-        trained, table = None, read_table(data, columns=tuple(columns), frequency=frequency)
-    else:
-        trained = TrainedForecaster.load(Path(model))
-        trained.require_horizon(max(horizons))
-        table = trained.read_table(data, columns, frequency)
-    train, first, last = split_steps(table, split)
-    if trained is None:
-        unseen = np.isfinite(table.values[:train]).sum(axis=0) == 0
-        table = table.without(unseen, "without a value in the first part, which is fitted to")
+    table, trained, steps = _read(data, str(model), horizons, split, tuple(columns), frequency)
+    train, first, last = steps
     place = None if target is None else table.index(target)
     scored = slice(None) if place is None else slice(place, place + 1)
-    if trained is not None:
-        trained.require_unseen(table, first)
     few = min(samples, _JOINT_SAMPLES if trained is None else _DIFFUSION_SAMPLES)
     report = BacktestReport(
         model=str(model),
@@ -123,15 +110,11 @@ def backtest(
         notes=list(table.notes),
     )
     for horizon in horizons:
-        if first + horizon > last:
-            raise InputError(
-                f"the {last - first:,} steps of the test part are less than {horizon:,}"
-            )
         fitted = fit_methods(table, horizon, train, paths, trained)
         report.notes += [text for text in fitted.notes if text not in report.notes]
         origins = np.arange(first, last - horizon + 1, stride)
-        apart = _joint_stride(len(origins), stride, diffusion=trained is not None)
-        joint = np.arange(len(origins)) % apart == 0
+        distance = _joint_stride(len(origins), stride, diffusion=trained is not None)
+        joint = np.arange(len(origins)) % distance == 0
         scoring = _Scoring(table, scored, fitted.deviation, horizon, (samples, few), seed)
         scores = scoring.run(fitted.methods, origins, joint, progress, cancel)
         report.horizons.append(
@@ -155,6 +138,41 @@ def backtest(
 
         plot_pit(Path(plot), report)
     return report
+
+
+def _require_arguments(split: str, horizons: Sequence[int], stride: int) -> None:
+    if split not in SPLITS:
+        raise UsageError(f"there is no split {split!r}", hint=f"--split {' or '.join(SPLITS)}")
+    if not horizons or min(horizons) < 1 or stride < 1:
+        raise UsageError("horizons and strides are at least 1", hint="--horizon 96")
+
+
+def _read(
+    data: str | Path | pd.DataFrame,
+    model: str,
+    horizons: Sequence[int],
+    split: str,
+    columns: tuple[str, ...],
+    frequency: str | None,
+) -> tuple[TimeTable, TrainedForecaster | None, tuple[int, int, int]]:
+    """Return the table, the trained model if it is one, and the steps of `split_steps`."""
+    if model == RIDGE:
+        trained, table = None, read_table(data, columns=columns, frequency=frequency)
+    else:
+        trained = TrainedForecaster.load(Path(model))
+        trained.require_horizon(max(horizons))
+        table = trained.read_table(data, columns, frequency)
+    train, first, last = split_steps(table, split)
+    if max(horizons) > last - first:
+        raise InputError(
+            f"the {last - first:,} steps of the test part are less than {max(horizons):,}"
+        )
+    if trained is None:
+        unseen = np.isfinite(table.values[:train]).sum(axis=0) == 0
+        table = table.without(unseen, "without a value in the first part, which is fitted to")
+    else:
+        trained.require_unseen(table, first)
+    return table, trained, (train, first, last)
 
 
 def split_steps(table: TimeTable, split: str) -> tuple[int, int, int]:

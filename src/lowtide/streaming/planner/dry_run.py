@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -103,10 +103,10 @@ def dry_run(
     if kept is None:
         rows, arena_bytes, sure = _predict(program, layout, whole_image, profile, use_arena)
         if sure:
-            store.put(key, {"rows": [row.model_dump() for row in rows], "piece": arena_bytes})
+            store.put(key, {"rows": [asdict(row) for row in rows], "piece": arena_bytes})
             store.save()
     else:
-        rows = tuple(LedgerRow.model_validate(row) for row in kept["rows"])
+        rows = tuple(LedgerRow(**row) for row in kept["rows"])
         arena_bytes = kept["piece"]
     own = _RUN_ROWS[profile is not None]
     return DryRunResult(rows, sum(row.value for row in rows if row.name in own), arena_bytes)
@@ -151,7 +151,7 @@ def _with_heap_kept(row: LedgerRow, trace: Trace) -> LedgerRow:
     """Return the row with the bytes live at the peak in blocks that the heap keeps."""
     sizes = trace.sizes_during(trace.peak_op(), include_initial=False)
     small = sum(size for size in sizes if size < MMAP_THRESHOLD_BYTES)
-    return row.model_copy(update={"value": small, "upper": small})
+    return replace(row, value=small, upper=small)
 
 
 def trace_run(program: StreamProgram, layout: StreamLayout, *, whole_image: bool) -> Trace:

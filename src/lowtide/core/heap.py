@@ -28,6 +28,13 @@ _MAX_KERNELS = 128
 
 _tuned = False
 HeapSetting = Literal["trim", "cache"]
+# "default" is glibc's heap where nobody has set anything: it learns from what is freed which blocks
+# to keep.
+HeapMode = Literal["default", "trim", "cache"]
+# From this size on the default heap always gives a block pages of its own (malloc.h:
+# DEFAULT_MMAP_THRESHOLD_MAX), which are returned when it is freed.
+DEFAULT_MMAP_THRESHOLD_MAX_BYTES = 32 << 20
+
 # What `set_heap_mode` set, and how many blocks of `trimming_heap` are open, in any thread.
 _mode: HeapSetting = "cache"
 _trimming = 0
@@ -136,6 +143,11 @@ def heap_mode() -> HeapSetting | None:
     threshold = os.environ.get("MALLOC_MMAP_THRESHOLD_", "")
     settled = _glibc() is not None and threshold.isdigit() and int(threshold) <= 1 << 20
     return "trim" if settled else None
+
+
+def current_heap() -> HeapMode:
+    """Return how this process's C heap treats freed blocks, as `HeapMode` names it."""
+    return heap_mode() or "default"
 
 
 def trim_heap(*, collect: bool = False) -> None:

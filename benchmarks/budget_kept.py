@@ -13,6 +13,8 @@ import argparse
 import importlib
 import json
 import os
+import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,8 @@ from photographs import photograph
 POLL_SECONDS = 0.002
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
+# Growth compares medians of so many pictures: the highest peak is that of the largest picture.
+WINDOW = 20
 BANDED = ["--strategy", "streamed", "--streams", "1"]
 # By name: budget in MiB, pictures, all of different sizes, and options. 24 MiB do not hold bands.
 FOLDERS: dict[str, tuple[int, int, list[str]]] = {
@@ -133,8 +137,10 @@ def _poll(child: subprocess.Popen[str], lines: list[str]) -> list[int]:
 
 
 def sizes(count: int) -> list[tuple[int, int]]:
-    """As many (W, H) of 100-260 pixels, all different, large ones among small ones."""
-    return [(100 + 61 * number % 161, 100 + 101 * number % 157) for number in range(count)]
+    """As many (W, H) of 100-260 pixels, all different, in an order without a trend."""
+    made = [(100 + 61 * number % 161, 100 + 101 * number % 157) for number in range(count)]
+    random.Random(0).shuffle(made)
+    return made
 
 
 def folder_row(budget: int, count: int, options: list[str], folder: Path) -> dict[str, Any]:
@@ -147,7 +153,6 @@ def folder_row(budget: int, count: int, options: list[str], folder: Path) -> dic
     words += ["--budget", f"{budget}MiB", *options]
     run = upscale(words, folder / "cache")
     items = json.loads(run.output)["images"] if run.output.startswith("{") else []
-    early, late = max(run.peaks[:20]), max(run.peaks[20:], default=0)
     return {
         "budget_bytes": budget * MIB,
         "pictures": count,
@@ -156,11 +161,18 @@ def folder_row(budget: int, count: int, options: list[str], folder: Path) -> dic
         "above_their_bound": sum(_is_above_bound(item) for item in items),
         "over_budget": sum(peak > budget * MIB for peak in run.peaks),
         "peak_bytes": run.peak,
-        "growth_from_20th": round(late / early, 3),
+        "growth_from_20th": growth_from_20th(run.peaks),
         "peaks": run.peaks,
         "reported_peaks": [item["memory"]["peak_bytes"] for item in items if item.get("memory")],
         "cpu_s": run.cpu_s,
     }
+
+
+def growth_from_20th(peaks: list[int]) -> float:
+    """The median peak of the last twenty pictures by that of the twenty about the 20th."""
+    half = WINDOW // 2
+    about = statistics.median(peaks[WINDOW - half : WINDOW + half])
+    return round(statistics.median(peaks[-WINDOW:]) / about, 3)
 
 
 def _is_above_bound(item: dict[str, Any]) -> bool:

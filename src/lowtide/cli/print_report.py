@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,14 +25,13 @@ _FRONT_LINES = 6
 
 def print_report(report: JobReport) -> None:
     """Print each image in a few lines, then counts if there are several images."""
+    found = Counter[str]()
     for image in report.items:
         _print_image(image)
+        found[image.status] += 1
     if len(report.items) > 1:
-        counts = [
-            f"{count} {status}"
-            for status in ("done", "planned", "skipped", "failed")
-            if (count := sum(image.status == status for image in report.items))
-        ]
+        states = ("done", "planned", "skipped", "failed")
+        counts = [f"{found[status]} {status}" for status in states if found[status]]
         if report.skipped_inputs:
             counts.append(f"{len(report.skipped_inputs)} not {report.noun}")
         typer.echo(f"{', '.join(counts)} in {format_seconds(report.seconds)}")

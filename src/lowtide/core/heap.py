@@ -8,6 +8,7 @@ import functools
 import gc
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Literal
 
@@ -26,6 +27,18 @@ _KERNEL_CACHES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
 _MAX_KERNELS = 128
 
 _tuned = False
+HeapSetting = Literal["trim", "cache"]
+# "default" is glibc's heap where nobody has set anything: it learns from what is freed which blocks
+# to keep.
+HeapMode = Literal["default", "trim", "cache"]
+# From this size on the default heap always gives a block pages of its own (malloc.h:
+# DEFAULT_MMAP_THRESHOLD_MAX), which are returned when it is freed.
+DEFAULT_MMAP_THRESHOLD_MAX_BYTES = 32 << 20
+
+# What `set_heap_mode` set, and how many blocks of `trimming_heap` are open, in any thread.
+_mode: HeapSetting = "cache"
+_trimming = 0
+_mode_lock = threading.Lock()
 
 
 @functools.cache
@@ -68,21 +81,21 @@ def heap_is_tuned() -> bool:
     return _tuned
 
 
-HeapSetting = Literal["trim", "cache"]
-# "default" is glibc's heap where nobody has set anything: it learns from what is freed which blocks
-# to keep.
-HeapMode = Literal["default", "trim", "cache"]
-# From this size on the default heap always gives a block pages of its own (malloc.h:
-# DEFAULT_MMAP_THRESHOLD_MAX), which are returned when it is freed.
-DEFAULT_MMAP_THRESHOLD_MAX_BYTES = 32 << 20
-
-
 def set_heap_mode(setting: HeapSetting) -> None:
     """Set how the C heap treats freed blocks, if `tune_heap` is in effect.
 
     ``"cache"`` is faster. ``"trim"`` takes only the bytes alive: kept blocks that no new one
-    fits into made runs of window transformers take up to 1.8 times that.
+    fits into made runs of window transformers take up to 1.8 times that. Inside `trimming_heap` it
+    takes effect at the end.
     """
+    global _mode
+    with _mode_lock:
+        _mode = setting
+        if not _trimming:
+            _apply(setting)
+
+
+def _apply(setting: HeapSetting) -> None:
     library = _glibc()
     if library is None or not _tuned:
         return
@@ -98,17 +111,24 @@ def set_heap_mode(setting: HeapSetting) -> None:
 
 @contextlib.contextmanager
 def trimming_heap() -> Iterator[None]:
-    """Return freed blocks to the system inside, to avoid fragmentation.
+    """Return freed blocks to the system inside, to avoid fragmentation, in all threads.
 
-    Only if `tune_heap` is in effect. A heap that keeps blocks fills with those of a model file
-    while it is read, with gaps that the blocks of a run hardly fit. Later runs that give blocks
-    back do not return such gaps either, since the C library serves from a gap what fits into it.
+    Only if `tune_heap` is in effect. A heap that keeps blocks fills with those of a model file, or
+    of an image that is decoded as a whole, with gaps that the blocks of a run hardly fit. Later
+    runs that give blocks back do not return such gaps either, since the C library serves from a gap
+    what fits into it.
     """
-    set_heap_mode("trim")
+    global _trimming
+    with _mode_lock:
+        _trimming += 1
+        _apply("trim")
     try:
         yield
     finally:
-        set_heap_mode("cache")
+        with _mode_lock:
+            _trimming -= 1
+            if not _trimming:
+                _apply(_mode)
 
 
 def heap_mode() -> HeapSetting | None:

@@ -83,7 +83,7 @@ class ResultRecorder:
         """Record that the file has its final name."""
         if self._journal is not None:
             try:
-                self._journal.done(self.pairs[index - 1].target, self._keys[index])
+                self._journal.done(self.pairs[index - 1].target, self._keys.pop(index))
             except OutputError as error:
                 # Its `begin` record is enough for the next run to find it complete.
                 item.events.append(f"not recorded as finished: {error.message}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lowtide.core.heap import heap_is_tuned
 from lowtide.media._libvips import windows_are_small
 from lowtide.media.image_info import ImageInfo, SampleType
 
@@ -65,13 +66,23 @@ _READ_TYPICAL, _WRITE_TYPICAL, _STRIPS_TYPICAL = 256 << 10, 1 << 20, 2 << 20
 _STRIP_ROWS_TYPICAL, _FRAME_TYPICAL = 0.9, 0.7
 
 # Bytes per pixel, by channels or by sample type.
-_WEBP_DECODE = {3: 8.5, 4: 10.0}
-_AVIF_DECODE = {"uint8": 20.5, "uint16": 27.0}
-_WEBP_ENCODE_LOSSY = {False: 12.0, True: 40.0}
-_WEBP_ENCODE_LOSSLESS = 38.0
+# A WebP is decoded into two canvases and a frame, of which two are held at once; where the heap
+# keeps the blocks of an alpha channel that was read before, it takes more.
+_WEBP_DECODE, _WEBP_DECODE_TWICE = 8.6, 24.0
+_AVIF_DECODE, _AVIF_DECODE_TYPICAL = {"uint8": 20.5, "uint16": 27.0}, 0.85
+# (upper, typical) with and without alpha, in noise of full scale and in photographs. The file that
+# grows in memory comes in addition, with what it was when it last doubled: at most 3 bytes a pixel
+# up to quality 90, and 9.4 at 100.
+_WEBP_ENCODE_LOSSY = {False: (4.8, 4.8), True: (27.5, 20.0)}
+_WEBP_ENCODE_LOSSLESS = {False: (42.5, 38.0), True: (49.0, 40.0)}
+_WEBP_FILE, _WEBP_LARGE_FILE, _LARGE_QUALITY = 3.0, 9.4, 90
+_WEBP_FILE_TYPICAL = 0.25
 _AVIF_ENCODE = {(8, False): 45.0, (8, True): 72.0, (12, False): 66.0, (12, True): 100.0}
 # From this quality up the AVIF encoder does not subsample chroma.
 _AVIF_FULL_COLOR, _AVIF_FULL_COLOR_FACTOR = 90, 1.45
+# What the quality 100 takes in addition in noise of full scale, whose file is 4 bytes a pixel and
+# more; and what the encoder takes for any image. A decoder has the file twice.
+_AVIF_LARGE_FILE, _AVIF_CONSTANT, _AVIF_FILE_COPIES = 18.0, 8 << 20, 2
 # Up to this effort it makes a single pass.
 _AVIF_FAST_EFFORT, _AVIF_FAST_FACTOR = 3, 0.68
 
@@ -115,18 +126,21 @@ def jpeg_coefficients(info: ImageInfo, bands: int, subsampling: str) -> CodecByt
 
 
 def webp_decoding(info: ImageInfo, file_bytes: int) -> CodecBytes:
-    """Return the memory of decoding a WebP: file, frame, and the decoder's copy."""
-    return whole_image_bytes(int(_WEBP_DECODE[info.channels] * info.pixels)) + mapped_file_bytes(
-        file_bytes
-    )
+    """Return the memory of decoding a WebP: the mapped file, canvases, and the frame."""
+    twice = info.alpha and not heap_is_tuned()
+    upper = _WEBP_DECODE_TWICE if twice else _WEBP_DECODE
+    return CodecBytes(
+        int(upper * info.pixels), int(_WEBP_DECODE * info.pixels)
+    ) + mapped_file_bytes(file_bytes)
 
 
-def avif_decoding(info: ImageInfo) -> CodecBytes:
-    """Return the memory of decoding an AVIF: planes of decoder and libheif, and frame.
+def avif_decoding(info: ImageInfo, file_bytes: int) -> CodecBytes:
+    """Return the memory of decoding an AVIF: file, planes of decoder and libheif, and frame.
 
     Chroma is assumed not subsampled, since libvips does not read this from the header.
     """
-    return whole_image_bytes(int(_AVIF_DECODE[info.sample_type] * info.pixels))
+    held = int(_AVIF_DECODE[info.sample_type] * info.pixels) + _AVIF_FILE_COPIES * file_bytes
+    return CodecBytes(held, int(held * _AVIF_DECODE_TYPICAL))
 
 
 def encoding_window(info: ImageInfo, *, strips: bool) -> CodecBytes:
@@ -143,13 +157,16 @@ def resize_bytes(info: ImageInfo) -> CodecBytes:
     return whole_image_bytes(_rows().resize[info.sample_type] * info.width * info.channels * 4)
 
 
-def webp_encoding(info: ImageInfo, *, lossless: bool) -> CodecBytes:
-    """Return the memory of encoding a WebP: frame, ``WebPPicture``, encoder tables.
+def webp_encoding(info: ImageInfo, *, quality: int, lossless: bool) -> CodecBytes:
+    """Return the memory of encoding a WebP: frame, ``WebPPicture``, encoder tables, file.
 
-    An alpha channel is always coded losslessly, which takes as much as a lossless image.
+    An alpha channel is always coded losslessly.
     """
-    bytes_per_pixel = _WEBP_ENCODE_LOSSLESS if lossless else _WEBP_ENCODE_LOSSY[info.alpha]
-    return whole_image_bytes(int(bytes_per_pixel * info.pixels))
+    upper, typical = (_WEBP_ENCODE_LOSSLESS if lossless else _WEBP_ENCODE_LOSSY)[info.alpha]
+    if not lossless:
+        file = _WEBP_FILE + _of_large_qualities(quality) * (_WEBP_LARGE_FILE - _WEBP_FILE)
+        upper, typical = upper + file, typical + _WEBP_FILE_TYPICAL * file
+    return CodecBytes(int(upper * info.pixels), int(typical * info.pixels))
 
 
 def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> CodecBytes:
@@ -159,7 +176,14 @@ def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> CodecBytes:
         bytes_per_pixel *= _AVIF_FULL_COLOR_FACTOR
     if effort <= _AVIF_FAST_EFFORT:
         bytes_per_pixel *= _AVIF_FAST_FACTOR
-    return whole_image_bytes(int(bytes_per_pixel * info.pixels))
+    usual = int(bytes_per_pixel * info.pixels * _FRAME_TYPICAL)
+    bytes_per_pixel += _AVIF_LARGE_FILE * _of_large_qualities(quality)
+    return CodecBytes(int(bytes_per_pixel * info.pixels) + _AVIF_CONSTANT, usual)
+
+
+def _of_large_qualities(quality: int) -> float:
+    """Return where a quality is from 90, below which noise makes small files, to 100: 0..1."""
+    return max(0, quality - _LARGE_QUALITY) / (100 - _LARGE_QUALITY)
 
 
 def _by_rows(info: ImageInfo, upper: tuple[int, int], typical: tuple[int, int]) -> CodecBytes:

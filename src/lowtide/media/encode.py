@@ -17,6 +17,10 @@ Subsampling = Literal["auto", "4:4:4", "4:2:0"]
 TiffCompression = Literal["none", "lzw", "deflate"]
 
 _PNG_FILTER_UP = 0x20
+# Lossy WebP: from 3 up the encoder keeps every coefficient of the image, 10 to 30 bytes a pixel by
+# content, where this takes 5. Files of quality 90 are 2 % to 11 % larger, at an equal PSNR or a
+# little more.
+_LOSSY_WEBP_EFFORT, _LOSSLESS_WEBP_EFFORT = 0, 4
 _SUBSAMPLING = {"auto": "auto", "4:4:4": "off", "4:2:0": "on"}
 # Classic TIFF has 32-bit offsets; the margin is for directories, metadata and rows that
 # compression enlarges.
@@ -102,7 +106,9 @@ def output_cost(
         cost += codec_memory.resize_bytes(resized_from)
     why = f"a {entry.name} is encoded by rows"
     if entry is WEBP:
-        cost += codec_memory.webp_encoding(info, lossless=chosen.webp_lossless)
+        cost += codec_memory.webp_encoding(
+            info, quality=chosen.webp_quality, lossless=chosen.webp_lossless
+        )
         why = "a WebP is encoded as a whole"
     elif entry is AVIF:
         cost += codec_memory.avif_encoding(
@@ -140,6 +146,7 @@ def encode_image(
             name,
             Q=options.webp_quality,
             lossless=options.webp_lossless,
+            effort=_LOSSLESS_WEBP_EFFORT if options.webp_lossless else _LOSSY_WEBP_EFFORT,
             exact=options.webp_lossless or keep_hidden_color,
             keep=keep,
         )

@@ -203,7 +203,8 @@ def _decoding_cost(
         held = codec_memory.webp_decoding(info, path.stat().st_size)
         return rows + held, "a WebP is decoded as a whole"
     if kind is AVIF:
-        return rows + codec_memory.avif_decoding(info), "an AVIF is decoded as a whole"
+        held = codec_memory.avif_decoding(info, path.stat().st_size)
+        return rows + held, "an AVIF is decoded as a whole"
     if kind is TIFF:
         tile_height = cast(int, _field(header, "tile-height", 0))
         held = codec_memory.whole_image_bytes(largest_strip_bytes(path))

@@ -19,14 +19,16 @@ import pyvips
 
 from lowtide.core.atomic_file import new_part_name, probe_disk_error, sync
 from lowtide.core.errors import OutputError
+from lowtide.core.heap import trimming_heap
 from lowtide.media._libvips import WRITE_TRIM_BYTES, HeapTrimmer, configure
 from lowtide.media._part_file import output_error, prepare_part_file
-from lowtide.media.encode import EncodeOptions, encode_image
+from lowtide.media.encode import EncodeOptions
+from lowtide.media.encode_pipeline import EncodePipeline
 from lowtide.media.encoder_threads import require_room_for_encoder, wait_until_read
-from lowtide.media.formats import ImageFormat, check_output, output_sample
+from lowtide.media.formats import check_output
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.metadata import Metadata, attach, keep_flags
-from lowtide.media.pixels import convert_samples, dtype_of, interpretation_of, resize
+from lowtide.media.metadata import Metadata
+from lowtide.media.pixels import dtype_of
 from lowtide.media.raw_png import UncompressedPng
 
 
@@ -70,7 +72,7 @@ def open_sink(
     )
     kept_metadata = metadata or Metadata()
     kept_metadata = kept_metadata.stripped() if strip_metadata else kept_metadata
-    encoder = _EncodePipeline(
+    encoder = EncodePipeline(
         image_format,
         info,
         (width, height),
@@ -81,68 +83,6 @@ def open_sink(
     return ImageSink(target, info, encoder, part or new_part_name(target))
 
 
-class _EncodePipeline:
-    """libvips pipeline from the pipe to the file: resize, conversion, encoding."""
-
-    def __init__(
-        self,
-        image_format: ImageFormat,
-        info: ImageInfo,
-        size: tuple[int, int],
-        metadata: Metadata,
-        options: EncodeOptions,
-        *,
-        zero_alpha: bool,
-    ) -> None:
-        self.notes = _notes(image_format, info, metadata)
-        self._format, self._info, self._size = image_format, info, size
-        self._metadata, self._options, self._zero_alpha = metadata, options, zero_alpha
-
-    def run(self, descriptor: int, path: Path) -> None:
-        """Encode the PNG stream of a pipe descriptor to ``path``; raises `pyvips.Error`."""
-        source = pyvips.Source.new_from_descriptor(descriptor)
-        # unlimited, since the limits against hostile files would reject very wide rows, and this
-        # stream is Lowtide's own.
-        image = pyvips.Image.pngload_source(
-            source, access="sequential", fail_on="error", unlimited=True
-        )
-        info = self._info
-        if info.sample_type == "float32":
-            image = image.bandfold(factor=4 * info.channels)
-            image = image.copy(format="float", bands=info.channels)
-        image = image.copy(interpretation=interpretation_of(info.channels, info.sample_type))
-        if self._size != (info.width, info.height):
-            image = resize(image, *self._size)
-        if self._zero_alpha:
-            image = image.extract_band(0, n=info.color_channels).bandjoin_const([0])
-        stored, _note = output_sample(self._format, info.sample_type)
-        image = attach(convert_samples(image, stored, bits=self._format.bits), self._metadata)
-        keep, unit = keep_flags(self._metadata), self._metadata.unit
-        encode_image(
-            image,
-            path,
-            self._format,
-            self._options,
-            keep=keep,
-            unit=unit,
-            keep_hidden_color=self._zero_alpha,
-        )
-
-
-def _notes(image_format: ImageFormat, info: ImageInfo, metadata: Metadata) -> tuple[str, ...]:
-    notes: list[str] = []
-    _stored, rounding = output_sample(image_format, info.sample_type)
-    if rounding:
-        notes.append(rounding)
-    if metadata.icc is not None and metadata.profile_for(info.color_channels) is None:
-        notes.append("the ICC profile is for another number of color channels and is not written")
-    if metadata.exif is not None and "exif" not in image_format.metadata_kinds:
-        notes.append(f"{image_format.name} files are written without EXIF")
-    if metadata.iptc is not None and "iptc" not in image_format.metadata_kinds:
-        notes.append(f"{image_format.name} files are written without IPTC")
-    return tuple(notes)
-
-
 class ImageSink:
     """Image file as a `lowtide.core.signal.Sink`; made by `open_sink`.
 
@@ -151,7 +91,7 @@ class ImageSink:
     block is left without a commit.
     """
 
-    def __init__(self, path: Path, info: ImageInfo, encoder: _EncodePipeline, part: Path) -> None:
+    def __init__(self, path: Path, info: ImageInfo, encoder: EncodePipeline, part: Path) -> None:
         configure()
         require_room_for_encoder(str(path))
         self.info = info
@@ -160,6 +100,10 @@ class ImageSink:
         self._part = part
         self._new_folders = prepare_part_file(path, self._part)
         self._rows = 0
+        # The last row is kept until `finish`: with it a whole image is encoded, which takes half of
+        # the memory in a heap that gives freed blocks back, and what the network had is free then.
+        self._encodes_at_end = encoder.encodes_at_end
+        self._last_row: np.ndarray | None = None
         self._finished = self._committed = False
         self._failure: BaseException | None = None
         self._trimmer = HeapTrimmer(WRITE_TRIM_BYTES)
@@ -225,6 +169,9 @@ class ImageSink:
             )
         if dtype.kind == "f":
             values = np.ascontiguousarray(values).view(np.uint8)
+        if len(values) and last == self.info.height and self._encodes_at_end:
+            self._last_row = values[-1:].copy()
+            values = values[:-1]
         self._png.write_rows(values)
         self._rows = last
         self._trimmer.add(values.nbytes)
@@ -247,8 +194,11 @@ class ImageSink:
             raise OutputError(
                 f"{self._path}: {self._rows:,} of {self.info.height:,} rows were written"
             )
-        self._png.finish()
-        self._join()
+        with trimming_heap() if self._encodes_at_end else contextlib.nullcontext():
+            if self._last_row is not None:
+                self._png.write_rows(self._last_row)
+            self._png.finish()
+            self._join()
         if self._failure is not None:
             raise self._fail()
         try:

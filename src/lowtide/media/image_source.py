@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
 import pyvips
 
 from lowtide.core.errors import ImageError
+from lowtide.core.heap import trim_heap, trimming_heap
 from lowtide.media._libvips import (
     FILE_ERRORS,
     READ_TRIM_BYTES,
@@ -35,6 +37,8 @@ def open_image(
     scratch = Path(scratch_dir) if scratch_dir is not None else None
     opened = open_decoder(source, max_pixels)
     zero_alpha = opened.stored_info.alpha and _is_clear(source, open_decoder(source, max_pixels))
+    if opened.stored_info.alpha:
+        trim_heap()  # what was decoded for that, a frame in some formats, is read again
     return ImageSource(source, opened, scratch, zero_alpha=zero_alpha)
 
 
@@ -75,8 +79,11 @@ class _Decoder:
 
     def _fetch(self, rows: np.ndarray) -> None:
         info = self._info
+        # The first one may decode the whole image, in blocks that no later ones fit into.
+        heap = contextlib.nullcontext() if self._next_row else trimming_heap()
         try:
-            pixels = self._region.fetch(0, self._next_row, info.width, len(rows))
+            with heap:
+                pixels = self._region.fetch(0, self._next_row, info.width, len(rows))
         except FILE_ERRORS as error:
             if self._reopen_tolerant is not None and is_harmless(error):
                 self._region, self._reopen_tolerant = (

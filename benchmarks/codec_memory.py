@@ -1,0 +1,198 @@
+"""Memory of the image codecs against their bounds: by content, size and options.
+
+    python benchmarks/codec_memory.py [--only WebP] [--fresh]
+
+Each row writes or reads one image in a process of its own, after a small image of the same kind.
+Measured is the kernel's high-water mark of resident memory above what was before, less the rows
+that are given or returned, as a share of the bound that plans count with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from common import ResultFile
+from photographs import photograph
+
+# "binary" is noise of 0 and full scale, the worst that there is for a lossy encoder.
+CONTENTS = ("flat", "photograph", "noise", "binary")
+SIZES = ((1000, 700), (1800, 1300))
+# By name: suffix, options of the encoder, channels, sample type.
+WRITTEN: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "PNG": (".png", {}, 3, "uint8"),
+    "PNG 16 bits": (".png", {}, 3, "uint16"),
+    "JPEG": (".jpg", {}, 3, "uint8"),
+    "JPEG gray": (".jpg", {}, 1, "uint8"),
+    "WebP": (".webp", {}, 3, "uint8"),
+    "WebP q100": (".webp", {"webp_quality": 100}, 3, "uint8"),
+    "WebP q95": (".webp", {"webp_quality": 95}, 3, "uint8"),
+    "WebP q50": (".webp", {"webp_quality": 50}, 3, "uint8"),
+    "WebP lossless": (".webp", {"webp_lossless": True}, 3, "uint8"),
+    "WebP alpha": (".webp", {}, 4, "uint8"),
+    "WebP lossless alpha": (".webp", {"webp_lossless": True}, 4, "uint8"),
+    "AVIF": (".avif", {}, 3, "uint8"),
+    "AVIF alpha": (".avif", {}, 4, "uint8"),
+    "AVIF q95": (".avif", {"avif_quality": 95}, 3, "uint8"),
+    "AVIF q100": (".avif", {"avif_quality": 100}, 3, "uint8"),
+    "AVIF effort 4": (".avif", {"avif_effort": 4}, 3, "uint8"),
+    "AVIF 12 bits": (".avif", {}, 3, "uint16"),
+    "TIFF": (".tif", {}, 3, "uint8"),
+    "TIFF float": (".tif", {}, 3, "float32"),
+    "TIFF LZW": (".tif", {"tiff_compression": "lzw"}, 3, "uint16"),
+}
+# Read only: by name, how libvips writes the file.
+READ: dict[str, tuple[str, dict[str, Any]]] = {
+    "progressive JPEG": ("jpg", {"interlace": True, "Q": 92}),
+    "progressive JPEG 4:4:4": ("jpg", {"interlace": True, "Q": 92, "subsample_mode": "off"}),
+    "interlaced PNG": ("png", {"interlace": True, "compression": 1}),
+    "tiled TIFF": ("tif", {"tile": True, "tile_width": 256, "tile_height": 256}),
+    "TIFF of one strip": ("tif", {"tile_height": 30_000, "compression": "deflate"}),
+}
+CHILD = r"""
+import json, sys
+order = json.loads(sys.argv[1])
+if order["tuned"]:
+    from lowtide.core.heap import tune_heap
+    tune_heap()
+import numpy as np
+from lowtide.media import EncodeOptions, inspect_image, open_image, open_sink, output_cost
+from lowtide.media.image_info import ImageInfo
+from lowtide.memory.meter import HostMeter
+
+ROWS = 16
+options = EncodeOptions(**order["options"])
+
+def write(target, pixels):
+    info = ImageInfo(pixels.shape[1], pixels.shape[0], pixels.shape[2], str(pixels.dtype))
+    with open_sink(target, info, options=options) as sink:
+        for top in range(0, len(pixels), ROWS):
+            # From a file that is mapped, so that the pixels are no anonymous memory.
+            sink.write(top, np.array(pixels[top : top + ROWS]))
+        sink.commit()
+    return output_cost(target, info, options)
+
+def read(source):
+    with open_image(source) as opened:
+        for top in range(0, opened.info.height, ROWS):
+            opened.read(top, top + ROWS)
+        return opened.facts
+
+def run(name):
+    if order["reads"]:
+        return read(name)
+    return write(order["target"], np.load(name, mmap_mode="r"))
+
+run(order["small"])
+meter = HostMeter(sample_seconds=0.001)
+meter.start()
+cost = run(order["large"])
+usage = meter.lap()
+print(json.dumps([usage.peak_bytes, usage.corrected_peak_bytes, cost.resident_bytes,
+                  cost.typical_bytes]))
+"""
+
+
+def pixels_of(content: str, size: tuple[int, int], channels: int, sample: str) -> np.ndarray:
+    """An image (H, W, C) of one color, of a photograph with a smooth alpha, or of noise."""
+    width, height = size
+    rng = np.random.default_rng(0)
+    if content == "noise":
+        values = rng.random((height, width, channels))
+    elif content == "binary":
+        values = rng.integers(0, 2, (height, width, channels)).astype(float)
+    elif content == "flat":
+        values = np.full((height, width, channels), 0.4)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            path = photograph(Path(folder) / "p.png", width, height)
+            import pyvips
+
+            color = np.asarray(pyvips.Image.new_from_file(str(path)))[..., :3] / 255
+        alpha = np.linspace(0, 1, width)[None, :, None] * np.ones((height, 1, 1))
+        values = np.concatenate([color, alpha], 2)[..., : channels if channels != 1 else 1]
+    if sample == "float32":
+        return values.astype(np.float32)
+    full = 255 if sample == "uint8" else 65535
+    return np.round(values * full).astype(sample)
+
+
+def measured(order: dict[str, Any]) -> dict[str, Any]:
+    """Run one child in both settings of the heap and return the higher peaks."""
+    peaks, bound, typical = [], 0, 0
+    for tuned in (True, False):
+        words = [sys.executable, "-c", CHILD, json.dumps({**order, "tuned": tuned})]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        *figures, bound, typical = json.loads(done.stdout)
+        peaks.append(figures)
+    anonymous, high = (max(figures) for figures in zip(*peaks, strict=True))
+    return {
+        "peak_bytes": high,
+        "sampled_bytes": anonymous,
+        "bound_bytes": bound,
+        "typical_bytes": typical,
+        "of_bound": round(high / bound, 3),
+    }
+
+
+def write_file(pixels: np.ndarray, path: Path, how: dict[str, Any]) -> None:
+    """Write ``pixels`` with libvips's own options, which Lowtide does not have."""
+    import pyvips
+
+    pyvips.Image.new_from_array(pixels).write_to_file(str(path), **how)
+
+
+def rows_of(name: str, content: str, size: tuple[int, int], folder: Path) -> dict[str, Any]:
+    """Measure writing, and reading what was written; reading alone for what Lowtide does not
+    write."""
+    from lowtide.media import EncodeOptions, open_sink
+    from lowtide.media.image_info import ImageInfo, SampleType
+
+    kinds = {"small": (64, 64), "large": size}
+    order: dict[str, Any] = {"options": {}, "reads": True}
+    row: dict[str, Any] = {"content": content, "megapixels": round(size[0] * size[1] / 1e6, 2)}
+    if name in READ:
+        suffix, how = READ[name]
+        for kind, one in kinds.items():
+            path = folder / f"{kind}.{suffix}"
+            write_file(pixels_of(content, one, 3, "uint8"), path, how)
+            order[kind] = str(path)
+        return row | {"reading": measured(order)}
+    suffix, options, channels, sample = WRITTEN[name]
+    written = {"options": options, "reads": False, "target": str(folder / f"out{suffix}")}
+    for kind, one in kinds.items():
+        pixels = pixels_of(content, one, channels, sample)
+        np.save(folder / f"{kind}.npy", pixels)
+        written[kind] = str(folder / f"{kind}.npy")
+        path = folder / f"{kind}{suffix}"
+        info = ImageInfo(pixels.shape[1], pixels.shape[0], channels, cast(SampleType, sample))
+        with open_sink(path, info, options=EncodeOptions(**options)) as sink:
+            sink.write(0, pixels)
+            sink.commit()
+        order[kind] = str(path)
+    return row | {"writing": measured(written), "reading": measured(order)}
+
+
+def main() -> None:
+    """Measure each row that is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    chosen = parser.parse_args()
+    results = ResultFile("codec_memory", fresh=chosen.fresh, about=(__doc__ or "").splitlines()[0])
+    for name, size, content in itertools.product((*WRITTEN, *READ), SIZES, CONTENTS):
+        row = f"{name}, {content}, {size[0]}×{size[1]}"
+        if chosen.only in row and not results.has(row):
+            with tempfile.TemporaryDirectory() as folder:
+                results.add(row, **rows_of(name, content, size, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

@@ -125,11 +125,6 @@ def print_result(
         failure = error
     if not as_json:
         show()
-    elif (parts := getattr(result, "json_parts", None)) is not None:
-        more = {} if failure is None else {"error": error_detail(failure)}
-        for part in parts(**more):
-            typer.echo(part, nl=False)
-        typer.echo()
     elif failure is None:
         typer.echo(result.model_dump_json(indent=2))
     else:

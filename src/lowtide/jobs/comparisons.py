@@ -68,13 +68,12 @@ class Comparisons:
             return
         limit = self.settings.max_pixels
         scratch = Path(self.settings.scratch) if self.settings.scratch else None
-        for number, image in enumerate(report.images):
+        for image in report.images:
             check_cancel(cancel)
             reference = self.references.get(image.input)
             if reference is not None and image.status in ("done", "skipped"):
                 files = Path(image.input), Path(image.output), reference
                 image.scores = score_files(*files, limit, scratch)
-                report.images[number] = image
                 if sidecar and image.status == "done":
                     write_sidecar(report, image)
             if self.picture is not None:

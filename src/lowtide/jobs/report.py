@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import platform
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, SerializeAsAny
+from pydantic import BaseModel, SerializeAsAny
 
 from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
@@ -19,7 +18,6 @@ from lowtide.core.errors import BatchError, BudgetError, ImageError, InputError,
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import MIB, format_bytes
 from lowtide.jobs.denoise_scores import DenoiseScores
-from lowtide.jobs.packed_reports import PackedReports
 from lowtide.media.discover import Found
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
@@ -229,19 +227,6 @@ class JobReport(BaseModel):
         """The items that failed."""
         return [item for item in self.items if item.status == "failed"]
 
-    def json_parts(self, **more: Any) -> Iterator[str]:
-        """Yield the report as a JSON document in parts, with one item in memory at a time.
-
-        ``more`` are further entries, as plain data.
-        """
-        head = self.model_dump(mode="json", exclude={self.noun}) | more
-        yield json.dumps(head, indent=2, ensure_ascii=False)[:-2] + f',\n  "{self.noun}": ['
-        before = "\n"
-        for item in self.items:
-            yield before + textwrap.indent(item.model_dump_json(indent=2), "    ")
-            before = ",\n"
-        yield "\n  ]\n}" if self.items else "]\n}"
-
     def raise_for_failures(self) -> None:
         """Raise an error if any item failed; the others are done.
 
@@ -275,7 +260,7 @@ class UpscaleReport(JobReport):
     noun = "images"
     input_error = ImageError
 
-    images: PackedReports[ImageReport] = Field(default_factory=PackedReports[ImageReport])
+    images: list[ImageReport] = []
 
 
 class DenoiseReport(JobReport):
@@ -285,9 +270,7 @@ class DenoiseReport(JobReport):
     noun = "images"
     input_error = ImageError
 
-    images: PackedReports[SerializeAsAny[DenoisedImageReport]] = Field(
-        default_factory=PackedReports[DenoisedImageReport]
-    )
+    images: list[SerializeAsAny[DenoisedImageReport]] = []
 
 
 def versions(model: str = "", packages: Iterable[str] = ()) -> dict[str, str]:

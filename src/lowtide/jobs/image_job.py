@@ -103,9 +103,11 @@ class ImageJob:
             with stored_only():
                 return self._plan_here(item)
         except NotStoredError:
-            planner.plan(self, item)
+            note = planner.plan(self, item)
             self.prepared.chosen_before.clear()  # the choice of that process counts
-            return self._plan_here(item)
+            planned = self._plan_here(item)
+            planned.notes += filter(None, [note])
+            return planned
 
     def _plan_here(self, item: Item) -> ImageTaskPlan:
         sizes = self.sizes(item)

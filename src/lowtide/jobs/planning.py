@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.errors import ModelError
+from lowtide.core.errors import BudgetError, ModelError
 from lowtide.core.heap import trimming_heap
 from lowtide.core.precision import is_eight_bits
 from lowtide.core.units import format_seconds
@@ -18,6 +18,7 @@ from lowtide.media import ImageFacts
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
+from lowtide.memory.library_memory import reason_not_to_plan
 from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.plan_file import PlanFile, check_replay
@@ -168,7 +169,9 @@ def _choose(
             may_compute()  # before the capture, which tiles do not need
         try:
             with trimming_heap():  # a proof and dry runs left 20 MiB of free blocks to the run
-                candidates, chosen = _choose_with_bands(plans, bands, budget, accuracy, limit_bytes)
+                candidates, chosen = _choose_with_bands(
+                    plans, bands, budget, accuracy, limit_bytes, images
+                )
         except ModelError as error:
             reason = error.message
         else:
@@ -187,8 +190,11 @@ def _choose_with_bands(
     budget: Budget,
     accuracy: AccuracyRequest,
     limit_bytes: int | None,
+    images: int,
 ) -> tuple[list[Plan], Plan]:
     """Return ``plans`` with streamed ones, and the best of all, whose bytes are exact.
+
+    The search for streamed ones ends when it took what a better one may save for ``images``.
 
     Raises:
         ModelError: The network cannot be streamed exactly.
@@ -198,8 +204,16 @@ def _choose_with_bands(
 
     def best(low_memory: bool) -> Plan:
         nonlocal candidates
-        candidates = _plans_below(plans + bands.candidates(low_memory=low_memory), limit_bytes)
-        return choose_plan(candidates, budget, accuracy)
+        while True:
+            candidates = _plans_below(plans + bands.candidates(low_memory=low_memory), limit_bytes)
+            try:
+                chosen = choose_plan(candidates, budget, accuracy)
+            except BudgetError:
+                if not bands.search_further(math.inf):
+                    raise
+            else:
+                if not bands.search_further(images * (chosen.seconds - bands.least_seconds)):
+                    return chosen
 
     def last_resort() -> Plan:
         for plan in bands.untried():
@@ -290,6 +304,8 @@ def _reason_not_streamed(
                 f"not considered: planning it takes about {format_seconds(takes)}, and it would"
                 f" save at most {format_seconds(max(saved, 0))}"
             )
+    if no_room := reason_not_to_plan():
+        return f"not considered: {no_room}"
     better = cache.get(plans) if cache is not None else None
     return None if better is None else f"considered before, when {better} was the better choice"
 

@@ -25,6 +25,7 @@ from lowtide.core.python_child import start_python
 from lowtide.core.units import MIB, format_bytes
 from lowtide.jobs.worker_process import WorkerConnection
 from lowtide.media.discover import FilePair
+from lowtide.memory.library_memory import room_for_process
 from lowtide.memory.process_memory import RESIDENT_PEAK
 
 if TYPE_CHECKING:
@@ -63,8 +64,12 @@ class PlanningProcess:
 
     @staticmethod
     def helps(budget: Budget) -> bool:
-        """Return whether what planning leaves is much of a budget."""
-        return budget.device == "cpu" and budget.device_bytes < _PROCESS_BELOW
+        """Return whether what planning leaves is much of a budget, and another process has room."""
+        return (
+            budget.device == "cpu"
+            and budget.device_bytes < _PROCESS_BELOW
+            and room_for_process(budget.device_bytes)
+        )
 
     def measure(self, settings: ImageSettings, budget: Budget, pairs: Sequence[FilePair]) -> bool:
         """Measure a model on the CPU for a job on the files ``pairs``.

@@ -40,7 +40,8 @@ from lowtide.streaming.pages.transfer import (
     PendingStore,
     SyncHostTransfer,
 )
-from lowtide.streaming.planner.layout_search import StreamLayout, layout_store
+from lowtide.streaming.planner.layout_search import layout_store
+from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.spans import Spans, count
 from lowtide.streaming.stored_only import may_compute
 
@@ -49,6 +50,8 @@ _NO_DISPATCH = torch._C._DisableTorchDispatch
 _BANDS_PHASE = "bands"
 # Bands of a single segment after which all are alike: more than its halos reach over.
 _TRACED_BANDS = 48
+# Seconds to trace one operator call.
+_CALL_SECONDS = 5e-4
 # Ledger rows that belong to the run itself, on the CPU and on a GPU, whose allocator keeps what it
 # rounds up.
 _RUN_ROWS = ("live activations", "workspace"), ("live activations", "workspace", "allocator")
@@ -68,6 +71,11 @@ class DryRunResult:
     rows: tuple[LedgerRow, ...]
     peak_bytes: int
     arena_bytes: int = 0
+
+
+def dry_run_seconds(layout: StreamLayout) -> float:
+    """Return about how long a dry run takes: by its calls, so that it is the same always."""
+    return layout.calls * _CALL_SECONDS
 
 
 def dry_run(

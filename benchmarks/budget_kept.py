@@ -41,14 +41,22 @@ FOLDERS: dict[str, tuple[int, int, list[str]]] = {
     "folder of 200 in 256 MiB": (256, 200, []),
 }
 FIRST_RUNS = ("lowtide-x2", "lowtide-x4", "lowtide-large-x4")
-# Networks with random weights, beside the trained files of ``--models``.
-RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
+# Networks of spandrel with random weights, (module, class, options), beside the trained files of
+# ``--models``.
+RANDOM: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Compact x4": (
+        "Compact.__arch.SRVGG",
+        "SRVGGNetCompact",
+        dict(num_feat=64, num_conv=16, upscale=4),
+    ),
     "SwinIR x2": (
+        "SwinIR",
         "SwinIR",
         dict(upscale=2, window_size=8, img_range=1.0, depths=[6] * 4, num_heads=[6] * 4)
         | dict(embed_dim=60, mlp_ratio=2, upsampler="pixelshuffledirect"),
     ),
-    "SPAN x4": ("SPAN", dict(num_in_ch=3, num_out_ch=3, feature_channels=48, upscale=4)),
+    "SPAN x4": ("SPAN", "SPAN", dict(num_in_ch=3, num_out_ch=3, feature_channels=48, upscale=4)),
+    "CRAFT x4": ("CRAFT", "CRAFT", dict(upscale=4)),
 }
 # Far too little: the error names the smallest budget.
 TINY = "1MiB"
@@ -201,13 +209,15 @@ def first_run_rows(model: str, folder: Path) -> dict[str, Any]:
     return figures
 
 
-def random_first_run(family: str, options: dict[str, Any], folder: Path) -> dict[str, Any]:
+def random_first_run(
+    module: str, kind: str, options: dict[str, Any], folder: Path
+) -> dict[str, Any]:
     """`first_run_rows` of one of spandrel's networks, with random weights."""
     import torch
 
     torch.manual_seed(0)
-    home = importlib.import_module(f"spandrel.architectures.{family}")
-    network = getattr(home, family)(**options)
+    home = importlib.import_module(f"spandrel.architectures.{module}")
+    network = getattr(home, kind)(**options)
     for values in network.parameters():
         if values.dim() > 1:
             torch.nn.init.normal_(values, std=0.02)

@@ -143,7 +143,8 @@ def refuse(*given):
 
 certificate._measure = dry_run._predict = refuse
 run = lambda name: lowtide.upscale(name, sys.argv[2], budget=sys.argv[3], strategy="streamed")
-print([image.plan.strategy.name for image in run(sys.argv[1]).images])
+images = run(sys.argv[1]).images
+print([image.plan.strategy.name for image in images], *images[0].notes, sep="\\n")
 """
     folder = tmp_path / "in"
     folder.mkdir()
@@ -158,6 +159,8 @@ print([image.plan.strategy.name for image in run(sys.argv[1]).images])
         return subprocess.run(command, capture_output=True, text=True, env=environment)
 
     small = run("60MiB")
-    assert small.stdout.strip() == "['streamed', 'streamed']", small.stderr
+    strategies, *notes = small.stdout.splitlines()
+    assert strategies == "['streamed', 'streamed']", small.stderr
+    assert any("proved in another process" in note for note in notes)
     # With room for it no process is started.
     assert "computed in the job's process" in run("1GiB").stderr

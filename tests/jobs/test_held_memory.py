@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.jobs import held_memory
 from lowtide.jobs.held_memory import HeldMemory
+from lowtide.memory import heap_limit
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ class Meter:
 def held(monkeypatch):
     def make(living, kept, strategy="streamed", budget=1000 * MIB, waiting=0):
         meter = Meter(living * MIB, kept * MIB)
-        monkeypatch.setattr(held_memory, "trim_allocators", lambda device: meter.trim())
+        monkeypatch.setattr(heap_limit, "trim_allocators", lambda device: meter.trim())
         plan = SimpleNamespace(
             strategy=SimpleNamespace(name=strategy, device_count=1),
             compiled=False,

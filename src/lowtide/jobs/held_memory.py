@@ -7,17 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lowtide.jobs.build_network import as_module
+from lowtide.memory.heap_limit import HeapLimit
 from lowtide.memory.meter import CudaMeter, HostMeter
-from lowtide.memory.oom import trim_allocators
 from lowtide.memory.plan import Plan
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 if TYPE_CHECKING:
     from torch import nn
-
-# Resident memory may grow by 1/_GROWTH_DIVISOR of the expected bytes before the heap is trimmed
-# again; _NEW_BLOCKS_SHARE of coming bytes does not fit the heap's free blocks.
-_GROWTH_DIVISOR, _NEW_BLOCKS_SHARE = 8, 0.5
 
 
 class HeldMemory:
@@ -32,27 +28,17 @@ class HeldMemory:
     def __init__(
         self, meter: HostMeter | CudaMeter, plan: Plan, budget_bytes: int, other_bytes: int
     ) -> None:
-        self._meter, self._budget, self._device = meter, budget_bytes, plan.device
+        self._budget = budget_bytes
         banded = plan.strategy.name == "streamed"
         halfway = (plan.predicted_bytes + plan.upper_bytes) // 2
-        self._expected = other_bytes + (plan.predicted_bytes if banded else halfway)
-        self._limit = self._expected
+        expected = plan.predicted_bytes if banded else halfway
+        self._limit = HeapLimit(lambda: meter.current_bytes, other_bytes + expected, plan.device)
         special = banded or plan.compiled or plan.strategy.device_count > 1
         self._in_layers = plan.device == "cpu" and not special
 
     def make_room(self, new_bytes: int) -> int:
-        """Return the resident bytes plus ``new_bytes``, after trimming the heap if needed.
-
-        The heap is trimmed only above the expected bytes.
-        """
-        new = int(new_bytes * _NEW_BLOCKS_SHARE)
-        held = self._meter.current_bytes + new
-        if held > self._limit:
-            trim_allocators(self._device)
-            held = self._meter.current_bytes + new
-            # If that many bytes are live, trimming each time would only take time.
-            self._limit = max(self._expected, held + self._expected // _GROWTH_DIVISOR)
-        return held
+        """Return the resident bytes plus ``new_bytes``, after trimming the heap if needed."""
+        return self._limit.make_room(new_bytes)
 
     def over_budget(self) -> bool:
         """Return whether the resident bytes exceed the budget."""

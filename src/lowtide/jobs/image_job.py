@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,6 +40,9 @@ from lowtide.memory.plan import Plan
 from lowtide.memory.plan_file import PlanFile
 from lowtide.streaming.stored_only import NotStoredError, stored_only
 from lowtide.streaming.tiles.runner import RunOutcome, execute_plan
+
+# Plans by what is stored, of which the first says that there is too little.
+_PLANNING_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,15 @@ class ImageJob:
         planner = self.planner
         if planner is None or not planner.helps(self.budget):
             return self._plan_here(item)
-        try:
-            with stored_only():
-                return self._plan_here(item)
-        except NotStoredError:
-            planner.plan(self, item)
+        notes: list[str] = []
+        for _ in range(_PLANNING_TRIES):
+            with contextlib.suppress(NotStoredError), stored_only():
+                planned = self._plan_here(item)
+                planned.notes += notes[:1]
+                return planned
+            notes += filter(None, [planner.plan(self, item)])
             self.prepared.chosen_before.clear()  # the choice of that process counts
-            return self._plan_here(item)
+        return self._plan_here(item)
 
     def _plan_here(self, item: Item) -> ImageTaskPlan:
         sizes = self.sizes(item)

@@ -172,7 +172,11 @@ def _choose(
                 candidates, chosen = _choose_with_bands(
                     plans, bands, budget, accuracy, limit_bytes, images
                 )
-        except ModelError as error:
+        except (ModelError, BudgetError) as error:
+            if cache is not None:
+                cache.put(None)
+            if isinstance(error, BudgetError):
+                raise
             reason = error.message
         else:
             if cache is not None:

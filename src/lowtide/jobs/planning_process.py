@@ -22,10 +22,11 @@ from lowtide.core.errors import LowtideError
 from lowtide.core.heap import heap_is_tuned, tune_heap
 from lowtide.core.progress import Cancel, ProgressCallback, check_cancel, report_phase
 from lowtide.core.python_child import start_python
-from lowtide.core.units import MIB
+from lowtide.core.units import MIB, format_bytes
 from lowtide.jobs.worker_process import WorkerConnection
 from lowtide.media.discover import FilePair
 from lowtide.memory.library_memory import room_for_process
+from lowtide.memory.process_memory import RESIDENT_PEAK
 
 if TYPE_CHECKING:
     from lowtide.jobs.image_job import ImageJob
@@ -80,17 +81,22 @@ class PlanningProcess:
         if not self.helps(budget):
             return False
         report_phase(self._progress, "probe", settings.model_name)
-        return self._order(
+        answer = self._order(
             "measure",
             settings=settings.to_json(),
             budget=asdict(budget),
             pairs=[(str(one.source), str(one.target), one.name) for one in pairs[:2]],
         )
+        return answer is not None
 
-    def plan(self, job: ImageJob, item: Item) -> bool:
-        """Plan an item as ``job`` does; return whether all that this takes is stored now."""
+    def plan(self, job: ImageJob, item: Item) -> str | None:
+        """Plan an item as ``job`` does, so that all that this takes is stored.
+
+        Returns:
+            A note of what the process took, for the report; None where it failed.
+        """
         report_phase(self._progress, "capture", job.settings.model_name)
-        return self._order(
+        answer = self._order(
             "plan",
             setup=job.worker_setup("cpu", job.budget),
             item={
@@ -99,6 +105,12 @@ class PlanningProcess:
                 "index": item.index,
                 "limit_bytes": item.limit_bytes,
             },
+        )
+        if answer is None:
+            return None
+        return (
+            "bands were proved in another process, beside the budget:"
+            f" {format_bytes(answer['resident_bytes'])} at its peak, libraries included"
         )
 
     def close(self) -> None:
@@ -111,8 +123,8 @@ class PlanningProcess:
                 with contextlib.suppress(OSError):  # an order that it did not read
                     pipe.close() if pipe else None
 
-    def _order(self, kind: str, **order: Any) -> bool:
-        """Send an order and wait for its end; return whether it was done."""
+    def _order(self, kind: str, **order: Any) -> dict[str, Any] | None:
+        """Send an order and wait for its end; return the answer, or None if it failed."""
         process = self._process = self._process or self._start()
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # it is gone: its answers end
@@ -129,7 +141,9 @@ class PlanningProcess:
                 raise
             if not answer:
                 self.close()
-            return bool(answer) and json.loads(answer)["kind"] == "done"
+                return None
+            found = json.loads(answer)
+            return found if found["kind"] == "done" else None
 
     def _start(self) -> subprocess.Popen[str]:
         import torch
@@ -174,7 +188,8 @@ def main() -> None:
     torch.set_num_threads(setup["threads"])
     module, _, name = setup["job"].partition(":")
     job_type: type[ImageJob] = getattr(importlib.import_module(module), name)
-    planner = _Planner(job_type)
+    planner, resident = _Planner(job_type), RESIDENT_PEAK.reader()
+    resident.reset()
     while True:
         order = connection.receive()
         try:
@@ -182,7 +197,7 @@ def main() -> None:
         except LowtideError:  # the job says what is wrong
             connection.send("failed")
         else:
-            connection.send("done")
+            connection.send("done", resident_bytes=resident.peaks()[0])
 
 
 class _Planner:

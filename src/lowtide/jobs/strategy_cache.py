@@ -62,7 +62,7 @@ class StrategyCache:
         """Whether this machine has planned bands for such an image before."""
         return self._store.get(self._key) is not None
 
-    def put(self, chosen: Plan) -> None:
-        """Store the choice, of whatever strategy."""
-        self._store.put(self._key, chosen.title)
+    def put(self, chosen: Plan | None) -> None:
+        """Store the choice, of whatever strategy; None where no plan in bands was found."""
+        self._store.put(self._key, "none" if chosen is None else chosen.title)
         self._store.save()

@@ -10,10 +10,13 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.heap import trim_heap
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
+from lowtide.memory.heap_limit import HeapLimit
+from lowtide.memory.process_memory import anonymous_bytes
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_module import OpaqueModule
@@ -85,8 +88,14 @@ class PreparedStream:
         return [self.program.outputs.index(one) for one in self.program.graph.outputs]
 
     def run(self, inputs: ModelInputs) -> Iterator[OutputRows]:
-        """Run one sample by bands."""
-        return self.executor.run(input_pages(inputs), inputs.fixed)
+        """Run one sample by bands; on a CPU the heap keeps little of them."""
+        pages, before_step = input_pages(inputs), None
+        if self.device.type == "cpu":
+            trim_heap()  # what planning or another call left would hide what this one adds
+            before = anonymous_bytes()
+            limit = HeapLimit(lambda: anonymous_bytes() - before, self.layout.peak_bytes)
+            before_step = limit.make_room
+        return self.executor.run(pages, inputs.fixed, before_step=before_step)
 
     def run_source(self, source: Source, sink: Sink, adapter: Adapter | None = None) -> None:
         """Run a source along its leading axis, band by band, into a sink.

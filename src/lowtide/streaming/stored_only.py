@@ -27,7 +27,12 @@ def stored_only() -> Iterator[None]:
         _stored_only.reset(token)
 
 
+def is_stored_only() -> bool:
+    """Return whether this is inside of `stored_only`."""
+    return _stored_only.get()
+
+
 def may_compute() -> None:
     """Raise `NotStoredError` inside of `stored_only`; called before a fact is computed."""
-    if _stored_only.get():
+    if is_stored_only():
         raise NotStoredError

@@ -22,7 +22,7 @@ from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
 from lowtide.memory.prediction.cuda import predict_cuda
 from lowtide.memory.prediction.cuda_workspace import CudaWorkspace, convolution_settings
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.memory.tracing.fake import FakeTwins
+from lowtide.memory.tracing.fake import FakeTwins, clear_shape_caches
 from lowtide.memory.tracing.trace import Trace
 from lowtide.memory.tracing.tracer import Tracer
 from lowtide.streaming.capture.graph import TensorMeta
@@ -152,6 +152,7 @@ def _predict(
             measured.store.save()
     # Thousands of events, and what was measured, would count against the run that follows.
     del trace
+    clear_shape_caches()
     trim_heap(collect=True)
     kept = (row for row in rows if row.name not in ("weights", "inputs", "margin"))
     return tuple(kept), arena_bytes, sure

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import config
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.graph_module import _loader
 
 from lowtide.core.errors import ModelError
@@ -129,6 +131,7 @@ def _export(module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
             silence_warnings("torch"),
             _forget_generated_code(),
             _no_stack_traces(),
+            _use_lazy_graph_module(True),  # code that nothing calls is a sixth of a capture
         ):
             exported = functional_graph(torch.export.export(module, tensors, strict=False))
             compute_outputs_early(exported.graph)
@@ -161,7 +164,6 @@ def _forget_generated_code() -> Iterator[None]:
 @contextmanager
 def _no_stack_traces() -> Iterator[None]:
     """Keep PyTorch from finding the source line of each operator: a tenth of a capture."""
-    config = torch.fx.config
     before = getattr(config, "do_not_emit_stack_traces", None)
     if before is None:  # an older version
         yield

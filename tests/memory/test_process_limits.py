@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def test_the_limits_of_a_group_and_of_its_parents_hold(tmp_path):
     files = {
         "user/memory.max": 1000,
         "user/memory.current": 700,
-        "user/memory.stat": "anon 650\ninactive_file 50\n",
+        "user/memory.stat": "anon 610\ninactive_file 30\nactive_file 40\n",
         "user/job/memory.max": "max\n",
         "user/job/memory.current": 600,
         "user/job/memory.stat": "anon 600\n",
@@ -52,7 +53,7 @@ def test_a_group_of_the_first_version(tmp_path):
     files = {
         "memory/docker/ab/memory.limit_in_bytes": 2000,
         "memory/docker/ab/memory.usage_in_bytes": 2500,
-        "memory/docker/ab/memory.stat": "cache 3\ntotal_inactive_file 100\n",
+        "memory/docker/ab/memory.stat": "cache 3\ntotal_inactive_file 80\ntotal_active_file 40\n",
         "memory/memory.limit_in_bytes": NONE,
         "memory/memory.usage_in_bytes": 9,
         "memory/memory.stat": "",
@@ -67,18 +68,44 @@ def test_no_group_and_no_files(tmp_path):
     assert group_limits(tmp_path) == []
 
 
-def test_a_budget_is_what_a_limit_leaves():
+@pytest.fixture(params=[False, True], ids=["loaded", "to come"])
+def to_come(request, monkeypatch):
+    """Bytes of the modules for planning that are imported later: in private memory."""
+    for name in ("torch._dynamo", "torch.export._trace"):
+        if request.param:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        else:
+            monkeypatch.setitem(sys.modules, name, sys)
+    return 112 * MIB * request.param
+
+
+def test_a_budget_is_what_a_limit_leaves(to_come):
     asked = Budget(1 << 30, 1 << 30, 1 << 40)
-    wide = MemoryLimit(8 << 30, 2 << 30, "ulimit -v")
+    wide = MemoryLimit(8 << 30, 2 << 30, "ulimit -v", "addresses")
     tight = MemoryLimit(1 << 30, 300 * MIB, "the memory limit of the container")
     assert asked.within([]) is asked.within([wide]) is asked
     smaller = asked.within([wide, tight])
-    assert smaller.device_bytes == smaller.host_bytes == 300 * MIB
+    left = 300 * MIB - to_come
+    assert smaller.device_bytes == smaller.host_bytes == left
     assert smaller.note == (
-        "the budget is 300 MiB, which is left of 1.00 GiB by the memory limit of the container"
+        f"the budget is {left // MIB} MiB, which is left of 1.00 GiB by the memory limit of the"
+        " container"
     )
     card = Budget(6 << 30, 1 << 30, 1 << 40, "cuda:0").within([tight])
-    assert (card.device_bytes, card.host_bytes) == (6 << 30, 300 * MIB)
+    assert (card.device_bytes, card.host_bytes) == (6 << 30, left)
+
+
+def test_too_little_for_planning_is_all_for_the_budget(to_come):
+    asked = Budget(1 << 30, 1 << 30, 1 << 40)
+    tight = MemoryLimit(1 << 30, 100 * MIB, "the memory limit of the container")
+    assert asked.within([tight]).device_bytes == 100 * MIB
+
+
+def test_stacks_have_room_beside_a_budget(to_come):
+    asked = Budget(1 << 30, 1 << 30, 1 << 40)
+    for counts in ("data", "addresses"):
+        tight = MemoryLimit(1 << 30, 140 * MIB, "ulimit", counts)
+        assert asked.within([tight]).device_bytes == 44 * MIB
 
 
 @pytest.mark.parametrize("which", [resource.RLIMIT_DATA, resource.RLIMIT_AS])
@@ -99,3 +126,71 @@ assert larger.device_bytes < {limit} and "left of 8.00 GiB by ulimit" in larger.
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def python(code, *words, limit):
+    """Run code in a process of its own under a limit of the shell in bytes."""
+    begin = "import resource, sys; which, most = int(sys.argv[1]), int(sys.argv[2])\n"
+    begin += "resource.setrlimit(which, (most, most))\n"
+    which, most = limit
+    return subprocess.run(
+        [sys.executable, "-c", begin + code, str(which), str(most), *map(str, words)],
+        capture_output=True,
+        text=True,
+    )
+
+
+COMMAND = "from lowtide.cli.main import main; main(sys.argv[3:])"
+
+
+@pytest.mark.parametrize(
+    ("which", "most", "name"),
+    [(resource.RLIMIT_AS, 500 * MIB, "-v"), (resource.RLIMIT_DATA, 100 * MIB, "-d")],
+)
+def test_a_limit_below_what_the_libraries_take(tmp_path, monkeypatch, which, most, name):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    run = python(COMMAND, "upscale", "x.png", "-o", tmp_path / "y.png", limit=(which, most))
+    assert run.returncode == 3, run.stderr
+    assert run.stderr.startswith("error: the libraries of Lowtide")
+    assert f"{most // MIB} MiB by ulimit {name}" in run.stderr
+    assert "hint: raise that limit" in run.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_what_planning_imports():
+    """Is not more than limits are asked for, and not far less."""
+    code = """
+import json, torch
+from torch import nn
+from lowtide.core.heap import trim_heap
+from lowtide.memory.library_memory import _planning_bytes, _sizes
+from lowtide.streaming.planner.program_cache import preload_capture
+from lowtide.streaming.probe.trace_memory import preload_tracing
+trim_heap(collect=True)
+before, asked = _sizes(), {counts: _planning_bytes(counts) for counts in _sizes()}
+preload_tracing(), preload_capture()
+trim_heap(collect=True)
+taken = {counts: size - before[counts] for counts, size in _sizes().items()}
+print(json.dumps([taken, asked, _planning_bytes("resident")]))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    taken, asked, still = json.loads(run.stdout)
+    assert still == 0
+    for counts, size in taken.items():
+        assert asked[counts] / 2 < size <= asked[counts], (counts, taken, asked)
+
+
+def test_a_network_is_not_planned_where_a_limit_leaves_too_little():
+    code = """
+import torch
+used = int(open("/proc/self/status").read().split("VmData:")[1].split()[0]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (used + (200 << 20), most))
+import lowtide
+try:
+    lowtide.stream(torch.nn.Conv2d(3, 3, 3).eval()).prepare(torch.zeros(1, 3, 9, 9))
+except lowtide.BudgetError as error:
+    print(error, error.hint)
+"""
+    run = python(code, limit=(resource.RLIMIT_DATA, 1 << 40))
+    assert "capturing a network is not possible: the libraries for it take 112 MiB" in run.stdout
+    assert "raise that limit to" in run.stdout

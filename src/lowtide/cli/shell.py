@@ -48,6 +48,7 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
+            _require_room_for_libraries()
             return command(*args, **kwargs)
         except LowtideError as error:
             print_failure(error)
@@ -73,6 +74,14 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
 
     run.__doc__ = join_lines(command.__doc__ or "")
     return run
+
+
+def _require_room_for_libraries() -> None:
+    """Raise `BudgetError` if a limit on this process leaves too little for PyTorch and others."""
+    if "torch" not in sys.modules:
+        from lowtide.memory.library_memory import require_room_for_libraries
+
+        require_room_for_libraries("lowtide.jobs.upscale")
 
 
 def join_lines(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.precision import Precision, is_eight_bits
 from lowtide.core.progress import ProgressCallback
-from lowtide.jobs.build_network import ensemble_network
+from lowtide.jobs.build_network import ensemble_network, to_memory_format
 from lowtide.jobs.devices import castable_precisions, preferred_precision
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.network_compile import SpecializedNetworks
@@ -19,6 +19,7 @@ from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.prediction.roofline import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.models import ModelDescriptor
+from lowtide.streaming.probe.memory_format import takes_channels_last
 from lowtide.streaming.probe.trace_memory import live_bytes_rows, trace_tile
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
 from lowtide.streaming.tiles.grid import round_up
@@ -69,6 +70,7 @@ def prepare_for_profile(
         network = dataclasses.replace(network, forward=low.module)
         if settings.self_ensemble:
             network = ensemble_network(network)
+        network = to_memory_format(network, low, takes_channels_last(network))
         weight_bytes += low.descriptor.weight_bytes
     costs = _costs(reference, network, profile, weight_bytes)
     return dataclasses.replace(
@@ -107,7 +109,7 @@ def _costs(
         update={
             "device": profile.name,
             "precision": network.precision,
-            "channels_last": False,
+            "channels_last": network.channels_last,
             "weight_bytes": weight_bytes,
             "context_bytes": profile.context_bytes,
             "points": tuple(points),

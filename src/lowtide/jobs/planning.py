@@ -18,6 +18,7 @@ from lowtide.media import ImageFacts
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
+from lowtide.memory.library_memory import reason_not_to_plan
 from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.plan_file import PlanFile, check_replay
@@ -31,6 +32,7 @@ from lowtide.streaming.planner.tile_variants import (
     with_devices,
     with_prefetch,
 )
+from lowtide.streaming.stored_only import may_compute
 
 
 @dataclass
@@ -163,6 +165,8 @@ def _choose(
     cache = StrategyCache(prepared, image_task, budget, accuracy) if limit_bytes is None else None
     reason = _reason_not_streamed(plans, prepared, settings, budget, bands, images, cache)
     if reason is None:
+        if cache is not None and not cache.is_known:
+            may_compute()  # before the capture, which tiles do not need
         try:
             with trimming_heap():  # a proof and dry runs left 20 MiB of free blocks to the run
                 candidates, chosen = _choose_with_bands(
@@ -300,6 +304,8 @@ def _reason_not_streamed(
                 f"not considered: planning it takes about {format_seconds(takes)}, and it would"
                 f" save at most {format_seconds(max(saved, 0))}"
             )
+    if no_room := reason_not_to_plan():
+        return f"not considered: {no_room}"
     better = cache.get(plans) if cache is not None else None
     return None if better is None else f"considered before, when {better} was the better choice"
 

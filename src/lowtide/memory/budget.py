@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB, format_bytes, parse_bytes
+from lowtide.memory.library_memory import budget_room
 from lowtide.memory.memory_limits import MemoryLimit, memory_limits
 from lowtide.memory.process_memory import available_host_bytes, physical_host_bytes
 
@@ -75,12 +76,13 @@ class Budget:
     def within(self, limits: Sequence[MemoryLimit]) -> Budget:
         """Return the budget, or the smaller one that limits on this process's memory leave.
 
-        To pass them is to be killed, which other programs' memory need not come to.
+        To pass them is to be killed, which other programs' memory need not come to. Stacks and the
+        libraries that planning imports have their room beside the budget.
         """
-        tightest = min(limits, key=lambda one: one.free_bytes, default=None)
-        if tightest is None or tightest.free_bytes >= self.host_bytes:
+        tightest = min(limits, key=budget_room, default=None)
+        if tightest is None or budget_room(tightest) >= self.host_bytes:
             return self
-        left = max(MIB, tightest.free_bytes)
+        left = max(MIB, budget_room(tightest))
         device_bytes = left if self.device == "cpu" else self.device_bytes
         note = f"the budget is {format_bytes(left)}, which is left of {tightest}"
         return replace(self, device_bytes=device_bytes, host_bytes=left, note=note)

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lowtide.core.units import format_bytes
+
+# What a limit counts: resident memory, private memory whether resident or not, or all addresses.
+Counted = Literal["resident", "data", "addresses"]
 
 _STATUS, _GROUPS = Path("proc/self/status"), Path("proc/self/cgroup")
 _GROUP_FILES = Path("sys/fs/cgroup")
@@ -17,11 +21,12 @@ _GROUP_FILES = Path("sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A limit in bytes, what is left of it, and the name of what sets it."""
+    """A limit in bytes, what is left of it, the name of what sets it, and what it counts."""
 
     limit_bytes: int
     free_bytes: int
     name: str
+    counts: Counted = "resident"
 
     def __str__(self) -> str:
         return f"{format_bytes(self.limit_bytes)} by {self.name}"
@@ -42,16 +47,22 @@ def _process_limits(root: Path) -> list[MemoryLimit]:
         import resource
     except ImportError:  # Windows
         return []
+    kinds: tuple[tuple[int, str, str, Counted], ...] = (
+        (resource.RLIMIT_DATA, "VmData", "ulimit -d", "data"),
+        (resource.RLIMIT_AS, "VmSize", "ulimit -v", "addresses"),
+    )
     found = list[MemoryLimit]()
-    for which, field, name in (
-        (resource.RLIMIT_DATA, "VmData", "ulimit -d"),
-        (resource.RLIMIT_AS, "VmSize", "ulimit -v"),
-    ):
+    for which, field, name, counts in kinds:
         soft, _hard = resource.getrlimit(which)
         if soft != resource.RLIM_INFINITY:
-            used = _fields(root / _STATUS).get(f"{field}:", 0) * 1024
-            found.append(MemoryLimit(soft, max(0, soft - used), name))
+            used = status_fields(root).get(f"{field}:", 0) * 1024
+            found.append(MemoryLimit(soft, max(0, soft - used), name, counts))
     return found
+
+
+def status_fields(root: Path = Path("/")) -> dict[str, int]:
+    """Return the numbers of this process's status file: ``{"VmRSS:": kibibytes, …}``."""
+    return _fields(root / _STATUS)
 
 
 def _group_limits(root: Path) -> list[MemoryLimit]:
@@ -68,10 +79,10 @@ def _group_limits(root: Path) -> list[MemoryLimit]:
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if number == "0":
-            base, files = root / _GROUP_FILES, ("memory.max", "memory.current", "inactive_file")
+            base, files = root / _GROUP_FILES, ("memory.max", "memory.current", "")
         elif "memory" in controllers.split(","):
             base = root / _GROUP_FILES / "memory"
-            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
         else:
             continue
         group = base / path.lstrip("/")
@@ -81,14 +92,18 @@ def _group_limits(root: Path) -> list[MemoryLimit]:
     return found
 
 
-def _limit_of(group: Path, limit: str, used: str, reclaimed: str) -> list[MemoryLimit]:
+def _limit_of(group: Path, limit: str, used: str, prefix: str) -> list[MemoryLimit]:
     """Return the limit of one group, if it has one.
 
-    Files that were read and can be read again are used, but give way.
+    Files that were read and can be read again are used, but give way; half of those that are in
+    use, such as libraries, since without them a program crawls.
     """
     try:
         most, current = (group / limit).read_text(), int((group / used).read_text())
-        given_back = _fields(group / "memory.stat").get(reclaimed, 0)
+        stat = _fields(group / "memory.stat")
+        given_back = (
+            stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0) // 2
+        )
     except OSError:
         return []
     # 2^63 less a page is the first version's word for none.

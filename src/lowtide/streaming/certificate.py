@@ -27,6 +27,7 @@ from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES, AttributeKey
 from lowtide.streaming.pages.page import input_pages
+from lowtide.streaming.stored_only import may_compute
 from lowtide.streaming.tolerance import tolerance
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
@@ -93,6 +94,7 @@ def certify(
         path = None if folder is None else folder / f"certificate-{key}.json"
         found = _read_cached(path)
         if found is None:
+            may_compute()
             # A small model, or the second size, may be of the real size.
             known = program if small.key == inputs.key else None
             with tf32(False):

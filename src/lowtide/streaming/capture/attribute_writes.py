@@ -48,7 +48,7 @@ def watch_attributes(module: nn.Module) -> Iterator[set[AttributeKey]]:
     """
     parts = {id(one) for one in module.modules()}
     written = set[AttributeKey]()
-    own = nn.Module.__setattr__
+    own: Any = nn.Module.__setattr__
 
     def set_attribute(self: nn.Module, name: str, value: Any) -> None:
         if isinstance(value, _PLAIN) and id(self) in parts:

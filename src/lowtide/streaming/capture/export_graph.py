@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import config
+from torch.fx import config as fx_config
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.graph_module import _loader
 
 from lowtide.core.errors import ModelError
 from lowtide.core.logging import silence_warnings
 from lowtide.core.trace_cache import TRACE_LOCK, trace_cache
+from lowtide.memory.library_memory import require_room_to_plan
 from lowtide.streaming.capture.attribute_writes import restore_attributes, watch_attributes
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import (
@@ -55,7 +56,9 @@ def capture(module: nn.Module, inputs: Tensor | ModelInputs) -> Graph:
 
     Raises:
         ModelError: The module is in training mode, draws random numbers, or cannot be captured.
+        BudgetError: A limit on this process leaves too little for what capturing imports.
     """
+    require_room_to_plan("capturing a network")
     if module.training:
         raise ModelError(
             "a model in training mode cannot be streamed: its norms depend on all rows at once",
@@ -164,15 +167,15 @@ def _forget_generated_code() -> Iterator[None]:
 @contextmanager
 def _no_stack_traces() -> Iterator[None]:
     """Keep PyTorch from finding the source line of each operator: a tenth of a capture."""
-    before = getattr(config, "do_not_emit_stack_traces", None)
+    before = getattr(fx_config, "do_not_emit_stack_traces", None)
     if before is None:  # an older version
         yield
         return
     try:
-        config.do_not_emit_stack_traces = True
+        fx_config.do_not_emit_stack_traces = True
         yield
     finally:
-        config.do_not_emit_stack_traces = before
+        fx_config.do_not_emit_stack_traces = before
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -43,6 +43,7 @@ from lowtide.streaming.pages.transfer import (
 from lowtide.streaming.planner.layout_search import layout_store
 from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.spans import Spans, count
+from lowtide.streaming.stored_only import may_compute
 
 _NO_DISPATCH = torch._C._DisableTorchDispatch
 # Trace phase of the bands, for which a block of memory may be reserved up front.
@@ -109,6 +110,7 @@ def dry_run(
     key = f"takes {layout.key} {whole_image}{where}"
     kept = store.get(key)
     if kept is None:
+        may_compute()
         rows, arena_bytes, sure = _predict(program, layout, whole_image, profile, use_arena)
         if sure:
             store.put(key, {"rows": [asdict(row) for row in rows], "piece": arena_bytes})

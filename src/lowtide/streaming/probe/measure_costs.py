@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +13,10 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.meter import cuda_context_bytes
 from lowtide.memory.oom import trim_allocators
+from lowtide.streaming.probe.memory_format import in_memory_format
 from lowtide.streaming.probe.receptive_field import RECEPTIVE_FIELD_SIDES, measure_receptive_field
 from lowtide.streaming.probe.small_runs import (
     MAX_PROBE_SECONDS,
-    best_seconds,
     live_peak,
     probe_point,
     random_tile,
@@ -29,9 +27,6 @@ from lowtide.streaming.tiles.grid import round_up
 from lowtide.streaming.tiles.tile_step import Forward, NetworkSpec
 
 _SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
-_MEMORY_FORMAT_SIDE = 128
-# Ratio of times below which a model leaves the memory format it was written in, on a GPU.
-_MEMORY_FORMAT_GAIN = 0.92
 
 
 def probe_costs(
@@ -57,15 +52,13 @@ def probe_costs(
     kind = torch.device(network.device).type
     sides = sorted({_fit(side, align, minimum) for side in _SIDES[kind]})
     traced, multiple = (), 1
+    network = in_memory_format(network)
     if _is_traced(network):
-        network = dataclasses.replace(network, channels_last=has_convolutions(network))
         traced, multiple = _trace(network, align, minimum, limit_bytes)
-    # The first run only scales the others: its memory and its time are enough.
-    started = time.perf_counter()
+    # The first run only scales the others: its memory is enough.
     smallest_bytes = (
         traced[0].peak_bytes if traced else live_peak(network, tile_work(network, sides[0]))
     )
-    smallest_seconds = time.perf_counter() - started
 
     def fits(side: int) -> bool:
         return limit_bytes is None or smallest_bytes * (side / sides[0]) ** 2 <= limit_bytes
@@ -85,11 +78,6 @@ def probe_costs(
     trim_heap(collect=True)
     within, points = True, []
     if not traced:
-        if kind != "cpu":
-            # A slow model is measured where it takes least: minutes of it would save seconds.
-            wide = _fit(_MEMORY_FORMAT_SIDE, align, minimum)
-            is_fast = smallest_seconds * (wide / sides[0]) ** 2 < MAX_PROBE_SECONDS / 4
-            network = _faster_memory_format(network, wide if is_fast else sides[0])
         points, within = _points(network, sides, fits, cancel)
     costs = ModelCosts(
         **known_costs(network, sha256, weight_bytes),
@@ -121,7 +109,7 @@ def trace_whole(
     """
     if not _is_traced(network):
         return None
-    network = dataclasses.replace(network, channels_last=has_convolutions(network))
+    network = in_memory_format(network)
     traced, _ = _trace(network, align, minimum, limit_bytes, size)
     if len(traced) < 2:
         return None
@@ -144,19 +132,6 @@ def known_costs(network: NetworkSpec, sha256: str, weight_bytes: int) -> dict[st
         "channels_last": network.channels_last,
         "threads": torch.get_num_threads(),
     }
-
-
-def has_convolutions(network: NetworkSpec) -> bool:
-    """Return whether ``network`` takes channels-last inputs on the CPU: if it has convolutions.
-
-    The format changes the rounding, so the choice must not depend on timing. Of 27 kinds of
-    networks none took more than 1.02 of the time that it took with its channels first, and those
-    of convolutions alone 0.7 to 0.95.
-    """
-    forward = network.forward
-    return isinstance(forward, torch.nn.Module) and any(
-        weight.dim() == 4 for weight in forward.parameters()
-    )
 
 
 def _is_traced(network: NetworkSpec) -> bool:
@@ -210,16 +185,6 @@ def _points(
             ),
         )
     return points, all(fits(side) for side in sides[: len(points)])
-
-
-def _faster_memory_format(network: NetworkSpec, side: int) -> NetworkSpec:
-    """Return ``network`` with channels-last inputs where they are clearly faster on a GPU."""
-    tile, seconds = random_tile(network, side), []
-    for channels_last in (False, True):
-        candidate = dataclasses.replace(network, channels_last=channels_last)
-        step = tile_step(candidate)
-        seconds.append(best_seconds(lambda step=step: step([tile]), network.device))
-    return dataclasses.replace(network, channels_last=seconds[1] < seconds[0] * _MEMORY_FORMAT_GAIN)
 
 
 def _batches_agree(network: NetworkSpec, side: int) -> bool:

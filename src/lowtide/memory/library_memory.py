@@ -1,0 +1,155 @@
+"""Memory of Lowtide's libraries, where a limit on this process leaves little.
+
+A process that loads more than its container may hold is killed, and ``ulimit`` makes some import
+fail. So what the libraries take is measured in a process of its own, once on a machine, and what
+planning imports later is asked for before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+
+from lowtide._version import __version__
+from lowtide.core.errors import BudgetError
+from lowtide.core.python_child import start_python
+from lowtide.core.units import MIB, format_bytes
+from lowtide.memory.memory_limits import Counted, MemoryLimit, memory_limits, status_fields
+
+_FIELDS: dict[str, Counted] = {"RssAnon": "resident", "VmData": "data", "VmSize": "addresses"}
+# Bytes above which the libraries fit in any case, and a process is not worth its 2 seconds.
+_AMPLE: dict[Counted, int] = {"resident": 768 * MIB, "data": 1536 * MIB, "addresses": 8192 * MIB}
+# Memory of modules that tracing and capturing networks import, of all that is private and of
+# addresses: 83 to 101 MiB and 210 to 290 MiB with PyTorch 2.8 and 2.15.
+_PLANNING = {"torch._dynamo": (88 * MIB, 272 * MIB), "torch.export._trace": (24 * MIB, 32 * MIB)}
+# Stacks of the threads that read, write and measure, and an encoder's rows: only addresses mostly.
+_STACKS: dict[Counted, int] = {"resident": 0, "data": 96 * MIB, "addresses": 96 * MIB}
+# The smallest budgets that bundled models run in are 21 to 29 MiB.
+_LEAST_BUDGET = 32 * MIB
+_OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "map segment", "allocate memory", "start new thread")
+_MAIN = "lowtide.memory.library_memory:main"
+
+
+def require_room_for_libraries(module: str) -> None:
+    """Raise `BudgetError` if a limit leaves too little to import ``module`` and run anything.
+
+    Where a limit is low, and nothing is known about the libraries that ``module`` imports, a
+    process of its own loads them.
+    """
+    tight = [one for one in memory_limits() if one.free_bytes < _AMPLE[one.counts]]
+    if not tight:
+        return
+    sizes = _known_sizes(module)
+    lowest = min(tight, key=lambda one: one.free_bytes / _AMPLE[one.counts])
+    if sizes is None:
+        raise BudgetError(
+            f"the libraries of Lowtide do not fit in {lowest}",
+            hint=f"raise that limit: {format_bytes(_AMPLE[lowest.counts])} is ample",
+        )
+    for limit in tight:
+        needed = sizes[limit.counts] + _LEAST_BUDGET + _STACKS[limit.counts]
+        missing = needed - _used_bytes(limit.counts) - limit.free_bytes
+        if missing > 0:
+            raise BudgetError(
+                f"the libraries of Lowtide take {format_bytes(sizes[limit.counts])}, and a run"
+                f" {format_bytes(needed - sizes[limit.counts])} more: too much for {limit}",
+                hint=f"raise that limit to {format_bytes(limit.limit_bytes + missing)}",
+            )
+
+
+def budget_room(limit: MemoryLimit) -> int:
+    """Return the most bytes of a budget under ``limit``: what other parts of a run leave.
+
+    These are stacks, and what planning is going to import if at least a small budget remains.
+    """
+    room = limit.free_bytes - _STACKS[limit.counts]
+    planned = room - _planning_bytes(limit.counts)
+    return planned if planned >= _LEAST_BUDGET else room
+
+
+def reason_not_to_plan() -> str | None:
+    """Return why networks can be neither traced nor captured here: a limit. None if they can."""
+    short = _short_of_planning()
+    return None if short is None else _planning_reason(short[0])
+
+
+def require_room_to_plan(what: str) -> None:
+    """Raise `BudgetError` if a limit leaves too little for what ``what`` imports."""
+    if (short := _short_of_planning()) is None:
+        return
+    limit, missing = short
+    raise BudgetError(
+        f"{what} is not possible: {_planning_reason(limit)}",
+        hint=f"raise that limit to {format_bytes(limit.limit_bytes + missing)}, or run a bundled"
+        " model, of which all is known",
+    )
+
+
+def _short_of_planning() -> tuple[MemoryLimit, int] | None:
+    """Return a limit that leaves too little for what planning imports, and the missing bytes."""
+    for limit in memory_limits() if _planning_bytes("resident") else ():
+        needed = _planning_bytes(limit.counts) + _STACKS[limit.counts] + _LEAST_BUDGET
+        if limit.free_bytes < needed:
+            return limit, needed - limit.free_bytes
+    return None
+
+
+def _planning_reason(limit: MemoryLimit) -> str:
+    needed = format_bytes(_planning_bytes(limit.counts))
+    left = format_bytes(limit.free_bytes)
+    return f"the libraries for it take {needed}, and of {limit} {left} is left"
+
+
+def room_for_process(more_bytes: int) -> bool:
+    """Return whether the container holds a second process like this one that takes more.
+
+    ``more_bytes`` do not include what planning imports there.
+    """
+    needed = _used_bytes("resident") + _planning_bytes("resident") + more_bytes
+    groups = [one for one in memory_limits() if one.counts == "resident"]
+    return all(one.free_bytes >= needed for one in groups)
+
+
+def _planning_bytes(counts: Counted) -> int:
+    """Return bytes of the modules for planning that this process has not imported yet."""
+    missing = [sizes for name, sizes in _PLANNING.items() if name not in sys.modules]
+    return sum(addresses if counts == "addresses" else private for private, addresses in missing)
+
+
+def _used_bytes(counts: Counted) -> int:
+    return _sizes()[counts]
+
+
+def _sizes() -> dict[Counted, int]:
+    fields = status_fields()
+    return {counts: fields.get(f"{name}:", 0) * 1024 for name, counts in _FIELDS.items()}
+
+
+def _known_sizes(module: str) -> dict[Counted, int] | None:
+    """Return the memory of a process that has imported ``module``; None where it got too little."""
+    from lowtide.memory.cache import cache_folder, write_cached
+
+    file = cache_folder() / "library-memory.json"
+    key = f"{module} {__version__} torch {version('torch')} {sys.version} {sys.prefix}"
+    try:
+        known = json.loads(file.read_text())[key]
+        return {counts: int(known[counts]) for counts in _FIELDS.values()}
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # measured now
+    child = start_python(_MAIN, module, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said, errors = child.communicate()
+    if child.returncode == 0:
+        write_cached(file, json.dumps({key: json.loads(said)}))
+        return json.loads(said)
+    if child.returncode < 0 or any(words in errors for words in _OUT_OF_MEMORY):
+        return None
+    return dict.fromkeys(_FIELDS.values(), 0)  # another fault, which this process shows too
+
+
+def main() -> None:
+    """Import a module, and print the memory of this process."""
+    importlib.import_module(sys.argv[1])
+    sys.stdout.write(json.dumps(_sizes()))

@@ -5,7 +5,11 @@
 Processor seconds of one thread, imports of the model not counted, with an empty cache for each row.
 The autoencoder has Stable Diffusion's shape and random weights, and decodes to 384×384. Its own
 call is run first in each process, and gives the ratios; the peak is what a call adds to the
-resident memory, polled every 2 ms. Networks are planned at 197×251.
+resident memory, polled every 2 ms. Networks are planned at 197×251, CRAFT at 128×128.
+
+The last row is the command line's: CRAFT in bands for a picture of 128×128, its first use and a
+later one. Their seconds are those of the whole process with its imports; `own` is the network's
+call.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -39,8 +44,11 @@ SPANDREL: dict[str, tuple[str, dict[str, Any]]] = {
             "upsampler": "pixelshuffle",
         },
     ),
+    "CRAFT": ("CRAFT", {}),
     "OmniSR": ("OmniSR", {"res_num": 2, "block_num": 2, "up_scale": 2}),
 }
+# Heights and widths other than 197×251.
+SIZES = {"CRAFT": (128, 128)}
 
 
 def resident_bytes() -> int:
@@ -101,23 +109,54 @@ def decodes(budget: str) -> dict[str, Any]:
     return row
 
 
-def plans(name: str) -> dict[str, Any]:
-    """Planning of a network in bands, and its own call."""
+def network(name: str) -> Any:
+    """Network of spandrel with random weights."""
     import importlib
 
     import torch
 
-    import lowtide
-
     file, options = SPANDREL[name]
     torch.manual_seed(0)
     module = importlib.import_module(f"spandrel.architectures.{name}.__arch.{file}")
-    model = getattr(module, name)(**options).eval()
-    image = torch.rand(1, 3, 197, 251)
+    return getattr(module, name)(**options).eval()
+
+
+def plans(name: str) -> dict[str, Any]:
+    """Planning of a network in bands, and its own call."""
+    import torch
+
+    import lowtide
+
+    model = network(name)
+    image = torch.rand(1, 3, *SIZES.get(name, (197, 251)))
     with torch.no_grad():
         planning, _ = measured(lambda: lowtide.stream(model).prepare(image))
         own, _ = measured(lambda: model(image))
     return {"planning": planning, "own": own}
+
+
+def upscales(name: str) -> dict[str, Any]:
+    """First and later use of a network in bands by the command line, and its own call."""
+    import numpy as np
+    import pyvips
+    import torch
+
+    model, image = network(name), torch.rand(1, 3, *SIZES[name])
+    with torch.no_grad():
+        row: dict[str, Any] = {"own": measured(lambda: model(image))[0]}
+    folder = Path(os.environ["LOWTIDE_CACHE"])
+    torch.save(model.state_dict(), folder / "network.pth")
+    pixels = (255 * image[0].permute(1, 2, 0).numpy()).astype(np.uint8)
+    pyvips.Image.new_from_array(pixels).write_to_file(str(folder / "picture.png"))
+    command = [sys.executable, "-m", "lowtide", "upscale", "picture.png", "-o", "large.png"]
+    command += ["-m", "network.pth", "--strategy", "streamed", "--force"]
+    for use in ("first", "later"):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        row[use] = {"cpu_s": round(seconds, 2)}
+    return row
 
 
 def main() -> None:
@@ -126,7 +165,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    kinds = {"decode": decodes, "plan": plans}
+    kinds = {"decode": decodes, "plan": plans, "upscale": upscales}
     if given.row:
         kind, which = given.row
         print(json.dumps(kinds[kind](which)))
@@ -138,6 +177,7 @@ def main() -> None:
         about="First calls of a fitted autoencoder, and planning of streamed networks.",
     )
     rows = [*(("decode", budget) for budget in BUDGETS), *(("plan", name) for name in SPANDREL)]
+    rows.append(("upscale", "CRAFT"))
     for kind, which in rows:
         if results.has(row := f"{kind} {which}"):
             continue

@@ -70,3 +70,20 @@ def test_candidates_are_a_front_of_memory_and_time(case):
         three.peak_bytes > 1.07 * one.peak_bytes
         for one, three in zip(found, found[2:], strict=False)
     )
+
+
+def test_the_search_ends_where_it_took_what_it_may_save(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    module, image = network("SwinIR", depths=[1, 1], num_heads=[2, 2]), torch.rand(1, 3, 96, 64)
+
+    def searched():
+        planner = StreamPlanner(module, image)
+        return planner.search, planner.choose(1 << 30)
+
+    search, layout = searched()
+    assert search.seconds(search.tried - 1) < layout.overhead_seconds < search.seconds(search.tried)
+    assert search.has_more(search.tried)
+    # What was found is stored: the next search goes on from there.
+    further, again = searched()
+    assert further.tried > search.tried
+    assert again.cost <= layout.cost

@@ -316,3 +316,25 @@ def test_each_order_in_memory_has_a_certificate_of_its_own(tmp_path, monkeypatch
         programs = ProgramCache(network(module, channels_last=last))
         assert programs.certificate(200, 136).error < 1e-5
     assert len(list(tmp_path.glob("certificate-*"))) == 2
+
+
+class RemembersSizes(nn.Module):
+    """Keeps the size of its last input, as many models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = conv_net(scale=1)
+
+    def forward(self, image):
+        self.height, self.width = image.shape[2:]
+        return self.layers(image)
+
+
+def test_a_proof_holds_whatever_ran_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    module = RemembersSizes().eval()
+    for before in (None, 24, 200):
+        if before:
+            module(torch.rand(1, 3, before, 136))
+        ProgramCache(network(module, scale=1)).certificate(200, 136)
+    assert len(list(tmp_path.glob("certificate-*"))) == 1

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import config as fx_config
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.graph_module import _loader
 
 from lowtide.core.errors import ModelError
@@ -133,6 +134,7 @@ def _export(module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
             silence_warnings("torch"),
             _forget_generated_code(),
             _no_stack_traces(),
+            _use_lazy_graph_module(True),  # code that nothing calls is a sixth of a capture
         ):
             exported = functional_graph(torch.export.export(module, tensors, strict=False))
             compute_outputs_early(exported.graph)

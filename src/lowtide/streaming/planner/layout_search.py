@@ -83,6 +83,11 @@ class LayoutSearch:
             self._store.save()
             self._seconds.setdefault(place, sum(one.seconds for one in way.band_searches))
 
+    @property
+    def tried(self) -> int:
+        """How many ways to cut the program have drafts."""
+        return len(self._seconds)
+
     def has_more(self, segmentations: int) -> bool:
         """Return whether there are more ways to cut the program than these.
 

@@ -11,7 +11,7 @@ import torch
 
 import lowtide
 from lowtide import Cancelled
-from lowtide.jobs.measure_process import measure_in_child
+from lowtide.jobs.planning_process import PlanningProcess
 from lowtide.jobs.upscale_job import UpscaleJob
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media.discover import FilePair
@@ -95,24 +95,69 @@ def test_the_smallest_budget_that_is_named_works_on_a_machine_that_knows_nothing
 
 @pytest.fixture
 def order(tmp_path, source, monkeypatch):
-    """What `measure_in_child` is called with, and an empty cache."""
+    """What `PlanningProcess.measure` is called with, and an empty cache."""
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
-    pair = FilePair(source, tmp_path / "out.png", source.name)
 
     def of(budget):
         settings = UpscaleSettings.of(budget=budget)
-        return UpscaleJob, settings, pair, settings.parse_budget("cpu", tmp_path)
+        pair = FilePair(source, tmp_path / "out.png", source.name)
+        return settings, settings.parse_budget("cpu", tmp_path), [pair]
 
     return of
 
 
 def test_a_large_budget_needs_no_process_to_measure_in(order, tmp_path):
-    assert not measure_in_child(*order("1GiB"))
+    with PlanningProcess(UpscaleJob) as planner:
+        assert not planner.measure(*order("1GiB"))
     assert not (tmp_path / "cache").exists()
 
 
 def test_measuring_in_another_process_can_be_cancelled(order, tmp_path):
     stop = threading.Event()
     stop.set()
-    with pytest.raises(Cancelled):
-        measure_in_child(*order("64MiB"), cancel=stop)
+    with PlanningProcess(UpscaleJob, cancel=stop) as planner, pytest.raises(Cancelled):
+        planner.measure(*order("64MiB"))
+
+
+def test_a_process_that_is_gone_measures_nothing(order):
+    with PlanningProcess(UpscaleJob) as planner:
+        assert planner.measure(*order("64MiB"))
+        assert planner._process is not None
+        planner._process.kill()
+        assert not planner.measure(*order("64MiB"))
+        assert planner.measure(*order("64MiB"))  # another one starts
+
+
+def test_bands_are_proved_outside_of_a_job_with_a_small_budget(tmp_path, save, photo):
+    """A dry run and a proof leave more memory than the run in bands takes."""
+    program = """
+import sys
+from lowtide.core.heap import tune_heap
+tune_heap()
+import lowtide
+from lowtide.streaming import certificate
+from lowtide.streaming.planner import dry_run
+
+def refuse(*given):
+    raise AssertionError("computed in the job's process")
+
+certificate._measure = dry_run._predict = refuse
+run = lambda name: lowtide.upscale(name, sys.argv[2], budget=sys.argv[3], strategy="streamed")
+print([image.plan.strategy.name for image in run(sys.argv[1]).images])
+"""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, height in ("one.png", 150), ("two.png", 170):
+        save(folder / name, photo[:height, :200])
+
+    def run(budget):
+        """The program with an empty cache."""
+        words = [program, str(folder), str(tmp_path / budget), budget]
+        environment = {**os.environ, "LOWTIDE_CACHE": str(tmp_path / f"cache {budget}")}
+        command = [sys.executable, "-c", *words]
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    small = run("60MiB")
+    assert small.stdout.strip() == "['streamed', 'streamed']", small.stderr
+    # With room for it no process is started.
+    assert "computed in the job's process" in run("1GiB").stderr

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.prediction.estimate import trace_step
+from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.models.optimized import dense_group, swin_blocks
 from lowtide.models.optimized import replace as adapting
 from lowtide.models.optimized.dense_group import OptimizedDenseGroup
@@ -57,6 +59,17 @@ def test_masks_stay_tensors_where_one_attention_does(monkeypatch):
     image = torch.rand(1, 3, 24, 16)
     with torch.inference_mode():
         torch.testing.assert_close(fast(image), plain(image), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("family", ["SwinIR", "DRCT"])
+def test_a_traced_network_runs_as_before(family):
+    """The order of windows that a trace on fake tensors makes has no numbers."""
+    fast = network(family)
+    replace_modules(fast)
+    image = torch.rand(1, 3, 40, 24)  # a size that no other test runs
+    trace_step(fast, InferenceStep((image.to("meta"),)))
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(image), network(family)(image), rtol=0, atol=2e-6)
 
 
 def test_several_images_at_once_have_masks_in_few_forms(monkeypatch):

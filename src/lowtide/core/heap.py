@@ -69,6 +69,12 @@ def heap_is_tuned() -> bool:
 
 
 HeapSetting = Literal["trim", "cache"]
+# "default" is glibc's heap where nobody has set anything: it learns from what is freed which blocks
+# to keep.
+HeapMode = Literal["default", "trim", "cache"]
+# From this size on the default heap always gives a block pages of its own (malloc.h:
+# DEFAULT_MMAP_THRESHOLD_MAX), which are returned when it is freed.
+DEFAULT_MMAP_THRESHOLD_MAX_BYTES = 32 << 20
 
 
 def set_heap_mode(setting: HeapSetting) -> None:
@@ -117,6 +123,11 @@ def heap_mode() -> HeapSetting | None:
     threshold = os.environ.get("MALLOC_MMAP_THRESHOLD_", "")
     settled = _glibc() is not None and threshold.isdigit() and int(threshold) <= 1 << 20
     return "trim" if settled else None
+
+
+def current_heap() -> HeapMode:
+    """Return how this process's C heap treats freed blocks, as `HeapMode` names it."""
+    return heap_mode() or "default"
 
 
 def trim_heap(*, collect: bool = False) -> None:

@@ -1,6 +1,7 @@
-"""Cache of values shared by a model's blocks while a graph of it is captured.
+"""Cache of values shared by a model's blocks while it is traced.
 
-Models recompute such values in every block; in the graph they appear once.
+Models recompute such values in every block; in the graph they appear once. None may outlive the
+trace: they are not made of numbers.
 """
 
 from __future__ import annotations
@@ -25,12 +26,18 @@ def trace_cache() -> Iterator[None]:
 
     Values made in one trace are of no use in another.
     """
-    with TRACE_LOCK:
-        token = _cached_values.set({})
-        try:
-            yield
-        finally:
-            _cached_values.reset(token)
+    with TRACE_LOCK, value_cache():
+        yield
+
+
+@contextlib.contextmanager
+def value_cache() -> Iterator[None]:
+    """Cache `cached_in_trace` values inside, in this thread alone."""
+    token = _cached_values.set({})
+    try:
+        yield
+    finally:
+        _cached_values.reset(token)
 
 
 def cached_in_trace(key: object, make: Callable[[], _Made]) -> _Made:

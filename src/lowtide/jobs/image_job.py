@@ -18,6 +18,7 @@ from lowtide.jobs.item import ComputedItem, Item
 from lowtide.jobs.model_costs import timed_in_passing
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan, plan_image
+from lowtide.jobs.planning_process import PlanningProcess
 from lowtide.jobs.prepare import preload_libraries, prepare
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import ImageReport, JobReport
@@ -36,6 +37,7 @@ from lowtide.media.image_rows import ImageFile, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_file import PlanFile
+from lowtide.streaming.stored_only import NotStoredError, stored_only
 from lowtide.streaming.tiles.runner import RunOutcome, execute_plan
 
 
@@ -59,6 +61,7 @@ class ImageJob:
         prepared: The model.
         plan_file: Plan file to replay.
         images: Number of images that the job is about.
+        planner: The process in which bands are proved where the budget is small; None for this one.
     """
 
     settings_type: ClassVar[type[ImageSettings]]
@@ -78,8 +81,10 @@ class ImageJob:
         *,
         plan_file: PlanFile | None = None,
         images: int = 1,
+        planner: PlanningProcess | None = None,
     ) -> None:
         self.prepared, self.settings, self.budget = prepared, settings, budget
+        self.planner = planner
         self._plan_file, self._images = plan_file, images
         self._fp32_job: Self | None = None
 
@@ -91,6 +96,18 @@ class ImageJob:
 
     def plan_run(self, item: Item) -> ImageTaskPlan:
         """Plan the runs of the network on one image from its header."""
+        planner = self.planner
+        if planner is None or not planner.helps(self.budget):
+            return self._plan_here(item)
+        try:
+            with stored_only():
+                return self._plan_here(item)
+        except NotStoredError:
+            planner.plan(self, item)
+            self.prepared.chosen_before.clear()  # the choice of that process counts
+            return self._plan_here(item)
+
+    def _plan_here(self, item: Item) -> ImageTaskPlan:
         sizes = self.sizes(item)
         return plan_image(
             item.source,
@@ -224,7 +241,9 @@ class ImageJob:
             )
             extra_bytes = self.prepared.extra_resident_bytes
             prepared = replace(prepared, extra_resident_bytes=extra_bytes)
-            self._fp32_job = type(self)(prepared, settings, budget, images=self._images)
+            self._fp32_job = type(self)(
+                prepared, settings, budget, images=self._images, planner=self.planner
+            )
         return self._fp32_job
 
     def _measure_tiles(self) -> None:

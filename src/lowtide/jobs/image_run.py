@@ -14,8 +14,8 @@ from lowtide.jobs.devices import budget_share, divide_threads, resolve_devices
 from lowtide.jobs.image_job import ImageJob
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.journal import open_journal
-from lowtide.jobs.measure_process import measure_in_child
 from lowtide.jobs.pipeline import Pipeline
+from lowtide.jobs.planning_process import PlanningProcess
 from lowtide.jobs.prepare import prepare
 from lowtide.jobs.prepared import Pin, PreparedModel
 from lowtide.jobs.report import ProcessMemory, SkippedInput, versions
@@ -61,8 +61,19 @@ def run_images(
     whole_process = RESIDENT_PEAK.reader()
     has_mark = whole_process.reset()
     meter = open_meter(devices[0])
+    planner = PlanningProcess(job_type, progress, cancel)
     run = _ImageRun(
-        job_type, chosen, found.pairs, facts, devices, scratch, plan_file, meter, progress, cancel
+        job_type,
+        chosen,
+        found.pairs,
+        facts,
+        devices,
+        scratch,
+        plan_file,
+        meter,
+        progress,
+        cancel,
+        planner,
     )
     meter.start()
     try:
@@ -94,6 +105,7 @@ def run_images(
                     if journal is not None:
                         journal.remove_parts()  # remove the files of killed workers
     finally:
+        planner.close()
         meter.stop()
     if has_mark:
         peak_bytes = whole_process.peaks()[0]
@@ -117,6 +129,7 @@ class _ImageRun:
     meter: HostMeter | CudaMeter
     progress: ProgressCallback | None
     cancel: Cancel
+    planner: PlanningProcess
 
     @property
     def streams(self) -> int:
@@ -143,13 +156,10 @@ class _ImageRun:
             progress=self.progress,
             cancel=self.cancel,
             on_loaded=scale_checker(self.job_type, self.pairs, self.settings, self.facts),
-            measure=lambda precision: measure_in_child(
-                self.job_type,
+            measure=lambda precision: self.planner.measure(
                 replace(self.settings, precision=precision, devices=(), plan_file=None),
-                self.pairs[0],
                 share,
-                self.progress,
-                self.cancel,
+                self.pairs,
             ),
             whole=whole_image(self.job_type, self.settings, share, self.pairs, self.facts),
         )
@@ -161,7 +171,14 @@ class _ImageRun:
         copies = tuple(copy_network(prepared.network, one) for one in self.devices[1:])
         prepared, count = replace(prepared, replicas=copies), len(self.pairs)
         return Pipeline(
-            self.job_type(prepared, self.settings, budget, plan_file=self.plan_file, images=count),
+            self.job_type(
+                prepared,
+                self.settings,
+                budget,
+                plan_file=self.plan_file,
+                images=count,
+                planner=self.planner,
+            ),
             results,
             self.meter,
             progress=self.progress,

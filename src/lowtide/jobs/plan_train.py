@@ -230,6 +230,7 @@ def _plan(
         multiple=user_model.size_multiple(_MULTIPLE),
         strict=False,
         full=full,
+        heap="default",  # the training itself will run in a process that sets nothing
         progress=progress,
     )
     return TrainingPlan(

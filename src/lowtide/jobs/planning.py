@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.errors import ModelError
+from lowtide.core.errors import BudgetError, ModelError
 from lowtide.core.heap import trimming_heap
 from lowtide.core.precision import is_eight_bits
 from lowtide.core.units import format_seconds
@@ -34,6 +34,7 @@ from lowtide.streaming.planner.tile_variants import (
     with_devices,
     with_prefetch,
 )
+from lowtide.streaming.stored_only import may_compute
 
 
 @dataclass
@@ -166,10 +167,14 @@ def _choose(
     cache = StrategyCache(prepared, image_task, budget, accuracy) if limit_bytes is None else None
     reason = _reason_not_streamed(plans, prepared, settings, budget, bands, images, cache)
     if reason is None:
+        if cache is not None and not cache.is_known:
+            may_compute()  # before the capture, which tiles do not need
         try:
             # A proof and dry runs left 20 MiB of free blocks to the run.
             with trimming_heap(), failing_beyond_container():
-                candidates, chosen = _choose_with_bands(plans, bands, budget, accuracy, limit_bytes)
+                candidates, chosen = _choose_with_bands(
+                    plans, bands, budget, accuracy, limit_bytes, images
+                )
         except (ModelError, MemoryError, RuntimeError) as error:
             reason = _reason_of_failure(error)
         else:
@@ -198,8 +203,11 @@ def _choose_with_bands(
     budget: Budget,
     accuracy: AccuracyRequest,
     limit_bytes: int | None,
+    images: int,
 ) -> tuple[list[Plan], Plan]:
     """Return ``plans`` with streamed ones, and the best of all, whose bytes are exact.
+
+    The search for streamed ones ends when it took what a better one may save for ``images``.
 
     Raises:
         ModelError: The network cannot be streamed exactly.
@@ -209,8 +217,16 @@ def _choose_with_bands(
 
     def best(low_memory: bool) -> Plan:
         nonlocal candidates
-        candidates = _plans_below(plans + bands.candidates(low_memory=low_memory), limit_bytes)
-        return choose_plan(candidates, budget, accuracy)
+        while True:
+            candidates = _plans_below(plans + bands.candidates(low_memory=low_memory), limit_bytes)
+            try:
+                chosen = choose_plan(candidates, budget, accuracy)
+            except BudgetError:
+                if not bands.search_further(math.inf):
+                    raise
+            else:
+                if not bands.search_further(images * (chosen.seconds - bands.least_seconds)):
+                    return chosen
 
     def last_resort() -> Plan:
         for plan in bands.untried():

@@ -96,8 +96,8 @@ def prepare(
         runs_job: Whether this process also runs the job, and so keeps what a probe leaves.
         on_loaded: Called with the model's scale before anything is measured; its exceptions
             propagate.
-        measure: Called with the precision before this process would probe: measures the model in
-            another one, and returns whether the costs may be in the cache now.
+        measure: Called with the precision before this process would measure: does it in another
+            one, and returns whether the costs may be in the cache now.
         whole: The only image of the job. Where half of the budget is enough for it at once, by a
             trace of that run, nothing else is measured.
 
@@ -141,13 +141,13 @@ def prepare(
         )
         if (costs := lookup.known(limit_bytes)) is not None:
             return finish(costs)
+        elsewhere = measure is not None and measure(precision)
         if whole is not None:
             size = whole.padded_size(descriptor.size)
             with failing_beyond_container():
                 costs = lookup.of_whole(size, whole.budget.device_bytes // 2)
             if costs is not None and whole.fits(prepared := finish(costs)):
                 return prepared
-        elsewhere = measure is not None and measure(precision)
         costs = lookup.known(limit_bytes) if elsewhere else None
         if costs is None:
             with failing_beyond_container():

@@ -57,8 +57,12 @@ class StrategyCache:
         fitting = {plan.title for plan in plans if shortfall(plan, self._budget) is None}
         return known if known in fitting else None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether this machine has planned bands for such an image before."""
+        return self._store.get(self._key) is not None
+
     def put(self, chosen: Plan) -> None:
-        """Store the choice, unless it is a streamed plan."""
-        if chosen.strategy.name != "streamed":
-            self._store.put(self._key, chosen.title)
-            self._store.save()
+        """Store the choice, of whatever strategy."""
+        self._store.put(self._key, chosen.title)
+        self._store.save()

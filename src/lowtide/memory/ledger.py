@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
 Place = Literal["device", "host", "disk"]
 Origin = Literal["known", "traced", "probed", "simulated", "prior", "calibrated", "measured"]
 
 
-class LedgerRow(BaseModel):
+# A quarter of a model's own memory: the report of a folder keeps tens of rows for each file.
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class LedgerRow:
     """One item of memory: expected bytes, upper bound, place and origin of the figure."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     place: Place

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
 
 from lowtide.core.precision import Precision
 from lowtide.core.schema import SCHEMA_VERSION
@@ -14,14 +15,16 @@ from lowtide.memory.strategy import ImageGeometry, Strategy
 Accuracy = Literal["exact", "bounded"]
 
 
-class Refusal(BaseModel, frozen=True, extra="forbid"):
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class Refusal:
     """A candidate that was not chosen, and the reason in one line."""
 
     title: str
     reason: str
 
 
-class Alternative(BaseModel, frozen=True, extra="forbid"):
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class Alternative:
     """A point of the Pareto front of memory and time: no candidate takes less of both."""
 
     title: str

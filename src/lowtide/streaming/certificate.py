@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,8 +25,9 @@ from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES
+from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES, AttributeKey
 from lowtide.streaming.pages.page import input_pages
+from lowtide.streaming.stored_only import may_compute
 from lowtide.streaming.tolerance import tolerance
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
@@ -88,9 +89,18 @@ def certify(
     allowed = tolerance(node.meta.dtype for node in program.graph.nodes)
     inputs = ModelInputs.of(inputs)
     for small in (_small_inputs(inputs, program, which) for which in range(2)):
-        # A small model, or the second size, may be of the real size.
-        known = program if small.key == inputs.key else None
-        found = _certify_cached(module, small, wanted, folder, allowed, known)
+        # What the last run left, of another size perhaps, does not change what the next computes.
+        key = module_key(module, small, wanted, program.graph.written_attributes)
+        path = None if folder is None else folder / f"certificate-{key}.json"
+        found = _read_cached(path)
+        if found is None:
+            may_compute()
+            # A small model, or the second size, may be of the real size.
+            known = program if small.key == inputs.key else None
+            with tf32(False):
+                found = _measure(module, small, allowed, known)
+            if path is not None:
+                write_cached(path, json.dumps(asdict(found)))
         if not found.holds(allowed):
             raise ModelError(
                 f"bands of this model differ from the whole result by {found.error:.1e} of its"
@@ -104,25 +114,6 @@ def certify(
         f"at {size} this model runs other operators than at the smaller"
         " sizes at which its bands were compared"
     )
-
-
-def _certify_cached(
-    module: nn.Module,
-    small: ModelInputs,
-    expected_operators: str,
-    folder: Path | None,
-    allowed: float,
-    known: StreamProgram | None,
-) -> Certificate:
-    key = module_key(module, small, expected_operators)
-    path = None if folder is None else folder / f"certificate-{key}.json"
-    found = _read_cached(path)
-    if found is None:
-        with tf32(False):
-            found = _measure(module, small, allowed, known)
-        if path is not None:
-            write_cached(path, json.dumps(asdict(found)))
-    return found
 
 
 def _small_inputs(inputs: ModelInputs, program: StreamProgram, which: int) -> ModelInputs:
@@ -248,8 +239,16 @@ def _read_cached(path: Path | None) -> Certificate | None:
         return None  # damaged or of another version: compare again and replace it
 
 
-def module_key(module: nn.Module, inputs: ModelInputs, expected_operators: str = "") -> str:
-    """Return the cache key of facts about a module: weights, inputs, versions."""
+def module_key(
+    module: nn.Module,
+    inputs: ModelInputs,
+    expected_operators: str = "",
+    ignored: Set[AttributeKey] = frozenset(),
+) -> str:
+    """Return the cache key of facts about a module: weights, inputs, versions.
+
+    Attributes that are ``ignored`` do not count.
+    """
     digest = hashlib.sha256()
     # Operators are part of the key: class name and weights do not determine what a module computes.
     facts = (
@@ -263,7 +262,7 @@ def module_key(module: nn.Module, inputs: ModelInputs, expected_operators: str =
         expected_operators,
         AutocastState.current(inputs.first.device.type),
         torch.get_default_dtype(),
-        *_settings(module),
+        *_settings(module, ignored),
     )
     digest.update(repr(facts).encode())
     for name, tensor in module.state_dict().items():
@@ -272,11 +271,11 @@ def module_key(module: nn.Module, inputs: ModelInputs, expected_operators: str =
     return digest.hexdigest()[:24]
 
 
-def _settings(module: nn.Module) -> Iterator[str]:
+def _settings(module: nn.Module, ignored: Set[AttributeKey]) -> Iterator[str]:
     """Yield submodule attributes that are numbers, strings or containers of these."""
     for name, part in module.named_modules():
         for key, value in vars(part).items():
-            if key not in MODULE_ATTRIBUTES and isinstance(
-                value, (bool, int, float, str, tuple, list)
-            ):
+            if key in MODULE_ATTRIBUTES or (id(part), key) in ignored:
+                continue
+            if isinstance(value, (bool, int, float, str, tuple, list)):
                 yield f"{name}.{key}={value!r}"

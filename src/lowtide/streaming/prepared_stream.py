@@ -25,7 +25,7 @@ from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.source_run import FloatAdapter, run_source
 from lowtide.streaming.module_fingerprint import AttributeKey, ModuleFingerprint
 from lowtide.streaming.pages.page import input_pages
-from lowtide.streaming.planner.layout_search import StreamLayout
+from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.planner.stream_planner import HeldBytes, StreamPlanner
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
 from lowtide.streaming.specialize.graph_replay import HINT

@@ -56,6 +56,9 @@ def exported_twice(compute):
         lambda x: F.dropout(x, 0.5, False).flatten(2) + x.contiguous().flatten(2),
         lambda x: F.silu(x.transpose(1, 3).contiguous()).to(torch.float64),
         lambda x: F.interpolate(F.pad(x, (1, 1, 0, 2)), scale_factor=2.0, mode="nearest-exact"),
+        lambda x: x.movedim(1, -1).unflatten(2, (2, 4)).swapaxes(0, 1) + 1,
+        lambda x: (x.narrow(2, 1, 4) * x.mT.mT[:, :, 2:]).movedim((1, 2), (2, 1)),
+        lambda x: F.pixel_shuffle(x.movedim(1, 1) * 2, 2).diagonal(0, 2, 3),
     ],
 )
 def test_functional_graphs_are_rewritten(compute):

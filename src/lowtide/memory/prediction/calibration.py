@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lowtide._version import __version__
 from lowtide.core.atomic_file import append, open_for_append
-from lowtide.core.heap import HeapSetting, heap_is_tuned, heap_mode
+from lowtide.core.heap import HeapMode, HeapSetting, heap_is_tuned, heap_mode
 from lowtide.core.units import MIB
 from lowtide.memory.cache import cache_folder
 from lowtide.memory.prediction.runtime_objects import RuntimeCosts
@@ -80,6 +80,19 @@ class Calibration(BaseModel):
         return rest + math.ceil(separate * (1 + (self.kept_share or 0)))
 
 
+class HeapGrowth(BaseModel):
+    """Size of a C heap that keeps freed blocks, as multiples of the most bytes alive in it.
+
+    ``growth`` is what ``count`` runs took in the middle, ``upper_growth`` the bound.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    growth: float
+    upper_growth: float
+    count: int
+
+
 # For predictions that are reported without a margin.
 NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 
@@ -136,6 +149,15 @@ def shipped_calibration(kind: str) -> Calibration:
     calibration is a prior.
     """
     return Calibration.model_validate(_shipped()[kind])
+
+
+def shipped_heap_growth(heap: HeapMode, *, training: bool) -> HeapGrowth | None:
+    """Load the packaged growth of a C heap in training or inference; None if it keeps nothing."""
+    if heap == "trim":
+        return None
+    return HeapGrowth.model_validate(
+        _shipped()["heap_growth"][heap]["training" if training else "inference"]
+    )
 
 
 class RunBounds(BaseModel):

@@ -6,14 +6,18 @@ Storages are exact, operator workspace is measured, and page rounding is simulat
 from __future__ import annotations
 
 import itertools
+import math
 
-from lowtide.memory.ledger import device_row
+from lowtide.core.heap import HeapMode
+from lowtide.memory.ledger import LedgerRow, device_row
 from lowtide.memory.prediction.calibration import Calibration, shipped_runtime
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_with_workspace
+from lowtide.memory.prediction.heap_growth import LARGEST_KEPT, heap_row, heap_use
 from lowtide.memory.prediction.op_signature import signature
 from lowtide.memory.prediction.result import PredictedMemory, live_tensor_rows, margin_row
 from lowtide.memory.prediction.runtime_objects import count_runtime_objects
-from lowtide.memory.tracing.trace import Trace
+from lowtide.memory.tracing.rnn_workspace import unwritten_bytes
+from lowtide.memory.tracing.trace import KIND_TITLES, Trace
 
 _PAGE = 4096
 # From this size on an untuned C library gives an allocation its own pages.
@@ -22,23 +26,30 @@ _MMAP_THRESHOLD = 64 << 10
 _HEADER = 80
 
 
-def predict_cpu(trace: Trace, workspace: CpuWorkspace, calibration: Calibration) -> PredictedMemory:
-    """Predict the peak resident memory of ``trace`` on this machine's CPU."""
+def predict_cpu(
+    trace: Trace, workspace: CpuWorkspace, calibration: Calibration, heap: HeapMode = "trim"
+) -> PredictedMemory:
+    """Predict the peak resident memory of ``trace`` on this machine's CPU, in a C heap."""
     peak = peak_with_workspace(trace, workspace.operator_peak)
     op = peak.op if peak.op >= 0 else None
+    peak_op = trace.peak_op() if op is None else op
     rows = live_tensor_rows(trace, op)
     live = sum(row.value for row in rows)
+    rows = _without_unwritten(rows, trace, peak_op, heap)
     call = None if op is None else trace.ops[op].call
     assumed = call is not None and signature(call) in workspace.assumed
     rows.append(
         device_row("workspace", max(0, peak.total - live), "prior" if assumed else "probed")
     )
-    peak_op = trace.peak_op() if op is None else op
     rows.append(device_row("allocator", _rounding(trace, peak_op), "simulated"))
     objects = count_runtime_objects(trace, peak_op)
     rows.append(device_row("runtime", shipped_runtime().total_bytes(objects), "calibrated"))
     predicted = sum(row.value for row in rows)
     rows.append(margin_row(rows, calibration.upper(predicted)))
+    use = heap_use(trace, peak_op, heap)
+    kept = heap_row(use, heap, training=trace.has_backward)
+    if kept is not None:
+        rows.append(kept)
     reasons = sorted({(why, what) for what, why in workspace.assumed.values()})
     notes = tuple(
         f"{why}, counted at their upper bound: {', '.join(what for _, what in these)}"
@@ -46,8 +57,25 @@ def predict_cpu(trace: Trace, workspace: CpuWorkspace, calibration: Calibration)
     )
     name = trace.ops[peak_op].name if peak_op < len(trace.ops) else ""
     return PredictedMemory(
-        tuple(rows), trace.phase(peak_op), name, trace.peak_bytes, notes, objects
+        tuple(rows), trace.phase(peak_op), name, trace.peak_bytes, notes, objects, use
     )
+
+
+def _without_unwritten(
+    rows: list[LedgerRow], trace: Trace, op: int, heap: HeapMode
+) -> list[LedgerRow]:
+    """Return ``rows`` with activations less pages that nobody has written.
+
+    The upper bound counts them where the heap may serve them from written pages, or in huge pages.
+    """
+    unwritten = unwritten_bytes(trace, op)
+    served = unwritten_bytes(trace, op, math.inf if heap == "cache" else LARGEST_KEPT[heap])
+    return [
+        device_row(row.name, row.value - unwritten, row.origin, row.value - unwritten + served)
+        if row.name == KIND_TITLES["activations"]
+        else row
+        for row in rows
+    ]
 
 
 def _rounding(trace: Trace, op: int) -> int:

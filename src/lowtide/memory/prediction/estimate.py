@@ -6,6 +6,7 @@ The step is traced on fake tensors, and the trace is priced for a device.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 from torch import nn
 
 from lowtide.core.errors import LowtideError
+from lowtide.core.heap import HeapMode, current_heap
 from lowtide.core.units import format_bytes
 from lowtide.memory.cache import WorkspaceCache, cache_folder
 from lowtide.memory.ledger import LedgerRow
@@ -22,6 +24,7 @@ from lowtide.memory.prediction.cpu import predict_cpu
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
 from lowtide.memory.prediction.cuda import predict_cuda
 from lowtide.memory.prediction.extrapolation import extrapolate_peak
+from lowtide.memory.prediction.heap_growth import HEAP_ROW, HeapUse, heap_row
 from lowtide.memory.prediction.result import PredictedMemory
 from lowtide.memory.prediction.runtime_objects import RuntimeObjects
 from lowtide.memory.profiles import DeviceProfile, load_profile
@@ -29,9 +32,15 @@ from lowtide.memory.profiles.attention import simulate_attention
 from lowtide.memory.tracing.autocast import simulate_autocast
 from lowtide.memory.tracing.fake import FakeTwins, model_tensors
 from lowtide.memory.tracing.fake_calls import CachedFakeCalls
-from lowtide.memory.tracing.steps import Step, Traceable, input_tensors
+from lowtide.memory.tracing.steps import Step, Traceable, TrainingStep, input_tensors
 from lowtide.memory.tracing.trace import Trace
 from lowtide.memory.tracing.tracer import Tracer
+
+_HEAP_TITLES: dict[HeapMode, str] = {
+    "default": "glibc's heap as it comes",
+    "cache": "the heap of Lowtide's command line",
+    "trim": "a heap that returns freed memory",
+}
 
 
 class Estimate(BaseModel):
@@ -47,6 +56,10 @@ class Estimate(BaseModel):
         seconds: Time that the estimate took.
         notes: Assumptions behind the figures.
         objects: Counts of compiled kernels and objects that a CPU run leaves in the process.
+        heap: How the C heap of the CPU run treats freed blocks: ``"default"`` is glibc's as it
+            comes, ``"cache"`` that of Lowtide's command line, ``"trim"`` returns them to the
+            system. The ledger's row "heap" is what it keeps. None for a GPU.
+        heap_use: Bytes of a CPU run in blocks that the heap keeps when they are freed.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,6 +73,8 @@ class Estimate(BaseModel):
     seconds: float
     notes: tuple[str, ...] = ()
     objects: RuntimeObjects | None = None
+    heap: HeapMode | None = None
+    heap_use: HeapUse | None = None
 
     _trace: Trace | None = PrivateAttr(default=None)
 
@@ -74,15 +89,25 @@ class Estimate(BaseModel):
         return sum(row.upper for row in self.ledger)
 
     @property
+    def trimming_heap_bytes(self) -> tuple[int, int]:
+        """Expected and upper bytes in a C heap that returns freed blocks to the system.
+
+        Those of a process with ``MALLOC_MMAP_THRESHOLD_=65536`` in its environment.
+        """
+        rows = [row for row in self.ledger if row.name != HEAP_ROW]
+        return sum(row.value for row in rows), sum(row.upper for row in rows)
+
+    @property
     def trace(self) -> Trace | None:
         """Trace of every storage, for plots and replays; None for a probed estimate."""
         return self._trace
 
     def __str__(self) -> str:
         where = f" in {self.phase} ({self.operator})" if self.operator else ""
+        heap = "" if self.heap is None else f" with {_HEAP_TITLES[self.heap]}"
         return (
             f"{format_bytes(self.predicted_bytes)}, at most {format_bytes(self.upper_bytes)}, on"
-            f" {self.device}{where}; {self.method} in {self.seconds:.1f} s"
+            f" {self.device}{heap}{where}; {self.method} in {self.seconds:.1f} s"
         )
 
 
@@ -94,6 +119,7 @@ def estimate(
     dtype: torch.dtype | None = None,
     operators: WorkspaceCache | None = None,
     calibration: Calibration | None = None,
+    heap: HeapMode | None = None,
 ) -> Estimate:
     """Estimate the peak memory of one step of a model on a device, without running it.
 
@@ -108,7 +134,10 @@ def estimate(
         dtype: Type that weights and inputs are taken to have; by default their own.
         operators: Cache of measured workspaces of the CPU's operators; by default in the package's
             cache folder.
-        calibration: Upper bound of the prediction; by default the packaged one.
+        calibration: Upper bound of the prediction, without what the heap keeps; by default the
+            packaged one.
+        heap: C heap of the process that will run the step on the CPU (`Estimate.heap`); by default
+            that of this process.
 
     Raises:
         ModelError: The model can neither be traced nor run on smaller inputs.
@@ -118,13 +147,27 @@ def estimate(
     profile = load_profile(device) if isinstance(device, str) else device
     try:
         return traced_estimate(
-            model, step, profile, dtype=dtype, operators=operators, calibration=calibration
+            model,
+            step,
+            profile,
+            dtype=dtype,
+            operators=operators,
+            calibration=calibration,
+            heap=heap,
         )
     except LowtideError:
         raise  # one of our own errors: the fallback would fail in the same way
     except Exception as error:  # noqa: BLE001 - any error of a trace leads to the fallback
         predicted = extrapolate_peak(model, step, error, dtype)
-    return _estimate(predicted, profile, "probed", started)
+    if profile.kind == "cpu":
+        heap = heap or current_heap()
+        activations = predicted.rows[-1].value
+        # Sizes of blocks are not known: all may be kept.
+        use = HeapUse(max_live=activations, at_peak=activations)
+        row = heap_row(use, heap, training=isinstance(step, TrainingStep))
+        if row is not None:
+            predicted = replace(predicted, rows=(*predicted.rows, row), heap_use=use)
+    return _estimate(predicted, profile, "probed", started, heap)
 
 
 def traced_estimate(
@@ -135,6 +178,7 @@ def traced_estimate(
     dtype: torch.dtype | None = None,
     operators: WorkspaceCache | None = None,
     calibration: Calibration | None = None,
+    heap: HeapMode | None = None,
 ) -> Estimate:
     """Estimate the peak memory of a step by tracing only, without the fallback.
 
@@ -146,11 +190,12 @@ def traced_estimate(
     trace = trace_step(model, step, profile=profile, dtype=dtype)
     if profile.kind == "cpu":
         store = operators or WorkspaceCache(cache_folder())
-        predicted = predict_cpu(trace, CpuWorkspace(store), bound)
+        heap = heap or current_heap()
+        predicted = predict_cpu(trace, CpuWorkspace(store), bound, heap)
         store.save()
     else:
         predicted = predict_cuda(trace, profile, bound)
-    result = _estimate(predicted, profile, "traced", started)
+    result = _estimate(predicted, profile, "traced", started, heap)
     result._trace = trace
     return result
 
@@ -160,8 +205,9 @@ def _estimate(
     profile: DeviceProfile,
     method: Literal["traced", "probed"],
     started: float,
+    heap: HeapMode | None,
 ) -> Estimate:
-    return Estimate(
+    result = Estimate(
         device=profile.name,
         method=method,
         live_bytes=predicted.live_bytes,
@@ -171,7 +217,17 @@ def _estimate(
         seconds=time.perf_counter() - started,
         notes=predicted.notes,
         objects=predicted.objects,
+        heap=heap if profile.kind == "cpu" else None,
+        heap_use=predicted.heap_use,
     )
+    if any(row.name == HEAP_ROW for row in result.ledger):
+        expected, upper = map(format_bytes, result.trimming_heap_bytes)
+        note = (
+            f"{_HEAP_TITLES[heap or 'default']} keeps freed memory; with"
+            f" MALLOC_MMAP_THRESHOLD_=65536 set, expected {expected}, at most {upper}"
+        )
+        result = result.model_copy(update={"notes": (*result.notes, note)})
+    return result
 
 
 def trace_step(

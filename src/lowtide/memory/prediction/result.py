@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowtide.memory.ledger import LedgerRow, device_row
+from lowtide.memory.prediction.heap_growth import HeapUse
 from lowtide.memory.prediction.runtime_objects import RuntimeObjects
 from lowtide.memory.tracing.trace import KIND_TITLES, KINDS, Trace
 
@@ -24,6 +25,7 @@ class PredictedMemory:
     live_bytes: int
     notes: tuple[str, ...] = ()
     objects: RuntimeObjects | None = None
+    heap_use: HeapUse | None = None
     arena_bytes: int = 0
 
 

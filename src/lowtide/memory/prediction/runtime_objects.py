@@ -70,14 +70,13 @@ def count_runtime_objects(trace: Trace, op: int) -> RuntimeObjects:
 
     A training step repeats, so its kernels exist from the step before and all of them count.
     """
-    repeats = any(phase == "backward" for _, phase in trace.marks)
     found: dict[str, set[tuple[Any, ...]]] = {
         "convolutions": set(),
         "backward_convolutions": set(),
         "low_convolutions": set(),
         "products": set(),
     }
-    for record in trace.ops if repeats else trace.ops[: op + 1]:
+    for record in trace.ops if trace.has_backward else trace.ops[: op + 1]:
         if record.call is None:
             continue
         function, tensors = (

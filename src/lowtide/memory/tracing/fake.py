@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from lowtide.core.trace_cache import value_cache
 from lowtide.memory.tracing.fake_calls import FakeCallCache
 from lowtide.memory.tracing.steps import Traceable, TrainingStep
 
@@ -48,7 +49,7 @@ class FakeTwins:
         """
         # Only the model and the step keep the twins from here on, so that replaced ones are freed.
         self._storages.clear()
-        with self._mode, warnings.catch_warnings():
+        with self._mode, value_cache(), warnings.catch_warnings():
             # Fake copies of constants raise warnings that only matter to compilers.
             warnings.simplefilter("ignore")
             yield

@@ -83,6 +83,11 @@ class Trace:
         """Peak of live bytes, with those held before the run."""
         return max(itertools.chain([self.initial_bytes], self.live_bytes()))
 
+    @property
+    def has_backward(self) -> bool:
+        """Whether this is a training step, which repeats, with a backward pass."""
+        return any(phase == "backward" for _, phase in self.marks)
+
     def live_bytes(self) -> Iterator[int]:
         """Yield the live bytes after each event."""
         now = self.initial_bytes

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import LowtideError, ModelError, UsageError
+from lowtide.core.heap import HeapMode
 from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.prediction.calibration import Calibration
 from lowtide.memory.prediction.estimate import Estimate, traced_estimate
@@ -56,6 +57,7 @@ def fit_to_budget(
     full: bool = True,
     operators: WorkspaceCache | None = None,
     calibration: Calibration | None = None,
+    heap: HeapMode | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> FitReport:
     """Find the changes with which ``step`` fits ``budget_bytes`` on ``device``.
@@ -66,7 +68,8 @@ def fit_to_budget(
     between half and one only those that are needed are tried.
 
     Args:
-        model: as in `estimate`, like ``device``, ``dtype``, ``operators`` and ``calibration``.
+        model: as in `estimate`, like ``device``, ``dtype``, ``operators``, ``calibration`` and
+            ``heap``.
         make_step: ``make_step(batch, (height, width))`` returns a step with other inputs, from
             which inputs, keywords and loss are taken; without it batch and images stay unchanged.
         batch: the batch that it made ``step`` with, by default from the shape of the first tensor.
@@ -103,6 +106,7 @@ def fit_to_budget(
         dtype,
         operators,
         calibration,
+        heap,
         budget_bytes,
         resize,
     )
@@ -151,6 +155,7 @@ class _OptionSearch:
         dtype: torch.dtype | None,
         operators: WorkspaceCache | None,
         calibration: Calibration | None,
+        heap: HeapMode | None,
         budget_bytes: int,
         resize: Callable[[tuple[int, int]], nn.Module] | None,
     ) -> None:
@@ -158,6 +163,7 @@ class _OptionSearch:
         self._model, self._step, self._requested, self._profile = model, step, requested, profile
         self._make_step, self._dtype, self._operators = make_step, dtype, operators
         self._calibration, self._budget = calibration, budget_bytes
+        self._heap: HeapMode | None = heap
         self._cache: dict[StepSettings, _Figures] = {}
         try:
             self.baseline = self._trace_settings(requested)
@@ -270,6 +276,7 @@ class _OptionSearch:
                 dtype=self._dtype,
                 operators=self._operators,
                 calibration=self._calibration,
+                heap=self._heap,
             )
             assert estimate.trace is not None
             work = multiply_adds(estimate.trace, ("forward", "backward"))

@@ -80,7 +80,7 @@ def compare_with_default(
         "total_estimated_gb": chosen.predicted_bytes / GB,
         "total_upper_gb": chosen.upper_bytes / GB,
         "savings_vs_default_pct": 100 * saved,
-        "ledger": [row.model_dump() for row in chosen.ledger],
+        "ledger": [dataclasses.asdict(row) for row in chosen.ledger],
         "notes": notes,
     }
 

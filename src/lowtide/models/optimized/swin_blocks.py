@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.attention.window_attention import MaskPattern, attend_windows, patterns_in_range
+from lowtide.core.trace_cache import cached_in_trace
 from lowtide.models.optimized.optimized_module import OptimizedModule, is_recorded
 from lowtide.models.optimized.padded_heads import PaddedHeads
 from lowtide.models.optimized.shift_mask import ShiftMask, WindowOrder
@@ -183,12 +184,26 @@ def _is_wide(rows: Tensor) -> bool:
     return rows.stride(1) == 1 and all(side * rows.element_size() % 16 == 0 for side in sides)
 
 
-@functools.lru_cache(maxsize=8)
 def window_order(
     height: int, width: int, window: int, shift: int, device: torch.device
 ) -> WindowOrder:
-    """Return the cached `WindowOrder` of an image size, shared by all blocks."""
+    """Return the cached `WindowOrder` of an image size, shared by all blocks.
+
+    What a trace on fake tensors makes is shared within that trace alone.
+    """
+    given = height, width, window, shift, device
+    if not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
+        return cached_in_trace(("window order", *given), lambda: _new_window_order(*given))
+    return _window_order(*given)
+
+
+def _new_window_order(
+    height: int, width: int, window: int, shift: int, device: torch.device
+) -> WindowOrder:
     return WindowOrder.of(ShiftMask(height, width, window, shift), device)
+
+
+_window_order = functools.lru_cache(maxsize=8)(_new_window_order)
 
 
 class OptimizedOverlapAttention(OptimizedModule):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import config as fx_config
 from torch.fx.graph_module import _loader
 
 from lowtide.core.errors import ModelError
@@ -18,6 +19,7 @@ from lowtide.core.logging import silence_warnings
 from lowtide.core.trace_cache import TRACE_LOCK, trace_cache
 from lowtide.memory.library_memory import require_room_to_plan
 from lowtide.memory.oom import is_out_of_memory
+from lowtide.streaming.capture.attribute_writes import restore_attributes, watch_attributes
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import (
     capture_error_reason,
@@ -62,7 +64,7 @@ def capture(module: nn.Module, inputs: Tensor | ModelInputs) -> Graph:
             "a model in training mode cannot be streamed: its norms depend on all rows at once",
             hint="model.eval()",
         )
-    with TRACE_LOCK, _restore_attributes(module) as written:
+    with TRACE_LOCK, restore_attributes(module) as written:
         inputs = ModelInputs.of(inputs)
         flat = _FlatModule(module, inputs)
         autocast = AutocastState.current(inputs.first.device.type)
@@ -117,39 +119,11 @@ class _FlatModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the module's result tensors for these tensors of its arguments."""
-        with _restore_attributes(self.module) as written:
+        with restore_attributes(self.module) as changed, watch_attributes(self.module) as written:
             found, pack = unpack_output(self.inputs.call(self.module, tensors))
-        self.call.pack, self.call.written = pack, written
+        self.call.pack, self.call.written = pack, changed | written
         # an output that is an input itself would be no operator of the graph
         return tuple(one.clone() if any(one is it for it in tensors) else one for one in found)
-
-
-@contextmanager
-def _restore_attributes(module: nn.Module) -> Iterator[set[AttributeKey]]:
-    """Restore all attributes of a module and its parts on exit; yield those it set.
-
-    What is set in a trace has no values.
-    """
-    parts = list(module.modules())
-    tables = [table for one in parts for table in (vars(one), one._buffers)]
-    owners = [id(one) for one in parts for _ in range(2)]
-    before = [dict(table) for table in tables]
-    written = set[AttributeKey]()
-    try:
-        yield written
-    finally:
-        for owner, table, was in zip(owners, tables, before, strict=True):
-            for name in [*was, *(name for name in table if name not in was)]:
-                if name in was and table.get(name, _NOTHING) is was[name]:
-                    continue
-                written.add((owner, name))
-                if name in was:
-                    table[name] = was[name]
-                else:
-                    del table[name]
-
-
-_NOTHING = object()
 
 
 def _export(module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
@@ -161,6 +135,7 @@ def _export(module: nn.Module, tensors: tuple[Tensor, ...]) -> Any:
             silence_graph_printing(),
             silence_warnings("torch"),
             _forget_generated_code(),
+            _no_stack_traces(),
         ):
             exported = functional_graph(torch.export.export(module, tensors, strict=False))
             compute_outputs_early(exported.graph)
@@ -188,6 +163,20 @@ def _forget_generated_code() -> Iterator[None]:
             del sources[name]
             linecache.cache.pop(name, None)
         FakeTensorMode.cache_clear()
+
+
+@contextmanager
+def _no_stack_traces() -> Iterator[None]:
+    """Keep PyTorch from finding the source line of each operator: a tenth of a capture."""
+    before = getattr(fx_config, "do_not_emit_stack_traces", None)
+    if before is None:  # an older version
+        yield
+        return
+    try:
+        fx_config.do_not_emit_stack_traces = True
+        yield
+    finally:
+        fx_config.do_not_emit_stack_traces = before
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -15,9 +15,16 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 
 from lowtide.streaming.capture.graph import op_name
-from lowtide.streaming.capture.in_place_writes import InPlaceWrites, is_composite, is_write
+from lowtide.streaming.capture.in_place_writes import (
+    InPlaceWrites,
+    is_composite,
+    is_view,
+    is_write,
+)
 
 _ATEN = torch.ops.aten
 # Composite operators that a trace leaves as they are.
@@ -52,8 +59,12 @@ def functional_graph(exported: Any) -> Any:
         return exported.run_decompositions({})
     writes.replace()
     for node in [*graph.nodes]:
-        if node.op == "call_function" and (rewrite := _REWRITES.get(op_name(node.target))):
+        if node.op != "call_function":
+            continue
+        if rewrite := _REWRITES.get(op_name(node.target)):
             rewrite(node)
+        elif is_composite_view(node.target):
+            _expand_view(node)
     graph.eliminate_dead_code()
     return exported
 
@@ -75,7 +86,40 @@ def _is_known_operator(target: Any) -> bool:
         return False
     name = op_name(target)
     composite = is_composite(target)
-    return name not in _CONSTANTS and (not composite or name in _KEPT or name in _REWRITES)
+    if name in _CONSTANTS:
+        return False
+    return not composite or name in _KEPT or name in _REWRITES or is_composite_view(target)
+
+
+def is_composite_view(target: Any) -> bool:
+    """Return whether an operator is made of other views, and returns one: none is kept."""
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    single = len(returns) == 1 and str(returns[0].type) == "Tensor"
+    return single and op_name(target) not in _KEPT and is_view(target) and is_composite(target)
+
+
+def _expand_view(node: fx.Node) -> None:
+    """Replace a composite view by the views that it is made of, found by a trace of it alone."""
+    given = node.all_input_nodes
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        own = dict(zip(given, tensors, strict=True))
+        args, kwargs = map_arg((node.args, node.kwargs), own.__getitem__)
+        return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+
+    parts = [*make_fx(call)(*map(_value, given)).graph.nodes]
+    places = dict(zip(parts, given, strict=False))
+    *before, last = [one for one in parts if one.op == "call_function"] or [None]
+    if last is None:
+        _drop(node)
+        return
+    for part in before:
+        with node.graph.inserting_before(node):
+            places[part] = node.graph.node_copy(part, places.__getitem__)
+        places[part].meta = {**node.meta, "val": _value(part)}
+    # The last one keeps the name, which a signature may have.
+    node.target = last.target
+    node.args, node.kwargs = map_arg((last.args, last.kwargs), places.__getitem__)
 
 
 def _is_same(node: fx.Node) -> bool:

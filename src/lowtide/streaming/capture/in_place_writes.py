@@ -57,7 +57,7 @@ class InPlaceWrites:
         if not storages & self._written:
             # A view shares its storage; only composite operators such as `reshape` may also copy.
             reads = any(map(self._is_written, node.all_input_nodes))
-            return not reads or not _is_view(node) or is_composite(node.target)
+            return not reads or not is_view(node.target) or is_composite(node.target)
         (storage,) = storages if len(storages) == 1 else (None,)
         if storage is None or not isinstance(value, Tensor) or node.op != "call_function":
             return False
@@ -69,7 +69,7 @@ class InPlaceWrites:
             return False
         if is_write(node):
             return self._find_functional(node)
-        return _is_view(node)
+        return is_view(node.target)
 
     def _find_functional(self, node: fx.Node) -> bool:
         """Note the functional form of a write; return whether it gives what the write leaves."""
@@ -195,8 +195,8 @@ def is_composite(target: Any) -> bool:
     )
 
 
-def _is_view(node: fx.Node) -> bool:
-    target = node.target
+def is_view(target: Any) -> bool:
+    """Return whether an operator returns a view of its argument."""
     return isinstance(target, torch._ops.OpOverload) and any(
         one.alias_info is not None for one in target._schema.returns
     )

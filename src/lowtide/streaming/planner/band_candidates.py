@@ -14,7 +14,7 @@ from lowtide.memory.strategy import StreamedStrategy
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.source_page import READ_ROWS
 from lowtide.streaming.engine.source_run import WRITE_ROWS
-from lowtide.streaming.planner.layout_search import StreamLayout
+from lowtide.streaming.planner.candidate_bytes import CandidateBytes
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
     calibrate_rows,
@@ -24,7 +24,7 @@ from lowtide.streaming.planner.ledger_rows import (
 )
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, plan_facts
 from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.planner.stream_planner import CandidateBytes
+from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
 from lowtide.streaming.tiles.panels import COPY_ROWS
 from lowtide.streaming.tiles.tile_step import DTYPES
@@ -109,7 +109,7 @@ class BandCandidates:
         return self._bytes[self._size]
 
     def _candidates_of_width(self, *, low_memory: bool) -> list[Plan]:
-        layouts = self._bytes_of_width().planner.candidates(low_memory=low_memory)
+        layouts = self._bytes_of_width().candidates(low_memory=low_memory)
         plans = [plan for one in layouts for plan in self._plans(one)]
         # Where memory is scarce, a draft that seems to fit may not: keep the smallest plans as
         # well.
@@ -137,6 +137,15 @@ class BandCandidates:
             for plan in plans
             if plan.upper_bytes >= largest or plan.seconds * EQUALLY_FAST < fastest
         ]
+
+    def search_further(self, saved_seconds: float) -> bool:
+        """Add plans that are cut in more ways, unless finding those so far took ``saved_seconds``.
+
+        Returns whether there may be more now.
+        """
+        saved = saved_seconds / self.costs.time_scale
+        added = [known.search_further(saved) for known in self._bytes.values()]
+        return any(added)
 
     def untried(self) -> Iterator[Plan]:
         """Yield plans without a dry run, smallest first, with the least bytes they may take."""

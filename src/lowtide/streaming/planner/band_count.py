@@ -6,7 +6,7 @@ from lowtide.memory.cache import MeasurementCache
 from lowtide.streaming.engine.band_schedule import max_bands, rows_of
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment
-from lowtide.streaming.planner.segment_cost import estimate_segment
+from lowtide.streaming.planner.segment_cost import estimate_segment, estimation_seconds
 
 # Bands of a single segment fill their cap except for one part in this many.
 _FILL_TOLERANCE = 16
@@ -15,7 +15,10 @@ _MIN_IMPROVEMENT = 0.8
 
 
 class BandCountSearch:
-    """Estimated cost of one segment by number of bands, each estimated once."""
+    """Estimated cost of one segment by number of bands, each estimated once.
+
+    ``seconds`` is about how long the estimates took that were not stored before.
+    """
 
     def __init__(
         self,
@@ -28,6 +31,7 @@ class BandCountSearch:
     ) -> None:
         self._program, self._segment, self.only_segment = program, segment, only_segment
         self._name, self._store = name, store
+        self.seconds = 0.0
         self._costs: dict[int, tuple[int, int, int]] = {}
         self._window_count = max_bands(program, segment)
         self._most = max((rows.size // rows.grain for rows in rows_of(program, segment)), default=1)
@@ -39,6 +43,7 @@ class BandCountSearch:
             key = f"band count {self._name} {even}"
             found = self._store.get(key)
             if found is None:
+                self.seconds += estimation_seconds(self._segment, even)
                 found = estimate_segment(self._program, self._segment, even)
                 self._store.put(key, found)
             self._costs[number] = found[0], found[1], found[2]

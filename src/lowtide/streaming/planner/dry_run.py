@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -40,14 +40,18 @@ from lowtide.streaming.pages.transfer import (
     PendingStore,
     SyncHostTransfer,
 )
-from lowtide.streaming.planner.layout_search import StreamLayout, layout_store
+from lowtide.streaming.planner.layout_search import layout_store
+from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.spans import Spans, count
+from lowtide.streaming.stored_only import may_compute
 
 _NO_DISPATCH = torch._C._DisableTorchDispatch
 # Trace phase of the bands, for which a block of memory may be reserved up front.
 _BANDS_PHASE = "bands"
 # Bands of a single segment after which all are alike: more than its halos reach over.
 _TRACED_BANDS = 48
+# Seconds to trace one operator call.
+_CALL_SECONDS = 5e-4
 # Ledger rows that belong to the run itself, on the CPU and on a GPU, whose allocator keeps what it
 # rounds up.
 _RUN_ROWS = ("live activations", "workspace"), ("live activations", "workspace", "allocator")
@@ -67,6 +71,11 @@ class DryRunResult:
     rows: tuple[LedgerRow, ...]
     peak_bytes: int
     arena_bytes: int = 0
+
+
+def dry_run_seconds(layout: StreamLayout) -> float:
+    """Return about how long a dry run takes: by its calls, so that it is the same always."""
+    return layout.calls * _CALL_SECONDS
 
 
 def dry_run(
@@ -101,12 +110,13 @@ def dry_run(
     key = f"takes {layout.key} {whole_image}{where}"
     kept = store.get(key)
     if kept is None:
+        may_compute()
         rows, arena_bytes, sure = _predict(program, layout, whole_image, profile, use_arena)
         if sure:
-            store.put(key, {"rows": [row.model_dump() for row in rows], "piece": arena_bytes})
+            store.put(key, {"rows": [asdict(row) for row in rows], "piece": arena_bytes})
             store.save()
     else:
-        rows = tuple(LedgerRow.model_validate(row) for row in kept["rows"])
+        rows = tuple(LedgerRow(**row) for row in kept["rows"])
         arena_bytes = kept["piece"]
     own = _RUN_ROWS[profile is not None]
     return DryRunResult(rows, sum(row.value for row in rows if row.name in own), arena_bytes)
@@ -151,7 +161,7 @@ def _with_heap_kept(row: LedgerRow, trace: Trace) -> LedgerRow:
     """Return the row with the bytes live at the peak in blocks that the heap keeps."""
     sizes = trace.sizes_during(trace.peak_op(), include_initial=False)
     small = sum(size for size in sizes if size < MMAP_THRESHOLD_BYTES)
-    return row.model_copy(update={"value": small, "upper": small})
+    return replace(row, value=small, upper=small)
 
 
 def trace_run(program: StreamProgram, layout: StreamLayout, *, whole_image: bool) -> Trace:

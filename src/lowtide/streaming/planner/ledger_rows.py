@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from lowtide.core.heap import heap_mode
 from lowtide.core.units import MIB
@@ -50,7 +51,7 @@ def calibrate_rows(
     kept = sum(row.value for row in memory if row.name == "allocator")
     margin, allowed = calibration.upper(expected, kept) - expected, general - expected
     margin = max(margin, LEAST_MARGIN if calibration.families else allowed // 2)
-    exact = [row.model_copy(update={"upper": row.value}) for row in memory]
+    exact = [replace(row, upper=row.value) for row in memory]
     return (
         *exact,
         LedgerRow(name="margin", place="device", value=0, upper=margin, origin="calibrated"),
@@ -72,7 +73,7 @@ def with_heap_modes(plans: list[Plan], bounds: RunBounds) -> list[Plan]:
 def _with_trimmed_heap(plan: Plan, bounds: RunBounds) -> Plan:
     """Return ``plan`` in a heap that holds live blocks only, which takes longer."""
     rows = [
-        row.model_copy(update={"value": 0, "upper": 0}) if row.name == "allocator" else row
+        replace(row, value=0, upper=0) if row.name == "allocator" else row
         for row in plan.ledger
         if bounds.current_heap is None or row.name != "margin"
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import format_bytes
 from lowtide.memory.cache import cache_folder
-from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.profiles import DeviceProfile, local_profile
 from lowtide.streaming.capture.autocast_state import no_autocast
 from lowtide.streaming.capture.export_graph import capture
@@ -22,15 +21,14 @@ from lowtide.streaming.certificate import Certificate, certify
 from lowtide.streaming.engine.placement import PagePlacement, allowed_placements
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import Segment
+from lowtide.streaming.planner.candidate_bytes import CandidateBytes
 from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
 from lowtide.streaming.planner.exact_choice import choose_exact
-from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, LayoutSearch, StreamLayout
-from lowtide.streaming.planner.ledger_rows import ledger_row
+from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, LayoutSearch
+from lowtide.streaming.planner.stream_layout import StreamLayout
 
 # Two candidates differ by at least this share of their bytes.
 _STEP = 0.08
-# Ratios of exact to drafted bytes differ by this much: what may fit is worth a dry run.
-_LEAST_SHARE = 0.9
 # Bytes held outside of the bands of a layout (program, segments, bands).
 HeldBytes = Callable[[StreamProgram, Sequence[Segment], Sequence[int]], int]
 
@@ -71,11 +69,12 @@ class StreamPlanner:
         self._pages: PagePlacement = pages
         self._whole_image, self._held, self._use_arena = whole_image, held, use_arena
         self._profile = profile
-        self._candidates: dict[bool, list[StreamLayout]] = {}
+        self._candidates: dict[tuple[bool, int | None], list[StreamLayout]] = {}
         self._dry_runs: dict[object, DryRunResult] = {}
 
     @cached_property
-    def _search(self) -> LayoutSearch:
+    def search(self) -> LayoutSearch:
+        """The search for layouts of the program."""
         return LayoutSearch(self.program, self._profile)
 
     @cached_property
@@ -86,20 +85,29 @@ class StreamPlanner:
         """
         return certify(self.module, self.inputs, self.program, cache_folder())
 
-    def candidates(self, *, low_memory: bool = False) -> list[StreamLayout]:
+    def candidates(
+        self, *, low_memory: bool = False, segmentations: int | None = None
+    ) -> list[StreamLayout]:
         """Return drafts on the Pareto front of memory and time, smallest first.
 
-        ``low_memory`` adds those for scarce memory.
+        ``low_memory`` adds those for scarce memory. Of the ways to cut the program, all are tried,
+        or only the first ``segmentations``.
         """
-        if low_memory not in self._candidates:
-            model = self._search.cost_model
+        key = low_memory, segmentations
+        if key not in self._candidates:
+            model = self.search.cost_model
             caps = (*model.low_memory_caps, *model.caps) if low_memory else model.caps
             places = allowed_placements(self._device, self._pages)
             shares = RESIDENT_SHARES if self._pages == "auto" else ()
-            self._candidates[low_memory] = _pareto_front(
-                list(self._search.drafts(caps, places, shares))
+            self._candidates[key] = _pareto_front(
+                list(self.search.drafts(caps, places, shares, segmentations))
             )
-        return self._candidates[low_memory]
+        return self._candidates[key]
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the device is here, so that a run follows which a search must not outlast."""
+        return self._profile is None
 
     def with_held(self, held: HeldBytes | None) -> StreamPlanner:
         """Return a planner for bands with other bytes held, with all that is known here."""
@@ -147,10 +155,14 @@ class StreamPlanner:
         bytes_of = CandidateBytes(self)
 
         def best(low_memory: bool) -> StreamLayout:
-            layouts = self.candidates(low_memory=low_memory)
-            fitting = [one for one in layouts if bytes_of.expected(one) <= limit_bytes]
-            if fitting:
-                return min(fitting, key=lambda one: one.cost)
+            while True:
+                layouts = bytes_of.candidates(low_memory=low_memory)
+                fitting = [one for one in layouts if bytes_of.expected(one) <= limit_bytes]
+                chosen = min(fitting, key=lambda one: one.cost, default=None)
+                if not bytes_of.search_further(chosen.overhead_seconds if chosen else math.inf):
+                    break
+            if chosen is not None:
+                return bytes_of.unless_exact(chosen, fitting)
             least = min(map(bytes_of.expected, layouts))
             raise BudgetError(
                 f"bands of this model need at least {format_bytes(least)}, and the limit is"
@@ -165,72 +177,6 @@ class StreamPlanner:
 
         chosen = choose_exact(best, last_resort, bytes_of.known_dry_run, bytes_of.dry_run)
         return replace(chosen, peak_bytes=bytes_of.expected(chosen))
-
-
-class CandidateBytes:
-    """Bytes of a planner's candidates, as far as one choice knows them.
-
-    Candidates are drafts: roughly estimated, until a dry run gives their exact bytes. Each dry run
-    also corrects the estimates of the layouts that are most like its own. Those of other choices
-    do not, so that a plan does not depend on what was planned before it.
-    """
-
-    def __init__(self, planner: StreamPlanner) -> None:
-        self.planner = planner
-        # By layout key: the draft, and its dry run.
-        self._dry_runs: dict[object, tuple[StreamLayout, DryRunResult]] = {}
-
-    def dry_run(self, layout: StreamLayout) -> None:
-        """Make the dry run of a candidate count from now on."""
-        self._dry_runs[layout.key] = layout, self.planner.dry_run(layout)
-
-    def known_dry_run(self, layout: StreamLayout) -> DryRunResult | None:
-        """Return the dry run of a candidate if it was made."""
-        _, found = self._dry_runs.get(layout.key, (layout, None))
-        return found
-
-    def expected(self, layout: StreamLayout) -> int:
-        """Return the bytes to expect of a candidate, exact after its dry run.
-
-        A draft is corrected as the dry run with the most similar bands corrected its own: the ratio
-        is about the same where bands are equally high. What exceeds a draft is mostly workspace of
-        operators, which is a smaller part of lower bands.
-        """
-        held = self.planner.held_bytes(layout)
-        if known := self.known_dry_run(layout):
-            return held + known.peak_bytes
-        if not self._dry_runs:
-            return held + int(_LEAST_SHARE * layout.peak_bytes)
-        height = max(layout.bands)
-        other, found = min(
-            self._dry_runs.values(),
-            key=lambda one: (
-                abs(math.log(max(one[0].bands) / height)),
-                one[0].placement != layout.placement,
-                abs(one[0].peak_bytes - layout.peak_bytes),
-            ),
-        )
-        ratio, lower = found.peak_bytes / other.peak_bytes, max(other.bands) / height
-        share = _LEAST_SHARE * (1 + max(0, ratio - 1) * min(1, lower**2))
-        return held + int(share * layout.peak_bytes)
-
-    def rows(self, layout: StreamLayout, size: int | None = None) -> tuple[LedgerRow, ...]:
-        """Return the ledger rows to expect of a candidate, or of ``size`` bytes for bands."""
-        if known := self.known_dry_run(layout):
-            return known.rows
-        size = size or self.expected(layout)
-        # What libraries set up is the same for every layout.
-        others = next((found.rows for _, found in self._dry_runs.values()), ())
-        return (
-            ledger_row("bands and pages", "device", size, size, "prior"),
-            *(row for row in others if row.name == "runtime"),
-        )
-
-    def untried(self) -> Iterator[tuple[StreamLayout, int]]:
-        """Yield the drafts without a dry run, smallest first, and the least they may take."""
-        for one in self.planner.candidates(low_memory=True):
-            if self.known_dry_run(one) is None:
-                yield one, self.planner.held_bytes(one) + int(one.peak_bytes * _LEAST_SHARE)
 
 
 def _pareto_front(drafts: list[StreamLayout]) -> list[StreamLayout]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lowtide.core.units import MIB
 from lowtide.memory.plan import Plan
 from lowtide.memory.strategy import TiledStrategy
@@ -84,7 +86,7 @@ def with_devices(plan: Plan, devices: int) -> Plan:
         return plan
     repeated = _CPU_ROWS_PER_DEVICE if plan.device == "cpu" else _GPU_ROWS_PER_DEVICE
     rows = tuple(
-        row.model_copy(update={"value": row.value * used, "upper": row.upper * used})
+        replace(row, value=row.value * used, upper=row.upper * used)
         if row.name in repeated
         else row
         for row in plan.ledger
@@ -115,7 +117,7 @@ def with_prefetch(plan: Plan, streams: int) -> Plan:
             given = one.value // (1 + plan.image.scale**2) * 5 // 4
             extra = (most - 1) * one.value
             value, upper = most * (one.value + given), most * (one.upper + given)
-            one = one.model_copy(update={"value": value, "upper": upper})
+            one = replace(one, value=value, upper=upper)
             ledger.append(ledger_row("tiles in flight", "device", extra, extra, "known"))
         ledger.append(one)
     return plan.with_strategy(in_flight=most).model_copy(update={"ledger": tuple(ledger)})

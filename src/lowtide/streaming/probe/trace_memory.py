@@ -55,7 +55,8 @@ def trace_tile(
     """
     assert isinstance(network.forward, nn.Module)
     step = _step(network, images, height, width)
-    return estimate(network.forward, step, device=device, calibration=NO_MARGIN)
+    # The planner adds what the heap keeps itself.
+    return estimate(network.forward, step, device=device, calibration=NO_MARGIN, heap="trim")
 
 
 def _step(network: NetworkSpec, count: int, height: int, width: int) -> InferenceStep:

@@ -257,6 +257,24 @@ def test_a_fault_of_ours_is_a_document_before_its_traceback(source, out, monkeyp
     assert (error["type"], error["message"]) == ("ArithmeticError", "two and two are five")
 
 
+def test_a_process_without_memory_is_told_so(source, out, monkeypatch, capsys):
+    from lowtide.cli.main import main
+    from lowtide.core import heap
+    from lowtide.jobs import upscale
+
+    def fault(*_given, **_settings):
+        raise MemoryError
+
+    monkeypatch.setattr(heap, "tune_heap", lambda: False)
+    monkeypatch.setattr(upscale, "upscale", fault)
+    with pytest.raises(SystemExit) as ended:
+        main(["upscale", str(source), "-o", str(out), "--json"])
+    said = capsys.readouterr()
+    assert ended.value.code == 1
+    assert json.loads(said.out)["error"]["type"] == "OutOfMemoryError"
+    assert said.err.startswith("error: this process got no more memory")
+
+
 def test_some_of_a_batch_failed(lowtide, source, tmp_path):
     (tmp_path / "bad.png").write_bytes(b"")
     result = lowtide("upscale", source, tmp_path / "bad.png", "-o", tmp_path / "out")

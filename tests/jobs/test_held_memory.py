@@ -93,7 +93,8 @@ class Keeping(nn.Module):
         return x
 
 
-def test_tiles_are_relieved_between_the_layers_of_a_network(held):
+def test_tiles_are_relieved_between_the_layers_of_a_network(held, monkeypatch):
+    monkeypatch.setattr(held_memory, "_LOOK_SECONDS", 0)  # layers that take long
     meter, holding = held(60, 0, strategy="tiled")
     network = nn.Sequential(Keeping(meter, 60), nn.Sequential(Keeping(meter, 60), nn.ReLU()))
     with holding.limited(spec(network)):
@@ -101,6 +102,15 @@ def test_tiles_are_relieved_between_the_layers_of_a_network(held):
     assert (meter.trims, meter.kept) == (1, 0)  # before the last layer
     network(torch.zeros(1))
     assert (meter.trims, meter.kept) == (1, 120 * MIB)  # outside of the block nothing is trimmed
+
+
+def test_short_layers_are_not_looked_at_one_by_one(held, monkeypatch):
+    monkeypatch.setattr(held_memory, "_LOOK_SECONDS", 1000)
+    meter, holding = held(60, 0, strategy="tiled")
+    network = nn.Sequential(Keeping(meter, 120), nn.Identity(), nn.Identity())
+    with holding.limited(spec(network)):
+        network(torch.zeros(1))
+        assert (meter.trims, meter.kept) == (0, 120 * MIB)  # one look, before the first layer
 
 
 def test_layers_that_pytorch_runs_otherwise_with_hooks_are_left_alone(held):

@@ -61,8 +61,9 @@ def test_shipped_costs_are_what_measuring_finds(name):
     assert measured.model_copy(update=untraced) == shipped.model_copy(update=untraced)
     for found, known in zip(measured.traced_points, shipped.traced_points, strict=True):
         assert (found.pixels, found.multiply_adds) == (known.pixels, known.multiply_adds)
-        # Another machine's operators may take another workspace.
-        assert found.peak_bytes == pytest.approx(known.peak_bytes, rel=0.02)
+        # Another machine's operators may take another workspace; of two versions of PyTorch the
+        # larger ships.
+        assert known.peak_bytes / 1.025 <= found.peak_bytes <= 1.02 * known.peak_bytes
         assert len(found.reused_blocks) == len(known.reused_blocks)
 
 

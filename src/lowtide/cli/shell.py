@@ -6,11 +6,11 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
-from lowtide.core.errors import BudgetError, Cancelled, LowtideError
+from lowtide.core.errors import BudgetError, Cancelled, LowtideError, OutOfMemoryError
 from lowtide.core.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -50,30 +50,44 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
         try:
             _require_room_for_libraries()
             return command(*args, **kwargs)
+        except typer.Exit:
+            raise
         except LowtideError as error:
-            print_failure(error)
             if CliState.debug:
+                print_failure(error)
                 raise
-            print_error(error.message, error.hint)
-            raise typer.Exit(error.exit_code) from None
+            _exit_with(error)
         except KeyboardInterrupt:
             stopped = Cancelled(
                 "interrupted; finished files are kept, partial ones are removed",
                 hint="run the same command again to resume",
             )
-            print_failure(stopped)
             if CliState.debug:
+                print_failure(stopped)
                 raise
-            print_error(stopped.message, stopped.hint)
-            raise typer.Exit(stopped.exit_code) from None
-        except typer.Exit:
-            raise
+            _exit_with(stopped)
+        except MemoryError:
+            short = OutOfMemoryError(
+                "this process got no more memory",
+                hint="close other programs, or raise its limit (ulimit -d, ulimit -v)",
+            )
+            if CliState.debug:
+                print_failure(short)
+                raise
+            _exit_with(short)
         except Exception as error:
             print_failure(error)
             raise
 
     run.__doc__ = join_lines(command.__doc__ or "")
     return run
+
+
+def _exit_with(error: LowtideError) -> NoReturn:
+    """Print an error, as JSON too if asked, and exit with its code."""
+    print_failure(error)
+    print_error(error.message, error.hint)
+    raise typer.Exit(error.exit_code) from None
 
 
 def _require_room_for_libraries() -> None:

@@ -19,7 +19,7 @@ from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.prediction.roofline import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.models import ModelDescriptor
-from lowtide.streaming.probe.memory_format import takes_channels_last
+from lowtide.streaming.probe.channels_last_rule import takes_channels_last
 from lowtide.streaming.probe.trace_memory import live_bytes_rows, trace_tile
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
 from lowtide.streaming.tiles.grid import round_up

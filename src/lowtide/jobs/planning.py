@@ -20,6 +20,8 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
 from lowtide.memory.library_memory import reason_not_to_plan
 from lowtide.memory.measurement.cpu_half_precision import slowdown_note
+from lowtide.memory.memory_limits import failing_beyond_container
+from lowtide.memory.oom import free_exception, is_out_of_memory
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.plan_file import PlanFile, check_replay
 from lowtide.streaming.planner.band_candidates import BandCandidates
@@ -168,16 +170,13 @@ def _choose(
         if cache is not None and not cache.is_known:
             may_compute()  # before the capture, which tiles do not need
         try:
-            with trimming_heap():  # a proof and dry runs left 20 MiB of free blocks to the run
+            # A proof and dry runs left 20 MiB of free blocks to the run.
+            with trimming_heap(), failing_beyond_container():
                 candidates, chosen = _choose_with_bands(
                     plans, bands, budget, accuracy, limit_bytes, images
                 )
-        except (ModelError, BudgetError) as error:
-            if cache is not None:
-                cache.put(None)
-            if isinstance(error, BudgetError):
-                raise
-            reason = error.message
+        except (ModelError, BudgetError, MemoryError, RuntimeError) as error:
+            reason = _reason_of_failure(error, cache)
         else:
             if cache is not None:
                 cache.put(chosen)
@@ -186,6 +185,21 @@ def _choose(
     refused = [Refusal(title=name, reason=reason) for name in names] if reason else []
     plans = _plans_below(plans, limit_bytes)
     return plans, choose_plan(plans, budget, accuracy, refused)
+
+
+def _reason_of_failure(error: Exception, cache: StrategyCache | None) -> str:
+    """Return why bands could not be planned; raises ``error`` if that is no reason.
+
+    What a further process would find too is marked as known.
+    """
+    if isinstance(error, ModelError | BudgetError) and cache is not None:
+        cache.put(None)
+    if isinstance(error, ModelError):
+        return error.message
+    if not is_out_of_memory(error):
+        raise error
+    free_exception(error, "cpu")
+    return "memory ran out while bands were planned"
 
 
 def _choose_with_bands(

@@ -29,6 +29,7 @@ from lowtide.jobs.report import versions
 from lowtide.jobs.whole_image import WholeImage
 from lowtide.memory.cache import MeasurementCache, cache_folder, package_digest
 from lowtide.memory.costs import ModelCosts
+from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.plan import Plan
@@ -143,11 +144,15 @@ def prepare(
         elsewhere = measure is not None and measure(precision)
         if whole is not None:
             size = whole.padded_size(descriptor.size)
-            costs = lookup.of_whole(size, whole.budget.device_bytes // 2)
+            with failing_beyond_container():
+                costs = lookup.of_whole(size, whole.budget.device_bytes // 2)
             if costs is not None and whole.fits(prepared := finish(costs)):
                 return prepared
         costs = lookup.known(limit_bytes) if elsewhere else None
-        return finish(costs or lookup.measured(limit_bytes, cancel))
+        if costs is None:
+            with failing_beyond_container():
+                costs = lookup.measured(limit_bytes, cancel)
+        return finish(costs)
 
 
 @dataclass(frozen=True)

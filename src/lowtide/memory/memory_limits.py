@@ -6,11 +6,20 @@ to know it: a container of 2 GiB on a machine of 64 GiB has 2 GiB.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from lowtide.core.units import format_bytes
+
+# Bytes of a container above which no planning passes its limit.
+_AMPLE = 4 << 30
+# Memory of the kernel for this process, and what comes between two looks at the container.
+_PAGE_TABLES = 16 << 20
+# The limit of the shell, while `failing_beyond_container` has set a lower one.
+_data_limits = list[int]()
 
 # What a limit counts: resident memory, private memory whether resident or not, or all addresses.
 Counted = Literal["resident", "data", "addresses"]
@@ -54,6 +63,8 @@ def _process_limits(root: Path) -> list[MemoryLimit]:
     found = list[MemoryLimit]()
     for which, field, name, counts in kinds:
         soft, _hard = resource.getrlimit(which)
+        if which == resource.RLIMIT_DATA and _data_limits:
+            soft = _data_limits[0]
         if soft != resource.RLIM_INFINITY:
             used = status_fields(root).get(f"{field}:", 0) * 1024
             found.append(MemoryLimit(soft, max(0, soft - used), name, counts))
@@ -63,6 +74,46 @@ def _process_limits(root: Path) -> list[MemoryLimit]:
 def status_fields(root: Path = Path("/")) -> dict[str, int]:
     """Return the numbers of this process's status file: ``{"VmRSS:": kibibytes, …}``."""
     return _fields(root / _STATUS)
+
+
+@contextlib.contextmanager
+def failing_beyond_container(root: Path = Path("/")) -> Iterator[None]:
+    """Let memory requests fail inside that the container of this process has no room for.
+
+    The kernel would end the process. Requests of other threads fail too. Nothing is done where a
+    container leaves gigabytes.
+    """
+    groups = _group_limits(root)
+    free = min((one.free_bytes for one in groups), default=_AMPLE)
+    if free >= _AMPLE or _data_limits:
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    free = max(0, free - _PAGE_TABLES - _heap_holes(root))
+    most = status_fields(root).get("VmData:", 0) * 1024 + free
+    if soft != resource.RLIM_INFINITY:
+        most = min(most, soft)
+    _data_limits.append(soft)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        _data_limits.pop()
+
+
+def _heap_holes(root: Path) -> int:
+    """Return bytes of the C heap without memory, which later blocks fill without any request."""
+    holes, inside = 0, False
+    for line in (root / "proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):  # the line that begins a mapping
+            inside = rest[-1] == "[heap]"
+        elif inside and name in ("Size:", "Rss:"):
+            holes += int(rest[0]) * 1024 * (1 if name == "Size:" else -1)
+    return holes
 
 
 def _group_limits(root: Path) -> list[MemoryLimit]:

@@ -20,7 +20,16 @@ class Drawn(nn.Module):
 
 
 def calls(exported):
-    """Operators with arguments by position of their nodes, and results."""
+    """Operators with arguments by position of their nodes, and results.
+
+    Without copies in the same order, which captured graphs drop unless they are results: PyTorch
+    2.8 keeps a dropout's.
+    """
+    for node in exported.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
+        given = node.args[0]
+        same = not node.kwargs and node.meta["val"].stride() == given.meta["val"].stride()
+        if same and not any(user.op == "output" for user in node.users):
+            node.replace_all_uses_with(given)
     exported.graph.eliminate_dead_code()
     places = {node: f"%{place}" for place, node in enumerate(exported.graph.nodes)}
     found = []
@@ -101,7 +110,10 @@ WRITTEN = [
 
 
 def results_of(exported, image):
-    return torch.fx.Interpreter(exported.graph_module, graph=exported.graph).run(image)[-1]
+    """The result for an image; PyTorch 2.8 makes constants of numbers that are written."""
+    constants = exported.graph_signature.inputs_to_lifted_tensor_constants.values()
+    given = [exported.constants[name] for name in constants]
+    return torch.fx.Interpreter(exported.graph_module, graph=exported.graph).run(*given, image)[-1]
 
 
 @pytest.mark.parametrize("compute", WRITTEN)
@@ -114,8 +126,6 @@ def test_writes_into_tensors_of_the_graph_are_replaced(compute):
         for node in found.graph.nodes
     )
     assert found.graph_signature.user_outputs == (found.graph.output_node().args[0][0].name,)
-    for node in found.graph.find_nodes(op="placeholder")[:-1]:
-        pytest.fail(f"{node} is a constant")
     assert torch.equal(results_of(found, image), compute(image.clone()))
 
 

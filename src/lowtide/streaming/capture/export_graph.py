@@ -19,6 +19,7 @@ from lowtide.core.errors import ModelError
 from lowtide.core.logging import silence_warnings
 from lowtide.core.trace_cache import TRACE_LOCK, trace_cache
 from lowtide.memory.library_memory import require_room_to_plan
+from lowtide.memory.oom import is_out_of_memory
 from lowtide.streaming.capture.attribute_writes import restore_attributes, watch_attributes
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import (
@@ -81,6 +82,8 @@ def _capture_with_opaque(module: _FlatModule, opaque: OpaqueModules) -> Graph:
         except ModelError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             reason, hint = capture_error_reason(error)
             part = opaque.failed_module(type(module.module).__name__)
             problem = f"{part} cannot be captured: {reason}"

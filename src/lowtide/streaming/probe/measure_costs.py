@@ -13,7 +13,7 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.meter import cuda_context_bytes
 from lowtide.memory.oom import trim_allocators
-from lowtide.streaming.probe.memory_format import in_memory_format
+from lowtide.streaming.probe.channels_last_rule import in_memory_format
 from lowtide.streaming.probe.receptive_field import RECEPTIVE_FIELD_SIDES, measure_receptive_field
 from lowtide.streaming.probe.small_runs import (
     MAX_PROBE_SECONDS,

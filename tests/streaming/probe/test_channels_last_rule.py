@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import lowtide
-from lowtide.streaming.probe.memory_format import takes_channels_last
+from lowtide.streaming.probe.channels_last_rule import takes_channels_last
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from lowtide.jobs import held_memory
 from lowtide.jobs.held_memory import HeldMemory
 from lowtide.memory import heap_limit
 from lowtide.streaming.tiles.tile_step import NetworkSpec

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap
+from lowtide.core.units import MIB
 from lowtide.memory.cache import package_digest, write_cached
+from lowtide.memory.heap_limit import HeapLimit
 from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs, memory_format_of
 from lowtide.streaming.capture.output_container import unpack_output
-from lowtide.streaming.engine.cut_points import CutPoints
+from lowtide.streaming.engine.cut_points import CutPoints, live_bytes
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
@@ -45,6 +47,8 @@ _FP32_HINT = (
 )
 # Segments of the program and bands of each to try: two choices with little in common.
 _TRIED = (1, 3), (6, 5)
+# The heap of a proof on the CPU is trimmed above its maps, and above this.
+_LEAST_HEAP = 16 * MIB
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,12 @@ def certify(
     )
 
 
+def proof_map_bytes(inputs: ModelInputs, program: StreamProgram) -> int:
+    """Return the bytes of the maps alive at a time when the small inputs run whole."""
+    share = _small_inputs(inputs, program, 0).first.numel() / inputs.first.numel()
+    return int(share * max(live_bytes(program).values(), default=0))
+
+
 def _small_inputs(inputs: ModelInputs, program: StreamProgram, which: int) -> ModelInputs:
     """Return random inputs of the smaller (``which`` 0) or the larger of two small sizes."""
     shape, result = inputs.first.shape, program.graph.meta(program.output).shape
@@ -179,9 +189,14 @@ def _measure(
         segments = cut_segments(program, cutter.cuts(parts))
         pages = memory_page_factory(program, device)
         executor = BandExecutor(program, segments, [bands] * len(segments), pages)
-        found = collect_rows(program, executor.run(input_pages(small), small.fixed))
+        before_step = None
+        if device.type == "cpu":
+            limit = HeapLimit.from_now(max([_LEAST_HEAP, *live_bytes(program).values()]))
+            before_step = limit.make_room
+        rows = executor.run(input_pages(small), small.fixed, before_step=before_step)
+        found = collect_rows(program, rows)
         results.append([found[program.outputs.index(one)] for one in program.graph.outputs])
-        del executor, pages, found
+        del executor, pages, rows, found
         trim_heap()
     error = max(_largest_error(result, whole) for result in results)
     types = {dtype, *(node.meta.dtype for node in program.graph.nodes)}

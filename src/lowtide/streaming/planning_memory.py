@@ -56,14 +56,18 @@ class PlanningMeter:
     """Meter of planning, on a CPU: see `planning_meter`."""
 
     def __init__(self) -> None:
-        self._meter, self._expected = HostMeter(), 0
+        self._meter, self._expected, self._kind = HostMeter(), 0, ""
 
-    def warn_beyond(self, module: nn.Module, planner: StreamPlanner, allowed: int) -> None:
-        """Warn if planning may take more than ``allowed`` bytes, the budget."""
+    def expect(self, module: nn.Module, planner: StreamPlanner) -> None:
+        """Note what the rest of planning is expected to take."""
         self._expected = expected_planning_bytes(module, planner)
+        self._kind = type(module).__name__
+
+    def warn_beyond(self, allowed: int) -> None:
+        """Warn if planning may take more than ``allowed`` bytes, the budget."""
         if self._expected > allowed:
             warnings.warn(
-                f"planning this {type(planner.module).__name__} takes about"
+                f"planning this {self._kind} takes about"
                 f" {format_bytes(self._expected)} and the libraries that PyTorch loads for it, more"
                 f" than the budget of {format_bytes(allowed)}; calls after that keep the budget",
                 stacklevel=2,

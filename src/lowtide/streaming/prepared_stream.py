@@ -202,7 +202,9 @@ def prepare_stream(
             else known.with_held(settings.held)
         )
         if meter is not None:
-            meter.warn_beyond(module, planner, allowed)
+            meter.expect(module, planner)
+            if available_bytes(allowed, image.device) > 0:  # else the call is refused
+                meter.warn_beyond(allowed)
         return _prepared(planner, settings, allowed, meter)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lowtide.core.heap import trim_heap
 from lowtide.memory.oom import trim_allocators
-from lowtide.memory.process_memory import anonymous_bytes
 
 # Resident memory may grow by 1/_GROWTH_DIVISOR of the expected bytes before the heap is trimmed
 # again; _NEW_BLOCKS_SHARE of coming bytes does not fit the heap's free blocks.
@@ -30,13 +28,6 @@ class HeapLimit:
     ) -> None:
         self._current_bytes, self._device = current_bytes, device
         self._expected = self._limit = expected_bytes
-
-    @classmethod
-    def from_now(cls, expected_bytes: int) -> HeapLimit:
-        """Return the limit of a CPU run that starts now, of what it adds to resident memory."""
-        trim_heap()  # what planning or another call left would hide what this one adds
-        before = anonymous_bytes()
-        return cls(lambda: anonymous_bytes() - before, expected_bytes)
 
     def make_room(self, new_bytes: int) -> int:
         """Return the resident bytes plus ``new_bytes``, after trimming the heap if needed.

@@ -15,20 +15,19 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap
-from lowtide.core.units import MIB
 from lowtide.memory.cache import package_digest, write_cached
-from lowtide.memory.heap_limit import HeapLimit
 from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs, memory_format_of
 from lowtide.streaming.capture.output_container import unpack_output
-from lowtide.streaming.engine.cut_points import CutPoints, live_bytes
+from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES, AttributeKey
 from lowtide.streaming.pages.page import input_pages
+from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_bytes
 from lowtide.streaming.stored_only import may_compute
 from lowtide.streaming.tolerance import tolerance
 
@@ -45,10 +44,11 @@ _FP32_HINT = (
     "run it in fp32: module.float(); an autoencoder of diffusers by .to(torch.float32), and its"
     " pipeline converts what it decodes if vae.config.force_upcast is set"
 )
+# What the whole result of a small image takes: with what the heap keeps, its maps took 1.6 to 2.5
+# times the bytes that are alive, and copies of the largest weight in other layouts four times that.
+_MAP_COPIES, _WEIGHT_COPIES = 2, 4
 # Segments of the program and bands of each to try: two choices with little in common.
 _TRIED = (1, 3), (6, 5)
-# The heap of a proof on the CPU is trimmed above its maps, and above this.
-_LEAST_HEAP = 16 * MIB
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,11 @@ class Certificate:
 
 
 def certify(
-    module: nn.Module, inputs: Tensor | ModelInputs, program: StreamProgram, folder: Path | None
+    module: nn.Module,
+    inputs: Tensor | ModelInputs,
+    program: StreamProgram,
+    folder: Path | None,
+    budget_bytes: int | None = None,
 ) -> Certificate:
     """Compare ``module`` run in bands with ``module`` itself, on small inputs.
 
@@ -84,6 +88,7 @@ def certify(
             as they are.
         program: The program for the real size.
         folder: Cache folder, or None.
+        budget_bytes: On a CPU, the budget: a comparison that takes more warns before.
 
     Raises:
         ModelError: The two differ by more than rounding, or the model runs other operators at
@@ -102,6 +107,8 @@ def certify(
             # A small model, or the second size, may be of the real size.
             known = program if small.key == inputs.key else None
             with tf32(False):
+                known = known or lower_to_rows(capture(module, small))
+                _announce(module, small, known, budget_bytes)
                 found = _measure(module, small, allowed, known)
             if path is not None:
                 write_cached(path, json.dumps(asdict(found)))
@@ -118,12 +125,6 @@ def certify(
         f"at {size} this model runs other operators than at the smaller"
         " sizes at which its bands were compared"
     )
-
-
-def proof_map_bytes(inputs: ModelInputs, program: StreamProgram) -> int:
-    """Return the bytes of the maps alive at a time when the small inputs run whole."""
-    share = _small_inputs(inputs, program, 0).first.numel() / inputs.first.numel()
-    return int(share * max(live_bytes(program).values(), default=0))
 
 
 def _small_inputs(inputs: ModelInputs, program: StreamProgram, which: int) -> ModelInputs:
@@ -166,6 +167,22 @@ def tf32_is_allowed() -> tuple[bool, bool]:
     return bool(products.allow_tf32), bool(allowed)
 
 
+def _announce(
+    module: nn.Module, small: ModelInputs, program: StreamProgram, budget_bytes: int | None
+) -> None:
+    """Warn if comparing small inputs takes more than the budget."""
+    sides = "×".join(str(small.first.shape[dim]) for dim in reversed(small.side_dims()))
+    needed = kept_bytes(len(program.steps)) + _comparison_bytes(module, program)
+    title = f"comparing bands of this {type(module).__name__} with itself at {sides}"
+    warn_beyond(budget_bytes, needed, title)
+
+
+def _comparison_bytes(module: nn.Module, program: StreamProgram) -> int:
+    """Return about how many bytes the maps of a small image and copies of weights take."""
+    weight = max((one.nbytes for one in module.parameters()), default=0)
+    return _MAP_COPIES * whole_run_bytes(program.graph) + _WEIGHT_COPIES * weight
+
+
 def _measure(
     module: nn.Module, small: ModelInputs, allowed: float, known: StreamProgram | None = None
 ) -> Certificate:
@@ -189,14 +206,9 @@ def _measure(
         segments = cut_segments(program, cutter.cuts(parts))
         pages = memory_page_factory(program, device)
         executor = BandExecutor(program, segments, [bands] * len(segments), pages)
-        before_step = None
-        if device.type == "cpu":
-            limit = HeapLimit.from_now(max([_LEAST_HEAP, *live_bytes(program).values()]))
-            before_step = limit.make_room
-        rows = executor.run(input_pages(small), small.fixed, before_step=before_step)
-        found = collect_rows(program, rows)
+        found = collect_rows(program, executor.run(input_pages(small), small.fixed))
         results.append([found[program.outputs.index(one)] for one in program.graph.outputs])
-        del executor, pages, rows, found
+        del executor, pages, found
         trim_heap()
     error = max(_largest_error(result, whole) for result in results)
     types = {dtype, *(node.meta.dtype for node in program.graph.nodes)}

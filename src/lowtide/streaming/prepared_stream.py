@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.heap import trim_heap
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
 from lowtide.memory.heap_limit import HeapLimit
+from lowtide.memory.process_memory import anonymous_bytes
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_module import OpaqueModule
@@ -29,7 +30,7 @@ from lowtide.streaming.module_fingerprint import AttributeKey, ModuleFingerprint
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.planner.stream_planner import HeldBytes, StreamPlanner
-from lowtide.streaming.planning_memory import PlanningMemory, PlanningMeter, planning_meter
+from lowtide.streaming.planning_memory import kept_bytes, warn_beyond
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
 from lowtide.streaming.specialize.graph_replay import HINT
 
@@ -65,8 +66,7 @@ class PreparedStream:
     """A program for one image size, its layout, and its certificate.
 
     ``fingerprint`` is the module's fingerprint at capture; the attributes in
-    ``written_attributes``, which the run itself sets, are ignored. ``planning`` is the memory that
-    planning took, on a CPU.
+    ``written_attributes``, which the run itself sets, are ignored.
     """
 
     program: StreamProgram
@@ -76,7 +76,6 @@ class PreparedStream:
     certificate: Certificate | None
     fingerprint: ModuleFingerprint
     written_attributes: Set[AttributeKey]
-    planning: PlanningMemory | None = None
     # By shapes of the tensors, for the batches whose images were proven independent.
     batch_repack: dict[object, Repack] = field(default_factory=dict)
 
@@ -93,7 +92,10 @@ class PreparedStream:
         """Run one sample by bands; on a CPU the heap keeps little of them."""
         pages, before_step = input_pages(inputs), None
         if self.device.type == "cpu":
-            before_step = HeapLimit.from_now(self.layout.peak_bytes).make_room
+            trim_heap()  # what planning or another call left would hide what this one adds
+            before = anonymous_bytes()
+            limit = HeapLimit(lambda: anonymous_bytes() - before, self.layout.peak_bytes)
+            before_step = limit.make_room
         return self.executor.run(pages, inputs.fixed, before_step=before_step)
 
     def run_source(self, source: Source, sink: Sink, adapter: Adapter | None = None) -> None:
@@ -134,8 +136,14 @@ class PreparedStream:
         return (
             f"streamed, segments: {len(layout.segments)}, bands: up to {max(layout.bands)},"
             f" {format_bytes(layout.peak_bytes)} for rows and result with {pages} of pages{away}"
-            f"{self._opaque_title}{'' if self.planning is None else self.planning.title}"
+            f"{self._opaque_title}{self._planning_title}"
         )
+
+    @property
+    def _planning_title(self) -> str:
+        if self.device.type != "cpu":
+            return ""
+        return f"; planning leaves about {format_bytes(kept_bytes(len(self.program.steps)))}"
 
     @property
     def _opaque_title(self) -> str:
@@ -152,12 +160,14 @@ class PreparedStream:
 class _BudgetShare:
     """The part of a budget that is reserved and not available to rows.
 
-    ``fixed`` bytes plus a ``share`` of the budget, which is ``least_share`` bytes at least.
+    ``fixed`` bytes, and ``kept`` ones that planning leaves plus a ``share`` of the budget, which
+    are ``least_share`` bytes at least.
     """
 
     share: float
     fixed: int
     least_share: int
+    kept: int = 0
 
     @classmethod
     def for_device(cls, *, on_cpu: bool, recorded: bool, copy_bytes: int) -> _BudgetShare:
@@ -168,12 +178,12 @@ class _BudgetShare:
 
     def available_bytes(self, allowed: int) -> int:
         """Return the bytes that a budget leaves for rows."""
-        return allowed - max(self.least_share, int(allowed * self.share)) - self.fixed
+        return allowed - max(self.least_share, int(allowed * self.share) + self.kept) - self.fixed
 
     def smallest_budget(self, rows: int) -> int:
         """Return the smallest budget that leaves ``rows`` bytes for rows."""
         taken = rows + self.fixed
-        return max(taken + self.least_share, math.ceil(taken / (1 - self.share)) + 1)
+        return max(taken + self.least_share, math.ceil((taken + self.kept) / (1 - self.share)) + 1)
 
 
 def prepare_stream(
@@ -193,58 +203,40 @@ def prepare_stream(
         require_cuda_graphs(device, HINT)
     if on_cpu and settings.pages == "host":
         raise UsageError("on a CPU, pages are in host memory anyway", hint="pages='memory'")
-    allowed = _allowed_bytes(settings.budget, image.device, settings.profile)
-    metered = on_cpu and known is None
-    with planning_meter() if metered else contextlib.nullcontext() as meter:
-        planner = (
-            _new_planner(module, inputs, settings)
-            if known is None
-            else known.with_held(settings.held)
+    if known is not None:
+        planner = known.with_held(settings.held)
+    else:
+        planner = StreamPlanner(
+            module,
+            inputs,
+            pages=settings.pages,
+            held=settings.held,
+            whole_image=settings.held is None,
+            # A CUDA graph has a memory pool of its own, which an arena cannot serve.
+            use_arena=not settings.recorded,
         )
-        if meter is not None:
-            meter.expect(module, planner)
-            if available_bytes(allowed, image.device) > 0:  # else the call is refused
-                meter.warn_beyond(allowed)
-        return _prepared(planner, settings, allowed, meter)
-
-
-def _new_planner(module: nn.Module, inputs: ModelInputs, settings: StreamSettings) -> StreamPlanner:
-    return StreamPlanner(
-        module,
-        inputs,
-        pages=settings.pages,
-        held=settings.held,
-        whole_image=settings.held is None,
-        # A CUDA graph has a memory pool of its own, which an arena cannot serve.
-        use_arena=not settings.recorded,
-    )
-
-
-def _prepared(
-    planner: StreamPlanner, settings: StreamSettings, allowed: int, meter: PlanningMeter | None
-) -> PreparedStream:
-    """Lay out and certify the planner's program within ``allowed`` bytes."""
-    program, device = planner.program, planner.inputs.first.device
-    held = 0 if meter is None else meter.expected_held_bytes(planner)
-    layout = _layout_beside(held, planner, settings, allowed)
-    certificate = planner.certificate if settings.certified else None
+    program = planner.program
+    if on_cpu and known is None:
+        trim_heap(collect=True)  # half of the memory of a capture is garbage by now
+        planner.budget_bytes = _allowed_bytes(settings.budget, image.device, settings.profile)
+    layout = _choose_layout(planner, inputs, settings)
     arena_bytes = planner.dry_run(layout).arena_bytes
+    certificate = planner.certificate if settings.certified else None
     make_page = page_factory(
-        program, layout.placement, device, settings.scratch, resident=layout.resident
+        program, layout.placement, image.device, settings.scratch, resident=layout.resident
     )
     executor = BandExecutor(
         program, layout.segments, layout.bands, make_page, arena_bytes=arena_bytes
     )
-    fingerprint = ModuleFingerprint(planner.module, addresses=settings.recorded)
+    fingerprint = ModuleFingerprint(module, addresses=settings.recorded)
     return PreparedStream(
         program,
         layout,
         executor,
-        device,
+        image.device,
         certificate,
         fingerprint,
         program.graph.written_attributes,
-        meter.result() if meter is not None else None,
     )
 
 
@@ -268,38 +260,32 @@ def _allowed_bytes(
     return Budget.parse(budget, device=name).device_bytes
 
 
-def _layout_beside(
-    held: int, planner: StreamPlanner, settings: StreamSettings, allowed: int
+def _choose_layout(
+    planner: StreamPlanner, inputs: ModelInputs, settings: StreamSettings
 ) -> StreamLayout:
-    """Return the layout within ``allowed`` bytes beside the ``held`` ones that planning leaves.
-
-    Where none is, the smallest, if ``allowed`` bytes are enough for that alone: the first call
-    takes a little more then, and later ones are within the budget.
-    """
-    try:
-        return _choose_layout(planner, settings, allowed - held)
-    except BudgetError as error:
-        if not held:
-            raise
-        return _choose_layout(planner, settings, min(allowed, error.smallest or allowed))
-
-
-def _choose_layout(planner: StreamPlanner, settings: StreamSettings, allowed: int) -> StreamLayout:
-    """Return the layout within a budget of ``allowed`` bytes."""
-    inputs = planner.inputs
+    """Return the layout within the budget."""
+    device = inputs.first.device
+    allowed = _allowed_bytes(settings.budget, device, settings.profile)
     # A CUDA graph reads and writes fixed memory, in addition to inputs and results of the caller.
     copies = sum(one.nbytes for one in inputs.tensors)
     copies += sum(map(planner.program.bytes_of, planner.program.outputs))
     reserve = _BudgetShare.for_device(
-        on_cpu=inputs.first.device.type == "cpu", recorded=settings.recorded, copy_bytes=copies
+        on_cpu=device.type == "cpu", recorded=settings.recorded, copy_bytes=copies
     )
+    beside = reserve
+    if planner.budget_bytes is not None:
+        beside = replace(reserve, kept=kept_bytes(len(planner.program.steps)))
     try:
-        return planner.choose(reserve.available_bytes(allowed))
+        layout = planner.choose(beside.available_bytes(allowed), reserve.available_bytes(allowed))
     except BudgetError as error:
-        least = reserve.smallest_budget(error.smallest or 0)
+        least = beside.smallest_budget(error.smallest or 0)
         raise BudgetError(
             f"this model cannot be streamed in {format_bytes(allowed)}: its bands and its result"
             f" need at least {format_bytes(least)}",
             smallest=least,
             hint=f"a budget of {-(-least // MIB)}MiB",
         ) from error
+    if layout.peak_bytes > beside.available_bytes(allowed):
+        title = f"the first call of this {type(planner.module).__name__} with its planning"
+        warn_beyond(allowed, beside.smallest_budget(layout.peak_bytes), title)
+    return layout

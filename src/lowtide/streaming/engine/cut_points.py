@@ -14,7 +14,7 @@ class CutPoints:
     """Finds cuts before steps where fewer bytes are live than around them."""
 
     def __init__(self, program: StreamProgram) -> None:
-        self._bytes = live_bytes(program)
+        self._bytes = _live_bytes(program)
         self._work, total = dict[int, int](), 0
         for index, step in program.steps.items():
             total += program.bytes_of(index) if isinstance(step, RowOp) and not step.view else 0
@@ -50,7 +50,7 @@ class CutPoints:
         return min(places, key=lambda place: (self._bytes[place], abs(self._work[place] - middle)))
 
 
-def live_bytes(program: StreamProgram) -> dict[int, int]:
+def _live_bytes(program: StreamProgram) -> dict[int, int]:
     """Return, by step, the bytes of row results made before it and needed from it on."""
     last: dict[int, int] = {}
     order = {index: at for at, index in enumerate(program.steps)}

@@ -69,6 +69,10 @@ class Streamed(nn.Module):
     Raises:
         ModelError: The module cannot be streamed exactly.
         BudgetError: The budget is too small; the message names the smallest that is enough.
+
+    Warns:
+        UserWarning: On a CPU, the first call will take more than the budget: what planning it
+            leaves, or the comparison on a small image; the message says how much.
     """
 
     # Attributes that a call may change: no change of a module that contains this one.

@@ -48,6 +48,6 @@ def warn_beyond(budget_bytes: int | None, needed: int, what: str) -> None:
     if budget_bytes is not None and needed > budget_bytes:
         warnings.warn(
             f"{what} takes about {format_bytes(needed)}, once, more than the budget of"
-            f" {format_bytes(budget_bytes)}; later calls keep it",
+            f" {format_bytes(budget_bytes)}",
             stacklevel=2,
         )

@@ -275,8 +275,11 @@ def _choose_layout(
     beside = reserve
     if planner.budget_bytes is not None:
         beside = replace(reserve, kept=kept_bytes(len(planner.program.steps)))
+    room, most = beside.available_bytes(allowed), reserve.available_bytes(allowed)
+    # Where planning leaves most of the budget taken, a search beside that costs and finds nothing.
+    limit = room if 2 * room >= most else most
     try:
-        layout = planner.choose(beside.available_bytes(allowed), reserve.available_bytes(allowed))
+        layout = planner.choose(limit, most)
     except BudgetError as error:
         least = beside.smallest_budget(error.smallest or 0)
         raise BudgetError(
@@ -285,7 +288,7 @@ def _choose_layout(
             smallest=least,
             hint=f"a budget of {-(-least // MIB)}MiB",
         ) from error
-    if layout.peak_bytes > beside.available_bytes(allowed):
+    if layout.peak_bytes > room:
         title = f"the first call of this {type(planner.module).__name__} with its planning"
         warn_beyond(allowed, beside.smallest_budget(layout.peak_bytes), title)
     return layout

@@ -276,8 +276,9 @@ def _choose_layout(
     if planner.budget_bytes is not None:
         beside = replace(reserve, kept=kept_bytes(len(planner.program.steps)))
     room, most = beside.available_bytes(allowed), reserve.available_bytes(allowed)
-    # Where planning leaves most of the budget taken, a search beside that costs and finds nothing.
-    limit = room if 2 * room >= most else most
+    # A search beside what is kept costs dry runs, which are in vain where no draft is that small.
+    in_vain = 2 * room < most and planner.least_draft_bytes > room
+    limit = most if in_vain else room
     try:
         layout = planner.choose(limit, most)
     except BudgetError as error:

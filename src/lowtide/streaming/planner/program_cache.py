@@ -100,4 +100,5 @@ def _planner(network: NetworkSpec, height: int, width: int) -> StreamPlanner:
 @functools.cache
 def preload_capture() -> None:
     """Import the many libraries of a capture, by capturing a tiny module."""
-    capture(nn.Conv2d(1, 1, 1).eval(), torch.zeros(1, 1, 2, 2))
+    tiny = nn.Conv2d(1, 1, 1, device="cpu", dtype=torch.float32)
+    capture(tiny.eval(), torch.zeros(1, 1, 2, 2, device="cpu", dtype=torch.float32))

@@ -71,6 +71,8 @@ class StreamPlanner:
         self._profile = profile
         self._candidates: dict[tuple[bool, int | None], list[StreamLayout]] = {}
         self._dry_runs: dict[object, DryRunResult] = {}
+        # On a CPU, the budget: planning that takes more warns before.
+        self.budget_bytes: int | None = None
 
     @cached_property
     def search(self) -> LayoutSearch:
@@ -83,7 +85,7 @@ class StreamPlanner:
 
         Raises `ModelError` where the results differ.
         """
-        return certify(self.module, self.inputs, self.program, cache_folder())
+        return certify(self.module, self.inputs, self.program, cache_folder(), self.budget_bytes)
 
     def candidates(
         self, *, low_memory: bool = False, segmentations: int | None = None
@@ -146,8 +148,10 @@ class StreamPlanner:
                 )
         return self._dry_runs[layout.key]
 
-    def choose(self, limit_bytes: int) -> StreamLayout:
+    def choose(self, limit_bytes: int, most_bytes: int | None = None) -> StreamLayout:
         """Return the layout of least cost whose exact bytes are within ``limit_bytes``.
+
+        Where none is, the smallest, if that is within ``most_bytes``.
 
         Raises:
             BudgetError: No layout fits; the message names the least bytes that any layout takes.
@@ -175,7 +179,12 @@ class StreamPlanner:
             smallest = min(self.candidates(low_memory=True), key=bytes_of.expected)
             return next(hopeful, smallest)
 
-        chosen = choose_exact(best, last_resort, bytes_of.known_dry_run, bytes_of.dry_run)
+        try:
+            chosen = choose_exact(best, last_resort, bytes_of.known_dry_run, bytes_of.dry_run)
+        except BudgetError as error:
+            if most_bytes is None or (error.smallest or math.inf) > most_bytes:
+                raise
+            chosen = min(self.candidates(low_memory=True), key=bytes_of.expected)
         return replace(chosen, peak_bytes=bytes_of.expected(chosen))
 
 

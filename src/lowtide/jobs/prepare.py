@@ -217,7 +217,7 @@ def _finish(
         replace(geometry, align=math.lcm(geometry.align, costs.padding_multiple)),
         costs,
         precision,
-        ProgramCache(network, monitor.on_capture),
+        ProgramCache(network, monitor.on_capture, identity=f"{loaded.identity} {precision}"),
         SpecializedNetworks(network, sha256, gain),
         bounds,
         extra_bytes,

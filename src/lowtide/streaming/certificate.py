@@ -68,7 +68,11 @@ class Certificate:
 
 
 def certify(
-    module: nn.Module, inputs: Tensor | ModelInputs, program: StreamProgram, folder: Path | None
+    module: nn.Module,
+    inputs: Tensor | ModelInputs,
+    program: StreamProgram,
+    folder: Path | None,
+    before_computing: Callable[[], None] = lambda: None,
 ) -> Certificate:
     """Compare ``module`` run in bands with ``module`` itself, on small inputs.
 
@@ -80,6 +84,7 @@ def certify(
             as they are.
         program: The program for the real size.
         folder: Cache folder, or None.
+        before_computing: Called unless the outcome is stored.
 
     Raises:
         ModelError: The two differ by more than rounding, or the model runs other operators at
@@ -95,6 +100,7 @@ def certify(
         found = _read_cached(path)
         if found is None:
             may_compute()
+            before_computing()
             # A small model, or the second size, may be of the real size.
             known = program if small.key == inputs.key else None
             with tf32(False):

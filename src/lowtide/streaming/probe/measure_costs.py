@@ -149,10 +149,16 @@ def _trace(
     """Return the traced points, and the multiple that the network pads to unless for a size."""
     # Imported here because a run with cached costs traces nothing.
     from lowtide.memory.tracing.fake import clear_shape_caches
-    from lowtide.streaming.probe.trace_memory import padding_multiple, trace_points
+    from lowtide.streaming.probe.trace_memory import TileTraces, padding_multiple, trace_points
 
-    traced = trace_points(network, align=align, minimum=minimum, limit_bytes=limit_bytes, size=size)
-    multiple = padding_multiple(network, align=align) if size is None else 1
+    if not isinstance(network.forward, torch.nn.Module):
+        return (), align
+    traces = TileTraces(network)
+    traced = trace_points(
+        network, align=align, minimum=minimum, limit_bytes=limit_bytes, size=size, traces=traces
+    )
+    multiple = padding_multiple(network, align=align, traces=traces) if size is None else 1
+    del traces
     clear_shape_caches()
     trim_heap(collect=True)
     return traced, multiple

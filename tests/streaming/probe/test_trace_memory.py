@@ -127,6 +127,13 @@ def test_traces_that_share_weights_are_those_of_each_alone() -> None:
         assert (shared.initial, shared.kinds) == (alone.initial, alone.kinds)
 
 
+def test_points_up_to_an_image_are_the_first_of_all() -> None:
+    net = network(conv_net().eval())
+    every = trace_points(net, align=1, minimum=0)
+    for pixels, count in ((100, 2), (1 << 14, 2), ((1 << 14) + 1, 3), (1 << 30, len(every))):
+        assert trace_points(net, align=1, minimum=0, up_to=pixels) == every[:count]
+
+
 def test_where_nothing_can_be_traced_the_grain_is_the_grid() -> None:
     assert padding_multiple(NetworkSpec(lambda x: x, 1, 3, 3), align=4) == 4
 

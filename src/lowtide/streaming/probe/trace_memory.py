@@ -116,6 +116,7 @@ def trace_points(
     minimum: int,
     limit_bytes: int | None = None,
     size: tuple[int, int] | None = None,
+    up_to: int | None = None,
     traces: TileTraces | None = None,
 ) -> tuple[TracedPoint, ...]:
     """Return traced (pixels, bytes) for squares of growing size, or up to one ``size``.
@@ -126,6 +127,8 @@ def trace_points(
 
     Args:
         size: (H, W) of the one run that has to be known, which is then the largest that is traced.
+        up_to: Pixels of the largest run that has to be known; the first square of as many is the
+            last that is traced.
         traces: Traces of the network to go on with.
     """
     if not isinstance(network.forward, nn.Module):
@@ -138,6 +141,8 @@ def trace_points(
     points: list[TracedPoint] = []
     per_pixel = 0.0
     for height, width in _sizes(align, minimum, size):
+        if up_to is not None and len(points) > 1 and points[-1].pixels >= up_to:
+            break
         pixels = height * width
         try:
             trace = traces.trace(height, width)

@@ -77,6 +77,7 @@ def certify(
     program: StreamProgram,
     folder: Path | None,
     budget_bytes: int | None = None,
+    before_computing: Callable[[], None] = lambda: None,
 ) -> Certificate:
     """Compare ``module`` run in bands with ``module`` itself, on small inputs.
 
@@ -89,6 +90,7 @@ def certify(
         program: The program for the real size.
         folder: Cache folder, or None.
         budget_bytes: On a CPU, the budget: a comparison that takes more warns before.
+        before_computing: Called unless the outcome is stored.
 
     Raises:
         ModelError: The two differ by more than rounding, or the model runs other operators at
@@ -104,6 +106,7 @@ def certify(
         found = _read_cached(path)
         if found is None:
             may_compute()
+            before_computing()
             # A small model, or the second size, may be of the real size.
             known = program if small.key == inputs.key else None
             with tf32(False):

@@ -46,6 +46,7 @@ class StreamPlanner:
         use_arena: As for `dry_run`.
         program: Program of the module for such inputs, if it is known; by default it is captured.
         profile: Device to plan for, which need not be present; by default that of the inputs.
+        before_computing: Called before a dry run is made or a proof measured that is not stored.
 
     Raises:
         ModelError: The module cannot be captured.
@@ -62,13 +63,14 @@ class StreamPlanner:
         use_arena: bool = True,
         program: StreamProgram | None = None,
         profile: DeviceProfile | None = None,
+        before_computing: Callable[[], None] = lambda: None,
     ) -> None:
         self.inputs = ModelInputs.of(inputs)
         self.program = program or lower_to_rows(capture(module, self.inputs))
         self.module, self._device = module, self.inputs.first.device
         self._pages: PagePlacement = pages
         self._whole_image, self._held, self._use_arena = whole_image, held, use_arena
-        self._profile = profile
+        self._profile, self._before_computing = profile, before_computing
         self._candidates: dict[tuple[bool, int | None], list[StreamLayout]] = {}
         self._dry_runs: dict[object, DryRunResult] = {}
         # On a CPU, the budget: planning that takes more warns before.
@@ -85,7 +87,14 @@ class StreamPlanner:
 
         Raises `ModelError` where the results differ.
         """
-        return certify(self.module, self.inputs, self.program, cache_folder(), self.budget_bytes)
+        return certify(
+            self.module,
+            self.inputs,
+            self.program,
+            cache_folder(),
+            budget_bytes=self.budget_bytes,
+            before_computing=self._before_computing,
+        )
 
     def candidates(
         self, *, low_memory: bool = False, segmentations: int | None = None
@@ -145,6 +154,7 @@ class StreamPlanner:
                     whole_image=self._whole_image,
                     profile=profile,
                     use_arena=self._use_arena,
+                    before_computing=self._before_computing,
                 )
         return self._dry_runs[layout.key]
 

@@ -123,7 +123,7 @@ def prepare(
         loaded = _Loaded(
             model, descriptor, network, runtime_identity(descriptor, settings.execution_provider)
         )
-        if known is not None and not known.of_model(descriptor.sha256, device, precision):
+        if known is not None and not known.hold_for(descriptor.sha256, device, precision):
             known = None
 
         def finish(costs: ModelCosts) -> PreparedModel:

@@ -77,7 +77,7 @@ class InParts(nn.Module):
 
 def test_a_network_of_ever_more_operators_is_not_followed_to_the_end(monkeypatch) -> None:
     parts = NetworkSpec(InParts(), 1, 3, 3)
-    monkeypatch.setattr(trace_memory, "_MANY_OPERATORS", 500)
+    monkeypatch.setattr(trace_memory, "_MANY_MORE", 1000)
     few = trace_points(parts, align=1, minimum=0)
     assert [round(point.pixels**0.5) for point in few] == [64, 128, 256, 512]
     # What lies beyond goes on as it was: the image, the result and a part.

@@ -28,9 +28,9 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec
 _SIDES = (64, 128, 256, 512, 1024, 2048)
 _WORKSPACE_LIMIT_BYTES = 512 << 20
 _LARGEST_MULTIPLE = 128
-# Larger sizes run more operators, and take minutes, where a network works through its windows in
-# chunks of one size: memory then grows with the pixels alone.
-_MANY_OPERATORS = 10_000
+# Larger sizes run more operators, and take minutes, where a network works through its windows or
+# rows in chunks of one size: memory then grows with the pixels alone.
+_MANY_OPERATORS, _MANY_MORE = 10_000, 5_000
 # Rows of an estimate that a plan has separate rows for.
 _NOT_THE_RUN = ("weights", "allocator", "runtime", "context", "margin")
 
@@ -94,9 +94,9 @@ def trace_points(
 ) -> tuple[TracedPoint, ...]:
     """Return traced (pixels, bytes) for squares of growing size, or up to one ``size``.
 
-    Empty for a network that cannot be traced; ends at sizes that run many operators. The workspace
-    of operators is measured where a run stays within ``limit_bytes`` (and 512 MiB), and grows with
-    the pixels from there on.
+    Empty for a network that cannot be traced; ends before sizes that run many operators. The
+    workspace of operators is measured where a run stays within ``limit_bytes`` (and 512 MiB), and
+    grows with the pixels from there on.
 
     Args:
         size: (H, W) of the one run that has to be known, which is then the largest that is traced.
@@ -108,7 +108,7 @@ def trace_points(
     )
     workspace = CpuWorkspace(WorkspaceCache(cache_folder()), limit_bytes=limit)
     points: list[TracedPoint] = []
-    per_pixel = 0.0
+    per_pixel, before = 0.0, math.inf
     for height, width in _sizes(align, minimum, size):
         pixels = height * width
         try:
@@ -128,8 +128,10 @@ def trace_points(
                 multiply_adds=multiply_adds(trace),
             )
         )
-        if len(trace.ops) > _MANY_OPERATORS:
+        more = 4 * (len(trace.ops) - before)  # what the next size adds, if it grows by the pixels
+        if len(trace.ops) > _MANY_OPERATORS or more > _MANY_MORE:
             break
+        before = len(trace.ops)
     workspace.store.save()
     return tuple(points)
 

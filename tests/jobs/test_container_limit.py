@@ -87,3 +87,16 @@ def test_a_larger_budget_than_the_container_leaves(container, tmp_path, monkeypa
     run = container(420 * MIB, words)
     assert run.returncode == 0, run.stderr
     assert "is left of 420 MiB by the memory limit of the container" in " ".join(run.stdout.split())
+
+
+@pytest.mark.parametrize(("mebibytes", "code"), [(400, 3), (650, 3), (900, 3), (1300, 0)])
+def test_a_process_for_each_device(container, tmp_path, monkeypatch, mebibytes, code):
+    """Each has its own libraries."""
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        (tmp_path / f"in/{name}.jpg").write_bytes(COFFEE.read_bytes())
+    words = ["upscale", tmp_path / "in", "-o", tmp_path / "out", "--devices", "cpu,cpu"]
+    run = container(mebibytes * MIB, words)
+    assert run.returncode == code, run.stderr
+    assert code == 0 or "hint: " in run.stderr

@@ -193,7 +193,7 @@ class _ImageRun:
         self, prepared: PreparedModel, budget: Budget, results: ResultRecorder, threads: int
     ) -> Workers:
         """Return what runs the images in a process for each device."""
-        share = budget_share(budget, self.devices)
+        share = budget_share(budget, self.devices).of_processes(len(self.devices))
         job = self.job_type(prepared, self.settings, share, images=len(self.pairs))
         return Workers(
             self.job_type,

@@ -25,7 +25,7 @@ from lowtide.core.python_child import start_python
 from lowtide.core.units import MIB, format_bytes
 from lowtide.jobs.worker_process import WorkerConnection
 from lowtide.media.discover import FilePair
-from lowtide.memory.library_memory import room_for_process
+from lowtide.memory.library_memory import room_for_processes
 from lowtide.memory.process_memory import RESIDENT_PEAK
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class PlanningProcess:
         return (
             budget.device == "cpu"
             and budget.device_bytes < _PROCESS_BELOW
-            and room_for_process(budget.device_bytes)
+            and room_for_processes() >= budget.device_bytes
         )
 
     def measure(self, settings: ImageSettings, budget: Budget, pairs: Sequence[FilePair]) -> bool:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB, format_bytes, parse_bytes
-from lowtide.memory.library_memory import budget_room, bytes_beside_budget, enough
+from lowtide.memory.library_memory import (
+    budget_room,
+    bytes_beside_budget,
+    enough,
+    require_room_for_processes,
+    room_for_processes,
+)
 from lowtide.memory.memory_limits import MemoryLimit, memory_limits
 from lowtide.memory.process_memory import available_host_bytes, physical_host_bytes
 
@@ -100,6 +106,22 @@ class Budget:
         device_bytes = left if self.device == "cpu" else self.device_bytes
         note = f"the budget is {format_bytes(left)}, which is left of {tightest}"
         return replace(limited, device_bytes=device_bytes, host_bytes=left, note=note)
+
+    def of_processes(self, count: int) -> Budget:
+        """Return the budget of each of ``count`` processes that this one starts: what is left.
+
+        Their libraries are theirs, so a container has to hold them ``count`` times.
+
+        Raises:
+            BudgetError: It does not.
+        """
+        require_room_for_processes(count)
+        left = room_for_processes(count)
+        if left >= self.host_bytes:
+            return self
+        device_bytes = left if self.device == "cpu" else self.device_bytes
+        note = f"the budget is {format_bytes(left)}, which the container leaves each process"
+        return replace(self, device_bytes=device_bytes, host_bytes=left, note=note)
 
     def hint_for(self, needed_bytes: int) -> str:
         """Return what makes a plan fit that needs so many bytes: an option, and a higher limit."""

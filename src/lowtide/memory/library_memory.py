@@ -119,14 +119,28 @@ def _planning_reason(limit: MemoryLimit) -> str:
     return f"the libraries for it take {needed}, and of {limit} {left} is left"
 
 
-def room_for_process(more_bytes: int) -> bool:
-    """Return whether the container holds a second process like this one that takes more.
+def room_for_processes(count: int = 1) -> int:
+    """Return bytes that the container leaves each of ``count`` more processes like this one.
 
-    ``more_bytes`` do not include what planning imports there.
+    Beside what this one holds, and what planning imports there.
     """
-    needed = _used_bytes("resident") + _planning_bytes("resident") + more_bytes
+    needed = _used_bytes("resident") + _planning_bytes("resident")
     groups = [one for one in memory_limits() if one.counts == "resident"]
-    return all(one.free_bytes >= needed for one in groups)
+    return min((one.free_bytes // count - needed for one in groups), default=sys.maxsize)
+
+
+def require_room_for_processes(count: int) -> None:
+    """Raise `BudgetError` if a container does not hold ``count`` more processes like this one."""
+    missing = count * (_LEAST_BUDGET - room_for_processes(count))
+    if missing > 0:
+        groups = [one for one in memory_limits() if one.counts == "resident"]
+        tightest = min(groups, key=lambda one: one.free_bytes)
+        each, limit = format_bytes(_used_bytes("resident")), tightest.limit_bytes + missing
+        raise BudgetError(
+            f"{count} processes that take {each} each for libraries and the model are too much"
+            f" for {tightest}",
+            hint=f"fewer --devices, or raise that limit to {enough(limit)}",
+        )
 
 
 def _planning_bytes(counts: Counted) -> int:

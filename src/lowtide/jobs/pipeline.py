@@ -21,6 +21,7 @@ from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage
 from lowtide.memory.oom import free_exception, is_out_of_memory, trim_allocators
 from lowtide.memory.plan import Plan
+from lowtide.streaming.planner.ledger_rows import FORMAT_ROWS
 
 
 class Job(Protocol):
@@ -274,7 +275,7 @@ class Pipeline:
     def _compute(self, item: Item, job: Job, planned: PlannedItem, queue_bytes: int) -> PendingItem:
         other_rows = self._other_rows()
         computed = job.run(item, planned, self, queue_bytes)
-        formats = [row for row in planned.plan.ledger if row.name == "file formats"]
+        formats = [row for row in planned.plan.ledger if row.name in FORMAT_ROWS]
         writing_row = LedgerRow(
             name="being written",
             place="host",

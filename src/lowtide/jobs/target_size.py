@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lowtide.core.errors import ImageError
 from lowtide.jobs.image_settings import ImageSettings
@@ -28,6 +29,16 @@ class TargetSize:
     format: str
     writing: OutputCost
     resize_to: tuple[int, int] | None = None
+
+    @property
+    def codec_bytes(self) -> dict[str, Any]:
+        """The (usual, largest) bytes of reading and writing, as fields of an `ImageTask`."""
+        reading = self.facts.typical_bytes, self.facts.resident_bytes
+        writing = self.writing.typical_bytes, self.writing.resident_bytes
+        rows = self.writing.collecting
+        if rows is None:
+            return {"codec_bytes": (reading, writing)}
+        return {"codec_bytes": (reading, (rows.typical, rows.upper)), "finishing_bytes": writing}
 
 
 def target_size(

@@ -191,6 +191,7 @@ class BandCandidates:
             ledger=calibrate_rows(
                 tuple(self._ledger(program, layout, bytes_of.rows(layout, least))),
                 self.image_task.streamed_bounds.current_heap,
+                self.costs.device,
             ),
             strategy=StreamedStrategy(
                 cuts=layout.cuts,
@@ -208,13 +209,15 @@ class BandCandidates:
             ),
         )
 
-    def _file_transfer_bytes(self, network_rows: Sequence[LedgerRow]) -> tuple[int, int]:
-        """Return the (usual, largest) bytes needed before and after the panels run.
+    def _file_transfer_bytes(
+        self, codec: tuple[int, int], network_rows: Sequence[LedgerRow]
+    ) -> tuple[int, int]:
+        """Return the (usual, largest) bytes that ``codec`` needs before or after the panels run.
 
         Only what exceeds the bytes of the bands, which run between: files are read and written one
         after the other, and whole rows pass through.
         """
-        usual, most = max(self.image_task.codec_bytes, key=lambda codec: codec[1], default=(0, 0))
+        usual, most = codec
         rows = self.image_task.row_bytes * (1 + self.geometry.scale) * 2 * COPY_ROWS
         # GPU memory freed by bands is of no use for files.
         bands = [
@@ -302,7 +305,13 @@ class BandCandidates:
         made = row_bytes * self.geometry.scale * 2 * WRITE_ROWS
         image_task = self.image_task
         if self.panel_width:
-            image_task = replace(image_task, codec_bytes=(self._file_transfer_bytes(rows),))
+            codec = max(image_task.codec_bytes, key=lambda codec: codec[1], default=(0, 0))
+            last = image_task.finishing_bytes
+            image_task = replace(
+                image_task,
+                codec_bytes=(self._file_transfer_bytes(codec, rows),),
+                finishing_bytes=self._file_transfer_bytes(last, rows) if last[1] else last,
+            )
         on_disk = layout.disk_peak_bytes * self._byte_factor
         if layout.placement == "host":
             locked = layout.spilled_peak_bytes * self._byte_factor

@@ -31,8 +31,8 @@ from photographs import photograph
 POLL_SECONDS = 0.002
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
-# Growth compares medians of so many pictures: the highest peak is that of the largest picture.
-WINDOW = 20
+# Pictures in which the heap fills. Growth compares medians: the highest peak is of the largest one.
+EARLY = 19
 BANDED = ["--strategy", "streamed", "--streams", "1"]
 # By name: budget in MiB, pictures, all of different sizes, and options. 24 MiB do not hold bands.
 FOLDERS: dict[str, tuple[int, int, list[str]]] = {
@@ -177,10 +177,10 @@ def folder_row(budget: int, count: int, options: list[str], folder: Path) -> dic
 
 
 def growth_from_20th(peaks: list[int]) -> float:
-    """The median peak of the last twenty pictures by that of the twenty about the 20th."""
-    half = WINDOW // 2
-    about = statistics.median(peaks[WINDOW - half : WINDOW + half])
-    return round(statistics.median(peaks[-WINDOW:]) / about, 3)
+    """The median peak of the last third of the pictures from the 20th on, by that of the first."""
+    later = peaks[EARLY:]
+    third = len(later) // 3
+    return round(statistics.median(later[-third:]) / statistics.median(later[:third]), 3)
 
 
 def _is_above_bound(item: dict[str, Any]) -> bool:

@@ -132,7 +132,7 @@ def budget_kept(rows: Rows) -> str:
         for share, run in row.items()
         if share.startswith("at ")
     ]
-    head = ["", "done", "over the budget", "peak", "last 20 / about the 20th", "processor seconds"]
+    head = ["", "done", "over the budget", "peak", "growth from the 20th on", "processor seconds"]
     parts = [table(head, folders)] if folders else []
     if first_runs:
         head = ["", "budget", "peak", "kept", "processor seconds"]

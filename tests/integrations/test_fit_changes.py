@@ -91,3 +91,20 @@ def test_threads_share_a_fitted_autoencoder():
     with ThreadPoolExecutor(3) as threads:
         results = list(threads.map(lambda _: decoded(vae), range(6)))
     assert all(same(result, decoded(small_vae())) for result in results)
+
+
+@pytest.mark.parametrize("pages", ["auto", "memory"])
+def test_threads_share_a_part_whose_sizes_change(pages):
+    """While one thread plans a size, the others run theirs, as they are or in bands."""
+    vae, plain = lowtide.fit(small_vae(), budget="64MiB", pages=pages), small_vae()
+    sizes = [torch.randn(1, 4, 12 + place % 4, 10) for place in range(12)]
+
+    def call(given):
+        with torch.no_grad():
+            return vae.decode(given).sample
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(call, sizes))
+    for given, result in zip(sizes, results, strict=True):
+        with torch.no_grad():
+            assert same(result, plain.decode(given).sample)

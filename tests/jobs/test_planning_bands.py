@@ -10,7 +10,7 @@ from torch import nn
 import lowtide
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.jobs.network_compile import SpecializedNetworks
-from lowtide.jobs.planning import _choose
+from lowtide.jobs.plan_choice import choose_image_plan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.memory.budget import Budget
@@ -43,7 +43,9 @@ def chosen(module, mib, *, scale=1, size=600, below=None, images=1, **settings):
     )
     picture = ImageTask((size, size, 3), (size, size), ample_bytes=mib * MIB // 4)
     budget = Budget(mib * MIB, GIB, 100 * GIB)
-    return _choose(prepared, UpscaleSettings.of(**settings), picture, budget, below, images)
+    return choose_image_plan(
+        prepared, UpscaleSettings.of(**settings), picture, budget, below, images
+    )
 
 
 def global_net():

@@ -188,6 +188,7 @@ def test_it_trains_resumes_and_keeps_the_best(tmp_path):
     assert Path(whole.best_weights).is_file()
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_the_plan_states_what_a_step_takes(tmp_path, micro_batches, checkpointing, monkeypatch):

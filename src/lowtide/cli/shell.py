@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
@@ -52,29 +52,13 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except typer.Exit:
             raise
-        except LowtideError as error:
+        except (LowtideError, KeyboardInterrupt, MemoryError) as error:
+            named = _named(error)
+            print_failure(named)
             if CliState.debug:
-                print_failure(error)
                 raise
-            _exit_with(error)
-        except KeyboardInterrupt:
-            stopped = Cancelled(
-                "interrupted; finished files are kept, partial ones are removed",
-                hint="run the same command again to resume",
-            )
-            if CliState.debug:
-                print_failure(stopped)
-                raise
-            _exit_with(stopped)
-        except MemoryError:
-            short = OutOfMemoryError(
-                "this process got no more memory",
-                hint="close other programs, or raise its limit (ulimit -d, ulimit -v)",
-            )
-            if CliState.debug:
-                print_failure(short)
-                raise
-            _exit_with(short)
+            print_error(named.message, named.hint)
+            raise typer.Exit(named.exit_code) from None
         except Exception as error:
             print_failure(error)
             raise
@@ -83,11 +67,19 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def _exit_with(error: LowtideError) -> NoReturn:
-    """Print an error, as JSON too if asked, and exit with its code."""
-    print_failure(error)
-    print_error(error.message, error.hint)
-    raise typer.Exit(error.exit_code) from None
+def _named(error: BaseException) -> LowtideError:
+    """Return ``error``, or what it is to the user: a stop, or a lack of memory."""
+    if isinstance(error, LowtideError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Cancelled(
+            "interrupted; finished files are kept, partial ones are removed",
+            hint="run the same command again to resume",
+        )
+    return OutOfMemoryError(
+        "this process got no more memory",
+        hint="close other programs, or raise its limit (ulimit -d, ulimit -v)",
+    )
 
 
 def _require_room_for_libraries() -> None:

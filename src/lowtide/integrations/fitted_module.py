@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
@@ -84,6 +85,8 @@ class _Fitted:
 # of the parts, so that copies get their own, and without a reference back to the part, so that it
 # is freed with its last user.
 _streams: WeakKeyDictionary[nn.Module, dict[str, PartCalls | ClipPartStream]] = WeakKeyDictionary()
+# Calls of a part run one at a time: while one is traced, its weights are replaced.
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 def is_fitted(module: nn.Module) -> bool:
@@ -155,9 +158,12 @@ def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     title = f"this {part.unfitted.__name__}"
     image = _only_tensor(title, part, args, kwargs)
     check_not_traced(title, image)
-    check_eval_mode(title, part)
-    check_state(title, part)
-    return run_in_range(title, part, image, lambda one, given: _streams_of(one)["forward"](given))
+    with _lock_of(part):
+        check_eval_mode(title, part)
+        check_state(title, part)
+        return run_in_range(
+            title, part, image, lambda one, given: _streams_of(one)["forward"](given)
+        )
 
 
 @torch.compiler.disable(reason="it is fitted by lowtide, which captures its graph itself")
@@ -186,11 +192,14 @@ def _run_clip(autoencoder: Any, part: str, clip: Tensor) -> Tensor:
     family, kind = _family(autoencoder), autoencoder.unfitted.__name__
     title = f"the {part} of this {kind}"
     check_not_traced(title, clip)
-    for name, network in family.networks(autoencoder, part).items():
-        check_eval_mode(f"the {name} of this {kind}", network)
-        check_state(f"the {name} of this {kind}", network)
-    family.clear_caches(autoencoder)  # a call that raised leaves some
-    return run_in_range(title, autoencoder, clip, lambda one, given: _streams_of(one)[part](given))
+    with _lock_of(autoencoder):
+        for name, network in family.networks(autoencoder, part).items():
+            check_eval_mode(f"the {name} of this {kind}", network)
+            check_state(f"the {name} of this {kind}", network)
+        family.clear_caches(autoencoder)  # a call that raised leaves some
+        return run_in_range(
+            title, autoencoder, clip, lambda one, given: _streams_of(one)[part](given)
+        )
 
 
 def _family(autoencoder: Any) -> VideoFamily:
@@ -204,6 +213,10 @@ def _streams_of(module: Any) -> dict[str, PartCalls | ClipPartStream]:
     if (found := _streams.get(module)) is None:
         found = _streams.setdefault(module, _streamed(module, vars(module)[_SETTINGS_ATTRIBUTE]))
     return found
+
+
+def _lock_of(module: nn.Module) -> threading.RLock:
+    return _locks.setdefault(module, threading.RLock())
 
 
 def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

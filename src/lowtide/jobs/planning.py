@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.errors import BudgetError, ModelError
-from lowtide.core.heap import trimming_heap
-from lowtide.core.precision import is_eight_bits
-from lowtide.core.units import format_seconds
 from lowtide.jobs.image_settings import ImageSettings
+from lowtide.jobs.plan_choice import choose_image_plan
 from lowtide.jobs.prepared import PreparedModel
-from lowtide.jobs.strategy_cache import StrategyCache
 from lowtide.jobs.target_size import TargetSize
 from lowtide.media import ImageFacts
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
-from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
-from lowtide.memory.library_memory import reason_not_to_plan
 from lowtide.memory.measurement.cpu_half_precision import slowdown_note
-from lowtide.memory.memory_limits import failing_beyond_container
-from lowtide.memory.oom import free_exception, is_out_of_memory
-from lowtide.memory.plan import Plan, Refusal
+from lowtide.memory.plan import Plan
 from lowtide.memory.plan_file import PlanFile, check_replay
-from lowtide.streaming.planner.band_candidates import BandCandidates
-from lowtide.streaming.planner.exact_choice import choose_exact
 from lowtide.streaming.planner.model_facts import ImageTask
-from lowtide.streaming.planner.tile_candidates import tile_candidates
-from lowtide.streaming.planner.tile_variants import (
-    with_compile,
-    with_cuda_graph,
-    with_devices,
-    with_prefetch,
-)
-from lowtide.streaming.stored_only import may_compute
 
 
 @dataclass
@@ -125,7 +106,7 @@ def plan_image(
     if plan_file is not None and limit_bytes is None:
         plan = _replay(plan_file, source, image_task, prepared, budget)
         return ImageTaskPlan(sizes, [plan], plan, notes, replayed=True)
-    plans, chosen = _choose(prepared, settings, image_task, budget, limit_bytes, images)
+    plans, chosen = choose_image_plan(prepared, settings, image_task, budget, limit_bytes, images)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
     if prepared.replicas and chosen.strategy.device_count == 1:
         notes.append(
@@ -139,192 +120,6 @@ def plan_image(
         replayed=plan_file is not None,
         only_whole=prepared.costs.only_whole,
     )
-
-
-def _choose(
-    prepared: PreparedModel,
-    settings: ImageSettings,
-    image_task: ImageTask,
-    budget: Budget,
-    limit_bytes: int | None,
-    images: int = 1,
-) -> tuple[list[Plan], Plan]:
-    """Return all candidate plans and the one to run, which may be streamed.
-
-    Raises as `choose_plan`.
-    """
-    overrides, accuracy = settings.overrides, settings.accuracy_request
-    bands = BandCandidates(prepared.costs, prepared.geometry, image_task, prepared.programs)
-    plans: list[Plan] = []
-    if overrides.strategy != "streamed":
-        plans = tile_candidates(prepared.costs, prepared.geometry, image_task, overrides)
-        if not prepared.replicas and prepared.network.device != "cpu":
-            plans = [
-                _with_most_in_flight(plan, settings.streams, budget, limit_bytes) for plan in plans
-            ]
-        plans = _specialized_plans(plans, prepared, settings, images)
-    cache = StrategyCache(prepared, image_task, budget, accuracy) if limit_bytes is None else None
-    reason = _reason_not_streamed(plans, prepared, settings, budget, bands, images, cache)
-    if reason is None:
-        if cache is not None and not cache.is_known:
-            may_compute()  # before the capture, which tiles do not need
-        try:
-            # A proof and dry runs left 20 MiB of free blocks to the run.
-            with trimming_heap(), failing_beyond_container():
-                candidates, chosen = _choose_with_bands(
-                    plans, bands, budget, accuracy, limit_bytes, images
-                )
-        except (ModelError, BudgetError, MemoryError, RuntimeError) as error:
-            reason = _reason_of_failure(error, cache)
-        else:
-            if cache is not None:
-                cache.put(chosen)
-            return candidates, chosen
-    names = ("tiled", "streamed") if prepared.costs.only_whole else ("streamed",)
-    refused = [Refusal(title=name, reason=reason) for name in names] if reason else []
-    plans = _plans_below(plans, limit_bytes)
-    return plans, choose_plan(plans, budget, accuracy, refused)
-
-
-def _reason_of_failure(error: Exception, cache: StrategyCache | None) -> str:
-    """Return why bands could not be planned; raises ``error`` if that is no reason.
-
-    What a further process would find too is marked as known.
-    """
-    if isinstance(error, ModelError | BudgetError) and cache is not None:
-        cache.put(None)
-    if isinstance(error, ModelError):
-        return error.message
-    if not is_out_of_memory(error):
-        raise error
-    free_exception(error, "cpu")
-    return "memory ran out while bands were planned"
-
-
-def _choose_with_bands(
-    plans: list[Plan],
-    bands: BandCandidates,
-    budget: Budget,
-    accuracy: AccuracyRequest,
-    limit_bytes: int | None,
-    images: int,
-) -> tuple[list[Plan], Plan]:
-    """Return ``plans`` with streamed ones, and the best of all, whose bytes are exact.
-
-    The search for streamed ones ends when it took what a better one may save for ``images``.
-
-    Raises:
-        ModelError: The network cannot be streamed exactly.
-        BudgetError: No plan fits; names the exact bytes of the smallest.
-    """
-    candidates: list[Plan] = []
-
-    def best(low_memory: bool) -> Plan:
-        nonlocal candidates
-        while True:
-            candidates = _plans_below(plans + bands.candidates(low_memory=low_memory), limit_bytes)
-            try:
-                chosen = choose_plan(candidates, budget, accuracy)
-            except BudgetError:
-                if not bands.search_further(math.inf):
-                    raise
-            else:
-                if not bands.search_further(images * (chosen.seconds - bands.least_seconds)):
-                    return chosen
-
-    def last_resort() -> Plan:
-        for plan in bands.untried():
-            below = limit_bytes is None or plan.upper_bytes < limit_bytes
-            if below and shortfall(plan, budget) is None:
-                return plan
-        return min(accurate_enough(candidates, accuracy), key=lambda plan: plan.upper_bytes)
-
-    chosen = choose_exact(best, last_resort, bands.is_exact, bands.dry_run)
-    if chosen.strategy.name == "streamed":
-        bands.programs.certificate(*chosen.network_size)
-    return candidates, chosen
-
-
-def _plans_below(plans: list[Plan], limit_bytes: int | None) -> list[Plan]:
-    """Return the plans below ``limit_bytes`` bytes, or else the smallest plan."""
-    if limit_bytes is None or not plans:
-        return plans
-    smallest = min(plans, key=lambda plan: plan.upper_bytes)
-    return [plan for plan in plans if plan.upper_bytes < limit_bytes] or [smallest]
-
-
-def _specialized_plans(
-    plans: list[Plan], prepared: PreparedModel, settings: ImageSettings, images: int
-) -> list[Plan]:
-    """Return ``plans`` for several devices, CUDA graphs or ``torch.compile``.
-
-    Several devices where there are, graphs and compiling where requested; compiled plans are added
-    to the others where an earlier run found that compiling may pay.
-    """
-    facts, compiling = prepared.specialized.gain, settings.compile
-    if settings.cuda_graphs:
-        return [with_cuda_graph(plan, images) for plan in plans]
-    # Assume that all images share a shape until one needs another compilation.
-    sharing = 1 if prepared.specialized.compiled else images
-    if compiling == "on":
-        return [with_compile(plan, facts, sharing) for plan in plans]
-    if prepared.replicas:
-        return [with_devices(plan, 1 + len(prepared.replicas)) for plan in plans]
-    if compiling == "off" or facts is None or facts.ratio >= 1:
-        return plans
-    return plans + [with_compile(plan, facts, sharing) for plan in plans]
-
-
-def _with_most_in_flight(plan: Plan, streams: int, budget: Budget, limit_bytes: int | None) -> Plan:
-    """Return ``plan`` with as many batches in flight on a GPU as fit the budget."""
-    for most in range(streams, 1, -1):
-        more = with_prefetch(plan, most)
-        if shortfall(more, budget) is None and (
-            limit_bytes is None or more.upper_bytes < limit_bytes
-        ):
-            return more
-    return plan
-
-
-def _reason_not_streamed(
-    plans: list[Plan],
-    prepared: PreparedModel,
-    settings: ImageSettings,
-    budget: Budget,
-    bands: BandCandidates,
-    images: int,
-    cache: StrategyCache | None,
-) -> str | None:
-    """Return why bands are not planned, or None if they are; "" where tiles are requested."""
-    overrides, accuracy = settings.overrides, settings.accuracy_request
-    if prepared.costs.only_whole:
-        return "not measured: the whole image fits in half of the budget"
-    if settings.cuda_graphs or settings.compile == "on":
-        how = "captured in CUDA graphs" if settings.cuda_graphs else "compiled"
-        return f"streamed networks are not {how}"
-    if prepared.network.free_memory is not None:
-        return "ONNX Runtime runs the whole graph of a file"
-    if is_eight_bits(prepared.precision):
-        return "8-bit layers do not run in bands"
-    if overrides.strategy not in ("auto", "streamed") or overrides.requires_tiles:
-        return ""
-    if overrides.strategy == "auto":
-        able = [
-            plan.seconds
-            for plan in plans
-            if shortfall(plan, budget) is None and (plan.accuracy == "exact" or accuracy == "fast")
-        ]
-        saved = images * (min(able, default=math.inf) - bands.least_seconds)
-        takes = prepared.programs.planning_seconds * prepared.costs.time_scale
-        if saved <= takes:
-            return (
-                f"not considered: planning it takes about {format_seconds(takes)}, and it would"
-                f" save at most {format_seconds(max(saved, 0))}"
-            )
-    if no_room := reason_not_to_plan():
-        return f"not considered: {no_room}"
-    better = cache.get(plans) if cache is not None else None
-    return None if better is None else f"considered before, when {better} was the better choice"
 
 
 def _replay(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lowtide.core.errors import Cancelled, NotFiniteError
-from lowtide.jobs.planning import _with_most_in_flight
+from lowtide.jobs.plan_choice import with_most_in_flight
 from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.model_facts import ModelGeometry, Overrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
@@ -267,9 +267,9 @@ def test_more_streams_than_memory_are_fewer(array):
     needs = [one.upper_bytes, *(with_prefetch(one, most).upper_bytes for most in (2, 3))]
     ample = 1 << 40
     for most, limit in enumerate(needs, 1):
-        fits = _with_most_in_flight(one, 4, Budget(limit, ample, ample), None)
-        asked = _with_most_in_flight(one, most, Budget(ample, ample, ample), None)
+        fits = with_most_in_flight(one, 4, Budget(limit, ample, ample), None)
+        asked = with_most_in_flight(one, most, Budget(ample, ample, ample), None)
         assert fits.strategy.in_flight == asked.strategy.in_flight == most
     # A plan that is smaller than the last one, which memory ran out on.
-    smaller = _with_most_in_flight(one, 4, Budget(ample, ample, ample), needs[2])
+    smaller = with_most_in_flight(one, 4, Budget(ample, ample, ample), needs[2])
     assert smaller.strategy.in_flight == 2

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.core.heap import trim_heap
+from lowtide.core.heap import small_pages, trim_heap, trimming_heap
 from lowtide.memory.process_memory import resident_share
 from lowtide.memory.tracing.trace import Trace
 
@@ -123,8 +123,9 @@ def _written_shares(
     image, *rest = shapes
     few = math.ceil(_MIN_FIT_BYTES / (_STEP_BYTES * math.prod(rest[-1])))
     inputs = _inputs(min(image[0], few), shapes, dtype)
-    trim_heap()  # blocks that the heap reuses are resident already
-    with _untraced():
+    # Blocks that the heap reuses are resident already, and so are the rest of huge pages.
+    trim_heap()
+    with _untraced(), trimming_heap(), small_pages():
         output, hidden, cell, workspace = RNN_LAYER(*inputs, reverse, (), *settings, True)
         forward = _resident_share(workspace)
         made = torch.zeros_like(output), torch.zeros_like(hidden), torch.zeros_like(cell)

@@ -45,6 +45,11 @@ class ImageTaskPlan:
         return self.upscaled.height * self.upscaled.row_bytes
 
     @property
+    def writing_bytes(self) -> tuple[int, int]:
+        """The usual and the largest bytes of writing the result's file."""
+        return self.sizes.writing.typical_bytes, self.sizes.writing.resident_bytes
+
+    @property
     def facts(self) -> ImageFacts:
         """The header facts of the input."""
         return self.sizes.facts

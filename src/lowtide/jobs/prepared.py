@@ -118,7 +118,7 @@ class PreparedModel:
         return ImageTask(
             info.shape,
             self.padded_size(info),
-            **sizes.codec_bytes,
+            **sizes.codec_memory,
             scratch_bytes=sizes.facts.scratch_bytes + self.float_copies * copy_bytes,
             row_buffer_bytes=int(budget.host_bytes * _ROW_SHARE),
             ample_bytes=budget.device_bytes // 4,

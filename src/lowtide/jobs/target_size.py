@@ -20,7 +20,8 @@ class TargetSize:
     """Input header, the model's output, the written image, and the file format.
 
     ``writing`` is the memory of what makes the file of the model's output, and ``resize_to`` the
-    (W, H) that the encoder resizes it to, or None.
+    (W, H) that the encoder resizes it to, or None. ``codecs_stay`` is whether reading and writing
+    hold their memory from image to image, as for the frames of a video.
     """
 
     facts: ImageFacts
@@ -29,16 +30,21 @@ class TargetSize:
     format: str
     writing: OutputCost
     resize_to: tuple[int, int] | None = None
+    codecs_stay: bool = False
 
     @property
-    def codec_bytes(self) -> dict[str, Any]:
+    def codec_memory(self) -> dict[str, Any]:
         """The (usual, largest) bytes of reading and writing, as fields of an `ImageTask`."""
         reading = self.facts.typical_bytes, self.facts.resident_bytes
         writing = self.writing.typical_bytes, self.writing.resident_bytes
-        rows = self.writing.collecting
-        if rows is None:
-            return {"codec_bytes": (reading, writing)}
-        return {"codec_bytes": (reading, (rows.typical, rows.upper)), "finishing_bytes": writing}
+        rows, last = self.writing.collecting, (0, 0)
+        if rows is not None:
+            writing, last = (rows.typical, rows.upper), writing
+        return {
+            "codec_bytes": (reading, writing),
+            "finishing_bytes": last,
+            "codecs_stay": self.codecs_stay,
+        }
 
 
 def target_size(

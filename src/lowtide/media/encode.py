@@ -110,24 +110,23 @@ def output_cost(
     if resized_from is not None:
         resizing = codec_memory.resize_bytes(resized_from)
         cost, settled = cost + resizing, settled + resizing
-    why = f"a {entry.name} is encoded by rows"
+    if entry not in (WEBP, AVIF):
+        return OutputCost(cost.upper, cost.typical, f"a {entry.name} is encoded by rows")
     if entry is WEBP:
-        collecting = cost + codec_memory.webp_frame(info)
-        encoding = settled + codec_memory.webp_encoding(
+        encoder = codec_memory.webp_encoding(
             info, quality=chosen.webp_quality, lossless=chosen.webp_lossless
         )
-        return OutputCost(
-            max(collecting.upper, encoding.upper),
-            max(collecting.typical, encoding.typical),
-            "a WebP is encoded as a whole",
-            collecting,
-        )
-    if entry is AVIF:
-        cost += codec_memory.avif_encoding(
+    else:
+        encoder = codec_memory.avif_encoding(
             info, quality=chosen.avif_quality, effort=chosen.avif_effort
         )
-        why = "an AVIF is encoded as a whole"
-    return OutputCost(cost.upper, cost.typical, why)
+    collecting, encoding = cost + codec_memory.collected_frame(info), settled + encoder
+    return OutputCost(
+        max(collecting.upper, encoding.upper),
+        max(collecting.typical, encoding.typical),
+        f"{'a WebP' if entry is WEBP else 'an AVIF'} is encoded as a whole",
+        collecting,
+    )
 
 
 def encode_image(

@@ -115,8 +115,8 @@ class VideoJob(ImageJob):
         except BudgetError as error:
             task = self._clip(item).task
             most, _ = task.writing_bytes  # host memory, which a GPU's budget is not
-            counts = task.encoder and self.budget.device == "cpu" and error.smallest is not None
-            if counts and 2 * most > error.smallest:
+            smallest = error.smallest if self.budget.device == "cpu" else None
+            if task.encoder and smallest is not None and 2 * most > smallest:
                 error.hint = (
                     f"{error.hint}; up to {format_bytes(most)} of it are the encoder's: --codec"
                     " ffv1, or --preset superfast of x264 and x265, take less"

@@ -100,8 +100,8 @@ class ImageSink:
         self._part = part
         self._new_folders = prepare_part_file(path, self._part)
         self._rows = 0
-        # The last row is kept until `finish`: with it a whole image is encoded, when what source and
-        # network had is free. A WebP takes half of the memory in a heap that gives blocks back.
+        # The last row is kept until `finish`: with it a whole image is encoded, when what source
+        # and network had is free. A WebP takes half of the memory in a heap that gives blocks back.
         self._encodes_at_end, self._trims_heap = encoder.encodes_at_end, encoder.trims_heap
         self._last_row: np.ndarray | None = None
         self._finished = self._committed = False

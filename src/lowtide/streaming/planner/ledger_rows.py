@@ -26,6 +26,8 @@ _FIXED_ROWS = {"weights", "runtime", "context", *_FORMAT_ROWS, *ROW_BUFFERS}
 _COMPARED_PIXELS, _FEWEST_PIXELS = 512 * 512, 64 * 64
 # Least margin of a tiled plan, whatever past runs say.
 LEAST_MARGIN = 16 * MIB
+# The same when the network no longer runs: kernels and small blocks that it leaves, 6 MiB at most.
+_LEFT_BY_RUN = 8 * MIB
 # Thread stacks and what libraries set up at first use: not visible in a large run, and up to this
 # many bytes in a small one.
 _RUNTIME_UPPER = 40 * MIB
@@ -47,7 +49,7 @@ def calibrate_rows(
     It replaces the general bounds of all but file formats, whose files those runs do not cover.
     Where past runs cover many model families, their bound holds, with the least margin, since small
     runs vary more. Otherwise at least half of the general margin stays, since another model may
-    exceed it. No margin is added to encoding at the end, when the network does not run.
+    exceed it. Encoding at the end has less margin, since the network does not run then.
     """
     if calibration is None:
         return rows
@@ -71,7 +73,7 @@ def _beside_formats(margin: int, rows: list[LedgerRow]) -> int:
     formats = [row for row in rows if row.name == FORMATS_ROW]
     counted = sum(row.upper - beyond_least_margin(row.value, row.upper) for row in formats)
     at_the_end = sum(row.upper for row in rows if row.name == ENCODING_ROW)
-    return max(0, margin - counted - at_the_end)
+    return max(_LEFT_BY_RUN if at_the_end else 0, margin - counted - at_the_end)
 
 
 def beyond_least_margin(usual: int, most: int) -> int:

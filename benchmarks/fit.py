@@ -18,7 +18,7 @@ from typing import get_args
 import numpy as np
 from common import result_rows
 
-from lowtide.core.heap import HeapSetting
+from lowtide.core.heap import HeapMode
 from lowtide.core.units import MIB
 from lowtide.memory.prediction.calibration import (
     Calibration,
@@ -30,7 +30,7 @@ from lowtide.memory.prediction.calibration import (
 from lowtide.memory.prediction.runtime_objects import RuntimeCosts, RuntimeObjects
 
 SHIPPED = Path(__file__).parents[1] / "src" / "lowtide" / "memory" / "data" / "calibration.json"
-HEAPS = get_args(HeapSetting)
+HEAPS = get_args(HeapMode)
 _NAMES = tuple(RuntimeObjects.model_fields)
 
 
@@ -78,19 +78,19 @@ def fit(entries: Sequence[dict]) -> tuple[RuntimeCosts, Calibration]:
     return costs, calibrate(residuals)
 
 
-def fit_runs(entries: Sequence[dict], heap: str, kind: RunKind) -> Calibration:
-    """The bound of runs of one kind with one setting of the C heap.
+def fit_runs(entries: Sequence[dict], heap: HeapMode, kind: RunKind) -> Calibration:
+    """The bound of runs of one kind in one mode of the C heap.
 
     Of a run in tiles, what the heap keeps is off further than the rest, which is that of a heap
     that gives back.
     """
-    if (heap, kind) == ("cache", "tiled"):
+    own = [entry for entry in entries if entry["heap"] == heap]
+    if heap != "trim" and kind == "tiled":
         rest = fit_runs(entries, "trim", kind)
-        return rest.model_copy(update={"kept_share": kept_share(entries, rest)})
+        return rest.model_copy(update={"kept_share": kept_share(own, rest)})
     residuals = [
         Residual(predicted=entry["predicted_bytes"], measured=entry["measured_bytes"])
-        for entry in entries
-        if entry["heap"] == heap
+        for entry in own
     ]
     return calibrate(residuals).model_copy(update={"families": True})
 
@@ -99,12 +99,11 @@ def kept_share(entries: Sequence[dict], rest: Calibration) -> float:
     """The share of what heaps were predicted to keep that bounds what they did, beyond ``rest``."""
     residuals = []
     for entry in entries:
-        if entry["heap"] == "cache":
-            kept = entry["ledger"]["allocator"]
-            others = rest.upper(entry["predicted_bytes"] - kept)
-            residuals.append(
-                Residual(predicted=max(kept, MIB), measured=entry["measured_bytes"] - others)
-            )
+        kept = entry["ledger"]["allocator"]
+        others = rest.upper(entry["predicted_bytes"] - kept)
+        residuals.append(
+            Residual(predicted=max(kept, MIB), measured=entry["measured_bytes"] - others)
+        )
     return calibrate(residuals, parts=(0,)).share
 
 

@@ -3,9 +3,10 @@
 Each row upscales a photograph with one model: reading, converting, the network, putting rows
 together and encoding. It is planned in one process, where what the model costs is learned too
 (kept in ``$LOWTIDE_CACHE`` if that is set), and that plan is run in a fresh one, with the plan's
-upper bound for a budget. Twice each: with a C heap that gives freed blocks of 64 KiB and more back,
-as in the grid (``gives back``), and with one that keeps blocks of up to 32 MiB for later, as the
-command line sets it (``keeps``).
+upper bound for a budget. Three times each: with a C heap that gives freed blocks of 64 KiB and more
+back, as in the grid (``trim``), with one that keeps blocks of up to 16 MiB for later, as the
+command line sets it (``cache``), and with glibc's as it comes, in a plain Python process
+(``default``).
 
 Measured by ``memory_worker.Pages``: anonymous memory that the run adds to a process that has loaded
 all libraries, the weights included.
@@ -29,7 +30,7 @@ from common import HUGE_PAGES, ResultFile
 from memory_grid import ENVIRONMENT
 
 from lowtide.core.errors import BudgetError
-from lowtide.core.heap import HeapSetting
+from lowtide.core.heap import HeapMode
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.plan_file import PlanFile
 
@@ -59,7 +60,7 @@ class RunRow(ABC):
     """One run: a model of the zoo and the C heap's setting; how it is run, subclasses say."""
 
     entry: str
-    heap: HeapSetting
+    heap: HeapMode
 
     @property
     @abstractmethod
@@ -181,8 +182,9 @@ def _in_fresh_process(row: RunRow, kind: str, folder: Path) -> dict[str, Any]:
     """The figures of `work`, or what went wrong."""
     learned = Path(os.environ.get("LOWTIDE_CACHE", folder))
     cache = learned / row.heap.replace(" ", "-")
-    environment = {**os.environ, **ENVIRONMENT, **HUGE_PAGES, "LOWTIDE_CACHE": str(cache)}
-    if row.heap == "cache":
+    environment = {**os.environ, **ENVIRONMENT, "LOWTIDE_CACHE": str(cache)}
+    environment |= HUGE_PAGES if row.heap != "default" else {}
+    if row.heap != "trim":
         del environment["MALLOC_MMAP_THRESHOLD_"]
     command = [sys.executable, sys.argv[0], "--work", json.dumps(asdict(row)), kind, str(folder)]
     try:

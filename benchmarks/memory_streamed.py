@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from memory_runs import NAMES, SLOW, RunRow, main
 
-from lowtide.core.heap import HeapSetting
+from lowtide.core.heap import HeapMode
 
 ABOUT = "Peak memory of whole streamed runs: predicted by the plan, and measured."
 
@@ -50,10 +50,10 @@ class StreamedRow(RunRow):
 
 
 def rows() -> Iterator[StreamedRow]:
-    """All rows: per model one or two sizes, two budgets each, with both heaps."""
+    """All rows: per model one or two sizes, two budgets each, with every heap."""
     from zoo_models import ENTRIES
 
-    for heap in get_args(HeapSetting):  # what a model costs is learned for each
+    for heap in get_args(HeapMode):  # what a model costs is learned for each
         for name in NAMES:
             if name in ENTRIES:  # the trained ones are there where their data are
                 sizes = ENTRIES[name].sizes

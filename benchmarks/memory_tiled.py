@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from memory_runs import NAMES, SLOW, RunRow, main
 
-from lowtide.core.heap import HeapSetting
+from lowtide.core.heap import HeapMode
 from lowtide.core.units import MIB
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ class TiledRow(RunRow):
 
 
 def rows() -> Iterator[TiledRow]:
-    """All rows: per model two or three sizes of tile, each with both heaps."""
+    """All rows: per model two or three sizes of tile, each with every heap."""
     from zoo_models import ENTRIES
 
-    for heap in get_args(HeapSetting):  # what a model costs is learned for each
+    for heap in get_args(HeapMode):  # what a model costs is learned for each
         for name in NAMES:
             if name in ENTRIES:  # the trained ones are there where their data are
                 for tile in _tiles(name, ENTRIES[name].costs):

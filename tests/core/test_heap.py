@@ -18,7 +18,8 @@ def _gives_huge_pages():
 
 
 def run(code, **settings):
-    environment = {name: value for name, value in os.environ.items() if name != HUGE_PAGES}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    environment = {name: value for name, value in kept.items() if name != HUGE_PAGES}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment | settings
     )
@@ -32,6 +33,24 @@ def test_tuning_says_whether_it_worked():
         "print(heap_is_tuned(), tune_heap(), heap_is_tuned())"
     )
     assert run(code) == f"False {GLIBC} {GLIBC}"
+
+
+@pytest.mark.skipif(not GLIBC, reason="the modes are glibc's")
+@pytest.mark.parametrize(
+    ("settings", "mode"),
+    [
+        ({}, "default"),
+        ({"MALLOC_MMAP_THRESHOLD_": "65536"}, "trim"),
+        ({"MALLOC_MMAP_THRESHOLD_": "99999999"}, None),
+        ({"MALLOC_ARENA_MAX": "1"}, None),
+        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1"}, None),
+        ({"GLIBC_TUNABLES": "glibc.cpu.x86_shstk=off"}, "default"),
+    ],
+)
+def test_the_mode_of_a_heap_is_known_where_its_settings_are(settings, mode):
+    code = "from lowtide.core.heap import heap_mode, tune_heap; print(heap_mode())"
+    assert run(code, **settings) == str(mode)
+    assert run(f"{code}; tune_heap(); print(heap_mode())", **settings).split()[-1] == "cache"
 
 
 @pytest.mark.skipif(not GLIBC, reason="only glibc keeps freed memory so")

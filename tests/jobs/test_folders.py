@@ -185,6 +185,17 @@ def test_a_resumed_folder_keeps_its_automatic_budget(folder, out):
     assert made_first.plan.budget_bytes == made_later.plan.budget_bytes
 
 
+def test_a_folder_that_was_refused_keeps_nothing(folder, out, monkeypatch):
+    """Little memory is free, and then more: no file was made that later ones have to suit."""
+    free = "lowtide.memory.budget.available_host_bytes"
+    with monkeypatch.context() as low:
+        low.setattr(free, lambda: 2 << 20)
+        refused = upscale(folder, out, budget="auto")
+    assert all("no plan fits" in image.error for image in refused.failures)
+    assert statuses(refused) == ["failed"] * 3
+    assert statuses(upscale(folder, out, budget="auto")) == ["done"] * 3
+
+
 @pytest.mark.slow
 def test_resident_bytes_of_a_model_are_pinned_when_a_folder_begins(
     folder, out, tmp_path, monkeypatch

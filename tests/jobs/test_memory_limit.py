@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lowtide.core.units import MIB
@@ -44,7 +45,13 @@ def upscale(picture: Path, target: Path, more_bytes: int) -> tuple[int, str]:
     return process.returncode, "".join(lines)
 
 
-@pytest.mark.parametrize("more", [25, 50, 75])
+# PyTorch 2.8's oneDNN goes on with a kernel that it had no memory to generate.
+LEAST = pytest.param(
+    25, marks=pytest.mark.skipif(torch.__version__ < "2.11", reason="ends PyTorch 2.8's process")
+)
+
+
+@pytest.mark.parametrize("more", [LEAST, 50, 75])
 def test_a_limit_while_it_runs(picture, tmp_path, more):
     target = tmp_path / "large.png"
     code, text = upscale(picture, target, more * MIB)

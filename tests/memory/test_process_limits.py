@@ -83,7 +83,9 @@ def test_a_budget_is_what_a_limit_leaves(to_come):
     asked = Budget(1 << 30, 1 << 30, 1 << 40)
     wide = MemoryLimit(8 << 30, 2 << 30, "ulimit -v", "addresses")
     tight = MemoryLimit(1 << 30, 300 * MIB, "the memory limit of the container")
-    assert asked.within([]) is asked.within([wide]) is asked
+    assert asked.within([]) is asked
+    loose = asked.within([wide])
+    assert (loose.device_bytes, loose.host_bytes, loose.note) == (1 << 30, 1 << 30, "")
     smaller = asked.within([wide, tight])
     left = 300 * MIB - to_come
     assert smaller.device_bytes == smaller.host_bytes == left
@@ -93,6 +95,23 @@ def test_a_budget_is_what_a_limit_leaves(to_come):
     )
     card = Budget(6 << 30, 1 << 30, 1 << 40, "cuda:0").within([tight])
     assert (card.device_bytes, card.host_bytes) == (6 << 30, left)
+
+
+def test_a_refusal_names_a_limit_that_leaves_its_budget(to_come):
+    """Also where planning takes its share of the higher limit only."""
+    asked = Budget(1 << 30, 1 << 30, 1 << 40)
+
+    def within(mebibytes):
+        free = (mebibytes - 900) * MIB
+        return asked.within([MemoryLimit(mebibytes * MIB, free, "ulimit -d", "data")])
+
+    refused = within(1010)  # 14 MiB beside stacks
+    for needed in (20, 93, 240):
+        hint = refused.hint_for(needed * MIB)
+        assert hint.startswith("raise ulimit -d to ") and hint.endswith(f"and --budget {needed}MiB")
+        assert within(int(hint.split()[4])).device_bytes >= needed * MIB
+    assert refused.hint_for(14 * MIB) == "--budget 14MiB"
+    assert asked.hint_for(1 << 40) == f"--budget {1 << 20}MiB"
 
 
 def test_too_little_for_planning_is_all_for_the_budget(to_come):

@@ -127,6 +127,24 @@ def test_without_torchao_it_says_what_to_install():
     assert "lowtide[int8]" in caught.value.hint
 
 
+def test_a_torchao_for_another_pytorch_is_told_from_none(tmp_path, monkeypatch):
+    """Newer ones import from PyTorch what an older one lacks."""
+    (tmp_path / "torchao-9.0.dist-info").mkdir()
+    (tmp_path / "torchao-9.0.dist-info" / "METADATA").write_text("Name: torchao\nVersion: 9.0\n")
+    (tmp_path / "torchao").mkdir()
+    (tmp_path / "torchao" / "__init__.py").touch()
+    (tmp_path / "torchao" / "quantization.py").write_text("from torch.nn import NotYetThere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    others = {name: sys.modules[name] for name in sys.modules if name.split(".")[0] != "torchao"}
+    with (
+        mock.patch.dict(sys.modules, others, clear=True),
+        pytest.raises(UsageError, match=r"torchao 9\.0 does not fit PyTorch") as caught,
+    ):
+        quantize_linear(Layers(), "cpu")
+    assert str(caught.value).endswith("cannot import name 'NotYetThere' from 'torch.nn'")
+    assert "the torchao of this PyTorch's time" in caught.value.hint
+
+
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_bands_of_rows_are_refused(precision):
     with pytest.raises(UsageError, match="8-bit layers"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.core.errors import Cancelled, NotFiniteError, OutputError, UsageError
+from lowtide.core.errors import BudgetError, Cancelled, NotFiniteError, OutputError, UsageError
 from lowtide.training.network_factory import make_discriminator, make_generator
 from lowtide.training.state import load_latest_state
 from lowtide.training.tasks.sr_config import SrConfig
@@ -120,6 +120,20 @@ def test_a_run_that_is_stopped_keeps_its_step(tmp_path):
     whole = trainer(config, tmp_path / "whole")
     whole.run()
     assert log_of(tmp_path) == log_of(tmp_path / "whole")
+
+
+def test_a_validation_that_fails_loses_no_step(tmp_path):
+    class Refused:
+        lower_is_better, conditions = False, {}
+
+        def __call__(self, network, step):
+            raise BudgetError("no plan fits", hint="--budget 54MiB")
+
+    with pytest.raises(BudgetError) as failed:
+        trainer(config_of(total=3), tmp_path).run(Refused())
+    assert failed.value.hint.startswith("--budget 54MiB; step 3 is saved")
+    state, _ = load_latest_state(tmp_path / "training_states")
+    assert state.step == 3
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Predict which kernel PyTorch's scaled_dot_product_attention selects, and why.
 
 The conditions are those of PyTorch's own selection, in aten/src/ATen/native/transformers
-(cuda/sdp_utils.cpp and sdp_utils_cpp.cpp) of releases 2.11 to 2.15, restated as one table of
+(cuda/sdp_utils.cpp and sdp_utils_cpp.cpp) of releases 2.8 to 2.15, restated as one table of
 refusals per kernel. Nested tensors and AMD GPUs are not covered.
 """
 
@@ -12,6 +12,7 @@ from functools import cache
 from typing import Literal
 
 import torch
+from packaging.version import Version
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -20,8 +21,8 @@ from lowtide.attention.spec import AttentionCall, AttentionDevice
 AttentionPath = Literal["flash", "efficient", "cudnn", "math", "cpu_flash"]
 
 _HALF = (torch.float16, torch.bfloat16)
-# The cuDNN version of PyTorch's wheels, at least, for builds without cuDNN.
-_BUNDLED_CUDNN = 91900
+# The cuDNN versions of PyTorch's wheels before and from 2.11 on, for builds without cuDNN.
+_BUNDLED_CUDNN = (91002, 91900)
 
 
 def sdpa_kernel_for(device: AttentionDevice, call: AttentionCall) -> AttentionPath:
@@ -36,19 +37,27 @@ def sdpa_kernel_for(device: AttentionDevice, call: AttentionCall) -> AttentionPa
 
 def kernel_priority(device: AttentionDevice) -> tuple[AttentionPath, ...]:
     """Return a CUDA device's fused kernels, in the order PyTorch tries them."""
-    if prefers_cudnn(device.capability, cudnn_version()):
+    if prefers_cudnn(device.capability, torch_release(), cudnn_version()):
         return "cudnn", "flash", "efficient"
     # Otherwise cuDNN comes after math, which never refuses.
     return "flash", "efficient"
 
 
-def prefers_cudnn(capability: tuple[int, int], cudnn: int) -> bool:
+def prefers_cudnn(capability: tuple[int, int], release: Version, cudnn: int) -> bool:
     """Return whether PyTorch tries cuDNN first.
 
     It does on data center Hopper and Blackwell GPUs, by version. ``cudnn`` is a version such as
-    91900 for 9.19.0. The threshold is that of pytorch#169849.
+    91900 for 9.19.0. 2.8 never does; the thresholds are those of pytorch#162073 in 2.9 and of
+    pytorch#169849 since.
     """
-    return capability[0] in (9, 10) and cudnn > 91500
+    if capability[0] not in (9, 10) or release < Version("2.9"):
+        return False
+    return cudnn >= 90900 if release < Version("2.10") else cudnn > 91500
+
+
+def torch_release() -> Version:
+    """Return PyTorch's release, without what names the build."""
+    return Version(Version(torch.__version__).base_version)
 
 
 @cache
@@ -56,7 +65,7 @@ def cudnn_version() -> int:
     """Return PyTorch's cuDNN version, or its wheels' version in builds without cuDNN."""
     if torch.backends.cudnn.is_available() and (version := torch.backends.cudnn.version()):
         return version
-    return _BUNDLED_CUDNN
+    return _BUNDLED_CUDNN[torch_release() >= Version("2.11")]
 
 
 @cache

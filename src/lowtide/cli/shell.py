@@ -16,6 +16,12 @@ from lowtide.core.schema import SCHEMA_VERSION
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+# What commands import, by their module, where it is not what upscaling does.
+_LIBRARIES = {
+    "lowtide.cli.forecast": ("lowtide.jobs.forecast", "lowtide.jobs.backtest", "pandas"),
+    "lowtide.cli.train": ("lowtide.jobs.train_sr", "torch.export._trace", "accelerate"),
+}
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -41,33 +47,30 @@ Quiet = Annotated[bool, option("-q", "--quiet", panel="Output", help="No progres
 def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Decorate a command to report errors as a message and the documented exit code.
 
-    Handles `LowtideError` and Ctrl-C. With ``--json`` it prints a document with an ``error``, for
-    any other exception too, before its traceback.
+    Handles `LowtideError`, Ctrl-C and a lack of memory. With ``--json`` it prints a document with
+    an ``error``, for any other exception too, before its traceback.
     """
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            _require_room_for_libraries()
+            _require_room_for_libraries(command.__module__)
             return command(*args, **kwargs)
         except typer.Exit:
             raise
-        except (LowtideError, KeyboardInterrupt, MemoryError) as error:
+        except (Exception, KeyboardInterrupt) as error:
             named = _named(error)
             print_failure(named)
-            if CliState.debug:
+            if CliState.debug or not isinstance(named, LowtideError):
                 raise
             print_error(named.message, named.hint)
             raise typer.Exit(named.exit_code) from None
-        except Exception as error:
-            print_failure(error)
-            raise
 
     run.__doc__ = join_lines(command.__doc__ or "")
     return run
 
 
-def _named(error: BaseException) -> LowtideError:
+def _named(error: Exception | KeyboardInterrupt) -> Exception:
     """Return ``error``, or what it is to the user: a stop, or a lack of memory."""
     if isinstance(error, LowtideError):
         return error
@@ -76,18 +79,21 @@ def _named(error: BaseException) -> LowtideError:
             "interrupted; finished files are kept, partial ones are removed",
             hint="run the same command again to resume",
         )
+    from lowtide.memory.oom import lacks_memory
+
+    if not lacks_memory(error):
+        return error
     return OutOfMemoryError(
         "this process got no more memory",
         hint="close other programs, or raise its limit (ulimit -d, ulimit -v)",
     )
 
 
-def _require_room_for_libraries() -> None:
-    """Raise `BudgetError` if a limit on this process leaves too little for PyTorch and others."""
-    if "torch" not in sys.modules:
-        from lowtide.memory.library_memory import require_room_for_libraries
+def _require_room_for_libraries(module: str) -> None:
+    """Raise `BudgetError` if a limit leaves too little for what a command of ``module`` imports."""
+    from lowtide.memory.library_memory import require_room_for_libraries
 
-        require_room_for_libraries("lowtide.jobs.upscale")
+    require_room_for_libraries(*_LIBRARIES.get(module, ("lowtide.jobs.upscale",)))
 
 
 def join_lines(text: str) -> str:

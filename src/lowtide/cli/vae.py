@@ -14,6 +14,7 @@ from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
 from lowtide.core.units import format_bytes
 from lowtide.jobs.vae_settings import VaeSettings
+from lowtide.memory.library_memory import require_room_for_libraries
 
 if TYPE_CHECKING:
     from lowtide.jobs.vae_report import VaeReport
@@ -123,12 +124,19 @@ def _run(
     """Run the job of this name in `lowtide.jobs.vae`, and print its report."""
 
     def load() -> Callable[..., VaeReport]:
+        require_room_for_libraries("lowtide.jobs.vae", *_libraries(settings["model"]))
         from lowtide.jobs import vae
 
         return getattr(vae, job)
 
     report = run_with_progress(load, given, output, quiet=quiet, **settings)
     print_result(report, lambda: _print(report), lambda: None, as_json=as_json)
+
+
+def _libraries(model: Path | None) -> tuple[str, ...]:
+    """Return what loading a model imports, beside Lowtide's: nothing for a single file."""
+    is_folder = model is not None and model.is_dir()
+    return ("diffusers.models.autoencoders", "torch.export._trace") if is_folder else ()
 
 
 def _print(report: VaeReport) -> None:

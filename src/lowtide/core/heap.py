@@ -25,6 +25,8 @@ _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 # default 1024 of about 70 KiB. In a folder of many sizes they grew to 70 MiB.
 _KERNEL_CACHES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
 _MAX_KERNELS = 128
+# Variables that set glibc's heap, or put another in its place (jemalloc, tcmalloc), by their value.
+_HEAP_SETTERS = "GLIBC_TUNABLES", "LD_PRELOAD"
 
 _tuned = False
 HeapSetting = Literal["trim", "cache"]
@@ -113,6 +115,16 @@ def _apply(setting: HeapSetting) -> None:
 
 
 @contextlib.contextmanager
+def restored_heap_mode() -> Iterator[None]:
+    """Set the heap mode that was found before, whatever is set inside."""
+    found = _mode
+    try:
+        yield
+    finally:
+        set_heap_mode(found)
+
+
+@contextlib.contextmanager
 def trimming_heap() -> Iterator[None]:
     """Return freed blocks to the system inside, to avoid fragmentation, in all threads.
 
@@ -152,22 +164,27 @@ def small_pages() -> Iterator[None]:
         library.prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
 
 
-def heap_mode() -> HeapSetting | None:
-    """Return how the C heap treats freed blocks, or None if that varies.
+def heap_mode() -> HeapMode | None:
+    """Return how the C heap treats freed blocks, or None where that is not known.
 
     ``"cache"`` after `tune_heap`; ``"trim"`` where the environment has every block above a
-    threshold of 1 MiB or less mapped on its own. Otherwise glibc adapts its threshold as the
-    program runs, and other heaps differ.
+    threshold of 1 MiB or less mapped on its own; ``"default"`` where nothing sets glibc's heap.
+    Other settings of it, and other heaps, are not known.
     """
     if _tuned:
         return "cache"
+    if _glibc() is None:
+        return None
     threshold = os.environ.get("MALLOC_MMAP_THRESHOLD_", "")
-    settled = _glibc() is not None and threshold.isdigit() and int(threshold) <= 1 << 20
-    return "trim" if settled else None
+    if threshold.isdigit() and int(threshold) <= 1 << 20:
+        return "trim"
+    set_by_name = any(name.startswith("MALLOC_") for name in os.environ)
+    set_by_value = any("malloc" in os.environ.get(name, "") for name in _HEAP_SETTERS)
+    return None if set_by_name or set_by_value else "default"
 
 
 def current_heap() -> HeapMode:
-    """Return how this process's C heap treats freed blocks, as `HeapMode` names it."""
+    """Return how this process's C heap treats freed blocks; ``"default"`` where not known."""
     return heap_mode() or "default"
 
 

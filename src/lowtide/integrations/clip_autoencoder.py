@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.core.errors import BudgetError
-from lowtide.core.units import MIB, format_bytes
+from lowtide.core.units import format_bytes
 from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
 from lowtide.integrations.video_autoencoders.families import VideoFamily
 from lowtide.memory.budget import Budget
@@ -136,7 +136,7 @@ class ClipAutoencoder:
                 f"the {name} of this {self.kind} and its frames need at least"
                 f" {format_bytes(least)}, and the budget is {self.budget}",
                 smallest=least,
-                hint=f"a budget of {-(-least // MIB)}MiB",
+                hint=self.budget.hint_for(least),
             ) from error
 
 

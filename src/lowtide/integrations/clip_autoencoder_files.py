@@ -13,10 +13,28 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.integrations.clip_autoencoder import ClipAutoencoder
 from lowtide.integrations.video_autoencoders.families import VideoFamily, class_names, family_of
 from lowtide.memory.budget import Budget
+from lowtide.memory.memory_limits import failing_beyond_container
+from lowtide.memory.oom import naming_lack_of_memory
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.models.video_vae.video_vae import VideoVAE
 from lowtide.models.video_vae.video_vae_config import CLASS_NAME
 from lowtide.models.video_vae.video_vae_files import CONFIG_NAME, read_model
+
+
+def preload_libraries(path: Path) -> None:
+    """Import what loading the model of ``path`` takes: before a budget is set, and within a limit.
+
+    Raises:
+        ModelError: As `load_clip_autoencoder`.
+        UsageError: As `load_clip_autoencoder`.
+        OutOfMemoryError: A limit on this process leaves too little.
+    """
+    if path.is_file():
+        return
+    name = _class_name(path)
+    if name != CLASS_NAME:
+        with failing_beyond_container(), naming_lack_of_memory("diffusers was imported"):
+            _diffusers_class(name)
 
 
 def load_clip_autoencoder(
@@ -31,10 +49,11 @@ def load_clip_autoencoder(
         UsageError: It is of a kind that does not run in bands, or diffusers is missing.
     """
     name = CLASS_NAME if path.is_file() else _class_name(path)
-    if name == CLASS_NAME:
-        module = VideoVAE.load(path).to(dtype)
-    else:
-        module = _load_diffusers(path, name, dtype)
+    with failing_beyond_container(), naming_lack_of_memory(f"{path} was loaded"):
+        if name == CLASS_NAME:
+            module = VideoVAE.load(path).to(dtype)
+        else:
+            module = _load_diffusers(path, name, dtype)
     module.to(budget.device)
     return ClipAutoencoder(module, _checked_family(module), budget, scratch)
 
@@ -99,7 +118,7 @@ def _class_name(path: Path) -> str:
 def _diffusers_class(name: str) -> Any:
     try:
         import diffusers
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise UsageError(f"{name} needs diffusers", hint="pip install diffusers") from error
     kind: Any = getattr(diffusers, name, None)
     if kind is None:

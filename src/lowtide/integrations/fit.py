@@ -69,6 +69,9 @@ def fit(
             that cannot run in bands: of other video, of audio, or with more inputs than an image.
             Nothing is changed then. Later calls raise it if they need gradients or are in training
             mode.
+
+    Warns:
+        UserWarning: As `lowtide.stream`, at the first call in bands.
     """
     module, settings = _unwrapped(autoencoder), FitSettings(budget, pages, scratch)
     if (reason := refusal_of(type(module))) is not None:

@@ -17,6 +17,7 @@ from lowtide.jobs.forecast import RIDGE, require_sampling
 from lowtide.jobs.forecast_scores import Scores
 from lowtide.jobs.trained_forecaster import TrainedForecaster, without_attention_warnings
 from lowtide.media.table import TimeTable, read_table
+from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.path_choice import AUTO_PATHS
 from lowtide.models.forecaster.windows import targets
@@ -110,13 +111,15 @@ def backtest(
         notes=list(table.notes),
     )
     for horizon in horizons:
-        fitted = fit_methods(table, horizon, train, paths, trained)
+        with failing_beyond_container():
+            fitted = fit_methods(table, horizon, train, paths, trained)
         report.notes += [text for text in fitted.notes if text not in report.notes]
         origins = np.arange(first, last - horizon + 1, stride)
         distance = _joint_stride(len(origins), stride, diffusion=trained is not None)
         joint = np.arange(len(origins)) % distance == 0
         scoring = _Scoring(table, scored, fitted.deviation, horizon, (samples, few), seed)
-        scores = scoring.run(fitted.methods, origins, joint, progress, cancel)
+        with failing_beyond_container():
+            scores = scoring.run(fitted.methods, origins, joint, progress, cancel)
         report.horizons.append(
             HorizonScores(
                 horizon=horizon,

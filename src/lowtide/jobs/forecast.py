@@ -21,6 +21,7 @@ from lowtide.jobs.trained_forecaster import (
 )
 from lowtide.media.table import TimeTable, read_table
 from lowtide.media.table_remarks import listed
+from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.path_choice import AUTO_PATHS
@@ -154,8 +155,9 @@ def forecast(
     place = None if target is None else table.index(target)
     stamps = table.grid.after(steps)
     phases = table.grid.phases(stamps)[None]
-    distribution = source.predict(table.values, np.array([len(table.values)]), phases)
-    drawn = distribution.sample(source.sampler, samples, seed=seed)[0]
+    with failing_beyond_container():
+        distribution = source.predict(table.values, np.array([len(table.values)]), phases)
+        drawn = distribution.sample(source.sampler, samples, seed=seed)[0]
     mean = distribution.mean[0]
     if place is not None:
         table = table.only(place)
@@ -217,7 +219,8 @@ def _source(
     """Return the table of ``data`` and the forecaster fitted to it, or the trained one."""
     if model == RIDGE:
         table = read_table(data, columns=columns, frequency=frequency)
-        ridge = fit_forecaster(table, steps, paths=paths)
+        with failing_beyond_container():
+            ridge = fit_forecaster(table, steps, paths=paths)
         return _Source(table, ridge, ridge.predict, ridge.paths.name, ridge.paths.sampler)
     trained = TrainedForecaster.load(Path(model))
     trained.require_horizon(steps)

@@ -94,7 +94,8 @@ class ImageJob:
 
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header."""
-        if item.limit_bytes is not None and self.prepared.costs.only_whole:
+        smaller = item.limit_bytes is not None and not self.settings.overrides.only_bands
+        if smaller and self.prepared.costs.only_whole:
             self._measure_tiles()
         return self.plan_run(item)
 

@@ -120,6 +120,11 @@ class Journal:
         self._append({"pin": pin})
         self.pin = pin
 
+    @property
+    def has_results(self) -> bool:
+        """Whether any file of the folder was finished, with any settings."""
+        return bool(self._done or self._begun)
+
     def is_finished(self, target: Path, key: str) -> bool:
         """Return whether ``target`` is the complete result of ``key``, by content hash."""
         name = self._name(target)

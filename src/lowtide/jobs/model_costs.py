@@ -17,7 +17,12 @@ from lowtide.memory.cache import CostCache, MeasurementCache, cache_folder
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.plan import Plan
 from lowtide.streaming.planner.model_facts import ModelGeometry
-from lowtide.streaming.probe.measure_costs import known_costs, probe_costs, trace_whole
+from lowtide.streaming.probe.measure_costs import (
+    known_costs,
+    probe_costs,
+    trace_bands,
+    trace_whole,
+)
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 # Seconds of a run below which files and Python take most of its time.
@@ -78,6 +83,31 @@ class CostLookup:
             costs = trace_whole(
                 self.network,
                 size,
+                sha256=self.sha256,
+                weight_bytes=self.weight_bytes(),
+                align=self.geometry.align,
+                minimum=self.geometry.minimum,
+                limit_bytes=limit_bytes,
+            )
+            if costs is None:
+                return None
+            store.put(key, costs)
+        return _with_clock_ratio(costs)
+
+    def of_bands(self, pixels: int, limit_bytes: int | None) -> ModelCosts | None:
+        """Return the costs of bands of an image of ``pixels``, from the cache or traces.
+
+        They are the same as of `measured` costs, which say more: about tiles, and larger images.
+        None for a network that cannot be traced.
+        """
+        limit_bytes, up_to = _rounded(limit_bytes), 1 << (pixels - 1).bit_length()
+        store, key = CostCache(), self._key(f"bands of {up_to} pixels, {limit_bytes}")
+        costs = store.get(key)
+        if costs is None:
+            self.on_measuring()
+            costs = trace_bands(
+                self.network,
+                up_to,
                 sha256=self.sha256,
                 weight_bytes=self.weight_bytes(),
                 align=self.geometry.align,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from lowtide.core.errors import Cancelled, LowtideError, NotFiniteError, OutOfMemoryError
-from lowtide.core.heap import set_heap_mode
+from lowtide.core.heap import restored_heap_mode, set_heap_mode
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.core.units import format_bytes
 from lowtide.jobs.earlier_items import EarlierItems
@@ -101,17 +101,21 @@ class Pipeline:
         self._earlier, self._is_crowded = EarlierItems(meter), False
 
     def run(self, items: Iterable[Item]) -> None:
-        """Run all ``items``; raises `Cancelled`, with no unfinished file left."""
-        try:
-            for item in items:
-                check_cancel(self.cancel)
-                self.submit(item)
-            self.commit_all()
-        except Cancelled:
-            self.commit_all()  # keep the items that are computed
-            raise
-        finally:
-            self.abort()
+        """Run all ``items``; raises `Cancelled`, with no unfinished file left.
+
+        The C heap is left in the mode that it was in.
+        """
+        with restored_heap_mode():
+            try:
+                for item in items:
+                    check_cancel(self.cancel)
+                    self.submit(item)
+                self.commit_all()
+            except Cancelled:
+                self.commit_all()  # keep the items that are computed
+                raise
+            finally:
+                self.abort()
 
     def submit(self, item: Item) -> None:
         """Compute one item; on return it is being written, done or failed."""

@@ -45,7 +45,7 @@ def choose_image_plan(
     overrides, accuracy = settings.overrides, settings.accuracy_request
     bands = BandCandidates(prepared.costs, prepared.geometry, image_task, prepared.programs)
     plans: list[Plan] = []
-    if overrides.strategy != "streamed":
+    if not overrides.only_bands:
         plans = tile_candidates(prepared.costs, prepared.geometry, image_task, overrides)
         if not prepared.replicas and prepared.network.device != "cpu":
             plans = [
@@ -69,7 +69,8 @@ def choose_image_plan(
             if cache is not None:
                 cache.put(chosen)
             return candidates, chosen
-    names = ("tiled", "streamed") if prepared.costs.only_whole else ("streamed",)
+    only_whole = prepared.costs.only_whole and not overrides.only_bands
+    names = ("tiled", "streamed") if only_whole else ("streamed",)
     refused = [Refusal(title=name, reason=reason) for name in names] if reason else []
     plans = _plans_below(plans, limit_bytes)
     return plans, choose_plan(plans, budget, accuracy, refused)
@@ -186,7 +187,7 @@ def _reason_not_streamed(
 ) -> str | None:
     """Return why bands are not planned, or None if they are; "" where tiles are requested."""
     overrides, accuracy = settings.overrides, settings.accuracy_request
-    if prepared.costs.only_whole:
+    if prepared.costs.only_whole and not overrides.only_bands:
         return "not measured: the whole image fits in half of the budget"
     if settings.cuda_graphs or settings.compile == "on":
         how = "captured in CUDA graphs" if settings.cuda_graphs else "compiled"

@@ -123,7 +123,7 @@ def plan_image(
         chosen,
         notes,
         replayed=plan_file is not None,
-        only_whole=prepared.costs.only_whole,
+        only_whole=prepared.costs.only_whole and not settings.overrides.only_bands,
     )
 
 

@@ -99,7 +99,7 @@ def prepare(
         measure: Called with the precision before this process would measure: does it in another
             one, and returns whether the costs may be in the cache now.
         whole: The only image of the job. Where half of the budget is enough for it at once, by a
-            trace of that run, nothing else is measured.
+            trace of that run, or where it is to run in bands, nothing is measured about tiles.
 
     Raises:
         ModelError: The model cannot be loaded or run.
@@ -123,7 +123,7 @@ def prepare(
         loaded = _Loaded(
             model, descriptor, network, runtime_identity(descriptor, settings.execution_provider)
         )
-        if known is not None and not known.of_model(descriptor.sha256, device, precision):
+        if known is not None and not known.hold_for(descriptor.sha256, device, precision):
             known = None
 
         def finish(costs: ModelCosts) -> PreparedModel:
@@ -143,9 +143,8 @@ def prepare(
             return finish(costs)
         elsewhere = measure is not None and measure(precision)
         if whole is not None:
-            size = whole.padded_size(descriptor.size)
             with failing_beyond_container():
-                costs = lookup.of_whole(size, whole.budget.device_bytes // 2)
+                costs = whole.traced_costs(lookup, descriptor.size, limit_bytes)
             if costs is not None and whole.fits(prepared := finish(costs)):
                 return prepared
         costs = lookup.known(limit_bytes) if elsewhere else None
@@ -217,7 +216,7 @@ def _finish(
         replace(geometry, align=math.lcm(geometry.align, costs.padding_multiple)),
         costs,
         precision,
-        ProgramCache(network, monitor.on_capture),
+        ProgramCache(network, monitor.on_capture, identity=f"{loaded.identity} {precision}"),
         SpecializedNetworks(network, sha256, gain),
         bounds,
         extra_bytes,

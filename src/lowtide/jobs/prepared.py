@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from lowtide.core.heap import HeapMode, current_heap
 from lowtide.core.precision import Precision
 from lowtide.jobs.image_adapter import ImageAdapter, NoisyImageAdapter
 from lowtide.jobs.journal import Journal
@@ -32,7 +33,8 @@ class Measurements(BaseModel):
 
     Attributes:
         costs: Memory and time of the model.
-        bounds: Upper bounds of past runs in a heap that is set as this process's is.
+        bounds: Upper bounds of past runs in such a heap.
+        heap: How the C heap of the process that measured treats freed blocks.
         extra_resident_bytes: Host memory that became resident with the model and is not weights,
             such as kernels that were built while its parts were compared.
         compile_gain: What this machine has measured about compiling the model.
@@ -44,11 +46,13 @@ class Measurements(BaseModel):
     bounds: dict[RunKind, Calibration | None]
     extra_resident_bytes: int
     compile_gain: SpecializationGain | None
+    heap: HeapMode
 
-    def of_model(self, sha256: str, device: str, precision: str) -> bool:
-        """Return whether they are of this model, device and precision."""
-        costs = self.costs
-        return (costs.sha256, costs.device, costs.precision) == (sha256, device, precision)
+    def hold_for(self, sha256: str, device: str, precision: str) -> bool:
+        """Return whether they hold for this model, device and precision in this process's heap."""
+        costs, heap = self.costs, current_heap()
+        given = costs.sha256, costs.device, costs.precision, self.heap
+        return given == (sha256, device, precision, heap)
 
     def on_device(self, device: str) -> Measurements:
         """Return the same for an equal device of another name."""
@@ -90,6 +94,7 @@ class PreparedModel:
             bounds={kind: bounds.current_heap for kind, bounds in self.bounds.items()},
             extra_resident_bytes=self.extra_resident_bytes,
             compile_gain=self.specialized.gain,
+            heap=current_heap(),
         )
 
     def adapter(self, info: ImageInfo) -> ImageAdapter:
@@ -148,8 +153,11 @@ class Pin(BaseModel):
 
     @classmethod
     def read(cls, journal: Journal | None, versions: dict[str, str]) -> Pin | None:
-        """Return the pin of a folder's journal, or None where all has to be measured."""
-        pin = journal.pin if journal is not None else {}
+        """Return the pin of a folder's journal, or None where all has to be measured.
+
+        So where no file was made by it: a run that was refused decides nothing about the next.
+        """
+        pin = journal.pin if journal is not None and journal.has_results else {}
         if pin.get("versions") != versions:
             return None
         try:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
 from pydantic import BaseModel
 
 from lowtide.core.atomic_file import atomic_output, make_folder, remove_part_files
 from lowtide.core.errors import UsageError
-from lowtide.core.heap import HeapSetting, set_heap_mode
+from lowtide.core.heap import set_heap_mode
 from lowtide.core.progress import Cancel
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.devices import resolve_device
@@ -21,11 +20,8 @@ from lowtide.jobs.train_memory import StepPlan, plan_step
 from lowtide.memory.budget import Budget
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.run_config import RunConfig
-from lowtide.training.task import Task, Validator
+from lowtide.training.task import Task
 from lowtide.training.trainer import StepEvent, Trainer
-
-if TYPE_CHECKING:
-    from torch import nn
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 _CONFIG = "config.json"
@@ -119,8 +115,7 @@ def run_training(
     plan = plan_step(config, task, parsed.device_bytes, local_device)
     if (on_plan := options.get("on_plan")) is not None and processes.is_main:
         on_plan(plan)
-    mode: HeapSetting = "trim" if plan.heap == "trim" else "cache"
-    set_heap_mode(mode)
+    set_heap_mode("trim" if plan.heap == "trim" else "cache")
     trainer = Trainer(
         config,
         folder,
@@ -136,8 +131,6 @@ def run_training(
         if task.make_validator is not None:
             validator = task.make_validator(folder, local_device)
     on_step = options.get("on_step") if processes.is_main else None
-    if validator is not None:
-        validator = _HeapKeepingValidator(validator, mode)
     trainer.run(validator, on_step=on_step, cancel=options.get("cancel"))
     if processes.is_main:
         task.save(weights, trainer.ema_network)
@@ -156,34 +149,6 @@ def run_training(
         skipped_images={str(path): why for path, why in task.data.skipped.items()},
         warnings=trainer.warnings,
     )
-
-
-@dataclass(frozen=True)
-class _HeapKeepingValidator:
-    """Validator after which steps run with the heap that their plan counts on.
-
-    ``validate`` may run images by plans of its own, which set the heap.
-    """
-
-    validate: Validator
-    mode: HeapSetting
-
-    @property
-    def lower_is_better(self) -> bool:
-        """As that of ``validate``."""
-        return self.validate.lower_is_better
-
-    @property
-    def conditions(self) -> dict[str, Any]:
-        """Those of ``validate``."""
-        return self.validate.conditions
-
-    def __call__(self, network: nn.Module, step: int) -> dict[str, float]:
-        """Return the scores of ``network`` after ``step`` steps."""
-        try:
-            return self.validate(network, step)
-        finally:
-            set_heap_mode(self.mode)
 
 
 def _local_device(device: str, processes: ProcessGroup) -> str:

@@ -16,6 +16,7 @@ from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, ModelError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.media.table import TimeTable, read_table
+from lowtide.memory.library_memory import require_room_for_libraries
 from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.forecaster_file import load_forecaster, save_forecaster
@@ -96,6 +97,7 @@ class TrainedForecaster:
             UsageError: It is not the folder of a forecaster's training.
             ModelError: A file is missing or damaged.
         """
+        require_room_for_libraries("lowtide.models.ldm4ts.model")
         from lowtide.models.ldm4ts.model import LDM4TSModel
 
         if not (folder / _FACTS).is_file():

@@ -13,7 +13,7 @@ from lowtide.core.errors import BudgetError
 from lowtide.core.heap import trim_heap, trimming_heap
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel, report_phase
 from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName, PlannedPart
-from lowtide.integrations.clip_autoencoder_files import load_clip_autoencoder
+from lowtide.integrations.clip_autoencoder_files import load_clip_autoencoder, preload_libraries
 from lowtide.jobs.clip_reader import ClipReader
 from lowtide.jobs.clip_writer import ClipWriter, images_of
 from lowtide.jobs.devices import resolve_device
@@ -26,7 +26,9 @@ from lowtide.jobs.video_task import VideoTask
 from lowtide.memory.budget import Budget
 from lowtide.memory.ledger import LedgerRow, Place
 from lowtide.memory.measurement.cpu_half_precision import slowdown_note
+from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.meter import Usage, open_meter
+from lowtide.memory.oom import naming_lack_of_memory
 from lowtide.models.video_vae.video_vae import latents_of
 from lowtide.streaming.tiles.tile_step import DTYPES
 
@@ -89,6 +91,8 @@ class VaeRun:
     def load(cls, settings: VaeSettings, progress: ProgressCallback | None, cancel: Cancel) -> Self:
         """Load the model of ``settings``."""
         device = resolve_device(settings.device)
+        assert settings.model is not None
+        preload_libraries(settings.model)
         budget = Budget.parse(settings.budget, device=device, scratch=settings.scratch)
         report_phase(progress, "load", str(settings.model))
         precision = settings.resolved_precision
@@ -114,7 +118,11 @@ class VaeRun:
             self.rows[one.part] = one.rows
             reserved = device_bytes(one.rows, upper=True)
             try:
-                planned = self.autoencoder.plan(one.part, one.shape, reserved=reserved)
+                with (
+                    failing_beyond_container(),
+                    naming_lack_of_memory(f"the {one.part} was planned"),
+                ):
+                    planned = self.autoencoder.plan(one.part, one.shape, reserved=reserved)
             except BudgetError as refusal:
                 refusals.append(refusal)
             else:

@@ -1,16 +1,19 @@
-"""The only image of a job, which may run whole before anything is measured about its model."""
+"""The only image of a job, which may run before anything is measured about tiles."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lowtide.core.errors import BudgetError
 from lowtide.jobs.item import Item
+from lowtide.jobs.model_costs import CostLookup
 from lowtide.media import ImageFacts
 from lowtide.media.discover import IMAGES, FilePair
 from lowtide.memory.budget import Budget
+from lowtide.memory.costs import ModelCosts
 from lowtide.models import SizeRule
 
 if TYPE_CHECKING:
@@ -38,11 +41,25 @@ class WholeImage:
         rows, columns = rule.padding(*self.size)
         return self.size[0] + rows, self.size[1] + columns
 
+    def traced_costs(
+        self, lookup: CostLookup, rule: SizeRule, limit_bytes: int | None
+    ) -> ModelCosts | None:
+        """Return what traces say of a run of the image, whole or in bands, from the cache or now.
+
+        ``rule`` is that of the model's sizes. None for a network that cannot be traced.
+        """
+        size = self.padded_size(rule)
+        if self.settings.overrides.only_bands:
+            return lookup.of_bands(math.prod(size), limit_bytes)
+        return lookup.of_whole(size, self.budget.device_bytes // 2)
+
     def fits(self, prepared: PreparedModel) -> bool:
         """Return whether half of the budget is enough for a run on the whole image.
 
-        ``prepared`` is the model with what a trace of that run predicts.
+        ``prepared`` is the model with its `traced_costs`, which is all that bands need.
         """
+        if self.settings.overrides.only_bands:
+            return True
         half = replace(
             self.budget,
             device_bytes=self.budget.device_bytes // 2,
@@ -65,11 +82,11 @@ def whole_image(
     """Return the only image of a job, or None where tiles may be needed.
 
     So where there are several images, or one of more than a million pixels, and where the settings
-    ask for tiles, for bands, for a device other than the CPU, for less than fp32 or for a plan of
+    ask for tiles, for a device other than the CPU, for less than fp32 or for a plan of
     earlier. ``facts`` are the header of the first input, if it was read.
     """
     plain = (
-        settings.strategy in ("auto", "whole")
+        settings.strategy in ("auto", "whole", "streamed")
         and settings.precision in ("auto", "fp32")
         and settings.compile != "on"
         and settings.plan_file is None

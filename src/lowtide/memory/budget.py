@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB, format_bytes, parse_bytes
-from lowtide.memory.library_memory import budget_room
+from lowtide.memory.library_memory import budget_room, bytes_beside_budget, enough
 from lowtide.memory.memory_limits import MemoryLimit, memory_limits
 from lowtide.memory.process_memory import available_host_bytes, physical_host_bytes
 
@@ -30,6 +30,9 @@ class Budget:
     resident memory once the libraries are loaded, and ``host_bytes`` has the same value. On CUDA
     ``device_bytes`` counts the whole process, its CUDA context included. ``note`` says what makes
     it smaller than was asked for.
+
+    A limit on the process, ``limit_name``, leaves ``room_bytes`` of host memory at most; beside a
+    budget it has to hold ``beside_bytes``.
     """
 
     device_bytes: int
@@ -37,6 +40,9 @@ class Budget:
     disk_bytes: int
     device: str = "cpu"
     note: str = ""
+    limit_name: str = ""
+    room_bytes: int = sys.maxsize
+    beside_bytes: int = 0
 
     @classmethod
     def parse(
@@ -80,12 +86,29 @@ class Budget:
         libraries that planning imports have their room beside the budget.
         """
         tightest = min(limits, key=budget_room, default=None)
-        if tightest is None or budget_room(tightest) >= self.host_bytes:
+        if tightest is None:
             return self
-        left = max(MIB, budget_room(tightest))
+        limited = replace(
+            self,
+            limit_name=tightest.name,
+            room_bytes=budget_room(tightest),
+            beside_bytes=bytes_beside_budget(tightest),
+        )
+        if limited.room_bytes >= self.host_bytes:
+            return limited
+        left = max(MIB, limited.room_bytes)
         device_bytes = left if self.device == "cpu" else self.device_bytes
         note = f"the budget is {format_bytes(left)}, which is left of {tightest}"
-        return replace(self, device_bytes=device_bytes, host_bytes=left, note=note)
+        return replace(limited, device_bytes=device_bytes, host_bytes=left, note=note)
+
+    def hint_for(self, needed_bytes: int) -> str:
+        """Return what makes a plan fit that needs so many bytes: an option, and a higher limit."""
+        option = f"--budget {-(-needed_bytes // MIB)}MiB"
+        if self.device != "cpu" or needed_bytes <= self.room_bytes:
+            return option
+        return (
+            f"raise {self.limit_name} to {enough(self.beside_bytes + needed_bytes)}, and {option}"
+        )
 
     @classmethod
     def for_profile(cls, profile: DeviceProfile, text: str | int | Budget = "auto") -> Budget:

@@ -194,8 +194,7 @@ def _nothing_fits(
         f" needs {format_bytes(need)} and {format_seconds(smallest.seconds)} of compute time"
         f"{because}",
         smallest=need,
-        hint=("raise that limit, and " if budget.note else "")
-        + f"--budget {need // MIB}MiB"
+        hint=budget.hint_for(need)
         + (", or --accuracy bounded for tiles with a measured error" if others else ""),
     )
 

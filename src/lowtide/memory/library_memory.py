@@ -12,12 +12,14 @@ import json
 import subprocess
 import sys
 from importlib.metadata import version
+from typing import Any
 
 from lowtide._version import __version__
 from lowtide.core.errors import BudgetError
 from lowtide.core.python_child import start_python
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.memory_limits import Counted, MemoryLimit, memory_limits, status_fields
+from lowtide.memory.oom import NO_MEMORY_WORDS
 
 _FIELDS: dict[str, Counted] = {"RssAnon": "resident", "VmData": "data", "VmSize": "addresses"}
 # Bytes above which the libraries fit in any case, and a process is not worth its 2 seconds.
@@ -29,20 +31,23 @@ _PLANNING = {"torch._dynamo": (88 * MIB, 272 * MIB), "torch.export._trace": (24 
 _STACKS: dict[Counted, int] = {"resident": 0, "data": 96 * MIB, "addresses": 96 * MIB}
 # The smallest budgets that bundled models run in are 21 to 29 MiB.
 _LEAST_BUDGET = 32 * MIB
-_OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "map segment", "allocate memory", "start new thread")
+# What processes that do the same differ by.
+_NOISE_BYTES = 8 * MIB
 _MAIN = "lowtide.memory.library_memory:main"
 
 
-def require_room_for_libraries(module: str) -> None:
-    """Raise `BudgetError` if a limit leaves too little to import ``module`` and run anything.
+def require_room_for_libraries(*modules: str) -> None:
+    """Raise `BudgetError` if a limit leaves too little to import ``modules`` and run anything.
 
-    Where a limit is low, and nothing is known about the libraries that ``module`` imports, a
-    process of its own loads them.
+    Where a limit is low, and nothing is known about the libraries that they import, a process of
+    its own loads them. Nothing is asked once PyTorch is loaded, beside which that has no room.
     """
+    if "torch" in sys.modules:
+        return
     tight = [one for one in memory_limits() if one.free_bytes < _AMPLE[one.counts]]
     if not tight:
         return
-    sizes = _known_sizes(module)
+    sizes = _known_sizes(modules)
     lowest = min(tight, key=lambda one: one.free_bytes / _AMPLE[one.counts])
     if sizes is None:
         raise BudgetError(
@@ -56,7 +61,7 @@ def require_room_for_libraries(module: str) -> None:
             raise BudgetError(
                 f"the libraries of Lowtide take {format_bytes(sizes[limit.counts])}, and a run"
                 f" {format_bytes(needed - sizes[limit.counts])} more: too much for {limit}",
-                hint=f"raise that limit to {format_bytes(limit.limit_bytes + missing)}",
+                hint=f"raise that limit to {enough(limit.limit_bytes + missing)}",
             )
 
 
@@ -68,6 +73,17 @@ def budget_room(limit: MemoryLimit) -> int:
     room = limit.free_bytes - _STACKS[limit.counts]
     planned = room - _planning_bytes(limit.counts)
     return planned if planned >= _LEAST_BUDGET else room
+
+
+def bytes_beside_budget(limit: MemoryLimit) -> int:
+    """Return the bytes of ``limit`` that no budget gets: what is used, stacks and planning."""
+    used = limit.limit_bytes - limit.free_bytes
+    return used + _STACKS[limit.counts] + _planning_bytes(limit.counts)
+
+
+def enough(limit_bytes: int) -> str:
+    """Return a limit in words that is not below ``limit_bytes``, nor too low for another try."""
+    return f"{-(-(limit_bytes + _NOISE_BYTES) // MIB)} MiB"
 
 
 def reason_not_to_plan() -> str | None:
@@ -83,7 +99,7 @@ def require_room_to_plan(what: str) -> None:
     limit, missing = short
     raise BudgetError(
         f"{what} is not possible: {_planning_reason(limit)}",
-        hint=f"raise that limit to {format_bytes(limit.limit_bytes + missing)}, or run a bundled"
+        hint=f"raise that limit to {enough(limit.limit_bytes + missing)}, or run a bundled"
         " model, of which all is known",
     )
 
@@ -128,28 +144,30 @@ def _sizes() -> dict[Counted, int]:
     return {counts: fields.get(f"{name}:", 0) * 1024 for name, counts in _FIELDS.items()}
 
 
-def _known_sizes(module: str) -> dict[Counted, int] | None:
-    """Return the memory of a process that has imported ``module``; None where it got too little."""
+def _known_sizes(modules: tuple[str, ...]) -> dict[Counted, int] | None:
+    """Return the memory of a process that has imported ``modules``; None if it got too little."""
     from lowtide.memory.cache import cache_folder, write_cached
 
     file = cache_folder() / "library-memory.json"
-    key = f"{module} {__version__} torch {version('torch')} {sys.version} {sys.prefix}"
+    key = f"{' '.join(modules)} {__version__} torch {version('torch')} {sys.version} {sys.prefix}"
+    stored = dict[str, Any]()
     try:
-        known = json.loads(file.read_text())[key]
-        return {counts: int(known[counts]) for counts in _FIELDS.values()}
+        stored.update(json.loads(file.read_text()))
+        return {counts: int(stored[key][counts]) for counts in _FIELDS.values()}
     except (OSError, ValueError, KeyError, TypeError):
         pass  # measured now
-    child = start_python(_MAIN, module, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = start_python(_MAIN, *modules, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     said, errors = child.communicate()
     if child.returncode == 0:
-        write_cached(file, json.dumps({key: json.loads(said)}))
+        write_cached(file, json.dumps({**stored, key: json.loads(said)}))
         return json.loads(said)
-    if child.returncode < 0 or any(words in errors for words in _OUT_OF_MEMORY):
+    if child.returncode < 0 or any(words in errors for words in NO_MEMORY_WORDS):
         return None
     return dict.fromkeys(_FIELDS.values(), 0)  # another fault, which this process shows too
 
 
 def main() -> None:
-    """Import a module, and print the memory of this process."""
-    importlib.import_module(sys.argv[1])
+    """Import modules, and print the memory of this process."""
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     sys.stdout.write(json.dumps(_sizes()))

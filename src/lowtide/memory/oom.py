@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
+from collections.abc import Iterator
 
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.core.heap import trim_heap
 
 # oneDNN without memory for its generated code; with "descriptor", an unsupported operation.
 _NO_PRIMITIVE = re.compile(r"could not create a primitive(?! descriptor)")
+
+
+# What libraries, the loader of shared ones and Python say, or the name of what they raise.
+NO_MEMORY_WORDS = (
+    "MemoryError",
+    "bad_alloc",
+    "map segment",
+    "allocate memory",
+    "start new thread",
+    "could not create a memory object",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -29,6 +42,34 @@ def is_out_of_memory(error: BaseException) -> bool:
         or "could not create a memory object" in text  # oneDNN's own workspace
         or _NO_PRIMITIVE.search(text) is not None
     )
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether ``error``, or what it came from, is for lack of memory in whatever library.
+
+    Imports wrap what failed, and threads that cannot start raise `RuntimeError`. For what ends a
+    command; what is tried again smaller is what `is_out_of_memory` knows.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, MemoryError) or any(words in str(link) for words in NO_MEMORY_WORDS):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
+@contextlib.contextmanager
+def naming_lack_of_memory(what: str) -> Iterator[None]:
+    """Raise `OutOfMemoryError` that says ``what`` was done where memory ran out inside."""
+    try:
+        yield
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        raise OutOfMemoryError(
+            f"memory ran out while {what}",
+            hint="close other programs, or raise the limit of this process (ulimit -d, ulimit -v)",
+        ) from error
 
 
 def free_exception(error: BaseException, device: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -87,16 +88,23 @@ def _undo_optimized_linear(network: nn.Module) -> None:
 def torchao_scheme(kind: EightBits = "int8") -> tuple[Callable[..., None], Callable[[], object]]:
     """Return torchao's ``quantize_`` and a factory of the scheme's configuration.
 
-    Raises `UsageError` without torchao.
+    Raises `UsageError` without torchao, or with one for another PyTorch.
     """
     way = _SCHEMES[kind]
     try:
         # torchao's own use of PyTorch warns during the import.
         with silence_warnings("torch.utils._pytree"):
             parts: Any = importlib.import_module("torchao.quantization")
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise UsageError(
             f"--precision {kind} needs torchao", hint="pip install 'lowtide[int8]'"
+        ) from error
+    except ImportError as error:
+        raise UsageError(
+            f"torchao {metadata.version('torchao')} does not fit PyTorch {torch.__version__}:"
+            f" {error.msg.partition(' (')[0]}",
+            hint="install the torchao of this PyTorch's time; for PyTorch 2.8,"
+            " pip install 'torchao==0.13.*'",
         ) from error
     make = getattr(parts, way.config_class)
     return parts.quantize_, lambda: make(granularity=parts.PerRow()) if way.by_row else make()

@@ -16,6 +16,7 @@ from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget
 from lowtide.memory.cache import cache_folder
+from lowtide.memory.library_memory import reason_not_to_plan
 from lowtide.streaming.batch_independence import require_independent_images
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.model_inputs import ModelInputs, StreamAxis
@@ -24,6 +25,7 @@ from lowtide.streaming.engine.arena import hold_arena
 from lowtide.streaming.engine.executor import allocate_result, collect_rows
 from lowtide.streaming.engine.placement import PagePlacement, Placement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
+from lowtide.streaming.planner.program_cache import preload_capture
 from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
 from lowtide.streaming.specialize.graph_replay import HINT, GraphReplays
 
@@ -67,6 +69,10 @@ class Streamed(nn.Module):
     Raises:
         ModelError: The module cannot be streamed exactly.
         BudgetError: The budget is too small; the message names the smallest that is enough.
+
+    Warns:
+        UserWarning: On a CPU, the first call will take more than the budget: what planning it
+            leaves, or the comparison on a small image; the message says how much.
     """
 
     # Attributes that a call may change: no change of a module that contains this one.
@@ -108,6 +114,9 @@ class Streamed(nn.Module):
         self._replays = GraphReplays() if self._settings.recorded else None
         self._prepared: OrderedDict[object, PreparedStream] = OrderedDict()
         self._lock = threading.RLock()
+        # The libraries of captures are no part of a call's memory, so they are here before it.
+        if reason_not_to_plan() is None:
+            preload_capture()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what ``module`` returns for these arguments."""

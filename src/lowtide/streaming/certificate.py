@@ -27,6 +27,7 @@ from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES, AttributeKey
 from lowtide.streaming.pages.page import input_pages
+from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_bytes
 from lowtide.streaming.stored_only import may_compute
 from lowtide.streaming.tolerance import tolerance
 
@@ -43,6 +44,9 @@ _FP32_HINT = (
     "run it in fp32: module.float(); an autoencoder of diffusers by .to(torch.float32), and its"
     " pipeline converts what it decodes if vae.config.force_upcast is set"
 )
+# What the whole result of a small image takes: with what the heap keeps, its maps took 1.6 to 2.5
+# times the bytes that are alive, and copies of the largest weight in other layouts four times that.
+_MAP_COPIES, _WEIGHT_COPIES = 2, 4
 # Segments of the program and bands of each to try: two choices with little in common.
 _TRIED = (1, 3), (6, 5)
 
@@ -68,7 +72,12 @@ class Certificate:
 
 
 def certify(
-    module: nn.Module, inputs: Tensor | ModelInputs, program: StreamProgram, folder: Path | None
+    module: nn.Module,
+    inputs: Tensor | ModelInputs,
+    program: StreamProgram,
+    folder: Path | None,
+    budget_bytes: int | None = None,
+    before_computing: Callable[[], None] = lambda: None,
 ) -> Certificate:
     """Compare ``module`` run in bands with ``module`` itself, on small inputs.
 
@@ -80,6 +89,8 @@ def certify(
             as they are.
         program: The program for the real size.
         folder: Cache folder, or None.
+        budget_bytes: On a CPU, the budget: a comparison that takes more warns before.
+        before_computing: Called unless the outcome is stored.
 
     Raises:
         ModelError: The two differ by more than rounding, or the model runs other operators at
@@ -95,9 +106,12 @@ def certify(
         found = _read_cached(path)
         if found is None:
             may_compute()
+            before_computing()
             # A small model, or the second size, may be of the real size.
             known = program if small.key == inputs.key else None
             with tf32(False):
+                known = known or lower_to_rows(capture(module, small))
+                _announce(module, small, known, budget_bytes)
                 found = _measure(module, small, allowed, known)
             if path is not None:
                 write_cached(path, json.dumps(asdict(found)))
@@ -154,6 +168,22 @@ def tf32_is_allowed() -> tuple[bool, bool]:
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     allowed = convolutions.allow_tf32  # pyright: ignore[reportAttributeAccessIssue]
     return bool(products.allow_tf32), bool(allowed)
+
+
+def _announce(
+    module: nn.Module, small: ModelInputs, program: StreamProgram, budget_bytes: int | None
+) -> None:
+    """Warn if comparing small inputs takes more than the budget."""
+    sides = "×".join(str(small.first.shape[dim]) for dim in reversed(small.side_dims()))
+    needed = kept_bytes(len(program.steps)) + _comparison_bytes(module, program)
+    title = f"comparing bands of this {type(module).__name__} with itself at {sides}"
+    warn_beyond(budget_bytes, needed, title)
+
+
+def _comparison_bytes(module: nn.Module, program: StreamProgram) -> int:
+    """Return about how many bytes the maps of a small image and copies of weights take."""
+    weight = max((one.nbytes for one in module.parameters()), default=0)
+    return _MAP_COPIES * whole_run_bytes(program.graph) + _WEIGHT_COPIES * weight
 
 
 def _measure(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from lowtide.streaming.module_fingerprint import AttributeKey, ModuleFingerprint
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.planner.stream_planner import HeldBytes, StreamPlanner
+from lowtide.streaming.planning_memory import kept_bytes, warn_beyond
 from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
 from lowtide.streaming.specialize.graph_replay import HINT
 
@@ -135,8 +136,14 @@ class PreparedStream:
         return (
             f"streamed, segments: {len(layout.segments)}, bands: up to {max(layout.bands)},"
             f" {format_bytes(layout.peak_bytes)} for rows and result with {pages} of pages{away}"
-            f"{self._opaque_title}"
+            f"{self._opaque_title}{self._planning_title}"
         )
+
+    @property
+    def _planning_title(self) -> str:
+        if self.device.type != "cpu":
+            return ""
+        return f"; planning leaves about {format_bytes(kept_bytes(len(self.program.steps)))}"
 
     @property
     def _opaque_title(self) -> str:
@@ -153,12 +160,14 @@ class PreparedStream:
 class _BudgetShare:
     """The part of a budget that is reserved and not available to rows.
 
-    ``fixed`` bytes plus a ``share`` of the budget, which is ``least_share`` bytes at least.
+    ``fixed`` bytes, and ``kept`` ones that planning leaves plus a ``share`` of the budget, which
+    are ``least_share`` bytes at least.
     """
 
     share: float
     fixed: int
     least_share: int
+    kept: int = 0
 
     @classmethod
     def for_device(cls, *, on_cpu: bool, recorded: bool, copy_bytes: int) -> _BudgetShare:
@@ -169,12 +178,12 @@ class _BudgetShare:
 
     def available_bytes(self, allowed: int) -> int:
         """Return the bytes that a budget leaves for rows."""
-        return allowed - max(self.least_share, int(allowed * self.share)) - self.fixed
+        return allowed - max(self.least_share, int(allowed * self.share) + self.kept) - self.fixed
 
     def smallest_budget(self, rows: int) -> int:
         """Return the smallest budget that leaves ``rows`` bytes for rows."""
         taken = rows + self.fixed
-        return max(taken + self.least_share, math.ceil(taken / (1 - self.share)) + 1)
+        return max(taken + self.least_share, math.ceil((taken + self.kept) / (1 - self.share)) + 1)
 
 
 def prepare_stream(
@@ -207,6 +216,9 @@ def prepare_stream(
             use_arena=not settings.recorded,
         )
     program = planner.program
+    if on_cpu and known is None:
+        trim_heap(collect=True)  # half of the memory of a capture is garbage by now
+        planner.budget_bytes = _allowed_bytes(settings.budget, image.device, settings.profile)
     layout = _choose_layout(planner, inputs, settings)
     arena_bytes = planner.dry_run(layout).arena_bytes
     certificate = planner.certificate if settings.certified else None
@@ -260,13 +272,24 @@ def _choose_layout(
     reserve = _BudgetShare.for_device(
         on_cpu=device.type == "cpu", recorded=settings.recorded, copy_bytes=copies
     )
+    beside = reserve
+    if planner.budget_bytes is not None:
+        beside = replace(reserve, kept=kept_bytes(len(planner.program.steps)))
+    room, most = beside.available_bytes(allowed), reserve.available_bytes(allowed)
+    # A search beside what is kept costs dry runs, which are in vain where no draft is that small.
+    in_vain = 2 * room < most and planner.least_draft_bytes > room
+    limit = most if in_vain else room
     try:
-        return planner.choose(reserve.available_bytes(allowed))
+        layout = planner.choose(limit, most)
     except BudgetError as error:
-        least = reserve.smallest_budget(error.smallest or 0)
+        least = beside.smallest_budget(error.smallest or 0)
         raise BudgetError(
             f"this model cannot be streamed in {format_bytes(allowed)}: its bands and its result"
             f" need at least {format_bytes(least)}",
             smallest=least,
             hint=f"a budget of {-(-least // MIB)}MiB",
         ) from error
+    if layout.peak_bytes > room:
+        title = f"the first call of this {type(planner.module).__name__} with its planning"
+        warn_beyond(allowed, beside.smallest_budget(layout.peak_bytes), title)
+    return layout

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.core.errors import Cancelled, OutOfMemoryError, OutputError, UsageError
+from lowtide.core.errors import Cancelled, LowtideError, OutOfMemoryError, OutputError, UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.training.data.file_facts import FileFacts, changed_files, rewritten_files
@@ -258,7 +258,7 @@ class Trainer:
         if done % logger.print_freq == 0 or last:
             log.add(done, self._log_row())
         if validate is not None and (done % config.val.val_freq == 0 or last):
-            log.add(done, self._validate(validate))
+            log.add(done, self._saved_if_it_fails(validate))
         if done % logger.save_checkpoint_freq == 0 or last:
             self._save_state()
 
@@ -295,6 +295,19 @@ class Trainer:
         means = {name: total / state.counted for name, total in state.sums.items()}
         state.sums, state.counted = {}, 0
         return {**means, "lr": self._first.optimizer.param_groups[0]["lr"]}
+
+    def _saved_if_it_fails(self, validate: Validator) -> dict[str, Any]:
+        """Validate; where that fails, such as by its budget, save the state before the error."""
+        try:
+            return self._validate(validate)
+        except Exception as error:
+            self._save_state()
+            if isinstance(error, LowtideError) and not isinstance(error, OutputError):
+                error.hint = (
+                    f"{error.hint or 'fix the cause'}; step {self.completed_steps:,} is saved, and"
+                    " the same command goes on from there"
+                )
+            raise
 
     def _validate(self, validate: Validator) -> dict[str, Any]:
         scores = self.scores = validate(self.ema_network, self.completed_steps)

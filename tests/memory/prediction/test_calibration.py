@@ -1,6 +1,7 @@
 """Upper bounds that follow from how far predictions were off."""
 
 import os
+import platform
 import random
 import sys
 
@@ -112,10 +113,16 @@ def test_runs_are_added_to_no_other_file(tmp_path, plant):
     assert theirs.read_bytes() == b"theirs\n"
 
 
-def test_kinds_of_runs_are_calibrated_separately(tmp_path, monkeypatch) -> None:
+@pytest.fixture
+def unknown_heap(tmp_path, monkeypatch) -> None:
+    """A heap set in a way that no packaged bound covers, on a machine without runs."""
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 36))
     monkeypatch.setattr(heap, "_tuned", False)
+
+
+@pytest.mark.usefixtures("unknown_heap")
+def test_kinds_of_runs_are_calibrated_separately() -> None:
     for run in runs(60):
         ResidualStore("cpu", "streamed").add(run)
     assert run_bounds("streamed", "cpu").current_heap == calibrate(runs(60))
@@ -135,25 +142,29 @@ def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path) -> None:
     ResidualStore("cpu", "tiled", tmp_path / "file" / "below").add(runs(1)[0])
 
 
-def test_runs_of_this_machine_only_widen_what_ships_for_tiles(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    monkeypatch.setattr(heap, "_tuned", False)  # another test may have run the command line
-    shipped = run_bounds("tiled", "cpu").current_heap
-    assert shipped is not None
-    assert shipped.families
-    store = ResidualStore("cpu", "tiled")
-    for run in runs(60, fixed=0, spread=0.001):
-        store.add(run)
-    assert run_bounds("tiled", "cpu").current_heap == shipped
-    for run in runs(60, fixed=0, spread=0.9):
-        store.add(run)
-    assert run_bounds("tiled", "cpu").current_heap == store.calibration()
-
-
-def test_an_unsettled_heap_has_only_its_own_runs(tmp_path, monkeypatch) -> None:
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="bounds are of glibc's heap")
+@pytest.mark.parametrize("kind", ["tiled", "streamed"])
+@pytest.mark.parametrize("threshold", [None, "65536"], ids=["as it comes", "returning"])
+def test_runs_of_this_machine_only_widen_what_ships(tmp_path, monkeypatch, kind, threshold) -> None:
+    """So a machine without runs plans as one with many does."""
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    monkeypatch.setattr(heap, "_tuned", False)
+    if threshold is not None:
+        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", threshold)
+    monkeypatch.setattr(heap, "_tuned", False)  # another test may have run the command line
+    shipped = run_bounds(kind, "cpu").current_heap
+    assert shipped is not None
+    assert shipped.families
+    store = ResidualStore("cpu", kind)
+    for run in runs(60, fixed=0, spread=0.001):
+        store.add(run)
+    assert run_bounds(kind, "cpu").current_heap == shipped
+    for run in runs(60, fixed=0, spread=0.9):
+        store.add(run)
+    assert run_bounds(kind, "cpu").current_heap == store.calibration()
+
+
+@pytest.mark.usefixtures("unknown_heap")
+def test_an_unknown_heap_has_only_its_own_runs() -> None:
     assert run_bounds("tiled", "cpu").current_heap is None
     assert run_bounds("tiled", "cuda:0") == RunBounds()

@@ -78,6 +78,7 @@ def test_a_plain_process_stays_within_the_bound() -> None:
 
 @on_glibc
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="2.8 allocates scratch it never touches")
 @pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.own_process
 def test_a_recurrent_layers_workspace_counts_as_far_as_it_is_written(tuned) -> None:

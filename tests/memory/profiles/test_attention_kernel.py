@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from packaging.version import Version
 
 from lowtide.attention.sdpa_rules import (
     cudnn_version,
     kernel_unsupported_reason,
     prefers_cudnn,
     sdpa_kernel_for,
+    torch_release,
 )
 from lowtide.attention.spec import AttentionCall
 from lowtide.core.units import GIB
@@ -132,9 +134,12 @@ def test_rarer_conditions_lead_to(expected, changes):
 
 
 def test_cudnn_comes_first_on_data_center_gpus_by_version():
-    assert prefers_cudnn((9, 0), 91900) and prefers_cudnn((10, 3), 91501)
-    assert not prefers_cudnn((9, 0), 91002)  # wheels for CUDA 12 carry an older one
-    assert not prefers_cudnn((12, 0), 91900) and not prefers_cudnn((8, 6), 91900)
+    new, old = Version("2.15"), Version("2.10")
+    assert prefers_cudnn((9, 0), new, 91900) and prefers_cudnn((10, 3), old, 91501)
+    assert not prefers_cudnn((9, 0), new, 91002)  # wheels for CUDA 12 carry an older one
+    assert prefers_cudnn((9, 0), Version("2.9"), 91002)
+    assert not prefers_cudnn((9, 0), Version("2.8"), 91900)
+    assert not prefers_cudnn((12, 0), new, 91900) and not prefers_cudnn((8, 6), new, 91900)
 
 
 def test_a_refusal_says_why():
@@ -191,5 +196,5 @@ def test_the_cpu_table_is_what_pytorch_chooses(dtype, shape, options):
     )
 
 
-def test_the_version_is_that_installed():
-    assert 90000 < cudnn_version() < 200000
+def test_the_versions_are_those_installed():
+    assert torch_release() >= Version("2.8") and 90000 < cudnn_version() < 200000

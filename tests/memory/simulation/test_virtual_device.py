@@ -201,10 +201,12 @@ def test_refused_storages_are_neither_charged_nor_kept():
         assert (device.live_bytes, device.allocator.allocated) == (MIB, MIB)
         assert [t.shape for t in tensors_alive() if id(t) not in before] == []
         assert caught.value.requested == 3 * MIB
+        small = torch.empty(10, dtype=torch.uint8)
         with pytest.raises(SimulatedOutOfMemory) as caught:
-            torch.empty(10, dtype=torch.uint8).resize_(2 * MIB)
+            small.resize_(2 * MIB)
         assert device.live_bytes == MIB + 10  # an argument, as large as it was
         free_exception(caught.value, "cpu")
+        del small
         assert device.live_bytes == MIB
 
 

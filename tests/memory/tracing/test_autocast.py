@@ -88,6 +88,9 @@ def cuda_autocast(dtype: torch.dtype) -> Iterator[None]:
 @pytest.mark.parametrize("given", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", CALLS)
 def test_the_types_are_those_of_cuda(name: str, given: torch.dtype) -> None:
+    asks_driver = name in ("batch_norm", "conv2d") and torch.__version__ < "2.11"
+    if asks_driver and not torch.cuda.is_available():
+        pytest.skip("PyTorch 2.8's fake one of CUDA asks the driver")
     found = []
     for device in ("cuda", "cpu"):
         with FakeTensorMode():

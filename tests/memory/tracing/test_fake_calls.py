@@ -76,6 +76,24 @@ def test_traces_are_the_same(size, how, monkeypatch) -> None:
     assert fast == [traced(model, step) for step in steps]
 
 
+class WritesOut(nn.Module):
+    """Writes results into tensors: of their shape, of a larger one, of another type, and empty."""
+
+    def forward(self, x):
+        torch.exp2(x, out=x)
+        y = torch.div(x, x.sum(1, keepdim=True), out=torch.empty_like(x)[:])
+        wide = torch.mul(y, 2, out=torch.empty_like(y, dtype=torch.float64))
+        grown = torch.add(y[0], y, out=torch.empty(0))
+        return wide + grown
+
+
+def test_traces_of_written_results_are_the_same(monkeypatch) -> None:
+    step = InferenceStep((torch.rand(2, 3, 5),))
+    fast = traced(WritesOut(), step)
+    monkeypatch.setattr(fake, "FakeCallCache", Slow)
+    assert traced(WritesOut(), step) == fast
+
+
 @pytest.fixture
 def repeating():
     with FakeTensorMode() as mode, CachedFakeCalls(FakeCallCache(mode)):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowtide import estimate_vram_usage
+from lowtide.attention.sdpa_rules import cudnn_version, prefers_cudnn, torch_release
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.memory.prediction.estimate import estimate, traced_estimate
 from lowtide.memory.profiles import load_profile
@@ -150,6 +151,10 @@ def test_efficient_is_the_default_in_fp32() -> None:
 
 
 def test_cudnn_is_taken_where_it_is_tried() -> None:
+    if not prefers_cudnn((9, 0), torch_release(), cudnn_version()):
+        with pytest.raises(UsageError, match=r"supports none .* not tried on this GPU"):
+            usage(backend="cudnn", device="h200-141gb")
+        return
     notes = usage(backend="cudnn", device="h200-141gb")["notes"]
     assert "attention calls by PyTorch's own choice on h200-141gb: cudnn 3" in notes
 

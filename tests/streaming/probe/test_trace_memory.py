@@ -15,7 +15,7 @@ from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Over
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.probe import trace_memory
 from lowtide.streaming.probe.measure_costs import probe_costs
-from lowtide.streaming.probe.trace_memory import padding_multiple, trace_points
+from lowtide.streaming.probe.trace_memory import TileTraces, padding_multiple, trace_points
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 from support.toy_models import conv_net, network
 from support.toy_models import costs as toy_costs
@@ -77,7 +77,7 @@ class InParts(nn.Module):
 
 def test_a_network_of_ever_more_operators_is_not_followed_to_the_end(monkeypatch) -> None:
     parts = NetworkSpec(InParts(), 1, 3, 3)
-    monkeypatch.setattr(trace_memory, "_MANY_OPERATORS", 500)
+    monkeypatch.setattr(trace_memory, "_MANY_MORE", 1000)
     few = trace_points(parts, align=1, minimum=0)
     assert [round(point.pixels**0.5) for point in few] == [64, 128, 256, 512]
     # What lies beyond goes on as it was: the image, the result and a part.
@@ -116,6 +116,22 @@ class Padding(nn.Module):
 @pytest.mark.parametrize(("grain", "align"), [(1, 1), (2, 1), (8, 1), (64, 1), (24, 12), (16, 16)])
 def test_the_grain_is_what_a_network_pads_to(grain: int, align: int) -> None:
     assert padding_multiple(NetworkSpec(Padding(grain), 1, 3, 8), align=align) == max(grain, align)
+
+
+def test_traces_that_share_weights_are_those_of_each_alone() -> None:
+    net = NetworkSpec(nn.Sequential(Padding(8), nn.BatchNorm2d(8)).eval(), 1, 3, 8)
+    traces = TileTraces(net)
+    for side in (24, 40, 24):
+        shared, alone = traces.trace(side, side), TileTraces(net).trace(side, side)
+        assert (shared.ops, shared.events) == (alone.ops, alone.events)
+        assert (shared.initial, shared.kinds) == (alone.initial, alone.kinds)
+
+
+def test_points_up_to_an_image_are_the_first_of_all() -> None:
+    net = network(conv_net().eval())
+    every = trace_points(net, align=1, minimum=0)
+    for pixels, count in ((100, 2), (1 << 14, 2), ((1 << 14) + 1, 3), (1 << 30, len(every))):
+        assert trace_points(net, align=1, minimum=0, up_to=pixels) == every[:count]
 
 
 def test_where_nothing_can_be_traced_the_grain_is_the_grid() -> None:

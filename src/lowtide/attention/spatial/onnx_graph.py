@@ -51,9 +51,21 @@ def write_graph(
             optimize=False,
         )
         assert program is not None  # only the legacy exporter returns None
+        _refuse_draft(program)
         progress(f"simplifying a graph of {program.model.graph.num_nodes():,} operators")
         simplify(program.model)
         program.save(path, external_data=False)
+
+
+def _refuse_draft(program: torch.onnx.ONNXProgram) -> None:
+    """Raise `OnnxExporterError` for a graph that holds for the example alone.
+
+    PyTorch 2.8 makes such a draft where it cannot trace a module; newer ones raise this error.
+    """
+    if getattr(program, "_capture_strategy", None) == "TorchExportDraftExportStrategy":
+        raise torch.onnx.errors.OnnxExporterError(
+            "it computes otherwise for other values or sizes, which a file has no guard for"
+        )
 
 
 def simplify(graph: onnx_ir.Model) -> None:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lowtide._version import __version__
 from lowtide.core.atomic_file import append, open_for_append
-from lowtide.core.heap import HeapMode, HeapSetting, heap_is_tuned, heap_mode
+from lowtide.core.heap import HeapMode, heap_is_tuned, heap_mode
 from lowtide.core.units import MIB
 from lowtide.memory.cache import cache_folder
 from lowtide.memory.prediction.runtime_objects import RuntimeCosts
@@ -179,9 +179,8 @@ class RunBounds(BaseModel):
 def run_bounds(kind: RunKind, device: str) -> RunBounds:
     """Return the upper bounds of one kind of run on one device.
 
-    The packaged bounds cover the two settings of the C heap that `heap_mode` names. The bound from
-    this machine's own runs replaces them only where it is larger, since those runs may be of less
-    demanding models.
+    The packaged bounds cover the C heaps that `heap_mode` names. The bound from this machine's own
+    runs replaces them only where it is larger, since those runs may be of less demanding models.
     """
     own = ResidualStore(device, kind).calibration()
     if device != "cpu":
@@ -198,7 +197,7 @@ def run_bounds(kind: RunKind, device: str) -> RunBounds:
     )
 
 
-def _shipped_run(kind: RunKind, heap: HeapSetting) -> Calibration | None:
+def _shipped_run(kind: RunKind, heap: HeapMode) -> Calibration | None:
     known = _shipped().get(kind, {}).get(heap)
     return None if known is None else Calibration.model_validate(known)
 

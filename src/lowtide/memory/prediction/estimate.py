@@ -237,17 +237,18 @@ def trace_step(
     *,
     profile: DeviceProfile | None = None,
     dtype: torch.dtype | None = None,
+    twins: FakeTwins | None = None,
 ) -> Trace:
     """Trace a step on fake CPU tensors, with a device's attention and autocast.
 
     ``profile`` is the device, the CPU by default; ``dtype`` is the type that weights and inputs are
-    taken to have.
+    taken to have, unless ``twins`` of earlier traces are given.
 
     Raises:
         BudgetError: A limit on this process leaves too little for what tracing imports.
     """
     require_room_to_plan("tracing a network")
-    faker = FakeTwins(dtype)
+    faker = twins or FakeTwins(dtype)
     twin, fake_step = faker.model(model), faker.step(step)
     tracer = Tracer(keep_calls=True, call=faker.calls)
     profile = profile or load_profile("cpu")

@@ -33,13 +33,18 @@ class FakeTwins:
 
     Args:
         dtype: Type of the twins of floating-point tensors; by default that of the originals.
+        keeps_weights: Whether further copies of a model share the twins of its tensors, which must
+            stay the same meanwhile.
     """
 
-    def __init__(self, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, dtype: torch.dtype | None = None, *, keeps_weights: bool = False) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.calls = FakeCallCache(self._mode)
         self._dtype = dtype
         self._storages: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._keeps_weights = keeps_weights
+        # By model, the twins of its tensors.
+        self._weights: dict[int, dict[int, Any]] = {}
 
     @contextmanager
     def fake_mode(self) -> Iterator[None]:
@@ -56,13 +61,19 @@ class FakeTwins:
 
     def model(self, model: M) -> M:
         """Return a copy of ``model`` with fake tensors only."""
-        memo: dict[int, Any] = {}
+        known = self._weights.get(id(model)) or self._weight_twins(model)
+        if self._keeps_weights:
+            self._weights[id(model)] = known
+        return copy.deepcopy(model, dict(known))
+
+    def _weight_twins(self, model: nn.Module) -> dict[int, Any]:
+        made: dict[int, Any] = {}
         for tensor in model_tensors(model):
             fake = self._twin(tensor)
             if isinstance(tensor, nn.Parameter):
                 fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-            memo[id(tensor)] = fake
-        return copy.deepcopy(model, memo)
+            made[id(tensor)] = fake
+        return made
 
     def tree(self, tree: Any) -> Any:
         """Return ``tree`` (nested tuples, lists, dicts) with fake tensors."""

@@ -95,5 +95,7 @@ def _add_around(found: Tensor, products: Tensor, top: int) -> None:
             left, right = max(0, to), min(width, width + to)
             if left >= right:
                 continue
-            given = products[row, column, :, low - by - top : high - by - top]
-            found[:, low:high, left:right] += given[..., left - to : right - to]
+            rows_given = slice(low - by - top, high - by - top)
+            given = products[row, column, :, rows_given, left - to : right - to]
+            # `found[...] += given` would write the sum to its place once more
+            found[:, low:high, left:right].add_(given)

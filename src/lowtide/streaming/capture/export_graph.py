@@ -29,7 +29,14 @@ from lowtide.streaming.capture.capture_errors import (
 )
 from lowtide.streaming.capture.early_outputs import compute_outputs_early
 from lowtide.streaming.capture.functional_graph import functional_graph
-from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta, op_name
+from lowtide.streaming.capture.graph import (
+    Graph,
+    Node,
+    NodeRef,
+    OneResult,
+    TensorMeta,
+    op_name,
+)
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_search import AnyOpaqueModule, OpaqueModules
 from lowtide.streaming.capture.output_container import Repack, unpack_output
@@ -381,12 +388,8 @@ def _add_getitem(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -
         dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
         call = aten.select.int, (args[0], dim, which)
     else:
-        target = several.target
-
-        def one(*args: Any, **kwargs: Any) -> Tensor:
-            return target(*args, **kwargs)[which]  # type: ignore[operator]
-
-        one.__name__ = f"{name.split('.')[1]}[{which}]"
+        assert callable(several.target)
+        one = OneResult(several.target, which)
         return _add(nodes, node, "call", target=one, args=args, kwargs=kwargs)
     return _add(nodes, node, "call", target=call[0], args=call[1])
 

@@ -19,6 +19,22 @@ class NodeRef:
 
 
 @dataclass(frozen=True)
+class OneResult:
+    """Operator of one result, of an operator ``target`` that has several."""
+
+    target: Callable[..., Any]
+    which: int
+
+    @property
+    def __name__(self) -> str:
+        return f"{str(self.target).split('.')[1]}[{self.which}]"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the operator and return that result."""
+        return self.target(*args, **kwargs)[self.which]
+
+
+@dataclass(frozen=True)
 class TensorMeta:
     """Shape and dtype of a result."""
 

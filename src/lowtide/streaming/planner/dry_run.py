@@ -85,6 +85,7 @@ def dry_run(
     whole_image: bool,
     profile: DeviceProfile | None = None,
     use_arena: bool = True,
+    before_computing: Callable[[], None] = lambda: None,
 ) -> DryRunResult:
     """Predict the memory of one image's run in addition to weights and input.
 
@@ -100,6 +101,7 @@ def dry_run(
             counts; otherwise both are files that are read and written by rows.
         profile: The GPU to predict for; None for this machine's CPU.
         use_arena: On a GPU, reserve the block of memory that makes the peak smallest.
+        before_computing: Called unless the result is stored.
     """
     store = layout_store(program)
     where = ""
@@ -111,6 +113,7 @@ def dry_run(
     kept = store.get(key)
     if kept is None:
         may_compute()
+        before_computing()
         rows, arena_bytes, sure = _predict(program, layout, whole_image, profile, use_arena)
         if sure:
             store.put(key, {"rows": [asdict(row) for row in rows], "piece": arena_bytes})

@@ -93,6 +93,11 @@ class Overrides:
     hann_blend: bool | None = None
 
     @property
+    def only_bands(self) -> bool:
+        """Whether the network is to run in bands, and nothing else is considered."""
+        return self.strategy == "streamed"
+
+    @property
     def requires_tiles(self) -> bool:
         """Whether any override requires tiles; disabling blending does not."""
         numbers = self.tile, self.overlap, self.batch

@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.certificate import Certificate
-from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
+from lowtide.streaming.planner.graph_store import GraphStore
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
@@ -26,15 +27,26 @@ _MODULE_SECONDS = 0.06
 class ProgramCache:
     """Planners of ``network``, one capture for each input size.
 
-    ``on_capture`` is called before each capture, which takes seconds. Methods raise `ModelError`,
-    always with the same reason, for a network that cannot be captured.
+    Methods raise `ModelError`, always with the same reason, for a network that cannot be captured.
+
+    Args:
+        network: The network.
+        on_capture: Called before the first capture, run or trace of a size, which takes seconds.
+        identity: What the network's weights and settings follow from, to find graphs that earlier
+            processes captured; None for a network that is known to this process alone.
     """
 
-    def __init__(self, network: NetworkSpec, on_capture: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        network: NetworkSpec,
+        on_capture: Callable[[], None] = lambda: None,
+        *,
+        identity: str | None = None,
+    ) -> None:
         self.network = network
         # No method of this object: a cycle of references would keep the weights for longer.
         self._find = functools.lru_cache(_MAX_PROGRAMS)(
-            functools.partial(_planner_or_error, network, on_capture)
+            functools.partial(_planner_or_error, network, on_capture, identity)
         )
 
     @property
@@ -61,43 +73,63 @@ class ProgramCache:
 
 
 def _planner_or_error(
-    network: NetworkSpec, on_capture: Callable[[], None] | None, height: int, width: int
+    network: NetworkSpec,
+    on_capture: Callable[[], None],
+    identity: str | None,
+    height: int,
+    width: int,
 ) -> StreamPlanner | ModelError:
-    if on_capture is not None:
-        on_capture()
+    begin = functools.cache(on_capture)
     try:
-        return _planner(network, height, width)
+        return _planner(network, begin, identity, height, width)
     except ModelError as error:
         return error.with_traceback(None)
     finally:
         trim_heap(collect=True)  # half of the memory of a capture is garbage by now
 
 
-def _planner(network: NetworkSpec, height: int, width: int) -> StreamPlanner:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    if not isinstance(network.forward, nn.Module):
+def _planner(
+    network: NetworkSpec,
+    begin: Callable[[], None],
+    identity: str | None,
+    height: int,
+    width: int,
+) -> StreamPlanner:
+    module = network.forward
+    if not isinstance(module, nn.Module):
         raise ModelError("a network that is not a torch.nn.Module has no graph to capture")
-    # An example without memory: only shape, dtype and memory format count.
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        example = torch.empty(
-            1,
-            network.in_channels,
-            height,
-            width,
-            device=network.device,
-            memory_format=network.memory_format,
-        )
-    planner = StreamPlanner(network.forward, example, whole_image=False)
-    shape = planner.program.graph.nodes[planner.program.output].meta.shape
+    example = _example(network, height, width)
+    store = None if identity is None else GraphStore(identity, module)
+    graph = None if store is None else store.get(example)
+    if graph is None:
+        begin()
+        graph = capture(module, example)
+        if store is not None:
+            store.put(example, graph)
+    program = lower_to_rows(graph)
+    shape = program.graph.nodes[program.output].meta.shape
     expected = 1, network.out_channels, height * network.scale, width * network.scale
     if shape != expected:
         found, wanted = ("×".join(map(str, sizes)) for sizes in (shape, expected))
         raise ModelError(f"its output for one image is {found}, not {wanted}")
-    return planner
+    return StreamPlanner(
+        module, example, whole_image=False, program=program, before_computing=begin
+    )
+
+
+def _example(network: NetworkSpec, height: int, width: int) -> Tensor:
+    """Return an image that takes no memory: only shape, dtype and memory format count."""
+    shape = 1, network.in_channels, height, width
+    if network.device == "cpu":  # pages that nothing touches
+        return torch.empty(shape, memory_format=network.memory_format)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return torch.empty(shape, device=network.device, memory_format=network.memory_format)
 
 
 @functools.cache
 def preload_capture() -> None:
     """Import the many libraries of a capture, by capturing a tiny module."""
-    capture(nn.Conv2d(1, 1, 1).eval(), torch.zeros(1, 1, 2, 2))
+    tiny = nn.Conv2d(1, 1, 1, device="cpu", dtype=torch.float32)
+    capture(tiny.eval(), torch.zeros(1, 1, 2, 2, device="cpu", dtype=torch.float32))

@@ -46,6 +46,7 @@ class StreamPlanner:
         use_arena: As for `dry_run`.
         program: Program of the module for such inputs, if it is known; by default it is captured.
         profile: Device to plan for, which need not be present; by default that of the inputs.
+        before_computing: Called before a dry run is made or a proof measured that is not stored.
 
     Raises:
         ModelError: The module cannot be captured.
@@ -62,15 +63,18 @@ class StreamPlanner:
         use_arena: bool = True,
         program: StreamProgram | None = None,
         profile: DeviceProfile | None = None,
+        before_computing: Callable[[], None] = lambda: None,
     ) -> None:
         self.inputs = ModelInputs.of(inputs)
         self.program = program or lower_to_rows(capture(module, self.inputs))
         self.module, self._device = module, self.inputs.first.device
         self._pages: PagePlacement = pages
         self._whole_image, self._held, self._use_arena = whole_image, held, use_arena
-        self._profile = profile
+        self._profile, self._before_computing = profile, before_computing
         self._candidates: dict[tuple[bool, int | None], list[StreamLayout]] = {}
         self._dry_runs: dict[object, DryRunResult] = {}
+        # On a CPU, the budget: planning that takes more warns before.
+        self.budget_bytes: int | None = None
 
     @cached_property
     def search(self) -> LayoutSearch:
@@ -83,7 +87,14 @@ class StreamPlanner:
 
         Raises `ModelError` where the results differ.
         """
-        return certify(self.module, self.inputs, self.program, cache_folder())
+        return certify(
+            self.module,
+            self.inputs,
+            self.program,
+            cache_folder(),
+            budget_bytes=self.budget_bytes,
+            before_computing=self._before_computing,
+        )
 
     def candidates(
         self, *, low_memory: bool = False, segmentations: int | None = None
@@ -143,11 +154,14 @@ class StreamPlanner:
                     whole_image=self._whole_image,
                     profile=profile,
                     use_arena=self._use_arena,
+                    before_computing=self._before_computing,
                 )
         return self._dry_runs[layout.key]
 
-    def choose(self, limit_bytes: int) -> StreamLayout:
+    def choose(self, limit_bytes: int, most_bytes: int | None = None) -> StreamLayout:
         """Return the layout of least cost whose exact bytes are within ``limit_bytes``.
+
+        Where none is, the smallest, if that is within ``most_bytes``.
 
         Raises:
             BudgetError: No layout fits; the message names the least bytes that any layout takes.
@@ -175,7 +189,12 @@ class StreamPlanner:
             smallest = min(self.candidates(low_memory=True), key=bytes_of.expected)
             return next(hopeful, smallest)
 
-        chosen = choose_exact(best, last_resort, bytes_of.known_dry_run, bytes_of.dry_run)
+        try:
+            chosen = choose_exact(best, last_resort, bytes_of.known_dry_run, bytes_of.dry_run)
+        except BudgetError as error:
+            if most_bytes is None or (error.smallest or math.inf) > most_bytes:
+                raise
+            chosen = min(self.candidates(low_memory=True), key=bytes_of.expected)
         return replace(chosen, peak_bytes=bytes_of.expected(chosen))
 
 

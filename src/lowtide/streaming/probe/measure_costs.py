@@ -107,10 +107,43 @@ def trace_whole(
     Nothing is run but operators whose workspace has to be measured, within ``limit_bytes``. The
     result says nothing about tiles. None for a network that cannot be traced.
     """
+    return _traced_costs(
+        network, sha256, weight_bytes, lambda one: _trace(one, align, minimum, limit_bytes, size)
+    )
+
+
+def trace_bands(
+    network: NetworkSpec,
+    pixels: int,
+    *,
+    sha256: str,
+    weight_bytes: int,
+    align: int,
+    minimum: int,
+    limit_bytes: int | None,
+) -> ModelCosts | None:
+    """Return what bands of ``network`` take on images of up to ``pixels``, by traces.
+
+    As `trace_whole` otherwise.
+    """
+    return _traced_costs(
+        network,
+        sha256,
+        weight_bytes,
+        lambda one: _trace(one, align, minimum, limit_bytes, up_to=pixels),
+    )
+
+
+def _traced_costs(
+    network: NetworkSpec,
+    sha256: str,
+    weight_bytes: int,
+    trace: Callable[[NetworkSpec], tuple[tuple[TracedPoint, ...], int]],
+) -> ModelCosts | None:
     if not _is_traced(network):
         return None
     network = in_memory_format(network)
-    traced, _ = _trace(network, align, minimum, limit_bytes, size)
+    traced, multiple = trace(network)
     if len(traced) < 2:
         return None
     return ModelCosts(
@@ -118,6 +151,7 @@ def trace_whole(
         batchable=False,
         receptive_field=None,
         receptive_field_search_limit=0,
+        padding_multiple=multiple,
         traced_points=traced,
     )
 
@@ -145,14 +179,30 @@ def _trace(
     minimum: int,
     limit_bytes: int | None,
     size: tuple[int, int] | None = None,
+    up_to: int | None = None,
 ) -> tuple[tuple[TracedPoint, ...], int]:
-    """Return the traced points, and the multiple that the network pads to unless for a size."""
+    """Return the traced points, and the multiple that the network pads to unless for a size.
+
+    ``size`` and ``up_to`` are those of `trace_points`.
+    """
     # Imported here because a run with cached costs traces nothing.
     from lowtide.memory.tracing.fake import clear_shape_caches
-    from lowtide.streaming.probe.trace_memory import padding_multiple, trace_points
+    from lowtide.streaming.probe.trace_memory import TileTraces, padding_multiple, trace_points
 
-    traced = trace_points(network, align=align, minimum=minimum, limit_bytes=limit_bytes, size=size)
-    multiple = padding_multiple(network, align=align) if size is None else 1
+    if not isinstance(network.forward, torch.nn.Module):
+        return (), align
+    traces = TileTraces(network)
+    traced = trace_points(
+        network,
+        align=align,
+        minimum=minimum,
+        limit_bytes=limit_bytes,
+        size=size,
+        up_to=up_to,
+        traces=traces,
+    )
+    multiple = padding_multiple(network, align=align, traces=traces) if size is None else 1
+    del traces
     clear_shape_caches()
     trim_heap(collect=True)
     return traced, multiple

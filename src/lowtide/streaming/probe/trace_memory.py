@@ -19,6 +19,7 @@ from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
 from lowtide.memory.prediction.estimate import Estimate, estimate, trace_step
 from lowtide.memory.prediction.result import live_tensor_rows
 from lowtide.memory.profiles import DeviceProfile
+from lowtide.memory.tracing.fake import FakeTwins
 from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.memory.tracing.trace import Trace
@@ -28,9 +29,9 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec
 _SIDES = (64, 128, 256, 512, 1024, 2048)
 _WORKSPACE_LIMIT_BYTES = 512 << 20
 _LARGEST_MULTIPLE = 128
-# Larger sizes run more operators, and take minutes, where a network works through its windows in
-# chunks of one size: memory then grows with the pixels alone.
-_MANY_OPERATORS = 10_000
+# Larger sizes run more operators, and take minutes, where a network works through its windows or
+# rows in chunks of one size: memory then grows with the pixels alone.
+_MANY_OPERATORS, _MANY_MORE = 10_000, 5_000
 # Rows of an estimate that a plan has separate rows for.
 _NOT_THE_RUN = ("weights", "allocator", "runtime", "context", "margin")
 
@@ -39,6 +40,30 @@ def preload_tracing() -> None:
     """Import the many libraries of a trace, by tracing a tiny module."""
     images = torch.empty(1, 1, 2, 2, device="meta")
     trace_step(nn.Conv2d(1, 1, 1), InferenceStep((images,)))
+
+
+class TileTraces:
+    """Traces of one network's runs on the CPU, which share its fake weights."""
+
+    def __init__(self, network: NetworkSpec) -> None:
+        assert isinstance(network.forward, nn.Module)
+        self._network, self._module = network, network.forward
+        self._twins = FakeTwins(keeps_weights=True)
+        self._live_bytes: dict[tuple[int, int], int] = {}
+
+    def trace(self, height: int, width: int) -> Trace:
+        """Return the trace of a run on one image."""
+        step = _step(self._network, 1, height, width)
+        trace = trace_step(self._module, step, twins=self._twins)
+        rows = live_tensor_rows(trace, None)
+        self._live_bytes[height, width] = sum(live_bytes_rows(self._network, rows))
+        return trace
+
+    def live_bytes(self, height: int, width: int) -> int:
+        """Return the live bytes at the peak of a run on one image, without operators' workspace."""
+        if (height, width) not in self._live_bytes:
+            self.trace(height, width)
+        return self._live_bytes[height, width]
 
 
 def trace_tile(
@@ -91,31 +116,39 @@ def trace_points(
     minimum: int,
     limit_bytes: int | None = None,
     size: tuple[int, int] | None = None,
+    up_to: int | None = None,
+    traces: TileTraces | None = None,
 ) -> tuple[TracedPoint, ...]:
     """Return traced (pixels, bytes) for squares of growing size, or up to one ``size``.
 
-    Empty for a network that cannot be traced; ends at sizes that run many operators. The workspace
-    of operators is measured where a run stays within ``limit_bytes`` (and 512 MiB), and grows with
-    the pixels from there on.
+    Empty for a network that cannot be traced; ends before sizes that run many operators. The
+    workspace of operators is measured where a run stays within ``limit_bytes`` (and 512 MiB), and
+    grows with the pixels from there on.
 
     Args:
         size: (H, W) of the one run that has to be known, which is then the largest that is traced.
+        up_to: Pixels of the largest run that has to be known; the first square of as many is the
+            last that is traced.
+        traces: Traces of the network to go on with.
     """
     if not isinstance(network.forward, nn.Module):
         return ()
+    traces = traces or TileTraces(network)
     limit = (
         _WORKSPACE_LIMIT_BYTES if limit_bytes is None else min(limit_bytes, _WORKSPACE_LIMIT_BYTES)
     )
     workspace = CpuWorkspace(WorkspaceCache(cache_folder()), limit_bytes=limit)
     points: list[TracedPoint] = []
-    per_pixel = 0.0
+    per_pixel, before = 0.0, math.inf
     for height, width in _sizes(align, minimum, size):
+        if up_to is not None and len(points) > 1 and points[-1].pixels >= up_to:
+            break
         pixels = height * width
         try:
-            trace = _trace(network, height, width)
+            trace = traces.trace(height, width)
         except Exception:  # noqa: BLE001 - whatever stops a trace, probes measure real runs
             return ()
-        live = sum(live_bytes_rows(network, live_tensor_rows(trace, None)))
+        live = traces.live_bytes(height, width)
         if trace.peak_bytes <= limit or not points:
             prediction = predict_cpu(trace, workspace, NO_MARGIN)
             per_pixel = max(0, sum(live_bytes_rows(network, prediction.rows)) - live) / pixels
@@ -128,8 +161,10 @@ def trace_points(
                 multiply_adds=multiply_adds(trace),
             )
         )
-        if len(trace.ops) > _MANY_OPERATORS:
+        more = 4 * (len(trace.ops) - before)  # what the next size adds, if it grows by the pixels
+        if len(trace.ops) > _MANY_OPERATORS or more > _MANY_MORE:
             break
+        before = len(trace.ops)
     workspace.store.save()
     return tuple(points)
 
@@ -159,33 +194,28 @@ def _reused(trace: Trace) -> tuple[ReusedBlocks, ...]:
     return tuple(found)
 
 
-def padding_multiple(network: NetworkSpec, *, align: int) -> int:
+def padding_multiple(network: NetworkSpec, *, align: int, traces: TileTraces | None = None) -> int:
     """Return the multiple to which the network pads its input sides, from its memory.
 
     Powers of two times ``align`` up to 128 are tried: a side just above one multiple takes as much
     memory as the next multiple. Returns ``align`` where nothing is padded, or where nothing can be
-    traced.
+    traced. ``traces`` are those of the network to go on with.
     """
     if not isinstance(network.forward, nn.Module):
         return align
     multiples = [align << power for power in range(1, 8) if align << power <= _LARGEST_MULTIPLE]
     base = max(multiples, default=align)
+    traces = traces or TileTraces(network)
+
+    def live(side: int) -> int:
+        return traces.live_bytes(side, side)
+
     try:
-        least, beyond = _live(network, base), _live(network, base + align)
+        least, beyond = live(base), live(base + align)
         for found, multiple in pairwise([align, *multiples]):
             # If it is a multiple, one step above takes as much as the whole next multiple.
-            if beyond - least <= (_live(network, base + multiple) - least) * 3 // 4:
+            if beyond - least <= (live(base + multiple) - least) * 3 // 4:
                 return found
     except Exception:  # noqa: BLE001 - whatever stops a trace, nothing is known then
         return align
     return base
-
-
-def _live(network: NetworkSpec, side: int) -> int:
-    trace = _trace(network, side, side)
-    return sum(live_bytes_rows(network, live_tensor_rows(trace, None)))
-
-
-def _trace(network: NetworkSpec, height: int, width: int) -> Trace:
-    assert isinstance(network.forward, nn.Module)
-    return trace_step(network.forward, _step(network, 1, height, width))

@@ -87,12 +87,12 @@ class Watched:
         return max(self.peaks, default=0)
 
 
-def upscale(words: list[str], cache: Path) -> Watched:
-    """Run ``lowtide upscale`` with ``words``, and poll it to its end."""
+def upscale(words: list[str], cache: Path, command: str = "upscale") -> Watched:
+    """Run ``lowtide upscale``, or another ``command``, with ``words``, and poll it to its end."""
     settings = {"OMP_NUM_THREADS": "1", "LOWTIDE_CACHE": str(cache)}
     before = os.times()
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, "upscale", *words],
+        [sys.executable, "-c", CHILD, command, *words],
         env={**os.environ, **settings},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -114,7 +114,7 @@ if sys.argv[4] == "tuned": tune_heap()
 from lowtide.media import EncodeOptions, inspect_image, open_image, open_sink, output_cost
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.meter import HostMeter
-folder, suffix, kind, _heap = sys.argv[1:]
+folder, suffix, kind, _heap, width, height = sys.argv[1:]
 channels = 4 if "alpha" in kind else 3
 options = EncodeOptions(
     webp_quality=int(kind.split()[0]), avif_quality=int(kind.split()[0]),
@@ -138,7 +138,7 @@ def read(path):
 read(write("small", 64, 64)[0])
 meter = HostMeter(sample_seconds=0.001)
 meter.start()
-path, written = write("large", 1300, 1100)
+path, written = write("large", int(width), int(height))
 print(meter.lap().corrected_peak_bytes, written)
 meter = HostMeter(sample_seconds=0.001)
 meter.start()
@@ -150,19 +150,25 @@ print(meter.lap().corrected_peak_bytes, decoded)
 @pytest.mark.skipif(sys.platform != "linux", reason="measures with /proc")
 @pytest.mark.parametrize("heap", ["tuned", "as it comes"])
 @pytest.mark.parametrize(
-    ("suffix", "kind"),
+    ("suffix", "kind", "size"),
     [
-        (".webp", "90"),
-        (".webp", "100"),
-        (".webp", "90 alpha"),
-        (".webp", "90 lossless alpha"),
-        (".avif", "100"),
+        (".webp", "90", (1300, 1100)),
+        (".webp", "100", (1300, 1100)),
+        (".webp", "90 alpha", (1300, 1100)),
+        (".webp", "90 alpha", (700, 500)),
+        (".webp", "90 lossless", (700, 500)),
+        (".webp", "90 lossless alpha", (1300, 1100)),
+        (".webp", "90 lossless alpha", (700, 500)),
+        (".avif", "100", (1300, 1100)),
+        (".avif", "80 alpha", (700, 500)),
     ],
 )
-def test_noise_stays_under_the_bound(tmp_path: Path, suffix: str, kind: str, heap: str) -> None:
+def test_noise_stays_under_the_bound(
+    tmp_path: Path, suffix: str, kind: str, size: tuple[int, int], heap: str
+) -> None:
     """Of formats that are coded as a whole, whose coder takes more for what compresses badly."""
     done = subprocess.run(
-        [sys.executable, "-c", _NOISE, str(tmp_path), suffix, kind, heap],
+        [sys.executable, "-c", _NOISE, str(tmp_path), suffix, kind, heap, *map(str, size)],
         capture_output=True,
         text=True,
         check=True,

@@ -70,6 +70,10 @@ class PlannedSeries:
     def result_bytes(self) -> int:
         return self.values.nbytes
 
+    @property
+    def writing_bytes(self) -> tuple[int, int]:
+        return 0, 0
+
 
 @dataclass
 class SeriesFile:

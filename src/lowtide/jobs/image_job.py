@@ -133,14 +133,17 @@ class ImageJob:
         self, item: Item, planned: ImageTaskPlan, pipeline: Pipeline, queue_bytes: int
     ) -> ComputedItem:
         """Compute all rows of one image, which are written meanwhile and after."""
-        with self.open_source(item, pipeline.scratch) as source:
+        with contextlib.ExitStack() as opened:
+            source = opened.enter_context(self.open_source(item, pipeline.scratch))
             sink = self.open_sink(item, planned, source)
             if queue_bytes:
                 sink = AsyncWriter(sink, queue_bytes)
             try:
                 run = ItemRun(item, planned, pipeline, queue_bytes)
                 outcome = self._execute(run, source, sink)
-                sink.close_rows()
+                # A format encodes the whole image when its rows are closed: nothing else is held
+                # then, neither of the source nor of measuring.
+                opened.close()
                 usage = pipeline.lap()
                 accuracy, measurement_usage = measure_accuracy(
                     self.prepared,
@@ -150,6 +153,8 @@ class ImageJob:
                     pipeline,
                     limit_bytes=self.budget.device_bytes - queue_bytes,
                 )
+                sink.close_rows()
+                usage = usage.merged(pipeline.lap())
             except BaseException:
                 sink.abort()
                 raise

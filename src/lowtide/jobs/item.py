@@ -88,6 +88,11 @@ class PlannedItem(Protocol):
         """Bytes of the result in memory, which may wait to be written."""
         ...
 
+    @property
+    def writing_bytes(self) -> tuple[int, int]:
+        """The usual and the largest bytes of writing the result's file, without what waits."""
+        ...
+
 
 class ResultFile(Protocol):
     """Protocol of a result whose content is complete, under its temporary name."""

@@ -21,6 +21,7 @@ from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage
 from lowtide.memory.oom import free_exception, is_out_of_memory, trim_allocators
 from lowtide.memory.plan import Plan
+from lowtide.streaming.planner.ledger_rows import beyond_least_margin
 
 
 class Job(Protocol):
@@ -278,13 +279,13 @@ class Pipeline:
     def _compute(self, item: Item, job: Job, planned: PlannedItem, queue_bytes: int) -> PendingItem:
         other_rows = self._other_rows()
         computed = job.run(item, planned, self, queue_bytes)
-        formats = [row for row in planned.plan.ledger if row.name == "file formats"]
+        usual, most = planned.writing_bytes
         writing_row = LedgerRow(
             name="being written",
             place="host",
             origin="prior",
-            value=sum(row.value for row in formats) + queue_bytes // 2,
-            upper=sum(row.upper for row in formats) + queue_bytes,
+            value=usual + queue_bytes // 2,
+            upper=beyond_least_margin(usual, most) + queue_bytes,
         )
         return PendingItem(item, job, planned, computed, writing_row, other_rows)
 

@@ -45,6 +45,11 @@ class ImageTaskPlan:
         return self.upscaled.height * self.upscaled.row_bytes
 
     @property
+    def writing_bytes(self) -> tuple[int, int]:
+        """The usual and the largest bytes of writing the result's file."""
+        return self.sizes.writing.typical_bytes, self.sizes.writing.resident_bytes
+
+    @property
     def facts(self) -> ImageFacts:
         """The header facts of the input."""
         return self.sizes.facts
@@ -97,13 +102,12 @@ def plan_image(
         notes += filter(None, [slowdown_note(prepared.precision)])
     if not target.suffix:
         notes.append(f"the name has no suffix: written as {sizes.format}")
-    codecs = tuple((one.typical_bytes, one.resident_bytes) for one in (facts, sizes.writing))
     if sizes.resize_to is not None:
         notes.append(
             f"the model outputs {upscaled.width}×{upscaled.height}, which is resized to"
             f" {output.width}×{output.height}"
         )
-    image_task = prepared.image_task(facts.info, codecs, facts.scratch_bytes, budget, inputs)
+    image_task = prepared.image_task(sizes, budget, inputs)
     if plan_file is not None and limit_bytes is None:
         plan = _replay(plan_file, source, image_task, prepared, budget)
         return ImageTaskPlan(sizes, [plan], plan, notes, replayed=True)

@@ -11,6 +11,7 @@ from lowtide.core.precision import Precision
 from lowtide.jobs.image_adapter import ImageAdapter, NoisyImageAdapter
 from lowtide.jobs.journal import Journal
 from lowtide.jobs.network_compile import SpecializedNetworks
+from lowtide.jobs.target_size import TargetSize
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
@@ -109,23 +110,21 @@ class PreparedModel:
 
     def image_task(
         self,
-        info: ImageInfo,
-        codecs: tuple[tuple[int, int], ...],
-        scratch_bytes: int,
+        sizes: TargetSize,
         budget: Budget,
         inputs: int | None = None,
     ) -> ImageTask:
         """Return the `ImageTask` of an image, padded by the model's size rule.
 
-        ``codecs`` are (usual, upper) bytes that reading and writing its file formats take.
         ``inputs`` are by default those of `adapter`.
         """
+        info = sizes.facts.info
         copy_bytes = info.pixels * info.color_channels * 4
         return ImageTask(
             info.shape,
             self.padded_size(info),
-            codecs,
-            scratch_bytes + self.float_copies * copy_bytes,
+            **sizes.codec_memory,
+            scratch_bytes=sizes.facts.scratch_bytes + self.float_copies * copy_bytes,
             row_buffer_bytes=int(budget.host_bytes * _ROW_SHARE),
             ample_bytes=budget.device_bytes // 4,
             tiled_bounds=self.bounds.get("tiled", RunBounds()),

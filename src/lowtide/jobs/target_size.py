@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lowtide.core.errors import ImageError
 from lowtide.jobs.image_settings import ImageSettings
@@ -19,7 +20,8 @@ class TargetSize:
     """Input header, the model's output, the written image, and the file format.
 
     ``writing`` is the memory of what makes the file of the model's output, and ``resize_to`` the
-    (W, H) that the encoder resizes it to, or None.
+    (W, H) that the encoder resizes it to, or None. ``codecs_stay`` is whether reading and writing
+    hold their memory from image to image, as for the frames of a video.
     """
 
     facts: ImageFacts
@@ -28,6 +30,21 @@ class TargetSize:
     format: str
     writing: OutputCost
     resize_to: tuple[int, int] | None = None
+    codecs_stay: bool = False
+
+    @property
+    def codec_memory(self) -> dict[str, Any]:
+        """The (usual, largest) bytes of reading and writing, as fields of an `ImageTask`."""
+        reading = self.facts.typical_bytes, self.facts.resident_bytes
+        writing = self.writing.typical_bytes, self.writing.resident_bytes
+        rows, last = self.writing.collecting, (0, 0)
+        if rows is not None:
+            writing, last = (rows.typical, rows.upper), writing
+        return {
+            "codec_bytes": (reading, writing),
+            "finishing_bytes": last,
+            "codecs_stay": self.codecs_stay,
+        }
 
 
 def target_size(

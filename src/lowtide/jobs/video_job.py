@@ -114,11 +114,12 @@ class VideoJob(ImageJob):
             planned = super().plan(item)
         except BudgetError as error:
             task = self._clip(item).task
-            most, _ = task.writing_bytes
-            if task.encoder and error.smallest is not None and 2 * most > error.smallest:
+            most, _ = task.writing_bytes  # host memory, which a GPU's budget is not
+            smallest = error.smallest if self.budget.device == "cpu" else None
+            if task.encoder and smallest is not None and 2 * most > smallest:
                 error.hint = (
-                    f"{error.hint}; {format_bytes(most)} of it are the encoder's: --codec ffv1, or"
-                    " --preset superfast of x264 and x265, take less"
+                    f"{error.hint}; up to {format_bytes(most)} of it are the encoder's: --codec"
+                    " ffv1, or --preset superfast of x264 and x265, take less"
                 )
             raise
         if item.limit_bytes is None and work_folder(item.target).is_dir():

@@ -139,7 +139,9 @@ class VideoTask:
         reason = "the encoder looks ahead" if self.encoder else "a few frames wait to be written"
         writing = OutputCost(taken, usual, reason)
         size = (output.width, output.height) if resized else None
-        return TargetSize(facts, made, output, self.streams.container, writing, size)
+        return TargetSize(
+            facts, made, output, self.streams.container, writing, size, codecs_stay=True
+        )
 
 
 def frame_facts(video: VideoFacts) -> ImageFacts:

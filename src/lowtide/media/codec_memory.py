@@ -70,11 +70,18 @@ _STRIP_ROWS_TYPICAL, _FRAME_TYPICAL = 0.9, 0.7
 # keeps the blocks of an alpha channel that was read before, it takes more.
 _WEBP_DECODE, _WEBP_DECODE_TWICE = 8.6, 24.0
 _AVIF_DECODE, _AVIF_DECODE_TYPICAL = {"uint8": 20.5, "uint16": 27.0}, 0.85
-# (upper, typical) with and without alpha, in noise of full scale and in photographs. The file that
-# grows in memory comes in addition, with what it was when it last doubled: at most 3 bytes a pixel
-# up to quality 90, and 9.4 at 100.
-_WEBP_ENCODE_LOSSY = {False: (4.8, 4.8), True: (30.5, 22.0)}
-_WEBP_ENCODE_LOSSLESS = {False: (42.5, 38.0), True: (49.0, 40.0)}
+# (upper, typical), in noise of full scale and in photographs. Without alpha the file that grows in
+# memory comes in addition, with what it was when it last doubled: at most 3 bytes a pixel up to
+# quality 90, and 9.4 at 100. An alpha channel, always coded losslessly, is coded before there is a
+# file. By (lossless, alpha).
+_WEBP_ENCODE = {
+    (False, False): (4.8, 4.8),
+    (False, True): (38.0, 22.0),
+    (True, False): (38.5, 34.0),
+    (True, True): (39.5, 34.0),
+}
+# What coding losslessly takes for any image.
+_WEBP_CONSTANT = {(False, True): 2 << 20, (True, False): 13 << 20, (True, True): 25 << 20}
 _WEBP_FILE, _WEBP_LARGE_FILE, _LARGE_QUALITY = 3.0, 9.4, 90
 _WEBP_FILE_TYPICAL = 0.25
 _AVIF_ENCODE = {(8, False): 45.0, (8, True): 72.0, (12, False): 66.0, (12, True): 100.0}
@@ -82,7 +89,7 @@ _AVIF_ENCODE = {(8, False): 45.0, (8, True): 72.0, (12, False): 66.0, (12, True)
 _AVIF_FULL_COLOR, _AVIF_FULL_COLOR_FACTOR = 90, 1.45
 # What the quality 100 takes in addition in noise of full scale, whose file is 4 bytes a pixel and
 # more; and what the encoder takes for any image. A decoder has the file twice.
-_AVIF_LARGE_FILE, _AVIF_CONSTANT, _AVIF_FILE_COPIES = 18.0, 8 << 20, 2
+_AVIF_LARGE_FILE, _AVIF_CONSTANT, _AVIF_FILE_COPIES = 18.0, 12 << 20, 2
 # Up to this effort it makes a single pass.
 _AVIF_FAST_EFFORT, _AVIF_FAST_FACTOR = 3, 0.68
 
@@ -158,15 +165,19 @@ def resize_bytes(info: ImageInfo) -> CodecBytes:
 
 
 def webp_encoding(info: ImageInfo, *, quality: int, lossless: bool) -> CodecBytes:
-    """Return the memory of encoding a WebP: frame, ``WebPPicture``, encoder tables, file.
-
-    An alpha channel is always coded losslessly.
-    """
-    upper, typical = (_WEBP_ENCODE_LOSSLESS if lossless else _WEBP_ENCODE_LOSSY)[info.alpha]
-    if not lossless:
+    """Return the memory of encoding a WebP: frame, ``WebPPicture``, encoder tables, file."""
+    kind = lossless, info.alpha
+    (upper, typical), constant = _WEBP_ENCODE[kind], _WEBP_CONSTANT.get(kind, 0)
+    if not any(kind):
         file = _WEBP_FILE + _of_large_qualities(quality) * (_WEBP_LARGE_FILE - _WEBP_FILE)
         upper, typical = upper + file, typical + _WEBP_FILE_TYPICAL * file
-    return CodecBytes(int(upper * info.pixels), int(typical * info.pixels))
+    return CodecBytes(int(upper * info.pixels) + constant, int(typical * info.pixels) + constant)
+
+
+def collected_frame(info: ImageInfo) -> CodecBytes:
+    """Return the memory of the rows of a WebP or AVIF that wait to be encoded with the last one."""
+    held = info.pixels * (3 + info.alpha) * (1 if info.sample_type == "uint8" else 2)
+    return CodecBytes(held, held)
 
 
 def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> CodecBytes:
@@ -176,7 +187,7 @@ def avif_encoding(info: ImageInfo, *, quality: int, effort: int) -> CodecBytes:
         bytes_per_pixel *= _AVIF_FULL_COLOR_FACTOR
     if effort <= _AVIF_FAST_EFFORT:
         bytes_per_pixel *= _AVIF_FAST_FACTOR
-    usual = int(bytes_per_pixel * info.pixels * _FRAME_TYPICAL)
+    usual = int(bytes_per_pixel * info.pixels * _FRAME_TYPICAL) + _AVIF_CONSTANT
     bytes_per_pixel += _AVIF_LARGE_FILE * _of_large_qualities(quality)
     return CodecBytes(int(bytes_per_pixel * info.pixels) + _AVIF_CONSTANT, usual)
 

@@ -71,11 +71,16 @@ class EncodeOptions:
 
 @dataclass(frozen=True)
 class OutputCost:
-    """Host memory of an encoder in bytes: upper bound, typical value, and the reason."""
+    """Host memory of an encoder in bytes: upper bound, typical value, and the reason.
+
+    ``collecting`` is what it has until the last row, where the image is encoded only then, when
+    nothing is read any more; None where it is encoded as the rows come.
+    """
 
     resident_bytes: int
     typical_bytes: int
     reason: str
+    collecting: codec_memory.CodecBytes | None = None
 
 
 def output_cost(
@@ -101,20 +106,27 @@ def output_cost(
     chosen = options or EncodeOptions()
     entry = output_format(path, default_format)
     cost = codec_memory.encoding_window(info, strips=entry is TIFF)
+    settled = codec_memory.CodecBytes(cost.typical, cost.typical)  # once all rows have come
     if resized_from is not None:
-        cost += codec_memory.resize_bytes(resized_from)
-    why = f"a {entry.name} is encoded by rows"
+        resizing = codec_memory.resize_bytes(resized_from)
+        cost, settled = cost + resizing, settled + resizing
+    if entry not in (WEBP, AVIF):
+        return OutputCost(cost.upper, cost.typical, f"a {entry.name} is encoded by rows")
     if entry is WEBP:
-        cost += codec_memory.webp_encoding(
+        encoder = codec_memory.webp_encoding(
             info, quality=chosen.webp_quality, lossless=chosen.webp_lossless
         )
-        why = "a WebP is encoded as a whole"
-    elif entry is AVIF:
-        cost += codec_memory.avif_encoding(
+    else:
+        encoder = codec_memory.avif_encoding(
             info, quality=chosen.avif_quality, effort=chosen.avif_effort
         )
-        why = "an AVIF is encoded as a whole"
-    return OutputCost(cost.upper, cost.typical, why)
+    collecting, encoding = cost + codec_memory.collected_frame(info), settled + encoder
+    return OutputCost(
+        max(collecting.upper, encoding.upper),
+        max(collecting.typical, encoding.typical),
+        f"{'a WebP' if entry is WEBP else 'an AVIF'} is encoded as a whole",
+        collecting,
+    )
 
 
 def encode_image(

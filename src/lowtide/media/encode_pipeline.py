@@ -7,7 +7,7 @@ from pathlib import Path
 import pyvips
 
 from lowtide.media.encode import EncodeOptions, encode_image
-from lowtide.media.formats import WEBP, ImageFormat, output_sample
+from lowtide.media.formats import AVIF, WEBP, ImageFormat, output_sample
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import Metadata, attach, keep_flags
 from lowtide.media.pixels import convert_samples, interpretation_of, resize
@@ -27,9 +27,11 @@ class EncodePipeline:
         zero_alpha: bool,
     ) -> None:
         self.notes = _notes(image_format, info, metadata)
-        # Whether the whole image is encoded when its last row has come, and in a heap that gives
-        # blocks back. An AVIF takes seconds for it, in which another image is computed: not there.
-        self.encodes_at_end = image_format is WEBP
+        # Whether the whole image is encoded when its last row has come.
+        self.encodes_at_end = image_format in (WEBP, AVIF)
+        # And in a heap that gives blocks back. An AVIF takes seconds, in which another image is
+        # computed: not there.
+        self.trims_heap = image_format is WEBP
         self._format, self._info, self._size = image_format, info, size
         self._metadata, self._options, self._zero_alpha = metadata, options, zero_alpha
 

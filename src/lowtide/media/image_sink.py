@@ -100,9 +100,9 @@ class ImageSink:
         self._part = part
         self._new_folders = prepare_part_file(path, self._part)
         self._rows = 0
-        # The last row is kept until `finish`: with it a whole image is encoded, which takes half of
-        # the memory in a heap that gives freed blocks back, and what the network had is free then.
-        self._encodes_at_end = encoder.encodes_at_end
+        # The last row is kept until `finish`: with it a whole image is encoded, when what source
+        # and network had is free. A WebP takes half of the memory in a heap that gives blocks back.
+        self._encodes_at_end, self._trims_heap = encoder.encodes_at_end, encoder.trims_heap
         self._last_row: np.ndarray | None = None
         self._finished = self._committed = False
         self._failure: BaseException | None = None
@@ -194,7 +194,7 @@ class ImageSink:
             raise OutputError(
                 f"{self._path}: {self._rows:,} of {self.info.height:,} rows were written"
             )
-        with trimming_heap() if self._encodes_at_end else contextlib.nullcontext():
+        with trimming_heap() if self._trims_heap else contextlib.nullcontext():
             if self._last_row is not None:
                 self._png.write_rows(self._last_row)
             self._png.finish()

@@ -236,6 +236,25 @@ def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
     assert bytes_with(calibration(5.0, families=True))[1] == pytest.approx(6 * expected, rel=1e-6)
 
 
+def test_past_runs_do_not_narrow_what_a_file_may_make_its_codec_take():
+    known = Calibration(share=0.1, fixed_bytes=0, count=50, coverage=0.99, families=True)
+
+    def upper(*codecs, **more):
+        bounds = RunBounds(current_heap=known)
+        picture = ImageTask(PHOTO, PHOTO[:2], codec_bytes=codecs, tiled_bounds=bounds, **more)
+        return plans(picture=picture, tile=64, batch=1)[0].upper_bytes
+
+    bare, usual, most = upper(), 50 * MIB, 90 * MIB
+    # The least margin is for windows of rows too.
+    assert upper((usual, usual + 12 * MIB)) == bare + usual
+    assert upper((usual, most)) == bare + most - 16 * MIB
+    # What is encoded at the end is not added to what is held before: less is free of charge.
+    held, low, high = (usual, usual), (40 * MIB, 60 * MIB), (300 * MIB, 400 * MIB)
+    assert upper(held, finishing_bytes=low) == upper(held)
+    finishing = upper(held, finishing_bytes=high)
+    assert 400 * MIB < finishing < upper(held) + 400 * MIB - usual
+
+
 @pytest.mark.parametrize("heap", ["cache", None])
 def test_what_a_heap_keeps_is_told_by_the_blocks_of_the_run(monkeypatch, heap):
     monkeypatch.setattr("lowtide.streaming.planner.ledger_rows.heap_mode", lambda: heap)

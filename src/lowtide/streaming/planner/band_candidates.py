@@ -191,6 +191,7 @@ class BandCandidates:
             ledger=calibrate_rows(
                 tuple(self._ledger(program, layout, bytes_of.rows(layout, least))),
                 self.image_task.streamed_bounds.current_heap,
+                self.costs.device,
             ),
             strategy=StreamedStrategy(
                 cuts=layout.cuts,
@@ -208,20 +209,30 @@ class BandCandidates:
             ),
         )
 
-    def _file_transfer_bytes(self, network_rows: Sequence[LedgerRow]) -> tuple[int, int]:
-        """Return the (usual, largest) bytes needed before and after the panels run.
+    def _between_panels(self, network_rows: Sequence[LedgerRow]) -> ImageTask:
+        """Return the task with the bytes that its files take in addition while panels run.
 
-        Only what exceeds the bytes of the bands, which run between: files are read and written one
-        after the other, and whole rows pass through.
+        Files are read before and written after them, one after the other, and whole rows pass
+        through: only what exceeds the bytes of the bands counts. A video's decoder and encoder
+        stay.
         """
-        usual, most = max(self.image_task.codec_bytes, key=lambda codec: codec[1], default=(0, 0))
-        rows = self.image_task.row_bytes * (1 + self.geometry.scale) * 2 * COPY_ROWS
+        task, moved = self.image_task, self._moved_row_bytes
+        if task.codecs_stay:
+            return replace(task, codec_bytes=(*task.codec_bytes, (moved, moved)))
+        usual, most = max(task.codec_bytes, key=lambda codec: codec[1], default=(0, 0))
         # GPU memory freed by bands is of no use for files.
         bands = [
             one for one in network_rows if one.place == "device" and self.costs.device == "cpu"
         ]
         value, upper = sum(one.value for one in bands), sum(one.upper for one in bands)
-        return max(0, usual + rows - value), max(0, most + rows - upper)
+        codec = max(0, usual + moved - value), max(0, most + moved - upper)
+        last = tuple(taken + moved for taken in task.finishing_bytes if taken)
+        return replace(task, codec_bytes=(codec,), finishing_bytes=last or (0, 0))
+
+    @property
+    def _moved_row_bytes(self) -> int:
+        """Bytes of the rows that are copied at once between files and panels."""
+        return self.image_task.row_bytes * (1 + self.geometry.scale) * 2 * COPY_ROWS
 
     @property
     def _network_inputs(self) -> int:
@@ -300,9 +311,7 @@ class BandCandidates:
         band = -(-height // layout.bands[0]) + 2 * READ_ROWS
         held = row_bytes * (height if readers > 1 else min(height, band))
         made = row_bytes * self.geometry.scale * 2 * WRITE_ROWS
-        image_task = self.image_task
-        if self.panel_width:
-            image_task = replace(image_task, codec_bytes=(self._file_transfer_bytes(rows),))
+        image_task = self._between_panels(rows) if self.panel_width else self.image_task
         on_disk = layout.disk_peak_bytes * self._byte_factor
         if layout.placement == "host":
             locked = layout.spilled_peak_bytes * self._byte_factor

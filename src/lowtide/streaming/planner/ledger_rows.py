@@ -15,13 +15,19 @@ from lowtide.memory.strategy import TiledStrategy
 from lowtide.streaming.planner.model_facts import ImageTask
 
 ROW_BUFFERS = "input rows", "output rows"
+# What decoders and encoders hold while the network runs; and what encoding the whole image at the
+# end takes beyond all that is free by then. Their bounds are fitted to the formats.
+FORMATS_ROW, ENCODING_ROW = "file formats", "encoding at the end"
+_FORMAT_ROWS = FORMATS_ROW, ENCODING_ROW
 LIVE_ROW = "live activations and workspace"
 # Rows of the ledger that do not depend on the network's input.
-_FIXED_ROWS = {"weights", "runtime", "context", "file formats", *ROW_BUFFERS}
+_FIXED_ROWS = {"weights", "runtime", "context", *_FORMAT_ROWS, *ROW_BUFFERS}
 # Most and fewest network pixels of a comparison: more show no more, fewer prove nothing.
 _COMPARED_PIXELS, _FEWEST_PIXELS = 512 * 512, 64 * 64
 # Least margin of a tiled plan, whatever past runs say.
 LEAST_MARGIN = 16 * MIB
+# The same when the network no longer runs: kernels and small blocks that it leaves, 6 MiB at most.
+_LEFT_BY_RUN = 8 * MIB
 # Thread stacks and what libraries set up at first use: not visible in a large run, and up to this
 # many bytes in a small one.
 _RUNTIME_UPPER = 40 * MIB
@@ -36,27 +42,46 @@ EQUALLY_FAST = 1.03
 
 
 def calibrate_rows(
-    rows: tuple[LedgerRow, ...], calibration: Calibration | None
+    rows: tuple[LedgerRow, ...], calibration: Calibration | None, device: str
 ) -> tuple[LedgerRow, ...]:
-    """Return ``rows`` with the upper bound that past runs call for.
+    """Return ``rows`` with the upper bound that past runs on ``device`` call for.
 
-    It replaces the general bounds. Where past runs cover many model families, their bound holds,
-    with the least margin, since small runs vary more. Otherwise at least half of the general margin
-    stays, since another model may exceed it.
+    It replaces the general bounds of all but file formats, whose files those runs do not cover.
+    Where past runs cover many model families, their bound holds, with the least margin, since small
+    runs vary more. Otherwise at least half of the general margin stays, since another model may
+    exceed it. Encoding at the end has less margin, since the network does not run then.
     """
     if calibration is None:
         return rows
     memory = [row for row in rows if row.place != "disk"]
-    expected, general = sum(row.value for row in memory), sum(row.upper for row in memory)
-    kept = sum(row.value for row in memory if row.name == "allocator")
+    network = [row for row in memory if row.name not in _FORMAT_ROWS]
+    expected, general = sum(row.value for row in network), sum(row.upper for row in network)
+    kept = sum(row.value for row in network if row.name == "allocator")
     margin, allowed = calibration.upper(expected, kept) - expected, general - expected
     margin = max(margin, LEAST_MARGIN if calibration.families else allowed // 2)
-    exact = [replace(row, upper=row.value) for row in memory]
+    if device == "cpu":
+        margin = _beside_formats(margin, memory)
     return (
-        *exact,
+        *(row if row.name in _FORMAT_ROWS else replace(row, upper=row.value) for row in memory),
         LedgerRow(name="margin", place="device", value=0, upper=margin, origin="calibrated"),
         *(row for row in rows if row.place == "disk"),
     )
+
+
+def _beside_formats(margin: int, rows: list[LedgerRow]) -> int:
+    """Return what is left of a ``margin`` beside the bounds of file formats among ``rows``."""
+    formats = [row for row in rows if row.name == FORMATS_ROW]
+    counted = sum(row.upper - beyond_least_margin(row.value, row.upper) for row in formats)
+    at_the_end = sum(row.upper for row in rows if row.name == ENCODING_ROW)
+    return max(_LEFT_BY_RUN if at_the_end else 0, margin - counted - at_the_end)
+
+
+def beyond_least_margin(usual: int, most: int) -> int:
+    """Return the bound of a file format's bytes beside the least margin of a plan.
+
+    That margin holds windows of a few rows, which every run has.
+    """
+    return usual + max(0, most - usual - LEAST_MARGIN)
 
 
 def with_heap_modes(plans: list[Plan], bounds: RunBounds) -> list[Plan]:
@@ -81,7 +106,7 @@ def _with_trimmed_heap(plan: Plan, bounds: RunBounds) -> Plan:
         update={
             "heap": "trim",
             "seconds": plan.seconds * _TRIM_SLOWDOWN,
-            "ledger": calibrate_rows(tuple(rows), bounds.trimming_heap),
+            "ledger": calibrate_rows(tuple(rows), bounds.trimming_heap, plan.device),
         }
     )
 
@@ -163,12 +188,15 @@ def run_ledger(
         scratch_bytes: Disk bytes in addition to those of the file formats.
     """
     yield ledger_row("weights", "device", costs.weight_bytes, costs.weight_bytes, "known")
-    runtime = 0
+    runtime = free_at_end = 0
     for one in network_rows:
         if one.name == "runtime":
             runtime = one.value
-        else:
-            yield one
+            continue
+        yield one
+        # What the heap keeps is free too, but not for blocks of other sizes.
+        if costs.device == "cpu" and one.place == "device" and one.name != "allocator":
+            free_at_end += one.value
     if costs.device == "cpu":
         runtime += image_task.extra_resident_bytes
         yield ledger_row("runtime", "host", runtime, runtime + _RUNTIME_UPPER, "prior")
@@ -180,6 +208,10 @@ def run_ledger(
     for name, count in zip(ROW_BUFFERS, row_bytes, strict=True):
         yield ledger_row(name, "host", count, count, "known")
     usual, most = (sum(each) for each in zip((0, 0), *image_task.codec_bytes, strict=True))
-    yield ledger_row("file formats", "host", usual, most, "prior")
+    yield ledger_row(FORMATS_ROW, "host", usual, most, "prior")
+    at_end = [taken - free_at_end for taken in image_task.finishing_bytes]
+    if at_end[1] > most:
+        value = min(max(0, at_end[0] - usual), at_end[1] - most)
+        yield ledger_row(ENCODING_ROW, "host", value, at_end[1] - most, "prior")
     if scratch := image_task.scratch_bytes + scratch_bytes:
         yield ledger_row("scratch file", "disk", scratch, scratch, "known")

@@ -48,6 +48,9 @@ class ImageTask:
         shape: Shape of the source.
         padded_size: (height, width) after padding to the model's size rule.
         codec_bytes: (usual, largest) bytes of host memory for decoding, and for encoding, the file.
+        finishing_bytes: The same for encoding the whole image once its last row has come, where
+            ``codec_bytes`` are for the time until then. Nothing is read and no network runs then.
+        codecs_stay: Whether ``codec_bytes`` are held between panels too, as for frames of a video.
         scratch_bytes: Disk bytes of the file formats.
         row_buffer_bytes: Bytes that the rows held for one row of tiles should stay within, where
             lower tiles allow it.
@@ -62,6 +65,8 @@ class ImageTask:
     shape: tuple[int, int, int]
     padded_size: tuple[int, int]
     codec_bytes: tuple[tuple[int, int], ...] = ()
+    finishing_bytes: tuple[int, int] = (0, 0)
+    codecs_stay: bool = False
     scratch_bytes: int = 0
     row_buffer_bytes: int | None = None
     ample_bytes: int | None = None

@@ -220,6 +220,7 @@ def _plan(
         ledger=calibrate_rows(
             tuple(_ledger(costs, image_task, rows, columns, at_once, geometry.scale)),
             image_task.tiled_bounds.current_heap,
+            costs.device,
         ),
     )
 

@@ -33,6 +33,12 @@ def capture_error_reason(error: Exception) -> tuple[str, str]:
             f"the arguments of the call do not fit it: {first_line(error)}",
             "pass what its forward takes, as in stream(module)(image, timestep)",
         )
+    if "fake tensor in the exported program" in str(error):
+        return (
+            "it computes a weight anew in each call, and writes it to itself",
+            "compute it once before, as lowtide.models.fold_conv.fold_convs(module) does for SPAN;"
+            f" or {_WHOLE}",
+        )
     return first_line(error), _WHOLE
 
 

@@ -175,6 +175,24 @@ def test_a_limit_below_what_the_libraries_take(tmp_path, monkeypatch, which, mos
     assert "hint: raise that limit" in run.stderr
 
 
+def test_libraries_that_do_not_end_where_memory_runs_out(tmp_path, monkeypatch):
+    """As OpenBLAS, which asks for more again and again."""
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "endless.py").write_text("while True:\n    pass\n")
+    code = """
+sys.path.insert(0, sys.argv[3])
+from lowtide.memory import library_memory
+library_memory._MOST_SECONDS = 1
+try:
+    library_memory.require_room_for_libraries("endless")
+except library_memory.BudgetError as error:
+    print(error, error.hint)
+"""
+    run = python(code, tmp_path, limit=(resource.RLIMIT_DATA, 500 * MIB))
+    assert "the libraries of Lowtide do not fit in 500 MiB by ulimit -d" in run.stdout, run.stderr
+    assert "is ample" in run.stdout
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_what_planning_imports():
     """Is not more than limits are asked for, and not far less."""

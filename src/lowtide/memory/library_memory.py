@@ -34,6 +34,9 @@ _LEAST_BUDGET = 32 * MIB
 # What processes that do the same differ by.
 _NOISE_BYTES = 8 * MIB
 _MAIN = "lowtide.memory.library_memory:main"
+# Processor seconds after which an import does not end any more: where memory runs out, OpenBLAS
+# asks for it again and again. It takes 5 to 10.
+_MOST_SECONDS = 60
 
 
 def require_room_for_libraries(*modules: str) -> None:
@@ -170,7 +173,8 @@ def _known_sizes(modules: tuple[str, ...]) -> dict[Counted, int] | None:
         return {counts: int(stored[key][counts]) for counts in _FIELDS.values()}
     except (OSError, ValueError, KeyError, TypeError):
         pass  # measured now
-    child = start_python(_MAIN, *modules, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    child = start_python(_MAIN, str(_MOST_SECONDS), *modules, **pipes, text=True)
     said, errors = child.communicate()
     if child.returncode == 0:
         write_cached(file, json.dumps({**stored, key: json.loads(said)}))
@@ -181,7 +185,11 @@ def _known_sizes(modules: tuple[str, ...]) -> dict[Counted, int] | None:
 
 
 def main() -> None:
-    """Import modules, and print the memory of this process."""
-    for module in sys.argv[1:]:
+    """Import modules within some seconds of the processor, and print the memory of this process."""
+    import resource  # not on Windows, where nothing has limits
+
+    seconds, *modules = sys.argv[1:]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
+    for module in modules:
         importlib.import_module(module)
     sys.stdout.write(json.dumps(_sizes()))

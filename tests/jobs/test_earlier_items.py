@@ -1,5 +1,6 @@
 """What earlier items of a job hold, and by how much they went over, counts for the next ones."""
 
+import mmap
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +31,10 @@ class LeakyJob(series_job.AverageJob):
         return replace(planned, plan=planned.plan.model_copy(update={"image": sizes}))
 
     def run(self, item, planned, pipeline, queue_bytes):
-        block = np.ones(24 * MIB, np.uint8)
+        # not of the C heap, which may hold as much that is free
+        memory = mmap.mmap(-1, 24 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block = np.frombuffer(memory, np.uint8)
+        block[:] = 1
         if item.index <= self.kept:
             self.blocks.append(block)
         return super().run(item, planned, pipeline, queue_bytes)

@@ -83,3 +83,15 @@ def test_bytes_of_a_whole_run_follow_from_the_graph(height, width):
     graph = capture(model.eval(), torch.zeros(1, 3, height, width))
     # A map of 8 channels and its ReLU are alive together, more than the ReLU and the result.
     assert whole_run_bytes(graph) == 2 * 8 * height * width * 4
+
+
+def test_products_that_are_scaled_are_counted():
+    """Whose scale a rule makes a constant of its own."""
+    net = pytest.importorskip("spandrel.architectures.CRAFT").CRAFT(
+        upscale=2, depths=[1], num_heads=[6]
+    )
+    image = torch.rand(1, 3, 40, 36)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = lowtide.stream(net.eval(), budget="200MiB")(image)
+        assert (result - net(image)).abs().max() < 1e-4

@@ -25,11 +25,13 @@ def kept_bytes(steps: int) -> int:
 
 def whole_run_bytes(graph: Graph) -> int:
     """Return the bytes of results alive at a time while a module of this graph runs whole."""
+    # Constants that rules made of weights have places beyond the nodes.
     owners = dict[int, int]()
     for node in graph.nodes:
         is_view = getattr(node.target, "is_view", False) and node.refs
-        owners[node.index] = owners[node.refs[0]] if is_view else node.index
-    last = {owners[one]: node.index for node in graph.nodes for one in node.refs}
+        first = node.refs[0] if is_view else node.index
+        owners[node.index] = owners.get(first, first)
+    last = {owners.get(one, one): node.index for node in graph.nodes for one in node.refs}
     last |= {owners[one]: len(graph.nodes) for one in graph.outputs}
     freed = dict[int, int]()
     alive = most = 0

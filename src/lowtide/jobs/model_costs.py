@@ -76,23 +76,11 @@ class CostLookup:
         Smaller images than one that was traced need no trace of their own. None for a network that
         cannot be traced.
         """
-        store, key = CostCache(), self._key("whole")
-        costs = store.get(key)
-        if costs is None or costs.traced_points[-1].pixels < math.prod(size):
-            self.on_measuring()
-            costs = trace_whole(
-                self.network,
-                size,
-                sha256=self.sha256,
-                weight_bytes=self.weight_bytes(),
-                align=self.geometry.align,
-                minimum=self.geometry.minimum,
-                limit_bytes=limit_bytes,
-            )
-            if costs is None:
-                return None
-            store.put(key, costs)
-        return _with_clock_ratio(costs)
+
+        def is_known(costs: ModelCosts) -> bool:
+            return costs.traced_points[-1].pixels >= math.prod(size)
+
+        return self._traced("whole", trace_whole, size, limit_bytes, is_known)
 
     def of_bands(self, pixels: int, limit_bytes: int | None) -> ModelCosts | None:
         """Return the costs of bands of an image of ``pixels``, from the cache or traces.
@@ -101,13 +89,25 @@ class CostLookup:
         None for a network that cannot be traced.
         """
         limit_bytes, up_to = _rounded(limit_bytes), 1 << (pixels - 1).bit_length()
-        store, key = CostCache(), self._key(f"bands of {up_to} pixels, {limit_bytes}")
+        part = f"bands of {up_to} pixels, {limit_bytes}"
+        return self._traced(part, trace_bands, up_to, limit_bytes, lambda _costs: True)
+
+    def _traced(
+        self,
+        part: str,
+        trace: Callable[..., ModelCosts | None],
+        run: object,
+        limit_bytes: int | None,
+        is_known: Callable[[ModelCosts], bool],
+    ) -> ModelCosts | None:
+        """Return the costs that ``trace`` finds for ``run``, or those of the cache."""
+        store, key = CostCache(), self._key(part)
         costs = store.get(key)
-        if costs is None:
+        if costs is None or not is_known(costs):
             self.on_measuring()
-            costs = trace_bands(
+            costs = trace(
                 self.network,
-                up_to,
+                run,
                 sha256=self.sha256,
                 weight_bytes=self.weight_bytes(),
                 align=self.geometry.align,

@@ -272,17 +272,17 @@ def _choose_layout(
     reserve = _BudgetShare.for_device(
         on_cpu=device.type == "cpu", recorded=settings.recorded, copy_bytes=copies
     )
-    beside = reserve
+    after_planning = reserve
     if planner.budget_bytes is not None:
-        beside = replace(reserve, kept=kept_bytes(len(planner.program.steps)))
-    room, most = beside.available_bytes(allowed), reserve.available_bytes(allowed)
+        after_planning = replace(reserve, kept=kept_bytes(len(planner.program.steps)))
+    room, most = after_planning.available_bytes(allowed), reserve.available_bytes(allowed)
     # A search beside what is kept costs dry runs, which are in vain where no draft is that small.
     in_vain = 2 * room < most and planner.least_draft_bytes > room
     limit = most if in_vain else room
     try:
         layout = planner.choose(limit, most)
     except BudgetError as error:
-        least = beside.smallest_budget(error.smallest or 0)
+        least = after_planning.smallest_budget(error.smallest or 0)
         raise BudgetError(
             f"this model cannot be streamed in {format_bytes(allowed)}: its bands and its result"
             f" need at least {format_bytes(least)}",
@@ -291,5 +291,5 @@ def _choose_layout(
         ) from error
     if layout.peak_bytes > room:
         title = f"the first call of this {type(planner.module).__name__} with its planning"
-        warn_beyond(allowed, beside.smallest_budget(layout.peak_bytes), title)
+        warn_beyond(allowed, after_planning.smallest_budget(layout.peak_bytes), title)
     return layout

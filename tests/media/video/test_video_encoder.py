@@ -318,3 +318,30 @@ def test_what_the_container_or_the_encoder_refuses_leaves_nothing(tmp_path):
     encoder.write(pictures(PictureFormat(64, 48, "yuv420p"))[0], 0)
     encoder.abort()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_encoder_that_lacks_memory_under_a_limit_says_what_to_raise(tmp_path):
+    code = """
+import resource, sys
+from fractions import Fraction
+from pathlib import Path
+from lowtide.core.errors import OutputError
+from lowtide.media.video.encoder_settings import EncoderSettings
+from lowtide.media.video.picture_format import PictureFormat
+from lowtide.media.video.pyav import load_av
+from lowtide.media.video.video_encoder import SegmentEncoder
+load_av()
+used = int(open("/proc/self/status").read().split("VmSize:")[1].split()[0]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (used + (24 << 20), resource.RLIM_INFINITY))
+format = PictureFormat(1920, 1080, "yuv420p")
+try:
+    SegmentEncoder(Path(sys.argv[1]), EncoderSettings("x264"), format, time_base=Fraction(1, 25))
+except OutputError as error:
+    print(error.hint)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "x.mp4"], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert "raise the limit of this process" in run.stdout
+    assert not list(tmp_path.iterdir())

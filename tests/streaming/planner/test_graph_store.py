@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -129,6 +130,19 @@ def test_a_damaged_file_is_replaced(captures, tmp_path):
     captures(compact())
     captures(compact())
     assert captures.made == [1, 1, 0]
+
+
+def test_the_folder_keeps_a_number_of_graphs_and_drops_the_oldest(captures, tmp_path):
+    for number in range(300):
+        (tmp_path / f"graph-old{number}-0.json").write_text("{}")
+        os.utime(tmp_path / f"graph-old{number}-0.json", (number, number))
+    captures(compact())
+    captures(compact())
+    assert captures.made == [1, 0]
+    left = {path.name for path in tmp_path.glob("graph-*")}
+    assert len(left) == 256
+    assert "graph-old299-0.json" in left
+    assert "graph-old0-0.json" not in left
 
 
 def test_code_outside_of_packages_is_not_stored(captures, tmp_path):

@@ -131,8 +131,26 @@ class SegmentEncoder:
             format = self._format
             raise OutputError(
                 f"{self._path}: {format.width}×{format.height} frames of {format.name} cannot be"
-                f" written: {error}"
+                f" written: {error}",
+                hint=_hint(error),
             ) from error
+
+
+def _hint(error: Exception) -> str | None:
+    """Return what helps where an encoder failed that may lack memory: FFmpeg does not say why."""
+    if isinstance(error, load_av().error.ExternalError) and _is_limited():
+        return "if memory was lacking: raise the limit of this process (ulimit -d, ulimit -v)"
+    return None
+
+
+def _is_limited() -> bool:
+    """Return whether the shell limits the private memory or the addresses of this process."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return False
+    kinds = resource.RLIMIT_DATA, resource.RLIMIT_AS
+    return any(resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in kinds)
 
 
 def _x264_instructions(format: PictureFormat) -> dict[str, str]:

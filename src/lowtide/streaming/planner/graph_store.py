@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import sys
@@ -20,6 +21,8 @@ from lowtide.streaming.capture.graph_json import NotPlainError, graph_from_json,
 from lowtide.streaming.capture.model_inputs import memory_format_of
 
 _GRAPH = "graph"
+# A graph takes some 70 KiB, and each size of picture has its own.
+_MOST_GRAPHS = 256
 # Packages whose code is part of the key anyway.
 _KNOWN_PACKAGES = frozenset({"torch", "lowtide"})
 
@@ -59,6 +62,7 @@ class GraphStore:
         store = self._store(image)
         store.put(_GRAPH, base64.b64encode(zlib.compress(text.encode())).decode())
         store.save()
+        _drop_oldest(cache_folder())
 
     def _store(self, image: Tensor) -> MeasurementCache:
         facts = (
@@ -69,7 +73,15 @@ class GraphStore:
             AutocastState.current(image.device.type),
         )
         digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-        return MeasurementCache(f"graph-{digest}", cache_folder(), device=str(image.device))
+        return MeasurementCache(f"{_GRAPH}-{digest}", cache_folder(), device=str(image.device))
+
+
+def _drop_oldest(folder: Path) -> None:
+    """Remove the graphs of a folder that were written first, where there are too many."""
+    with contextlib.suppress(OSError):  # another process may drop the same
+        files = sorted(folder.glob(f"{_GRAPH}-*.json"), key=lambda path: path.stat().st_mtime)
+        for path in files[:-_MOST_GRAPHS]:
+            path.unlink(missing_ok=True)
 
 
 def _code_digest(module: nn.Module) -> str | None:

@@ -65,7 +65,7 @@ def run_images(
     run = _ImageRun(
         job_type,
         chosen,
-        found.pairs,
+        found,
         facts,
         devices,
         scratch,
@@ -77,33 +77,7 @@ def run_images(
     )
     meter.start()
     try:
-        with open_journal(folder) as journal, divide_threads(len(devices)) as threads:
-            now = versions(chosen.model_name, job_type.packages)
-            pin = Pin.read(journal, now)
-            budget = run.budget(pin)
-            prepared = run.prepare(budget_share(budget, devices), pin)
-            Pin.write(journal, now, budget, prepared.measurements)
-            report = job_type.report_type(
-                model=prepared.descriptor.to_dict(),
-                device=",".join(devices),
-                versions=now,
-                skipped_inputs=SkippedInput.of(found),
-            )
-            key = chosen.content_hash(prepared.descriptor.sha256, prepared.precision)
-            results = ResultRecorder(
-                found.pairs, report, journal, key, force=force, sidecar=sidecar
-            )
-            if len(devices) == 1 or len(found.pairs) == 1:
-                # A single image stays in this process, which distributes its tiles.
-                run.pipeline(prepared, budget, results, threads).run(results.due_items())
-            else:
-                workers = run.workers(prepared, budget, results, threads)
-                del prepared  # free this copy: each worker loads the model
-                try:
-                    workers.run(cancel)
-                finally:
-                    if journal is not None:
-                        journal.remove_parts()  # remove the files of killed workers
+        report = run.report(folder, force=force, sidecar=sidecar)
     finally:
         planner.close()
         meter.stop()
@@ -121,7 +95,7 @@ class _ImageRun:
 
     job_type: type[ImageJob]
     settings: ImageSettings
-    pairs: Sequence[FilePair]
+    found: Found
     facts: ImageFacts | None
     devices: list[str]
     scratch: Path
@@ -132,9 +106,43 @@ class _ImageRun:
     planner: PlanningProcess
 
     @property
+    def pairs(self) -> list[FilePair]:
+        """The images and their targets."""
+        return self.found.pairs
+
+    @property
     def streams(self) -> int:
         """Images that are in flight at once."""
         return self.settings.streams if self.job_type.overlaps else 1
+
+    def report(self, folder: Path | None, *, force: bool, sidecar: bool) -> Any:
+        """Run what is due and return the report; ``folder`` has the journal, if there is one."""
+        with open_journal(folder) as journal, divide_threads(len(self.devices)) as threads:
+            now = versions(self.settings.model_name, self.job_type.packages)
+            pin = Pin.read(journal, now)
+            budget = self.budget(pin)
+            prepared = self.prepare(budget_share(budget, self.devices), pin)
+            Pin.write(journal, now, budget, prepared.measurements)
+            report = self.job_type.report_type(
+                model=prepared.descriptor.to_dict(),
+                device=",".join(self.devices),
+                versions=now,
+                skipped_inputs=SkippedInput.of(self.found),
+            )
+            key = self.settings.content_hash(prepared.descriptor.sha256, prepared.precision)
+            results = ResultRecorder(self.pairs, report, journal, key, force=force, sidecar=sidecar)
+            if len(self.devices) == 1 or len(self.pairs) == 1:
+                # A single image stays in this process, which distributes its tiles.
+                self.pipeline(prepared, budget, results, threads).run(results.due_items())
+            else:
+                workers = self.workers(prepared, budget, results, threads)
+                del prepared  # free this copy: each worker loads the model
+                try:
+                    workers.run(self.cancel)
+                finally:
+                    if journal is not None:
+                        journal.remove_parts()  # remove the files of killed workers
+        return report
 
     def budget(self, pin: Pin | None) -> Budget:
         """Return the budget of the device that has the least, or that of the first run."""

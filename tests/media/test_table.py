@@ -1,5 +1,7 @@
 """Tables of series: what is read, repaired and said so, and refused by line and column."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -285,3 +287,12 @@ def test_damaged_files_are_read_or_refused(tmp_path):
         assert table.values.shape == (len(table.grid.stamps), len(table.names))
         assert not np.isinf(table.values).any()
     assert 20 < read < 180
+
+
+def test_without_pandas_the_extra_is_named(tmp_path, monkeypatch):
+    file = tmp_path / "table.csv"
+    file.write_text("date,y\n2024-01-01,1\n")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pandas") as refused:
+        read_table(file)
+    assert refused.value.hint == "pip install 'lowtide[forecast]'"

@@ -95,9 +95,12 @@ def read_table(
     Raises:
         InputError: The file cannot be read, a cell is no number or no date, stamps are doubled or
             not evenly spaced.
-        UsageError: A name in ``columns`` is not in the table.
+        UsageError: A name in ``columns`` is not in the table, or pandas is not installed.
     """
-    import pandas as pd
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise UsageError("tables need pandas", hint="pip install 'lowtide[forecast]'") from error
 
     path = None if isinstance(data, pd.DataFrame) else Path(data)
     try:

@@ -199,7 +199,7 @@ ERRORS = [
     (["{net}", "--size", "big"], 2, "not a number of pixels", "--size 256"),
     (["{net}", "--batch", "0"], 2, "--batch 0", ""),
     (["{net}", "--budget", "100GiB"], 2, "more than NVIDIA GeForce RTX 3070", "auto"),
-    (["{net}", "--plot", "a.jpg"], 2, "written as .png or .svg", ""),
+    (["{net}", "--plot", "a.unknown"], 2, "not written as .unknown", ""),
 ]
 
 

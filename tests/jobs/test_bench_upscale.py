@@ -58,8 +58,8 @@ def test_what_cannot_be_run_is_refused_at_once(source, tmp_path):
     with pytest.raises(UsageError, match="'fastest'") as caught:
         bench(source, only=["fastest"])
     assert "conservative" in caught.value.hint
-    with pytest.raises(UsageError, match=r"png or \.svg"):
-        bench(source, plot=tmp_path / "bench.gif")
+    with pytest.raises(UsageError, match=r"not written as \.unknown"):
+        bench(source, plot=tmp_path / "bench.unknown")
     with pytest.raises(ImageError):
         bench(tmp_path / "none.png")
 

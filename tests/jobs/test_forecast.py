@@ -141,3 +141,19 @@ def test_missing_values_neither_spoil_the_mean_nor_narrow_the_bands(table):
     late = made["holed"].frame.query("unique_id == 'late'")
     assert (late["0.9"] > late["0.1"]).all()
     assert "bands are those of other series: late" in str(made["holed"].report)
+
+
+def test_names_of_files_are_checked_before_anything_is_computed(table, tmp_path, monkeypatch):
+    out, plot = tmp_path / "out.csv", tmp_path / "plot.unknown"
+    done = run("forecast", table, "--horizon", 24, "-o", out, "--plot", plot)
+    assert done.exit_code == 2
+    assert "not written as .unknown" in done.output
+    done = run("backtest", table, "--horizon", 24, "-o", out, "--plot", plot)
+    assert done.exit_code == 2
+    assert "not written as .unknown" in done.output
+    # As where neither is installed.
+    monkeypatch.setattr("lowtide.jobs.forecast_frames.find_spec", lambda name: None)
+    done = run("forecast", table, "--horizon", 24, "-o", tmp_path / "out.parquet")
+    assert done.exit_code == 2
+    assert "Parquet files need pyarrow" in done.output
+    assert list(tmp_path.iterdir()) == [table]

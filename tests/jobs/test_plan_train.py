@@ -259,7 +259,7 @@ def test_budgets_of_an_absent_gpu(budget: Any, expected: int) -> None:
         ({"budget": "much"}, "is not a number of bytes"),
         ({"device": "gtx99"}, "no device profile 'gtx99'"),
         ({"device": "cuda:7"}, "there is no device 'cuda:7'"),
-        ({"plot": "picture.jpg"}, "plots are written as"),
+        ({"plot": "picture.unknown"}, "not written as .unknown"),
     ],
 )
 def test_devices_and_budgets_that_make_no_sense(options: dict[str, Any], words: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from lowtide.core.atomic_file import atomic_output, require_absent
 from lowtide.core.errors import InputError, UsageError
+from lowtide.core.figure_file import require_figure_name
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.jobs.backtest_methods import Method, fit_methods
 from lowtide.jobs.backtest_report import BacktestReport, HorizonScores
@@ -91,6 +92,8 @@ def backtest(
     for path in (output, plot):
         if path is not None:
             require_absent(Path(path), force=force)
+    if plot is not None:
+        require_figure_name(Path(plot))
     table, trained, steps = _read(data, str(model), horizons, split, tuple(columns), frequency)
     train, first, last = steps
     place = None if target is None else table.index(target)

@@ -15,13 +15,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from lowtide.core.errors import LowtideError, UsageError
+from lowtide.core.figure_file import new_figure, require_figure_name, save_figure
 from lowtide.core.metrics import max_error, psnr
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.report import reported_db, versions
 from lowtide.media import inspect_image
 from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
-from lowtide.memory.training.memory_plot import new_figure, save_figure
+from lowtide.memory.training.memory_plot import FIGURE_INCHES
 
 # The exact result that all others are compared with.
 REFERENCE = "lowtide"
@@ -159,7 +160,7 @@ def bench(
             hint=", ".join(way.name for way in VARIANTS),
         )
     if plot is not None:
-        new_figure(Path(plot))  # fail before minutes of running
+        require_figure_name(Path(plot))  # fail before minutes of running
     facts = inspect_image(Path(image))
     report = BenchReport(
         image=str(image),
@@ -264,7 +265,7 @@ def _draw(report: BenchReport, path: Path) -> None:
     """Draw every variant as a point: seconds on the x axis, peak memory on the y axis."""
     from lowtide.core.units import MIB
 
-    figure = new_figure(path)
+    figure = new_figure(*FIGURE_INCHES)
     axes = figure.add_subplot()
     for group in dict.fromkeys(row.variant.group for row in report.rows):
         rows = [row for row in report.rows if row.variant.group == group and not row.error]

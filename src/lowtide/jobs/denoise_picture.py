@@ -10,13 +10,13 @@ import numpy as np
 
 from lowtide.core.atomic_file import require_absent
 from lowtide.core.errors import UsageError
-from lowtide.core.metrics import psnr
-from lowtide.jobs.figure_file import (
+from lowtide.core.figure_file import (
     DOTS_PER_INCH,
     new_figure,
     require_figure_name,
     save_figure,
 )
+from lowtide.core.metrics import psnr
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.report import DenoisedImageReport
 from lowtide.media import open_image

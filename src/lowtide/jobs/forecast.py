@@ -12,8 +12,14 @@ from pydantic import BaseModel
 
 from lowtide.core.atomic_file import require_absent
 from lowtide.core.errors import UsageError
+from lowtide.core.figure_file import require_figure_name
 from lowtide.core.schema import SCHEMA_VERSION
-from lowtide.jobs.forecast_frames import quantile_frame, sample_frame, write_frame
+from lowtide.jobs.forecast_frames import (
+    quantile_frame,
+    require_table_name,
+    sample_frame,
+    write_frame,
+)
 from lowtide.jobs.trained_forecaster import (
     DIFFUSION,
     TrainedForecaster,
@@ -149,6 +155,11 @@ def forecast(
     wanted = [Path(path) for path in (output, samples_output, plot) if path is not None]
     for path in wanted:
         require_absent(path, force=force)
+    for path in (output, samples_output):
+        if path is not None:
+            require_table_name(Path(path))
+    if plot is not None:
+        require_figure_name(Path(plot))
     source = _source(model, data, steps, paths, tuple(columns), frequency)
     table = source.table
     notes = [*table.notes, *_unverified(table, source.ridge)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lowtide.core.atomic_file import atomic_output
+from lowtide.core.errors import UsageError
 from lowtide.media.table import TimeTable
+from lowtide.media.table_file import PARQUET
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,10 +56,18 @@ def sample_frame(table: TimeTable, stamps: pd.DatetimeIndex, paths: np.ndarray) 
     return pd.concat([_long_frame(table, stamps), columns], axis=1)
 
 
+def require_table_name(path: Path) -> None:
+    """Raise `UsageError` for a Parquet file where no package writes them."""
+    if path.suffix.lower() in PARQUET and not any(map(find_spec, ("pyarrow", "fastparquet"))):
+        raise UsageError(
+            f"{path}: Parquet files need pyarrow", hint="pip install 'lowtide[forecast]'"
+        )
+
+
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
     """Write a frame as CSV, or as Parquet where the name says so."""
     with atomic_output(path) as part:
-        if path.suffix.lower() in (".parquet", ".pq"):
+        if path.suffix.lower() in PARQUET:
             frame.to_parquet(part, index=False)
         else:
             frame.to_csv(part, index=False)

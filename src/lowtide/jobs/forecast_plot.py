@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.jobs.figure_file import new_figure, save_figure
+from lowtide.core.figure_file import new_figure, save_figure
 from lowtide.media.table import TimeTable
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from lowtide._version import __version__
 from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.figure_file import require_figure_name
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, parse_bytes
 from lowtide.jobs.devices import resolve_device
@@ -23,7 +24,7 @@ from lowtide.jobs.user_models import UserModel, load_user_model
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import DeviceProfile, find_profile, load_profile, profile_names
 from lowtide.memory.training.fit_search import FitReport, fit_to_budget
-from lowtide.memory.training.memory_plot import new_figure, plot_memory
+from lowtide.memory.training.memory_plot import plot_memory
 from lowtide.memory.training.options import size_text
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def plan_training(
     chosen = TrainSettings.of(**settings)
     profile = _profile(device)
     if plot is not None:
-        new_figure(Path(plot))  # fail before a minute of tracing
+        require_figure_name(Path(plot))  # fail before a minute of tracing
     user_model = load_user_model(model)
     budget_bytes = _budget(budget, profile)
     plan = _plan(user_model, chosen, profile, budget_bytes, full, loss, progress)

@@ -15,7 +15,7 @@ from lowtide.media.table_cells import HUGE_EXPONENT, RowError
 if TYPE_CHECKING:
     import pandas as pd
 
-_PARQUET = (".parquet", ".pq")
+PARQUET = (".parquet", ".pq")
 _SEPARATORS = ",;\t"
 _DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+)\s*$"
 # Points that may be of thousands, and points that cannot be.
@@ -37,7 +37,7 @@ def read_frame(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     try:
-        if path.suffix.lower() in _PARQUET:
+        if path.suffix.lower() in PARQUET:
             return pd.read_parquet(path)
         separator = _separator(path)
         _require_distinct(path, separator)
@@ -57,6 +57,8 @@ def read_frame(path: Path) -> pd.DataFrame:
     except (ValueError, OSError, ImportError, csv.Error, Warning) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = "save it as CSV in UTF-8" if isinstance(error, UnicodeError) else None
+        if isinstance(error, ImportError):
+            hint = "pip install 'lowtide[forecast]'"
         raise InputError(f"{path}: cannot be read as a table ({reason})", hint=hint) from error
     frame.columns = [str(name).strip() for name in frame]
     return _with_decimal_points(frame) if separator == ";" else frame
@@ -64,7 +66,7 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 def place_of(path: Path | None, row: int) -> str:
     """Return where a row, from 0, is: its line in a CSV, its number elsewhere."""
-    if path is None or path.suffix.lower() in _PARQUET:
+    if path is None or path.suffix.lower() in PARQUET:
         return f"row {row}"
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader, last, seen = csv.reader(file, delimiter=_separator(path)), 0, -1

@@ -123,8 +123,8 @@ def test_colors_differ_in_lightness_too() -> None:
 
 
 def test_estimates_that_cannot_be_plotted(estimated: Estimate, tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(UsageError, match=r"written as \.png or \.svg"):
-        plot_memory(estimated, tmp_path / "a.jpg")
+    with pytest.raises(UsageError, match=r"not written as \.unknown"):
+        plot_memory(estimated, tmp_path / "a.unknown")
     untraced = Estimate.model_validate(estimated.model_dump())
     with pytest.raises(UsageError, match="not traced"):
         plot_memory(untraced, tmp_path / "a.png")

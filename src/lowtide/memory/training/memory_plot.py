@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import UsageError
+from lowtide.core.figure_file import new_figure, require_figure_name, save_figure
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.prediction.estimate import Estimate
 from lowtide.memory.simulation.allocator import CachingAllocator
@@ -18,7 +18,7 @@ from lowtide.memory.tracing.trace import KINDS, Kind, StorageEvent, Trace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SUFFIXES = (".png", ".svg")
+FIGURE_INCHES = 10, 5.2
 _MAX_POINTS = 4000
 # Okabe and Ito's colorblind-safe palette, darkest at the bottom.
 _COLORS: dict[str, str] = {
@@ -85,14 +85,14 @@ def plot_memory(
     budget_bytes: int | None = None,
     title: str | None = None,
 ) -> Path:
-    """Plot the memory of a traced run, by operator and kind, to a PNG or SVG file.
+    """Plot the memory of a traced run, by operator and kind, to a file.
 
     Areas are bytes that tensors hold, exact. For an `Estimate` the CUDA context is drawn below
     them, and what the allocator would have reserved for them as a line above; the expected peak and
     its upper bound, which count workspace too, are horizontal lines, and so is the budget.
 
     Args:
-        path: ends with ``.png`` or ``.svg``.
+        path: a file of a format that matplotlib writes: PNG, SVG, PDF.
 
     Returns:
         The path.
@@ -103,7 +103,8 @@ def plot_memory(
         OutputError: if the file cannot be written.
     """
     path = Path(path)
-    figure = new_figure(path)
+    require_figure_name(path)
+    figure = new_figure(*FIGURE_INCHES)
     trace = source.trace if isinstance(source, Estimate) else source
     if trace is None:
         raise UsageError("this estimate was not traced: it has no memory over time to plot")
@@ -125,35 +126,6 @@ def plot_memory(
     _format_axes(axes, title or (f"Memory on {estimate.device}" if estimate else "Memory"))
     save_figure(figure, path)
     return path
-
-
-def new_figure(path: Path) -> Any:
-    """Return an empty matplotlib figure for ``path``.
-
-    Raises:
-        UsageError: for a suffix not in `SUFFIXES`, and where matplotlib is not installed.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"{path}: plots are written as {' or '.join(SUFFIXES)}", hint="change the suffix"
-        )
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(
-            "plotting needs matplotlib, which is not installed", hint="pip install 'lowtide[plot]'"
-        ) from error
-    return Figure(figsize=(10, 5.2), layout="constrained")
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure made by `new_figure`.
-
-    Raises:
-        OutputError: if that fails.
-    """
-    with atomic_output(path) as part:
-        figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
 
 
 def _context_bytes(estimate: Estimate | None) -> int:

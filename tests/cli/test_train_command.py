@@ -77,8 +77,14 @@ def test_errors_name_the_place(lowtide, tmp_path):
     nothing = lowtide("train", "sr")
     assert nothing.code == 2
     assert "lowtide train sr CONFIG" in nothing.err
-    missing = lowtide("train", "sr", str(tmp_path / "none"))
-    assert "none cannot be read" in missing.err
+    missing = lowtide("train", "sr", str(tmp_path / "none.yml"))
+    assert "none.yml cannot be read" in missing.err
+    # Whatever is no YAML file is taken for data.
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(b"")
+    options = "--scale", "2", "--train.total-iter", "1"
+    for data in (tmp_path / "none", picture):
+        assert f"{data}: no such folder" in lowtide("train", "sr", str(data), *options).err
 
 
 def kept(folder, name="mine"):

@@ -17,9 +17,10 @@ from lowtide.core.atomic_file import (
     new_part_name,
     open_for_append,
     part_path,
+    require_distinct,
     write_error,
 )
-from lowtide.core.errors import OutputError
+from lowtide.core.errors import OutputError, UsageError
 
 links = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as Unix has them")
 
@@ -221,3 +222,16 @@ def test_many_at_once(tmp_path):
     for thread in threads:
         thread.join()
     assert left_in(tmp_path) == ["a"]
+
+
+def test_an_output_that_is_an_input_or_another_output_is_refused(tmp_path):
+    table, made, other = (tmp_path / name for name in ("table.csv", "made.csv", "other.csv"))
+    table.write_text("")
+    require_distinct([made, other], [table])
+    for outputs, inputs, words in (
+        ([made, tmp_path / "TABLE.csv"], [table], "is the input"),
+        ([tmp_path / "x" / ".." / "table.csv"], [table], "is the input"),
+        ([made, made], [table], "is the output"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            require_distinct(outputs, inputs)

@@ -60,6 +60,8 @@ def test_what_cannot_be_run_is_refused_at_once(source, tmp_path):
     assert "conservative" in caught.value.hint
     with pytest.raises(UsageError, match=r"not written as \.unknown"):
         bench(source, plot=tmp_path / "bench.unknown")
+    with pytest.raises(UsageError, match="this output is the input"):
+        bench(source, plot=source)
     with pytest.raises(ImageError):
         bench(tmp_path / "none.png")
 

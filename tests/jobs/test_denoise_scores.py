@@ -135,8 +135,8 @@ def test_what_cannot_be_compared_is_refused_before_the_run(denoise, noisy, clean
         ({"reference": tmp_path / "broken.png"}, ImageError, "broken.png: this is"),
         ({"comparison": tmp_path / "x.bmp"}, UsageError, "not written as .bmp"),
         ({"comparison": truth}, UsageError, "already exists"),
-        ({"comparison": source, "force": True}, UsageError, "would replace"),
-        ({"comparison": truth, "reference": truth, "force": True}, UsageError, "would replace"),
+        ({"comparison": source, "force": True}, UsageError, "is the input"),
+        ({"comparison": truth, "reference": truth, "force": True}, UsageError, "is the input"),
         ({"comparison": tmp_path / "no" / "x.png"}, UsageError, "no such folder"),
     ):
         for dry_run in (False, True):

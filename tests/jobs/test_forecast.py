@@ -157,3 +157,15 @@ def test_names_of_files_are_checked_before_anything_is_computed(table, tmp_path,
     assert done.exit_code == 2
     assert "Parquet files need pyarrow" in done.output
     assert list(tmp_path.iterdir()) == [table]
+
+
+def test_the_table_itself_is_never_replaced(table):
+    before = table.read_bytes()
+    for words in (
+        ["forecast", table, "--horizon", 24, "-o", table, "--force"],
+        ["backtest", table, "--horizon", 24, "-o", table, "--force"],
+    ):
+        done = run(*words)
+        assert done.exit_code == 2
+        assert "this output is the input" in done.output
+    assert table.read_bytes() == before

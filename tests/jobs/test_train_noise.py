@@ -67,6 +67,8 @@ def test_flat_and_dark_frames(frames, tmp_path):
     assert 3 < table.at(200).gain < 12
     with pytest.raises(UsageError, match="already exists"):
         train_noise(tmp_path / "a1.json", **folders)
+    with pytest.raises(UsageError, match=r"tables are \.json files"):
+        train_noise(tmp_path / "a1.png", force=True, **folders)
 
 
 def test_pairs(tmp_path, save):

@@ -175,3 +175,7 @@ def test_bad_models_and_settings(folder, video, tmp_path):
     with pytest.raises(UsageError, match="already exists"):
         encode(video, output, model=folder)
     assert output.read_bytes() == b"mine"
+    before = video.read_bytes()
+    with pytest.raises(UsageError, match="this output is the input"):
+        roundtrip(video, video, model=folder, force=True)
+    assert video.read_bytes() == before

@@ -51,15 +51,6 @@ class TrainKind:
     data_is_file: bool = False
     aliases: tuple[KeyAlias, ...] = ()
 
-    def is_config(self, path: Path) -> bool:
-        """Return whether the first word of a command is the configuration's file.
-
-        What is not a folder must be it: its reader names what is wrong with it.
-        """
-        if self.data_is_file:
-            return path.suffix.lower() in (".yml", ".yaml")
-        return not path.is_dir()
-
     def data_value(self, data: list[Path]) -> str | list[str]:
         """Return the value of the key that DATA stand for."""
         if not self.data_is_file:
@@ -157,9 +148,14 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
             typer.echo(report.model_dump_json(indent=2) if as_json else str(report))
 
 
+def _is_config(path: Path) -> bool:
+    """Return whether the first word of a command is the configuration's file."""
+    return path.suffix.lower() in (".yml", ".yaml") and not path.is_dir()
+
+
 def _config(kind: TrainKind, context: typer.Context, words: list[Path]) -> RunConfig:
     """Return the configuration of the file, data and options of a command."""
-    path, data = (words[0], words[1:]) if words and kind.is_config(words[0]) else (None, words)
+    path, data = (words[0], words[1:]) if words and _is_config(words[0]) else (None, words)
     more: Given = {}
     if data:
         more[kind.data] = "DATA", lambda: kind.data_value(data)

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -135,6 +135,23 @@ def require_absent(path: Path, *, force: bool) -> None:
     """Raise `UsageError` where ``path`` exists and may not be replaced."""
     if not force and os.path.lexists(path):  # lexists: a broken link belongs to somebody too
         raise UsageError(f"{path} already exists", hint="--force to replace it")
+
+
+def require_distinct(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
+    """Raise `UsageError` where an output is an input, or two outputs are one file."""
+    taken = {file_key(path): f"the input {path}" for path in inputs}
+    for path in outputs:
+        if other := taken.get(file_key(path)):
+            raise UsageError(f"{path}: this output is {other}", hint="choose another name")
+        taken[file_key(path)] = f"the output {path}"
+
+
+def file_key(path: Path) -> str:
+    """Return what is equal for names of one file.
+
+    It is without case: on some file systems names that differ in case are the same file.
+    """
+    return str(path.resolve()).casefold()
 
 
 def write_error(path: Path, error: OSError) -> OutputError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.atomic_file import atomic_output, require_absent
+from lowtide.core.atomic_file import atomic_output, require_absent, require_distinct
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.figure_file import require_figure_name
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
@@ -89,9 +89,10 @@ def backtest(
     """
     _require_arguments(split, horizons, stride)
     require_sampling(samples, paths, seed, trained=model != RIDGE)
-    for path in (output, plot):
-        if path is not None:
-            require_absent(Path(path), force=force)
+    wanted = [Path(path) for path in (output, plot) if path is not None]
+    for path in wanted:
+        require_absent(path, force=force)
+    require_distinct(wanted, [Path(data)] if isinstance(data, str | Path) else [])
     if plot is not None:
         require_figure_name(Path(plot))
     table, trained, steps = _read(data, str(model), horizons, split, tuple(columns), frequency)

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from lowtide.core.atomic_file import require_distinct
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.figure_file import new_figure, require_figure_name, save_figure
 from lowtide.core.metrics import max_error, psnr
@@ -161,6 +162,7 @@ def bench(
         )
     if plot is not None:
         require_figure_name(Path(plot))  # fail before minutes of running
+        require_distinct([Path(plot)], [Path(image)])
     facts = inspect_image(Path(image))
     report = BenchReport(
         image=str(image),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.core.atomic_file import require_absent
+from lowtide.core.atomic_file import require_absent, require_distinct
 from lowtide.core.errors import UsageError
 from lowtide.core.figure_file import (
     DOTS_PER_INCH,
@@ -52,11 +52,7 @@ def require_comparison(
     require_figure_name(path)
     non_local_means(np.zeros((8, 8, 1)), 0.1)
     (pair,) = found.pairs
-    for other in (pair.source, pair.target, *references):
-        if path.resolve() == other.resolve():
-            raise UsageError(
-                f"{path}: the picture would replace {other}", hint="choose another name for it"
-            )
+    require_distinct([pair.target, path], [pair.source, *references])
     if not path.resolve().parent.is_dir():
         raise UsageError(f"{path}: there is no such folder", hint="name a folder that exists")
     require_absent(path, force=force)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import BaseModel
 
-from lowtide.core.atomic_file import require_absent
+from lowtide.core.atomic_file import require_absent, require_distinct
 from lowtide.core.errors import UsageError
 from lowtide.core.figure_file import require_figure_name
 from lowtide.core.schema import SCHEMA_VERSION
@@ -155,6 +155,7 @@ def forecast(
     wanted = [Path(path) for path in (output, samples_output, plot) if path is not None]
     for path in wanted:
         require_absent(path, force=force)
+    require_distinct(wanted, [Path(data)] if isinstance(data, str | Path) else [])
     for path in (output, samples_output):
         if path is not None:
             require_table_name(Path(path))

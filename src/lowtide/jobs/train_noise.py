@@ -23,6 +23,7 @@ from lowtide.models.denoiser.noise_statistics import ImageStatistics, PairStatis
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable
 from lowtide.models.denoiser.variance_line import VarianceLine, fit_line, fit_lower_line
 
+_SUFFIX = ".json"
 _LEAST_BINS = 3
 _BEND = 0.1
 _OFFSET = 0.02
@@ -73,7 +74,7 @@ def train_noise(
     """Calibrate a noise model and write it as JSON, which `load_noise` reads.
 
     Args:
-        output: File of the noise table.
+        output: File of the noise table, which ends in .json.
         flat: Folder of evenly lit frames, two or more of each exposure; needs ``dark``. Both give
             `RawCameraNoise`, everything else `PoissonGaussianNoise`.
         dark: Folder of two or more frames without light.
@@ -96,6 +97,10 @@ def train_noise(
     check_iso(iso)
     if volumes is not None and iso is not None:
         raise UsageError(f"--iso {iso} is for cameras, and --volumes of a scanner", hint="drop it")
+    if path.suffix.lower() != _SUFFIX:  # with ``force`` it might be one of the pictures
+        raise UsageError(
+            f"{path}: noise tables are {_SUFFIX} files", hint=f"-o {path.with_suffix(_SUFFIX)}"
+        )
     require_absent(path, force=force)
     if flat is not None and dark is not None:
         source: Source = "flat and dark frames"

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.atomic_file import require_absent
+from lowtide.core.atomic_file import require_absent, require_distinct
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.clip_comparison import ClipComparison
 from lowtide.jobs.clip_facts import facts_of_clip, task_of_latents
@@ -66,6 +66,7 @@ def encode(
     chosen = VaeSettings.of(**settings)
     if not dry_run:
         require_absent(output, force=force)
+        require_distinct([output], [source])
     require_videos(source)
     task = read_only_task(source, chosen)
     run = VaeRun.load(chosen, progress, cancel)
@@ -127,6 +128,7 @@ def decode(
     chosen = VaeSettings.of(**settings)
     if not dry_run:
         require_absent(output, force=force)
+        require_distinct([output], [source])
     require_videos(output)
     latents, stated = read_latents(source)
     run = VaeRun.load(chosen, progress, cancel)
@@ -179,6 +181,7 @@ def roundtrip(
     chosen = VaeSettings.of(**settings)
     if target is not None and not dry_run:
         require_absent(target, force=force)
+        require_distinct([target], [source])
     require_videos(source, target)
     if target is None:
         task = read_only_task(source, chosen)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.atomic_file import PART_PATTERN
+from lowtide.core.atomic_file import PART_PATTERN, file_key
 from lowtide.core.errors import ImageError, InputError, UsageError
 from lowtide.media.camera_raw import RAW_SUFFIXES
 from lowtide.media.formats import SUFFIXES, format_of_suffix
@@ -180,10 +180,12 @@ def _check_name(target: Path, suffix: str | None, text: str, kind: MediaKind) ->
 
 def _without_results(jobs: list[FilePair], skipped: list[SkippedFile]) -> list[FilePair]:
     """Drop the pairs whose input is the output of another pair."""
-    results = {_key(job.target): job for job in jobs if _key(job.target) != _key(job.source)}
+    results = {
+        file_key(job.target): job for job in jobs if file_key(job.target) != file_key(job.source)
+    }
     kept = []
     for job in jobs:
-        if (of := results.get(_key(job.source))) is None:
+        if (of := results.get(file_key(job.source))) is None:
             kept.append(job)
         else:
             skipped.append(SkippedFile(job.source, f"by its name an output of {of.source.name}"))
@@ -303,11 +305,10 @@ def _place(folder: Path, relative: Path, suffix: str | None, text: str, kind: Me
 
 
 def _check_conflicts(jobs: list[FilePair]) -> None:
-    # Compared without case: on some file systems such names are the same file.
-    sources = {_key(job.source): job.source for job in jobs}
+    sources = {file_key(job.source): job.source for job in jobs}
     targets: dict[str, Path] = {}
     for job in jobs:
-        key = _key(job.target)
+        key = file_key(job.target)
         if key in sources:
             raise UsageError(
                 f"{job.target}: this output is the input {sources[key]}",
@@ -319,7 +320,3 @@ def _check_conflicts(jobs: list[FilePair]) -> None:
                 hint="rename one, or give them different output folders",
             )
         targets[key] = job.source
-
-
-def _key(path: Path) -> str:
-    return str(path.resolve()).casefold()

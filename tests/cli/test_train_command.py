@@ -83,8 +83,8 @@ def test_errors_name_the_place(lowtide, tmp_path):
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"")
     options = "--scale", "2", "--train.total-iter", "1"
-    for data in (tmp_path / "none", picture):
-        assert f"{data}: no such folder" in lowtide("train", "sr", str(data), *options).err
+    for data, words in ((tmp_path / "none", "no such folder"), (picture, "this is a file")):
+        assert f"{data}: {words}" in lowtide("train", "sr", str(data), *options).err
 
 
 def kept(folder, name="mine"):

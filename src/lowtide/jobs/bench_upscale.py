@@ -158,7 +158,7 @@ def bench(
     if unknown:
         raise UsageError(
             f"there is no configuration {unknown[0]!r}",
-            hint=", ".join(way.name for way in VARIANTS),
+            hint=" or ".join(repr(way.name) for way in VARIANTS),
         )
     if plot is not None:
         require_figure_name(Path(plot))  # fail before minutes of running

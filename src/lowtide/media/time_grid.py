@@ -107,7 +107,9 @@ def fit_grid(stamps: pd.DatetimeIndex, frequency: str | None = None) -> TimeGrid
         try:
             seconds = _step_seconds(name)
         except ValueError as error:
-            raise InputError(f"frequency {name!r} is unknown: {error}") from error
+            raise InputError(
+                f"frequency {name!r} is unknown", hint="--frequency h, 15min, D, W, MS or another"
+            ) from error
         # Counted first: seconds over a century would take all memory, its working days seconds.
         span = int(_distances(stamps[[0, -1]])[0]) / 1e6
         least = seconds or (2 * _DAY_SECONDS if name == "B" else None)

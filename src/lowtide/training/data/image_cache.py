@@ -138,7 +138,8 @@ def find_images(folders: Sequence[Path]) -> list[FoundImage]:
     found: list[FoundImage] = []
     for number, folder in enumerate(folders):
         if not folder.is_dir():
-            raise InputError(f"{folder}: no such folder")
+            what = "this is a file, not a folder" if folder.exists() else "no such folder"
+            raise InputError(f"{folder}: {what}")
         found += [
             FoundImage(path, name.with_suffix(""), number) for path, name in list_files(folder)
         ]

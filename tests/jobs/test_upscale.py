@@ -324,3 +324,11 @@ def test_color_under_alpha_of_0_survives_bands_and_resizing(
     small = read(tmp_path / "same.png")
     assert np.abs(small[..., :3].astype(int) - crop).mean() < 5
     assert not small[..., 3].any()
+
+
+def test_arrays_are_no_inputs(tmp_path):
+    for inputs in (np.zeros((2, 4, 3), np.uint8), [np.zeros((2, 4, 3))]):
+        for run in (lowtide.upscale, lowtide.plan, lowtide.denoise):
+            with pytest.raises(UsageError, match="names of files") as refused:
+                run(inputs, tmp_path / "out.png")
+            assert "lowtide.load" in refused.value.hint

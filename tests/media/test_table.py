@@ -296,3 +296,8 @@ def test_without_pandas_the_extra_is_named(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="pandas") as refused:
         read_table(file)
     assert refused.value.hint == "pip install 'lowtide[forecast]'"
+
+
+def test_a_list_is_no_table():
+    with pytest.raises(UsageError, match="not of type list"):
+        read_table([1.0, 2.0, 3.0])

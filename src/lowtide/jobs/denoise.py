@@ -12,7 +12,7 @@ from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.denoise_raw_job import DenoiseRawJob
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
-from lowtide.jobs.image_run import Inputs, run_images
+from lowtide.jobs.image_run import Inputs, named_inputs, run_images
 from lowtide.jobs.plan_images import plan_images
 from lowtide.jobs.report import DenoiseReport
 from lowtide.jobs.volume_job import VolumeJob
@@ -118,8 +118,7 @@ def choose_job(inputs: Inputs, output: str | Path, kind: str) -> type[DenoiseJob
     """
     if kind != "auto":
         return _JOBS[kind]
-    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    counts = count_by_kind(given, output, [job.media_kind for job in _JOBS.values()])
+    counts = count_by_kind(named_inputs(inputs), output, [job.media_kind for job in _JOBS.values()])
     present = {name: count for name, count in zip(_JOBS, counts, strict=True) if count}
     if len(present) > 1:
         found = " and ".join(

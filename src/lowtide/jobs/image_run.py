@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback, report_phase
 from lowtide.jobs.build_network import copy_network
 from lowtide.jobs.devices import budget_share, divide_threads, resolve_devices
@@ -215,6 +216,18 @@ class _ImageRun:
         )
 
 
+def named_inputs(inputs: Inputs) -> list[str | Path]:
+    """Return inputs as a list; raises `UsageError` for what is no name, as arrays are."""
+    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    for one in given:
+        if not isinstance(one, str | Path):
+            raise UsageError(
+                f"inputs are names of files and folders, not of type {type(one).__name__}",
+                hint="write arrays to files, or call the network: lowtide.load(name)(tensor)",
+            )
+    return given
+
+
 def find_jobs(
     inputs: Inputs, output: str | Path, settings: ImageSettings, job_type: type[ImageJob]
 ) -> tuple[Found, Path | None]:
@@ -222,8 +235,7 @@ def find_jobs(
 
     That is None for one file to one file.
     """
-    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    found = job_type.find(given, output, settings)
+    found = job_type.find(named_inputs(inputs), output, settings)
     return found, None if found.single_file else Path(output)
 
 

@@ -95,13 +95,19 @@ def read_table(
     Raises:
         InputError: The file cannot be read, a cell is no number or no date, stamps are doubled or
             not evenly spaced.
-        UsageError: A name in ``columns`` is not in the table, or pandas is not installed.
+        UsageError: A name in ``columns`` is not in the table, pandas is not installed, or
+            ``data`` is of another type.
     """
     try:
         import pandas as pd
     except ImportError as error:
         raise UsageError("tables need pandas", hint="pip install 'lowtide[forecast]'") from error
 
+    if not isinstance(data, str | Path | pd.DataFrame):
+        raise UsageError(
+            f"a table is a file or a data frame, not of type {type(data).__name__}",
+            hint='pandas.DataFrame({"ds": dates, "y": values})',
+        )
     path = None if isinstance(data, pd.DataFrame) else Path(data)
     try:
         frame = _flat(data if isinstance(data, pd.DataFrame) else read_frame(Path(data)))

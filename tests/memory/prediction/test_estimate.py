@@ -129,6 +129,12 @@ def test_one_on_meta_that_cannot_be_traced_cannot_be_run() -> None:
         say(model, InferenceStep((torch.rand(1, 3, 64, 64),)))
 
 
+def test_a_tensor_is_no_step() -> None:
+    with pytest.raises(UsageError, match="a step is no Tensor") as refused:
+        estimate(nn.Linear(2, 2), torch.rand(1, 2))  # type: ignore[arg-type]
+    assert "InferenceStep" in refused.value.hint
+
+
 def test_an_unknown_device_is_named_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="rtx3060-12gb"):
         say(Net(), InferenceStep(IMAGE), "rtx9999")

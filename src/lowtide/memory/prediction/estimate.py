@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 from torch import nn
 
-from lowtide.core.errors import LowtideError
+from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.heap import HeapMode, current_heap
 from lowtide.core.units import format_bytes
 from lowtide.memory.cache import WorkspaceCache, cache_folder
@@ -141,8 +141,13 @@ def estimate(
 
     Raises:
         ModelError: The model can neither be traced nor run on smaller inputs.
-        UsageError: The device is unknown.
+        UsageError: The device is unknown, or ``step`` is none.
     """
+    if not isinstance(step, Step):
+        raise UsageError(
+            f"a step is no {type(step).__name__}",
+            hint="lowtide.InferenceStep((tensor,)), or lowtide.TrainingStep((tensor,))",
+        )
     started = time.perf_counter()
     profile = load_profile(device) if isinstance(device, str) else device
     try:

@@ -4,7 +4,9 @@
     python benchmarks/memory_streamed.py --repredict    # plans anew, measurements kept
 
 A photograph through each model at one or two sizes, once by the plan that is thought fastest and
-once by one that takes little more than the least. How it is measured: ``memory_runs.py``.
+once by one that takes little more than the least. How it is measured: ``memory_runs.py``. The run
+reads the graph that planning captured, as runs within small budgets do even at first, and takes
+less for it than the plan allows.
 """
 
 from __future__ import annotations

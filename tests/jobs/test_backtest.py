@@ -1,6 +1,10 @@
 """Backtests: every window, what each part adds, and scores that are what they are called."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -122,3 +126,22 @@ def test_the_ett_split_is_of_whole_days_wherever_the_first_begins(tmp_path):
     monthly = frame.assign(date=pd.date_range("1800-01-01", periods=len(day), freq="MS"))
     with pytest.raises(lowtide.UsageError, match="split ett is of days"):
         lowtide.backtest(monthly, horizons=[4], split="ett")
+
+
+def test_without_scoringrules_nothing_is_fitted(table, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scoringrules", None)
+    with pytest.raises(lowtide.UsageError, match="scores need scoringrules") as refused:
+        lowtide.backtest(table.with_name("none.csv"), horizons=[4])
+    assert refused.value.hint == "pip install 'lowtide[forecast]'"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ulimit and its fields are Linux's")
+def test_a_low_limit_is_refused_with_one_that_would_do(table, tmp_path):
+    """OpenBLAS would ask for memory for ever."""
+    command = f"ulimit -d 900000; exec {sys.executable} -m lowtide backtest {table} --horizon 4"
+    environment = {**os.environ, "LOWTIDE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert run.returncode == 3, run.stderr
+    assert re.search(r"raise that limit to \d+ MiB", run.stderr)

@@ -63,7 +63,7 @@ def test_a_limit_while_it_runs(picture, tmp_path, more):
         with Image.open(target) as image:
             assert image.size == (1800, 1400)
             image.load()
-    assert not code or more < 75
+    assert not code or more < 75, text
 
 
 def test_an_encoder_without_room_for_its_threads(tmp_path):

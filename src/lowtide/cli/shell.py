@@ -16,10 +16,11 @@ from lowtide.core.schema import SCHEMA_VERSION
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-# What commands import, by their module, where it is not what upscaling does.
+# What commands import, by their function, where it is not what upscaling does.
 _LIBRARIES = {
-    "lowtide.cli.forecast": ("lowtide.jobs.forecast", "lowtide.jobs.backtest", "pandas"),
-    "lowtide.cli.train": ("lowtide.jobs.train_sr", "torch.export._trace", "accelerate"),
+    "lowtide.cli.forecast.forecast": ("lowtide.jobs.forecast", "pandas"),
+    "lowtide.cli.forecast.backtest": ("lowtide.jobs.backtest", "scoringrules", "torch", "pandas"),
+    "lowtide.cli.train.train": ("lowtide.jobs.train_sr", "torch.export._trace", "accelerate"),
 }
 
 P = ParamSpec("P")
@@ -54,7 +55,7 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            _require_room_for_libraries(command.__module__)
+            _require_room_for_libraries(f"{command.__module__}.{command.__name__}")
             return command(*args, **kwargs)
         except typer.Exit:
             raise
@@ -89,11 +90,11 @@ def _named(error: Exception | KeyboardInterrupt) -> Exception:
     )
 
 
-def _require_room_for_libraries(module: str) -> None:
-    """Raise `BudgetError` if a limit leaves too little for what a command of ``module`` imports."""
+def _require_room_for_libraries(command: str) -> None:
+    """Raise `BudgetError` if a limit leaves too little for what a command imports."""
     from lowtide.memory.library_memory import require_room_for_libraries
 
-    require_room_for_libraries(*_LIBRARIES.get(module, ("lowtide.jobs.upscale",)))
+    require_room_for_libraries(*_LIBRARIES.get(command, ("lowtide.jobs.upscale",)))
 
 
 def join_lines(text: str) -> str:

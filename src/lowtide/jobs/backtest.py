@@ -15,7 +15,7 @@ from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_canc
 from lowtide.jobs.backtest_methods import Method, fit_methods
 from lowtide.jobs.backtest_report import BacktestReport, HorizonScores
 from lowtide.jobs.forecast import RIDGE, require_sampling
-from lowtide.jobs.forecast_scores import Scores
+from lowtide.jobs.forecast_scores import Scores, load_scoringrules
 from lowtide.jobs.trained_forecaster import TrainedForecaster, without_attention_warnings
 from lowtide.media.table import TimeTable, read_table
 from lowtide.memory.memory_limits import failing_beyond_container
@@ -89,6 +89,8 @@ def backtest(
     """
     _require_arguments(split, horizons, stride)
     require_sampling(samples, paths, seed, trained=model != RIDGE)
+    # Here, as far below a limit as can be: OpenBLAS, which it imports, would wait for memory.
+    load_scoringrules()
     wanted = [Path(path) for path in (output, plot) if path is not None]
     for path in wanted:
         require_absent(path, force=force)

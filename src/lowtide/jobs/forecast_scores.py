@@ -49,7 +49,7 @@ class Scores:
         self._magnitude += float(np.nansum(np.abs(truth / self._deviation)))
         low, high = _quantile(errors, _LOW), _quantile(errors, _HIGH)
         self._add("coverage90", np.where(seen, (low <= 0) & (high >= 0), np.nan))
-        interval = _scoringrules().interval_score(np.where(seen, 0, np.nan), low, high, 0.1)
+        interval = load_scoringrules().interval_score(np.where(seen, 0, np.nan), low, high, 0.1)
         self._add("winkler90", np.asarray(interval))
         self._add_ranks(errors[seen])
 
@@ -101,7 +101,9 @@ class Scores:
 
 def _crps(truth: np.ndarray, members: np.ndarray, *, ordered: bool = False) -> np.ndarray:
     """Return the fair CRPS of ``members`` [..., S], by probability-weighted moments."""
-    score = _scoringrules().crps_ensemble(truth, members, estimator="pwm", sorted_ensemble=ordered)
+    score = load_scoringrules().crps_ensemble(
+        truth, members, estimator="pwm", sorted_ensemble=ordered
+    )
     return np.asarray(score)
 
 
@@ -113,7 +115,8 @@ def _quantile(members: np.ndarray, level: float) -> np.ndarray:
     return members[..., lower] * (1 - share) + members[..., lower + 1] * share
 
 
-def _scoringrules() -> ModuleType:
+def load_scoringrules() -> ModuleType:
+    """Return scoringrules; raises `UsageError` if it is not installed."""
     try:
         import scoringrules
     except ImportError as error:

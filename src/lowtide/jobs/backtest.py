@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.atomic_file import atomic_output, require_absent, require_distinct
+from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, UsageError
-from lowtide.core.figure_file import require_figure_name
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.jobs.backtest_methods import Method, fit_methods
 from lowtide.jobs.backtest_report import BacktestReport, HorizonScores
-from lowtide.jobs.forecast import RIDGE, require_sampling
+from lowtide.jobs.forecast import RIDGE, require_outputs, require_sampling
 from lowtide.jobs.forecast_scores import Scores, load_scoringrules
 from lowtide.jobs.trained_forecaster import TrainedForecaster, without_attention_warnings
 from lowtide.media.table import TimeTable, read_table
@@ -91,12 +90,7 @@ def backtest(
     require_sampling(samples, paths, seed, trained=model != RIDGE)
     # Here, as far below a limit as can be: OpenBLAS, which it imports, would wait for memory.
     load_scoringrules()
-    wanted = [Path(path) for path in (output, plot) if path is not None]
-    for path in wanted:
-        require_absent(path, force=force)
-    require_distinct(wanted, [Path(data)] if isinstance(data, str | Path) else [])
-    if plot is not None:
-        require_figure_name(Path(plot))
+    require_outputs(data, [] if output is None else [Path(output)], plot, force=force)
     table, trained, steps = _read(data, str(model), horizons, split, tuple(columns), frequency)
     train, first, last = steps
     place = None if target is None else table.index(target)

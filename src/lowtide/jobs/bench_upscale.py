@@ -23,7 +23,6 @@ from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.report import reported_db, versions
 from lowtide.media import inspect_image
 from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
-from lowtide.memory.training.memory_plot import FIGURE_INCHES
 
 # The exact result that all others are compared with.
 REFERENCE = "lowtide"
@@ -267,7 +266,7 @@ def _draw(report: BenchReport, path: Path) -> None:
     """Draw every variant as a point: seconds on the x axis, peak memory on the y axis."""
     from lowtide.core.units import MIB
 
-    figure = new_figure(*FIGURE_INCHES)
+    figure = new_figure(10, 5.2)
     axes = figure.add_subplot()
     for group in dict.fromkeys(row.variant.group for row in report.rows):
         rows = [row for row in report.rows if row.variant.group == group and not row.error]

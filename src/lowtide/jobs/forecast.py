@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,15 +152,10 @@ def forecast(
     steps = _horizon(horizon, horizons)
     levels = _levels(quantile_levels)
     require_sampling(samples, paths, seed, trained=model != RIDGE)
-    wanted = [Path(path) for path in (output, samples_output, plot) if path is not None]
-    for path in wanted:
-        require_absent(path, force=force)
-    require_distinct(wanted, [Path(data)] if isinstance(data, str | Path) else [])
-    for path in (output, samples_output):
-        if path is not None:
-            require_table_name(Path(path))
-    if plot is not None:
-        require_figure_name(Path(plot))
+    tables = [Path(path) for path in (output, samples_output) if path is not None]
+    wanted = require_outputs(data, tables, plot, force=force)
+    for path in tables:
+        require_table_name(path)
     source = _source(model, data, steps, paths, tuple(columns), frequency)
     table = source.table
     notes = [*table.notes, *_unverified(table, source.ridge)]
@@ -284,6 +279,23 @@ def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> N
     if paths not in (AUTO_PATHS, *PATHS, DIFFUSION):
         known = ", ".join((AUTO_PATHS, *PATHS, DIFFUSION))
         raise UsageError(f"there are no {paths!r} paths", hint=f"--paths is one of {known}")
+
+
+def require_outputs(
+    data: object, files: Iterable[Path], plot: str | Path | None, *, force: bool
+) -> list[Path]:
+    """Return the names of what is written: ``files`` and a ``plot``.
+
+    Raises:
+        UsageError: One exists, is the table ``data`` or another one, or is no name of a picture.
+    """
+    wanted = [*files, *([] if plot is None else [Path(plot)])]
+    for path in wanted:
+        require_absent(path, force=force)
+    require_distinct(wanted, [Path(data)] if isinstance(data, str | Path) else [])
+    if plot is not None:
+        require_figure_name(Path(plot))
+    return wanted
 
 
 def _horizon(horizon: int | None, horizons: Sequence[int]) -> int:

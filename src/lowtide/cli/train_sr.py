@@ -16,7 +16,7 @@ datasets:
   train:
     dataroot_gt: [photographs]
     # dataroot_lq: [small]  # pairs by name; without it, they are downscaled:
-    degradation: bicubic   # or real: blur, noise and JPEG, twice
+    degradation: bicubic   # photo: slightly degraded JPEGs; real: strong blur, noise, JPEG, twice
     lq_size: 32
     batch_size_per_gpu: 16
     color: true

@@ -14,6 +14,7 @@ from lowtide.training.data import (
     HighResolutionFolders,
     PairedFolders,
     Patches,
+    PhotoDegradation,
     RealDegradation,
     bicubic_downscale,
     collect_file_facts,
@@ -99,9 +100,10 @@ def _open_images(config: SrConfig, data: PairFolders) -> TrainImages:
         return PairedFolders(
             data.dataroot_gt, data.dataroot_lq, config.scale, filename_tmpl=data.filename_tmpl
         )
-    real = isinstance(data, SrTrainData) and data.degradation == "real"
-    if real and config.scale > 4:
-        raise UsageError("degradation: real is for scales up to 4")
+    name = data.degradation if isinstance(data, SrTrainData) else "bicubic"
+    if name != "bicubic" and config.scale > 4:
+        raise UsageError(f"degradation: {name} is for scales up to 4")
+    degradation = {"photo": PhotoDegradation(), "real": RealDegradation()}
     return HighResolutionFolders(
-        data.dataroot_gt, config.scale, RealDegradation() if real else bicubic_downscale
+        data.dataroot_gt, config.scale, degradation.get(name, bicubic_downscale)
     )

@@ -1,9 +1,9 @@
 """Datasets of super-resolution training: random patch pairs from image folders.
 
 `PairedFolders` reads both sides from files, `HighResolutionFolders` makes the low-resolution side
-by `bicubic_downscale` or `RealDegradation`. `Batches` returns the batch of any step; the same step
-and seed give the same batch, so that training resumes exactly. LQ is the low-resolution side and
-GT (ground truth) the high-resolution side, as in BasicSR.
+by `bicubic_downscale`, `PhotoDegradation` or `RealDegradation`. `Batches` returns the batch of any
+step; the same step and seed give the same batch, so that training resumes exactly. LQ is the
+low-resolution side and GT (ground truth) the high-resolution side, as in BasicSR.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.batches import Batches, Samples
 from lowtide.training.data.degrade import (
+    PhotoConfig,
+    PhotoDegradation,
     RealConfig,
     RealDegradation,
     StageConfig,
@@ -33,6 +35,8 @@ __all__ = [
     "PairedFolders",
     "PatchData",
     "Patches",
+    "PhotoConfig",
+    "PhotoDegradation",
     "RealConfig",
     "RealDegradation",
     "Samples",

@@ -1,7 +1,8 @@
 """Degradations that make low-resolution images from high-resolution ones.
 
-`bicubic_downscale` is that of the common benchmarks. `RealDegradation` is Real-ESRGAN's random
-second-order model of what cameras and the Internet do to images (arXiv 2107.10833).
+`bicubic_downscale` is that of the common benchmarks. `PhotoDegradation` is what happens to an
+ordinary photograph: resized, perhaps twice, a little soft and noisy, and JPEG. `RealDegradation` is
+Real-ESRGAN's random second-order model (arXiv 2107.10833), far stronger.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from lowtide.training.data.kernels import (
     check_shares,
     draw_kernel,
     draw_sinc,
+    gaussian_kernel,
 )
 
 Filter = Literal["area", "bilinear", "bicubic"]
@@ -85,6 +87,36 @@ class RealConfig:
         check_shares(self, "final_sinc_share")
 
 
+@dataclass(frozen=True)
+class PhotoConfig:
+    """Parameters of `PhotoDegradation`; shares are probabilities in 0..1.
+
+    ``blur`` is the width of a round Gaussian in LQ pixels and ``noise`` the standard deviation of
+    Gaussian noise (of 255). ``resize`` is the size of the picture between two resizings, relative
+    to LQ; half of these are saved as JPEG in between, of a quality in ``earlier_jpeg``.
+    ``full_color_share`` of the final JPEGs, of a quality in ``jpeg``, do not subsample chroma.
+    Raises `UsageError` for invalid values.
+    """
+
+    blur_share: float = 0.25
+    blur: Range = (0.2, 0.8)
+    twice_share: float = 0.3
+    resize: Range = (1.0, 2.0)
+    earlier_jpeg: tuple[int, int] = (60, 95)
+    noise_share: float = 0.4
+    noise: Range = (0.3, 4.0)
+    gray_share: float = 0.5
+    jpeg_share: float = 0.85
+    jpeg: tuple[int, int] = (30, 95)
+    full_color_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_shares(self, "blur_share", "twice_share", "noise_share", "gray_share")
+        check_shares(self, "jpeg_share", "full_color_share")
+        check_ranges(self, math.inf, "blur", "resize", "noise")
+        check_ranges(self, 100, "earlier_jpeg", "jpeg")
+
+
 def bicubic_downscale(gt: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
     """Downscale by ``scale`` as MATLAB's ``imresize`` does for 8-bit images.
 
@@ -94,6 +126,54 @@ def bicubic_downscale(gt: np.ndarray, scale: int, generator: np.random.Generator
     levels = np.rint(gt * 255).astype(np.uint8)
     low = resize_cubic(levels, gt.shape[0] // scale, gt.shape[1] // scale)
     return low.astype(np.float32) / np.float32(255)
+
+
+class PhotoDegradation:
+    """What happens to an ordinary photograph on its way to the person who enlarges it.
+
+    It is made smaller by an antialiased filter, perhaps in two steps with a JPEG between them, is a
+    little soft, has a little noise, and is a JPEG, most often with chroma at half the resolution.
+    """
+
+    def __init__(self, config: PhotoConfig | None = None) -> None:
+        self.config = config or PhotoConfig()
+
+    def __call__(self, gt: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
+        """Return the degraded LQ of ``gt``, ``scale`` times smaller.
+
+        Both are float32 (H, W, 3) in 0..1; LQ is rounded to 8-bit steps.
+        """
+        config, size = self.config, (gt.shape[0] // scale, gt.shape[1] // scale)
+        image = gt
+        if generator.random() < config.blur_share:
+            width = float(generator.uniform(*config.blur)) * scale
+            radius = math.ceil(3 * width)
+            image = apply_kernel(image, gaussian_kernel(2 * radius + 1, (width, width), 0.0))
+        if generator.random() < config.twice_share:
+            factor = min(float(generator.uniform(*config.resize)), scale)
+            between = (round(size[0] * factor), round(size[1] * factor))
+            image = _shrink(image, between, generator)
+            if generator.integers(2):
+                image = jpeg_roundtrip(image, _draw_quality(config.earlier_jpeg, generator))
+        image = _shrink(image, size, generator)
+        if generator.random() < config.noise_share:
+            channels = 1 if generator.random() < config.gray_share else 3
+            sigma = np.float32(generator.uniform(*config.noise) / 255)
+            image = image + generator.standard_normal((*size, channels), np.float32) * sigma
+        if generator.random() < config.jpeg_share:
+            full = generator.random() < config.full_color_share
+            quality = _draw_quality(config.jpeg, generator)
+            return jpeg_roundtrip(image, quality, subsample=not full)
+        return np.rint(np.clip(image, 0, 1) * 255) / np.float32(255)
+
+
+def _shrink(image: np.ndarray, size: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
+    """Resize by one of the antialiased filters, mostly the cubic one; in 0..1."""
+    if generator.random() < 0.7:
+        image = resize_cubic(image, *size).astype(np.float32)
+    else:
+        image = resize_image(image, size, "area")
+    return np.clip(image, 0, 1)
 
 
 class RealDegradation:
@@ -114,15 +194,15 @@ class RealDegradation:
         size = (gt.shape[0] // scale, gt.shape[1] // scale)
         first, second = self.config.first, self.config.second
         image = _degrade_stage(gt, gt.shape[:2], first, generator)
-        image = jpeg_roundtrip(image, _draw_quality(first, generator))
+        image = jpeg_roundtrip(image, _draw_quality(first.jpeg, generator))
         image = _degrade_stage(image, size, second, generator)
         if generator.integers(2):
             image = jpeg_roundtrip(
-                self._final_resize(image, size, generator), _draw_quality(second, generator)
+                self._final_resize(image, size, generator), _draw_quality(second.jpeg, generator)
             )
         else:
             image = self._final_resize(
-                jpeg_roundtrip(image, _draw_quality(second, generator)), size, generator
+                jpeg_roundtrip(image, _draw_quality(second.jpeg, generator)), size, generator
             )
         return np.rint(np.clip(image, 0, 1) * 255) / np.float32(255)
 
@@ -168,17 +248,19 @@ def _draw_filter(generator: np.random.Generator) -> Filter:
     return _FILTERS[int(generator.integers(len(_FILTERS)))]
 
 
-def _draw_quality(config: StageConfig, generator: np.random.Generator) -> int:
-    return int(generator.integers(config.jpeg[0], config.jpeg[1], endpoint=True))
+def _draw_quality(qualities: tuple[int, int], generator: np.random.Generator) -> int:
+    return int(generator.integers(*qualities, endpoint=True))
 
 
-def jpeg_roundtrip(image: np.ndarray, quality: int) -> np.ndarray:
+def jpeg_roundtrip(image: np.ndarray, quality: int, *, subsample: bool = True) -> np.ndarray:
     """Encode and decode a float32 (H, W, 3) in 0..1 as JPEG of ``quality`` 1 to 100.
 
-    Chroma is subsampled by 2, as in most programs and in the paper's.
+    ``subsample`` halves the resolution of chroma, as most programs do.
     """
     levels = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
-    file = pyvips.Image.new_from_array(levels).jpegsave_buffer(Q=quality, subsample_mode="on")
+    file = pyvips.Image.new_from_array(levels).jpegsave_buffer(
+        Q=quality, subsample_mode="on" if subsample else "off"
+    )
     return pyvips.Image.jpegload_buffer(file).numpy().astype(np.float32) / np.float32(255)
 
 

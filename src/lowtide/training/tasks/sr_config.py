@@ -43,9 +43,10 @@ class SrTrainData(PairFolders, TrainData, frozen=True):
     side.
     """
 
-    degradation: Literal["bicubic", "real"] = Field(
+    degradation: Literal["bicubic", "photo", "real"] = Field(
         default="bicubic",
-        description="How images without dataroot_lq are made small; real: blur, noise and JPEG.",
+        description="How images without dataroot_lq are made small; photo: as JPEGs of quality 30 "
+        "to 95, a little soft and noisy; real: strong blur, noise and JPEG, twice.",
     )
     lq_size: int = Field(default=32, ge=8, description="Side of a patch in low-resolution pixels.")
     use_hflip: bool = Field(default=True, description="Mirror half of the patches.")

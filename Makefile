@@ -6,10 +6,12 @@ PYTHON ?= python3
 VENV ?= .venv
 OLDEST ?= .venv-oldest
 PINS ?= -c constraints.txt
+# What `make golden` compares with: results of all jobs as they were before the house was cleared out.
+BASE ?= 9dd9ab6f
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo demo-train demo-forecast demo-denoise demo-video test test-oldest test-slow check fix bench bench-denoising bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
+.PHONY: demo golden demo-train demo-forecast demo-denoise demo-video test test-oldest test-slow check fix bench bench-denoising bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
@@ -59,6 +61,10 @@ $(OLDEST)/constraints.txt: pyproject.toml constraints.txt
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
+
+# A few minutes: results, memory and time of every job, against those of an earlier revision.
+golden: $(VENV)/.dev
+	$(BIN)/python scripts/golden.py $(BASE)
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu

@@ -34,12 +34,12 @@ STREAM = (
     "numpy.save('whole.npy', model(x).detach().numpy())"
 )
 FIT = (
-    "import numpy, torch, lowtide, diffusers; "
+    "import numpy, torch, lowtide, diffusers; torch.set_grad_enabled(False); "
     "vae = diffusers.AutoencoderKL.from_pretrained('{kl}').eval(); "
     "z = torch.randn(1, 4, 40, 40, generator=torch.Generator().manual_seed(0)); "
-    "numpy.save('whole.npy', vae.decode(z).sample.detach().numpy()); "
+    "numpy.save('whole.npy', vae.decode(z).sample.numpy()); "
     "lowtide.fit(vae, budget='64MiB'); "
-    "numpy.save('fitted.npy', vae.decode(z).sample.detach().numpy())"
+    "numpy.save('fitted.npy', vae.decode(z).sample.numpy())"
 )
 
 
@@ -106,7 +106,7 @@ def runs() -> tuple[Run, ...]:
 
 def _training(steps: int) -> str:
     return (
-        "train sr -q --json -o . --name t --scale 2 --dataroot-gt {pictures} --batch-size-per-gpu 2"
+        "train sr -q --json -o . --name t --scale 2 {pictures} --batch-size-per-gpu 2"
         f" --lq-size 16 --save-checkpoint-freq 4 --warmup-iter 2 --total-iter {steps}"
     )
 
@@ -185,3 +185,7 @@ def _measured(folder: Path) -> None:
         values = wave + random.normal(0, 0.5), 2 * wave + hour / 200 + random.normal(0, 0.5)
         rows.append(f"{str(stamp).replace('T', ' ')}:00,{values[0]:.4f},{values[1]:.4f}")
     (folder / "table.csv").write_text("\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    make_inputs(Path(sys.argv[1]))

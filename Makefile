@@ -50,13 +50,11 @@ test: $(VENV)/.dev
 test-oldest: $(OLDEST)/constraints.txt
 	$(MAKE) test VENV=$(OLDEST) PINS="-c $(OLDEST)/constraints.txt"
 
-# All else as pinned, but for the torchao of that time, and a NumPy that its Triton's interpreter
-# can use.
+# All else as pinned, but for a NumPy that its Triton's interpreter can use.
 $(OLDEST)/constraints.txt: pyproject.toml constraints.txt
 	mkdir -p $(OLDEST)
-	grep -vE '^(torch|torchvision|torchao|triton|numpy|cuda-.*|nvidia-.*)==' constraints.txt > $@
+	grep -vE '^(torch|torchvision|triton|numpy|cuda-.*|nvidia-.*)==' constraints.txt > $@
 	sed -nE 's/^ *"(torch|torchvision)>=([0-9.]+)",$$/\1==\2.*/p' pyproject.toml >> $@
-	echo 'torchao==0.13.*' >> $@
 	echo 'numpy<2.4' >> $@
 
 test-slow: $(VENV)/.dev

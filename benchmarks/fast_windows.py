@@ -27,7 +27,6 @@ from lowtide.core.cpuinfo import cpuinfo_field
 from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.models.low_precision import to_low_precision
 from lowtide.models.optimized.replace import replace_modules
-from lowtide.models.quantize import quantize_linear
 from lowtide.streaming.tiles.tile_step import DTYPES
 
 # Times at these sides; DRCT is what most of the time of a job is spent in.
@@ -37,7 +36,7 @@ SIZES = ((64, 64), (48, 97), (33, 70), (120, 57), (17, 130))
 GRAIN = {"DRCT": 16, "DRCT-L": 16, "HAT": 16}
 WAYS = ("spandrel", "fast", "fast bf16")
 # What a lower precision costs in accuracy is asked of trained weights.
-TRAINED_WAYS = (*WAYS, "fast fp16", "fast int8")
+TRAINED_WAYS = (*WAYS, "fast fp16")
 
 
 def ways(name: str) -> tuple[str, ...]:
@@ -60,9 +59,7 @@ def model_of(name: str, way: str) -> nn.Module:
     if way != "spandrel":
         replace_modules(model)
     _, _, precision = way.partition(" ")
-    if precision == "int8":
-        quantize_linear(model, "cpu")
-    elif precision:
+    if precision:
         return to_low_precision(model, DTYPES[precision], image_of(name, 64, 64))
     return model
 

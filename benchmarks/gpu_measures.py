@@ -24,7 +24,6 @@ from common import in_turns, spread
 from gpu_cases import Case, with_peak
 from photographs import as_array, photograph
 from streaming_gpu import SHARES
-from streaming_models import spandrel_class
 
 import lowtide
 from lowtide.jobs.export import export_onnx
@@ -99,7 +98,6 @@ def large_image(size: str) -> Callable[[Place], Figures]:
 def ways_of(
     ways: Mapping[str, Figures],
     model: Callable[[Place, Path], str | Path] | None = None,
-    size: tuple[int, int] = tile_loop.SIZE,
 ) -> Callable[[Place], Figures]:
     """A photograph upscaled in several ways, in turns; the first is what others are compared with.
 
@@ -111,7 +109,7 @@ def ways_of(
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             file = tile_loop.MODEL if model is None else model(place, folder)
-            source = photograph(folder / "photo.png", *((48, 40) if place.tiny else size))
+            source = photograph(folder / "photo.png", *((48, 40) if place.tiny else tile_loop.SIZE))
             images: dict[str, list[ImageReport]] = {way: [] for way in ways}
             for turn, way in in_turns(ways, 2 if place.tiny else 4):
                 image = _upscaled(source, folder / f"{way}.png", file, place, ways[way])
@@ -157,27 +155,6 @@ def _figures(images: list[ImageReport]) -> Figures:
         "notes": images[0].notes,
         "events": image.events,
     }
-
-
-def transformer(place: Place, folder: Path) -> Path:
-    """SwinIR as published for light upscaling, or smaller; random weights."""
-    torch.manual_seed(0)
-    depth, width = (1, 32) if place.tiny else (4, 64)
-    model = spandrel_class(
-        "SwinIR",
-        "__arch.SwinIR",
-        "SwinIR",
-        img_size=64,
-        depths=[2] * depth,
-        num_heads=[2] * depth,
-        embed_dim=width,
-        mlp_ratio=2,
-        window_size=8,
-        upscale=2,
-        upsampler="pixelshuffledirect",
-    )
-    torch.save(model.state_dict(), folder / "swinir.pth")
-    return folder / "swinir.pth"
 
 
 def onnx_file(place: Place, folder: Path) -> Path:

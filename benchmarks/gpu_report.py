@@ -34,7 +34,7 @@ from gpu_rows import ROWS, Place, Row
 _LEAST_SECONDS = 20
 # A row that takes longer has failed.
 _MOST_SECONDS = 180
-_PACKAGES = ("torchvision", "triton", "diffusers", "torchao", "onnxruntime")
+_PACKAGES = ("torchvision", "triton", "diffusers", "onnxruntime")
 Figures = dict[str, Any]
 
 

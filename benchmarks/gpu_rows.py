@@ -22,13 +22,11 @@ from gpu_measures import (
     onnx_file,
     reserved,
     training_by_two,
-    transformer,
     ways_of,
 )
 
 from lowtide.core.errors import UsageError
 from lowtide.models.onnx_providers import Provider
-from lowtide.models.quantize import FP8_CAPABILITY
 
 
 @dataclass(frozen=True)
@@ -51,20 +49,6 @@ def two_devices(place: Place) -> str | None:
     return "needs two GPUs, and this machine has one" if few else None
 
 
-def torchao_is_here(place: Place) -> str | None:
-    """Rows of layers in 8 bits."""
-    return None if importlib.util.find_spec("torchao") else "torchao is not installed"
-
-
-def fp8_products(place: Place) -> str | None:
-    """Rows of fp8."""
-    if not place.on_gpu:
-        return "needs a GPU: a processor does not multiply in fp8"
-    if torch.cuda.get_device_capability(place.device) < FP8_CAPABILITY:
-        return f"needs compute capability {'.'.join(map(str, FP8_CAPABILITY))}"
-    return torchao_is_here(place)
-
-
 def tensorrt(place: Place) -> str | None:
     """Rows of ONNX files on a GPU."""
     if not all(importlib.util.find_spec(name) for name in ("onnxruntime", "onnxscript")):
@@ -81,12 +65,6 @@ def diffusers_is_here(place: Place) -> str | None:
     if not place.on_gpu:
         return "needs a GPU: it counts what PyTorch's allocator for CUDA reserves"
     return None if importlib.util.find_spec("diffusers") else "diffusers is not installed"
-
-
-def in_eight_bits(*precisions: str) -> Callable[[Place], Figures]:
-    """A window transformer in several precisions."""
-    ways = {name: {"precision": name, "strategy": "whole"} for name in precisions}
-    return ways_of(ways, transformer, (512, 512))
 
 
 def _graphs(precision: str) -> Row:
@@ -112,7 +90,6 @@ ROWS = (
     Row("device", device_facts),
     Row("tile loop", compare_tile_loops),
     *(Row(f"large image, {size}", large_image(size)) for size in large_images.SIZES),
-    Row("int8", in_eight_bits("fp32", "int8"), torchao_is_here),
     Row("compiled", ways_of({"plain": _TILES, "compiled": _TILES | {"compile": "on"}})),
     Row("streams", ways_of({"one": _TILES | {"streams": 1}, "two": _TILES | {"streams": 2}})),
     Row(
@@ -121,7 +98,6 @@ ROWS = (
         two_devices,
     ),
     Row("training on two GPUs", training_by_two, two_devices),
-    Row("fp8", in_eight_bits("fp32", "bf16", "fp8"), fp8_products),
     _graphs("fp32"),
     _graphs("bf16"),
     Row(

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from lowtide.attention import linear_ops
 from lowtide.memory.prediction.estimate import trace_step
@@ -29,6 +30,23 @@ def test_it_gives_what_pytorch_gives(monkeypatch, product, shape, channels, made
     exact = F.linear(x.double(), weight.double(), None if added is None else added.double())
     errors = [(each - exact).square().mean().sqrt() for each in (found, expected)]
     assert not x.numel() or errors[0] <= 3 * errors[1] + 1e-7
+
+
+class OwnWeight(TwoTensor):
+    """A weight that knows PyTorch's own operators alone, as sharded and quantized ones do."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        assert func.namespace == "aten"
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("channels", [24, 340])
+def test_weights_of_other_kinds_are_left_to_pytorch(channels):
+    weight = torch.randn(70, channels)
+    x, own = torch.randn(30_000, channels), OwnWeight(weight, weight)
+    found = linear_ops.linear(x, own)
+    assert torch.equal(found.a, F.linear(x, weight))
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -49,6 +49,12 @@ def test_a_truncated_image(lowtide, source, tmp_path, out):
     assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
 
 
+def test_8_bits_are_for_exported_files(lowtide, source, out):
+    for command in ("upscale", "denoise"):
+        result = lowtide(command, source, "-o", out, "--precision", "int8")
+        complaint(result, 2, "--precision int8 is not one of 'auto', 'fp32'", "lowtide export onnx")
+
+
 def test_a_missing_file(lowtide, tmp_path, out):
     complaint(lowtide("upscale", tmp_path / "no.png", "-o", out), 2, "no such file")
 
@@ -150,7 +156,7 @@ def test_options_that_make_no_sense(lowtide, source, out):
 
 def test_words_that_are_no_options(lowtide, source):
     """These are typer's own messages; the code is the same."""
-    for words in (["--sclae", "2"], ["--tile", "many"], ["--precision", "fp4"], []):
+    for words in (["--sclae", "2"], ["--tile", "many"], ["--strategy", "fast"], []):
         result = lowtide("upscale", *([source, "-o", "x.png", *words] if words else []))
         assert result.code == 2
         assert result.out == ""

@@ -149,7 +149,6 @@ REFUSED = [
     ({"scheduler": "ddpm"}, "a single step"),
     ({"eta": 0.5}, "a single step"),
     ({"eta": 0.5, "steps": 3, "scheduler": "ddpm"}, "--eta is for ddim"),
-    ({"precision": "int8"}, "int8 is for networks of linear layers"),
     ({"steps": 3, "tile": 32}, "the error of tiles is not measured"),
     ({"steps": 3, "accuracy": "fast"}, "the error of tiles is not measured"),
     ({"model": "lowtide-x2"}, "lowtide-x2 is no denoiser"),

@@ -21,7 +21,7 @@ gpu_rows = importlib.import_module("gpu_rows")
 ROWS = {row.name: row for row in gpu_rows.ROWS}
 CPU = gpu_rows.Place("cpu", tiny=True)
 # What starts processes, or measures a model that no other test does.
-SLOW = ("tile loop", "large image, 24 megapixels", "training on two GPUs", "int8")
+SLOW = ("tile loop", "large image, 24 megapixels", "training on two GPUs")
 NEEDS_A_GPU = [row.name for row in gpu_rows.ROWS if row.needs(CPU)]
 
 
@@ -60,7 +60,7 @@ def test_other_rows_say_what_they_need(name):
 
 
 def test_all_pending_measurements_have_a_row():
-    wanted = "tile loop, large image, int8, compiled, streams, devices, two GPUs, fp8, CUDA graphs"
+    wanted = "tile loop, large image, compiled, streams, devices, two GPUs, CUDA graphs"
     for word in [*wanted.split(", "), "TensorRT", "reserved by VAE", "tests"]:
         assert any(word in name for name in ROWS), word
 

@@ -183,7 +183,6 @@ REFUSED = [
     ({"strategy": "streamed"}, "not run in bands of rows"),
     ({"compile": "on"}, "compiler"),
     ({"precision": "bf16"}, "not run in bf16"),
-    ({"precision": "int8"}, "not run in int8"),
     ({"device": "cuda"}, "not run on cuda: that has not been verified"),
     ({"devices": "cuda:0,cuda:1"}, "on cuda:0"),
     ({"device": "rtx3060-12gb"}, "on rtx3060"),

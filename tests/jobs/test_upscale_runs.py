@@ -75,7 +75,7 @@ def test_precisions_that_a_model_lacks_are_refused(model):
     wide = replace(model.descriptor, supports_half=False)
     with pytest.raises(UsageError, match="does not run in fp16") as caught:
         resolve_precision("fp16", wide, "cpu")
-    assert caught.value.hint == "--precision bf16 or fp32 or int8"
+    assert caught.value.hint == "--precision bf16 or fp32"
     assert resolve_precision("fp16", model.descriptor, "cpu") == "fp16"
     assert resolve_precision("auto", model.descriptor, "cpu") == "fp32"
 

@@ -74,14 +74,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return result
 
 
-def is_plain(weight: Tensor) -> bool:
-    """Return whether a weight supports all products, and not ``F.linear`` alone.
-
-    8-bit weights of torchao do not.
-    """
-    return not is_traceable_wrapper_subclass(weight)
-
-
 def uses_onednn(x: Tensor, weight: Tensor) -> bool:
     """Return whether `linear` multiplies (..., N, C) by (out channels, C) with oneDNN."""
     return weight.shape[1] <= _ONEDNN_CHANNELS and _can_onednn(x, weight)
@@ -233,6 +225,6 @@ def _is_cpu_inference(x: Tensor, weight: Tensor) -> bool:
     learning = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if learning or type(x) not in (Tensor, FakeTensor) or not isinstance(weight, Tensor):
         return False
-    if not is_plain(weight):
+    if is_traceable_wrapper_subclass(weight):  # sharded, or quantized by the user: F.linear alone
         return False
     return x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32

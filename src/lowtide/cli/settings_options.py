@@ -47,9 +47,12 @@ def _parameter(name: str, field: SettingsField) -> inspect.Parameter:
     flags, long = how.flags, "--" + name.replace("_", "-")
     if isinstance(default, tuple):
         kind, default = list[str] if how.repeats else str, how.example
+    metavar = how.metavar
+    if how.hint is not None:  # the settings refuse an unknown value, with this hint
+        kind, metavar = str, f"<{'|'.join(get_args(kind))}>"
     if kind is bool:
         flags = (long if default is False else f"{long}/--no-{long[2:]}",)
-    shown = option(*flags, panel=how.panel, metavar=how.metavar, help=field.help)
+    shown = option(*flags, panel=how.panel, metavar=metavar, help=field.help)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -15,6 +15,7 @@ class Option:
         flags: Names, where they are not the field's alone.
         metavar: Name of its value in help, where the type says too little.
         example: Value as a user writes it, for hints, where the default is none or no text.
+        hint: Hint for a value that it does not have, where that is more than an example.
         repeats: Whether it takes one value each time that it is given.
     """
 
@@ -22,4 +23,5 @@ class Option:
     flags: tuple[str, ...] = ()
     metavar: str | None = None
     example: Any = None
+    hint: str | None = None
     repeats: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.core.precision import Precision, is_eight_bits
+from lowtide.core.precision import Precision
 from lowtide.core.progress import ProgressCallback
 from lowtide.jobs.build_network import ensemble_network, to_memory_format
 from lowtide.jobs.devices import castable_precisions, preferred_precision
@@ -47,11 +47,6 @@ def prepare_for_profile(
         ModelError: The model cannot be traced.
         UsageError: The model or the device lacks the requested precision.
     """
-    if is_eight_bits(settings.precision):
-        raise UsageError(
-            "the memory of 8-bit layers can only be measured on the device itself",
-            hint="--device auto or cpu, or another --precision",
-        )
     if settings.cuda_graphs:
         require_cuda_graphs(profile.kind)
     reference = prepare(

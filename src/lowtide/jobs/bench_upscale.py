@@ -74,7 +74,6 @@ def _variants() -> tuple[BenchVariant, ...]:
             "whole, half": {"strategy": "whole", **half},
             "streamed, half": {"strategy": "streamed", **half},
             "whole, compiled": {"strategy": "whole", "compile": "on"},
-            "whole, 8 bits": {"strategy": "whole", "precision": "int8"},
             "tiles, blended": {"tile": 256, "hann_blend": True},
             "tiles, not blended": {"tile": 256, "hann_blend": False},
             "tiles, 4 at once": {"tile": 256, "tile_batch_size": 4},

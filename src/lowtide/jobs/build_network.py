@@ -9,12 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from lowtide.core.heap import trim_heap
-from lowtide.core.precision import Precision, is_eight_bits
+from lowtide.core.precision import Precision
 from lowtide.memory.meter import resident_bytes_of
 from lowtide.models import Model
 from lowtide.models.loaded_model import weight_bytes
 from lowtide.models.onnx_model import OnnxModel
-from lowtide.models.quantize import quantize_linear
 from lowtide.models.self_ensemble import SelfEnsemble
 from lowtide.streaming.tiles.tile_step import DTYPES, Forward, NetworkSpec
 
@@ -31,11 +30,9 @@ def build_network(model: Model, device: str, precision: Precision) -> NetworkSpe
     if precision != "fp32":
         fp32_factory = _fp32_factory(copy.deepcopy(model), device)
     model.to(device=device)
-    if DTYPES[precision] != DTYPES["fp32"]:
+    if precision != "fp32":
         model.to_low_precision(DTYPES[precision])
         trim_heap(collect=True)  # free what tracing the layers' order left
-    if is_eight_bits(precision):
-        quantize_linear(model.module, device, precision)
     return NetworkSpec(
         forward=model.module,
         scale=facts.scale,

@@ -12,7 +12,6 @@ from annotated_types import Ge, Le
 
 from lowtide.core.errors import UsageError
 from lowtide.core.option import Option
-from lowtide.core.precision import is_eight_bits
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.models.denoiser.slim_unet_config import TIMES, SchedulerName
 
@@ -83,12 +82,6 @@ class DenoiseSettings(ImageSettings):
     def check(self) -> None:
         """Raise `UsageError` for settings that contradict each other."""
         super().check()
-        if is_eight_bits(self.precision):
-            raise UsageError(
-                f"{self.precision} is for networks of linear layers, and denoisers are of"
-                " convolutions",
-                hint="--precision bf16",
-            )
         self._check_noise()
         if self.eta and self.scheduler not in (None, "ddim"):
             raise UsageError(

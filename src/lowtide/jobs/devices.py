@@ -11,7 +11,6 @@ from lowtide.core.errors import UsageError
 from lowtide.core.precision import Precision
 from lowtide.memory.budget import Budget
 from lowtide.models import ModelDescriptor
-from lowtide.models.quantize import FP8_CAPABILITY
 
 
 def resolve_device(name: str) -> str:
@@ -119,26 +118,10 @@ def resolve_precision(
         if device == "cpu":
             return "fp32"
         return preferred_precision(model, torch.cuda.get_device_capability(device))
-    allowed: list[Precision] = [*castable_precisions(model), "int8"]
-    if requested == "fp8" and "bf16" in allowed:
-        _check_fp8(device)
-        return requested
+    allowed = castable_precisions(model)
     if requested not in allowed:
         raise UsageError(
             f"{model.name} ({model.architecture}) does not run in {requested}",
             hint=f"--precision {' or '.join(sorted(allowed))}",
         )
     return requested
-
-
-def _check_fp8(device: str) -> None:
-    """Raise `UsageError` for a device that has no fp8 matrix multiplication."""
-    import torch
-
-    if device != "cpu" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY:
-        return
-    need = ".".join(map(str, FP8_CAPABILITY))
-    raise UsageError(
-        f"{device} cannot multiply in fp8: that needs a GPU of compute capability {need} or higher",
-        hint="--precision bf16, or int8",
-    )

@@ -13,7 +13,6 @@ from annotated_types import Ge, Le
 from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.core.option import Option
-from lowtide.core.precision import is_eight_bits
 from lowtide.jobs.settings import RunSettings
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_providers import ProviderName
@@ -106,14 +105,13 @@ class ImageSettings(RunSettings):
                 f"--strategy {self.strategy} has no tiles, but an option for tiles was given",
                 hint="drop the tile options, or use --strategy tiled",
             )
-        other = "--strategy whole or tiled, or"
         if self.compile == "on" and self.strategy == "streamed":
-            raise UsageError("streamed networks are not compiled", hint=f"{other} --compile off")
+            raise UsageError(
+                "streamed networks are not compiled",
+                hint="--strategy whole or tiled, or --compile off",
+            )
         if self.cuda_graphs:
             self._check_graphs()
-        if is_eight_bits(self.precision) and self.strategy == "streamed":
-            what = "8-bit layers do not run in bands of rows"
-            raise UsageError(what, hint=f"{other} another --precision")
         ways = self.strategy, self.precision, self.compile, self.accuracy or "auto"
         said = set(ways) != {"auto"} or self.cuda_graphs or self.overrides.requires_tiles
         if self.plan_file is not None and said:

@@ -6,7 +6,6 @@ import math
 
 from lowtide.core.errors import BudgetError, ModelError
 from lowtide.core.heap import trimming_heap
-from lowtide.core.precision import is_eight_bits
 from lowtide.core.units import format_seconds
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.prepared import PreparedModel
@@ -194,8 +193,6 @@ def _reason_not_streamed(
         return f"streamed networks are not {how}"
     if prepared.network.free_memory is not None:
         return "ONNX Runtime runs the whole graph of a file"
-    if is_eight_bits(prepared.precision):
-        return "8-bit layers do not run in bands"
     if overrides.strategy not in ("auto", "streamed") or overrides.requires_tiles:
         return ""
     if overrides.strategy == "auto":

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from lowtide.core.errors import ModelError, OutOfMemoryError
 from lowtide.core.heap import trim_heap, trimming_heap
-from lowtide.core.precision import Precision, is_eight_bits
+from lowtide.core.precision import Precision
 from lowtide.core.progress import Cancel, Phase, ProgressCallback, report_phase
 from lowtide.core.units import MIB
 from lowtide.jobs.build_network import (
@@ -39,7 +39,6 @@ from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_model import OnnxModel
 from lowtide.models.onnx_providers import Provider, ProviderName
 from lowtide.models.onnx_runtime import load_runtime
-from lowtide.models.quantize import torchao_scheme
 from lowtide.models.self_ensemble import as_ensemble
 from lowtide.models.spandrel_files import families
 from lowtide.streaming.planner.model_facts import ModelGeometry
@@ -61,8 +60,6 @@ def preload_libraries(settings: ImageSettings) -> None:
         _provider(settings).require()
     elif settings.model_name not in names():
         families()
-    if is_eight_bits(settings.precision):
-        torchao_scheme(settings.precision)
 
 
 def _provider(settings: ImageSettings) -> Provider:

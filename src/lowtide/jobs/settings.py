@@ -18,6 +18,10 @@ S = TypeVar("S")
 
 # An attribute in a docstring: its name, and its text with the lines that go on deeper.
 _ATTRIBUTE = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
+_PRECISION_HINT = (
+    "--precision auto; 8 bits are for exported files:"
+    " lowtide export onnx MODEL -o FILE --precision int8 --calibrate PHOTOS"
+)
 _PROBLEMS = {
     "greater_than": "has to be above {gt:g}",
     "greater_than_equal": "has to be at least {ge:g}",
@@ -54,9 +58,8 @@ def validate_settings(settings: Callable[..., S], values: dict[str, Any]) -> S:
     trouble = words.format(**details) if words else problem["msg"].lower()
     field = known[name]
     usual = field.default if field.option.example is None else field.option.example
-    raise UsageError(
-        f"{option} {shown} {trouble}", hint=f"{option} {usual}" if usual not in (None, ()) else None
-    )
+    example = f"{option} {usual}" if usual not in (None, ()) else None
+    raise UsageError(f"{option} {shown} {trouble}", hint=field.option.hint or example)
 
 
 @functools.cache
@@ -111,9 +114,7 @@ class RunSettings:
         device: auto, cpu, cuda:0, ...
         devices: Images of a folder, or the tiles of one image, over several devices: cuda:0,cuda:1,
             or cpu,cpu for two workers on the CPU that share its threads and the budget.
-        precision: auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it. int8 computes
-            linear layers in 8 bits, with torchao; fp8 does so on GPUs of compute capability 8.9 or
-            higher, with everything else in bf16.
+        precision: auto is fp32 on the CPU and bf16 or fp16 on GPUs that gain from it.
         accuracy: exact: equal to the unconstrained run, or refused. bounded: tiles where nothing
             exact fits, and their error is measured. fast: whatever takes least time. Default:
             exact, or bounded where tiles are requested.
@@ -128,7 +129,9 @@ class RunSettings:
     scratch: Annotated[Path | None, Option("Files")] = None
     device: str = "auto"
     devices: Annotated[tuple[str, ...], Option(metavar="LIST")] = ()
-    precision: Annotated[Literal["auto"] | Precision, Option("Overriding the plan")] = "auto"
+    precision: Annotated[
+        Literal["auto"] | Precision, Option("Overriding the plan", hint=_PRECISION_HINT)
+    ] = "auto"
     accuracy: Literal["exact", "bounded", "fast"] | None = None
     plan_file: Annotated[Path | None, Option(flags=("--plan",), metavar="FILE")] = None
 

@@ -16,6 +16,8 @@ from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan
 
+_MAKE_ONE = "make it anew: lowtide plan upscale INPUT --json > plan.json"
+
 
 @dataclass(frozen=True)
 class PlanFile:
@@ -41,13 +43,12 @@ class PlanFile:
             problem = error.errors()[0]
             what = problem["msg"].removeprefix("Value error, ")
             where = ".".join(map(str, problem["loc"]))
+            if problem["type"] == "literal_error":  # a plan of another version
+                what += f", not {problem['input']!r}"
             parts = f"{path}: not a plan", where, what[:1].lower() + what[1:]
-            raise UsageError(": ".join(filter(None, parts))) from None
+            raise UsageError(": ".join(filter(None, parts)), hint=_MAKE_ONE) from None
         if not found:
-            raise UsageError(
-                f"{path}: contains no plan",
-                hint="`lowtide plan upscale INPUT --json > plan.json` makes one",
-            )
+            raise UsageError(f"{path}: contains no plan", hint=_MAKE_ONE)
         return cls(path, found)
 
     @property
@@ -116,7 +117,7 @@ def _plan_of(data: Any, path: Path) -> Plan:
         raise UsageError(
             f"{path}: a plan of schema {schema}, made by another version of Lowtide; this one reads"
             f" schema {SCHEMA_VERSION}",
-            hint="make the plan again: lowtide plan upscale INPUT --json > plan.json",
+            hint=_MAKE_ONE,
         )
     return Plan.model_validate(data)
 

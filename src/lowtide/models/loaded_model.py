@@ -8,7 +8,6 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowtide.core.errors import UsageError
 from lowtide.models.dedupe_buffers import share_equal_buffers
@@ -85,7 +84,7 @@ class Model:
         if dtype is not None:
             self.module.to(dtype=dtype)
         if memory_format is not None:
-            # nn.Module.to would also convert 8-bit weights, which do not support it.
+            # nn.Module.to would also convert tensors of five axes, which cannot be channels-last.
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if tensor.dim() == 4:
                     tensor.data = tensor.data.contiguous(memory_format=memory_format)
@@ -165,12 +164,5 @@ def require_device(device: str | torch.device) -> torch.device:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Return the bytes of parameters and buffers, 8-bit ones including their scales."""
-    return sum(map(_stored_bytes, (*module.parameters(), *module.buffers())))
-
-
-def _stored_bytes(tensor: Tensor) -> int:
-    if is_traceable_wrapper_subclass(tensor):  # its dtype is not that of its inner tensors
-        names, _ = tensor.__tensor_flatten__()
-        return sum(_stored_bytes(getattr(tensor, name)) for name in names)
-    return tensor.numel() * tensor.element_size()
+    """Return the bytes of parameters and buffers."""
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

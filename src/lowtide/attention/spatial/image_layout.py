@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowtide.attention.linear_ops import (
-    is_plain,
     linear,
     onednn_linear_any_layout,
     uses_onednn,
@@ -69,11 +68,7 @@ def layer_rows(layer: nn.Linear, first: int, last: int) -> tuple[Tensor, Tensor 
     """Return weight and bias of the output channels from ``first`` to before ``last``."""
     rows = slice(first, last)
     bias = None if layer.bias is None else layer.bias[rows]
-    if is_plain(layer.weight):
-        return layer.weight[rows], bias
-    # torchao's 8-bit weights have no views in inference mode.
-    with torch.inference_mode(False):
-        return layer.weight[rows], bias
+    return layer.weight[rows], bias
 
 
 def rows_as_pixels(image: Tensor, weight: Tensor) -> Tensor:
@@ -95,7 +90,7 @@ def linear_pixels(pixels: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     ``pixels`` is the result of `rows_as_pixels` or some of its rows, ``weight`` is (out channels,
     C).
     """
-    if torch.compiler.is_exporting() or len(pixels) > 1 or not is_plain(weight):
+    if torch.compiler.is_exporting() or len(pixels) > 1:
         return F.linear(pixels, weight, bias)
     image = pixels.permute(0, 3, 1, 2)
     if _is_channels_first(image):
@@ -150,8 +145,6 @@ def gather_rows(like: Tensor, rows: int, bands: Iterable[tuple[int, Tensor]]) ->
 
 def supports_gather_linear(layer: nn.Linear, image: Tensor) -> bool:
     """Return whether `gather_linear` can write a result like this image (B, C, H, W)."""
-    if not is_plain(layer.weight):
-        return False
     mixed = torch.is_autocast_enabled(image.device.type)
     last = memory_format(image) == torch.channels_last
     return len(image) == 1 and not (last or mixed or torch.is_grad_enabled())

@@ -47,7 +47,7 @@ class OptimizedMlp(OptimizedModule):
         """Return whether `inner` computes the input of the second layer."""
         plain = self.plain
         exact = type(plain.act) is nn.GELU and plain.act.approximate == "none"
-        # The first layer may be quantized to 8 bits, or not replaced.
+        # The first layer may not be replaced.
         plainly = type(plain.fc1) is OptimizedLinear and not plain.training
         return exact and plainly and not torch.compiler.is_compiling()
 

@@ -14,7 +14,6 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 # Tensor cores take channels in groups of so many 16-bit numbers.
 _CHANNEL_GROUP = 8
-_TENSOR_CORE_PRECISIONS = ("fp16", "bf16", "fp8")
 
 
 def in_memory_format(network: NetworkSpec) -> NetworkSpec:
@@ -42,7 +41,7 @@ def takes_channels_last(network: NetworkSpec) -> bool:
     weights = [weight for weight in forward.parameters() if weight.dim() == 4]
     if network.device == "cpu":
         return bool(weights)
-    if network.precision not in _TENSOR_CORE_PRECISIONS:
+    if network.precision == "fp32":
         return False
     suited = sum(weight.numel() for weight in weights if _suits_tensor_cores(weight))
     return 2 * suited > sum(weight.numel() for weight in weights)

@@ -19,12 +19,10 @@ from lowtide.streaming.tiles.tile_transfer import PendingResult, SyncTileTransfe
 
 Forward = Callable[[Tensor], Tensor]
 # What most of a network's layers compute in; inputs and outputs are fp32.
-DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
-    "int8": torch.float32,
-    "fp8": torch.bfloat16,
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lowtide.core.heap import heap_is_tuned
 from lowtide.media._libvips import windows_are_small
-from lowtide.media.image_info import ImageInfo, SampleType
+from lowtide.media.image_info import ImageInfo
 
 
 @dataclass(frozen=True)
@@ -28,40 +28,16 @@ class CodecBytes:
         return CodecBytes(self.upper + other.upper, self.typical + other.typical)
 
 
-@dataclass(frozen=True)
-class _WindowRows:
-    """Rows that libvips keeps at most, by pipeline stage and sample type.
-
-    The stages are reading, writing, collecting strips, and resampling.
-    ``typical`` are the typical rows: PNG and JPEG read by rows, writing, strips.
-    """
-
-    read: dict[SampleType, int]
-    write: int
-    strips: int
-    resize: dict[SampleType, int]
-    typical: tuple[int, int, int]
-
-
-_SMALL = _WindowRows(
-    read={"uint8": 480, "uint16": 390, "float32": 690},
-    write=140,
-    strips=260,
-    resize={"uint8": 380, "uint16": 460, "float32": 620},
-    typical=(100, 130, 100),
-)
-# If libvips's windows could not be shrunk.
-_LARGE = _WindowRows(
-    read=dict.fromkeys(("uint8", "uint16", "float32"), 1400),
-    write=704,
-    strips=1400,
-    resize=dict.fromkeys(("uint8", "uint16", "float32"), 1100),
-    typical=(1260, 630, 1260),
-)
-# Bound of what is held in addition to rows; rarely reached.
-_READ_BYTES, _WRITE_BYTES = 4 << 20, 8 << 20
-# Typical values of the same for reading, writing, strips, at four sizes in three formats.
-_READ_TYPICAL, _WRITE_TYPICAL, _STRIPS_TYPICAL = 256 << 10, 1 << 20, 2 << 20
+# Rows that a stage of libvips keeps, in small windows and in its own ones, where they could not be
+# shrunk: at most, by sample type for reading and resampling,
+_READ_ROWS = {"uint8": (480, 1400), "uint16": (390, 1400), "float32": (690, 1400)}
+_RESIZE_ROWS = {"uint8": (380, 1100), "uint16": (460, 1100), "float32": (620, 1100)}
+_WRITE_ROWS, _STRIPS_ROWS = (140, 704), (260, 1400)
+# and typically.
+_READ_TYPICAL, _WRITE_TYPICAL, _STRIPS_TYPICAL = (100, 1260), (130, 630), (100, 1260)
+# Bytes in addition to rows: a bound, rarely reached, and a typical value.
+_READ_BYTES = 4 << 20, 256 << 10
+_WRITE_BYTES, _STRIPS_BYTES = (8 << 20, 1 << 20), (8 << 20, 2 << 20)
 # Typical share of the bound, for rows read in strips or tiles, and for frames.
 _STRIP_ROWS_TYPICAL, _FRAME_TYPICAL = 0.9, 0.7
 
@@ -70,18 +46,16 @@ _STRIP_ROWS_TYPICAL, _FRAME_TYPICAL = 0.9, 0.7
 # keeps the blocks of an alpha channel that was read before, it takes more.
 _WEBP_DECODE, _WEBP_DECODE_TWICE = 8.6, 24.0
 _AVIF_DECODE, _AVIF_DECODE_TYPICAL = {"uint8": 20.5, "uint16": 27.0}, 0.85
-# (upper, typical), in noise of full scale and in photographs. Without alpha the file that grows in
-# memory comes in addition, with what it was when it last doubled: at most 3 bytes a pixel up to
-# quality 90, and 9.4 at 100. An alpha channel, always coded losslessly, is coded before there is a
-# file. By (lossless, alpha).
+# By (lossless, alpha): upper in noise of full scale, typical in photographs, bytes for any image.
+# Without alpha the file that grows in memory comes in addition, with what it was when it last
+# doubled: at most 3 bytes a pixel up to quality 90, and 9.4 at 100. An alpha channel, always coded
+# losslessly, is coded before there is a file.
 _WEBP_ENCODE = {
-    (False, False): (4.8, 4.8),
-    (False, True): (38.0, 22.0),
-    (True, False): (38.5, 34.0),
-    (True, True): (39.5, 34.0),
+    (False, False): (4.8, 4.8, 0),
+    (False, True): (38.0, 22.0, 2 << 20),
+    (True, False): (38.5, 34.0, 13 << 20),
+    (True, True): (39.5, 34.0, 25 << 20),
 }
-# What coding losslessly takes for any image.
-_WEBP_CONSTANT = {(False, True): 2 << 20, (True, False): 13 << 20, (True, True): 25 << 20}
 _WEBP_FILE, _WEBP_LARGE_FILE, _LARGE_QUALITY = 3.0, 9.4, 90
 _WEBP_FILE_TYPICAL = 0.25
 _AVIF_ENCODE = {(8, False): 45.0, (8, True): 72.0, (12, False): 66.0, (12, True): 100.0}
@@ -94,16 +68,10 @@ _AVIF_LARGE_FILE, _AVIF_CONSTANT, _AVIF_FILE_COPIES = 18.0, 12 << 20, 2
 _AVIF_FAST_EFFORT, _AVIF_FAST_FACTOR = 3, 0.68
 
 
-def _rows() -> _WindowRows:
-    return _SMALL if windows_are_small() else _LARGE
-
-
 def row_window_bytes(info: ImageInfo) -> CodecBytes:
     """Return the memory of decoding an image by rows."""
-    rows = _rows()
-    return _by_rows(
-        info, (rows.read[info.sample_type], _READ_BYTES), (rows.typical[0], _READ_TYPICAL)
-    )
+    rows = _of_windows(_READ_ROWS[info.sample_type]), _of_windows(_READ_TYPICAL)
+    return _by_rows(info, rows, _READ_BYTES)
 
 
 def strip_window_bytes(info: ImageInfo, tile_height: int) -> CodecBytes:
@@ -111,8 +79,8 @@ def strip_window_bytes(info: ImageInfo, tile_height: int) -> CodecBytes:
 
     It is at least `row_window_bytes`.
     """
-    kept = max(_rows().read[info.sample_type], 2 * tile_height + 256)
-    return _by_rows(info, (kept, _READ_BYTES), (int(kept * _STRIP_ROWS_TYPICAL), _READ_TYPICAL))
+    kept = max(_of_windows(_READ_ROWS[info.sample_type]), 2 * tile_height + 256)
+    return _by_rows(info, (kept, int(kept * _STRIP_ROWS_TYPICAL)), _READ_BYTES)
 
 
 def whole_image_bytes(nbytes: int) -> CodecBytes:
@@ -152,23 +120,23 @@ def avif_decoding(info: ImageInfo, file_bytes: int) -> CodecBytes:
 
 def encoding_window(info: ImageInfo, *, strips: bool) -> CodecBytes:
     """Return the memory of the rows before an encoder, which may collect strips."""
-    rows = _rows()
     if strips or info.sample_type == "float32":
-        usual = rows.typical[2], _STRIPS_TYPICAL
-        return _by_rows(info, (rows.strips, _WRITE_BYTES), usual)
-    return _by_rows(info, (rows.write, _WRITE_BYTES), (rows.typical[1], _WRITE_TYPICAL))
+        rows = _of_windows(_STRIPS_ROWS), _of_windows(_STRIPS_TYPICAL)
+        return _by_rows(info, rows, _STRIPS_BYTES)
+    rows = _of_windows(_WRITE_ROWS), _of_windows(_WRITE_TYPICAL)
+    return _by_rows(info, rows, _WRITE_BYTES)
 
 
 def resize_bytes(info: ImageInfo) -> CodecBytes:
     """Return the memory of resampling rows in a pipeline, which is done in floats."""
-    return whole_image_bytes(_rows().resize[info.sample_type] * info.width * info.channels * 4)
+    rows = _of_windows(_RESIZE_ROWS[info.sample_type])
+    return whole_image_bytes(rows * info.width * info.channels * 4)
 
 
 def webp_encoding(info: ImageInfo, *, quality: int, lossless: bool) -> CodecBytes:
     """Return the memory of encoding a WebP: frame, ``WebPPicture``, encoder tables, file."""
-    kind = lossless, info.alpha
-    (upper, typical), constant = _WEBP_ENCODE[kind], _WEBP_CONSTANT.get(kind, 0)
-    if not any(kind):
+    upper, typical, constant = _WEBP_ENCODE[lossless, info.alpha]
+    if not lossless and not info.alpha:
         file = _WEBP_FILE + _of_large_qualities(quality) * (_WEBP_LARGE_FILE - _WEBP_FILE)
         upper, typical = upper + file, typical + _WEBP_FILE_TYPICAL * file
     return CodecBytes(int(upper * info.pixels) + constant, int(typical * info.pixels) + constant)
@@ -197,16 +165,15 @@ def _of_large_qualities(quality: int) -> float:
     return max(0, quality - _LARGE_QUALITY) / (100 - _LARGE_QUALITY)
 
 
-def _by_rows(info: ImageInfo, upper: tuple[int, int], typical: tuple[int, int]) -> CodecBytes:
-    """Return the memory of (rows, constant bytes), as bound and typical value.
+def _of_windows(rows: tuple[int, int]) -> int:
+    return rows[not windows_are_small()]
+
+
+def _by_rows(info: ImageInfo, rows: tuple[int, int], beside: tuple[int, int]) -> CodecBytes:
+    """Return the memory of rows and constant bytes, each as bound and typical value.
 
     Each stage of a pipeline has its own window, so that an image with few rows is held up to three
     times.
     """
-    sides = (3 * info.height, info.height)
-    return CodecBytes(
-        *(
-            min(rows, high) * info.row_bytes + beside
-            for (rows, beside), high in zip((upper, typical), sides, strict=True)
-        )
-    )
+    upper, typical = min(rows[0], 3 * info.height), min(rows[1], info.height)
+    return CodecBytes(upper * info.row_bytes + beside[0], typical * info.row_bytes + beside[1])

@@ -5,18 +5,13 @@ import torch
 
 import lowtide
 from support import tiny_pipelines
+from support.tiny_pipelines import images
 
 # diffusers warns of what its own pipelines call, and makes arrays as NumPy 2 no longer likes it.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`upcast_vae` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
-
-
-def images(pipe, call):
-    pipe.set_progress_bar_config(disable=True)
-    draw = torch.Generator().manual_seed(0)
-    return pipe(**call, num_inference_steps=2, output_type="pt", generator=draw).images
 
 
 @pytest.mark.grid(3)

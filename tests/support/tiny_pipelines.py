@@ -51,6 +51,12 @@ def prompt():
     return {"prompt_embeds": embedded(), "negative_prompt_embeds": -embedded()}
 
 
+def images(pipe, call):
+    pipe.set_progress_bar_config(disable=True)
+    draw = torch.Generator().manual_seed(0)
+    return pipe(**call, num_inference_steps=2, output_type="pt", generator=draw).images
+
+
 def picture(height=40, width=48):
     return torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(3))
 
@@ -212,27 +218,26 @@ def diffusion_3():
     return pipe, {**prompt(), **more, **SIZE}
 
 
-def flux():
-    net = built(
-        FluxTransformer2DModel,
-        patch_size=1,
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=1,
-        joint_attention_dim=_WIDTH,
-        pooled_projection_dim=_POOLED,
-        axes_dims_rope=(2, 2, 4),
-    )
+NO_TEXT = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
+
+
+def flux(vae=None, **changes):
+    config = {
+        "patch_size": 1,
+        "in_channels": 16,
+        "num_layers": 1,
+        "num_single_layers": 1,
+        "attention_head_dim": 8,
+        "num_attention_heads": 1,
+        "joint_attention_dim": _WIDTH,
+        "pooled_projection_dim": _POOLED,
+        "axes_dims_rope": (2, 2, 4),
+    }
     pipe = diffusers.FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=without_quantizers(4),
-        transformer=net,
-        text_encoder=None,
-        tokenizer=None,
-        text_encoder_2=None,
-        tokenizer_2=None,
+        vae=without_quantizers(4) if vae is None else vae,
+        transformer=built(FluxTransformer2DModel, **{**config, **changes}),
+        **NO_TEXT,
     )
     more = {"pooled_prompt_embeds": embedded(1, _POOLED)[0]}
     return pipe, {"prompt_embeds": embedded(), **more, **SIZE}

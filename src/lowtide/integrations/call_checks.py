@@ -14,6 +14,11 @@ from torch._subclasses.fake_tensor import is_fake
 
 from lowtide.core.errors import ModelError, UsageError
 
+GROUP_OFFLOAD_HINT = (
+    "load it again, without them: group offloading of the other modules, such as"
+    " pipe.transformer.enable_group_offload(), works with lowtide.fit"
+)
+
 
 def check_state(title: str, part: nn.Module) -> None:
     """Raise `UsageError` for module state that bands cannot run with.
@@ -90,7 +95,7 @@ def _without(hooks: str) -> str:
             "accelerate.hooks.remove_hook_from_module(vae, recurse=True); model offload"
             " (pipe.enable_model_cpu_offload()) moves it as a whole and works with lowtide.fit"
         )
-    return "load it again, without them"
+    return GROUP_OFFLOAD_HINT if "group_offloading" in hooks else "load it again, without them"
 
 
 def _tensors(part: nn.Module) -> Iterator[tuple[str, Tensor]]:

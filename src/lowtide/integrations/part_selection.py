@@ -14,7 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from lowtide.core.errors import UsageError
-from lowtide.integrations.call_checks import check_state, hooks_of, is_compiled
+from lowtide.integrations.call_checks import (
+    GROUP_OFFLOAD_HINT,
+    check_state,
+    hooks_of,
+    is_compiled,
+)
 from lowtide.integrations.fitted_module import is_fitted, is_own_forward
 from lowtide.integrations.video_autoencoders.families import VideoFamily
 
@@ -121,7 +126,11 @@ def _check_unmodified(title: str, part: nn.Module) -> None:
     if hooks := ", ".join(hooks_of(part)):
         raise UsageError(
             f"{title} has hooks of {hooks} around its forward, which bands would bypass",
-            hint="remove them, or add them after lowtide.fit",
+            hint=(
+                GROUP_OFFLOAD_HINT
+                if "group_offloading" in hooks
+                else "remove them, or add them after lowtide.fit"
+            ),
         )
     forward = vars(part).get("forward")
     if forward is not None and not is_own_forward(part, forward):

@@ -364,6 +364,19 @@ def test_the_host_of_a_cpu_is_itself():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_pinned_memory_is_exact_and_limited():
+    pinned = PinnedMemory()
+    memory = pinned.empty(5 * MIB + 1)
+    assert memory.is_pinned()
+    assert pinned.pinned_bytes == 5 * MIB + 1
+    pinned.limit_bytes = 6 * MIB
+    assert not pinned.empty(2 * MIB).is_pinned()
+    pinned.close()
+    assert not memory.is_pinned()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("pages", ["memory", "host", "disk"])
 def test_a_gpu_gives_the_same_rows(pages, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

@@ -1,1 +1,0 @@
-"""Weight offloading: weights larger than the budget are streamed block by block."""

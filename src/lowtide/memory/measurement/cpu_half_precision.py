@@ -18,27 +18,21 @@ _ROUNDS = 5
 _SLOWER = 1.2
 
 
-@functools.cache
 def low_precision_slowdown() -> list[dict[str, str | float]]:
     """Measure the slowdown of bf16 and fp16 against fp32 on the CPU, roughly.
 
     Returns the ratio of seconds for linear layers and for convolutions, for each dtype.
     Instructions for a dtype do not make it fast: some CPUs run them at half the rate of fp32, and
-    without any PyTorch converts value by value. Takes about a second where it is slow, else a
-    tenth, and a few MiB.
+    without any PyTorch converts value by value. Takes seconds where it is slow, else a tenth, and a
+    few MiB.
     """
-    with torch.inference_mode():
-        fp32_seconds = _seconds(torch.float32)
-        return [
-            {
-                "name": name,
-                **{
-                    layer: round(seconds / fp32_seconds[layer], 2)
-                    for layer, seconds in _seconds(dtype).items()
-                },
-            }
-            for name, dtype in _NAMES.items()
-        ]
+    return [_slowdown(name) for name in _NAMES]
+
+
+@functools.cache
+def _slowdown(name: str) -> dict[str, str | float]:
+    full, low = _seconds(torch.float32), _seconds(_NAMES[name])
+    return {"name": name, **{layer: round(low[layer] / full[layer], 2) for layer in full}}
 
 
 def slowdown_note(
@@ -47,14 +41,15 @@ def slowdown_note(
     """Return a note if ``precision`` slows down layers on the CPU and speeds up none.
 
     Args:
-        measured: Result of `low_precision_slowdown`; measured if None.
+        measured: Result of `low_precision_slowdown`; by default only ``precision`` is measured.
 
     Returns:
         None where a layer gains or none loses, and for precisions that are not measured.
     """
     if precision not in _NAMES:
         return None
-    one = next(one for one in measured or low_precision_slowdown() if one["name"] == precision)
+    known = [_slowdown(precision)] if measured is None else measured
+    one = next(one for one in known if one["name"] == precision)
     linear, convolution = float(one["linear"]), float(one["convolution"])
     if max(linear, convolution) <= _SLOWER or min(linear, convolution) < 1 / _SLOWER:
         return None
@@ -64,6 +59,8 @@ def slowdown_note(
     )
 
 
+@functools.cache
+@torch.inference_mode()
 def _seconds(dtype: torch.dtype) -> dict[str, float]:
     tokens = torch.ones(_TOKENS, _CHANNELS, dtype=dtype)
     weight = torch.ones(_CHANNELS, _CHANNELS, dtype=dtype)

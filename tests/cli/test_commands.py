@@ -10,7 +10,7 @@ from lowtide.cli.main import _normalize_option
 
 HELP = [
     ([], ["upscale", "plan", "bench", "models", "doctor", "Exit codes"]),
-    (["bench", "upscale"], ["--only", "--plot", "twice"]),
+    (["bench", "upscale"], ["--only", "--json", "conservative"]),
     (["upscale"], ["--budget", "--tile-batch-size", "--strip-metadata", "--json"]),
     (["plan"], ["upscale"]),
     (["plan", "upscale"], ["--budget", "writes nothing"]),
@@ -233,30 +233,3 @@ def test_a_terminal_whose_encoding_lacks_characters(lowtide_process, source, out
     assert done.stderr == ""
     assert "exact: the whole image at once" in done.stdout
     assert out.exists()
-
-
-@pytest.mark.slow
-def test_ways_to_upscale_are_compared(lowtide, tmp_path, save, photo):
-    source = save(tmp_path / "photo.png", photo[:40, :50])
-    words = ["bench", "upscale", source, "--only", "memory", "--budget", "256MiB"]
-    shown = lowtide(*words)
-    assert "conservative" in shown.out
-    assert "identical" in shown.out
-    assert "running memory" in shown.err
-    report = json.loads(lowtide(*words, "--json").out)
-    assert [row["variant"]["name"] for row in report["rows"]] == [
-        "lowtide",
-        "memory",
-        "conservative",
-    ]
-    assert lowtide("bench", "upscale", source, "--only", "fastest").code == 2
-
-
-@pytest.mark.slow
-def test_seams_are_compared(lowtide, tmp_path, save, photo):
-    source = save(tmp_path / "photo.png", photo[:96, :96])
-    shown = lowtide("bench", "upscale", source, "--seams", "--tile", "64", "--device", "cpu")
-    assert all(word in shown.out for word in ("streamed", "linear", "hann", "step error"))
-    refused = lowtide("bench", "upscale", source, "--seams", "--only", "whole")
-    assert refused.code == 2
-    assert "contradicts" in refused.err

@@ -61,43 +61,31 @@ class TileAxis:
         ]
         return min(margins, default=self.length)
 
-    def weights(self, index: int, scale: int, *, linear: bool = False) -> np.ndarray:
+    def weights(self, index: int, scale: int) -> np.ndarray:
         """Return the weights of tile ``index`` over its span, one per *output* pixel.
 
-        float32 (pixels · scale,). Hann ramps (sin² up, its complement down), or ``linear`` ones:
-        the sum over all tiles is 1 at each pixel.
+        float32 (pixels · scale,). Hann ramps, sin² up and its complement down: the sum over all
+        tiles is 1 at each pixel.
         """
-        ramp = linear_ramp if linear else hann_ramp
         low, high = self.span(index)
         weights = np.ones((high - low) * scale, np.float32)
         if index:
-            up = ramp(self.ramps[index - 1], scale)
+            up = _hann_ramp(self.ramps[index - 1], scale)
             weights[: len(up)] = up
         if index < len(self.ramps):
-            down = 1 - ramp(self.ramps[index], scale)
+            down = 1 - _hann_ramp(self.ramps[index], scale)
             weights[len(weights) - len(down) :] = down
         return weights
 
 
-def hann_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
+def _hann_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
     """Return the rising half of a Hann window over ``ramp``, from 0 to 1.
 
     float32 (pixels · scale,), sampled at output pixel centers.
     """
-    return (np.sin(np.pi / 2 * _centers(ramp, scale)) ** 2).astype(np.float32)
-
-
-def linear_ramp(ramp: tuple[int, int], scale: int) -> np.ndarray:
-    """Return weights that rise linearly over ``ramp``, from 0 to 1.
-
-    float32 (pixels · scale,), sampled at output pixel centers.
-    """
-    return _centers(ramp, scale).astype(np.float32)
-
-
-def _centers(ramp: tuple[int, int], scale: int) -> np.ndarray:
     count = (ramp[1] - ramp[0]) * scale
-    return (np.arange(count, dtype=np.float64) + 0.5) / max(count, 1)
+    centers = (np.arange(count, dtype=np.float64) + 0.5) / max(count, 1)
+    return (np.sin(np.pi / 2 * centers) ** 2).astype(np.float32)
 
 
 def split_axis(length: int, tile: int, overlap: int, *, align: int = 1, blend: int = 0) -> TileAxis:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lowtide.core.errors import ImageError, UsageError
+from lowtide.media.detect import skipped_summary
 from lowtide.media.discover import discover
-from lowtide.media.skipped_files import skipped_summary
 
 
 def touch(root: Path, *names: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lowtide.media.raw_png import UncompressedPng
+from lowtide.media.encode_pipeline import UncompressedPng
 
 
 def sink_of(file: io.BytesIO) -> Callable[[bytes], None]:

@@ -41,7 +41,7 @@ def print_report(report: JobReport) -> None:
 
 def print_skipped_inputs(report: JobReport) -> None:
     """Print on stderr which inputs in folders were left out as not images, and why."""
-    from lowtide.media.skipped_files import SkippedFile, skipped_summary
+    from lowtide.media.detect import SkippedFile, skipped_summary
 
     for line in skipped_summary(
         [SkippedFile(Path(one.path), one.reason) for one in report.skipped_inputs]

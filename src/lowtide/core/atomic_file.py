@@ -78,6 +78,28 @@ def create_new_file(path: Path) -> None:
     os.close(os.open(path, flags, 0o666))
 
 
+def prepare_part_file(path: Path, part: Path) -> list[Path]:
+    """Create the folder of ``path`` and an empty ``part``; return the new folders.
+
+    Raises `OutputError` if this fails or ``path`` is a folder.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path}: this is a folder", hint="give a file name in it")
+    created: list[Path] = []
+    try:
+        missing = [folder for folder in path.parents if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            created.append(folder)
+        create_new_file(part)
+    except OSError as error:
+        for folder in reversed(created):
+            with suppress(OSError):  # another process may use it by now
+                folder.rmdir()
+        raise write_error(path, error) from error
+    return created
+
+
 @contextmanager
 def atomic_write(path: Path, part: Path | None = None) -> Iterator[Path]:
     """Write ``path`` atomically: yields a new part file, renamed at the end.

@@ -8,7 +8,7 @@ from lowtide.core.signal import Adapter
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import AccuracyReport, ErrorFigure, reported_db
-from lowtide.media.image_rows import ImageRows
+from lowtide.media.image_info import ImageRows
 from lowtide.memory.meter import Usage
 from lowtide.memory.oom import trim_allocators
 from lowtide.memory.plan import Plan

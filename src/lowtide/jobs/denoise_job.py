@@ -25,8 +25,7 @@ from lowtide.jobs.item import Item
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
-from lowtide.media.image_info import ImageInfo
-from lowtide.media.image_rows import ImageRows
+from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
 from lowtide.models.denoiser.noise_level import NoiseLevel

@@ -27,8 +27,7 @@ from lowtide.jobs.raw_report import DenoiseRawReport, RawImageReport
 from lowtide.jobs.target_size import TargetSize
 from lowtide.media import ImageFacts
 from lowtide.media.discover import RAW_FILES
-from lowtide.media.image_info import ImageInfo
-from lowtide.media.image_rows import ImageRows
+from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.media.raw_facts import RawFacts, RawResult, inspect_raw, raw_result
 from lowtide.media.raw_file import RawFile, load_rawpy
 from lowtide.media.raw_planes import PlaneLayout, PlanesInfo, RawSource

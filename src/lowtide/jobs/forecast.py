@@ -25,8 +25,7 @@ from lowtide.jobs.trained_forecaster import (
     TrainedForecaster,
     without_attention_warnings,
 )
-from lowtide.media.table import TimeTable, read_table
-from lowtide.media.table_remarks import listed
+from lowtide.media.table import TimeTable, listed, read_table
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.models.forecaster.distribution import Distribution
 from lowtide.models.forecaster.forecaster import RidgeForecaster

@@ -33,8 +33,7 @@ from lowtide.media import (
     open_sink,
 )
 from lowtide.media.discover import IMAGES, FilePair, Found, MediaKind, discover
-from lowtide.media.image_info import ImageInfo
-from lowtide.media.image_rows import ImageFile, ImageRows
+from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_file import PlanFile

@@ -33,9 +33,9 @@ from lowtide.jobs.video_threads import ReadAhead, WriteBehind
 from lowtide.jobs.video_work import VideoSegment, VideoWork, pinned_plan, work_folder
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, Found, MediaKind
-from lowtide.media.image_rows import ImageFile, ImageRows
+from lowtide.media.image_info import ImageFile, ImageRows
 from lowtide.media.video.frame_pattern import FramePattern
-from lowtide.media.video.pyav import load_av
+from lowtide.media.video.opened_video import load_av
 from lowtide.memory.choice import shortfall
 from lowtide.memory.plan import Plan
 from lowtide.streaming.tiles.runner import RunOutcome

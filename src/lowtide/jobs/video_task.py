@@ -25,12 +25,11 @@ from lowtide.media.formats import output_format
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.video.encoder_settings import EncoderSettings, held_format
 from lowtide.media.video.frame_pattern import FramePattern
-from lowtide.media.video.frame_range import frame_range
 from lowtide.media.video.frame_sequence import SequenceFacts, inspect_sequence, sequence_part
 from lowtide.media.video.frame_writing import image_format
 from lowtide.media.video.other_streams import StreamPlan, no_streams, plan_streams
 from lowtide.media.video.picture_format import PictureFormat
-from lowtide.media.video.video_facts import VideoFacts, inspect_video
+from lowtide.media.video.video_facts import VideoFacts, frame_range, inspect_video
 from lowtide.media.video.video_reader import video_part
 from lowtide.media.video.video_segments import segment_suffix
 

@@ -31,8 +31,7 @@ from lowtide.media import ImageFacts
 from lowtide.media.discover import MediaKind
 from lowtide.media.encode import OutputCost
 from lowtide.media.gradient_files import GradientFiles, find_gradients
-from lowtide.media.image_info import ImageInfo
-from lowtide.media.image_rows import ImageFile, ImageRows
+from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows
 from lowtide.media.volume_file import VolumeSink, VolumeSource
 from lowtide.media.volume_header import VOLUME_SUFFIXES, VolumeFacts, inspect_volume
 from lowtide.models.denoiser.noise_models import GaussianNoise, RicianNoise, network_terms

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.media.image_info import ImageInfo
-from lowtide.media.image_rows import ImageFile
+from lowtide.media.image_info import ImageFile, ImageInfo
 
 # Rows are copied in pieces of about this size, so that the thread can start on the first.
 _CHUNK_BYTES = 1 << 20

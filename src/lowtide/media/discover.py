@@ -10,9 +10,8 @@ from pathlib import Path
 
 from lowtide.core.atomic_file import PART_PATTERN, file_key
 from lowtide.core.errors import ImageError, InputError, UsageError
-from lowtide.media.camera_raw import RAW_SUFFIXES
+from lowtide.media.detect import RAW_SUFFIXES, SkippedFile, skip_reason, skipped_summary
 from lowtide.media.formats import SUFFIXES, format_of_suffix
-from lowtide.media.skipped_files import SkippedFile, skip_reason, skipped_summary
 
 _GLOB_CHARACTERS = set("*?[")
 _SEPARATORS = tuple(sep for sep in (os.sep, os.altsep) if sep)

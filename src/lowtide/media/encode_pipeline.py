@@ -1,16 +1,40 @@
-"""libvips pipeline that reads rows from a pipe and encodes them as an image file."""
+"""Encoder behind an image sink: a libvips pipeline that reads rows from a pipe and encodes them.
+
+Rows come as an uncompressed PNG, the simplest pixel stream that libvips can read. libvips ends the
+process when it cannot make the threads of an encoder. So they are made when a file is opened, and
+only where there is room for their stacks: before the network takes all there is.
+"""
 
 from __future__ import annotations
 
+import mmap
+import struct
+import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyvips
 
+from lowtide.core.errors import OutOfMemoryError
+from lowtide.core.units import MIB, format_bytes
 from lowtide.media.encode import EncodeOptions, encode_image
 from lowtide.media.formats import AVIF, WEBP, ImageFormat, output_sample
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import Metadata, attach, keep_flags
 from lowtide.media.pixels import convert_samples, interpretation_of, resize
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# Gray, gray + alpha, RGB, RGB + alpha.
+_COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
+_BLOCK_BYTES = 1 << 17
+
+# A thread that runs the pipeline, one that computes rows, and two that write them.
+_THREADS = 4
+# Rows on their way, and the smallest tiles: with less left libvips fails in the midst of a file.
+_ROWS_AND_TILES = 32 * MIB
+_DEFAULT_STACK = 8 * MIB
 
 
 class EncodePipeline:
@@ -78,3 +102,91 @@ def _notes(image_format: ImageFormat, info: ImageInfo, metadata: Metadata) -> tu
     if metadata.iptc is not None and "iptc" not in image_format.metadata_kinds:
         notes.append(f"{image_format.name} files are written without IPTC")
     return tuple(notes)
+
+
+class UncompressedPng:
+    """Incremental writer of an uncompressed PNG of known size."""
+
+    def __init__(
+        self, write: Callable[[bytes], None], width: int, height: int, channels: int, bits: int
+    ) -> None:
+        """Write the header. ``write`` takes bytes in order; ``bits`` is 8 or 16."""
+        self._write = write
+        self._row_bytes = width * channels * bits // 8
+        self._deflate = zlib.compressobj(level=0)
+        header = struct.pack(">IIBBBBB", width, height, bits, _COLOR_TYPES[channels], 0, 0, 0)
+        write(_SIGNATURE)
+        self._chunk(b"IHDR", header)
+        # A reader returns the header once it has seen where the rows begin.
+        self._data(self._deflate.flush(zlib.Z_SYNC_FLUSH))
+
+    def write_rows(self, rows: np.ndarray) -> None:
+        """Append rows, (rows, W, C), uint8 or uint16 in native byte order."""
+        piece = max(1, _BLOCK_BYTES // self._row_bytes)
+        for top in range(0, len(rows), piece):
+            part = rows[top : top + piece]
+            if part.dtype.itemsize == 2:
+                part = part.astype(">u2")
+            # Every row begins with its filter type, 0 for none.
+            lines = np.zeros((len(part), 1 + self._row_bytes), np.uint8)
+            lines[:, 1:] = np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1)
+            self._data(self._deflate.compress(lines.data))
+
+    def write_nothing(self) -> None:
+        """Write a chunk without data, which a reader that wants rows takes."""
+        self._chunk(b"IDAT", b"")
+
+    def finish(self) -> None:
+        """Write the remaining data and the IEND chunk."""
+        self._data(self._deflate.flush())
+        self._chunk(b"IEND", b"")
+
+    def _data(self, data: bytes) -> None:
+        if data:
+            self._chunk(b"IDAT", data)
+
+    def _chunk(self, name: bytes, data: bytes) -> None:
+        self._write(struct.pack(">I", len(data)) + name)
+        self._write(data)
+        self._write(struct.pack(">I", zlib.crc32(data, zlib.crc32(name))))
+
+
+def require_room_for_encoder(name: str) -> None:
+    """Raise `OutOfMemoryError` if the system refuses the memory that an encoder begins with."""
+    size = _THREADS * _stack_bytes() + _ROWS_AND_TILES
+    try:
+        # Private, as stacks are: what is shared does not count.
+        mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except (OSError, MemoryError) as error:
+        raise OutOfMemoryError(
+            f"{name}: there is no memory for its encoder, whose threads and rows take up to"
+            f" {format_bytes(size)} of addresses ({error})",
+            hint="raise the limit of this process (ulimit -d, ulimit -v), or pass a smaller"
+            " --budget so that the network leaves more",
+        ) from error
+
+
+def wait_until_read(descriptor: int, stopped: Callable[[], bool]) -> None:
+    """Wait until a pipe is empty, or ``stopped`` returns True."""
+    while _unread_bytes(descriptor) and not stopped():
+        time.sleep(0.001)
+
+
+def _unread_bytes(descriptor: int) -> int:
+    """Return the bytes that wait in a pipe; 0 where the system does not tell."""
+    try:
+        import fcntl
+        import termios
+    except ImportError:  # Windows
+        return 0
+    found = bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
+    return struct.unpack("i", found)[0]
+
+
+def _stack_bytes() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return _DEFAULT_STACK
+    soft, _hard = resource.getrlimit(resource.RLIMIT_STACK)
+    return _DEFAULT_STACK if soft == resource.RLIM_INFINITY else soft

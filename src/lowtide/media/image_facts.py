@@ -14,8 +14,7 @@ import pyvips
 from lowtide.core.errors import ImageError
 from lowtide.media import codec_memory
 from lowtide.media._libvips import FILE_ERRORS, configure, error_text, is_harmless
-from lowtide.media.camera_raw import camera_raw
-from lowtide.media.detect import HEAD_BYTES, describe, identify
+from lowtide.media.detect import HEAD_BYTES, camera_raw, describe, identify
 from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, ImageFormat
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.pixels import info_of, normalize, select_channels

@@ -17,19 +17,27 @@ from pathlib import Path
 import numpy as np
 import pyvips
 
-from lowtide.core.atomic_file import new_part_name, probe_disk_error, sync
+from lowtide.core.atomic_file import (
+    new_part_name,
+    prepare_part_file,
+    probe_disk_error,
+    sync,
+    write_error,
+)
 from lowtide.core.errors import OutputError
 from lowtide.core.heap import trimming_heap
-from lowtide.media._libvips import WRITE_TRIM_BYTES, HeapTrimmer, configure
-from lowtide.media._part_file import output_error, prepare_part_file
+from lowtide.media._libvips import WRITE_TRIM_BYTES, HeapTrimmer, configure, error_text
 from lowtide.media.encode import EncodeOptions
-from lowtide.media.encode_pipeline import EncodePipeline
-from lowtide.media.encoder_threads import require_room_for_encoder, wait_until_read
+from lowtide.media.encode_pipeline import (
+    EncodePipeline,
+    UncompressedPng,
+    require_room_for_encoder,
+    wait_until_read,
+)
 from lowtide.media.formats import check_output
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import Metadata
 from lowtide.media.pixels import dtype_of
-from lowtide.media.raw_png import UncompressedPng
 
 
 def open_sink(
@@ -252,8 +260,10 @@ class ImageSink:
         if isinstance(failure, pyvips.Error):
             failure = probe_disk_error(self._part) or failure
         self._remove()
-        if isinstance(failure, (pyvips.Error, OSError)):
-            return output_error(self._path, failure)
+        if isinstance(failure, OSError):
+            return write_error(self._path, failure)
+        if isinstance(failure, pyvips.Error):
+            return OutputError(f"{self._path}: cannot be written ({error_text(failure)})")
         return failure or OutputError(f"{self._path}: the encoder stopped")
 
     def __enter__(self) -> ImageSink:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowtide.core.errors import ImageError, UsageError
-from lowtide.media.camera_raw import camera_raw
-from lowtide.media.detect import HEAD_BYTES, describe, identify
+from lowtide.media.detect import HEAD_BYTES, camera_raw, describe, identify
 
 if TYPE_CHECKING:
     import rawpy

@@ -79,7 +79,7 @@ class PlaneLayout:
 
 
 class RawSource:
-    """`lowtide.media.image_rows.ImageRows` of a RAW file's planes; any rows, again too.
+    """`lowtide.media.image_info.ImageRows` of a RAW file's planes; any rows, again too.
 
     Args:
         raw: The file, which is closed with the source.

@@ -1,4 +1,7 @@
-"""Files of tables: CSV with commas, semicolons or tabs, Parquet, and the lines of a CSV's rows."""
+"""Files of tables: CSV with commas, semicolons or tabs, Parquet, their rows, and their cells.
+
+Cells are numbers or stamps; of the first that is neither, an error says the row.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lowtide.core.errors import InputError
-from lowtide.media.table_cells import HUGE_EXPONENT, RowError
+from lowtide.media.time_grid import fit_grid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +26,15 @@ _DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+)\s*$"
 # Points that may be of thousands, and points that cannot be.
 _GROUPS_OF_THREE = r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+$"
 _DECIMAL_POINT = r"[+-]?(?:\d*\.(?:\d{1,2}|\d{4,})|(?:0\d*|\d{4,})\.\d{3})$"
+
+_OFFSET = r"\s*(?:Z|[+-]\d{2}(?::?\d{2})?)$"
+_WITH_OFFSET = rf"\d:\d{{2}}(?::\d{{2}}(?:\.\d+)?)?{_OFFSET}"
+_DAY_AND_MONTH = r"^(\d{1,2})[/.-](\d{1,2})[/.-](\d{4})(?:[ T](\d{1,2}:\d{2}(?::\d{2})?))?$"
+_THOUSANDS = r"^\s*[+-]?\d{1,3}(?:[,.' \u00a0\u202f]\d{3})+(?:[.,]\d+)?\s*$"
+_WITH_DECIMAL_COMMA = r"^\s*[+-]?\d+,\d+\s*$"
+# pandas 2.3 ends the process at exponents of ten digits and more.
+HUGE_EXPONENT = r"[eE](?<=[\d.,][eE])[+-]?\d{9}"
+_WRITE_DATES = "write dates as 2026-01-31 or 2026-01-31 13:00, from 1678 to 2261"
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -131,3 +145,152 @@ def _require_no_groups(name: str, text: pd.Series) -> None:
             f"column {name!r}: {text[row]!r} may have a decimal point or one of thousands",
             hint="a file with semicolons has decimal commas: write 1234 or 1,234",
         )
+
+
+class RowError(Exception):
+    """A row that cannot be used: its number from 0, what is wrong, and a hint.
+
+    ``first`` is an earlier row that it contradicts.
+    """
+
+    def __init__(
+        self, row: int, message: str, hint: str | None = None, first: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.row, self.message, self.hint, self.first = row, message, hint, first
+
+
+def numbers(column: pd.Series) -> pd.Series:
+    """Return a column as float64; an empty cell is NaN, one that is no number an error."""
+    import pandas as pd
+
+    name = str(column.name)
+    kinds = pd.api.types
+    numeric = kinds.is_numeric_dtype(column) and not kinds.is_bool_dtype(column)
+    text = kinds.is_object_dtype(column) or kinds.is_string_dtype(column)
+    if kinds.is_complex_dtype(column) or not (numeric or text or _categories(column)):
+        raise InputError(f"column {name!r} holds no numbers, but {column.dtype}")
+    if numeric:
+        return column.astype(float)
+    if text:
+        huge = column.astype(str).str.contains(HUGE_EXPONENT)
+        if huge.any():
+            row = int(huge.argmax())
+            raise RowError(row, f"column {name!r}: {column.iloc[row]!r} is too large or small")
+    found = pd.to_numeric(column, errors="coerce").astype(float)
+    wrong = found.isna() & column.notna()
+    if not wrong.any():
+        return found
+    row = int(wrong.argmax())
+    cell = column.iloc[row]
+    if pd.Series([str(cell)]).str.match(_THOUSANDS).all():
+        message = f"column {name!r}: {cell!r} has a thousands separator"
+        raise RowError(row, message, hint="write numbers without: 1234.5")
+    if pd.Series([str(cell)]).str.match(_WITH_DECIMAL_COMMA).all():
+        message = f"column {name!r}: {cell!r} has a decimal comma"
+        raise RowError(row, message, hint="write 1.5, or separate columns by semicolons")
+    message = f"column {name!r}: {cell!r} is no number"
+    raise RowError(row, message, hint="leave cells without a value empty")
+
+
+def _categories(column: pd.Series) -> bool:
+    import pandas as pd
+
+    return isinstance(column.dtype, pd.CategoricalDtype)
+
+
+def stamps(column: pd.Series) -> tuple[pd.Series, list[str]]:
+    """Return a column as stamps without a time zone, and notes on how it was read.
+
+    Whole numbers of four digits are years. Stamps with an offset are converted to UTC, but for
+    those that are all midnight where they are, which count as dates. Days and months that could be
+    exchanged are distinguished where one reading alone is evenly spaced.
+    """
+    import pandas as pd
+
+    if isinstance(column.dtype, pd.DatetimeTZDtype):
+        utc = column.dt.tz_convert("UTC").dt.tz_localize(None)
+        return _without_zone(column, utc, column.dt.tz_localize(None))
+    if pd.api.types.is_numeric_dtype(column):
+        return _years(column), []
+    text = column.astype(str).str.strip()
+    offsets = text.str.contains(_WITH_OFFSET)
+    found = pd.to_datetime(text, errors="coerce", format="ISO8601", utc=True)
+    found = found.dt.tz_localize(None)
+    if found.isna().all() and len(found):
+        return _days_and_months(column, text)
+    _require_stamps(column, found)
+    if not offsets.any():
+        return found, []
+    if not offsets.all():
+        row = int((offsets != offsets.iloc[0]).argmax())
+        has = "has an offset" if offsets.iloc[row] else "has no offset"
+        raise RowError(row, f"{text.iloc[row]} {has} from UTC, unlike the rows before")
+    local = text.str.replace(_OFFSET, "", regex=True)
+    return _without_zone(column, found, pd.to_datetime(local, format="ISO8601"))
+
+
+def _without_zone(
+    column: pd.Series, utc: pd.Series, local: pd.Series
+) -> tuple[pd.Series, list[str]]:
+    _require_stamps(column, utc)
+    if (local == local.dt.normalize()).all():
+        return local, ["stamps are all midnight at their offset from UTC and count as dates"]
+    return utc, ["stamps were converted to UTC, as are the results; hours of the day are UTC's"]
+
+
+def _years(column: pd.Series) -> pd.Series:
+    import pandas as pd
+
+    years = column.dropna()
+    if len(years) < len(column) or not ((years % 1 == 0) & years.between(1000, 2261)).all():
+        raise InputError(
+            f"column {str(column.name)!r} holds numbers where dates are expected",
+            hint=_WRITE_DATES,
+        )
+    return pd.to_datetime(column.astype(int).astype(str) + "-01-01")
+
+
+def _days_and_months(column: pd.Series, text: pd.Series) -> tuple[pd.Series, list[str]]:
+    """Read 31/1/2026 and 1/31/2026, with points and dashes too, by what is evenly spaced."""
+    import pandas as pd
+
+    parts = text.str.extract(_DAY_AND_MONTH)
+    _require_stamps(column, parts[2])
+    time = " " + parts[3].fillna("00:00").str.zfill(5)
+    readings = {}
+    for name, (day, month) in {"day/month": (0, 1), "month/day": (1, 0)}.items():
+        written = parts[2] + "-" + parts[month].str.zfill(2) + "-" + parts[day].str.zfill(2) + time
+        readings[name] = pd.to_datetime(written, errors="coerce", format="ISO8601")
+    whole = {name: read for name, read in readings.items() if read.notna().all()}
+    if not whole:
+        fewest = min(readings.values(), key=lambda read: int(read.isna().sum()))
+        _require_stamps(column, fewest)
+    even = {name: read for name, read in whole.items() if _evenly_spaced(read)}
+    if len(whole) == 2 and len(even) != 1:
+        raise InputError(
+            f"column {str(column.name)!r}: {text.iloc[0]} may be of day and month or of month and"
+            " day, and its distance to the others does not tell",
+            hint=_WRITE_DATES,
+        )
+    name = next(iter(even or whole))
+    return whole[name], [f"dates were read as {name}/year"]
+
+
+def _evenly_spaced(read: pd.Series) -> bool:
+    """Return whether stamps are of one distance, without a gap."""
+    import pandas as pd
+
+    distinct = pd.DatetimeIndex(np.unique(read.to_numpy()))
+    try:
+        return len(fit_grid(distinct).stamps) == len(distinct)
+    except InputError:
+        return False
+
+
+def _require_stamps(column: pd.Series, found: pd.Series) -> None:
+    """Name the first cell that is no date."""
+    if found.isna().any():
+        row = int(found.isna().argmax())
+        message = f"column {str(column.name)!r}: {column.iloc[row]!r} is no date"
+        raise RowError(row, message, hint=_WRITE_DATES)

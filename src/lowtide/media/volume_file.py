@@ -12,9 +12,8 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from lowtide.core.atomic_file import new_part_name, sync
+from lowtide.core.atomic_file import new_part_name, prepare_part_file, sync, write_error
 from lowtide.core.errors import InputError, OutputError
-from lowtide.media._part_file import output_error, prepare_part_file
 from lowtide.media.gradient_files import GradientFiles
 from lowtide.media.volume_header import READ_ERRORS, VolumeFacts, open_bytes
 
@@ -137,7 +136,7 @@ class VolumeSink:
             sync(self._part)
         except OSError as error:
             self.abort()
-            raise output_error(self._path, error) from error
+            raise write_error(self._path, error) from error
         self._done = True
 
     def commit(self) -> Path:
@@ -149,7 +148,7 @@ class VolumeSink:
             sync(self._path.parent)
         except OSError as error:
             self.abort()
-            raise output_error(self._path, error) from error
+            raise write_error(self._path, error) from error
         except OutputError:
             self.abort()
             raise
@@ -172,7 +171,7 @@ class VolumeSink:
             self._file.write(data)
         except OSError as error:
             self.abort()
-            raise output_error(self._path, error) from error
+            raise write_error(self._path, error) from error
 
     def _close(self) -> None:
         try:

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from lowtide.core.errors import OutputError, UsageError
-from lowtide.media.video.chroma_location import chroma_location
 from lowtide.media.video.encoder_settings import CODECS, EncoderSettings, held_format
 from lowtide.media.video.hdr10_light import Hdr10Light, light_of
 from lowtide.media.video.picture_format import ColorTags, PictureFormat, format_of, planes_of
 from lowtide.media.video.video_encoder import SegmentEncoder
+from lowtide.media.video.video_facts import chroma_location
 
 TICK = Fraction(1, 90_000)
 STAMPS = (0, 3000, 6750, 12_750, 15_750)  # not evenly
@@ -328,7 +328,7 @@ from pathlib import Path
 from lowtide.core.errors import OutputError
 from lowtide.media.video.encoder_settings import EncoderSettings
 from lowtide.media.video.picture_format import PictureFormat
-from lowtide.media.video.pyav import load_av
+from lowtide.media.video.opened_video import load_av
 from lowtide.media.video.video_encoder import SegmentEncoder
 load_av()
 used = int(open("/proc/self/status").read().split("VmSize:")[1].split()[0]) * 1024

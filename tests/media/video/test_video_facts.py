@@ -11,8 +11,7 @@ av = pytest.importorskip("av")
 
 import lowtide  # noqa: E402
 from lowtide import UsageError, VideoError  # noqa: E402
-from lowtide.media.video.frame_range import frame_range  # noqa: E402
-from lowtide.media.video.video_facts import inspect_video  # noqa: E402
+from lowtide.media.video.video_facts import frame_range, inspect_video  # noqa: E402
 from lowtide.media.video.video_reader import VideoReader, video_part  # noqa: E402
 from support.video_clips import Clip, Sound, full_mkv, picture_bytes, rotated_mp4  # noqa: E402
 

@@ -10,9 +10,9 @@ import pytest
 
 from lowtide.core.errors import Cancelled, OutputError
 from lowtide.media.video.check_output import check_output
-from lowtide.media.video.display_matrix import is_mirrored
 from lowtide.media.video.mux import join
 from lowtide.media.video.other_streams import plan_streams
+from lowtide.media.video.video_facts import is_mirrored
 from support.video_clips import Clip, Sound, Text, full_mkv, picture_bytes, rotated_mp4
 from support.video_joins import Contents, decode, encode_segments, enlarge
 

@@ -10,10 +10,10 @@ from PIL import Image
 pytest.importorskip("av")
 
 from lowtide.core.errors import UsageError, VideoError
-from lowtide.media.video.display_matrix import display_matrix
 from lowtide.media.video.frame_pattern import FramePattern
 from lowtide.media.video.frame_sequence import SequenceReader, inspect_sequence, sequence_part
 from lowtide.media.video.frame_writing import upright, write_frame
+from lowtide.media.video.video_facts import display_matrix
 
 
 def images(folder: Path, *names: str, size: tuple[int, int] = (7, 5), mode: str = "RGB") -> None:

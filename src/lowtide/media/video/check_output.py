@@ -11,10 +11,9 @@ import numpy as np
 
 from lowtide.core.errors import OutputError
 from lowtide.media.video.mux import JoinedFile
-from lowtide.media.video.opened_video import find_picture, open_source, packets_with_data
+from lowtide.media.video.opened_video import find_picture, load_av, open_source, packets_with_data
 from lowtide.media.video.packet_times import WrittenStream
-from lowtide.media.video.pyav import load_av
-from lowtide.media.video.subtitle_text import is_pause
+from lowtide.media.video.stream_copier import is_pause
 
 # Times are compared as floats of seconds: a billionth is less than any file's tick.
 _ROUNDING = 1e-9

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from lowtide.core.errors import UsageError
 from lowtide.media.video.hdr10_light import Hdr10Light
-from lowtide.media.video.picture_format import BT_709, PictureFormat
-from lowtide.media.video.pyav import load_av
-from lowtide.media.video.sample_layout import SampleLayout, sample_layout
+from lowtide.media.video.opened_video import load_av
+from lowtide.media.video.picture_format import BT_709, PictureFormat, SampleLayout, sample_layout
 
 _LEFT, _TOP_LEFT = 1, 3
 

@@ -11,11 +11,10 @@ from lowtide.core.errors import UsageError
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.image_sink import open_sink
 from lowtide.media.metadata import Metadata
-from lowtide.media.video.display_matrix import display_matrix
 from lowtide.media.video.frame_sequence import SequenceFacts
 from lowtide.media.video.packet_times import frame_rate
 from lowtide.media.video.picture_format import UNSPECIFIED, PictureFormat
-from lowtide.media.video.video_facts import VideoFacts
+from lowtide.media.video.video_facts import VideoFacts, display_matrix
 
 _PQ, _HLG = 16, 18
 # BT.709's, and those of standard definition, which hardly differ.

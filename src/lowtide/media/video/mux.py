@@ -14,19 +14,17 @@ import numpy as np
 
 from lowtide.core.atomic_file import write_error
 from lowtide.core.errors import OutputError
-from lowtide.media.video.display_matrix import display_matrix
-from lowtide.media.video.opened_video import ffmpeg_name, open_source
-from lowtide.media.video.other_streams import StreamPlan
+from lowtide.media.video.opened_video import ffmpeg_name, load_av, open_source
+from lowtide.media.video.other_streams import StreamPlan, picture_metadata
 from lowtide.media.video.packet_times import (
     TimeWindow,
     WrittenStream,
     frame_rate,
     merged,
 )
-from lowtide.media.video.pyav import load_av
 from lowtide.media.video.stream_copier import StreamCopier
-from lowtide.media.video.stream_metadata import picture_metadata
 from lowtide.media.video.video_containers import muxer_options
+from lowtide.media.video.video_facts import display_matrix
 from lowtide.media.video.video_segments import picture_packets, read_order
 
 # MP4 says in ticks of the whole file when a stream begins; more a second than this are refused by

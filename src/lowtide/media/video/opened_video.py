@@ -1,14 +1,14 @@
-"""Video files opened by FFmpeg: their picture stream, covers and packets."""
+"""Video files opened by FFmpeg, by PyAV, which is optional: picture stream, covers and packets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.errors import InputError, VideoError
-from lowtide.media.video.pyav import load_av
+from lowtide.core.errors import InputError, UsageError, VideoError
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 _COVER_FLAG = 1024  # FFmpeg's disposition of a still picture that belongs to the file
 _STILL = "image2"
+
+
+def load_av() -> ModuleType:
+    """Import PyAV; raises `UsageError` where it is not installed."""
+    try:
+        import av
+    except ImportError as error:
+        raise UsageError(
+            "video files need PyAV, which is not installed", hint="pip install 'lowtide[video]'"
+        ) from error
+    return av
 
 
 def ffmpeg_name(path: Path) -> str:

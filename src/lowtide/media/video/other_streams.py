@@ -1,7 +1,8 @@
-"""What becomes of a video file's streams in the output: sound, subtitles, fonts, cover art."""
+"""What becomes of a video file's streams in the output: sound, subtitles, cover art, and tags."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
@@ -16,7 +17,6 @@ from lowtide.media.video.opened_video import (
     packets_with_data,
 )
 from lowtide.media.video.packet_times import packet_time
-from lowtide.media.video.stream_metadata import file_metadata, title_of
 from lowtide.media.video.video_containers import (
     TEXT_CODECS,
     TITLES,
@@ -37,6 +37,11 @@ _STYLED_TEXT = ("ass", "ssa")
 _SHAPED = ("h264", "hevc")  # codecs that hold the shape of pixels themselves
 _COVERS = {"mjpeg": ("cover.jpg", "image/jpeg"), "png": ("cover.png", "image/png")}
 _MPEG_CLOCK = 90_000  # ticks a second of MPEG transport and program streams
+
+# What a muxer writes about the file that it writes.
+_MUXER_KEYS = {"major_brand", "minor_version", "compatible_brands", "encoder", "duration"}
+# Sizes and rates that mkvmerge measured on the file that it wrote.
+_STATISTICS = ("bps", "number_of_frames", "number_of_bytes", "duration", "_statistics")
 
 
 @dataclass(frozen=True)
@@ -252,3 +257,35 @@ def _begin(source: Path, index: int) -> Fraction:
     with open_source(source) as opened:
         packet = next(packets_with_data(opened.demux(opened.streams[index])), None)
         return Fraction(0) if packet is None else packet_time(packet)
+
+
+def file_metadata(opened: InputContainer) -> dict[str, str]:
+    """Tags of a file but those of its muxer."""
+    return {key: text for key, text in opened.metadata.items() if key.lower() not in _MUXER_KEYS}
+
+
+def title_of(metadata: Mapping[str, str]) -> str:
+    """Title of a stream; MP4 calls it its name."""
+    return metadata.get("title") or metadata.get("name") or ""
+
+
+def copied_metadata(metadata: Mapping[str, str], container: str) -> dict[str, str]:
+    """Tags of a stream whose packets are copied."""
+    left_out = {"handler_name", "vendor_id"} if container in ("matroska", "webm") else set()
+    kept = {
+        key: text
+        for key, text in metadata.items()
+        if key not in left_out | {"name"} and not key.lower().startswith(_STATISTICS)
+    }
+    title = title_of(metadata)
+    return kept | ({"title": title} if title else {})
+
+
+def picture_metadata(metadata: Mapping[str, str], container: str, timecode: bool) -> dict[str, str]:
+    """Tags of the source's picture that are true of the new one.
+
+    ``timecode`` is whether a timecode is, by which MP4 counts frames of one rate.
+    """
+    untrue = {"encoder"} if timecode else {"encoder", "timecode"}
+    kept = copied_metadata(metadata, container)
+    return {key: text for key, text in kept.items() if key.lower() not in untrue}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.core.errors import UsageError
-from lowtide.media.video.pyav import load_av
+from lowtide.media.video.opened_video import load_av
 
 # Names of FFmpeg's formats by the ending of the output's name.
 CONTAINERS = {

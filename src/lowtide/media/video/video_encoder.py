@@ -17,8 +17,8 @@ from lowtide.core.cpuinfo import cpuinfo_field
 from lowtide.core.errors import OutputError
 from lowtide.media.video.encoder_settings import CODECS, EncoderSettings
 from lowtide.media.video.hdr10_light import Hdr10Light
+from lowtide.media.video.opened_video import load_av
 from lowtide.media.video.picture_format import PictureFormat, frame_of, range_number
-from lowtide.media.video.pyav import load_av
 
 if TYPE_CHECKING:
     import av

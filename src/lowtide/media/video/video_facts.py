@@ -7,6 +7,8 @@ that a header states is used, since both may be wrong.
 from __future__ import annotations
 
 import functools
+import math
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -14,21 +16,29 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from lowtide.core.errors import VideoError
-from lowtide.media.video.chroma_location import chroma_location
-from lowtide.media.video.display_matrix import is_mirrored
+from lowtide.core.errors import UsageError, VideoError
 from lowtide.media.video.hdr10_light import Hdr10Light, light_of
-from lowtide.media.video.opened_video import damaged_error, open_video
+from lowtide.media.video.opened_video import damaged_error, load_av, open_video
 from lowtide.media.video.picture_format import PictureFormat, format_of
-from lowtide.media.video.pyav import load_av
 from lowtide.media.video.video_packets import checked_stamps, decoded_stamps, read_packets
 
 if TYPE_CHECKING:
+    import av
     from av.container import InputContainer
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
 _DOLBY_TAGS = ("dvh1", "dvhe", "dva1", "dvav", "dav1")
+
+_CENTER = 2
+# Formats that state no place and mean this one.
+_CENTERED = ("mjpeg", "mpeg1video")
+# H.264 and H.265 count from left (0); AV1 knows left (1) and top left (2).
+_STATED = re.compile(r"(chroma_sample_loc_type_top_field|chroma_sample_position)\s.*= (\d)")
+_OF_AV1 = {1: 1, 2: 3}
+
+_ONE = 1 << 16  # a factor of 1 in the matrix's fixed-point numbers
+_ONE_OF_LAST = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,3 +198,92 @@ def _require_no_dolby_vision(path: Path, frame: VideoFrame, tag: str) -> None:
             hint=f"ffmpeg -i {path} -c copy -bsf:v dovi_rpu=strip=1 plain.mkv"
             " leaves the HDR10 or HLG picture, if it has one",
         )
+
+
+def chroma_location(stream: VideoStream, packet: av.Packet) -> int:
+    """Return FFmpeg's number of the chroma location of a stream; 0 where it states none.
+
+    FFmpeg's frames do not show it in Python.
+
+    Args:
+        stream: Video stream of an open file.
+        packet: Its first packet, where the headers of some streams are.
+    """
+    av = load_av()
+    name = stream.codec_context.name
+    if name in _CENTERED:
+        return _CENTER
+    if name not in ("h264", "hevc", "av1", "libdav1d"):
+        return 0
+    level = av.logging.get_level()
+    av.logging.set_level(av.logging.TRACE)
+    try:
+        with av.logging.Capture() as lines:
+            filter = av.bitstream.BitStreamFilterContext("trace_headers", stream)
+            filter.filter(av.Packet(bytes(packet)))  # it takes the bytes away
+    finally:
+        av.logging.set_level(level)
+    for _, _, line in lines:
+        if found := _STATED.search(line):
+            number = int(found[2])
+            return _OF_AV1.get(number, 0) if "position" in found[1] else 1 + number
+    return 0
+
+
+def is_mirrored(frame: VideoFrame) -> bool:
+    """Whether players mirror a decoded frame, which its ``rotation`` does not say."""
+    data = frame.side_data.get("DISPLAYMATRIX")
+    if data is None:
+        return False
+    (a, b, _), (c, d, _), _ = np.frombuffer(bytes(data), np.int32).reshape(3, 3).tolist()
+    return a * d - b * c < 0
+
+
+def display_matrix(rotation: int, mirrored: bool) -> list[int]:
+    """Matrix of nine numbers that turns and mirrors a picture.
+
+    Args:
+        rotation: Degrees counterclockwise, as PyAV reads it from a frame, mirrored or not.
+        mirrored: Whether the second axis is turned over.
+    """
+    sine, cosine = (round(_ONE * turn(math.radians(rotation))) for turn in (math.sin, math.cos))
+    side = -1 if mirrored else 1
+    return [cosine, -sine, 0, side * sine, side * cosine, 0, 0, 0, _ONE_OF_LAST]
+
+
+def frame_range(facts: VideoFacts, frames: str | None, time: str | None) -> tuple[int, int]:
+    """Return the first frame and the one after the last that ``A:B`` names; all by default.
+
+    ``frames`` are numbers from 0, or those of image files; ``time`` is in seconds from the first
+    frame.
+
+    Raises:
+        UsageError: The text is no range, or holds no frame.
+    """
+    if frames is not None:
+        first, last = _parse(frames, "--frames", "24:48", int)
+        numbers = facts.numbers
+        start = int(np.searchsorted(numbers, first or 0))
+        stop = facts.frames if last is None else int(np.searchsorted(numbers, last))
+    elif time is not None:
+        first, last = _parse(time, "--time", "1.5:4", float)
+        times = (facts.stamps - facts.stamps[0]) * float(facts.time_base)
+        start = int(np.searchsorted(times, (first or 0) - 1e-6))
+        stop = facts.frames if last is None else int(np.searchsorted(times, last - 1e-6))
+    else:
+        start, stop = 0, facts.frames
+    if start >= stop:
+        given = f"--frames {frames}" if frames is not None else f"--time {time}"
+        raise UsageError(f"{given} holds no frame of {facts.path}, which has {facts.extent}")
+    return start, stop
+
+
+def _parse(text: str, option: str, example: str, kind: Any) -> tuple[Any, Any]:
+    first, colon, last = text.partition(":")
+    try:
+        values = [kind(one) if one.strip() else None for one in (first, last)]
+    except ValueError:
+        values = []
+    if not colon or not values or any(one is not None and one < 0 for one in values):
+        raise UsageError(f"{option} {text!r} is not a range A:B", hint=f"{option} {example}")
+    return values[0], values[1]

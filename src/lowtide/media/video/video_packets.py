@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.core.errors import VideoError
-from lowtide.media.video.opened_video import damaged_error, open_video, packets_with_data
-from lowtide.media.video.pyav import load_av
+from lowtide.media.video.opened_video import damaged_error, load_av, open_video, packets_with_data
 
 # Streams may end a little before the duration in a header: a cut file ends earlier.
 _END_SECONDS = Fraction(1, 2)

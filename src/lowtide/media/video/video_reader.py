@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowtide.core.errors import VideoError
-from lowtide.media.video.opened_video import damaged_error, open_video
+from lowtide.media.video.opened_video import damaged_error, load_av, open_video
 from lowtide.media.video.picture_format import PictureFormat, format_of, planes_of
-from lowtide.media.video.pyav import load_av
 from lowtide.media.video.video_facts import VideoFacts, require_progressive
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowtide.core.suggest import closest_name, hint_for_name
+from lowtide.core.errors import closest_name, hint_for_name
 
 
 @pytest.mark.parametrize(

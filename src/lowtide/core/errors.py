@@ -14,10 +14,12 @@
     └── Cancelled              130   interrupted by the caller
 
 A message says what happened, where, and with which figures. ``hint`` is a command or a change that
-would work; the command line prints it on a line of its own.
+would work, of an unknown name by `hint_for_name`; the command line prints it on a line of its own.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class LowtideError(Exception):
@@ -107,3 +109,17 @@ class Cancelled(LowtideError):  # noqa: N818  (an interruption, not a fault)
     """The caller asked to stop; finished results are kept, partial ones removed."""
 
     exit_code = 130
+
+
+def closest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the name in ``known`` most similar to ``name``, or None."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
+
+
+def hint_for_name(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown ``name``: the closest known one, or all of them."""
+    names = list(known)
+    meant = closest_name(name, names)
+    return f"did you mean {meant!r}?" if meant else f"use one of {', '.join(names)}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lowtide.core.errors import ModelError
-from lowtide.core.suggest import closest_name
+from lowtide.core.errors import ModelError, closest_name
 from lowtide.models import lowtide_files
 from lowtide.models.descriptor import ModelDescriptor
 from lowtide.models.model_files import sha256_of

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.core.errors import ModelError, UsageError
-from lowtide.core.suggest import hint_for_name
+from lowtide.core.errors import ModelError, UsageError, hint_for_name
 from lowtide.models import lowtide_files
 from lowtide.models.munet.munet_config import MUNetConfig
 from lowtide.models.munet.network import MUNet

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from lowtide.core.errors import UsageError
-from lowtide.core.suggest import closest_name
+from lowtide.core.errors import UsageError, closest_name
 
 # Errors named in one message, and characters of each name.
 _MAX_ERRORS, _MAX_NAME_LENGTH = 8, 60

@@ -6,8 +6,7 @@ import re
 from functools import cache
 from importlib import resources
 
-from lowtide.core.errors import UsageError
-from lowtide.core.suggest import closest_name
+from lowtide.core.errors import UsageError, closest_name
 from lowtide.memory.profiles.profile import DeviceProfile
 
 

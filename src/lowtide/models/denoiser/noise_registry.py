@@ -8,8 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lowtide.core.errors import ModelError, UsageError
-from lowtide.core.suggest import hint_for_name
+from lowtide.core.errors import ModelError, UsageError, hint_for_name
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
     NoiseModel,

@@ -23,8 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.core.errors import UsageError
-from lowtide.core.suggest import hint_for_name
+from lowtide.core.errors import UsageError, hint_for_name
 from lowtide.training.losses.pixel import full_precision
 
 GanKind = Literal["vanilla", "lsgan", "hinge", "r3gan"]

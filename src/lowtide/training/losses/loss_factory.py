@@ -7,8 +7,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from lowtide.core.errors import UsageError
-from lowtide.core.suggest import hint_for_name
+from lowtide.core.errors import UsageError, hint_for_name
 from lowtide.training.losses.frequency import FFTLoss
 from lowtide.training.losses.perceptual import PerceptualLoss
 from lowtide.training.losses.pixel import CharbonnierLoss, L1Loss, MSELoss

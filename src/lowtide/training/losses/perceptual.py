@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import vgg19
 
-from lowtide.core.errors import UsageError
-from lowtide.core.suggest import hint_for_name
+from lowtide.core.errors import UsageError, hint_for_name
 from lowtide.training.losses.pixel import common_dtype, full_precision, require_positive
 from lowtide.training.pretrained import read_tensors, select_features
 

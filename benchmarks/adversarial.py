@@ -23,7 +23,7 @@ from attention_helps import write_photographs
 from common import ResultFile
 from torch import Tensor, nn
 
-from lowtide.models.munet.network import BRANCHES, MUNet
+from lowtide.models.munet import BRANCHES, MUNet
 from lowtide.training.data import (
     Batches,
     HighResolutionFolders,

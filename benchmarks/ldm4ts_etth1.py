@@ -30,8 +30,7 @@ from lowtide.jobs.train import run_training
 from lowtide.jobs.train_forecast import make_windows_task, train_forecast
 from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster, standardized
 from lowtide.media.table import read_table
-from lowtide.models.forecaster.distribution import Distribution
-from lowtide.models.forecaster.paths import PATHS, PathSampler
+from lowtide.models.forecaster.paths import PATHS, Distribution, PathSampler
 from lowtide.models.forecaster.windows import targets
 from lowtide.models.ldm4ts.diffusion_paths import DiffusionPaths
 from lowtide.models.ldm4ts.model import LDM4TSModel, random_walk

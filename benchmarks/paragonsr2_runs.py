@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from lowtide.core.heap import tune_heap
 from lowtide.models import lowtide_files
-from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
-from lowtide.models.paragonsr2.tiers import ParagonTier
+from lowtide.models.paragonsr2.tiers import ParagonTier, Tier, TierConfig
 from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
 from lowtide.streaming.api import Streamed
 

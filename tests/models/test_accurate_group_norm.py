@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowtide.models.denoiser.accurate_group_norm import AccurateGroupNorm
+from lowtide.models.denoiser.slim_unet import AccurateGroupNorm
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 301, 257), (2, 12, 5, 3), (1, 8, 1, 3), (3, 8, 700, 2)])

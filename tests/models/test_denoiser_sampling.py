@@ -10,8 +10,12 @@ import torch
 from lowtide import UsageError
 from lowtide.jobs.denoise_states import StateFile, StepSink
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
-from lowtide.models.denoiser.noise_schedule import NoiseSchedule
-from lowtide.models.denoiser.sampling import earlier_predictions, row_noise, sampling_steps
+from lowtide.models.denoiser.sampling import (
+    NoiseSchedule,
+    earlier_predictions,
+    row_noise,
+    sampling_steps,
+)
 from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.models.denoiser.slim_unet_config import SchedulerName, SlimUNetConfig
 

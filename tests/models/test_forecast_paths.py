@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import scoringrules
 
-from lowtide.models.forecaster.distribution import Distribution
-from lowtide.models.forecaster.energy import energy_score
-from lowtide.models.forecaster.path_choice import choose_paths
-from lowtide.models.forecaster.paths import PATHS
+from lowtide.models.forecaster.path_choice import choose_paths, energy_score
+from lowtide.models.forecaster.paths import PATHS, Distribution
 
 COUNT, HORIZON, VARIABLES = 600, 12, 2
 

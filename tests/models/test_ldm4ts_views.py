@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from lowtide.core.errors import UsageError
-from lowtide.models.ldm4ts.path_image import PathImage
-from lowtide.models.ldm4ts.views import (
+from lowtide.models.ldm4ts.conditioning import (
     gramian_angular_field,
     recurrence_plot,
     segmentation,
     view_images,
 )
+from lowtide.models.ldm4ts.path_image import PathImage
 
 # Horizon, variables, period and image size.
 PATHS = [

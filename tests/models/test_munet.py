@@ -8,9 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.models.munet.branches import EdgeBranch, SpectrumBranch, luma
-from lowtide.models.munet.munet_config import MUNetConfig
-from lowtide.models.munet.network import BRANCHES, MUNet
+from lowtide.models.munet import BRANCHES, EdgeBranch, MUNet, MUNetConfig, SpectrumBranch, luma
 
 # Learned values of the usual shape.
 LEARNED = 12022468

@@ -9,12 +9,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.models.optimized import replace as adapting
+from lowtide.models.optimized.narrow_conv import DeferredLayers, OptimizedTail
 from lowtide.models.optimized.optimized_module import OptimizedModule
-from lowtide.models.optimized.patch_embed import OptimizedFirstConv, OptimizedPatchEmbed
 from lowtide.models.optimized.replace import replace_modules
 from lowtide.models.optimized.swin_blocks import OptimizedWindowAttention
-from lowtide.models.optimized.token_linear import OptimizedPointwiseConv
-from lowtide.models.optimized.upsample_tail import DeferredLayers, OptimizedTail
+from lowtide.models.optimized.token_linear import (
+    OptimizedFirstConv,
+    OptimizedPatchEmbed,
+    OptimizedPointwiseConv,
+)
 from lowtide.streaming.capture.export_graph import capture
 from support.window_transformers import HOMES, MORE, network
 

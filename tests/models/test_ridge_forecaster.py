@@ -5,9 +5,8 @@ import pytest
 
 from lowtide.core.errors import InputError
 from lowtide.models.forecaster import forecaster
-from lowtide.models.forecaster.blocked_folds import fit_ridge
 from lowtide.models.forecaster.forecaster import RidgeForecaster
-from lowtide.models.forecaster.ridge import RidgeConfig, moments
+from lowtide.models.forecaster.ridge import RidgeConfig, fit_ridge, moments
 from lowtide.models.forecaster.windows import forward_fill, targets
 
 SEASON, HORIZON = 12, 18
@@ -156,7 +155,7 @@ def test_filling_forward_keeps_the_grid():
 def test_smoothing_goes_on_from_its_fit():
     """A window after the fitted part is forecast as one at its end, whatever season it began in."""
     pytest.importorskip("statsforecast")
-    from lowtide.models.forecaster.smoothing import ExponentialSmoothing
+    from lowtide.models.forecaster.baselines import ExponentialSmoothing
 
     draw, steps = np.random.default_rng(0), np.arange(1500)
     values = (5 * np.sin(2 * np.pi * steps / 24) + draw.normal(size=1500))[:, None]

@@ -4,9 +4,8 @@ import torch
 from torch import nn
 
 from lowtide.models import Model
-from lowtide.models.dedupe_buffers import share_equal_buffers
 from lowtide.models.descriptor import ModelDescriptor, SizeRule
-from lowtide.models.loaded_model import weight_bytes
+from lowtide.models.loaded_model import share_equal_buffers, weight_bytes
 from support import window_transformers
 
 SIDE = 256  # of buffers that are worth sharing, in half precision too

@@ -8,8 +8,8 @@ import torch
 
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.models.low_precision import EdgeConv, to_low_precision
-from lowtide.models.optimized import upsample_tail
-from lowtide.models.optimized.upsample_tail import DeferredLayers, OptimizedTail
+from lowtide.models.optimized import narrow_conv
+from lowtide.models.optimized.narrow_conv import DeferredLayers, OptimizedTail
 
 
 class Tailed(torch.nn.Module):
@@ -40,7 +40,7 @@ def tails(request):
 @pytest.mark.grid(3)
 @pytest.mark.parametrize("size", [(1, 6, 41, 9), (2, 6, 17, 5), (1, 6, 8, 8), (1, 6, 3, 30)])
 def test_strips_of_the_last_layers_are_the_whole(tails, size, monkeypatch):
-    monkeypatch.setattr(upsample_tail, "_STRIP_BYTES", 1)
+    monkeypatch.setattr(narrow_conv, "_STRIP_BYTES", 1)
     plain, fast = tails
     x = torch.randn(size)
     heights = []
@@ -59,7 +59,7 @@ def test_strips_of_the_last_layers_are_the_whole(tails, size, monkeypatch):
 
 
 def test_strips_take_no_more_than_they_may(tails, monkeypatch):
-    monkeypatch.setattr(upsample_tail, "_STRIP_BYTES", 1 << 20)
+    monkeypatch.setattr(narrow_conv, "_STRIP_BYTES", 1 << 20)
     plain, fast = tails
     x = torch.randn(1, 6, 400, 64)
     with torch.inference_mode():

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from lowtide.models.fold_conv import fold_convs
-from lowtide.models.paragonsr2.tier_config import TierConfig
-from lowtide.models.paragonsr2.tiers import ParagonTier
+from lowtide.models.paragonsr2.tiers import ParagonTier, TierConfig
 
 
 def spandrel(family, arch, name, **options):

@@ -15,8 +15,12 @@ from lowtide.integrations.diffusers_bases import (
     register_to_config,
 )
 from lowtide.models.denoiser.denoiser import modulation_at, pixel_terms
-from lowtide.models.denoiser.noise_schedule import NoiseSchedule
-from lowtide.models.denoiser.sampling import SamplingStep, sampling_steps, schedule_of
+from lowtide.models.denoiser.sampling import (
+    NoiseSchedule,
+    SamplingStep,
+    sampling_steps,
+    schedule_of,
+)
 from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.models.denoiser.slim_unet_config import Prediction, SchedulerName, SlimUNetConfig
 from lowtide.models.loaded_model import pad

@@ -13,13 +13,13 @@ from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
 from lowtide.media.table import TimeTable
 from lowtide.models.forecaster.baselines import (
     Baseline,
+    ExponentialSmoothing,
     GaussianPaths,
     GaussianRidge,
     NaiveForecaster,
+    smoothing_refusal,
 )
-from lowtide.models.forecaster.distribution import Distribution
-from lowtide.models.forecaster.paths import PATHS, PathSampler
-from lowtide.models.forecaster.smoothing import ExponentialSmoothing, smoothing_refusal
+from lowtide.models.forecaster.paths import PATHS, Distribution, PathSampler
 from lowtide.models.forecaster.windows import forward_fill
 
 # The last value, with errors that occurred.

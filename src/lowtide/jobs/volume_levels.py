@@ -16,8 +16,7 @@ from lowtide.core.progress import Cancel
 from lowtide.jobs.series_slices import neighbors_of, volumes_of
 from lowtide.media.volume_header import VolumeFacts
 from lowtide.models.denoiser.neighbor_noise import NeighborNoise, NeighborStatistics
-from lowtide.models.denoiser.slice_noise import SliceNoise, SliceNoiseStatistics
-from lowtide.models.denoiser.volume_level import VolumeRange
+from lowtide.models.denoiser.volume_level import SliceNoise, SliceNoiseStatistics, VolumeRange
 
 _VOXELS = 10_000  # of a volume, which are enough for an error of 2 %
 LEAST_SHARE = 1e-4  # of a file's scale: less is that of rounding

@@ -1,4 +1,4 @@
-"""Model: an inference-ready module and its descriptor."""
+"""Model: an inference-ready module, whose equal buffers share memory, and its descriptor."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
-from lowtide.models.dedupe_buffers import share_equal_buffers
 from lowtide.models.descriptor import ModelDescriptor, SizeRule
 from lowtide.models.low_precision import LowPrecision, to_low_precision
 
 # Side of the image that finds the order of a model's layers.
 _PROBE_SIDE = 64
+
+# Smaller buffers save nothing, and counters that training changes are among them.
+_LEAST_BYTES = 64 << 10
 
 
 class Model:
@@ -166,3 +168,32 @@ def require_device(device: str | torch.device) -> torch.device:
 def weight_bytes(module: nn.Module) -> int:
     """Return the bytes of parameters and buffers."""
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+
+
+@torch.no_grad()
+def share_equal_buffers(module: nn.Module) -> None:
+    """Let equal buffers of ``module``, which is not trained, share one tensor.
+
+    Window transformers hold the position indices and the mask of shifted windows once per block:
+    more than half of what a DRCT of 14 million parameters takes. Results are bit-identical. Moving
+    or casting the module separates them again.
+    """
+    known: dict[object, list[Tensor]] = {}
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if type(buffer) is not Tensor or buffer.nbytes < _LEAST_BYTES or buffer.is_meta:
+                continue
+            alike = known.setdefault((buffer.dtype, buffer.device, buffer.shape), [])
+            for other in alike:
+                if other is buffer or _are_same(other, buffer):
+                    part._buffers[name] = other
+                    break
+            else:
+                alike.append(buffer)
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    """Compare bits and strides: 0 and -0 differ, and a NaN is equal to itself."""
+    if one.stride() != other.stride() or not one.is_contiguous():
+        return False
+    return torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))

@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.models.optimized.narrow_conv import OptimizedNarrowConv
-from lowtide.models.optimized.patch_embed import OptimizedFirstConv
-from lowtide.models.optimized.token_linear import OptimizedPointwiseConv
-from lowtide.models.optimized.upsample_tail import OptimizedTail
+from lowtide.models.optimized.narrow_conv import OptimizedNarrowConv, OptimizedTail
+from lowtide.models.optimized.token_linear import OptimizedFirstConv, OptimizedPointwiseConv
 
 # Layers with at most this many channels in and out map images to images.
 _MAX_IMAGE_CHANNELS = 4

@@ -6,8 +6,9 @@ use of it, its private names included, is in this file and in `spandrel_import`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,6 @@ from lowtide.models import checkpoints, lowtide_files
 from lowtide.models.build_limits import BuildLimits
 from lowtide.models.descriptor import ModelDescriptor, Tiling
 from lowtide.models.fold_conv import fold_convs
-from lowtide.models.key_prefixes import strip_prefixes
 from lowtide.models.metadata_limits import size_rule
 from lowtide.models.optimized.replace import replace_modules
 from lowtide.models.paragonsr2 import tier_file
@@ -41,6 +41,11 @@ _MISFITS = (
 )
 _PURPOSES = ("SR", "Restoration")
 _KEYS_SHOWN = 6
+
+_Value = TypeVar("_Value")
+# Of torch.compile, DataParallel, the generator of a GAN, and Lightning modules.
+_PREFIXES = ("_orig_mod.", "module.", "netG.", "net_g.", "generator.", "model.", "net.")
+_DEEPEST = 3
 
 
 class SpandrelCall(nn.Module):
@@ -184,3 +189,27 @@ def _describe(
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def strip_prefixes(
+    state: Mapping[str, _Value], accepts: Callable[[dict[str, _Value]], bool]
+) -> dict[str, _Value] | None:
+    """Remove as few prefixes as possible so that ``accepts`` accepts the state_dict.
+
+    Tensors without the prefix (a loss's, a discriminator's) are left out. Returns None where
+    ``accepts`` accepts it under no prefix.
+    """
+    # A compiled submodule has its prefix inside the key.
+    waiting = [({key.replace("._orig_mod.", "."): value for key, value in state.items()}, 0)]
+    for one, depth in waiting:
+        if accepts(one):
+            return one
+        for prefix in _PREFIXES if depth < _DEEPEST else ():
+            part = {
+                key.removeprefix(prefix): value
+                for key, value in one.items()
+                if key.startswith(prefix)
+            }
+            if part:
+                waiting.append((part, depth + 1))
+    return None

@@ -12,11 +12,9 @@ from torch import nn
 
 from lowtide.core.errors import ModelError, UsageError, hint_for_name
 from lowtide.models import lowtide_files
-from lowtide.models.munet.munet_config import MUNetConfig
-from lowtide.models.munet.network import MUNet
+from lowtide.models.munet import MUNet, MUNetConfig
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
-from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
-from lowtide.models.paragonsr2.tiers import ParagonTier
+from lowtide.models.paragonsr2.tiers import ParagonTier, Tier, TierConfig
 from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
 
 _TIERS: tuple[Tier, ...] = ("realtime", "stream", "photo", "pro")

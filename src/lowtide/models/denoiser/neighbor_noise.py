@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.models.denoiser.noise_filter import NORMAL_MEDIAN
 from lowtide.models.denoiser.noise_models import RicianNoise
+from lowtide.models.denoiser.noise_statistics import NORMAL_MEDIAN
 
 _RIDGE = 1e-6  # of the mean variance of the inputs: equal volumes are collinear
 _ROUNDS = 20

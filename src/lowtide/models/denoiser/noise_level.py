@@ -13,8 +13,8 @@ import math
 
 import numpy as np
 
-from lowtide.models.denoiser.noise_filter import neighbors, noise_response
 from lowtide.models.denoiser.noise_models import GaussianNoise
+from lowtide.models.denoiser.noise_statistics import neighbors, noise_response
 
 # Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
 LEAST_SIGMA = 0.5 / 255

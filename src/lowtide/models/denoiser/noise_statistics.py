@@ -1,10 +1,15 @@
-"""Running statistics of noise by brightness: of flat frames, of pairs, and of single images."""
+"""Running statistics of noise by brightness: of flat frames, of pairs, and of single images.
+
+A filter, [1 -2 1]ᵀ[1 -2 1] / 6, has noise as its response (`noise_response`). It removes what is
+smooth and keeps the standard deviation of white noise, of which 0.674490 is the median absolute
+response.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from lowtide.models.denoiser.noise_filter import NORMAL_MEDIAN, noise_response
+NORMAL_MEDIAN = 0.674490
 
 _BINS = 64
 _FLATNESS = 256
@@ -15,6 +20,28 @@ _MOST_CLIPPED = 1e-3  # share of pixels: more would change the variance
 # Neighbors of a pixel share the filter's terms: about every fourth response is independent, and a
 # median tells a variance 2.7 times worse than its mean square.
 _PER_PIXEL = 1 / (4 * 2.7)
+
+
+def noise_response(values: np.ndarray) -> np.ndarray:
+    """Return the response (H - 2, W - 2, ...) to values (H, W, ...), both at least 3 long."""
+    return second_difference(second_difference(values, 0), 1) / 6
+
+
+def second_difference(values: np.ndarray, axis: int) -> np.ndarray:
+    """Return first - 2 · middle + last of each three neighbors along ``axis``."""
+    first, middle, last = neighbors(values, axis)
+    return first - 2 * middle + last
+
+
+def neighbors(values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return views of all but two along ``axis``: from the first, second and third place on."""
+    size = values.shape[axis] - 2
+    at = [slice(None)] * values.ndim
+    views = []
+    for start in range(3):
+        at[axis] = slice(start, start + size)
+        views.append(values[tuple(at)])
+    return views[0], views[1], views[2]
 
 
 def block_statistics(

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.models.forecaster.baselines import GaussianPaths, deviations
-from lowtide.models.forecaster.distribution import Distribution, Scaler
-from lowtide.models.forecaster.paths import PathSampler
+from lowtide.models.forecaster.paths import Distribution, PathSampler, Scaler
 from lowtide.models.forecaster.windows import apply_to_differences, forward_fill, targets
 
 _KERNEL, _BATCH, _STEPS, _RATE = 25, 256, 400, 2e-3

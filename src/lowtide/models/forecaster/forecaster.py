@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.core.errors import InputError
-from lowtide.models.forecaster.blocked_folds import RidgeFit, fit_ridge, held_out
-from lowtide.models.forecaster.distribution import Distribution, Scaler
 from lowtide.models.forecaster.path_choice import AUTO_PATHS, PathChoice, choose_paths
-from lowtide.models.forecaster.paths import fill_residuals
-from lowtide.models.forecaster.ridge import RidgeConfig, predict
+from lowtide.models.forecaster.paths import Distribution, Scaler, fill_residuals
+from lowtide.models.forecaster.ridge import RidgeConfig, RidgeFit, fit_ridge, held_out, predict
 from lowtide.models.forecaster.scale import ConditionalScale, volatility_features
 from lowtide.models.forecaster.windows import (
     few_errors,

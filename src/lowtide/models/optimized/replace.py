@@ -13,26 +13,23 @@ from torch import Tensor, nn
 
 from lowtide.core.trace_cache import cached_in_trace
 from lowtide.models.optimized.dense_group import OptimizedDenseGroup
-from lowtide.models.optimized.narrow_conv import OptimizedNarrowConv
+from lowtide.models.optimized.narrow_conv import DeferredLayers, OptimizedNarrowConv, OptimizedTail
 from lowtide.models.optimized.optimized_module import OptimizedModule
-from lowtide.models.optimized.patch_embed import (
-    OptimizedFirstConv,
-    OptimizedPatchEmbed,
-    OptimizedPatchUnembed,
-)
-from lowtide.models.optimized.rectangle_attention import OptimizedRectangleAttention
 from lowtide.models.optimized.shift_mask import ShiftMask
 from lowtide.models.optimized.swin_blocks import (
     OptimizedOverlapAttention,
+    OptimizedRectangleAttention,
     OptimizedSwinBlock,
     OptimizedWindowAttention,
 )
 from lowtide.models.optimized.token_linear import (
+    OptimizedFirstConv,
     OptimizedLinear,
     OptimizedMlp,
+    OptimizedPatchEmbed,
+    OptimizedPatchUnembed,
     OptimizedPointwiseConv,
 )
-from lowtide.models.optimized.upsample_tail import DeferredLayers, OptimizedTail
 
 # Relative to the largest value; fp32 rounding is a tenth of it.
 _TOLERANCE = 1e-5

@@ -13,8 +13,7 @@ from torch import Tensor
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import ModelDescriptor
 from lowtide.models.paragonsr2.magic_kernel import BLUR, SHARP
-from lowtide.models.paragonsr2.tier_config import Tier, TierConfig
-from lowtide.models.paragonsr2.tiers import ParagonTier
+from lowtide.models.paragonsr2.tiers import ParagonTier, Tier, TierConfig
 
 FAMILY = "ParagonSR2"
 _REQUIRED_LAYERS = ("conv_in", "conv_mid", "up.0", "conv_out")

@@ -34,7 +34,7 @@ from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, Pois
 from lowtide.models.denoiser.raw_camera_noise import NORMAL_LAMBDA, RawCameraNoise
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.loaded_model import pad
-from lowtide.training.ema import MovingAverage
+from lowtide.training.setup import MovingAverage
 
 ABOUT = (
     "Photographs as linear light, darkened 100 and 300 times, with the noise of a camera at ISO"

@@ -44,7 +44,7 @@ import lowtide.models
 from lowtide.models import lowtide_files
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
 from lowtide.models.denoiser.slim_unet import SlimUNet
-from lowtide.training.ema import MovingAverage
+from lowtide.training.setup import MovingAverage
 
 LOG_EVERY = 100
 

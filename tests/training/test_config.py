@@ -5,9 +5,9 @@ import torch
 import yaml
 
 from lowtide.core.errors import UsageError
-from lowtide.training.lr_schedule import ema_decay, loss_weight, lr_factor
 from lowtide.training.network_factory import GENERATORS, make_discriminator, make_generator
 from lowtide.training.run_config import LossEntry, Scheduler
+from lowtide.training.setup import ema_decay, loss_weight, lr_factor
 from lowtide.training.tasks.sr_config import SrConfig
 
 

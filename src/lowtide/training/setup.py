@@ -1,7 +1,12 @@
-"""Accelerator, optimizers and numeric formats of a training configuration."""
+"""What a training configuration sets: accelerator, optimizers, numeric formats, and schedules.
+
+Schedules are by step: learning rate, loss weights, and the decay of the average of the weights.
+"""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
@@ -11,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
-from lowtide.training.run_config import Optim, RunConfig
+from lowtide.training.run_config import LossEntry, Optim, RunConfig, Scheduler
 
 # Supported `DistributedType` values of accelerate.
 _SUPPORTED_DISTRIBUTED_TYPES = "NO", "MULTI_CPU", "MULTI_GPU"
@@ -81,3 +86,52 @@ def keep_in_fp32(network: nn.Module) -> None:
 def _forward_in_fp32(kind: type[nn.Module], module: nn.Module, x: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         return kind.forward(module, x.float())
+
+
+class MovingAverage:
+    """Exponential moving average of a network's parameters, kept as a module.
+
+    ``module`` is a frozen deep copy in eval mode. Parameters are averaged, buffers are copied.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.module = copy.deepcopy(network).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def update(self, network: nn.Module, decay: float) -> None:
+        """Update the average in place: ``decay * average + (1 - decay) * network``."""
+        for mean, weight in zip(self.module.parameters(), network.parameters(), strict=True):
+            mean.lerp_(weight.detach(), 1 - decay)
+        for mean, buffer in zip(self.module.buffers(), network.buffers(), strict=True):
+            mean.copy_(buffer)
+
+
+def lr_factor(scheduler: Scheduler, step: int, total: int, warmup: int) -> float:
+    """Return the factor on the base learning rate in step ``step`` of ``total``.
+
+    Steps count from 0. A linear warmup over ``warmup`` steps multiplies the scheduler's factor.
+    """
+    warmup_factor = min(1.0, (step + 1) / (warmup + 1))
+    if scheduler.type == "cosine":
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, step / total)))
+        return warmup_factor * (scheduler.eta_min + (1 - scheduler.eta_min) * cosine)
+    if scheduler.type == "multistep":
+        passed = sum(step >= milestone for milestone in scheduler.milestones)
+        return warmup_factor * scheduler.gamma**passed
+    return warmup_factor
+
+
+def loss_weight(entry: LossEntry, step: int) -> float:
+    """Return a loss's weight in step ``step``: 0 before it starts, then a linear ramp."""
+    since = step - entry.start_iter
+    if since < 0:
+        return 0.0
+    return entry.loss_weight * min(1.0, (since + 1) / (entry.ramp_iter + 1))
+
+
+def ema_decay(decay: float, warmup: int, step: int) -> float:
+    """Return the EMA decay after step ``step``, counted from 0.
+
+    It is smaller in the first steps, so that the average forgets the random initial weights.
+    """
+    return min(decay, (step + 1) / (step + 1 + warmup))

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.memory.tracing.steps import Observer, init_optimizer_state, optimizer_state
-from lowtide.training.ema import MovingAverage
 from lowtide.training.run_config import Optim, RunConfig
-from lowtide.training.setup import keep_in_fp32, make_optimizer, prepare_network
+from lowtide.training.setup import MovingAverage, keep_in_fp32, make_optimizer, prepare_network
 from lowtide.training.task import Batch, Objective, Task
 from lowtide.training.train_step import TrainedNetwork, TrainStep
 

@@ -16,11 +16,12 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.training.data.file_facts import FileFacts, changed_files, rewritten_files
 from lowtide.training.distributed import ProcessGroup
-from lowtide.training.ema import MovingAverage
-from lowtide.training.lr_schedule import ema_decay, lr_factor
 from lowtide.training.run_config import Optim, RunConfig
 from lowtide.training.setup import (
+    MovingAverage,
+    ema_decay,
     keep_in_fp32,
+    lr_factor,
     make_accelerator,
     make_optimizer,
     prepare_network,

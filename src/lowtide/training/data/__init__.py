@@ -19,11 +19,15 @@ from lowtide.training.data.degrade import (
     bicubic_downscale,
 )
 from lowtide.training.data.file_facts import collect_file_facts
-from lowtide.training.data.high_resolution import Degradation, HighResolutionFolders
 from lowtide.training.data.image_cache import ImageCache, image_size, read_rgb
 from lowtide.training.data.kernels import BlurConfig
-from lowtide.training.data.pairs import PairedFolders
-from lowtide.training.data.patches import PatchData, Patches
+from lowtide.training.data.pairs import (
+    Degradation,
+    HighResolutionFolders,
+    PairedFolders,
+    PatchData,
+    Patches,
+)
 
 __all__ = [
     "Augmentation",

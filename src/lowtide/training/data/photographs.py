@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.training.data.augment import Augmentation
-from lowtide.training.data.image_cache import unit_range
-from lowtide.training.data.image_folders import ImageFolders
+from lowtide.training.data.image_cache import ImageFolders, unit_range
 
 # A developed photograph's white balance, undone: the share of red and blue light in a sensor's.
 _UNBALANCED = 0.4, 1.0

@@ -1,11 +1,10 @@
 """Loss functions of super-resolution training.
 
-`pixel`, `structure`, `frequency` and `perceptual` compare a prediction with its target, both
-(B, 3, H, W) and nominally in 0..1; `make_loss` builds them by name. `gan` works on the logits of a
-discriminator. All return a scalar in fp32, or in fp64 where the images are in fp64.
+`pixel`, `structure` and `perceptual` compare a prediction with its target, both (B, 3, H, W) and
+nominally in 0..1; `make_loss` builds them by name. `gan` works on the logits of a discriminator.
+All return a scalar in fp32, or in fp64 where the images are in fp64.
 """
 
-from lowtide.training.losses.frequency import FFTLoss
 from lowtide.training.losses.gan import (
     GanKind,
     discriminator_loss,
@@ -14,7 +13,7 @@ from lowtide.training.losses.gan import (
 )
 from lowtide.training.losses.loss_factory import LossName, loss_names, make_loss
 from lowtide.training.losses.perceptual import PerceptualLoss
-from lowtide.training.losses.pixel import CharbonnierLoss, L1Loss, MSELoss
+from lowtide.training.losses.pixel import CharbonnierLoss, FFTLoss, L1Loss, MSELoss
 from lowtide.training.losses.structure import MSSSIMLoss
 
 __all__ = [

@@ -8,9 +8,8 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from lowtide.core.errors import UsageError, hint_for_name
-from lowtide.training.losses.frequency import FFTLoss
 from lowtide.training.losses.perceptual import PerceptualLoss
-from lowtide.training.losses.pixel import CharbonnierLoss, L1Loss, MSELoss
+from lowtide.training.losses.pixel import CharbonnierLoss, FFTLoss, L1Loss, MSELoss
 from lowtide.training.losses.structure import MSSSIMLoss
 
 LossName = Literal["l1", "charbonnier", "mse", "msssim", "fft", "perceptual"]

@@ -16,8 +16,8 @@ from lowtide.core.errors import UsageError
 from lowtide.training.data.file_facts import FileFacts
 from lowtide.training.losses import make_loss
 from lowtide.training.losses.gan import discriminator_loss, generator_loss, gradient_penalty
-from lowtide.training.lr_schedule import loss_weight
 from lowtide.training.run_config import LossEntry
+from lowtide.training.setup import loss_weight
 from lowtide.training.task import Batch, Data, Losses, Objective, Task, Term, Validator
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.train_step import TrainedNetwork

@@ -2,8 +2,7 @@
 
 import torch
 
-from lowtide.attention.spatial.position import DecomposedBias, TableBias
-from lowtide.attention.spatial.rope import Rope2d
+from lowtide.attention.spatial.position import DecomposedBias, Rope2d, TableBias
 from lowtide.attention.spatial.window_grid import Windows
 
 

@@ -4,7 +4,7 @@ from lowtide.attention.spatial.channel import ChannelAttention, TransposedAttent
 from lowtide.attention.spatial.hierarchical import HierarchicalAttention
 from lowtide.attention.spatial.linear import LinearAttention
 from lowtide.attention.spatial.local_window import LocalWindowAttention
-from lowtide.attention.spatial.onnx_export import export_onnx
+from lowtide.attention.spatial.onnx_graph import export_onnx
 from lowtide.attention.spatial.window_grid import Windows
 
 __all__ = [

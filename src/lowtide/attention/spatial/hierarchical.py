@@ -12,7 +12,7 @@ from lowtide.attention.dispatch import Policy
 from lowtide.attention.functional import describe, resolve_cached
 from lowtide.attention.spatial.image_layout import channels_first, check_image, gather_rows
 from lowtide.attention.spatial.local_window import LocalWindowAttention
-from lowtide.attention.spatial.position_factory import PositionKind
+from lowtide.attention.spatial.position import PositionKind
 from lowtide.attention.spatial.window_grid import Boundary, Form
 from lowtide.attention.spec import AttentionSpec, LocalDevice
 from lowtide.core.errors import UsageError

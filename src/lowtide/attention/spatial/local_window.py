@@ -23,7 +23,7 @@ from lowtide.attention.spatial.image_layout import (
     rows_as_pixels,
     supports_gather_linear,
 )
-from lowtide.attention.spatial.position_factory import PositionKind, make_position
+from lowtide.attention.spatial.position import PositionKind, make_position
 from lowtide.attention.spatial.row_region import RowRegionModule
 from lowtide.attention.spatial.row_windows import Part, RowWindowAttention
 from lowtide.attention.spatial.window_grid import Boundary, Form, Windows

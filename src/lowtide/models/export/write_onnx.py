@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.attention.spatial import HierarchicalAttention
-from lowtide.attention.spatial.onnx_export import ATTENTION_OPSET, PLAIN_OPSET
-from lowtide.attention.spatial.onnx_graph import write_graph
+from lowtide.attention.spatial.onnx_graph import ATTENTION_OPSET, PLAIN_OPSET, write_graph
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.trace_cache import trace_cache
 from lowtide.core.units import format_bytes

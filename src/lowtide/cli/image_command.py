@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowtide.cli.run_with_progress import run_with_progress
+from lowtide.cli.progress_bar import run_with_progress
 from lowtide.cli.shell import option, print_result
 from lowtide.core.errors import UsageError
 

@@ -25,7 +25,6 @@ from lowtide.cli import (
     plan_train,
     plan_upscale,
     plan_vae,
-    plan_video,
     train,
     train_denoise,
     train_forecast,
@@ -93,8 +92,8 @@ exports = typer.Typer(help="Write models as files for other runtimes.", no_args_
 vaes = typer.Typer(help="Encode and decode clips by a video autoencoder.", no_args_is_help=True)
 app.command("upscale")(upscale.upscale)
 app.command("denoise")(denoise.denoise)
-plans.command("upscale")(plan_upscale.plan)
-plans.command("video")(plan_video.plan)
+plans.command("upscale")(plan_upscale.plan_upscale)
+plans.command("video")(plan_upscale.plan_video)
 plans.command("train")(plan_train.train)
 plans.command("vae")(plan_vae.vae)
 app.add_typer(plans, name="plan")

@@ -1,15 +1,21 @@
-"""Progress display: a bar on a terminal, a plain line at intervals elsewhere."""
+"""Progress display: a bar on a terminal, a plain line at intervals elsewhere.
+
+And running a job with it, in a process of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import typer
 
 from lowtide.cli.shell import stderr_is_terminal
+from lowtide.core.heap import tune_heap
 from lowtide.core.progress import Progress
 from lowtide.core.units import format_bytes, format_seconds
 
@@ -20,6 +26,8 @@ _PHASE_TEXTS = {
     "record": "capturing a CUDA graph of",
     "capture": "planning bands for",
 }
+
+R = TypeVar("R")
 
 
 def _is_silent(quiet: bool) -> bool:
@@ -137,3 +145,21 @@ def _detail(event: Progress) -> str:
         f"{left}, memory {format_bytes(event.memory_bytes)}, peak"
         f" {format_bytes(event.peak_bytes)} of {format_bytes(event.budget_bytes)}"
     )
+
+
+def run_with_progress(
+    load: Callable[[], Callable[..., R]], *given: Any, quiet: bool, **more: Any
+) -> R:
+    """Return the report of a job that measures its memory, run in this process.
+
+    Args:
+        load: Imports the job and returns its function, which is called with the rest.
+    """
+    progress = ProgressLine(quiet=quiet)
+    try:
+        tune_heap()  # before the libraries load; no other code shares this process
+        run = load()
+        gc.freeze()  # keep library objects out of the collection before each measurement
+        return run(*given, progress=progress, **more)
+    finally:
+        progress.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowtide.cli.print_report import memory_line
-from lowtide.cli.run_with_progress import run_with_progress
+from lowtide.cli.progress_bar import run_with_progress
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
 from lowtide.core.units import format_bytes

@@ -17,8 +17,7 @@ from lowtide.integrations.part_selection import (
     chosen_parts,
     has_parts,
 )
-from lowtide.integrations.video_autoencoders.families import class_names, family_of
-from lowtide.integrations.video_autoencoders.refusals import refusal_of
+from lowtide.integrations.video_autoencoders.families import class_names, family_of, refusal_of
 from lowtide.memory.budget import Budget
 from lowtide.streaming.engine.placement import PagePlacement
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from lowtide.core.repeat import repeat_call
+from lowtide.core.trace_cache import repeat_call
 
 # Weight (out channels, C) and bias (out channels,) of a linear layer.
 Layer = tuple[Tensor, Tensor | None]

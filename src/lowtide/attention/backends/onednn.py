@@ -14,7 +14,7 @@ from lowtide.attention.exp2_softmax import LOG2_E, exp2_softmax_matmul
 from lowtide.attention.linear_ops import has_onednn, onednn_linear
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 from lowtide.core.cpuinfo import is_amd
-from lowtide.core.repeat import repeat_call
+from lowtide.core.trace_cache import repeat_call
 
 # Least scores of one head, per thread: with fewer, threads wait for each other too often. PyTorch's
 # kernel instead distributes heads over threads.

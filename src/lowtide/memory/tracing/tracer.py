@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.core.repeat import repeat_count
+from lowtide.core.trace_cache import repeat_count
 from lowtide.memory.tracing.trace import Kind, OpRecord, StorageEvent, TensorFacts, Trace
 
 # Dispatched by a fake tensor's ``device`` attribute; it makes no tensor.

@@ -7,28 +7,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import in_turns, ratio_of, spread
+from common import in_turns
 from streaming_models import given, made
 from torch import Tensor
 
-from lowtide.core.errors import BudgetError
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.streaming.api import Streamed
 from lowtide.streaming.certificate import tf32
 from lowtide.streaming.engine.placement import PagePlacement
-from lowtide.streaming.specialize.cuda_graph import GraphRecording, graph_recorder_for
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 # In fp64 larger ones would not fit.
 EXACT_TO = 2048
-# Kernels of larger ones take longer than Python takes to issue them.
-RECORDED_TO = 1024
-# These make masks on the processor when they are run whole, which no graph can hold.
-UNRECORDED = ("SwinIR",)
 
 
 class Planned(NamedTuple):
-    """A run by bands with its title, predicted bytes and budget.
+    """A run by bands with its title and predicted bytes.
 
     The prediction does not include weights and image.
     """
@@ -36,7 +30,6 @@ class Planned(NamedTuple):
     run: Callable[[], Tensor]
     title: str
     predicted_bytes: int
-    budget_bytes: int
 
 
 class Case:
@@ -56,21 +49,9 @@ class Case:
         with torch.inference_mode(), tf32(self.precision == "tf32"):
             return self.model(self.image)
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether it also is run as CUDA graphs."""
-        small = self.side <= RECORDED_TO and self.name not in UNRECORDED
-        return small and self.pages == "auto"
-
-    def recording(self) -> Callable[[], Tensor]:
-        """The model's own result, recorded."""
-        with torch.inference_mode(), tf32(self.precision == "tf32"):
-            made = GraphRecording(self.model, graph_recorder_for("cuda"), self.image)
-        return lambda: made(self.image)
-
-    def streamed(self, budget: int, recorded: bool = False) -> Planned:
+    def streamed(self, budget: int) -> Planned:
         """A run by bands within a budget, planned already."""
-        module = Streamed(self.model, budget=budget, pages=self.pages, recorded=recorded)
+        module = Streamed(self.model, budget=budget, pages=self.pages)
         with tf32(self.precision == "tf32"):
             prepared = module.prepare(self.image)
 
@@ -78,19 +59,7 @@ class Case:
             with torch.inference_mode(), tf32(self.precision == "tf32"):
                 return module(self.image)
 
-        return Planned(run, prepared.title, prepared.layout.peak_bytes, budget)
-
-    def to_record(self, budget: int) -> Planned:
-        """A run by bands that is captured with its second image.
-
-        Within a budget, or the smallest that suffices: a recording needs more than its rows.
-        """
-        try:
-            return self.streamed(budget, recorded=True)
-        except BudgetError as error:
-            if error.smallest is None:
-                raise
-            return self.streamed(error.smallest, recorded=True)
+        return Planned(run, prepared.title, prepared.layout.peak_bytes)
 
     def exact(self) -> Tensor | None:
         """The result in fp64, or None where that would not fit, or another case has it.
@@ -145,30 +114,6 @@ def seconds(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[f
         end.synchronize()
         taken[name].append(start.elapsed_time(end) / 1000)
     return taken
-
-
-def as_graphs(case: Case, again: Planned, streamed: Tensor, rounds: int) -> dict[str, Any]:
-    """What recording does to the streamed run and to the whole one."""
-    run = again.run
-    run()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
-    run()  # the second one is recorded
-    error = largest(run(), streamed)
-    torch.cuda.empty_cache()
-    held = torch.cuda.memory_reserved() - before
-    taken = seconds({"whole": case.whole, "kept": case.recording(), "recorded": run}, rounds)
-    return {
-        "way": "recorded",
-        "plan": again.title,
-        "budget_bytes": again.budget_bytes,
-        "told_bytes": again.predicted_bytes,
-        "held_bytes": held,
-        "wall_s": spread(taken["recorded"]),
-        "ratio": ratio_of(taken["recorded"], taken["whole"]),
-        "ratio_to_recorded": ratio_of(taken["recorded"], taken["kept"]),
-        "max_abs_error_to_streamed": error,
-    }
 
 
 def largest(result: Tensor, other: Tensor | None) -> float | None:

@@ -175,7 +175,7 @@ def reserved(
         budget = int(SHARES[pages] * (total if whole is None else found))
         del whole
         torch.cuda.empty_cache()
-        run, plan, predicted, _ = case.streamed(budget)
+        run, plan, predicted = case.streamed(budget)
         result, peak, taken = with_peak(run)
         assert result is not None, "streamed, it is out of memory"
         return {

@@ -8,10 +8,8 @@ bytes are the peak of PyTorch's allocated memory, weights included; and for a st
 allocator reserved, next to the prediction. Errors are relative to a run in fp64 where that fits,
 and those of the streamed result also to the whole one. ``fp32`` is without TF32, ``tf32`` with it.
 The budget is 60 % of what the whole run takes, where pages stay on the GPU, or 40 %, which moves
-them to the host: a profile shows during what share of the copies' time a kernel ran. Up to 1024²,
-both are also captured as CUDA graphs where possible, as for many images of one size: ``held_bytes``
-is the GPU memory that the streamed one then keeps. And which side fits in a GPU with
-``--gpu-memory``, whole and streamed, with the allocator limited to that.
+them to the host: a profile shows during what share of the copies' time a kernel ran. And which
+side fits in a GPU with ``--gpu-memory``, whole and streamed, with the allocator limited to that.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from typing import Any
 
 import torch
 from common import ResultFile, ratio_of, spread
-from gpu_cases import PRECISIONS, Case, as_graphs, fitting, largest, seconds, with_peak
+from gpu_cases import PRECISIONS, Case, fitting, largest, seconds, with_peak
 from gpu_profile import profiled
 from gpu_turns import DONE, MEASURED, PLANNED, Turn
 
@@ -57,9 +55,8 @@ def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
     total = torch.cuda.get_device_properties(0).total_memory
     budget = int(SHARES[case.pages] * (total if whole is None else found))
     started = time.perf_counter()
-    run, plan, predicted, _ = case.streamed(budget)
+    run, plan, predicted = case.streamed(budget)
     planned = time.perf_counter() - started
-    again = case.to_record(budget) if case.is_recorded else None
     torch.cuda.empty_cache()
     turn.wait_for(PLANNED)
     result, peak, reserved = with_peak(run)
@@ -99,8 +96,6 @@ def measure(case: Case, rounds: int, turn: Turn) -> Iterator[Found]:
             "planned_s": round(planned, 1),
         }
     }
-    if again is not None and whole is not None:
-        yield {f"{title}, recorded": {**facts, **as_graphs(case, again, result, rounds)}}
     if case.pages == "host":
         turn.wait_for(MEASURED)
         yield {f"{title}, profile": {**facts, **profiled(run)}}

@@ -137,36 +137,9 @@ def streaming_gpu(rows: Rows) -> str:
     return "\n\n".join(
         [
             runs,
-            *([_gpu_graphs(rows)] if any(row.get("way") == "recorded" for row in rows) else []),
             *([copies] if profiles else []),
             limits,
         ]
-    )
-
-
-def _gpu_graphs(rows: Rows) -> str:
-    """Runs as CUDA graphs."""
-    head = [
-        "run as one CUDA graph",
-        "holds",
-        "clock s (range)",
-        "of the whole's (range)",
-        "of the whole's graph (range)",
-        "from the streamed run",
-    ]
-    ranged = "{median:.3f} ({min:.3f} to {max:.3f})"
-    return table(
-        head,
-        [
-            [
-                row["row"].removesuffix(", recorded"),
-                format_bytes(row["held_bytes"]),
-                *(ranged.format(**row[name]) for name in ("wall_s", "ratio", "ratio_to_recorded")),
-                f"{row['max_abs_error_to_streamed']:.1e}",
-            ]
-            for row in rows
-            if row.get("way") == "recorded"
-        ],
     )
 
 

@@ -47,7 +47,7 @@ class MaskPattern:
     def indices(self, device: torch.device) -> Tensor:
         """Return the indices as an int64 tensor (windows,), cached per device.
 
-        Cached so that no host memory is read while a CUDA graph is captured.
+        Cached so that a GPU does not wait for a copy in every band.
         """
         if device not in self._indices:
             self._indices[device] = torch.tensor(self.windows, device=device)

@@ -27,7 +27,6 @@ from lowtide.streaming.engine.placement import PagePlacement, Placement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.planner.program_cache import preload_capture
 from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
-from lowtide.streaming.specialize.graph_replay import HINT, GraphReplays
 
 # Image sizes whose programs are kept.
 _MAX_PROGRAMS = 4
@@ -55,11 +54,6 @@ class Streamed(nn.Module):
     files, attributes of other objects. After such a change, create another `Streamed`. Hooks of
     submodules may change the values that pass through, but are not called for each image.
 
-    ``recorded`` captures the run as a CUDA graph at the second image of a size and replays it from
-    then on. The values are the same; a light model, whose kernels end before Python launches the
-    next, gets faster. The memory of the run and a copy of all tensors stay allocated until an image
-    of another size comes or the module is freed; pages stay on the GPU.
-
     There is no backward pass: a call that needs gradients raises `UsageError`. Several threads may
     call it; calls run one at a time. A copy, by pickle or `copy`, prepares its own programs.
 
@@ -76,7 +70,7 @@ class Streamed(nn.Module):
     """
 
     # Attributes that a call may change: no change of a module that contains this one.
-    _ignored_attributes = frozenset({"_prepared", "_replays", "_lock", "_scratch", "_settings"})
+    _ignored_attributes = frozenset({"_prepared", "_lock", "_scratch", "_settings"})
 
     def __init__(
         self,
@@ -85,7 +79,6 @@ class Streamed(nn.Module):
         budget: str | int | Budget = "auto",
         pages: PagePlacement = "auto",
         scratch: Path | None = None,
-        recorded: bool = False,
         certified: bool = True,
         axis: StreamAxis | None = None,
     ) -> None:
@@ -94,15 +87,9 @@ class Streamed(nn.Module):
             raise UsageError(
                 f"pages {pages!r} is not known", hint=f"auto, {', '.join(get_args(Placement))}"
             )
-        if recorded and pages not in ("auto", "memory"):
-            raise UsageError(
-                f"a run recorded as a CUDA graph cannot keep its pages on {pages}", hint=HINT
-            )
         self.module, self._axis = module, axis
         self._scratch = ScratchSpace(scratch)
-        self._settings = StreamSettings(
-            budget, "memory" if recorded else pages, self._scratch, recorded, certified
-        )
+        self._settings = StreamSettings(budget, pages, self._scratch, certified)
         self._reset()
 
     @property
@@ -111,7 +98,6 @@ class Streamed(nn.Module):
         return self._settings.budget
 
     def _reset(self) -> None:
-        self._replays = GraphReplays() if self._settings.recorded else None
         self._prepared: OrderedDict[object, PreparedStream] = OrderedDict()
         self._lock = threading.RLock()
         # The libraries of captures are no part of a call's memory, so they are here before it.
@@ -130,7 +116,7 @@ class Streamed(nn.Module):
         with self._lock:
             known = self._prepare(inputs)
             pack = self._repack_for(known, inputs)
-            samples = [self._run_single(known, sample) for sample in inputs.samples()]
+            samples = [_run_in_bands(known, sample) for sample in inputs.samples()]
         results = samples[0]
         if len(samples) > 1:
             results = [torch.cat(parts) for parts in zip(*samples, strict=True)]
@@ -152,8 +138,7 @@ class Streamed(nn.Module):
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Describe how inputs of these sizes run and what memory they take."""
-        more = "" if self._replays is None else "; recorded as a CUDA graph at the second image"
-        return self.prepare(*args, **kwargs).title + more
+        return self.prepare(*args, **kwargs).title
 
     def prepare(self, *args: Any, **kwargs: Any) -> PreparedStream:
         """Return the program for inputs like these, from the cache or newly captured.
@@ -177,7 +162,7 @@ class Streamed(nn.Module):
             torch.get_default_dtype(),
         )
         with self._lock:
-            fingerprint = ModuleFingerprint(self.module, addresses=self._settings.recorded)
+            fingerprint = ModuleFingerprint(self.module)
             for other in [
                 one for one, known in self._prepared.items() if not known.matches(fingerprint)
             ]:
@@ -205,18 +190,9 @@ class Streamed(nn.Module):
                 )
         return known.batch_repack[shapes]
 
-    def _run_single(self, known: PreparedStream, inputs: ModelInputs) -> list[Tensor]:
-        if self._replays is None:
-            return _run_in_bands(known, inputs)
-
-        def run(*tensors: Tensor) -> list[Tensor]:
-            return _run_in_bands(known, inputs.with_tensors(tensors))
-
-        return self._replays(run, inputs.tensors, known.executor.refresh_constants())
-
     def __getstate__(self) -> dict[str, Any]:
         # A copy has its own weights; the programs hold those of this module.
-        own = {"_prepared", "_replays", "_lock"}
+        own = {"_prepared", "_lock"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -250,7 +226,7 @@ def _run_in_bands(known: PreparedStream, inputs: ModelInputs) -> list[Tensor]:
         return collect_rows(program, known.run(inputs))
     aside = hold_arena(known.executor.arena_bytes, device, program.bytes_of(program.outputs[0]))
     result = allocate_result(program, device)
-    del aside  # free it before the run is captured: what is captured must not include it
+    del aside  # for the bands
     return collect_rows(program, known.run(inputs), result)
 
 
@@ -260,7 +236,6 @@ def stream(
     budget: str | int | Budget = "auto",
     pages: PagePlacement = "auto",
     scratch: Path | None = None,
-    recorded: bool = False,
     axis: StreamAxis | None = None,
 ) -> Streamed:
     """Wrap ``module`` to run in bands of rows within ``budget``: see `Streamed`.
@@ -282,13 +257,10 @@ def stream(
             memory as fit and spills the others to the next of these places.
         scratch: Folder of the unnamed file of pages on disk, which is removed with the module;
             between calls up to 1 GiB of it is kept for the next call.
-        recorded: Replay the run as a CUDA graph, for many images of one size on a GPU.
         axis: Dim of the first tensor along which it is streamed: 2 or 3 for H or W of
             ``(B, C, H, W)``, 2 for L of ``(B, C, L)``, 2, 3 or 4 for T, H or W of
             ``(B, C, T, H, W)``, 0 for frames as a batch ``(T, C, H, W)``. By default the first
             tensor is an image, streamed along its height. A dictionary such as ``{"image": 2,
             "mask": 2}`` names several streamed arguments, by parameter or position.
     """
-    return Streamed(
-        module, budget=budget, pages=pages, scratch=scratch, recorded=recorded, axis=axis
-    )
+    return Streamed(module, budget=budget, pages=pages, scratch=scratch, axis=axis)

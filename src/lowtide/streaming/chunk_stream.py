@@ -192,7 +192,6 @@ class ChunkStream:
                 self._budget,
                 self._pages,
                 self._scratch,
-                recorded=False,
                 certified=self._profile is None,
                 profile=self._profile,
             ),

@@ -89,10 +89,7 @@ class ClipPlan:
 
     def matches(self) -> bool:
         """Return whether the modules are unchanged since the plan was made."""
-        return all(
-            one.prepared.matches(ModuleFingerprint(one.module, addresses=False))
-            for one in self.runs
-        )
+        return all(one.prepared.matches(ModuleFingerprint(one.module)) for one in self.runs)
 
     @property
     def peak_bytes(self) -> int:

@@ -46,8 +46,7 @@ class ModuleFingerprint:
     class may list its own attributes to ignore in ``_ignored_attributes``.
     """
 
-    def __init__(self, module: nn.Module, *, addresses: bool = False) -> None:
-        self._addresses = addresses
+    def __init__(self, module: nn.Module) -> None:
         self._held: list[object] = []
         self._facts: dict[int, dict[str, Any]] = {}
         self._waiting = [module]
@@ -128,8 +127,7 @@ class ModuleFingerprint:
 
     def _tensor(self, value: Tensor) -> Any:
         self._held.append(value)
-        facts = id(value), value.dtype, value.device, value.shape
-        return (*facts, value.data_ptr()) if self._addresses else facts
+        return id(value), value.dtype, value.device, value.shape
 
 
 def _without(where: int, facts: dict[str, Any], ignored: Set[AttributeKey]) -> dict[str, Any]:

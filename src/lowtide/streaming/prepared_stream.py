@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -31,22 +31,17 @@ from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.planner.stream_planner import HeldBytes, StreamPlanner
 from lowtide.streaming.planning_memory import kept_bytes, warn_beyond
-from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
-from lowtide.streaming.specialize.graph_replay import HINT
 
 _SPILL_LABELS = {"host": " on the host", "disk": " on disk"}
 # Share of the budget for what the heap keeps and libraries allocate in addition to rows. Smaller on
 # a GPU, where the allocator is simulated; without this, nine runs on an H200 took 1.00 to 1.01 of
 # the budget.
 _SHARE, _SHARE_ON_GPU, _LEAST = 0.1, 0.05, 16 * MIB
-# The same for a CUDA graph, which has its own workspaces: with these, nine on an H200 held 0.96 to
-# 1.17 times the predicted bytes.
-_SHARE_RECORDED, _WORKSPACES = 0.1, 64 * MIB
 
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Settings of a streamed module: budget, pages, scratch folder, CUDA graph.
+    """Settings of a streamed module: budget, pages, scratch folder.
 
     ``held`` returns the bytes that inputs and results take for a layout (program, segments, bands);
     by default all are held whole. ``profile`` is the device to plan for, if it is not here.
@@ -55,7 +50,6 @@ class StreamSettings:
     budget: str | int | Budget
     pages: PagePlacement
     scratch: ScratchSpace
-    recorded: bool
     certified: bool
     held: HeldBytes | None = None
     profile: DeviceProfile | None = None
@@ -121,9 +115,7 @@ class PreparedStream:
     @property
     def upper_bytes(self) -> int:
         """Smallest budget for this layout: its rows, and what the heap keeps in addition."""
-        on_cpu = self.device.type == "cpu"
-        reserve = _BudgetShare.for_device(on_cpu=on_cpu, recorded=False, copy_bytes=0)
-        return reserve.smallest_budget(self.layout.peak_bytes)
+        return _smallest_budget(self.layout.peak_bytes, self.device)
 
     @property
     def title(self) -> str:
@@ -156,34 +148,18 @@ class PreparedStream:
         return f"; not captured, halo measured: {', '.join(found)}" if found else ""
 
 
-@dataclass(frozen=True)
-class _BudgetShare:
-    """The part of a budget that is reserved and not available to rows.
+def _room_for_rows(allowed: int, device: torch.device, kept: int = 0) -> int:
+    """Return the bytes that a budget leaves for rows, where planning leaves ``kept`` bytes."""
+    return allowed - max(_LEAST, int(allowed * _reserved_share(device)) + kept)
 
-    ``fixed`` bytes, and ``kept`` ones that planning leaves plus a ``share`` of the budget, which
-    are ``least_share`` bytes at least.
-    """
 
-    share: float
-    fixed: int
-    least_share: int
-    kept: int = 0
+def _smallest_budget(rows: int, device: torch.device, kept: int = 0) -> int:
+    """Return the smallest budget that leaves ``rows`` bytes for rows."""
+    return max(rows + _LEAST, math.ceil((rows + kept) / (1 - _reserved_share(device))) + 1)
 
-    @classmethod
-    def for_device(cls, *, on_cpu: bool, recorded: bool, copy_bytes: int) -> _BudgetShare:
-        """Return the reserve for a device; a CUDA graph holds ``copy_bytes`` bytes of copies."""
-        if recorded:
-            return cls(_SHARE_RECORDED, _WORKSPACES + copy_bytes, 0)
-        return cls(_SHARE if on_cpu else _SHARE_ON_GPU, 0, _LEAST)
 
-    def available_bytes(self, allowed: int) -> int:
-        """Return the bytes that a budget leaves for rows."""
-        return allowed - max(self.least_share, int(allowed * self.share) + self.kept) - self.fixed
-
-    def smallest_budget(self, rows: int) -> int:
-        """Return the smallest budget that leaves ``rows`` bytes for rows."""
-        taken = rows + self.fixed
-        return max(taken + self.least_share, math.ceil((taken + self.kept) / (1 - self.share)) + 1)
+def _reserved_share(device: torch.device) -> float:
+    return _SHARE if device.type == "cpu" else _SHARE_ON_GPU
 
 
 def prepare_stream(
@@ -198,9 +174,7 @@ def prepare_stream(
     as `Streamed` does.
     """
     image = inputs.first
-    on_cpu, device = image.device.type == "cpu", str(image.device)
-    if settings.recorded:
-        require_cuda_graphs(device, HINT)
+    on_cpu = image.device.type == "cpu"
     if on_cpu and settings.pages == "host":
         raise UsageError("on a CPU, pages are in host memory anyway", hint="pages='memory'")
     if known is not None:
@@ -212,8 +186,6 @@ def prepare_stream(
             pages=settings.pages,
             held=settings.held,
             whole_image=settings.held is None,
-            # A CUDA graph has a memory pool of its own, which an arena cannot serve.
-            use_arena=not settings.recorded,
         )
     program = planner.program
     if on_cpu and known is None:
@@ -228,14 +200,13 @@ def prepare_stream(
     executor = BandExecutor(
         program, layout.segments, layout.bands, make_page, arena_bytes=arena_bytes
     )
-    fingerprint = ModuleFingerprint(module, addresses=settings.recorded)
     return PreparedStream(
         program,
         layout,
         executor,
         image.device,
         certificate,
-        fingerprint,
+        ModuleFingerprint(module),
         program.graph.written_attributes,
     )
 
@@ -247,8 +218,7 @@ def available_bytes(
 
     They are those of the device, or of the one of ``profile``.
     """
-    reserve = _BudgetShare.for_device(on_cpu=device.type == "cpu", recorded=False, copy_bytes=0)
-    return reserve.available_bytes(_allowed_bytes(budget, device, profile))
+    return _room_for_rows(_allowed_bytes(budget, device, profile), device)
 
 
 def _allowed_bytes(
@@ -266,23 +236,15 @@ def _choose_layout(
     """Return the layout within the budget."""
     device = inputs.first.device
     allowed = _allowed_bytes(settings.budget, device, settings.profile)
-    # A CUDA graph reads and writes fixed memory, in addition to inputs and results of the caller.
-    copies = sum(one.nbytes for one in inputs.tensors)
-    copies += sum(map(planner.program.bytes_of, planner.program.outputs))
-    reserve = _BudgetShare.for_device(
-        on_cpu=device.type == "cpu", recorded=settings.recorded, copy_bytes=copies
-    )
-    after_planning = reserve
-    if planner.budget_bytes is not None:
-        after_planning = replace(reserve, kept=kept_bytes(len(planner.program.steps)))
-    room, most = after_planning.available_bytes(allowed), reserve.available_bytes(allowed)
+    kept = 0 if planner.budget_bytes is None else kept_bytes(len(planner.program.steps))
+    room, most = _room_for_rows(allowed, device, kept), _room_for_rows(allowed, device)
     # A search beside what is kept costs dry runs, which are in vain where no draft is that small.
     in_vain = 2 * room < most and planner.least_draft_bytes > room
     limit = most if in_vain else room
     try:
         layout = planner.choose(limit, most)
     except BudgetError as error:
-        least = after_planning.smallest_budget(error.smallest or 0)
+        least = _smallest_budget(error.smallest or 0, device, kept)
         raise BudgetError(
             f"this model cannot be streamed in {format_bytes(allowed)}: its bands and its result"
             f" need at least {format_bytes(least)}",
@@ -291,5 +253,5 @@ def _choose_layout(
         ) from error
     if layout.peak_bytes > room:
         title = f"the first call of this {type(planner.module).__name__} with its planning"
-        warn_beyond(allowed, after_planning.smallest_budget(layout.peak_bytes), title)
+        warn_beyond(allowed, _smallest_budget(layout.peak_bytes, device, kept), title)
     return layout

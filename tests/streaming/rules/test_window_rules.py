@@ -118,7 +118,7 @@ def test_dry_runs_keep_no_scores():
 
 
 def test_equal_windows_of_all_bands_are_one_pattern():
-    """During capture of a CUDA graph, window indices cannot be copied to the GPU again."""
+    """So their indices are copied to the GPU once."""
     model = Windows().eval()
     program = program_of(model, torch.rand(1, 3, 32, 24))
     (step,) = (

@@ -73,13 +73,9 @@ class BandExecutor:
             bytes_of_step(program, index) for segment in segments for index in segment.steps
         )
 
-    def refresh_constants(self) -> Constants:
-        """Return the constants for runs from now on.
-
-        They are new ones if tensors of the model that they depend on have changed.
-        """
+    def refresh_constants(self) -> None:
+        """Make new constants for runs from now on if the model's tensors in them have changed."""
         self._constants = self._constants.refreshed()
-        return self._constants
 
     def run(
         self,

@@ -84,7 +84,6 @@ def dry_run(
     *,
     whole_image: bool,
     profile: DeviceProfile | None = None,
-    use_arena: bool = True,
     before_computing: Callable[[], None] = lambda: None,
 ) -> DryRunResult:
     """Predict the memory of one image's run in addition to weights and input.
@@ -100,21 +99,19 @@ def dry_run(
         whole_image: Whether the image is held whole and the result is put together, which then
             counts; otherwise both are files that are read and written by rows.
         profile: The GPU to predict for; None for this machine's CPU.
-        use_arena: On a GPU, reserve the block of memory that makes the peak smallest.
         before_computing: Called unless the result is stored.
     """
     store = layout_store(program)
     where = ""
     if profile is not None:
-        use_arena = use_arena and splits_large_blocks()
         measured = convolution_settings() if program.graph.gpu else "not here"
-        where = f" on {profile.name} {measured}{' in one' if use_arena else ''}"
+        where = f" on {profile.name} {measured}{' in one' if splits_large_blocks() else ''}"
     key = f"takes {layout.key} {whole_image}{where}"
     kept = store.get(key)
     if kept is None:
         may_compute()
         before_computing()
-        rows, arena_bytes, sure = _predict(program, layout, whole_image, profile, use_arena)
+        rows, arena_bytes, sure = _predict(program, layout, whole_image, profile)
         if sure:
             store.put(key, {"rows": [asdict(row) for row in rows], "piece": arena_bytes})
             store.save()
@@ -130,7 +127,6 @@ def _predict(
     layout: StreamLayout,
     whole_image: bool,
     profile: DeviceProfile | None,
-    use_arena: bool,
 ) -> tuple[tuple[LedgerRow, ...], int, bool]:
     """Return the rows, the block to reserve, and whether they may be cached.
 
@@ -147,9 +143,8 @@ def _predict(
         gpu = program.graph.gpu
         measured = CudaWorkspace(gpu) if gpu else None
         scratch = measured.conv_workspace if measured else None
-        priced = predict_cuda(
-            trace, profile, NO_MARGIN, scratch, arena_phase=_BANDS_PHASE if use_arena else None
-        )
+        phase = _BANDS_PHASE if splits_large_blocks() else None
+        priced = predict_cuda(trace, profile, NO_MARGIN, scratch, arena_phase=phase)
         rows, arena_bytes = priced.rows, priced.arena_bytes
         if measured:
             measured.store.save()

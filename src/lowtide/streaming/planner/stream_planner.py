@@ -43,7 +43,6 @@ class StreamPlanner:
         whole_image: Whether image and result are held whole, and count.
         held: Returns the bytes held outside of the bands for a layout (program, segments, bands),
             which count in addition.
-        use_arena: As for `dry_run`.
         program: Program of the module for such inputs, if it is known; by default it is captured.
         profile: Device to plan for, which need not be present; by default that of the inputs.
         before_computing: Called before a dry run is made or a proof measured that is not stored.
@@ -60,7 +59,6 @@ class StreamPlanner:
         pages: PagePlacement = "auto",
         whole_image: bool = True,
         held: HeldBytes | None = None,
-        use_arena: bool = True,
         program: StreamProgram | None = None,
         profile: DeviceProfile | None = None,
         before_computing: Callable[[], None] = lambda: None,
@@ -69,7 +67,7 @@ class StreamPlanner:
         self.program = program or lower_to_rows(capture(module, self.inputs))
         self.module, self._device = module, self.inputs.first.device
         self._pages: PagePlacement = pages
-        self._whole_image, self._held, self._use_arena = whole_image, held, use_arena
+        self._whole_image, self._held = whole_image, held
         self._profile, self._before_computing = profile, before_computing
         self._candidates: dict[tuple[bool, int | None], list[StreamLayout]] = {}
         self._dry_runs: dict[object, DryRunResult] = {}
@@ -153,7 +151,6 @@ class StreamPlanner:
                     layout,
                     whole_image=self._whole_image,
                     profile=profile,
-                    use_arena=self._use_arena,
                     before_computing=self._before_computing,
                 )
         return self._dry_runs[layout.key]

@@ -68,11 +68,11 @@ def diffusers_is_here(place: Place) -> str | None:
 
 
 def _graphs(precision: str) -> Row:
-    """The test of CUDA graphs that failed on an H200, on a larger picture too."""
+    """A network captured as a CUDA graph for the shape of its tiles."""
     way = {"precision": precision, "tile": 64}
     return Row(
         f"CUDA graphs, {precision}",
-        ways_of({"plain": way, "recorded": way | {"cuda_graphs": True}}),
+        ways_of({"plain": way, "captured": way | {"cuda_graphs": True}}),
         a_gpu("a processor has no CUDA graphs"),
     )
 

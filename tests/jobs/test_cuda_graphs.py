@@ -6,7 +6,7 @@ import torch
 import lowtide
 from lowtide import UsageError
 from lowtide.jobs import prepare
-from lowtide.streaming.specialize import cuda_graph
+from support.cuda_graphs import graphs_on_the_cpu
 from support.image_folders import statuses
 
 OPTIONS = {"cuda_graphs": True, "budget": "512MiB"}
@@ -14,17 +14,9 @@ OPTIONS = {"cuda_graphs": True, "budget": "512MiB"}
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """The CPU as a recording device: it reruns what was recorded, and counts how often."""
-    made = []
-
-    def record(run):
-        made.append(run)
-        place = run()
-        return place, lambda: place.copy_(run())
-
+    """The CPU as a device that captures graphs, and counts how many."""
     monkeypatch.setattr(prepare, "require_cuda_graphs", lambda device: None)
-    monkeypatch.setattr(cuda_graph, "graph_recorder_for", lambda device: record)
-    return made
+    return graphs_on_the_cpu(monkeypatch)
 
 
 @pytest.mark.parametrize("options", [{"strategy": "whole"}, {"tile": 32}], ids=str)
@@ -35,7 +27,7 @@ def test_it_is_the_same_file(tmp_path, source, graphs, options):
     assert "as a CUDA graph" in image.plan.title
     assert image.accuracy.execution == "exact"
     assert "capturing a CUDA graph took" in image.notes[0]
-    assert len(graphs) == 1
+    assert graphs.captured == 1
     assert (tmp_path / "out.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
 
@@ -47,7 +39,7 @@ def test_a_folder_is_recorded_once_for_each_size(tmp_path, save, crop, graphs):
     assert statuses(report) == ["done"] * 4
     # A graph holds memory, so that no more than one is kept.
     assert [len(image.notes) for image in report.images] == [1, 0, 1, 1]
-    assert len(graphs) == 3
+    assert graphs.captured == 3
 
 
 def test_a_plan_is_replayed_with_its_graph(tmp_path, source, graphs):
@@ -55,7 +47,7 @@ def test_a_plan_is_replayed_with_its_graph(tmp_path, source, graphs):
     plan.write_text(lowtide.plan(source, tmp_path / "out.png", **OPTIONS).model_dump_json())
     image = lowtide.upscale(source, tmp_path / "out.png", plan_file=plan, budget="512MiB").images[0]
     assert image.plan.cuda_graph
-    assert len(graphs) == 1
+    assert graphs.captured == 1
     with pytest.raises(UsageError, match="--plan says how to run"):
         lowtide.upscale(source, tmp_path / "out.png", plan_file=plan, **OPTIONS)
 

@@ -35,7 +35,7 @@ def held(monkeypatch):
         monkeypatch.setattr(heap_limit, "trim_allocators", lambda device: meter.trim())
         plan = SimpleNamespace(
             strategy=SimpleNamespace(name=strategy, device_count=1),
-            compiled=False,
+            is_specialized=False,
             device="cpu",
             predicted_bytes=100 * MIB,
             upper_bytes=200 * MIB,

@@ -9,7 +9,6 @@ from torch import nn
 
 import lowtide
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.plan_choice import choose_image_plan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.upscale_settings import UpscaleSettings
@@ -39,7 +38,6 @@ def chosen(module, mib, *, scale=1, size=600, below=None, images=1, **settings):
         costs(None),
         "fp32",
         ProgramCache(net),
-        SpecializedNetworks(net),
     )
     picture = ImageTask((size, size, 3), (size, size), ample_bytes=mib * MIB // 4)
     budget = Budget(mib * MIB, GIB, 100 * GIB)

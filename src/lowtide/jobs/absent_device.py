@@ -12,7 +12,6 @@ from lowtide.core.progress import ProgressCallback
 from lowtide.jobs.build_network import ensemble_network, to_memory_format
 from lowtide.jobs.devices import castable_precisions, preferred_precision
 from lowtide.jobs.image_settings import ImageSettings
-from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.prepare import load_model, prepare
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
@@ -21,7 +20,7 @@ from lowtide.memory.profiles import DeviceProfile
 from lowtide.models import ModelDescriptor
 from lowtide.streaming.probe.channels_last_rule import takes_channels_last
 from lowtide.streaming.probe.trace_memory import live_bytes_rows, trace_tile
-from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
+from lowtide.streaming.specialize import require_cuda_graphs
 from lowtide.streaming.tiles.grid import round_up
 from lowtide.streaming.tiles.tile_step import DTYPES, NetworkSpec
 
@@ -73,7 +72,6 @@ def prepare_for_profile(
         network=network,
         costs=costs,
         precision=precision,
-        specialized=SpecializedNetworks(network),
         bounds={},
     )
 

@@ -39,7 +39,7 @@ class HeldMemory:
         halfway = (plan.predicted_bytes + plan.upper_bytes) // 2
         expected = plan.predicted_bytes if banded else halfway
         self._limit = HeapLimit(lambda: meter.current_bytes, other_bytes + expected, plan.device)
-        special = banded or plan.compiled or plan.strategy.device_count > 1
+        special = banded or plan.is_specialized or plan.strategy.device_count > 1
         self._looked = -math.inf
         self._in_layers = plan.device == "cpu" and not special
 

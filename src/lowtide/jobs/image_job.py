@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from lowtide.core.atomic_file import require_absent
-from lowtide.core.progress import report_phase
 from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.jobs.accuracy import measure_accuracy
 from lowtide.jobs.devices import divide_threads
@@ -330,16 +329,7 @@ class ImageJob:
         other_bytes = run.queue_bytes + pipeline.others_bytes(plan.device)
         held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, other_bytes)
         with divide_threads(plan.strategy.device_count, pipeline.threads):
-            network = prepared.specialized.for_plan(
-                plan,
-                required=self.settings.compile == "on",
-                notes=run.planned.notes,
-                events=run.item.events,
-                meter=pipeline.meter,
-                on_phase=lambda phase: report_phase(
-                    pipeline.progress, phase, prepared.descriptor.name
-                ),
-            )
+            network = prepared.network_for(run, required=self.settings.compile == "on")
             program = None
             if plan.strategy.name == "streamed":
                 program = prepared.programs.program(*plan.network_size)
@@ -361,7 +351,7 @@ class ImageJob:
 
     def _comparable(self, plan: Plan) -> bool:
         """Return whether a run of ``plan`` measures what those of others take."""
-        special = plan.compiled or plan.cuda_graph or plan.heap == "trim"
+        special = plan.is_specialized or plan.heap == "trim"
         several = plan.strategy.device_count > 1
         return not (special or several) and self.prepared.network.free_memory is None
 

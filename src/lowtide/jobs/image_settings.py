@@ -38,9 +38,9 @@ class ImageSettings(RunSettings):
         strategy: whole runs the image at once, streamed layer by layer over bands of rows, tiled in
             tiles.
         cuda_graphs: Capture the network in a CUDA graph for the shape of its tiles and replay it:
-            for light networks in small tiles. Takes the memory of a second run.
-        compile: torch.compile, which takes seconds to minutes before the first result. auto: where
-            an earlier run with on was faster for this model.
+            for light networks in small tiles. Takes the memory of a second run. Not verified yet.
+        compile: torch.compile, which takes seconds to minutes before the first result. auto: as the
+            plan of --plan, else off.
         tile: Side of the tiles, in input pixels.
         tile_overlap: Pixels that neighboring tiles share. Default: what the receptive field needs.
         tile_batch_size: Tiles of a row run at once.

@@ -50,7 +50,12 @@ def choose_image_plan(
             plans = [
                 with_most_in_flight(plan, settings.streams, budget, limit_bytes) for plan in plans
             ]
-        plans = _specialized_plans(plans, prepared, settings, images)
+        if settings.cuda_graphs:
+            plans = [with_cuda_graph(plan, images) for plan in plans]
+        elif settings.compile == "on":
+            plans = [with_compile(plan, images) for plan in plans]
+        elif prepared.replicas:
+            plans = [with_devices(plan, 1 + len(prepared.replicas)) for plan in plans]
     cache = StrategyCache(prepared, image_task, budget, accuracy) if limit_bytes is None else None
     reason = _reason_not_streamed(plans, prepared, settings, budget, bands, images, cache)
     if reason is None:
@@ -140,28 +145,6 @@ def _plans_below(plans: list[Plan], limit_bytes: int | None) -> list[Plan]:
         return plans
     smallest = min(plans, key=lambda plan: plan.upper_bytes)
     return [plan for plan in plans if plan.upper_bytes < limit_bytes] or [smallest]
-
-
-def _specialized_plans(
-    plans: list[Plan], prepared: PreparedModel, settings: ImageSettings, images: int
-) -> list[Plan]:
-    """Return ``plans`` for several devices, CUDA graphs or ``torch.compile``.
-
-    Several devices where there are, graphs and compiling where requested; compiled plans are added
-    to the others where an earlier run found that compiling may pay.
-    """
-    facts, compiling = prepared.specialized.gain, settings.compile
-    if settings.cuda_graphs:
-        return [with_cuda_graph(plan, images) for plan in plans]
-    # Assume that all images share a shape until one needs another compilation.
-    sharing = 1 if prepared.specialized.compiled else images
-    if compiling == "on":
-        return [with_compile(plan, facts, sharing) for plan in plans]
-    if prepared.replicas:
-        return [with_devices(plan, 1 + len(prepared.replicas)) for plan in plans]
-    if compiling == "off" or facts is None or facts.ratio >= 1:
-        return plans
-    return plans + [with_compile(plan, facts, sharing) for plan in plans]
 
 
 def with_most_in_flight(plan: Plan, streams: int, budget: Budget, limit_bytes: int | None) -> Plan:

@@ -23,7 +23,6 @@ from lowtide.jobs.devices import resolve_precision
 from lowtide.jobs.image_adapter import require_image_channels
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.model_costs import CostLookup
-from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import versions
 from lowtide.jobs.whole_image import WholeImage
@@ -43,8 +42,7 @@ from lowtide.models.self_ensemble import as_ensemble
 from lowtide.models.spandrel_files import families
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache, preload_capture
-from lowtide.streaming.specialize.cuda_graph import require_cuda_graphs
-from lowtide.streaming.specialize.torch_compile import CompileCache
+from lowtide.streaming.specialize import require_cuda_graphs
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 _RUN_KINDS: tuple[RunKind, ...] = ("tiled", "streamed")
@@ -186,20 +184,17 @@ def _finish(
     """Return the model with its costs, in their memory format or that of the plan to replay."""
     network, device = loaded.network, loaded.network.device
     # Bounds from past runs hold for PyTorch's memory only.
-    own = network.free_memory is None
     bounds: dict[RunKind, RunBounds] = {}
-    if own:
+    if network.free_memory is None:
         bounds = {kind: run_bounds(kind, device) for kind in _RUN_KINDS}
-    sha256, precision = loaded.descriptor.sha256, network.precision
+    precision = network.precision
     if known is not None:
-        gain = known.compile_gain
         bounds = {
             kind: found.model_copy(update={"current_heap": known.bounds.get(kind)})
             for kind, found in bounds.items()
         }
         extra_bytes = known.extra_resident_bytes
     else:
-        gain = CompileCache(device).get(sha256, precision) if own else None
         extra_bytes = monitor.extra_bytes(
             device, costs.weight_bytes, f"{loaded.identity} {precision}", runs_job=runs_job
         )
@@ -214,7 +209,6 @@ def _finish(
         costs,
         precision,
         ProgramCache(network, monitor.on_capture, identity=f"{loaded.identity} {precision}"),
-        SpecializedNetworks(network, sha256, gain),
         bounds,
         extra_bytes,
     )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from lowtide.core.errors import ModelError
 from lowtide.core.heap import HeapMode, current_heap
 from lowtide.core.precision import Precision
+from lowtide.core.progress import report_phase
+from lowtide.core.units import format_seconds
 from lowtide.jobs.image_adapter import ImageAdapter, NoisyImageAdapter
 from lowtide.jobs.journal import Journal
-from lowtide.jobs.network_compile import SpecializedNetworks
 from lowtide.jobs.target_size import TargetSize
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
@@ -19,8 +23,11 @@ from lowtide.memory.prediction.calibration import Calibration, RunBounds, RunKin
 from lowtide.models import ModelDescriptor
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.specialize.shape_specialized import SpecializationGain
+from lowtide.streaming.specialize import SPECIALIZING, preload_compiler, specialize
 from lowtide.streaming.tiles.tile_step import NetworkSpec
+
+if TYPE_CHECKING:
+    from lowtide.jobs.image_job import ItemRun
 
 # Share of the budget for rows that wait to be run or written.
 _ROW_SHARE = 0.03
@@ -37,7 +44,6 @@ class Measurements(BaseModel):
         heap: How the C heap of the process that measured treats freed blocks.
         extra_resident_bytes: Host memory that became resident with the model and is not weights,
             such as kernels that were built while its parts were compared.
-        compile_gain: What this machine has measured about compiling the model.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,7 +51,6 @@ class Measurements(BaseModel):
     costs: ModelCosts
     bounds: dict[RunKind, Calibration | None]
     extra_resident_bytes: int
-    compile_gain: SpecializationGain | None
     heap: HeapMode
 
     def hold_for(self, sha256: str, device: str, precision: str) -> bool:
@@ -70,7 +75,8 @@ class PreparedModel:
     ``replicas`` are copies of the network on further devices. ``bounds`` are the upper bounds of
     past runs, without an entry where there are none. ``chosen_before`` are strategies that
     `StrategyCache` had when it was first asked. ``float_copies`` counts copies of an image's color
-    in float32 that the job keeps on disk, between which the network runs.
+    in float32 that the job keeps on disk, between which the network runs. ``specialized`` are the
+    networks that were compiled or captured, by the shape of their inputs.
     """
 
     descriptor: ModelDescriptor
@@ -79,12 +85,12 @@ class PreparedModel:
     costs: ModelCosts
     precision: Precision
     programs: ProgramCache
-    specialized: SpecializedNetworks
     bounds: dict[RunKind, RunBounds] = field(default_factory=dict)
     extra_resident_bytes: int = 0
     replicas: tuple[NetworkSpec, ...] = ()
     chosen_before: dict[str, str | None] = field(default_factory=dict)
     float_copies: int = 0
+    specialized: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
 
     @property
     def measurements(self) -> Measurements:
@@ -93,7 +99,6 @@ class PreparedModel:
             costs=self.costs,
             bounds={kind: bounds.current_heap for kind, bounds in self.bounds.items()},
             extra_resident_bytes=self.extra_resident_bytes,
-            compile_gain=self.specialized.gain,
             heap=current_heap(),
         )
 
@@ -102,6 +107,42 @@ class PreparedModel:
         denoises = self.descriptor.noise is not None
         kind = NoisyImageAdapter if denoises else ImageAdapter
         return kind(info, self.geometry.in_channels)
+
+    def network_for(self, run: ItemRun, *, required: bool) -> NetworkSpec:
+        """Return the network as the plan of ``run`` has it: compiled, as a CUDA graph, or plain.
+
+        Compiled once for each shape of tiles. Where that fails and was not ``required``, as in a
+        plan from another machine, the plain network is returned, and the item's events state why.
+
+        Raises:
+            ModelError: Compiling or capturing was requested and fails.
+        """
+        plan, pipeline = run.planned.plan, run.pipeline
+        if not plan.is_specialized:
+            return self.network
+        batch = plan.strategy.batch * plan.image.network_inputs
+        shape = (batch, self.network.in_channels, *plan.network_size)
+        if shape in self.specialized:
+            return self.specialized[shape]
+        phase = "record" if plan.cuda_graph else "compile"
+        report_phase(pipeline.progress, phase, self.descriptor.name)
+        if plan.cuda_graph:
+            self.specialized.clear()  # each holds memory while it exists
+        else:
+            with pipeline.meter.excluding():
+                preload_compiler()
+        started = time.perf_counter()
+        try:
+            network = specialize(self.network, shape, as_graph=plan.cuda_graph)
+        except ModelError as error:
+            if required or plan.cuda_graph:
+                raise
+            run.item.events.append(error.message)
+            return self.network
+        took = format_seconds(time.perf_counter() - started)
+        run.planned.notes.append(f"{SPECIALIZING[plan.cuda_graph]} took {took}")
+        self.specialized[shape] = network
+        return network
 
     def padded_size(self, info: ImageInfo) -> tuple[int, int]:
         """Return (H, W) of an image padded by the model's size rule."""

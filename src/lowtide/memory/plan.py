@@ -70,7 +70,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         name = self.strategy.name
         if self.accuracy == "bounded" and name != "tiled":
             raise ValueError(f"a {name} plan is exact, not bounded")
-        if name == "streamed" and (self.compiled or self.cuda_graph):
+        if name == "streamed" and self.is_specialized:
             raise ValueError("a streamed network is not compiled or captured in a CUDA graph")
         return self
 
@@ -101,6 +101,11 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     def upper_bytes(self) -> int:
         """Upper bound of the peak on the compute device."""
         return self.bytes_at("device", upper=True)
+
+    @property
+    def is_specialized(self) -> bool:
+        """Whether the network is compiled or captured for the shape of its tiles."""
+        return self.compiled or self.cuda_graph
 
     @property
     def title(self) -> str:

@@ -8,35 +8,11 @@ from lowtide.core.units import MIB
 from lowtide.memory.plan import Plan
 from lowtide.memory.strategy import TiledStrategy
 from lowtide.streaming.planner.ledger_rows import LIVE_ROW, ledger_row
-from lowtide.streaming.specialize.shape_specialized import SpecializationGain
 from lowtide.streaming.tiles.grid import tile_axes
 
-# Assumed until a run has measured it: light networks took a quarter of a minute and 70 MiB
-# (benchmarks/results/compiled.json), larger ones take more.
-_ASSUMED_GAIN = SpecializationGain(ratio=1.0, warmup_seconds=30.0)
-_COMPILER_BYTES, _COMPILER_UPPER = 150 * MIB, 1.5
-
-
-def with_compile(plan: Plan, gain: SpecializationGain | None, images: int) -> Plan:
-    """Return ``plan`` with a compiled network.
-
-    ``images`` of one size share the compile time.
-    """
-    known = gain or _ASSUMED_GAIN
-    value = known.host_bytes or _COMPILER_BYTES
-    origin = "measured" if known.host_bytes else "prior"
-    return plan.model_copy(
-        update={
-            "compiled": True,
-            "seconds": plan.seconds * known.ratio + known.warmup_seconds / images,
-            "ledger": (
-                *plan.ledger,
-                ledger_row("compiler", "host", value, value * _COMPILER_UPPER, origin),
-            ),
-        }
-    )
-
-
+# Light networks took a quarter of a minute and 70 MiB (benchmarks/results/compiled.json), larger
+# ones take more.
+_COMPILE_SECONDS, _COMPILER_BYTES, _COMPILER_UPPER = 30.0, 150 * MIB, 1.5
 # A CUDA graph keeps the memory of a run, allocator overhead included, in a private pool. In
 # addition there are the eager run that it is compared with, and tiles of other shapes. Blocks are
 # rounded up.
@@ -45,23 +21,30 @@ _POOL_UPPER = 1.3
 _CAPTURE_RUNS = 6
 
 
+def with_compile(plan: Plan, images: int) -> Plan:
+    """Return ``plan`` with a compiled network.
+
+    ``images`` of one size share the compile time.
+    """
+    upper = _COMPILER_BYTES * _COMPILER_UPPER
+    row = ledger_row("compiler", "host", _COMPILER_BYTES, upper, "prior")
+    seconds = plan.seconds + _COMPILE_SECONDS / images
+    return plan.model_copy(
+        update={"compiled": True, "seconds": seconds, "ledger": (*plan.ledger, row)}
+    )
+
+
 def with_cuda_graph(plan: Plan, images: int) -> Plan:
     """Return ``plan`` with its network replayed as a CUDA graph.
 
     ``images`` of one size share the capture time.
     """
     taken = sum(one.value for one in plan.ledger if one.name in (LIVE_ROW, "allocator"))
-    strategy = plan.strategy
-    passes = strategy.tiles / strategy.batch
+    row = ledger_row("CUDA graph", "device", taken, taken * _POOL_UPPER, "prior")
+    passes = plan.strategy.tiles / plan.strategy.batch
+    seconds = plan.seconds * (1 + _CAPTURE_RUNS / passes / images)
     return plan.model_copy(
-        update={
-            "cuda_graph": True,
-            "seconds": plan.seconds * (1 + _CAPTURE_RUNS / passes / images),
-            "ledger": (
-                *plan.ledger,
-                ledger_row("CUDA graph", "device", taken, taken * _POOL_UPPER, "prior"),
-            ),
-        }
+        update={"cuda_graph": True, "seconds": seconds, "ledger": (*plan.ledger, row)}
     )
 
 

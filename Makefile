@@ -101,7 +101,6 @@ bench-memory: $(VENV)/.dev
 	$(BIN)/python benchmarks/budgets.py
 	$(BIN)/python benchmarks/budget_kept.py
 	$(BIN)/python benchmarks/planning.py
-	$(BIN)/python benchmarks/meter_overhead.py
 	$(BIN)/python benchmarks/heap_settings.py
 	$(BIN)/python scripts/render_results.py
 

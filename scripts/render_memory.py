@@ -171,20 +171,6 @@ def heap_settings(rows: Rows) -> str:
     return table(head, cells)
 
 
-def meter_overhead(rows: Rows) -> str:
-    """Processor time of measured runs as a share of the same runs unmeasured."""
-    cells = [
-        [
-            row["row"],
-            str(row["events"]),
-            f"{row['ratio']['median']:.2f}",
-            f"{row['ratio']['lower_quartile']:.2f} to {row['ratio']['upper_quartile']:.2f}",
-        ]
-        for row in rows
-    ]
-    return table(["run and meter", "allocations and releases", "ratio", "quartiles"], cells)
-
-
 def planning(rows: Rows) -> str:
     """Processor seconds of traces, and of plans, cold and warm."""
     traces = [row for row in rows if "operators" in row]
@@ -215,6 +201,5 @@ SHAPES = {
     "budget_kept": budget_kept,
     "planning": planning,
     "orderings": orderings,
-    "meter_overhead": meter_overhead,
     "heap_settings": heap_settings,
 }

@@ -45,24 +45,31 @@ class Usage:
     every 20 ms unless the meter has another interval; ``high_water_bytes`` is the kernel's own
     high-water mark of all resident pages (mapped files and library code touched for the first time
     included), an upper bound, or None where the kernel keeps none. On CUDA ``peak_bytes`` is what
-    the allocator reserved plus the CUDA context. ``corrected_peak_bytes`` is the peak including
-    what came and went between two samples: the kernel's mark minus the growth of mapped files. A
-    file mapped for as short a time would be counted as such a spike.
+    the allocator reserved plus the CUDA context; ``allocated_bytes``, None on the CPU, is the part
+    that tensors and workspaces had. ``corrected_peak_bytes`` is the peak including what came and
+    went between two samples: the kernel's mark minus the growth of mapped files. A file mapped for
+    as short a time would be counted as such a spike.
     """
 
     peak_bytes: int
     high_water_bytes: int | None
     source: str
     corrected_peak_bytes: int = 0
+    allocated_bytes: int | None = None
 
     def merged(self, other: Usage) -> Usage:
         """Return the peak over both laps."""
-        marks = (self.high_water_bytes, other.high_water_bytes)
-        high = None if None in marks else max(mark or 0 for mark in marks)
-        peak = max(self.peak_bytes, other.peak_bytes)
         return Usage(
-            peak, high, self.source, max(self.corrected_peak_bytes, other.corrected_peak_bytes)
+            max(self.peak_bytes, other.peak_bytes),
+            _higher(self.high_water_bytes, other.high_water_bytes),
+            self.source,
+            max(self.corrected_peak_bytes, other.corrected_peak_bytes),
+            _higher(self.allocated_bytes, other.allocated_bytes),
         )
+
+
+def _higher(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else max(one, other)
 
 
 class HostMeter:
@@ -111,6 +118,12 @@ class HostMeter:
         return max(0, self._read_sample() - self._baseline)
 
     @property
+    def retained_bytes(self) -> int:
+        """Bytes above the baseline that remain once the C heap returns what it holds for reuse."""
+        trim_heap()
+        return self.current_bytes
+
+    @property
     def peak_bytes(self) -> int:
         """Highest sampled bytes above the baseline since `start` or the last lap."""
         self._read_sample()
@@ -149,12 +162,16 @@ class HostMeter:
 
 
 class CudaMeter:
-    """Meter of the bytes this process holds on one CUDA device above a baseline."""
+    """Meter of the bytes this process holds on one CUDA device above a baseline.
+
+    The baseline is ``allocated_before``, what was allocated at `start`; ``context_bytes`` is the
+    CUDA context, which counts for the run.
+    """
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._peak_reader = cuda_peaks(device).reader()
-        self._baseline = self._context_bytes = 0
+        self.allocated_before = self.context_bytes = 0
 
     @property
     def baseline_bytes(self) -> None:
@@ -171,8 +188,8 @@ class CudaMeter:
         # Cached blocks of earlier runs belong to nobody, and would count for this one.
         trim_allocators(self._device, collect=True)
         self._peak_reader.reset()
-        self._baseline = torch.cuda.memory_allocated(self._device)
-        self._context_bytes = cuda_context_bytes(self._device)
+        self.allocated_before = torch.cuda.memory_allocated(self._device)
+        self.context_bytes = cuda_context_bytes(self._device)
 
     @property
     def current_bytes(self) -> int:
@@ -180,6 +197,13 @@ class CudaMeter:
         import torch
 
         return self._above_baseline(torch.cuda.memory_reserved(self._device))
+
+    @property
+    def retained_bytes(self) -> int:
+        """Bytes of tensors above the baseline now, of all threads and streams."""
+        import torch
+
+        return max(0, torch.cuda.memory_allocated(self._device) - self.allocated_before)
 
     @property
     def peak_bytes(self) -> int:
@@ -190,13 +214,18 @@ class CudaMeter:
         return self._above_baseline(self._peak_reader.peaks()[1])
 
     def _above_baseline(self, reserved: int) -> int:
-        return max(0, reserved - self._baseline) + self._context_bytes
+        return max(0, reserved - self.allocated_before) + self.context_bytes
 
     def lap(self) -> Usage:
         """Return the peak since `start` or the last lap."""
-        peak = self.peak_bytes
+        allocated, reserved = self._peak_reader.peaks()
+        peak = self._above_baseline(reserved)
         usage = Usage(
-            peak, None, "bytes reserved by the CUDA allocator, plus the CUDA context", peak
+            peak,
+            None,
+            "bytes reserved by the CUDA allocator, plus the CUDA context",
+            peak,
+            max(0, allocated - self.allocated_before),
         )
         self._peak_reader.reset()
         return usage

@@ -1,4 +1,4 @@
-"""Measured memory ledger of a region of code, with one API for the CPU and CUDA."""
+"""Measured memory of a region of code, with one API for the CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ import inspect
 import threading
 import types
 from collections.abc import Callable, Iterable
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from lowtide.core.errors import LowtideError, UsageError
-from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.measurement.backends import (
-    BACKENDS,
-    BackendName,
-    StoragesBackend,
-    meter_backend,
-)
-from lowtide.memory.tracing.trace import Kind, Trace
+from lowtide.core.errors import UsageError
+from lowtide.core.units import MIB
+from lowtide.memory.ledger import LedgerRow, device_row
+from lowtide.memory.meter import CudaMeter, HostMeter, Usage, open_meter
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,15 +34,16 @@ class PhasePeak(BaseModel):
 class RegionUsage(BaseModel):
     """Measured memory of a region, in bytes.
 
-    ``peak_bytes`` is the peak above the region's start, ``retained_bytes`` what was allocated
-    inside and still alive at its end. ``ledger`` has all that the backend sees, which for some of
-    them includes what existed before.
+    ``peak_bytes`` is the peak above the region's start, ``retained_bytes`` what of it was left at
+    the end, and ``source`` says what was read. ``ledger`` is all that was seen: on the CPU the
+    resident memory above the start, whose upper value is the kernel's high-water mark, mapped files
+    included; on CUDA what was allocated before and since, what the allocator reserved beyond both,
+    and the CUDA context.
     """
 
     model_config = ConfigDict(frozen=True)
 
     device: str
-    how: BackendName
     source: str
     peak_bytes: int
     retained_bytes: int
@@ -63,26 +59,20 @@ class RegionUsage(BaseModel):
 class Region:
     """Measured region of code, made by `measure`; its figures exist once it ends."""
 
-    def __init__(self, device: str, how: BackendName) -> None:
+    def __init__(self, device: str) -> None:
         self.device = device
-        self.how: BackendName = how
-        self._backend = meter_backend(device, how)
-        self._tracer = self._backend.tracer if isinstance(self._backend, StoragesBackend) else None
-        self._open = False
+        self._meter = open_meter(device)
         self._phase, self._phases = "", list[PhasePeak]()
+        self._seen: Usage | None = None
         self._usage: RegionUsage | None = None
+        self._meter.start()
 
     @property
     def usage(self) -> RegionUsage:
-        """Measured figures.
-
-        Raises:
-            UsageError: The region is still open, or its figures were lost.
-        """
+        """Measured figures; `UsageError` while the region is still open."""
         if self._usage is None:
-            state = "has not ended" if self._open else "has no result"
             raise UsageError(
-                f"the measured region {state}", hint="read it after the region has ended"
+                "the measured region has not ended", hint="read it after the region has ended"
             )
         return self._usage
 
@@ -93,7 +83,7 @@ class Region:
 
     @property
     def retained_bytes(self) -> int:
-        """Bytes allocated inside and still alive at the end."""
+        """Bytes above the region's start that were left at its end."""
         return self.usage.retained_bytes
 
     @property
@@ -106,84 +96,82 @@ class Region:
         """Marked phases with the peak of each, in order."""
         return self.usage.phases
 
-    @property
-    def trace(self) -> Trace | None:
-        """Trace of every storage for ``how="storages"``; None for other backends."""
-        return None if self._tracer is None else self._tracer.trace
-
     def as_json(self) -> str:
         """Return the figures as a JSON object."""
         return self.usage.model_dump_json()
 
-    def label(self, tensors: Iterable[Tensor], kind: Kind) -> None:
-        """Assign a kind (weights, inputs, ...) to tensors of any shape.
-
-        ``"storages"`` gives each kind a row, with what existed before the region. ``"events"`` adds
-        such rows only for what existed before, so that the total is what the run needs.
-        ``"resident"`` and ``"allocator"`` cannot distinguish tensors and ignore labels, so that one
-        step runs under each of them.
-        """
-        self._check_open()
-        self._backend.label(tensors, kind)
-
     def mark(self, phase: str) -> None:
         """Start a named phase, which gets its own peak."""
-        self._check_open()
-        self._end_phase(self._backend.lap())
-        self._phase = phase
-        if self._tracer is not None:
-            self._tracer.mark(phase)
-
-    def _check_open(self) -> None:
-        if not self._open:
+        if self._usage is not None:
             raise UsageError("the measured region is not open", hint="call this inside it")
+        self._end_phase()
+        self._phase = phase
 
-    def _end_phase(self, peak: int) -> None:
-        if self._phase or peak:
-            self._phases.append(PhasePeak(name=self._phase, peak_bytes=peak))
+    def label(self, tensors: Iterable[Tensor], kind: Any) -> None:
+        """Do nothing, whatever the tensors: a meter cannot say which memory is theirs.
 
-    def _begin(self) -> None:
-        self._backend.begin()
-        self._open = True
+        `lowtide.InferenceStep` and `lowtide.TrainingStep` name theirs to whatever observes them.
+        """
+
+    def _end_phase(self) -> None:
+        usage = self._meter.lap()
+        self._seen = usage if self._seen is None else self._seen.merged(usage)
+        if self._phase or _peak_bytes(usage) >= MIB:  # less is nothing, as accurate as it is
+            self._phases.append(PhasePeak(name=self._phase, peak_bytes=_peak_bytes(usage)))
 
     def _end(self) -> None:
-        self._open = False
-        self._end_phase(self._backend.end())
-        peak = max((phase.peak_bytes for phase in self._phases), default=0)
+        self._end_phase()
+        self._meter.stop()
+        assert self._seen is not None
         marked = any(phase.name for phase in self._phases)
         self._usage = RegionUsage(
             device=self.device,
-            how=self.how,
-            source=self._backend.source,
-            peak_bytes=peak,
-            retained_bytes=self._backend.retained_bytes(),
-            ledger=self._backend.ledger_rows(peak),
+            source=self._seen.source,
+            peak_bytes=_peak_bytes(self._seen),
+            retained_bytes=self._meter.retained_bytes,
+            ledger=_ledger(self._meter, self._seen),
             phases=tuple(self._phases) if marked else (),
         )
+
+
+def _peak_bytes(usage: Usage) -> int:
+    allocated = usage.allocated_bytes
+    return usage.corrected_peak_bytes if allocated is None else allocated
+
+
+def _ledger(meter: HostMeter | CudaMeter, usage: Usage) -> tuple[LedgerRow, ...]:
+    peak = _peak_bytes(usage)
+    if isinstance(meter, HostMeter):
+        upper = max(peak, usage.high_water_bytes or 0)
+        return (device_row("resident memory", peak, "measured", upper),)
+    rows = {
+        "allocated before": meter.allocated_before,
+        "live activations and workspace": peak,
+        "allocator": max(0, usage.peak_bytes - meter.context_bytes - peak),
+        "context": meter.context_bytes,
+    }
+    return tuple(device_row(name, value, "measured") for name, value in rows.items())
 
 
 class Measure:
     """Reusable context manager and decorator that measures memory; made by `measure`."""
 
-    def __init__(self, device: str, how: BackendName) -> None:
+    def __init__(self, device: str) -> None:
         self._device = device
-        self._how: BackendName = how
         self._local = threading.local()
 
     def __enter__(self) -> Region:
-        region = Region(self._device, self._how)
-        region._begin()
+        if self._device != "cpu" and not torch.cuda.is_available():
+            raise UsageError(
+                f"{self._device!r} cannot be measured: CUDA is not available",
+                hint="run lowtide doctor",
+            )
+        region = Region(self._device)
         self._regions().append(region)
         return region
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        region = self._regions().pop()
-        try:
-            region._end()
-        except LowtideError:
-            # An error from inside takes precedence over a failed measurement.
-            if kind is None:
-                raise
+    def __exit__(self, *_: object) -> None:
+        self._regions().pop()._end()
 
     def __call__(self, function: Callable[P, R]) -> MeasuredFunction[P, R]:
         return MeasuredFunction(function, self)
@@ -228,45 +216,35 @@ class MeasuredFunction(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
 
-def measure(device: str | torch.device = "cpu", how: BackendName | None = None) -> Measure:
+def measure(device: str | torch.device = "cpu") -> Measure:
     """Measure the memory of a region of code, as a context manager or as a decorator.
 
-    Regions can be nested and repeated, and run in several threads except for ``"events"``.
-    An error inside ends the region, with its figures, and propagates.
+    The figures are those by which jobs keep a budget. Regions can be nested and repeated, and run
+    in several threads. An error inside ends the region, with its figures, and propagates.
 
-    ``how`` selects the backend. On the CPU it is
+    On the CPU they are the growth of the process's anonymous resident memory, of all threads and
+    libraries, sampled every 20 ms and corrected by the kernel's high-water mark. What is alive at
+    once is seen within 1 MiB, as far as it is written. Blocks below 32 MiB that are freed inside
+    may stay with the C heap: these count for the peak, not for what is left at the end. Memory of
+    before that is freed inside hides as much new memory. To begin, Python's garbage is collected,
+    which takes about 0.1 s once PyTorch is loaded, so a region is for work that takes longer.
 
-    - ``"events"`` (default): tensors and operators' workspace that this thread allocates. What
-      other threads or other libraries (numpy) allocate is not seen, and where another profiler
-      is active this raises `UsageError`. An allocation and a release each cost 3 to 6 µs and
-      2 KiB of host memory, nearly all of it when the region ends: under 1 % of the time of
-      convolutions, but as much as the work itself where operators take a few microseconds.
-    - ``"storages"``: tensors by kind (`Region.label`), without workspace; slower.
-    - ``"resident"``: anonymous resident memory of the whole process, sampled every 20 ms and
-      corrected by the kernel's high-water mark, with what the heap keeps for reuse.
-
-    On CUDA it is ``"allocator"``: allocations of all threads of the process. They are the device's
-    use where no other program uses it. ``torch.cuda.reset_peak_memory_stats`` must not be called
-    inside.
+    On CUDA the peak is that of allocated bytes, of all threads and streams of the process; the
+    ledger adds the peak of what the caching allocator reserved and the CUDA context, and is the
+    device's use where no other program uses it. To begin, the allocator's cache is emptied.
+    ``torch.cuda.reset_peak_memory_stats`` must not be called inside.
 
     Args:
         device: Where the region computes, ``"cpu"`` or a CUDA device.
-        how: The backend; the device's first one by default.
 
     Raises:
-        UsageError: The device is another one, or does not have the backend.
+        UsageError: The device is another one, or is not here when a region begins.
     """
     if callable(device):
         raise UsageError(
             "measure was called with a function", hint='write @measure("cpu") above it'
         )
     name, kind = str(device), str(device).partition(":")[0]
-    if kind not in BACKENDS:
+    if kind not in ("cpu", "cuda"):
         raise UsageError(f"cannot measure on {name!r}", hint="devices: cpu, cuda, cuda:N")
-    backend = how or BACKENDS[kind][0]
-    if backend not in BACKENDS[kind]:
-        raise UsageError(
-            f"{name!r} has no measurement backend {backend!r}",
-            hint="backends: " + ", ".join(BACKENDS[kind]),
-        )
-    return Measure(name, backend)
+    return Measure("cpu" if kind == "cpu" else name)

@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 from common import ResultFile
+from subprocess_run import measure_in_subprocess
 
 from lowtide.jobs.train_sr import train_sr
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.training.tasks.sr_config import SrConfig
 
 SCALE = 2

@@ -25,10 +25,10 @@ import torch
 from common import HEAP_KEEPS, ResultFile, ratio_of, row_parser, seconds_in_turns
 from set5 import by_model
 from streaming_models import spandrel_class
+from subprocess_run import measure_in_subprocess
 from torch import nn
 
 from lowtide.core.metrics import psnr_y
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.models.resample import resize_cubic
 
 SIDE, SCALES = 256, (2, 4)

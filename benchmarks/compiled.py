@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
 from streaming_models import made
+from subprocess_run import measure_in_subprocess
 from torch import nn
 
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.streaming.specialize import preload_compiler, specialize
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 

@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
+from subprocess_run import measure_in_subprocess
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from training_memory import compare
 
 from lowtide.attention.spatial import ChannelAttention, LinearAttention
 from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.models.denoiser.slim_unet import GlobalAttention, SlimUNet
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 

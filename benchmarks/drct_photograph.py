@@ -33,12 +33,12 @@ from common import HEAP_KEEPS, HUGE_PAGES, ResultFile, in_turns, ratio_of
 from padded_tiles import padded_tiles
 from photographs import as_array, photograph
 from streaming_models import made
+from subprocess_run import SubprocessUsage, measure_in_subprocess
 from torch import Tensor, nn
 
 from lowtide.core.heap import tune_heap
 from lowtide.core.metrics import max_error, psnr
 from lowtide.jobs.report import reported_db
-from lowtide.memory.measurement.subprocess_run import SubprocessUsage, measure_in_subprocess
 
 WIDTH, HEIGHT = 512, 384
 SCALE, WINDOW = 4, 16

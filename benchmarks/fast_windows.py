@@ -21,10 +21,10 @@ import torch
 from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of, row_parser
 from streaming_models import given, made
 from streaming_runs import difference
+from subprocess_run import measure_in_subprocess
 from torch import Tensor, nn
 
 from lowtide.core.cpuinfo import cpuinfo_field
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.models.low_precision import to_low_precision
 from lowtide.models.optimized.replace import replace_modules
 from lowtide.streaming.tiles.tile_step import DTYPES

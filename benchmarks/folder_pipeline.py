@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
 from photographs import photograph
+from subprocess_run import measure_in_subprocess
 
 from lowtide.core.progress import Progress
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 MODEL = "lowtide-x2"
 WIDTH, HEIGHT = 640, 480

@@ -19,11 +19,11 @@ import torch
 from common import HEAP_OF_GLIBC, HUGE_PAGES, ResultFile, in_turns, ratio_of, row_parser
 from fast_windows import model_of
 from streaming_models import MODELS, given
+from subprocess_run import measure_in_subprocess
 from torch import nn
 from zoo_models import ENTRIES
 
 from lowtide.core.heap import set_heap_mode, tune_heap
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 # Models, and the side of an image of which a run takes some seconds.
 SIDES = {

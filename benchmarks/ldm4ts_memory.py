@@ -22,13 +22,13 @@ from typing import Any
 import ldm4ts_runs as runs
 import torch
 from common import HEAP_KEEPS, ResultFile, row_parser
+from subprocess_run import measure_in_subprocess
 from training_memory import ENOUGH, WAYS, compare, error_percent
 
 from lowtide import TrainingStep, estimate, estimate_vram_usage
 from lowtide.core.errors import UsageError
 from lowtide.jobs.train_memory import plan_step
 from lowtide.jobs.user_models import load_user_model
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import DeviceProfile, load_profile
 from lowtide.memory.tracing.checkpointing import Checkpointing

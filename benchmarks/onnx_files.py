@@ -21,11 +21,11 @@ import torch
 from common import HEAP_KEEPS, ResultFile, ratio_of, row_parser, seconds_in_turns
 from photographs import EXAMPLE
 from safetensors.torch import save_file
+from subprocess_run import measure_in_subprocess
 
 import lowtide
 from lowtide.jobs.export import export_onnx
 from lowtide.jobs.export_report import FilePrecision
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.models import lowtide_files
 from lowtide.models.export import OnnxRunner
 from lowtide.models.paragonsr2.variant_config import VariantConfig

@@ -76,7 +76,7 @@ def run_batches(entry: str, side: int, batches: list[int]) -> None:
 
 def resident(entry: str, side: int, batches: list[int]) -> float:
     """Peak bytes that `run_batches` adds to a fresh process, the median of a few."""
-    from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
+    from subprocess_run import measure_in_subprocess
 
     taken = [
         measure_in_subprocess(

@@ -26,10 +26,10 @@ import paragonsr2_runs as runs
 import torch
 from common import HEAP_KEEPS, HEAP_KEEPS_SMALL, ResultFile, ratio_of, row_parser
 from photographs import photograph
+from subprocess_run import measure_in_subprocess
 from torch import nn
 
 from lowtide.jobs.plan_train import plan_training
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.memory.prediction.estimate import estimate, trace_step
 from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep

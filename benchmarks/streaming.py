@@ -30,8 +30,7 @@ from common import (
     row_parser,
 )
 from streaming_runs import DISK, MEMORY, PARTLY, ways
-
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
+from subprocess_run import measure_in_subprocess
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ import torch
 import training_runs as runs
 from common import HEAP_KEEPS, ResultFile, ratio_of, row_parser
 from photographs import photograph
+from subprocess_run import measure_in_subprocess
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
 from lowtide.jobs.train_memory import plan_step
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 PREDICTED = tuple(title for title in runs.CONFIGURATIONS if title != "m")
 # nano, micro, tiny and xs are one block each, of which nothing can be left out.

@@ -25,10 +25,10 @@ import av
 import numpy as np
 import video_files
 from common import HEAP_OF_COMMAND_LINE, ResultFile
+from subprocess_run import measure_in_subprocess
 
 import lowtide
 from lowtide.jobs.video_work import work_folder
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 CLIP_FRAMES, CLIP_SIZE = 48, (192, 144)
 COST_FRAMES, COST_TURNS = 24, 3

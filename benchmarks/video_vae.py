@@ -17,9 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from common import HEAP_TO_1GIB, ResultFile, row_parser
+from subprocess_run import measure_in_subprocess
 from video_vae_runs import BANDS_OUTSIDE, FRAMES_OUTSIDE, ON_DISK, PLAIN, SEED, TILES, WHOLE
-
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ last row is of the four phases of a restoration, whose network is small and rand
 from __future__ import annotations
 
 from common import HEAP_TO_1GIB, ResultFile, row_parser
+from subprocess_run import measure_in_subprocess
 from video_vae_recipes_runs import RECIPES, SLICED
-
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 
 PHASES = "four phases"
 

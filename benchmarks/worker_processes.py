@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from common import HEAP_KEEPS, ResultFile, in_turns, ratio_of
 from folder_pipeline import HEIGHT, WIDTH, make_photographs, options_of
-
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
+from subprocess_run import measure_in_subprocess
 
 MODELS = ("lowtide-x2", "lowtide-x4")
 # By name: threads of this process, devices, and the budget, of which two get a half each.

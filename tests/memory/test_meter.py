@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from subprocess_run import measure_in_subprocess
 
 from lowtide.core.units import MIB
 from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.memory.meter import CudaMeter, available_host_bytes, total_host_bytes
 
 

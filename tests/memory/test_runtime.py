@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from subprocess_run import measure_in_subprocess
 from torch import nn
 
 from lowtide.attention import linear_ops
 from lowtide.core.units import MIB
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.memory.prediction.calibration import shipped_runtime
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.prediction.runtime_objects import RuntimeObjects, count_runtime_objects

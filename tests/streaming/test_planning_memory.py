@@ -4,10 +4,10 @@ import warnings
 
 import pytest
 import torch
+from subprocess_run import measure_in_subprocess
 
 import lowtide
 from lowtide.core.units import MIB
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.planning_memory import kept_bytes, whole_run_bytes
 

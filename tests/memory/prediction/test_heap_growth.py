@@ -4,13 +4,13 @@ import sys
 
 import pytest
 import torch
+from subprocess_run import measure_in_subprocess
 from torch import nn
 
 import lowtide
 from lowtide.core.heap import current_heap, tune_heap
 from lowtide.jobs.plan_train import plan_training
 from lowtide.memory.cache import WorkspaceCache
-from lowtide.memory.measurement.subprocess_run import measure_in_subprocess
 from lowtide.memory.prediction.heap_growth import HeapUse, heap_row, heap_use
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 from lowtide.memory.tracing.trace import StorageEvent, Trace

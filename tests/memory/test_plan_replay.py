@@ -8,6 +8,7 @@ from lowtide.core.errors import BudgetError, UsageError
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_file import PlanFile, check_replay
+from lowtide.memory.strategy import StreamedStrategy
 from support.small_plans import MIB, a_plan
 
 
@@ -57,6 +58,27 @@ def test_plans_of_another_layout_are_refused_with_the_way_out(tmp_path) -> None:
         with pytest.raises(UsageError, match=problem) as caught:
             PlanFile.read(path)
         assert "lowtide plan upscale" in caught.value.hint
+
+
+def test_bands_planned_by_an_earlier_release(tmp_path) -> None:
+    path = tmp_path / "p.json"
+    bands = StreamedStrategy(
+        cuts=(),
+        bands=(4,),
+        pages="memory",
+        intermediate_peak_bytes=0,
+        graph_digest="",
+        panel_width=100,
+    )
+    plan = a_plan().model_copy(update={"strategy": bands})
+    for arena_bytes in 0, MIB:
+        earlier = bands.model_dump(mode="json") | {"arena_bytes": arena_bytes}
+        path.write_text(json.dumps(plan.model_dump(mode="json") | {"strategy": earlier}))
+        if not arena_bytes:
+            assert PlanFile.read(path).first == plan
+        else:
+            with pytest.raises(UsageError, match=r"arena_bytes: .*; make the plan again"):
+                PlanFile.read(path)
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:

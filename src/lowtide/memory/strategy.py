@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from lowtide.core.units import format_bytes
 
@@ -109,9 +109,8 @@ class StreamedStrategy(BaseModel, frozen=True, extra="forbid"):
     results kept, ``bands`` the number of bands of each segment. ``pages`` says where results
     between segments are spilled, except those in ``resident``, which stay in memory:
     ``intermediate_peak_bytes`` is the most of all of them, ``spilled_peak_bytes`` the most of those
-    spilled. On a GPU the allocator is first given an arena of ``arena_bytes`` to split.
-    ``graph_digest`` is a digest of the network's operators, which the operator numbers refer to.
-    A wide image runs in ``panels`` as high as the image, one after another.
+    spilled. ``graph_digest`` is a digest of the network's operators, which the operator numbers
+    refer to. A wide image runs in ``panels`` as high as the image, one after another.
     """
 
     name: Literal["streamed"] = "streamed"
@@ -122,7 +121,6 @@ class StreamedStrategy(BaseModel, frozen=True, extra="forbid"):
     resident: tuple[int, ...] = ()
     intermediate_peak_bytes: int
     spilled_peak_bytes: int = 0
-    arena_bytes: int = 0
     graph_digest: str
     panels: int = 1
     panel_width: int
@@ -134,6 +132,19 @@ class StreamedStrategy(BaseModel, frozen=True, extra="forbid"):
     batch: ClassVar[int] = 1
     seam_share: ClassVar[float] = 0.0
     device_count: ClassVar[int] = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_arena(cls, values: Any) -> Any:
+        """Read a plan of 0.2, which says what block of GPU memory its bands are cut out of."""
+        if isinstance(values, dict) and "arena_bytes" in values:
+            values = dict(values)
+            if values.pop("arena_bytes"):
+                raise ValueError(
+                    "arena_bytes: this version cuts no bands out of an arena of GPU memory, as 0.2"
+                    " did; make the plan again"
+                )
+        return values
 
     @property
     def layout_key(self) -> tuple[object, ...]:

@@ -21,7 +21,6 @@ from lowtide.streaming.batch_independence import require_independent_images
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.model_inputs import ModelInputs, StreamAxis
 from lowtide.streaming.certificate import tf32_is_allowed
-from lowtide.streaming.engine.arena import hold_arena
 from lowtide.streaming.engine.executor import allocate_result, collect_rows
 from lowtide.streaming.engine.placement import PagePlacement, Placement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
@@ -224,10 +223,7 @@ def _run_in_bands(known: PreparedStream, inputs: ModelInputs) -> list[Tensor]:
     program, device = known.program, inputs.first.device
     if device.type == "cpu":
         return collect_rows(program, known.run(inputs))
-    aside = hold_arena(known.executor.arena_bytes, device, program.bytes_of(program.outputs[0]))
-    result = allocate_result(program, device)
-    del aside  # for the bands
-    return collect_rows(program, known.run(inputs), result)
+    return collect_rows(program, known.run(inputs), allocate_result(program, device))
 
 
 def stream(

@@ -192,14 +192,11 @@ def prepare_stream(
         trim_heap(collect=True)  # half of the memory of a capture is garbage by now
         planner.budget_bytes = _allowed_bytes(settings.budget, image.device, settings.profile)
     layout = _choose_layout(planner, inputs, settings)
-    arena_bytes = planner.dry_run(layout).arena_bytes
     certificate = planner.certificate if settings.certified else None
     make_page = page_factory(
         program, layout.placement, image.device, settings.scratch, resident=layout.resident
     )
-    executor = BandExecutor(
-        program, layout.segments, layout.bands, make_page, arena_bytes=arena_bytes
-    )
+    executor = BandExecutor(program, layout.segments, layout.bands, make_page)
     return PreparedStream(
         program,
         layout,

@@ -5,6 +5,7 @@ Storages are replayed through a simulation of PyTorch's caching allocator.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from lowtide.memory.prediction.calibration import Calibration
 from lowtide.memory.prediction.op_signature import Call
 from lowtide.memory.prediction.result import PredictedMemory, live_tensor_rows, margin_row
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.memory.simulation.arena_search import Event, best_arena_bytes, replay_with_arena
+from lowtide.memory.simulation.allocator import CachingAllocator, replay_requests
 from lowtide.memory.tracing.fake_strides import dense_strides
 from lowtide.memory.tracing.trace import OpRecord, Trace
 
@@ -47,8 +48,6 @@ def predict_cuda(
     profile: DeviceProfile,
     calibration: Calibration,
     workspace: ConvWorkspace | None = None,
-    *,
-    arena_phase: str | None = None,
 ) -> PredictedMemory:
     """Predict the memory of ``trace`` on a CUDA device: reserved bytes and context.
 
@@ -58,25 +57,11 @@ def predict_cuda(
         calibration: Upper bound of the prediction.
         workspace: Workspace bytes of a convolution, given its call and the bytes of its result; by
             default the profile's prior.
-        arena_phase: Name of a phase before which one large block is allocated and freed, an arena
-            that leaves the allocator fewer gaps than many segments. Its size is returned as
-            `PredictedMemory.piece`; 0 where it saves too little. The workspaces that matrix
-            products keep are allocated before the block.
     """
-    existing = [(storage, size) for storage, size in trace.initial.items() if size]
-    first = next((start for start, name in trace.marks if name == arena_phase), 0)
-    early = (event for event in trace.events if event.op < first and event.size)
-    existing += [(event.storage, event.size) for event in early]
-    runs = [
-        (existing, list(_events(trace, blas, workspace or _prior_workspace(profile, upper), first)))
+    expected, upper = (
+        _replay(trace, blas, workspace or _prior_workspace(profile, upper))
         for upper, blas in enumerate(profile.workspaces.blas_bytes)
-    ]
-    arena_bytes = 0
-    if arena_phase is not None:
-        prepared = [_blas_workspace_first(*run) for run in runs]
-        arena_bytes = best_arena_bytes(*prepared[0])
-        runs = prepared if arena_bytes else runs
-    expected, upper = (replay_with_arena(*run, arena_bytes) for run in runs)
+    )
     peak_op = trace.peak_op()
     rows = live_tensor_rows(trace, None)
     live = sum(row.value for row in rows)
@@ -94,9 +79,14 @@ def predict_cuda(
     predicted = sum(row.value for row in rows)
     rows.append(margin_row(rows, max(calibration.upper(predicted), sum(r.upper for r in rows))))
     name = trace.ops[peak_op].name if peak_op < len(trace.ops) else ""
-    return PredictedMemory(
-        tuple(rows), trace.phase(peak_op), name, trace.peak_bytes, arena_bytes=arena_bytes
-    )
+    return PredictedMemory(tuple(rows), trace.phase(peak_op), name, trace.peak_bytes)
+
+
+def _replay(trace: Trace, blas_bytes: int, workspace: ConvWorkspace) -> CachingAllocator:
+    allocator = CachingAllocator()
+    events = _events(trace, blas_bytes, workspace)
+    replay_requests(itertools.chain(trace.initial.items(), events), allocator)
+    return allocator
 
 
 def _prior_workspace(profile: DeviceProfile, upper: int) -> ConvWorkspace:
@@ -108,14 +98,14 @@ def _prior_workspace(profile: DeviceProfile, upper: int) -> ConvWorkspace:
     return workspace
 
 
-def _events(trace: Trace, blas_bytes: int, workspace: ConvWorkspace, start: int) -> Iterator[Event]:
-    """Yield allocations and releases from operator ``start`` on, workspaces included.
+def _events(trace: Trace, blas_bytes: int, workspace: ConvWorkspace) -> Iterator[tuple[int, int]]:
+    """Yield allocations and releases as `replay_requests` takes them, workspaces included.
 
     Workspaces of matrix products stay. A convolution takes its workspace once its result exists,
     except for the copy of an image in an unsupported memory format, made before the result.
     """
-    done, copies, first = start, dict[int, int](), _first_matmuls(trace)
-    for event in (*(event for event in trace.events if event.op >= start), None):
+    done, copies, first = 0, dict[int, int](), _first_matmuls(trace)
+    for event in (*trace.events, None):
         until = len(trace.ops) if event is None else event.op
         for index, op in enumerate(trace.ops[done:until], done):
             if (backward := first.get(index)) is not None:
@@ -134,15 +124,6 @@ def _events(trace: Trace, blas_bytes: int, workspace: ConvWorkspace, start: int)
             if copies[until]:
                 yield _IMAGE_COPY, copies[until]
         yield event.storage, event.size
-
-
-def _blas_workspace_first(
-    existing: list[Event], events: list[Event]
-) -> tuple[list[Event], list[Event]]:
-    """Return held storages with the lasting workspaces added, and the other events."""
-    staying = set(_BLAS.values())
-    first = [event for event in events if event[0] in staying]
-    return [*existing, *first], [event for event in events if event[0] not in staying]
 
 
 def _copied_before_result(op: OpRecord, workspace: ConvWorkspace) -> int:

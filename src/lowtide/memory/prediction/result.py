@@ -14,9 +14,7 @@ from lowtide.memory.tracing.trace import KIND_TITLES, KINDS, Trace
 class PredictedMemory:
     """Ledger of a predicted run, with the phase and the operator of its peak.
 
-    ``live_bytes`` is the peak of live tensors. ``arena_bytes`` is the size of an arena: a large
-    block of memory that is allocated and freed before the run, which leaves the allocator fewer
-    gaps; 0 if none.
+    ``live_bytes`` is the peak of live tensors.
     """
 
     rows: tuple[LedgerRow, ...]
@@ -26,7 +24,6 @@ class PredictedMemory:
     notes: tuple[str, ...] = ()
     objects: RuntimeObjects | None = None
     heap_use: HeapUse | None = None
-    arena_bytes: int = 0
 
 
 def live_tensor_rows(trace: Trace, op: int | None) -> list[LedgerRow]:

@@ -2,9 +2,9 @@
 
 Bands of a segment's outputs are followed back to the rows of every result that they need (their
 receptive field). Each row is computed once: where bands overlap, rows that the next one needs are
-held until then, or, for a few results on a GPU, computed again. Bands are scheduled in two passes.
-The first only finds the last band that reads each row, since the full schedule of a tall image,
-thousands of bands, would take more memory than the narrow bands that run.
+held until then. Bands are scheduled in two passes. The first only finds the last band that reads
+each row, since the full schedule of a tall image, thousands of bands, would take more memory than
+the narrow bands that run.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lowtide.streaming.engine.buffer_reuse import BufferReuse
-from lowtide.streaming.engine.halo_recompute import recomputed_results
 from lowtide.streaming.engine.last_use import LastUseMap
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment
 from lowtide.streaming.rules.row_op import Reduction, RowAxis, RowOp
-from lowtide.streaming.spans import Span, Spans, align_outward, count, difference, union
+from lowtide.streaming.spans import Span, Spans, align_outward, difference, union
 
 
 @dataclass
@@ -36,7 +35,6 @@ class Band:
         later_reads: Rows of pages that later bands read.
         in_place: The input whose memory the result may be written into.
         appended_to_held: Results whose new rows are read together with held ones.
-        recomputed_rows: Number of rows that a former band computed too.
     """
 
     computed: dict[int, Spans] = field(default_factory=dict)
@@ -47,7 +45,6 @@ class Band:
     later_reads: dict[int, Spans] = field(default_factory=dict)
     in_place: dict[int, int] = field(default_factory=dict)
     appended_to_held: set[int] = field(default_factory=set)
-    recomputed_rows: dict[int, int] = field(default_factory=dict)
 
 
 def schedule_bands(
@@ -63,9 +60,7 @@ def schedule_bands(
     """
     band_indices = range(min(bands, first or bands))
     last_reads = _LastReads(program)
-    scheduler = _BandScheduler(
-        program, segment, last_reads, recomputed_results(program, segment, bands)
-    )
+    scheduler = _BandScheduler(program, segment, last_reads)
     for band_index in band_indices:
         last_reads.record(band_index, scheduler.band(band_index, bands)[1])
     scheduler.start_second_pass()
@@ -119,15 +114,8 @@ class _LastReads:
 class _BandScheduler:
     """Scheduler of the bands of one segment, in order."""
 
-    def __init__(
-        self,
-        program: StreamProgram,
-        segment: Segment,
-        last_reads: _LastReads,
-        recomputed: frozenset[int],
-    ) -> None:
+    def __init__(self, program: StreamProgram, segment: Segment, last_reads: _LastReads) -> None:
         self._program, self._segment, self._last_reads = program, segment, last_reads
-        self._recomputed = recomputed
         self._segment_steps = set(segment.steps)
         self._max_bands = max_bands(program, segment)
         self._reuse = BufferReuse(
@@ -172,9 +160,6 @@ class _BandScheduler:
             computed = self._computed.get(index, [])
             aligned = align_outward(requested, rows.grain, rows.size)
             new = difference(aligned, computed)
-            if index in self._recomputed and aligned != new:
-                band.recomputed_rows[index] = count(aligned) - count(new)
-                new = aligned
             if not new:
                 continue
             band.computed[index] = new
@@ -199,7 +184,7 @@ class _BandScheduler:
         band.held = self._held = {
             index: held
             for index, spans in available.items()
-            if index not in self._recomputed and (held := read_after(band_index, index, spans))
+            if (held := read_after(band_index, index, spans))
         }
         band.last_uses = self._last_uses(band)
         band.in_place = self._reuse.in_place_inputs(band.computed, band.last_uses, band.held)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lowtide.streaming.capture.autocast_state import no_autocast
-from lowtide.streaming.engine.arena import reserve_arena
 from lowtide.streaming.engine.band_schedule import Band, schedule_bands
 from lowtide.streaming.engine.constants import Constants
 from lowtide.streaming.engine.program import StreamProgram
@@ -39,8 +38,6 @@ class BandExecutor:
         bands: Number of bands of each segment.
         make_page: Returns the page for a result that later segments read.
         refresh_constants: Masks and biases, shared by all runs.
-        arena_bytes: Bytes of the arena that each run reserves first, unless the allocator of its
-            device has cached as much.
     """
 
     def __init__(
@@ -50,11 +47,9 @@ class BandExecutor:
         bands: Sequence[int],
         make_page: MakePage,
         constants: Constants | None = None,
-        *,
-        arena_bytes: int = 0,
     ) -> None:
         self._program, self._segments, self._make_page = program, segments, make_page
-        self._bands, self.arena_bytes = bands, arena_bytes
+        self._bands = bands
         self._last_reads = last_reads(segments)
         self._pages: dict[int, Page] = {}
         self._full_tensors: dict[int, Tensor] = {}
@@ -118,7 +113,6 @@ class BandExecutor:
         self._pages = dict(zip(graph.inputs, sources, strict=True))
         self._full_tensors = dict(zip(graph.fixed, fixed, strict=True))
         self._device = sources[0].device
-        reserve_arena(self.arena_bytes, self._device, has_matmul=self._program.has_matmul)
         for segment_index, (segment, bands) in enumerate(
             zip(self._segments, self._bands, strict=True)
         ):
@@ -298,8 +292,8 @@ def _next_in_inference_mode(results: Iterator[OutputRows], device_type: str) -> 
 def allocate_result(program: StreamProgram, device: torch.device, output: int = 0) -> Tensor:
     """Allocate a whole result of a program, such as (B, C, H, W).
 
-    On a GPU, allocate it before a run: if it were cut out of the run's arena, the arena could not
-    be used as one block again while the result is kept.
+    On a GPU, allocate it before a run: cut out of memory that the run has freed, it would part the
+    allocator's blocks for the next run while it is kept.
     """
     meta = program.graph.nodes[program.outputs[output]].meta
     return torch.empty(meta.shape, dtype=meta.dtype, device=device)

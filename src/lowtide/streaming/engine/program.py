@@ -32,18 +32,6 @@ class FullTensorOp:
 
 _HINT = "stream along another dim by axis=, or run the model whole"
 Step = RowOp | Reduction | FullTensorOp
-_MATMUL_OPS = frozenset(
-    {
-        "linear",
-        "matmul",
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "einsum",
-        "scaled_dot_product_attention",
-    }
-)
 
 
 @dataclass
@@ -97,11 +85,6 @@ class StreamProgram:
             for index, step in self.steps.items()
         )
         return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-
-    @cached_property
-    def has_matmul(self) -> bool:
-        """Whether a step is or contains a matrix product."""
-        return any(op_name(node.target) in _MATMUL_OPS for node in self.graph.nodes)
 
     @cached_property
     def alias_sets(self) -> dict[int, int]:

@@ -20,12 +20,9 @@ def bytes_of_step(program: StreamProgram, index: int) -> int:
 
 
 def bytes_of_band(program: StreamProgram, band: Band) -> int:
-    """Return the bytes that a band computes or reduces, without recomputed halo rows."""
+    """Return the bytes that a band computes or reduces."""
     steps, row_bytes = program.steps, program.row_bytes
-    made = sum(
-        (count(spans) - band.recomputed_rows.get(index, 0)) * row_bytes(index)
-        for index, spans in band.computed.items()
-    )
+    made = sum(count(spans) * row_bytes(index) for index, spans in band.computed.items())
     reduced = sum(
         count(spans) * row_bytes(one)
         for index, spans in band.targets.items()

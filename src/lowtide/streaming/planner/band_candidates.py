@@ -182,8 +182,7 @@ class BandCandidates:
 
     def _plan(self, layout: StreamLayout, least: int | None) -> Plan:
         bytes_of = self._bytes_of_width()
-        known, program = bytes_of.known_dry_run(layout), bytes_of.planner.program
-        arena_bytes = known.arena_bytes if known else 0
+        program = bytes_of.planner.program
         return Plan(
             **plan_facts(self.costs, self.geometry, self.image_task),
             accuracy="exact",
@@ -201,7 +200,6 @@ class BandCandidates:
                 resident=tuple(sorted(layout.resident)),
                 intermediate_peak_bytes=int(layout.pages_bytes * self._byte_factor),
                 spilled_peak_bytes=int(layout.spilled_peak_bytes * self._byte_factor),
-                arena_bytes=int(arena_bytes * self._byte_factor) // self._network_inputs,
                 graph_digest=program.operators_digest,
                 panels=self._panels,
                 panel_width=self._size[1],

@@ -26,7 +26,6 @@ from lowtide.memory.tracing.fake import FakeTwins, clear_shape_caches
 from lowtide.memory.tracing.trace import Trace
 from lowtide.memory.tracing.tracer import Tracer
 from lowtide.streaming.capture.graph import TensorMeta
-from lowtide.streaming.engine.arena import splits_large_blocks
 from lowtide.streaming.engine.constants import Constants
 from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows
 from lowtide.streaming.engine.placement import page_factory
@@ -46,8 +45,6 @@ from lowtide.streaming.spans import Spans, count
 from lowtide.streaming.stored_only import may_compute
 
 _NO_DISPATCH = torch._C._DisableTorchDispatch
-# Trace phase of the bands, for which a block of memory may be reserved up front.
-_BANDS_PHASE = "bands"
 # Bands of a single segment after which all are alike: more than its halos reach over.
 _TRACED_BANDS = 48
 # Seconds to trace one operator call.
@@ -64,13 +61,10 @@ class DryRunResult:
     Attributes:
         rows: Ledger rows, without weights and inputs.
         peak_bytes: Peak of bands, pages in memory and workspaces by these rows.
-        arena_bytes: On a GPU, bytes of the block that is allocated and freed before the run, which
-            ``peak_bytes`` assumes.
     """
 
     rows: tuple[LedgerRow, ...]
     peak_bytes: int
-    arena_bytes: int = 0
 
 
 def dry_run_seconds(layout: StreamLayout) -> float:
@@ -105,21 +99,20 @@ def dry_run(
     where = ""
     if profile is not None:
         measured = convolution_settings() if program.graph.gpu else "not here"
-        where = f" on {profile.name} {measured}{' in one' if splits_large_blocks() else ''}"
+        where = f" on {profile.name} {measured}"
     key = f"takes {layout.key} {whole_image}{where}"
     kept = store.get(key)
     if kept is None:
         may_compute()
         before_computing()
-        rows, arena_bytes, sure = _predict(program, layout, whole_image, profile)
+        rows, sure = _predict(program, layout, whole_image, profile)
         if sure:
-            store.put(key, {"rows": [asdict(row) for row in rows], "piece": arena_bytes})
+            store.put(key, [asdict(row) for row in rows])
             store.save()
     else:
-        rows = tuple(LedgerRow(**row) for row in kept["rows"])
-        arena_bytes = kept["piece"]
+        rows = tuple(LedgerRow(**row) for row in kept)
     own = _RUN_ROWS[profile is not None]
-    return DryRunResult(rows, sum(row.value for row in rows if row.name in own), arena_bytes)
+    return DryRunResult(rows, sum(row.value for row in rows if row.name in own))
 
 
 def _predict(
@@ -127,12 +120,12 @@ def _predict(
     layout: StreamLayout,
     whole_image: bool,
     profile: DeviceProfile | None,
-) -> tuple[tuple[LedgerRow, ...], int, bool]:
-    """Return the rows, the block to reserve, and whether they may be cached.
+) -> tuple[tuple[LedgerRow, ...], bool]:
+    """Return the rows, and whether they may be cached.
 
     They may not where an operator too large for the memory that is free now counts at its bound.
     """
-    trace, arena_bytes, sure = trace_run(program, layout, whole_image=whole_image), 0, True
+    trace, sure = trace_run(program, layout, whole_image=whole_image), True
     if profile is None:
         scratch = CpuWorkspace(WorkspaceCache(cache_folder()))
         rows = predict_cpu(trace, scratch, NO_MARGIN).rows
@@ -143,9 +136,7 @@ def _predict(
         gpu = program.graph.gpu
         measured = CudaWorkspace(gpu) if gpu else None
         scratch = measured.conv_workspace if measured else None
-        phase = _BANDS_PHASE if splits_large_blocks() else None
-        priced = predict_cuda(trace, profile, NO_MARGIN, scratch, arena_phase=phase)
-        rows, arena_bytes = priced.rows, priced.arena_bytes
+        rows = predict_cuda(trace, profile, NO_MARGIN, scratch).rows
         if measured:
             measured.store.save()
     # Thousands of events, and what was measured, would count against the run that follows.
@@ -153,7 +144,7 @@ def _predict(
     clear_shape_caches()
     trim_heap(collect=True)
     kept = (row for row in rows if row.name not in ("weights", "inputs", "margin"))
-    return tuple(kept), arena_bytes, sure
+    return tuple(kept), sure
 
 
 def _with_heap_kept(row: LedgerRow, trace: Trace) -> LedgerRow:
@@ -195,10 +186,8 @@ def trace_run(program: StreamProgram, layout: StreamLayout, *, whole_image: bool
             dims = (dim for _, dim in streamed)
             sources = [MemoryPage.from_tensor(*one) for one in zip(given, dims, strict=True)]
         with tracer:
-            tracer.mark("result")
             early = whole_image and not program.graph.on_cpu
             result = allocate_result(twin, torch.device("cpu")) if early else None
-            tracer.mark(_BANDS_PHASE)
             made = itertools.islice(executor.run(sources, fixed), _traced_bands(layout))
             if whole_image:
                 collect_rows(twin, made, result)

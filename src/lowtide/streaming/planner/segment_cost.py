@@ -68,10 +68,6 @@ class _LiveBytes:
                 self.calls += len(spans)
                 for span in spans:
                     self._run(index, step, span, band)
-                if index in band.recomputed_rows and step.overlap:
-                    # About as slow as a copy, where the operator is light enough to be recomputed.
-                    touched = sum(map(self._program.row_bytes, (index, *step.inputs)))
-                    self.copied += band.recomputed_rows[index] * touched
                 if index not in kept and not step.view:
                     # The rows that it overwrites are freed as soon as it is computed.
                     size = count(spans) * self._program.row_bytes(index)

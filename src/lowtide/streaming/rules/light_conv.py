@@ -19,7 +19,7 @@ from lowtide.streaming.rules.rule import RuleContext, op_name
 from lowtide.streaming.spans import Span
 
 # Operators that read a non-contiguous slice without a copy.
-STRIDED_INPUT_OPS = {"prelu", "pixel_shuffle"}
+_STRIDED_INPUT_OPS = {"prelu", "pixel_shuffle"}
 
 
 def light_convolution(
@@ -45,7 +45,7 @@ def light_convolution(
         or overlap == 0
         or not readers
         or context.use_counts[node.args[0].node] != 1
-        or not all(op_name(one.target) in STRIDED_INPUT_OPS for one in readers)
+        or not all(op_name(one.target) in _STRIDED_INPUT_OPS for one in readers)
     ):
         return step
     size = context.rows[node.args[0].node].size
@@ -59,4 +59,4 @@ def light_convolution(
         at = span[0] + overlap - kernel.pad - max(0, first)
         return made.narrow(step.rows.dim, at, span[1] - span[0])
 
-    return replace(step, run=band, overlap=overlap, padded=False)
+    return replace(step, run=band, padded=False)

@@ -59,8 +59,6 @@ class RowOp:
         in_place_runs: By input, a form of ``run`` that may write the result into that input's
             memory.
         out_run: Form of ``run`` that writes into a given tensor.
-        overlap: Rows that neighboring result rows both need, of operators so light that a GPU
-            recomputes them faster than it concatenates held rows with new ones; 0 for all others.
     """
 
     rows: RowAxis
@@ -78,7 +76,6 @@ class RowOp:
     padded: bool = False
     in_place_runs: Mapping[int, Run] = field(default_factory=dict)
     out_run: OutRun | None = None
-    overlap: int = 0
 
     def workspace_bytes(self, num_rows: int, input_bytes: int, output_bytes: int) -> int:
         """Estimate the workspace bytes of a band.

@@ -67,9 +67,7 @@ def run_streamed(
     make_page = page_factory(
         program, bands.pages, device, scratch, resident=frozenset(bands.resident)
     )
-    executor = BandExecutor(
-        program, segments, bands.bands, make_page, arena_bytes=bands.arena_bytes
-    )
+    executor = BandExecutor(program, segments, bands.bands, make_page)
     run_source(
         executor,
         program,

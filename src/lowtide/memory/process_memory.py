@@ -15,10 +15,7 @@ from lowtide.memory.memory_limits import memory_limits
 
 _STATUS = Path("/proc/self/status")
 _STATM = "/proc/self/statm"
-_MAPS = Path("/proc/self/maps")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-# Libraries that replace the C library's heap.
-_ALTERNATIVE_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
 
 def anonymous_bytes() -> int:
@@ -92,24 +89,6 @@ def status_bytes(field: str) -> int:
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def allocator_name() -> str:
-    """Return the name of this process's heap, with version or setting if relevant."""
-    if _MAPS.exists():
-        mapped = _MAPS.read_text()
-        for name in _ALTERNATIVE_ALLOCATORS:
-            if f"lib{name}" in mapped:
-                return name
-    library = os.confstr("CS_GNU_LIBC_VERSION") if _has_glibc() else None
-    if not library:
-        return f"C library of {sys.platform}"
-    setting = os.environ.get("MALLOC_MMAP_THRESHOLD_")
-    return f"{library}, MALLOC_MMAP_THRESHOLD_={setting}" if setting else library
-
-
-def _has_glibc() -> bool:
-    return "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {})
 
 
 @contextlib.contextmanager

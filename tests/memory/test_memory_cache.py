@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lowtide.core import heap
-from lowtide.memory.cache import CostCache, cache_folder
+from lowtide.memory.cache import CostCache
 from lowtide.memory.costs import ModelCosts
 
 COSTS = ModelCosts.model_validate(
@@ -78,15 +78,6 @@ def test_costs_that_lack_a_fact_are_not_found(monkeypatch):
 
     monkeypatch.setattr("lowtide.memory.cache.ModelCosts", MoreCosts)
     assert CostCache().key("ab", "cpu", "fp32") != before
-
-
-def test_where_it_is(monkeypatch, tmp_path):
-    assert cache_folder() is not None
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("LOWTIDE_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder().name == "lowtide"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as Unix has them")

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError, ModelError
 from lowtide.core.trace_cache import TRACE_LOCK
-from lowtide.memory.cache import WorkspaceCache, cache_folder
+from lowtide.memory.cache import WorkspaceCache
+from lowtide.memory.plan_store import cache_folder
 from lowtide.memory.prediction.calibration import shipped_calibration
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_within
 from lowtide.memory.prediction.estimate import trace_step, traced_estimate

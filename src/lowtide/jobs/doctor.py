@@ -14,9 +14,9 @@ from packaging.requirements import Requirement
 from lowtide.attention.availability import availability
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.report import versions
-from lowtide.memory.cache import cache_folder
 from lowtide.memory.measurement.cpu_half_precision import low_precision_slowdown
 from lowtide.memory.meter import available_host_bytes
+from lowtide.memory.plan_store import cache_folder
 
 
 def examine_machine() -> dict[str, Any]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowtide.core.progress import Cancel
-from lowtide.memory.cache import CostCache, MeasurementCache, cache_folder
+from lowtide.memory.cache import CostCache, MeasurementCache
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.plan import Plan
+from lowtide.memory.plan_store import cache_folder
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.probe.measure_costs import (
     known_costs,

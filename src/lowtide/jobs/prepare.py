@@ -26,12 +26,13 @@ from lowtide.jobs.model_costs import CostLookup
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import versions
 from lowtide.jobs.whole_image import WholeImage
-from lowtide.memory.cache import MeasurementCache, cache_folder, package_digest
+from lowtide.memory.cache import MeasurementCache
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.plan import Plan
+from lowtide.memory.plan_store import cache_folder, package_digest
 from lowtide.memory.prediction.calibration import RunBounds, RunKind, run_bounds
 from lowtide.models import Model, ModelDescriptor, load, names
 from lowtide.models.model_files import is_onnx

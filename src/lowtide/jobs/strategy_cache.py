@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.memory.budget import Budget
-from lowtide.memory.cache import MeasurementCache, cache_folder, package_digest
+from lowtide.memory.cache import MeasurementCache
 from lowtide.memory.choice import AccuracyRequest, shortfall
 from lowtide.memory.plan import Plan
+from lowtide.memory.plan_store import cache_folder, package_digest
 from lowtide.streaming.planner.model_facts import ImageTask
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
-import os
 import platform
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +14,7 @@ from lowtide.core.atomic_file import atomic_write
 from lowtide.core.cpuinfo import cpu_name
 from lowtide.core.heap import heap_is_tuned
 from lowtide.memory.costs import ModelCosts, TracedPoint
-
-
-def cache_folder() -> Path:
-    """Return the cache folder: ``LOWTIDE_CACHE``, or the platform's default."""
-    if given := os.environ.get("LOWTIDE_CACHE"):
-        return Path(given)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "lowtide"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "lowtide"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lowtide"
+from lowtide.memory.plan_store import cache_folder
 
 
 class MeasurementCache:
@@ -88,18 +75,6 @@ class WorkspaceCache(MeasurementCache):
 
     def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
         super().__init__("operators", folder, device=device)
-
-
-@functools.cache
-def package_digest() -> str:
-    """Return a hash of this package's version and source, as part of cache keys.
-
-    It also changes with every edit during development.
-    """
-    digest = hashlib.sha256(__version__.encode())
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 class CostCache:

@@ -163,7 +163,8 @@ def _sizes() -> dict[Counted, int]:
 
 def _known_sizes(modules: tuple[str, ...]) -> dict[Counted, int] | None:
     """Return the memory of a process that has imported ``modules``; None if it got too little."""
-    from lowtide.memory.cache import cache_folder, write_cached
+    from lowtide.memory.cache import write_cached
+    from lowtide.memory.plan_store import cache_folder
 
     file = cache_folder() / "library-memory.json"
     key = f"{' '.join(modules)} {__version__} torch {version('torch')} {sys.version} {sys.prefix}"

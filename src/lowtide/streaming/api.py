@@ -15,8 +15,8 @@ from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget
-from lowtide.memory.cache import cache_folder
 from lowtide.memory.library_memory import reason_not_to_plan
+from lowtide.memory.plan_store import cache_folder
 from lowtide.streaming.batch_independence import require_independent_images
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.model_inputs import ModelInputs, StreamAxis

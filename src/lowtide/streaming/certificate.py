@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap
-from lowtide.memory.cache import package_digest, write_cached
+from lowtide.memory.cache import write_cached
+from lowtide.memory.plan_store import package_digest
 from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs, memory_format_of

@@ -23,7 +23,7 @@ from lowtide._version import __version__
 from lowtide.core.atomic_file import append, open_for_append
 from lowtide.core.heap import HeapMode, heap_is_tuned, heap_mode
 from lowtide.core.units import MIB
-from lowtide.memory.cache import cache_folder
+from lowtide.memory.plan_store import cache_folder
 from lowtide.memory.prediction.runtime_objects import RuntimeCosts
 
 # Candidates for the fixed part: the spread of what a process takes in addition to its tensors.

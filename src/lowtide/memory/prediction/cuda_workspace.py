@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lowtide.core.units import MIB
-from lowtide.memory.cache import WorkspaceCache, cache_folder
+from lowtide.memory.cache import WorkspaceCache
+from lowtide.memory.plan_store import cache_folder
 from lowtide.memory.prediction.cpu_workspace import materialize_call
 from lowtide.memory.prediction.op_signature import (
     Call,

@@ -16,9 +16,10 @@ from torch import nn
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.heap import HeapMode, current_heap
 from lowtide.core.units import format_bytes
-from lowtide.memory.cache import WorkspaceCache, cache_folder
+from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.library_memory import require_room_to_plan
+from lowtide.memory.plan_store import cache_folder
 from lowtide.memory.prediction.calibration import Calibration, shipped_calibration
 from lowtide.memory.prediction.cpu import predict_cpu
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lowtide.core.heap import MMAP_THRESHOLD_BYTES, trim_heap
 from lowtide.core.scratch import ScratchSpace
-from lowtide.memory.cache import WorkspaceCache, cache_folder
+from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.plan_store import cache_folder
 from lowtide.memory.prediction.calibration import NO_MARGIN
 from lowtide.memory.prediction.cpu import predict_cpu
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace

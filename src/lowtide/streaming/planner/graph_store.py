@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lowtide.memory.cache import MeasurementCache, cache_folder, package_digest
+from lowtide.memory.cache import MeasurementCache
+from lowtide.memory.plan_store import cache_folder, package_digest
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.graph import Graph
 from lowtide.streaming.capture.graph_json import NotPlainError, graph_from_json, graph_to_json

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lowtide.memory.cache import MeasurementCache, cache_folder, package_digest
+from lowtide.memory.cache import MeasurementCache
+from lowtide.memory.plan_store import cache_folder, package_digest
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.placement import Placement

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import format_bytes
-from lowtide.memory.cache import cache_folder
+from lowtide.memory.plan_store import cache_folder
 from lowtide.memory.profiles import DeviceProfile, local_profile
 from lowtide.streaming.capture.autocast_state import no_autocast
 from lowtide.streaming.capture.export_graph import capture

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from lowtide.memory.cache import WorkspaceCache, cache_folder
+from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.costs import BLOCK_SIZES, ReusedBlocks, TracedPoint
 from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.plan_store import cache_folder
 from lowtide.memory.prediction.calibration import NO_MARGIN
 from lowtide.memory.prediction.cpu import predict_cpu
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError, ModelError
 from lowtide.core.trace_cache import TRACE_LOCK
-from lowtide.memory.cache import WorkspaceCache
-from lowtide.memory.plan_store import cache_folder
+from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.memory.prediction.calibration import shipped_calibration
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_within
 from lowtide.memory.prediction.estimate import trace_step, traced_estimate
@@ -123,7 +122,7 @@ def _added_bytes(module: nn.Module, image: Tensor, room: int) -> tuple[float, fl
 
 def _on_cpu(module: nn.Module, image: Tensor, room: int) -> tuple[float, float]:
     trace = trace_step(module, InferenceStep((image,)))
-    workspace = CpuWorkspace(WorkspaceCache(cache_folder()), limit_bytes=room)
+    workspace = CpuWorkspace(StoredTable("operators", *machine()), limit_bytes=room)
     upper = shipped_calibration("cpu").upper
     # Its margin added, a call of so many bytes is within the room.
     enough = 2 * room - upper(room)

@@ -70,13 +70,6 @@ class MeasurementCache:
         return found if isinstance(found, dict) else {}
 
 
-class WorkspaceCache(MeasurementCache):
-    """Cache of workspace bytes of operators, by operator signature."""
-
-    def __init__(self, folder: Path | None = None, *, device: str = "cpu") -> None:
-        super().__init__("operators", folder, device=device)
-
-
 class CostCache:
     """Cache of `ModelCosts`: one JSON file per model, device, precision and versions.
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import lowtide
 from lowtide.core.units import MIB
-from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.plan_store import StoredTable
 from lowtide.memory.prediction.calibration import NO_MARGIN
 from lowtide.memory.prediction.cuda import _events, predict_cuda
 from lowtide.memory.prediction.cuda_workspace import CudaWorkspace
@@ -25,6 +25,10 @@ CPU = torch.device("cpu")
 MADE = 24 * 600 * 4
 
 
+def table(folder):
+    return StoredTable("operators", folder=folder)
+
+
 class Counted:
     """A convolution's room on the CPU, and how many rows were run for it."""
 
@@ -38,13 +42,13 @@ class Counted:
 
 
 def test_a_convolution_is_measured_once_for_each_height(tmp_path):
-    store, taken = WorkspaceCache(tmp_path), Counted()
+    store, taken = table(tmp_path), Counted()
     scratch = CudaWorkspace(CPU, store, measure_allocated=taken)
     for _ in range(2):
         for rows in 64, 97:
             assert scratch.conv_workspace(convolution(rows), rows * MADE) == _room(rows)
     store.save()
-    again = CudaWorkspace(CPU, WorkspaceCache(tmp_path), measure_allocated=taken)
+    again = CudaWorkspace(CPU, table(tmp_path), measure_allocated=taken)
     assert again.conv_workspace(convolution(97), 97 * MADE) == _room(97)
     assert taken.rows == [64, 64, 97, 97]
 
@@ -54,7 +58,7 @@ def test_a_wide_convolution_is_measured_at_two_heights(tmp_path):
     taken = Counted()
     for width in 20_000, 200_000:
         wide = convolution(500, channels_last=True, width=width)
-        CudaWorkspace(CPU, WorkspaceCache(tmp_path), measure_allocated=taken).conv_workspace(
+        CudaWorkspace(CPU, table(tmp_path), measure_allocated=taken).conv_workspace(
             wide, 500 * width * 24 * 4
         )
         low, high = taken.rows[-4], taken.rows[-1]
@@ -66,14 +70,17 @@ def test_the_workspace_of_a_large_convolution_is_linear_in_rows(tmp_path):
     def taken(run):
         return 5_000 + 1_000 * run().shape[2]
 
-    scratch, width = CudaWorkspace(CPU, WorkspaceCache(tmp_path), measure_allocated=taken), 20_000
+    scratch, width = (
+        CudaWorkspace(CPU, table(tmp_path), measure_allocated=taken),
+        20_000,
+    )
     for rows in 100, 501:
         wide = convolution(rows, channels_last=True, width=width)
         assert scratch.conv_workspace(wide, rows * width * 24 * 4) == 5_000 + 1_000 * rows
 
 
 def test_settings_that_choose_the_kernel_are_part_of_the_key(tmp_path):
-    store, taken = WorkspaceCache(tmp_path), Counted()
+    store, taken = table(tmp_path), Counted()
     for allowed in (False, True):
         with tf32(allowed):
             for _ in range(2):
@@ -87,7 +94,7 @@ def test_a_high_kernel_gets_as_many_rows_as_it_looks_at(tmp_path):
     settings = [1, 1], [0, 0], [4, 1], False, [0, 0], 1
     args = tuple(describe_argument(arg) for arg in (image, kernel, None, *settings))
     call = torch.ops.aten.convolution.default, args, {}
-    CudaWorkspace(CPU, WorkspaceCache(tmp_path), measure_allocated=taken).conv_workspace(
+    CudaWorkspace(CPU, table(tmp_path), measure_allocated=taken).conv_workspace(
         call, 168 * 200_000 * 4
     )
     assert taken.rows == [1, 1]

@@ -10,10 +10,10 @@ from torch import nn
 import lowtide
 from lowtide.core.heap import current_heap, tune_heap
 from lowtide.jobs.plan_train import plan_training
-from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.prediction.heap_growth import HeapUse, heap_row, heap_use
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 from lowtide.memory.tracing.trace import StorageEvent, Trace
+from support.stored_tables import empty_table
 
 MIB = 1 << 20
 # glibc's heap as it comes, in a process that is measured.
@@ -63,7 +63,7 @@ def estimated(
     make, heap=None, step: type[InferenceStep | TrainingStep] = TrainingStep
 ) -> lowtide.Estimate:
     model, inputs = make()
-    return lowtide.estimate(model, step((inputs,)), operators=WorkspaceCache(), heap=heap)
+    return lowtide.estimate(model, step((inputs,)), operators=empty_table(), heap=heap)
 
 
 @pytest.mark.slow

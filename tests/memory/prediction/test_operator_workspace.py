@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.plan_store import StoredTable
 from lowtide.memory.prediction.cpu_workspace import (
     CpuWorkspace,
     _allocated_bytes,
@@ -23,6 +23,7 @@ from lowtide.memory.prediction.op_signature import (
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.steps import InferenceStep, NullObserver, TrainingStep, input_tensors
 from lowtide.memory.tracing.tracer import describe_argument
+from support.stored_tables import empty_table
 from support.workspace_models import _aten, convolution
 
 
@@ -41,7 +42,7 @@ def test_the_peak_is_what_the_profiler_sees(training: bool, layout: torch.memory
     model = Net().to(memory_format=layout)
     inputs = (torch.rand(1, 3, 96, 104).contiguous(memory_format=layout),)
     step = TrainingStep(inputs, optimizer="sgd") if training else InferenceStep(inputs)
-    scratch = CpuWorkspace(WorkspaceCache())
+    scratch = CpuWorkspace(empty_table())
     predicted = peak_with_workspace(trace_step(model, step), scratch.operator_peak)
     run = step.prepare(model)
     run(NullObserver())
@@ -52,13 +53,13 @@ def test_the_peak_is_what_the_profiler_sees(training: bool, layout: torch.memory
 
 
 def test_an_operator_is_measured_once_for_a_signature(tmp_path) -> None:
-    store = WorkspaceCache(tmp_path)
+    store = StoredTable("operators", folder=tmp_path)
     scratch = CpuWorkspace(store)
     first = scratch.operator_peak(convolution())
     assert scratch.operator_peak(convolution()) == first
     assert scratch.measured == 1
     store.save()
-    again = CpuWorkspace(WorkspaceCache(tmp_path))
+    again = CpuWorkspace(StoredTable("operators", folder=tmp_path))
     assert again.operator_peak(convolution()) == first
     assert again.measured == 0
 
@@ -68,7 +69,7 @@ def test_an_operator_is_measured_once_for_a_signature(tmp_path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scaled_from_a_few_rows_is_as_measured(stride, channels_last, dtype) -> None:
     call = convolution(1000, stride=stride, channels_last=channels_last, dtype=dtype)
-    scratch = CpuWorkspace(WorkspaceCache())
+    scratch = CpuWorkspace(empty_table())
     predicted = scratch._extrapolated(call)
     if dtype == torch.float32:
         assert predicted == pytest.approx(measure_operator(call), rel=0.03)
@@ -78,7 +79,7 @@ def test_scaled_from_a_few_rows_is_as_measured(stride, channels_last, dtype) -> 
 
 
 def test_nothing_over_the_limit_is_run_and_that_is_said() -> None:
-    scratch = CpuWorkspace(WorkspaceCache(), limit_bytes=1000)
+    scratch = CpuWorkspace(empty_table(), limit_bytes=1000)
     call = convolution()
     assert scratch.operator_peak(call) == largest_workspace_ratio(call) * operand_bytes(call)
     assert [name for name, _ in scratch.assumed.values()] == ["convolution.default"]
@@ -120,12 +121,12 @@ def test_operators_that_cannot_reach_the_peak_are_not_measured() -> None:
 
 
 def test_damaged_stores_are_measured_again(tmp_path) -> None:
-    store = WorkspaceCache(tmp_path)
+    store = StoredTable("operators", folder=tmp_path)
     store.put("key", 5)
     store.save()
-    path = next(tmp_path.iterdir())
+    path = next((tmp_path / "plans").iterdir())
     path.write_text("{")
-    assert WorkspaceCache(tmp_path).get("key") is None
+    assert StoredTable("operators", folder=tmp_path).get("key") is None
     store.put("other", 6)
     store.save()
-    assert WorkspaceCache(tmp_path).get("other") == 6
+    assert StoredTable("operators", folder=tmp_path).get("other") == 6

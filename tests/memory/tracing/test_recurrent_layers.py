@@ -6,12 +6,12 @@ from torch import nn
 
 import lowtide
 from lowtide.jobs.plan_train import plan_training
-from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_with_workspace
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.steps import InferenceStep, NullObserver, TrainingStep, input_tensors
+from support.stored_tables import empty_table
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_the_peak_is_what_the_profiler_sees(layer, training) -> None:
     make, shape = LAYERS[layer]
     model, inputs = Last(make()), (torch.rand(shape),)
     step = TrainingStep(inputs, optimizer="sgd") if training else InferenceStep(inputs)
-    scratch = CpuWorkspace(WorkspaceCache())
+    scratch = CpuWorkspace(empty_table())
     predicted = peak_with_workspace(trace_step(model, step), scratch.operator_peak)
     run = step.prepare(model)
     run(NullObserver())

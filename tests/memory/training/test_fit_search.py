@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError, ModelError, UsageError
-from lowtide.memory.cache import WorkspaceCache
+from lowtide.memory.plan_store import StoredTable
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.steps import TrainingStep
@@ -384,7 +384,7 @@ def test_on_the_cpu_a_change_that_costs_nothing_stays(tmp_path: Path) -> None:
         step,
         budget_bytes=1 << 30,
         device="cpu",
-        operators=WorkspaceCache(tmp_path),
+        operators=StoredTable("operators", folder=tmp_path),
     )
     assert ladder.device == "cpu"
     by_title = by_name(ladder)

@@ -15,8 +15,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from lowtide.core.heap import trim_heap
-from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.plan_store import StoredTable
 from lowtide.memory.prediction.isolated_measurement import (
     NotMeasuredError,
     is_safe_in_process,
@@ -82,7 +82,7 @@ class CpuWorkspace:
         assumed: By signature, the (name, reason) of each operator taken at its bound.
     """
 
-    store: WorkspaceCache
+    store: StoredTable
     limit_bytes: int = field(default_factory=lambda: _measurable_bytes(available_host_bytes()))
     measured: int = 0
     assumed: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from lowtide.core.units import MIB
-from lowtide.memory.cache import WorkspaceCache
-from lowtide.memory.plan_store import cache_folder
+from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.memory.prediction.cpu_workspace import materialize_call
 from lowtide.memory.prediction.op_signature import (
     Call,
@@ -48,12 +47,12 @@ class CudaWorkspace:
     def __init__(
         self,
         device: torch.device,
-        store: WorkspaceCache | None = None,
+        store: StoredTable | None = None,
         *,
         measure_allocated: Callable[[Callable[[], Tensor]], int] | None = None,
     ) -> None:
         self._device = device
-        self.store = store or WorkspaceCache(cache_folder(), device=str(device))
+        self.store = store or StoredTable("operators", *machine(str(device)))
         self._measure_allocated = measure_allocated or self._cuda_allocated
 
     def conv_workspace(self, call: Call, result_bytes: int) -> int:

@@ -16,10 +16,9 @@ from torch import nn
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.heap import HeapMode, current_heap
 from lowtide.core.units import format_bytes
-from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.library_memory import require_room_to_plan
-from lowtide.memory.plan_store import cache_folder
+from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.memory.prediction.calibration import Calibration, shipped_calibration
 from lowtide.memory.prediction.cpu import predict_cpu
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
@@ -118,7 +117,7 @@ def estimate(
     *,
     device: str | DeviceProfile = "cpu",
     dtype: torch.dtype | None = None,
-    operators: WorkspaceCache | None = None,
+    operators: StoredTable | None = None,
     calibration: Calibration | None = None,
     heap: HeapMode | None = None,
 ) -> Estimate:
@@ -183,7 +182,7 @@ def traced_estimate(
     profile: DeviceProfile,
     *,
     dtype: torch.dtype | None = None,
-    operators: WorkspaceCache | None = None,
+    operators: StoredTable | None = None,
     calibration: Calibration | None = None,
     heap: HeapMode | None = None,
 ) -> Estimate:
@@ -196,7 +195,7 @@ def traced_estimate(
     bound = calibration or shipped_calibration(profile.kind)
     trace = trace_step(model, step, profile=profile, dtype=dtype)
     if profile.kind == "cpu":
-        store = operators or WorkspaceCache(cache_folder())
+        store = operators or StoredTable("operators", *machine())
         heap = heap or current_heap()
         predicted = predict_cpu(trace, CpuWorkspace(store), bound, heap)
         store.save()

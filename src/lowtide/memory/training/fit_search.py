@@ -15,7 +15,7 @@ from torch import nn
 
 from lowtide.core.errors import LowtideError, ModelError, UsageError
 from lowtide.core.heap import HeapMode
-from lowtide.memory.cache import WorkspaceCache
+from lowtide.memory.plan_store import StoredTable
 from lowtide.memory.prediction.calibration import Calibration
 from lowtide.memory.prediction.estimate import Estimate, traced_estimate
 from lowtide.memory.profiles import DeviceProfile, load_profile
@@ -55,7 +55,7 @@ def fit_to_budget(
     dtype: torch.dtype | None = None,
     strict: bool = True,
     full: bool = True,
-    operators: WorkspaceCache | None = None,
+    operators: StoredTable | None = None,
     calibration: Calibration | None = None,
     heap: HeapMode | None = None,
     progress: Callable[[str], None] | None = None,
@@ -153,7 +153,7 @@ class _OptionSearch:
         profile: DeviceProfile,
         make_step: MakeStep | None,
         dtype: torch.dtype | None,
-        operators: WorkspaceCache | None,
+        operators: StoredTable | None,
         calibration: Calibration | None,
         heap: HeapMode | None,
         budget_bytes: int,

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from lowtide.core.heap import MMAP_THRESHOLD_BYTES, trim_heap
 from lowtide.core.scratch import ScratchSpace
-from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.plan_store import cache_folder
+from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.memory.prediction.calibration import NO_MARGIN
 from lowtide.memory.prediction.cpu import predict_cpu
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
@@ -128,7 +127,7 @@ def _predict(
     """
     trace, sure = trace_run(program, layout, whole_image=whole_image), True
     if profile is None:
-        scratch = CpuWorkspace(WorkspaceCache(cache_folder()))
+        scratch = CpuWorkspace(StoredTable("operators", *machine()))
         rows = predict_cpu(trace, scratch, NO_MARGIN).rows
         scratch.store.save()
         sure = not scratch.assumed

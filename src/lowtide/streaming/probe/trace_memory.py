@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from lowtide.memory.cache import WorkspaceCache
 from lowtide.memory.costs import BLOCK_SIZES, ReusedBlocks, TracedPoint
 from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.plan_store import cache_folder
+from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.memory.prediction.calibration import NO_MARGIN
 from lowtide.memory.prediction.cpu import predict_cpu
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
@@ -138,7 +137,7 @@ def trace_points(
     limit = (
         _WORKSPACE_LIMIT_BYTES if limit_bytes is None else min(limit_bytes, _WORKSPACE_LIMIT_BYTES)
     )
-    workspace = CpuWorkspace(WorkspaceCache(cache_folder()), limit_bytes=limit)
+    workspace = CpuWorkspace(StoredTable("operators", *machine()), limit_bytes=limit)
     points: list[TracedPoint] = []
     per_pixel, before = 0.0, math.inf
     for height, width in _sizes(align, minimum, size):

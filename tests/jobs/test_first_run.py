@@ -11,11 +11,11 @@ import torch
 
 import lowtide
 from lowtide import Cancelled
+from lowtide.jobs.model_costs import stored_costs
 from lowtide.jobs.planning_process import PlanningProcess
 from lowtide.jobs.upscale_job import UpscaleJob
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media.discover import FilePair
-from lowtide.memory.cache import CostCache
 
 
 def run_program(program, source, model, folder):
@@ -37,9 +37,9 @@ def test_a_small_budget_limits_the_probe_and_is_not_remembered(
     )
     assert run_program(first, source, unmeasured, tmp_path) == ["done", "exact"]
     # What a limit cut short is measured again with more room.
-    store, sha256 = CostCache(), lowtide.load(unmeasured).descriptor.sha256
-    assert store.get(store.key(sha256, "cpu", "fp32")) is None
-    assert store.get(store.key(sha256, "cpu", "fp32", 32 << 20)) is not None
+    sha256 = lowtide.load(unmeasured).descriptor.sha256
+    assert stored_costs(sha256, "cpu", "fp32") is None
+    assert stored_costs(sha256, "cpu", "fp32", 32 << 20) is not None
 
 
 @pytest.mark.slow

@@ -1,21 +1,25 @@
 """What is shipped, traced or timed in passing, rather than measured before the first pixel."""
 
 import json
+import zlib
 
 import numpy as np
 import pytest
 import torch
 
 import lowtide
+from lowtide.core import heap
 from lowtide.core.units import MIB
 from lowtide.jobs import image_job, model_costs
 from lowtide.jobs.build_network import build_network, network_weight_bytes
 from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.jobs.model_costs import store_costs, stored_costs
 from lowtide.jobs.prepare import load_model
 from lowtide.jobs.upscale_settings import UpscaleSettings
-from lowtide.memory.cache import CostCache
+from lowtide.memory import plan_store
 from lowtide.models import describe, names
 from lowtide.streaming.probe.measure_costs import probe_costs
+from support.measured_costs import costs_of, remember_also
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +37,13 @@ def no_probe(monkeypatch):
 
 
 def is_measured(path):
-    store, sha256 = CostCache(), lowtide.load(path).descriptor.sha256
-    keys = [store.key(sha256, "cpu", "fp32", part) for part in (None, 32 * MIB)]
-    return any(store.get(key) is not None for key in keys)
+    sha256 = lowtide.load(path).descriptor.sha256
+    parts = None, 32 * MIB
+    return any(stored_costs(sha256, "cpu", "fp32", part) is not None for part in parts)
+
+
+def value_of(file):
+    return json.loads(zlib.decompress(file.read_bytes().partition(b"\n")[2]))
 
 
 def plain(path, array):
@@ -120,6 +128,33 @@ def test_where_tiles_may_be_needed_they_are_measured(run, unmeasured, read, crop
     assert np.abs(read(image.output).astype(int) - plain(unmeasured, crop)).max() <= 1
 
 
+def test_an_edited_receptive_field_is_not_believed(run, unmeasured, cache, read, crop):
+    """Tiles with less context would be reported as exact."""
+    remember_also(unmeasured, "fp32")
+    (file,) = cache.glob("plans/costs-*")
+    edited = json.dumps(value_of(file) | {"receptive_field": 1}).encode()
+    file.write_bytes(file.read_bytes().partition(b"\n")[0] + b"\n" + zlib.compress(edited))
+    assert not is_measured(unmeasured)
+    image = run(model=unmeasured, tile=48)
+    assert value_of(file)["receptive_field"] > 1
+    assert image.accuracy.execution == "exact"
+    assert np.abs(read(image.output).astype(int) - plain(unmeasured, crop)).max() <= 1
+
+
+def test_costs_are_those_of_a_model_precision_heap_and_processor(monkeypatch):
+    costs = costs_of("lowtide-x2")
+    store_costs(costs, "ab")
+    assert stored_costs("ab", "cpu", "fp32") == costs
+    assert stored_costs("ac", "cpu", "fp32") is None
+    assert stored_costs("ab", "cpu", "bf16") is None
+    assert stored_costs("ab", "cpu", "fp32", 32 * MIB) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(heap, "_tuned", not heap._tuned)
+        assert stored_costs("ab", "cpu", "fp32") is None
+    monkeypatch.setattr(plan_store, "cpu_name", lambda: "another processor")
+    assert stored_costs("ab", "cpu", "fp32") is None
+
+
 def test_a_folder_is_measured_once(unmeasured, save, tmp_path, crop):
     for name in ("a", "b"):
         save(tmp_path / "in" / f"{name}.png", crop)
@@ -153,8 +188,8 @@ def predicted_without_runtime(plan):
 def test_a_run_is_timed_in_passing(run, source, unmeasured, monkeypatch, cache, tmp_path):
     monkeypatch.setattr(model_costs, "_LEAST_SECONDS", 0.0)
     first = run(model=unmeasured).plan
-    (file,) = cache.glob("clock-ratios-*.json")
-    (kept,) = json.loads(file.read_text()).values()
+    (file,) = cache.glob("plans/clock-*")
+    kept = value_of(file)
     second = lowtide.plan(source, tmp_path / "next.png", model=unmeasured, budget="256MiB")
     again = second.images[0].plan
     assert again.seconds == pytest.approx(kept["ratio"] * first.seconds)

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from lowtide.core import heap
-from lowtide.memory.cache import CostCache
+from lowtide.jobs.model_costs import store_costs
 from lowtide.models.denoiser.denoiser import Denoiser
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.lowtide_files import metadata_for
@@ -33,7 +33,6 @@ def denoiser_file(path: Path, **options) -> Path:
     changes = {"sha256": sha256, "receptive_field": None, "channels_last": False}
     costs = costs_of("lowtide-x2").model_copy(update=changes)
     for heap._tuned in (False, True):  # commands tune it
-        store = CostCache()
-        store.put(store.key(sha256, "cpu", "fp32"), costs)
+        store_costs(costs, sha256)
     heap._tuned = before
     return path

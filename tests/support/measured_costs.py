@@ -11,8 +11,8 @@ import torch
 
 import lowtide
 from lowtide.core import heap
+from lowtide.jobs.model_costs import store_costs
 from lowtide.jobs.prepare import runtime_identity
-from lowtide.memory.cache import CostCache
 from lowtide.memory.costs import ModelCosts
 from lowtide.models.onnx_providers import ProviderName
 from lowtide.models.self_ensemble import as_ensemble
@@ -57,8 +57,8 @@ def remember_all() -> None:
     before = heap._tuned
     for heap._tuned in (False, True):
         for name, precision in KNOWN:
-            store, costs = CostCache(), costs_of(name, precision)
-            store.put(store.key(costs.sha256, "cpu", precision), costs)
+            costs = costs_of(name, precision)
+            store_costs(costs, costs.sha256)
     heap._tuned = before
 
 
@@ -67,9 +67,8 @@ def remember_also(path: Path, *precisions: str) -> None:
     sha256 = lowtide.load(path).descriptor.sha256
     for precision in precisions:
         known = costs_of("lowtide-x2", "fp32" if precision == "fp32" else "bf16")
-        store = CostCache()
         costs = known.model_copy(update={"sha256": sha256, "precision": precision})
-        store.put(store.key(sha256, "cpu", precision), costs)
+        store_costs(costs, sha256)
 
 
 def remember_onnx(path: Path, reach: int = 7, provider: ProviderName = "cpu") -> None:
@@ -79,8 +78,7 @@ def remember_onnx(path: Path, reach: int = 7, provider: ProviderName = "cpu") ->
         costs = costs_of("lowtide-x2").model_copy(
             update={"sha256": model.sha256, "receptive_field": reach, "channels_last": False}
         )
-        store = CostCache()
-        store.put(store.key(runtime_identity(model, provider), "cpu", "fp32"), costs)
+        store_costs(costs, runtime_identity(model, provider))
 
 
 def quick_jobs() -> Iterator[None]:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from lowtide.core.heap import heap_is_tuned
+from lowtide.core.precision import Precision
 from lowtide.core.progress import Cancel
-from lowtide.memory.cache import CostCache, MeasurementCache
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.plan import Plan
-from lowtide.memory.plan_store import cache_folder
+from lowtide.memory.plan_store import PlanStore, machine
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.probe.measure_costs import (
     known_costs,
@@ -50,8 +51,7 @@ class CostLookup:
 
         Those that a limit cut short hold for limits like ``limit_bytes``.
         """
-        store = CostCache()
-        found = store.get(self._key()) or store.get(self._key(_rounded(limit_bytes)))
+        found = self._stored() or self._stored(_rounded(limit_bytes))
         found = found or shipped_costs(self.network, self.sha256)
         return None if found is None else _with_clock_ratio(found)
 
@@ -68,7 +68,7 @@ class CostLookup:
             limit_bytes=limit_bytes,
             cancel=cancel,
         )
-        CostCache().put(self._key(None if complete else limit_bytes), costs)
+        store_costs(costs, self.identity, None if complete else limit_bytes)
         return _with_clock_ratio(costs)
 
     def of_whole(self, size: tuple[int, int], limit_bytes: int) -> ModelCosts | None:
@@ -102,8 +102,7 @@ class CostLookup:
         is_known: Callable[[ModelCosts], bool],
     ) -> ModelCosts | None:
         """Return the costs that ``trace`` finds for ``run``, or those of the cache."""
-        store, key = CostCache(), self._key(part)
-        costs = store.get(key)
+        costs = self._stored(part)
         if costs is None or not is_known(costs):
             self.on_measuring()
             costs = trace(
@@ -117,11 +116,37 @@ class CostLookup:
             )
             if costs is None:
                 return None
-            store.put(key, costs)
+            store_costs(costs, self.identity, part)
         return _with_clock_ratio(costs)
 
-    def _key(self, part: int | str | None = None) -> str:
-        return CostCache().key(self.identity, self.network.device, self.network.precision, part)
+    def _stored(self, part: int | str | None = None) -> ModelCosts | None:
+        network = self.network
+        return stored_costs(self.identity, network.device, network.precision, part)
+
+
+def stored_costs(
+    identity: str, device: str, precision: Precision, part: int | str | None = None
+) -> ModelCosts | None:
+    """Return the costs of a network as they were measured on this machine, or None.
+
+    Costs of which only a ``part`` is known have an entry of their own: those whose measurement a
+    limit cut short, by its bytes, and those of whole images or bands, by a word.
+    """
+    facts = _cost_facts(identity, device, precision, part)
+    found = PlanStore().get("costs", *facts)
+    return None if found is None else ModelCosts.model_validate(found)
+
+
+def store_costs(costs: ModelCosts, identity: str, part: int | str | None = None) -> None:
+    """Store costs for `stored_costs`."""
+    facts = _cost_facts(identity, costs.device, costs.precision, part)
+    PlanStore().put("costs", *facts, value=costs.model_dump(mode="json"))
+
+
+def _cost_facts(
+    identity: str, device: str, precision: Precision, part: int | str | None
+) -> tuple[object, ...]:
+    return identity, precision, part, heap_is_tuned(), *machine(device)
 
 
 def _rounded(limit_bytes: int | None) -> int | None:
@@ -157,22 +182,17 @@ def timed_in_passing(costs: ModelCosts, plan: Plan) -> Iterator[None]:
     seconds = (time.process_time() - started) / costs.threads
     if costs.points or seconds < _LEAST_SECONDS:
         return
-    store, key = _clock_ratios(), _clock_key(costs)
-    known = store.get(key)
+    facts = _clock_facts(costs)
+    known = PlanStore().get("clock", *facts)
     if known is None or seconds > 2 * known["seconds"]:
         ratio = costs.clock_ratio * seconds / plan.seconds
-        store.put(key, {"ratio": ratio, "seconds": seconds})
-        store.save()
+        PlanStore().put("clock", *facts, value={"ratio": ratio, "seconds": seconds})
 
 
 def _with_clock_ratio(costs: ModelCosts) -> ModelCosts:
-    known = None if costs.points else _clock_ratios().get(_clock_key(costs))
+    known = None if costs.points else PlanStore().get("clock", *_clock_facts(costs))
     return costs if known is None else costs.model_copy(update={"clock_ratio": known["ratio"]})
 
 
-def _clock_ratios() -> MeasurementCache:
-    return MeasurementCache("clock-ratios", cache_folder())
-
-
-def _clock_key(costs: ModelCosts) -> str:
-    return f"{costs.sha256} {costs.precision}"
+def _clock_facts(costs: ModelCosts) -> tuple[object, ...]:
+    return costs.sha256, costs.precision, *machine()

@@ -9,12 +9,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_write
 from lowtide.core.cpuinfo import cpu_name
-from lowtide.core.heap import heap_is_tuned
-from lowtide.memory.costs import ModelCosts, TracedPoint
-from lowtide.memory.plan_store import cache_folder
 
 
 class MeasurementCache:
@@ -68,57 +64,6 @@ class MeasurementCache:
         except (ValueError, RecursionError, OSError):
             return {}  # damaged: measured again and replaced
         return found if isinstance(found, dict) else {}
-
-
-class CostCache:
-    """Cache of `ModelCosts`: one JSON file per model, device, precision and versions.
-
-    ``folder`` is `cache_folder` by default.
-    """
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or cache_folder()
-
-    def key(self, sha256: str, device: str, precision: str, part: int | str | None = None) -> str:
-        """Return the cache key of a model; changes with whatever affects memory or speed.
-
-        Costs of which only a ``part`` is known have a key of their own: those whose measurement a
-        limit cut short, by its bytes, and those of whole images, by that word.
-        """
-        import torch
-
-        parts = (
-            sha256,
-            device,
-            precision,
-            _hardware(device),
-            str(torch.__version__),
-            __version__,
-            str(torch.get_num_threads()),
-            str(heap_is_tuned()),
-            str(part),
-            # Entries written before a field existed lack it.
-            *ModelCosts.model_fields,
-            *TracedPoint.model_fields,
-        )
-        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
-
-    def get(self, key: str) -> ModelCosts | None:
-        """Return the costs stored under ``key``, or None."""
-        path = self._folder / f"{key}.json"
-        if not path.is_file():
-            return None
-        try:
-            return ModelCosts.model_validate_json(path.read_text())
-        except (ValueError, OSError):
-            return None  # damaged or of another version: measured again and replaced
-
-    def put(self, key: str, costs: ModelCosts) -> None:
-        """Store ``costs`` under ``key``; a folder that cannot be written is ignored.
-
-        The costs are then measured again next time.
-        """
-        write_cached(self._folder / f"{key}.json", costs.model_dump_json(indent=1))
 
 
 def _hardware(device: str) -> str:

@@ -12,7 +12,7 @@ from virtual_device import VirtualDevice
 import lowtide
 from lowtide.jobs import prepare
 from lowtide.jobs.image_adapter import ImageAdapter
-from lowtide.memory.cache import CostCache
+from lowtide.jobs.model_costs import store_costs
 from support.toy_models import costs, make_plan, network, run_array
 
 REACH = 7  # of lowtide-x2
@@ -190,9 +190,8 @@ def job(tmp_path, monkeypatch, read):
         return model
 
     sha256 = lowtide.load("lowtide-x2").descriptor.sha256
-    store = CostCache()
     known = costs(REACH).model_copy(update={"sha256": sha256})
-    store.put(store.key(sha256, "cpu", "fp32"), known)
+    store_costs(known, sha256)
     monkeypatch.setattr(prepare, "load", load)
 
     def make(source):

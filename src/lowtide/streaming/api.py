@@ -16,7 +16,6 @@ from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget
 from lowtide.memory.library_memory import reason_not_to_plan
-from lowtide.memory.plan_store import cache_folder
 from lowtide.streaming.batch_independence import require_independent_images
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.model_inputs import ModelInputs, StreamAxis
@@ -184,9 +183,7 @@ class Streamed(nn.Module):
         shapes = tuple(one.shape for one in inputs.tensors)
         if shapes not in known.batch_repack:
             with TRACE_LOCK:
-                known.batch_repack[shapes] = require_independent_images(
-                    self.module, inputs, cache_folder()
-                )
+                known.batch_repack[shapes] = require_independent_images(self.module, inputs)
         return known.batch_repack[shapes]
 
     def __getstate__(self) -> dict[str, Any]:

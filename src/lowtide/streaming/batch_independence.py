@@ -9,15 +9,13 @@ NaN, elsewhere by trying other values. Elements that no other image can change a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
-from lowtide.memory.cache import write_cached
+from lowtide.memory.plan_store import PlanStore
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.graph import Graph, Node
 from lowtide.streaming.capture.model_inputs import ModelInputs
@@ -127,28 +125,25 @@ _NAN_PROPAGATING = frozenset(
 )
 
 
-def require_independent_images(
-    module: nn.Module, inputs: Tensor | ModelInputs, folder: Path | None
-) -> Repack:
+def require_independent_images(module: nn.Module, inputs: Tensor | ModelInputs) -> Repack:
     """Raise `ModelError` unless ``module`` treats a batch's images independently.
 
     Captures the operators at this size and at a small one. At the small size, dependences are
-    tracked and the results for a batch and for single images are compared. The outcome is cached in
-    ``folder``.
+    tracked and the results for a batch and for single images are compared. A proof is kept in the
+    plan store.
 
     Args:
         module: The module to check.
         inputs: Arguments of a call, or an image (B, C, H, W) alone.
-        folder: Cache folder, or None.
 
     Returns:
         What turns tensors into the module's output container, for this batch.
     """
     inputs = ModelInputs.of(inputs)
     batch = inputs.batch_size
-    path = None if folder is None else folder / f"apart-{module_key(module, inputs)}.json"
+    key = module_key(module, inputs)
     whole = capture(module, inputs)
-    if path is not None and path.is_file():
+    if PlanStore().get("proof", "images", *key):
         return whole.repack
     wanted = _names(whole)
     for least in _SIDES:
@@ -164,8 +159,7 @@ def require_independent_images(
             with tf32(False), torch.inference_mode():
                 _DependenceTracer(graph, small).require_independent()
                 _require_equal_results(module, small, graph)
-            if path is not None:
-                write_cached(path, json.dumps({"images": batch}))
+            PlanStore().put("proof", "images", *key, value=True)
             return whole.repack
     raise ModelError(
         f"for a batch of {batch} images this model runs other operators than for smaller images,"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +13,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap
-from lowtide.memory.cache import write_cached
-from lowtide.memory.plan_store import package_digest
+from lowtide.memory.plan_store import PlanStore, machine
 from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs, memory_format_of
@@ -76,20 +73,18 @@ def certify(
     module: nn.Module,
     inputs: Tensor | ModelInputs,
     program: StreamProgram,
-    folder: Path | None,
     budget_bytes: int | None = None,
     before_computing: Callable[[], None] = lambda: None,
 ) -> Certificate:
     """Compare ``module`` run in bands with ``module`` itself, on small inputs.
 
-    The outcome is cached in ``folder``, keyed by weights, remainders of the sizes, and versions.
+    The outcome is kept in the plan store, by weights, remainders of the sizes, and machine.
 
     Args:
         module: The module to compare with.
         inputs: Arguments of the real size, or an image (B, C, H, W) alone; fixed tensors are used
             as they are.
         program: The program for the real size.
-        folder: Cache folder, or None.
         budget_bytes: On a CPU, the budget: a comparison that takes more warns before.
         before_computing: Called unless the outcome is stored.
 
@@ -103,9 +98,10 @@ def certify(
     for small in (_small_inputs(inputs, program, which) for which in range(2)):
         # What the last run left, of another size perhaps, does not change what the next computes.
         key = module_key(module, small, wanted, program.graph.written_attributes)
-        path = None if folder is None else folder / f"certificate-{key}.json"
-        found = _read_cached(path)
-        if found is None:
+        stored = PlanStore().get("proof", "bands", *key)
+        if stored is not None:
+            found = Certificate(**stored)
+        else:
             may_compute()
             before_computing()
             # A small model, or the second size, may be of the real size.
@@ -114,8 +110,7 @@ def certify(
                 known = known or lower_to_rows(capture(module, small))
                 _announce(module, small, known, budget_bytes)
                 found = _measure(module, small, allowed, known)
-            if path is not None:
-                write_cached(path, json.dumps(asdict(found)))
+            PlanStore().put("proof", "bands", *key, value=asdict(found))
         if not found.holds(allowed):
             raise ModelError(
                 f"bands of this model differ from the whole result by {found.error:.1e} of its"
@@ -261,22 +256,13 @@ def relative_error(result: Tensor, whole: Tensor) -> float:
     return apart / max(whole.abs().max().item(), 1e-30) if apart >= 0 else float("inf")
 
 
-def _read_cached(path: Path | None) -> Certificate | None:
-    if path is None or not path.is_file():
-        return None
-    try:
-        return Certificate(**json.loads(path.read_text()))
-    except (ValueError, TypeError):
-        return None  # damaged or of another version: compare again and replace it
-
-
 def module_key(
     module: nn.Module,
     inputs: ModelInputs,
     expected_operators: str = "",
     ignored: Set[AttributeKey] = frozenset(),
-) -> str:
-    """Return the cache key of facts about a module: weights, inputs, versions.
+) -> tuple[str, ...]:
+    """Return what facts about a module are stored by: weights, inputs, machine.
 
     Attributes that are ``ignored`` do not count.
     """
@@ -288,8 +274,6 @@ def module_key(
         [(one.dtype, one.device.type, memory_format_of(one), one.shape) for one in inputs.tensors],
         inputs.axes,
         inputs.arguments,
-        str(torch.__version__),
-        package_digest(),
         expected_operators,
         AutocastState.current(inputs.first.device.type),
         torch.get_default_dtype(),
@@ -299,7 +283,7 @@ def module_key(
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:24]
+    return digest.hexdigest(), *machine(str(inputs.first.device))
 
 
 def _settings(module: nn.Module, ignored: Set[AttributeKey]) -> Iterator[str]:

@@ -80,15 +80,29 @@ def made(between):
 
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_independent_images_are_shown_to_be_so(name):
-    require_independent_images(made(INDEPENDENT[name]), torch.rand(3, 3, 32, 24), None)
+    require_independent_images(made(INDEPENDENT[name]), torch.rand(3, 3, 32, 24))
 
 
 @pytest.mark.grid(3)
 @pytest.mark.parametrize("name", MIXED)
 def test_images_that_depend_on_each_other_are_found_out(name):
     with pytest.raises(ModelError) as caught:
-        require_independent_images(made(MIXED[name]), torch.rand(2, 3, 32, 24), None)
+        require_independent_images(made(MIXED[name]), torch.rand(2, 3, 32, 24))
     assert caught.value.hint.startswith("pass one image at a time")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"images": 2}', None])
+def test_a_damaged_proof_of_independence_is_no_proof(tmp_path, damage):
+    """The module is changed to mix images where the key does not show it."""
+    module, images = made(lambda x: x + (mixes and x.mean(0))), torch.rand(2, 3, 32, 24)
+    mixes = 0
+    require_independent_images(module, images)
+    (file,) = tmp_path.glob("plans/proof-*")
+    mixes = 1
+    require_independent_images(module, images)  # by the proof
+    file.write_bytes(file.read_bytes()[:-1] if damage is None else damage)
+    with pytest.raises(ModelError, match="mixes the images"):
+        require_independent_images(module, images)
 
 
 def test_a_batch_equals_the_module():
@@ -113,7 +127,7 @@ def test_dependence_between_any_two_images_is_detected(images):
         return torch.cat([x[:-1], (x[-1:] + x[-2:-1])])
 
     with pytest.raises(ModelError, match="mixes the images"):
-        require_independent_images(made(mixed), torch.rand(images, 3, 16, 16), None)
+        require_independent_images(made(mixed), torch.rand(images, 3, 16, 16))
 
 
 def test_independence_is_proven_for_each_batch_size():

@@ -315,7 +315,7 @@ def test_each_order_in_memory_has_a_certificate_of_its_own(tmp_path, monkeypatch
             module = module.to(memory_format=torch.channels_last)
         programs = ProgramCache(network(module, channels_last=last))
         assert programs.certificate(200, 136).error < 1e-5
-    assert len(list(tmp_path.glob("certificate-*"))) == 2
+    assert len(list(tmp_path.glob("plans/proof-*"))) == 2
 
 
 class RemembersSizes(nn.Module):
@@ -337,4 +337,4 @@ def test_a_proof_holds_whatever_ran_before(tmp_path, monkeypatch):
         if before:
             module(torch.rand(1, 3, before, 136))
         ProgramCache(network(module, scale=1)).certificate(200, 136)
-    assert len(list(tmp_path.glob("certificate-*"))) == 1
+    assert len(list(tmp_path.glob("plans/proof-*"))) == 1

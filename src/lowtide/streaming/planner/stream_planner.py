@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import format_bytes
-from lowtide.memory.plan_store import cache_folder
 from lowtide.memory.profiles import DeviceProfile, local_profile
 from lowtide.streaming.capture.autocast_state import no_autocast
 from lowtide.streaming.capture.export_graph import capture
@@ -89,7 +88,6 @@ class StreamPlanner:
             self.module,
             self.inputs,
             self.program,
-            cache_folder(),
             budget_bytes=self.budget_bytes,
             before_computing=self._before_computing,
         )

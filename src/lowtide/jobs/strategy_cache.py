@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.memory.budget import Budget
-from lowtide.memory.cache import MeasurementCache
 from lowtide.memory.choice import AccuracyRequest, shortfall
 from lowtide.memory.plan import Plan
-from lowtide.memory.plan_store import cache_folder, package_digest
+from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.streaming.planner.model_facts import ImageTask
 
 
@@ -30,9 +29,7 @@ class StrategyCache:
         budget: Budget,
         accuracy: AccuracyRequest,
     ) -> None:
-        self._store = MeasurementCache(
-            f"passed-over-{package_digest()}", cache_folder(), device=prepared.costs.device
-        )
+        self._store = StoredTable("bands", "passed over", *machine(prepared.costs.device))
         height, width = image_task.padded_size
         self._key = " ".join(
             map(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.memory.cache import MeasurementCache
+from lowtide.memory.plan_store import StoredTable
 from lowtide.streaming.engine.band_schedule import max_bands, rows_of
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment
@@ -25,7 +25,7 @@ class BandCountSearch:
         program: StreamProgram,
         segment: Segment,
         name: str,
-        store: MeasurementCache,
+        store: StoredTable,
         *,
         only_segment: bool,
     ) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lowtide.memory.cache import MeasurementCache
-from lowtide.memory.plan_store import cache_folder, package_digest
+from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.placement import Placement
@@ -28,12 +27,12 @@ RESIDENT_SHARES = (0.2, 0.4, 0.6, 0.8)
 _WAYS = "ways"
 
 
-def layout_store(program: StreamProgram) -> MeasurementCache:
-    """Return the on-disk store of facts about a program.
+def layout_store(program: StreamProgram) -> StoredTable:
+    """Return the stored facts about a program.
 
     They take seconds to minutes to compute.
     """
-    return MeasurementCache(f"bands-{program.digest}-{package_digest()}", cache_folder())
+    return StoredTable("bands", program.digest, *machine())
 
 
 class LayoutSearch:

@@ -26,13 +26,12 @@ from lowtide.jobs.model_costs import CostLookup
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import versions
 from lowtide.jobs.whole_image import WholeImage
-from lowtide.memory.cache import MeasurementCache
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.plan import Plan
-from lowtide.memory.plan_store import cache_folder, package_digest
+from lowtide.memory.plan_store import PlanStore, cache_folder, machine
 from lowtide.memory.prediction.calibration import RunBounds, RunKind, run_bounds
 from lowtide.models import Model, ModelDescriptor, load, names
 from lowtide.models.model_files import is_onnx
@@ -287,12 +286,11 @@ def _stable_bytes(key: str, measured: int) -> int:
 
     A budget that an error message named has to be enough in the next run.
     """
-    store = MeasurementCache(f"beside-{package_digest()}", cache_folder())
-    known = store.get(key)
+    facts = key, *machine()
+    known = PlanStore().get("beside", *facts)
     if known is None or measured > known + _NOISE_BYTES:
         known = measured
-        store.put(key, known)
-        store.save()
+        PlanStore().put("beside", *facts, value=known)
     return known
 
 

@@ -14,12 +14,12 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-from lowtide._version import __version__
 from lowtide.core.errors import BudgetError
 from lowtide.core.python_child import start_python
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.memory_limits import Counted, MemoryLimit, memory_limits, status_fields
 from lowtide.memory.oom import NO_MEMORY_WORDS
+from lowtide.memory.plan_store import PlanStore
 
 _FIELDS: dict[str, Counted] = {"RssAnon": "resident", "VmData": "data", "VmSize": "addresses"}
 # Bytes above which the libraries fit in any case, and a process is not worth its 2 seconds.
@@ -163,23 +163,17 @@ def _sizes() -> dict[Counted, int]:
 
 def _known_sizes(modules: tuple[str, ...]) -> dict[Counted, int] | None:
     """Return the memory of a process that has imported ``modules``; None if it got too little."""
-    from lowtide.memory.cache import write_cached
-    from lowtide.memory.plan_store import cache_folder
-
-    file = cache_folder() / "library-memory.json"
-    key = f"{' '.join(modules)} {__version__} torch {version('torch')} {sys.version} {sys.prefix}"
-    stored = dict[str, Any]()
-    try:
-        stored.update(json.loads(file.read_text()))
-        return {counts: int(stored[key][counts]) for counts in _FIELDS.values()}
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # measured now
+    facts = modules, version("torch"), sys.version, sys.prefix
+    known = PlanStore().get("libraries", *facts)
+    if known is not None:
+        return known
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     child = start_python(_MAIN, str(_MOST_SECONDS), *modules, **pipes, text=True)
     said, errors = child.communicate()
     if child.returncode == 0:
-        write_cached(file, json.dumps({**stored, key: json.loads(said)}))
-        return json.loads(said)
+        known = json.loads(said)
+        PlanStore().put("libraries", *facts, value=known)
+        return known
     if child.returncode < 0 or any(words in errors for words in NO_MEMORY_WORDS):
         return None
     return dict.fromkeys(_FIELDS.values(), 0)  # another fault, which this process shows too

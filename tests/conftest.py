@@ -73,7 +73,7 @@ def private_cache(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_past_runs(private_cache):
     """Bounds of plans as they are before the first run, whatever ran before a test."""
-    for path in private_cache.glob("residuals-*.jsonl"):
+    for path in private_cache.glob("plans/runs-*"):
         path.unlink()
 
 

@@ -142,7 +142,7 @@ def machine(device: str = "cpu") -> tuple[str, ...]:
     name = device  # a device that is not present is identified by its profile's name
     if device == "cpu":
         name = cpu_name() or platform.machine()
-    elif device.startswith("cuda"):
+    elif device.startswith("cuda") and torch.cuda.is_available():
         name = torch.cuda.get_device_name(device)
     threads = str(torch.get_num_threads())
     return device, name, str(torch.__version__), torch.__config__.show(), threads

@@ -6,24 +6,19 @@ Calibrations ship with the package; each machine adds residuals of its own runs.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import importlib.resources
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from lowtide._version import __version__
-from lowtide.core.atomic_file import append, open_for_append
 from lowtide.core.heap import HeapMode, heap_is_tuned, heap_mode
 from lowtide.core.units import MIB
-from lowtide.memory.plan_store import cache_folder
+from lowtide.memory.plan_store import PlanStore, machine
 from lowtide.memory.prediction.runtime_objects import RuntimeCosts
 
 # Candidates for the fixed part: the spread of what a process takes in addition to its tensors.
@@ -214,58 +209,36 @@ def _shipped() -> dict[str, Any]:
 
 
 class ResidualStore:
-    """JSON Lines file of residuals of one kind of run and device, newest last.
+    """Residuals of the newest runs of one kind on one device, in the plan store.
 
-    There is one file per version of PyTorch and Lowtide, C heap setting and thread count, because
-    each of these changes the memory that a run takes.
+    Runs in differently set C heaps are kept apart, because these take other memory.
 
     Args:
         device: Device of the runs, for instance ``"cpu"``.
         kind: Kind of the runs.
-        folder: Folder of the file; the package's cache folder by default.
-        keep: How many of the newest runs `read` returns.
+        folder: Cache folder; the package's by default.
+        keep: How many runs are kept.
     """
 
     def __init__(
         self, device: str, kind: RunKind, folder: Path | None = None, keep: int = 400
     ) -> None:
-        import torch
-
-        parts = (
-            device,
-            kind,
-            torch.__version__,
-            __version__,
-            heap_is_tuned(),
-            torch.get_num_threads(),
-        )
-        name = hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
-        self._path = (folder or cache_folder()) / f"residuals-{name}.jsonl"
-        self._keep = keep
+        self._store, self._keep = PlanStore(folder), keep
+        self._facts = kind, heap_is_tuned(), *machine(device)
 
     def add(self, residual: Residual) -> None:
-        """Append one run.
+        """Store one run.
 
         If the folder cannot be written, the run is dropped and the packaged bounds stay in use.
         """
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = open_for_append(self._path)
-            try:
-                append(descriptor, residual.model_dump_json() + "\n")
-            finally:
-                os.close(descriptor)
+        runs = [*self.read(), residual][-self._keep :]
+        pairs = [(run.predicted, run.measured) for run in runs]
+        self._store.put("runs", *self._facts, value=pairs)
 
     def read(self) -> list[Residual]:
-        """Return the newest runs, oldest first, without damaged lines."""
-        if not self._path.is_file():
-            return []
-        found = []
-        text = self._path.read_text(encoding="utf-8", errors="replace")
-        for line in text.splitlines()[-self._keep :]:
-            with contextlib.suppress(ValueError):
-                found.append(Residual.model_validate_json(line))
-        return found
+        """Return the newest runs, oldest first."""
+        pairs = self._store.get("runs", *self._facts) or ()
+        return [Residual(predicted=predicted, measured=measured) for predicted, measured in pairs]
 
     def calibration(self) -> Calibration | None:
         """Calibrate on these runs; None while there are fewer than 40."""

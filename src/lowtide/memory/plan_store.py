@@ -98,7 +98,8 @@ class StoredTable:
     """
 
     def __init__(self, kind: Kind, *facts: object, folder: Path | None = None) -> None:
-        self._store, self._kind, self._facts = PlanStore(folder), kind, facts
+        self._store, self._facts = PlanStore(folder), facts
+        self._kind: Kind = kind
         self._new: dict[str, Any] = {}
 
     def get(self, key: str) -> Any:

@@ -15,7 +15,6 @@ from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.rules.row_op import RowOp
 
 
 @pytest.fixture(autouse=True)
@@ -86,37 +85,8 @@ def test_bands_of_any_height_give_what_the_model_gives(options):
         assert run_in(bands, model, image, program)[0] <= 2e-6
 
 
-def test_rows_are_made_again_and_not_copied_to_be_put_together():
-    image = torch.rand(1, 3, 128, 32)
-    error, copied = run_in(4, light(), image)
-    assert error <= 2e-6
-    # Six layers look at their neighbors, by a call for each band.
-    assert copied.bytes == 0
-    assert copied.calls["aten.conv2d.default"] == 6 * 4
-    maps = 16 * 128 * 32 * 4
-    # A longer chain has a copy after every eight of them.
-    error, copied = run_in(4, light(layers=16), image)
-    assert error <= 2e-6
-    assert maps < copied.bytes < 2.5 * maps
-    assert copied.calls["aten.conv2d.default"] == 18 * 4
-
-
 def test_low_bands_are_put_together():
     image = torch.rand(1, 3, 128, 32)
     _, copied = run_in(42, light(layers=1), image)
     assert copied.bytes > 0
     assert copied.calls["aten.conv2d.default"] <= 3 * 42
-
-
-@pytest.mark.parametrize("after", [nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.SiLU()])
-def test_readers_that_would_copy_a_slice_get_whole_rows(after):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), after, nn.Conv2d(16, 3, 1)).eval()
-    program = lower_to_rows(capture(model, torch.rand(1, 3, 64, 16)))
-    assert not any(isinstance(step, RowOp) and step.overlap for step in program.steps.values())
-
-
-def test_on_a_cpu_nothing_changes(monkeypatch):
-    monkeypatch.setattr(Graph, "on_cpu", property(lambda _: True))
-    program = lower_to_rows(capture(light(), torch.rand(1, 3, 64, 16)))
-    assert not any(isinstance(step, RowOp) and step.overlap for step in program.steps.values())

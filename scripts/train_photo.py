@@ -1,6 +1,7 @@
 """Train the bundled upscalers of ordinary photographs with `lowtide train sr`.
 
-    nice -n 19 python scripts/train_photo.py --scale 2 --folder FOLDER
+    nice -n 19 python scripts/train_photo.py --scale 4 --folder FOLDER
+    nice -n 19 python scripts/train_photo.py --scale 2 --folder FOLDER  # from the trunk of x4
 
 They learn `degradation: photo`: JPEGs of quality 30 to 95, a little soft and noisy. Photographs
 (`PHOTOS`, `MORE`, `WALLPAPERS`) go to ``FOLDER/xN/hr`` in pieces of about one size, so that each is
@@ -38,10 +39,9 @@ from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.resample import resize_cubic
 from lowtide.training.tasks.sr_config import SrConfig
 
-CONFIGS = {
-    2: ParagonConvConfig(scale=2, features=64, blocks=12),
-    4: ParagonConvConfig(scale=4, features=64, blocks=10),
-}
+# A trunk as deep as this may learn nothing at all from a random start at twice the size: one of 12
+# blocks still was cubic enlargement after 9,000 steps.
+CONFIGS = {scale: ParagonConvConfig(scale=scale, features=64, blocks=10) for scale in (2, 4)}
 STEPS, BATCH, RATE, SEED = 16000, 16, 1e-3, 0
 PATCH = {2: 40, 4: 32}
 # Side of a piece at full size: patches are cut from within, with some pixels around them.
@@ -98,7 +98,7 @@ def write_data(folder: Path, scale: int) -> None:
     (folder / "complete").touch()
 
 
-def configuration(scale: int, folder: Path, steps: int) -> dict[str, Any]:
+def configuration(scale: int, folder: Path, steps: int, trunk: Path | None) -> dict[str, Any]:
     """What `lowtide train sr` would read from a file."""
     shape = CONFIGS[scale]
     held = folder / "held_out"
@@ -121,12 +121,14 @@ def configuration(scale: int, folder: Path, steps: int) -> dict[str, Any]:
         "train": {
             "total_iter": steps,
             "warmup_iter": 500,
+            "grad_clip": 1.0,
             "losses": [{"type": "l1loss"}],
             "optim_g": {"type": "adam", "lr": RATE},
             "scheduler": {"type": "cosine", "eta_min": 0.01},
         },
         "val": {"val_freq": 1000},
         "logger": {"print_freq": 100, "save_checkpoint_freq": 100},
+        "path": {"pretrain_network_g": str(trunk), "strict_load_g": False} if trunk else {},
     }
 
 
@@ -150,6 +152,7 @@ def held_out_scores(weights: Path, scale: int) -> dict[str, tuple[float, float]]
 def card(scale: int, steps: int, path: Path, digest: str) -> str:
     """The model card, in Markdown."""
     shape = CONFIGS[scale]
+    start = f" from the trunk of {name_of(4)}" if scale == 2 else ""
     sources = PHOTOS | {name: one.source for name, one in (MORE | WALLPAPERS).items()}
     photos = "\n".join(f"- `{name}`: {source}" for name, source in sources.items())
     held = "\n".join(f"- `{name}`: {source}" for name, source in TUNING.items())
@@ -194,11 +197,11 @@ Held out, of scikit-image:
 ## Training
 
 Made by `scripts/train_photo.py --scale {scale}`, which runs `lowtide train sr` with
-`degradation: photo`, with PyTorch {torch.__version__}: {steps} steps, seed {SEED}, batch {BATCH},
-patches of {PATCH[scale]} low-resolution pixels, Adam at {RATE:g} with warm-up and cosine decay to
-1 %, L1 loss on RGB, bfloat16 autocast, weights averaged with a decay of 0.999. Each photograph at
-three to six sizes; turned, mirrored, and in half of the samples with colors mixed, contrast
-weakened or values inverted. The log lies beside this card.
+`degradation: photo`, with PyTorch {torch.__version__}: {steps} steps{start}, seed {SEED}, batch
+{BATCH}, patches of {PATCH[scale]} low-resolution pixels, Adam at {RATE:g} with warm-up and cosine
+decay to 1 %, L1 loss on RGB, bfloat16 autocast, weights averaged with a decay of 0.999. Each
+photograph at three to six sizes; turned, mirrored, and in half of the samples with colors mixed,
+contrast weakened or values inverted. The log lies beside this card.
 
 ## Scores on the held-out photographs
 
@@ -240,12 +243,13 @@ def main() -> None:
     options = parser.parse_args()
     scale, folder = options.scale, options.folder / f"x{options.scale}"
     run = folder / name_of(scale)
+    trunk = options.output / f"{name_of(4)}.safetensors" if scale == 2 else None
     if not options.stage:
         write_data(folder, scale)
         # Patches are small: a second thread gains little, and on a shared machine it loses a lot.
         torch.set_num_threads(1)
         train_sr(
-            SrConfig.from_values(configuration(scale, folder, options.steps)),
+            SrConfig.from_values(configuration(scale, folder, options.steps, trunk)),
             folder,
             on_plan=lambda plan: print(plan),
             on_step=ProgressLines(),

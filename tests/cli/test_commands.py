@@ -189,7 +189,7 @@ def test_models(lowtide):
     assert listed["schema_version"] == 2
     names = [model["name"] for model in listed["models"]]
     upscalers = ["lowtide-x2", "lowtide-x4", "lowtide-large-x2", "lowtide-large-x4"]
-    assert names == [*upscalers, "lowtide-denoise"]
+    assert names == [*upscalers, "lowtide-photo-x4", "lowtide-denoise"]
 
 
 def test_models_describes_a_file(lowtide, tmp_path):

@@ -3,13 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from lowtide.attention import linear_ops
-from lowtide.memory.prediction.estimate import trace_step
-from lowtide.memory.tracing.macs_count import multiply_adds
-from lowtide.memory.tracing.steps import InferenceStep
 
 
 @pytest.mark.grid(11)
@@ -60,57 +56,6 @@ def test_gelu_comes_with_the_product(monkeypatch, bias, known):
     torch.testing.assert_close(found, F.gelu(F.linear(x, weight, added)), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.grid(7)
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("plus", [True, False])
-@pytest.mark.parametrize(
-    "shape, between",
-    [
-        ((5, 1001), 40),
-        ((4099,), 193),
-        ((3, 7), 500),
-        ((), 40),
-        ((2048,), 192),
-        ((0, 4), 40),
-    ],
-)
-def test_two_layers_round_no_more_than_those_of_pytorch(
-    monkeypatch, shape, between, plus, bias, known
-):
-    monkeypatch.setattr(linear_ops, "has_onednn", known and linear_ops.has_onednn)
-    torch.manual_seed(0)
-    x, residual = torch.randn(*shape, 24), torch.randn(*shape, 36) if plus else None
-    first, second = (
-        (torch.randn(made, of) * of**-0.5, torch.randn(made) if bias else None)
-        for made, of in ((between, 24), (36, between))
-    )
-
-    def plain(change):
-        layers = ([None if each is None else change(each) for each in of] for of in (first, second))
-        one, two = layers
-        found = F.linear(F.gelu(F.linear(change(x), *one)), *two)
-        return found if residual is None else found + change(residual)
-
-    exact, expected = plain(torch.Tensor.double), plain(torch.clone)
-    found = linear_ops.mlp(x, first, second, residual)
-    assert found.shape == exact.shape and found.is_contiguous()
-    errors = [(each - exact).square().mean().sqrt() for each in (found, expected)]
-    assert not x.numel() or errors[0] <= 1.1 * errors[1] + 2e-8
-
-
-def test_two_layers_may_overwrite_what_they_are_given():
-    torch.manual_seed(0)
-    x, residual = torch.randn(5000, 24), torch.randn(5000, 24)
-    first, second = (torch.randn(70, 24), torch.randn(70)), (torch.randn(24, 70), None)
-    expected = linear_ops.mlp(x, first, second, residual)
-    for place in (0, 1):
-        given = [x.clone(), residual.clone()]
-        found = linear_ops.mlp(given[0], first, second, given[1], out=given[place])
-        assert found is given[place]
-        assert torch.equal(found, expected)
-
-
 # Up to 192 both libraries add in the same order, so that the rounding is the same.
 @pytest.mark.parametrize("channels", [24, 48, 180, 192, 193, 244, 308, 320])
 def test_sums_round_little_more_than_those_of_pytorch(channels):
@@ -154,20 +99,3 @@ def test_it_has_gradients():
     x, weight = torch.randn(9000, 24, requires_grad=True), torch.randn(300, 24)
     linear_ops.linear(x, weight).sum().backward()
     torch.testing.assert_close(x.grad, weight.sum(0).expand_as(x))
-
-
-@pytest.mark.skipif(not linear_ops.has_onednn, reason="PyTorch is built without oneDNN for x86")
-@pytest.mark.parametrize("tokens", [1, 2048, 5000, 3 * 2048])
-def test_a_trace_of_two_layers_has_the_work_of_all_tokens(tokens):
-    layers = nn.Linear(20, 70), nn.Linear(70, 30)
-
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(layers)
-
-        def forward(self, x):
-            return linear_ops.mlp(x, *((one.weight, one.bias) for one in self.layers))
-
-    trace = trace_step(Two(), InferenceStep((torch.empty(tokens, 20, device="meta"),)))
-    assert multiply_adds(trace) == tokens * 70 * (20 + 30)

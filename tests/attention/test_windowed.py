@@ -2,11 +2,8 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from lowtide.attention import window_attention
 from lowtide.attention.window_attention import MaskPattern, attend_windows, patterns_in_range
-from lowtide.memory.measurement.live_peak import live_peak_bytes
 
 
 def dense(query, key, value, bias, masks, scale):
@@ -86,53 +83,6 @@ def test_scores_that_are_written_out_are_few_at_once(monkeypatch):
     query, key, value = torch.randn(3, 5, 2, 9, 6, dtype=torch.float64)
     found = attend_windows(query, key, value, None, (), 0.5)
     torch.testing.assert_close(found, (query @ key.mT * 0.5).softmax(-1) @ value)
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    """Windows and channels that PyTorch's kernel gets."""
-    found, kernel = [], F.scaled_dot_product_attention
-
-    def watched(query, *more, **named):
-        found.append((len(query), query.shape[-1]))
-        return kernel(query, *more, **named)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
-    return found
-
-
-@pytest.mark.parametrize("others", [64, 144])
-@pytest.mark.parametrize("bias", [True, False])
-def test_heads_get_as_many_channels_as_kernels_want(others, bias, seen, monkeypatch):
-    # Of two windows.
-    monkeypatch.setattr(
-        window_attention, "_PADDED_BLOCK_BYTES", 2 * 3 * 32 * 4 * (64 + 2 * others) + 1
-    )
-    torch.manual_seed(0)
-    query = torch.randn(5, 64, 3, 30).transpose(1, 2)
-    key, value = torch.randn(2, 5, others, 3, 30).transpose(2, 3)
-    added = torch.randn(1, 3, 64, others) if bias else None
-    expected = dense(query.double(), key.double(), value.double(), added, 0, 0.2)
-    with torch.inference_mode():
-        found = attend_windows(query, key, value, added, (), 0.2)
-    assert seen == [(2, 32), (2, 32), (1, 32)]
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
-    assert found.transpose(1, 2).is_contiguous()  # as the kernel leaves it
-    seen.clear()
-    # A gradient may be asked for, and other types and widths have nothing to gain.
-    for one in (query, query.double()[..., :30], query[..., :24]):
-        with torch.set_grad_enabled(one is query):
-            seen_by = (part[..., : one.shape[-1]].to(one.dtype) for part in (key, value))
-            attend_windows(one, *seen_by, None, (), 1)
-    assert seen == [(5, 30), (5, 30), (5, 24)]
-
-
-def test_few_windows_are_made_wider_at_once():
-    query, key, value = torch.randn(3, 200, 6, 64, 30)
-    with torch.inference_mode():
-        taken = live_peak_bytes(lambda: attend_windows(query, key, value, None, (), 0.2))
-    # In addition to the result: the padded windows, and their result.
-    assert taken < value.nbytes + 1.6 * window_attention._PADDED_BLOCK_BYTES
 
 
 def test_patterns_of_some_windows_are_counted_from_the_first_of_them():

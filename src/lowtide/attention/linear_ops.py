@@ -1,30 +1,14 @@
-"""Linear layers and MLPs over many tokens, tuned for the CPU through oneDNN."""
+"""Linear layers over many tokens, tuned for the CPU through oneDNN."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-from lowtide.core.trace_cache import repeat_call
-
-# Weight (out channels, C) and bias (out channels,) of a linear layer.
-Layer = tuple[Tensor, Tensor | None]
-
-
-def linear_layer(tensors: Sequence[Tensor]) -> Layer:
-    """Return the `Layer` of (weight,) or (weight, bias).
-
-    A weight is (out channels, C), a bias (out channels,).
-    """
-    weight, *bias = tensors
-    return weight, bias[0] if bias else None
-
 
 # Bytes of the result per block: one block fits the cache of a CPU core.
 _BLOCK_BYTES = 1 << 20
@@ -33,9 +17,6 @@ _LEAST_TOKENS = 64
 # beyond that MKL sums partial sums, which rounds less. Up to this limit oneDNN's rounding error is
 # at most 1.5 times as large, which does not show in the results of a whole network.
 _ONEDNN_CHANNELS = 320
-# For `mlp`: tokens per block, so that a block fits the cache and keeps all threads busy; and most
-# hidden channels accumulated at once, beyond which sums round more.
-_MLP_BLOCK_TOKENS, _MAX_HIDDEN_BLOCK = 2048, 192
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -128,79 +109,6 @@ def onednn_linear(
         return torch.ops.mkldnn._linear_pointwise.binary(x, plus, weight, bias, "add")
     then, how = ("gelu", "none") if gelu else ("none", "")
     return ONEDNN_LINEAR(x, weight, bias, then, [], how)
-
-
-def mlp(
-    x: Tensor, first: Layer, second: Layer, plus: Tensor | None = None, out: Tensor | None = None
-) -> Tensor:
-    """Compute ``second(gelu(first(x)))`` in blocks, optionally plus a residual.
-
-    A third less time on a CPU than layer by layer, with no more rounding error than PyTorch. The
-    hidden activations are computed for some tokens and some channels at a time; the second layer
-    accumulates over the blocks of channels.
-
-    Args:
-        x: (..., C).
-        first, second: weight and bias of each layer, (hidden, C) and (out channels, hidden).
-        plus: (..., out channels), added to the result.
-        out: contiguous tensor for the result; may be ``x`` or ``plus`` itself.
-
-    Returns:
-        (..., out channels), which is ``out`` if given.
-    """
-    if not _can_onednn(x, first[0], second[0]):
-        found = linear(F.gelu(linear(x, *first)), *second)
-        found = found if plus is None else found + plus
-        return found if out is None else out.copy_(found)
-    layers = _split_hidden(first, second)
-    made = len(second[0])
-    found = x.new_empty(*x.shape[:-1], made) if out is None else out
-    results, tokens = found.view(-1, made), x.reshape(-1, x.shape[-1])
-    added = None if plus is None else plus.reshape(results.shape)
-
-    def of_part(number: int) -> None:
-        part = slice(number * _MLP_BLOCK_TOKENS, (number + 1) * _MLP_BLOCK_TOKENS)
-        sums = _mlp_block(tokens[part], layers, second[1])
-        if added is None:
-            results[part] = sums
-        else:
-            torch.add(sums, added[part], out=results[part])
-
-    full, rest = divmod(len(tokens), _MLP_BLOCK_TOKENS)
-    # Fake tensors: one block stands for all, since all have the same peak.
-    repeat_call(full, of_part, identical=isinstance(x, FakeTensor))
-    if rest:
-        of_part(full)
-    return found
-
-
-def mlp_workspace_bytes(tokens: int, first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """Return the most bytes of `mlp`'s workspace, for weights of these shapes."""
-    held = _MAX_HIDDEN_BLOCK + 2 * second[0]
-    return 4 * (min(tokens, _MLP_BLOCK_TOKENS) * held + first[0] * (first[1] + second[0]))
-
-
-# Per block of hidden channels: weights and bias in the first layer, columns of the second.
-_HiddenBlocks = list[tuple[Tensor, Tensor | None, Tensor]]
-
-
-def _split_hidden(first: Layer, second: Layer) -> _HiddenBlocks:
-    between = len(first[0])
-    size = -(-between // -(-between // _MAX_HIDDEN_BLOCK))
-    weights = first[0].contiguous().split(size)
-    biases = [None] * len(weights) if first[1] is None else first[1].split(size)
-    # oneDNN is a thousand times slower with non-contiguous columns of a larger matrix.
-    columns = [one.contiguous() for one in second[0].split(size, 1)]
-    return list(zip(weights, biases, columns, strict=True))
-
-
-def _mlp_block(tokens: Tensor, layers: _HiddenBlocks, bias: Tensor | None) -> Tensor:
-    sums: Tensor | None = None
-    for weight, shift, columns in layers:
-        between = onednn_linear(tokens, weight, shift, gelu=True)
-        sums = onednn_linear(between, columns, bias if sums is None else None, plus=sums)
-    assert sums is not None
-    return sums
 
 
 # The operator that PyTorch Inductor uses for linear layers on x86 CPUs.

@@ -19,11 +19,6 @@ from lowtide.attention.spec import AttentionSpec
 MIN_HEAD_DIM = 16
 # Bytes of scores per block of explicit products: they fit the CPU's cache.
 _SCORE_BYTES = 4 << 20
-# CPUs multiply 8 or 16 values at once, and products of 30 channels take longer than of 32. Padding
-# wider heads costs more than it gains.
-_MULTIPLES, _MAX_PADDING_RATIO, _MAX_PADDED_DIM = (16, 8), 1.08, 96
-# Bytes of padded queries, keys and values per block: they fit the cache until they are used.
-_PADDED_BLOCK_BYTES = 4 << 20
 # Fraction of windows with one pattern above which the pattern is applied to all of them, which
 # avoids gathering copies.
 _DOMINANT_FRACTION = 0.75
@@ -69,15 +64,6 @@ def patterns_in_range(patterns: Sequence[MaskPattern], first: int, end: int) -> 
         if left:
             found.append(MaskPattern(left, one.mask))
     return found
-
-
-def padded_head_dim(width: int) -> int:
-    """Return the head dim, with zero padding, that is fastest on a CPU for ``width``."""
-    for multiple in _MULTIPLES:
-        wide = -(-width // multiple) * multiple
-        if wide <= min(_MAX_PADDED_DIM, width * _MAX_PADDING_RATIO):
-            return wide
-    return width
 
 
 def attend_windows(
@@ -164,16 +150,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scal
         return attention(query, key, value, bias, AttentionSpec(scale))
     if query.shape[-1] < MIN_HEAD_DIM:
         return _attend_explicitly(query, key, value, bias, scale)
-    if _benefits_from_padding(query, value):
-        return _attend_padded(query, key, value, bias, scale)
     return F.scaled_dot_product_attention(query, key, value, bias, scale=scale)
-
-
-def _benefits_from_padding(query: Tensor, value: Tensor) -> bool:
-    width = query.shape[-1]
-    plain = query.dtype == torch.float32 and not torch.is_grad_enabled()
-    known = width == value.shape[-1] and not torch.compiler.is_compiling()
-    return plain and known and padded_head_dim(width) > width
 
 
 def _is_on_cpu(tensor: Tensor) -> bool:
@@ -205,31 +182,3 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, scale: float, unit:
     # In place, and without a scaled copy of ``added``, which may be as large as many windows'
     # queries.
     return scores if bias is None else scores.add_(bias, alpha=unit)
-
-
-def _attend_padded(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
-) -> Tensor:
-    """Attend by PyTorch's kernel with zero-padded heads, in blocks of windows.
-
-    The zeros add nothing to scores, and the padding of the result is dropped.
-    """
-    given, width = (query, key, value), query.shape[-1]
-    wide, result = padded_head_dim(width), _empty(query, value)
-    window = query.shape[1] * wide * query.itemsize * sum(one.shape[2] for one in given)
-    at_once = max(1, _PADDED_BLOCK_BYTES // window)
-    buffers = [_zeros(one[:at_once], wide) for one in given]
-    for first in range(0, len(query), at_once):
-        part = slice(first, first + at_once)
-        q, k, v = (room[: len(one[part])] for room, one in zip(buffers, given, strict=True))
-        for buffer, one in zip((q, k, v), given, strict=True):
-            buffer[..., :width] = one[part]
-        # Not bound to a name, which would keep two blocks' results alive.
-        result[part] = F.scaled_dot_product_attention(q, k, v, bias, scale=scale)[..., :width]
-    return result
-
-
-def _zeros(like: Tensor, wide: int) -> Tensor:
-    """Allocate zeros in the memory layout (windows, N, heads, ``wide``)."""
-    windows, heads, places = like.shape[:3]
-    return like.new_zeros(windows, places, heads, wide).transpose(1, 2)

@@ -18,7 +18,6 @@ from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage, concat_by_copy
 from lowtide.streaming.planner.dry_run import dry_run, trace_run
 from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, LayoutSearch
-from lowtide.streaming.rules import fuse_mlp, fuse_qkv_proj
 from support.random_models import BOUND, drawn_size, made
 from support.stream_families import AUTOENCODERS, FAMILIES
 
@@ -27,8 +26,6 @@ from support.stream_families import AUTOENCODERS, FAMILIES
 def _as_on_a_card(tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     monkeypatch.setattr(Graph, "on_cpu", property(lambda _: False))
-    for module in (fuse_mlp, fuse_qkv_proj):
-        monkeypatch.setattr(module, "has_fp32_cpu_weights", lambda *_: False)
     monkeypatch.setattr(window_attention, "_is_on_cpu", lambda _: False)
 
 

@@ -7,7 +7,6 @@ import lowtide
 from lowtide.streaming.engine.constants import Constants
 from lowtide.streaming.planner.dry_run import trace_run
 from lowtide.streaming.planner.layout_search import LayoutSearch
-from lowtide.streaming.rules import fuse_qkv_proj
 from lowtide.streaming.rules.row_op import RowOp
 from lowtide.streaming.rules.rule import op_name
 from support.band_runs import check_parity, program_of
@@ -31,28 +30,6 @@ def test_it_gives_what_the_model_gives(shift, scale_last, size):
     image = torch.rand(1, 3, *size, dtype=torch.float64)
     check_parity(module, image)
     assert "softmax" not in operators(program_of(module, image))
-
-
-@pytest.mark.grid(3)
-@pytest.mark.parametrize(
-    ("shift", "channels", "heads", "size"),
-    [
-        (0, 60, 2, (24, 12)),
-        (2, 60, 2, (28, 36)),
-        (2, 32, 2, (8, 4)),
-        (0, 66, 3, (28, 36)),
-        (2, 66, 3, (24, 12)),
-    ],
-)
-def test_layers_around_it_are_run_with_it(monkeypatch, shift, channels, heads, size):
-    monkeypatch.setattr(
-        fuse_qkv_proj, "_CHUNK_BYTES", 4 * SIDE**2 * 3 * 64 * 4
-    )  # four windows or five
-    module = Windows(channels, heads, shift=shift)
-    image = torch.rand(1, 3, *size)
-    assert operators(program_of(module, image)).count("linear") == 1
-    assert "matmul" not in operators(program_of(module, image))
-    check_parity(module, image, share=3e-6)
 
 
 def test_small_heads_are_left_as_they_are():

@@ -16,7 +16,6 @@ from torch import Tensor
 from lowtide.attention.window_attention import MaskPattern, attend_windows, patterns_in_range
 from lowtide.core.trace_cache import cached_in_trace
 from lowtide.models.optimized.optimized_module import OptimizedModule, is_recorded
-from lowtide.models.optimized.padded_heads import PaddedHeads
 from lowtide.models.optimized.shift_mask import ShiftMask, WindowOrder
 from lowtide.models.optimized.token_linear import linear_add
 
@@ -44,7 +43,7 @@ class OptimizedWindowAttention(OptimizedModule):
             given = {} if rpi is None else {"rpi": rpi}
             return self.plain(x, **given, mask=mask)
         patterns = () if mask is None else mask.patterns(x)
-        return self.attend(x, PaddedHeads(self.plain, x), self.bias(rpi), patterns)
+        return self.attend(x, self.bias(rpi), patterns)
 
     def bias(self, rpi: Tensor | None = None) -> Tensor:
         """Return the relative position bias of all scores, (1, heads, N, N)."""
@@ -55,7 +54,6 @@ class OptimizedWindowAttention(OptimizedModule):
     def attend(
         self,
         x: Tensor,
-        heads: PaddedHeads,
         bias: Tensor,
         patterns: Sequence[MaskPattern],
         plus: Tensor | None = None,
@@ -64,9 +62,9 @@ class OptimizedWindowAttention(OptimizedModule):
 
         ``x``, ``plus`` and the result are (windows, N, C), ``bias`` is (1, heads, N, N).
         """
-        query, key, value = heads.split(x).permute(2, 0, 3, 1, 4)
+        query, key, value = split_heads(self.plain, x).permute(2, 0, 3, 1, 4)
         found = attend_windows(query, key, value, bias, patterns, self.plain.scale)
-        return heads.join(found.transpose(1, 2).flatten(2), plus)
+        return linear_add(self.plain.proj, found.transpose(1, 2).flatten(2), plus)
 
 
 class OptimizedSwinBlock(OptimizedModule):
@@ -133,7 +131,6 @@ class OptimizedSwinBlock(OptimizedModule):
         """Run `parts` in the order ``pixel_order``; ``overwritten`` pixels may change."""
         plain = self.plain
         places = plain.window_size**2
-        heads = PaddedHeads(plain.attn.plain, pixels)
         total = len(pixels) // places
         some = windows_per_chunk(pixels, total)
         # The last chunk may overlap the one before it.
@@ -146,7 +143,7 @@ class OptimizedSwinBlock(OptimizedModule):
             given = pixels.index_select(0, chosen) if kept is None else kept
             windows = plain.norm1(given).view(some, places, -1)
             here = patterns_in_range(patterns, first, first + some)
-            seen = plain.attn.attend(windows, heads, bias, here, given.view_as(windows))
+            seen = plain.attn.attend(windows, bias, here, given.view_as(windows))
             seen = seen.view_as(given)
             yield chosen, given, end(plain.norm2(seen), seen)
 
@@ -220,8 +217,8 @@ class OptimizedOverlapAttention(OptimizedModule):
         plain = self.plain
         height, width = x_size
         side, seen = plain.window_size, plain.overlap_win_size
-        heads = PaddedHeads(plain, x)
-        query, key, value = heads.split(plain.norm1(x).unflatten(1, x_size)).unbind(3)
+        pixels = plain.norm1(x).unflatten(1, x_size)
+        query, key, value = split_heads(plain, pixels).unbind(3)
         bias = gather_bias(plain.relative_position_bias_table, rpi, side * side)
         found = attend_windows(
             partition_windows(query, side, side),
@@ -231,8 +228,13 @@ class OptimizedOverlapAttention(OptimizedModule):
             (),
             plain.scale,
         )
-        x = heads.join(merge_windows(found, height, width, (side, side)), x)
+        x = linear_add(plain.proj, merge_windows(found, height, width, (side, side)), x)
         return linear_add(plain.mlp, plain.norm2(x), x)
+
+
+def split_heads(attention: Any, x: Tensor) -> Tensor:
+    """Apply the ``qkv`` layer of an attention: (..., C) to (..., 3, heads, head dim)."""
+    return attention.qkv(x).unflatten(-1, (3, attention.num_heads, -1))
 
 
 def gather_bias(table: Tensor, index: Tensor, queries: int) -> Tensor:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lowtide.streaming.engine.buffer_reuse import BufferReuse
 from lowtide.streaming.engine.last_use import LastUseMap
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment
@@ -33,8 +32,6 @@ class Band:
             written as soon as they are computed.
         reads: Rows of pages that the band reads.
         later_reads: Rows of pages that later bands read.
-        in_place: The input whose memory the result may be written into.
-        appended_to_held: Results whose new rows are read together with held ones.
     """
 
     computed: dict[int, Spans] = field(default_factory=dict)
@@ -43,8 +40,6 @@ class Band:
     targets: dict[int, Spans] = field(default_factory=dict)
     reads: dict[int, Spans] = field(default_factory=dict)
     later_reads: dict[int, Spans] = field(default_factory=dict)
-    in_place: dict[int, int] = field(default_factory=dict)
-    appended_to_held: set[int] = field(default_factory=set)
 
 
 def schedule_bands(
@@ -118,17 +113,6 @@ class _BandScheduler:
         self._program, self._segment, self._last_reads = program, segment, last_reads
         self._segment_steps = set(segment.steps)
         self._max_bands = max_bands(program, segment)
-        self._reuse = BufferReuse(
-            program.steps,
-            segment.steps,
-            program.alias_sets,
-            (
-                *segment.pages,
-                *segment.reads,
-                *program.graph.inputs,
-                *program.outputs,
-            ),
-        )
         self._computed: dict[int, Spans] = {}
         self._held: dict[int, Spans] = {}
 
@@ -163,8 +147,6 @@ class _BandScheduler:
             if not new:
                 continue
             band.computed[index] = new
-            if any(low < new[0][0] < high for low, high in requested):
-                band.appended_to_held.add(index)
             self._computed[index] = union([*computed, *new])
             for span in new:
                 for one, spans in zip(step.inputs, step.input_spans(span), strict=True):
@@ -187,7 +169,6 @@ class _BandScheduler:
             if (held := read_after(band_index, index, spans))
         }
         band.last_uses = self._last_uses(band)
-        band.in_place = self._reuse.in_place_inputs(band.computed, band.last_uses, band.held)
         band.later_reads = {
             index: left for index in self._segment.reads if (left := read_after(band_index, index))
         }

@@ -221,21 +221,11 @@ class BandExecutor:
             buffers[index] = MemoryPage(step.rows.dim, self._device)
         buffer = buffers[index]
         input_spans = zip(step.inputs, step.input_spans(span), strict=True)
-        pieces, run = (
-            [self._gather_rows(one, spans, buffers) for one, spans in input_spans],
-            step.run,
-        )
+        pieces = [self._gather_rows(one, spans, buffers) for one, spans in input_spans]
         if self._before_step is not None and not step.view:
             self._before_step(step_peak_bytes(self._program, index, span, pieces))
         full_inputs = self._full_inputs(step, span)
-        if index in band.appended_to_held and step.out_run is not None and index not in self._pages:
-            out = buffer.extend(span)
-            if out is not None:
-                step.out_run(span, pieces, full_inputs, out)
-                return
-        if index in band.in_place:
-            run = step.in_place_runs[band.in_place[index]]
-        rows = run(span, pieces, full_inputs)
+        rows = step.run(span, pieces, full_inputs)
         del pieces
         if index in self._pages:
             self._pages[index].write(span[0], rows)

@@ -9,17 +9,12 @@ from typing import Any
 
 from lowtide.core.errors import ModelError
 from lowtide.streaming.capture.graph import Graph, Node
-from lowtide.streaming.engine.buffer_reuse import find_alias_sets
 from lowtide.streaming.rules import RULES, RuleContext
-from lowtide.streaming.rules.fuse_mlp import fuse_mlp
-from lowtide.streaming.rules.fuse_qkv_proj import fuse_qkv_proj
 from lowtide.streaming.rules.fuse_unfold import fuse_unfold
 from lowtide.streaming.rules.fuse_upsample_conv import fuse_upsample_convs, upsample_conv2d
 from lowtide.streaming.rules.pointwise import is_pointwise, pointwise
-from lowtide.streaming.rules.redundant_copies import redundant_copies
 from lowtide.streaming.rules.row_op import Reduction, RowAxis, RowOp
 from lowtide.streaming.rules.rule import RuleResult, op_name
-from lowtide.streaming.rules.sum_layout import contiguous_sums
 
 
 @dataclass(frozen=True)
@@ -86,11 +81,6 @@ class StreamProgram:
         )
         return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
-    @cached_property
-    def alias_sets(self) -> dict[int, int]:
-        """By result the first one of its alias set, which may share its memory."""
-        return find_alias_sets(self.graph, self.steps)
-
     def bytes_of(self, index: int) -> int:
         """Return the bytes of a whole result."""
         return self.graph.nodes[index].meta.nbytes
@@ -141,13 +131,7 @@ def lower_to_rows(graph: Graph) -> StreamProgram:
 
 def _lower(graph: Graph) -> StreamProgram:
     program = StreamProgram(graph, outputs=tuple(dict.fromkeys(graph.outputs)))
-    context = RuleContext(
-        graph,
-        program.rows,
-        program.constants,
-        frozenset(contiguous_sums(graph)),
-        frozenset(redundant_copies(graph)),
-    )
+    context = RuleContext(graph, program.rows, program.constants)
     for index, dim in zip(graph.inputs, graph.axes, strict=True):
         program.rows[index] = RowAxis(dim, graph.nodes[index].meta.shape[dim])
     for node in graph.nodes:
@@ -199,9 +183,8 @@ def _full_tensor_op(program: StreamProgram, node: Node) -> FullTensorOp:
 
 
 def _apply_rule(node: Node, context: RuleContext) -> RuleResult:
-    for several in (fuse_mlp, fuse_qkv_proj, fuse_unfold):
-        if found := several(node, context):
-            return found
+    if found := fuse_unfold(node, context):
+        return found
     if is_pointwise(node):
         return pointwise(node, context)
     rule = RULES.get(op_name(node.target))

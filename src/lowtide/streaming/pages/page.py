@@ -114,24 +114,6 @@ class MemoryPage:
                 self._pieces = sorted([*rest, (spans[0], rows)], key=lambda piece: piece[0])
         return rows
 
-    def extend(self, span: Span) -> Tensor | None:
-        """Return memory to write the rows of ``span`` to, such as (B, C, rows, W).
-
-        It is contiguous with the rows before. None if the page is not one piece that ends where the
-        span begins.
-        """
-        first, last = span
-        if len(self._pieces) != 1 or self._pieces[0][0][1] != first:
-            return None
-        (((low, _), rows),) = self._pieces
-        order, shape = memory_order(rows), list(rows.shape)
-        shape[self._dim] = last - low
-        permuted = rows.new_empty([shape[one] for one in order])
-        whole = _permute_back(permuted, order)
-        whole.narrow(self._dim, 0, first - low).copy_(rows)
-        self._pieces = [((low, last), whole)]
-        return whole.narrow(self._dim, first - low, last - first)
-
     def prefetch(self, spans: Spans) -> None:
         """Do nothing: the rows are in memory."""
 

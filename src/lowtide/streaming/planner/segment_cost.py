@@ -69,9 +69,7 @@ class _LiveBytes:
                 for span in spans:
                     self._run(index, step, span, band)
                 if index not in kept and not step.view:
-                    # The rows that it overwrites are freed as soon as it is computed.
-                    size = count(spans) * self._program.row_bytes(index)
-                    self._add(index, size, new=index not in band.in_place)
+                    self._add(index, count(spans) * self._program.row_bytes(index))
                 if self._program.view_base(index) not in ends[1]:
                     ends[0].setdefault(index, []).append(index)
             elif index not in band.targets:
@@ -94,8 +92,7 @@ class _LiveBytes:
 
     def _run(self, index: int, step: RowOp, span: Span, band: Band) -> None:
         """Count one operator call: its result, workspace and copied rows."""
-        own = not step.view and index not in band.in_place
-        result = (span[1] - span[0]) * self._program.row_bytes(index) if own else 0
+        result = 0 if step.view else (span[1] - span[0]) * self._program.row_bytes(index)
         given, copied = 0, 0
         for one, spans in zip(step.inputs, step.input_spans(span), strict=True):
             size = count(spans) * self._program.row_bytes(one)
@@ -108,8 +105,7 @@ class _LiveBytes:
         taken = result + copied + step.workspace_bytes(span[1] - span[0], given, result)
         self.peak = max(self.peak, self._current + taken)
 
-    def _add(self, index: int, more: int, *, new: bool = True) -> None:
+    def _add(self, index: int, more: int) -> None:
         self._held[index] = self._held.get(index, 0) + more
         self._current += more
-        if new:
-            self.peak = max(self.peak, self._current)
+        self.peak = max(self.peak, self._current)

@@ -9,15 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.memory_format import to_contiguous
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.pages.page import concat_rows
 from lowtide.streaming.rules.frame_conv import convolve_frames, runs_by_frame
 from lowtide.streaming.rules.kernel_extent import Kernel
-from lowtide.streaming.rules.light_conv import light_convolution
 from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
 from lowtide.streaming.rules.rule import Rule, RuleContext, argument, replace_arg, samplewise
-from lowtide.streaming.rules.sum_layout import needs_contiguous_input
 from lowtide.streaming.spans import Span
 
 # oneDNN copies a convolution's input or result, and its weights, to blocks of 16 channels: share of
@@ -168,11 +165,9 @@ def convolution(node: Node, context: RuleContext) -> RowOp | None:
     pad = per_dim(given, 0, len(sizes))
     has_bias = bias is not None
 
-    make_contiguous = needs_contiguous_input(node.args[0], context)
     by_frame = runs_by_frame(node, context, at)
 
     def run(piece: Tensor, whole: Sequence[Tensor], rows: int) -> Tensor:
-        piece = to_contiguous(piece) if make_contiguous else piece
         if by_frame:
             pads = replace_arg(pad, at, rows)
             return convolve_frames(
@@ -195,7 +190,7 @@ def convolution(node: Node, context: RuleContext) -> RowOp | None:
     )
     if by_frame:
         share = (1 + share) / node.meta.shape[2]  # and the frames that a frame depends on
-    step = kernel_op(
+    return kernel_op(
         node,
         context,
         kernel,
@@ -204,7 +199,6 @@ def convolution(node: Node, context: RuleContext) -> RowOp | None:
         workspace_share=share,
         fixed_workspace_bytes=context.meta(weight).nbytes,
     )
-    return None if step is None else light_convolution(step, node, context, kernel, run)
 
 
 def unfold(node: Node, context: RuleContext) -> RowOp | None:

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.memory_format import to_contiguous
 from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta, substitute_refs
 from lowtide.streaming.rules.conv import (
     ONEDNN_REORDER_SHARE,
@@ -26,7 +25,6 @@ from lowtide.streaming.rules.conv import (
 )
 from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
 from lowtide.streaming.rules.rule import Rule, RuleContext, argument, op_name, samplewise
-from lowtide.streaming.rules.sum_layout import needs_contiguous_input
 from lowtide.streaming.spans import Span
 
 # In lower precision the sums of weights would be rounded a second time.
@@ -178,7 +176,6 @@ def upsample_convolution(node: Node, context: RuleContext) -> RowOp | None:
     if rows is None or rows.dim != 2:
         return None
     has_bias = node.args[2] is not None
-    make_contiguous = needs_contiguous_input(node.args[0], context)
 
     def seen(span: Span) -> Span:
         return span[0] // 2 - 1, span[1] // 2 + 1
@@ -189,8 +186,7 @@ def upsample_convolution(node: Node, context: RuleContext) -> RowOp | None:
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         first, last = seen(span)
-        piece = to_contiguous(pieces[0]) if make_contiguous else pieces[0]
-        piece = pad_constant(piece, 2, max(0, -first), max(0, last - rows.size), 0.0)
+        piece = pad_constant(pieces[0], 2, max(0, -first), max(0, last - rows.size), 0.0)
         return _convolve_inner_rows(piece, whole[0], whole[1] if has_bias else None)
 
     weight = context.meta(node.args[1])

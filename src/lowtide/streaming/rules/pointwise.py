@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lowtide.attention.memory_format import to_contiguous
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.in_place import in_place_runs, out_run
 from lowtide.streaming.rules.row_op import RowAxis, RowOp
 from lowtide.streaming.rules.rule import (
     Rule,
@@ -22,7 +21,6 @@ from lowtide.streaming.rules.rule import (
     normalize_dims,
     op_name,
 )
-from lowtide.streaming.rules.sum_layout import contiguous_run
 from lowtide.streaming.spans import Span
 
 # Pointwise operators that PyTorch does not tag so, or only for some overloads.
@@ -85,22 +83,10 @@ def pointwise(node: Node, context: RuleContext) -> RowOp | None:
     step = banded_op(
         node, context, found, cheap=True, view=op_name(node.target) in _VIEWS, sliced_dims=slices
     )
-    if node.index in context.redundant_copies:
-        return replace(step, run=_identity, view=True)
     memory_format = node.kwargs.get("memory_format")
     if op_name(node.target) == "clone" and memory_format is torch.contiguous_format:
-        step = replace(step, run=_to_contiguous)
-    contiguous = node.index in context.contiguous_sums
-    if contiguous:
-        step = replace(step, run=contiguous_run(node, step.inputs))
-    in_place = in_place_runs(node, step.inputs, step.run, context.graph, contiguous=contiguous)
-    return replace(
-        step, in_place_runs=in_place, out_run=None if contiguous else out_run(node, step.inputs)
-    )
-
-
-def _identity(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-    return pieces[0]
+        return replace(step, run=_to_contiguous)
+    return step
 
 
 def _to_contiguous(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:

@@ -29,8 +29,6 @@ InputSpans = tuple[Spans, ...]
 # (span, input rows, arguments without rows) -> result rows. Arguments are tensors or lists of
 # `MaskPattern`.
 Run = Callable[[Span, Sequence[Tensor], Sequence[Any]], Tensor]
-# The same with the tensor that the rows are written into.
-OutRun = Callable[[Span, Sequence[Tensor], Sequence[Any], Tensor], object]
 
 
 def _zero(_: int) -> int:
@@ -56,9 +54,6 @@ class RowOp:
         row_workspace_bytes: Workspace bytes for a number of rows.
         fixed_workspace_bytes: Workspace bytes of any band.
         padded: Bands at the image's ends are copied to pad them.
-        in_place_runs: By input, a form of ``run`` that may write the result into that input's
-            memory.
-        out_run: Form of ``run`` that writes into a given tensor.
     """
 
     rows: RowAxis
@@ -74,8 +69,6 @@ class RowOp:
     row_workspace_bytes: Callable[[int], int] = _zero
     fixed_workspace_bytes: int = 0
     padded: bool = False
-    in_place_runs: Mapping[int, Run] = field(default_factory=dict)
-    out_run: OutRun | None = None
 
     def workspace_bytes(self, num_rows: int, input_bytes: int, output_bytes: int) -> int:
         """Estimate the workspace bytes of a band.

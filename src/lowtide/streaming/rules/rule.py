@@ -43,16 +43,11 @@ class RuleContext:
         graph: Graph being lowered.
         rows: Row axis of each result that has one.
         constants: Results that do not depend on the input.
-        contiguous_sums: Sums whose result is made contiguous, even if not so in a run of the whole
-            model.
-        redundant_copies: Copies that may be left out.
     """
 
     graph: Graph
     rows: dict[int, RowAxis]
     constants: AbstractSet[int] = frozenset()
-    contiguous_sums: frozenset[int] = frozenset()
-    redundant_copies: frozenset[int] = frozenset()
 
     @cached_property
     def use_counts(self) -> Counter[int]:
@@ -60,11 +55,6 @@ class RuleContext:
         found = Counter(one for node in self.graph.nodes for one in node.refs)
         found.update(self.graph.outputs)
         return found
-
-    @cached_property
-    def readers(self) -> dict[int, list[Node]]:
-        """By result the nodes that take it."""
-        return self.graph.users()
 
     def meta(self, ref: Any) -> TensorMeta:
         """Return shape and dtype of an argument that is a `NodeRef`."""
@@ -95,11 +85,6 @@ def sole_producer(arg: Any, context: RuleContext, *names: str) -> Node | None:
     node = context.graph.nodes[arg.node]
     fits = node.kind == "call" and (not names or op_name(node.target) in names)
     return node if fits else None
-
-
-def owns_full_storage(tensor: Tensor) -> bool:
-    """Whether a tensor of any shape occupies all of its storage."""
-    return tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def normalize_dims(dim: Any, rank: int) -> list[int]:

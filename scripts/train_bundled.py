@@ -21,14 +21,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from photographs import PHOTOS, TUNING, Patches, photograph, shrink
 from safetensors.torch import save as to_safetensors
+from torch import Tensor
 
 import lowtide.models
 from lowtide.core.metrics import psnr_y
-from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
+from lowtide.models import lowtide_files
+from lowtide.models.paragonsr2.conv_config import FileConfig, ParagonConvConfig
 from lowtide.models.paragonsr2.paragon_conv import ParagonConv
 from lowtide.models.resample import resize_cubic
 
@@ -53,15 +56,19 @@ RECIPES = {
 }
 
 
+def enlarged(model: torch.nn.Module, low: np.ndarray) -> np.ndarray:
+    """uint8 (H, W, 3) as the model enlarges it."""
+    with torch.inference_mode():
+        image = model(torch.from_numpy(low).permute(2, 0, 1)[None].float() / 255.0)
+    return (image[0].clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+
+
 def tuning_scores(model: ParagonConv) -> dict[str, float]:
     """PSNR-Y in dB on the photographs that are not trained on."""
     scale, scores = model.config.scale, {}
     for name in TUNING:
         low, high = shrink(photograph(name), scale)
-        with torch.inference_mode():
-            image = model(torch.from_numpy(low).permute(2, 0, 1)[None].float() / 255.0)
-        pixels = (image[0].clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
-        scores[name] = round(psnr_y(pixels, high, scale), 3)
+        scores[name] = round(psnr_y(enlarged(model, low), high, scale), 3)
     return scores
 
 
@@ -203,21 +210,23 @@ def sorted_header(blob: bytes) -> bytes:
     return len(padded).to_bytes(8, "little") + padded + blob[8 + length :]
 
 
+def write_weights(path: Path, tensors: dict[str, Tensor], config: FileConfig) -> str:
+    """Write a model file, print what it is, and return its SHA-256."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    blob = sorted_header(to_safetensors(tensors, lowtide_files.metadata_for(config)))
+    path.write_bytes(blob)
+    digest = hashlib.sha256(blob).hexdigest()
+    print(f"{path.name}: {len(blob)} bytes, sha256 {digest}")
+    return digest
+
+
 def save(model: ParagonConv, recipe: Recipe, seed: int, log: list[dict], folder: Path) -> None:
     """Write weights, log and card."""
     path = folder / f"lowtide-x{recipe.config.scale}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    metadata = {
-        "lowtide.architecture": "ParagonConv",
-        "lowtide.config": json.dumps(recipe.config.to_dict()),
-    }
-    blob = sorted_header(to_safetensors(tensors, metadata))
-    path.write_bytes(blob)
-    digest = hashlib.sha256(blob).hexdigest()
+    digest = write_weights(path, tensors, recipe.config)
     path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
     path.with_suffix(".md").write_text(card(recipe, seed, model, digest))
-    print(f"{path.name}: {path.stat().st_size} bytes, sha256 {digest}")
 
 
 def main() -> None:

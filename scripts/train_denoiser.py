@@ -17,7 +17,6 @@ out is read before that.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import time
 from pathlib import Path
@@ -36,12 +35,10 @@ from denoiser_recipe import (
     WEIGHT_DECAY,
     Samples,
 )
-from safetensors.torch import save as to_safetensors
 from torch import Tensor
-from train_bundled import sorted_header
+from train_bundled import write_weights
 
 import lowtide.models
-from lowtide.models import lowtide_files
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
 from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.training.setup import MovingAverage
@@ -112,13 +109,10 @@ def train(
 def keep(network: SlimUNet, start: int, log: list[dict[str, float]], folder: Path) -> None:
     """Write weights, log and card."""
     path = folder / f"{NAME}.safetensors"
-    folder.mkdir(parents=True, exist_ok=True)
     denoiser = Denoiser(CONFIG)
     denoiser.unet.load_state_dict(network.state_dict())
     state = {name: one.half().contiguous() for name, one in denoiser.state_dict().items()}
-    blob = sorted_header(to_safetensors(state, lowtide_files.metadata_for(CONFIG)))
-    path.write_bytes(blob)
-    digest = hashlib.sha256(blob).hexdigest()
+    digest = write_weights(path, state, CONFIG)
     lines = "".join(json.dumps(row) + "\n" for row in log)
     path.with_suffix(".jsonl").write_text(lines, encoding="utf-8")
     denoiser = lowtide.models.load(path).module
@@ -130,7 +124,6 @@ def keep(network: SlimUNet, start: int, log: list[dict[str, float]], folder: Pat
     text = card(denoiser, made_by, log, digest)
     path.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text[text.index("## Scores") :])
-    print(f"{path.name}: {path.stat().st_size} bytes, sha256 {digest}")
 
 
 def main() -> None:

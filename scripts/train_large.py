@@ -16,7 +16,6 @@ change that: its file has each pixel twice, which no photograph has.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,14 +27,12 @@ import torch
 from more_photographs import MORE, MORE_SHRINK, photographs
 from photographs import PHOTOS, SHRINK, TUNING, photograph, shrink
 from safetensors.torch import load_file
-from safetensors.torch import save as to_safetensors
 from scipy.ndimage import gaussian_filter
-from train_bundled import bicubic, sorted_header, tuning_scores
+from train_bundled import bicubic, tuning_scores, write_weights
 
 import lowtide.models
 from lowtide.cli.train import ProgressLines
 from lowtide.jobs.train_sr import TrainReport, train_sr
-from lowtide.models import lowtide_files
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.resample import resize_cubic
 from lowtide.training.tasks.sr_config import SrConfig
@@ -216,16 +213,11 @@ PSNR-Y in dB (BT.601 luma, 8-bit rounding, {scale} pixels cropped):
 def keep(scale: int, report: TrainReport, folder: Path) -> None:
     """Write weights, log and card of a finished training."""
     path = folder / f"{name_of(scale)}.safetensors"
-    folder.mkdir(parents=True, exist_ok=True)
-    entries = lowtide_files.metadata_for(CONFIGS[scale])
-    blob = sorted_header(to_safetensors(load_file(report.weights), entries))
-    path.write_bytes(blob)
-    digest = hashlib.sha256(blob).hexdigest()
+    digest = write_weights(path, load_file(report.weights), CONFIGS[scale])
     log = Path(report.folder) / "log.jsonl"
     path.with_suffix(".jsonl").write_text(log.read_text(encoding="utf-8"), encoding="utf-8")
     scores = tuning_scores(lowtide.models.load(path).module)
     path.with_suffix(".md").write_text(card(scale, report, scores, digest), encoding="utf-8")
-    print(f"{path.name}: {path.stat().st_size} bytes, sha256 {digest}")
 
 
 def main() -> None:

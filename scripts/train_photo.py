@@ -14,29 +14,26 @@ while a training runs or after it was stopped.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyvips
 import torch
 from more_photographs import MORE, MORE_SHRINK, WALLPAPER_SIDES, WALLPAPERS, photographs
 from photographs import PHOTOS, SHRINK, TUNING, photograph, shrink
 from safetensors.torch import load_file
-from safetensors.torch import save as to_safetensors
-from train_bundled import sorted_header
+from train_bundled import enlarged, write_weights
 from train_large import write
 
 import lowtide.models
 from lowtide.cli.train import ProgressLines
 from lowtide.core.metrics import psnr_y
 from lowtide.jobs.train_sr import train_sr
-from lowtide.models import lowtide_files
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.resample import resize_cubic
+from lowtide.training.data.degrade import jpeg_roundtrip
 from lowtide.training.tasks.sr_config import SrConfig
 
 # A trunk as deep as this may learn nothing at all from a random start at twice the size: one of 12
@@ -72,8 +69,8 @@ def training_pictures(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 def as_jpeg(image: np.ndarray, quality: int) -> np.ndarray:
     """uint8 (H, W, 3) after a JPEG of a quality, with chroma at half the resolution."""
-    file = pyvips.Image.new_from_array(image).jpegsave_buffer(Q=quality, subsample_mode="on")
-    return pyvips.Image.jpegload_buffer(file).numpy()
+    coded = jpeg_roundtrip(image.astype(np.float32) / np.float32(255), quality)
+    return np.rint(coded * 255).astype(np.uint8)
 
 
 def write_data(folder: Path, scale: int) -> None:
@@ -140,12 +137,9 @@ def held_out_scores(weights: Path, scale: int) -> dict[str, tuple[float, float]]
         low, high = shrink(photograph(name), scale)
         for quality in QUALITIES:
             given = as_jpeg(low, quality) if quality else low
-            with torch.inference_mode():
-                image = model(torch.from_numpy(given).permute(2, 0, 1)[None].float() / 255.0)
-            pixels = (image[0].clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
             cubic = resize_cubic(given, *high.shape[:2])
             row = f"{name}, JPEG of quality {quality}" if quality else name
-            scores[row] = psnr_y(pixels, high, scale), psnr_y(cubic, high, scale)
+            scores[row] = psnr_y(enlarged(model, given), high, scale), psnr_y(cubic, high, scale)
     return scores
 
 
@@ -217,18 +211,12 @@ antialiased cubic filter, as they are and as JPEGs with chroma at half the resol
 def keep(scale: int, run: Path, weights: Path, folder: Path) -> None:
     """Write weights, log and card of a training, finished or not."""
     path = folder / f"{name_of(scale)}.safetensors"
-    folder.mkdir(parents=True, exist_ok=True)
-    blob = sorted_header(
-        to_safetensors(load_file(weights), lowtide_files.metadata_for(CONFIGS[scale]))
-    )
-    path.write_bytes(blob)
-    digest = hashlib.sha256(blob).hexdigest()
+    digest = write_weights(path, load_file(weights), CONFIGS[scale])
     rows = [json.loads(line) for line in (run / "log.jsonl").open(encoding="utf-8")]
     lines = "".join(json.dumps(row) + "\n" for row in rows if row["step"] % 1000 == 0)
     path.with_suffix(".jsonl").write_text(lines, encoding="utf-8")
     steps = max(row["step"] for row in rows if row.get("best"))
     path.with_suffix(".md").write_text(card(scale, steps, path, digest), encoding="utf-8")
-    print(f"{path.name}: {path.stat().st_size} bytes, sha256 {digest}")
 
 
 def main() -> None:

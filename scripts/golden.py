@@ -1,4 +1,4 @@
-"""Results, memory and time of every job, beside those of an earlier revision.
+"""Results, memory and time of every job, compared with those of an earlier revision.
 
     python scripts/golden.py REVISION            # what the checkout makes, against the revision's
     python scripts/golden.py REVISION --only video
@@ -34,9 +34,11 @@ REPORT = "report.json"
 RESULTS = set(".png .jpg .webp .tif .csv .mkv .mp4 .gz .npy .safetensors .onnx".split())
 
 
-def make(run: Run, folder: Path, source: Path, cache: Path) -> dict[str, Any]:
+def make(run: Run, folder: Path, source: Path) -> dict[str, Any]:
     """Make one run in ``folder`` by the package in ``source``, and return its row."""
-    shutil.rmtree(folder, ignore_errors=True)
+    cache = folder.with_name("cache")
+    for old in (folder, cache):
+        shutil.rmtree(old, ignore_errors=True)
     folder.mkdir(parents=True)
     environment = {
         **os.environ,
@@ -104,13 +106,11 @@ def kept(name: str, source: Path, chosen: list[Run], *, again: bool) -> dict[str
     folder = BUILD / name
     table = folder / "rows.json"
     rows = json.loads(table.read_text()) if table.is_file() and not again else {}
-    if again:
-        shutil.rmtree(folder / "cache", ignore_errors=True)
     for run in chosen:
         if run.name in rows:
             continue
         print(f"{name}: {run.name}", file=sys.stderr, flush=True)
-        rows[run.name] = make(run, folder / _slug(run.name), source, folder / "cache")
+        rows[run.name] = make(run, folder / _slug(run.name), source)
         table.write_text(json.dumps(rows, indent=1))
     return rows
 

@@ -287,10 +287,10 @@ def _stable_bytes(key: str, measured: int) -> int:
     A budget that an error message named has to be enough in the next run.
     """
     facts = key, *machine()
-    known = PlanStore().get("beside", *facts)
+    known = PlanStore().get("resident", *facts)
     if known is None or measured > known + _NOISE_BYTES:
         known = measured
-        PlanStore().put("beside", *facts, value=known)
+        PlanStore().put("resident", *facts, value=known)
     return known
 
 

@@ -169,11 +169,11 @@ def _of_windows(rows: tuple[int, int]) -> int:
     return rows[not windows_are_small()]
 
 
-def _by_rows(info: ImageInfo, rows: tuple[int, int], beside: tuple[int, int]) -> CodecBytes:
+def _by_rows(info: ImageInfo, rows: tuple[int, int], extra: tuple[int, int]) -> CodecBytes:
     """Return the memory of rows and constant bytes, each as bound and typical value.
 
     Each stage of a pipeline has its own window, so that an image with few rows is held up to three
     times.
     """
     upper, typical = min(rows[0], 3 * info.height), min(rows[1], info.height)
-    return CodecBytes(upper * info.row_bytes + beside[0], typical * info.row_bytes + beside[1])
+    return CodecBytes(upper * info.row_bytes + extra[0], typical * info.row_bytes + extra[1])

@@ -23,7 +23,7 @@ from lowtide.core.atomic_file import atomic_write
 from lowtide.core.cpuinfo import cpu_name
 
 Kind = Literal[
-    "costs", "operators", "bands", "graph", "proof", "clock", "beside", "runs", "libraries"
+    "costs", "operators", "bands", "graph", "proof", "clock", "resident", "runs", "libraries"
 ]
 # Most files and bytes of the store. A deep network's graph takes 28 KiB, its bands 20, and most
 # others one.
@@ -111,7 +111,7 @@ class StoredTable:
         self._values[key] = self._new[key] = value
 
     def save(self) -> None:
-        """Store new values beside those that other processes stored meanwhile."""
+        """Store new values together with those that other processes stored meanwhile."""
         if self._new:
             self._store.put(self._kind, *self._facts, value=self._stored() | self._new)
             self._new = {}

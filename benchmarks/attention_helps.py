@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import ResultFile
+from common import ResultFile, row_parser
 from subprocess_run import measure_in_subprocess
 
 from lowtide.jobs.train_sr import train_sr
@@ -206,7 +206,7 @@ def listed(known: tuple[str, ...]) -> Any:
 
 def main() -> None:
     """Train what is missing, and compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = row_parser(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--variants", type=listed(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--attentions", type=listed(ATTENTIONS), default=list(ATTENTIONS))
@@ -215,8 +215,6 @@ def main() -> None:
     )
     parser.add_argument("--photos", type=Path, help="a folder to train on")
     parser.add_argument("--work", type=Path, default=Path("demo") / "attention_helps")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
         "attention_helps",

@@ -14,7 +14,6 @@ photographs that none was trained on, at ISO 1600.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from common import ResultFile
+from common import ResultFile, row_parser
 from torch import Tensor
 
 from lowtide.core.metrics import psnr, ssim
@@ -236,10 +235,8 @@ def scores(denoiser: Denoiser, way: Way) -> dict[str, float]:
 
 def main() -> None:
     """One row for each training that is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = row_parser(__doc__)
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = ResultFile(

@@ -17,14 +17,11 @@ from torch.utils._pytree import tree_leaves
 from lowtide.core.heap import trim_heap
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.plan_store import StoredTable
-from lowtide.memory.prediction.isolated_measurement import (
-    NotMeasuredError,
-    is_safe_in_process,
-    measure_isolated,
-)
 from lowtide.memory.prediction.op_signature import (
     MAX_WORKSPACE_RATIO_LOW_PRECISION,
     Call,
+    all_tensors,
+    is_foreign,
     is_low_precision,
     operand_bytes,
     row_count,
@@ -33,10 +30,10 @@ from lowtide.memory.prediction.op_signature import (
     workspace_bound,
 )
 from lowtide.memory.process_memory import RESIDENT_PEAK, available_host_bytes, status_bytes
-from lowtide.memory.tracing.rnn_workspace import RNN_LAYER
+from lowtide.memory.tracing.rnn_workspace import RNN_LAYER, RNN_LAYER_BACKWARD
 from lowtide.memory.tracing.trace import TensorFacts, Trace
 
-TOO_LARGE = "too large to be measured here"
+TOO_LARGE, UNSAFE = "too large to be measured here", "not safe to be run on zeros"
 
 # Convolutions with larger operands are measured on some of their rows and scaled, since their
 # workspace grows linearly with the rows. With fewer bytes libraries choose other algorithms.
@@ -72,8 +69,8 @@ class CpuWorkspace:
     """Measures the peak bytes of CPU operators, once per signature.
 
     An operator whose operands and results exceed ``limit_bytes`` is not run; by default the limit
-    is a share of free memory. An operator that might crash this process runs in a child process.
-    An operator that cannot be measured is taken at its bound.
+    is a share of free memory. An operator that zeros might make crash is not run either. One that
+    is not run is taken at its bound.
 
     Attributes:
         store: Cache of what was measured.
@@ -94,25 +91,16 @@ class CpuWorkspace:
         """
         key = signature(call)
         known = self.store.get(key)
-        if isinstance(known, str):
-            return self._bound(call, result_bytes, known)
         if known is None:
             operands = operand_bytes(call)
+            if not _is_safe(call):
+                return self._bound(call, result_bytes, UNSAFE)
             if operands > _SCALE_ABOVE and call[0] in _SCALABLE and row_count(call) > _MIN_ROWS:
                 known = self._extrapolated(call)
             elif operands + result_bytes > self.limit_bytes:
                 return self._bound(call, result_bytes, TOO_LARGE)
             else:
-                try:
-                    known = (
-                        measure_operator(call)
-                        if is_safe_in_process(call)
-                        else measure_isolated(call)
-                    )
-                except NotMeasuredError as error:
-                    if error.permanent:
-                        self.store.put(key, str(error))
-                    return self._bound(call, result_bytes, str(error))
+                known = measure_operator(call)
             self.measured += 1
             self.store.put(key, known)
         return known
@@ -133,6 +121,33 @@ class CpuWorkspace:
             return allocated
         # Scale by the share of one measurement: a slope of two would multiply their noise.
         return math.ceil(allocated * measure_operator(with_rows(call, 2 * few)) / high_bytes)
+
+
+# In addition to `torch.Tag.core`: they copy integer elements, or read only their shape.
+_COPY_OPERATORS = frozenset(
+    """
+    copy_ stack roll fill_ ones_like empty_like rand_like randn_like
+    """.split()
+)
+
+
+def _is_safe(call: Call) -> bool:
+    """Return whether an operator can be run on zeros of the recorded layouts in this process.
+
+    It can if it only computes with its arguments, or checks those that are indices. A kernel that
+    does not check its indices, or that PyTorch's fake results describe wrongly, ends the process.
+    """
+    function = call[0]
+    if is_foreign(call):
+        return False
+    if torch.Tag.core in function.tags or torch.Tag.pointwise in function.tags:
+        return True
+    if function is RNN_LAYER_BACKWARD:
+        return call[1][-1].shape != (0,)  # beyond the end of an empty workspace it would read
+    values = {facts.dtype for facts in all_tensors(call)} - {torch.bool}
+    return all(kind.is_floating_point or kind.is_complex for kind in values) or (
+        function.overloadpacket.__name__ in _COPY_OPERATORS
+    )
 
 
 def _measurable_bytes(free_bytes: int) -> int:

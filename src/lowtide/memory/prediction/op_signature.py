@@ -50,7 +50,8 @@ def largest_workspace_ratio(call: Call) -> int:
     """
     if is_foreign(call):
         return _MAX_WORKSPACE_RATIO_FOREIGN
-    ratio = MAX_WORKSPACE_RATIO_LOW_PRECISION if is_low_precision(call) else _MAX_WORKSPACE_RATIO
+    low = any(facts.dtype in (torch.bfloat16, torch.float16) for facts in all_tensors(call))
+    ratio = MAX_WORKSPACE_RATIO_LOW_PRECISION if low else _MAX_WORKSPACE_RATIO
     if call[0] is torch.ops.aten.convolution.default:
         sizes = call[1][1].shape[2:]
         # Small convolutions in 3D unfold their input on the CPU.
@@ -61,11 +62,6 @@ def largest_workspace_ratio(call: Call) -> int:
 def is_foreign(call: Call) -> bool:
     """Return whether an operator is not PyTorch's own."""
     return call[0].namespace not in _NAMESPACES
-
-
-def is_low_precision(call: Call) -> bool:
-    """Return whether any tensor of a call is bf16 or fp16."""
-    return any(facts.dtype in (torch.bfloat16, torch.float16) for facts in all_tensors(call))
 
 
 def operand_bytes(call: Call) -> int:

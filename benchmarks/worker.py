@@ -23,8 +23,8 @@ from padded_tiles import padded_tiles
 
 import lowtide
 from lowtide.core.heap import tune_heap
-from lowtide.memory.meter import anonymous_bytes, open_meter
-from lowtide.memory.process_memory import status_bytes
+from lowtide.memory.meter import open_meter
+from lowtide.memory.process_memory import anonymous_bytes, status_bytes
 from lowtide.streaming.planner.program_cache import preload_capture
 
 # Those that Real-ESRGAN's own documentation has.

@@ -56,18 +56,17 @@ def test_math_holds_the_scores():
 
 def test_math_multiplies_gradient_and_softmax_on_a_gpu():
     """A bound of what one call holds; each of several, one from the other, has its own."""
-    with sdpa_kernel(SDPBackend.MATH):
-        bare, full = (
-            bytes_of(HOPPER, SHAPE, BF16, grad=True, scratch=scratch)[3]
-            for scratch in (False, True)
-        )
-        assert full - bare == near(4 * SCORES)
-        with FakeTensorMode(), Live() as live, simulate_attention(HOPPER):
-            query, key, value = qkv(SHAPE, FP32, grad=True)
-            for _ in range(3):
-                value = F.scaled_dot_product_attention(query, key, value)
-            live.peak, made = live.now, len(live.ops)
-            value.sum().backward()
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        FakeTensorMode(),
+        Live() as live,
+        simulate_attention(HOPPER),
+    ):
+        query, key, value = qkv(SHAPE, FP32, grad=True)
+        for _ in range(3):
+            value = F.scaled_dot_product_attention(query, key, value)
+        live.peak, made = live.now, len(live.ops)
+        value.sum().backward()
     held = [op for op in live.ops[made:] if op == "new_empty.default"]
     assert len(held) == 3
 
@@ -94,8 +93,7 @@ def test_math_and_flash_differ_by_orders_of_magnitude_in_the_backward_pass_too()
 
 def test_flash_backward_holds_gradients_and_an_fp32_twin_of_one():
     kept = OUT + LSE
-    bare = bytes_of(AMPERE, SHAPE, BF16, grad=True, scratch=False)[3]
-    assert bare == near(kept + OUT + 3 * OUT)  # the incoming gradient and three outgoing ones
+    bare = kept + OUT + 3 * OUT  # the incoming gradient and three outgoing ones
     # The result and its gradient are copied here: they are contiguous by heads, not by tokens.
     full = bytes_of(AMPERE, SHAPE, BF16, grad=True)[3]
     assert full == near(bare + 2 * OUT + LSE + 2 * OUT)

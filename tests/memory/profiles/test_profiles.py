@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.meter import total_host_bytes
+from lowtide.memory.process_memory import total_host_bytes
 from lowtide.memory.profiles import DeviceProfile, load_profile, local_profile, profile_names
 from lowtide.memory.profiles.local_device import DriverFacts, profile_from_driver
 from support.gpu_attention import ADA, HOPPER, HOST

@@ -5,8 +5,13 @@ PyTorch; `lowtide.memory.profiles.attention` does.
 """
 
 from lowtide.memory.profiles.local_device import find_profile, local_profile
-from lowtide.memory.profiles.profile import DeviceProfile, Precision, Workspaces
-from lowtide.memory.profiles.shipped import load_profile, profile_names
+from lowtide.memory.profiles.profile import (
+    DeviceProfile,
+    Precision,
+    Workspaces,
+    load_profile,
+    profile_names,
+)
 
 __all__ = [
     "DeviceProfile",

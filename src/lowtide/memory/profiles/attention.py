@@ -34,19 +34,15 @@ class AttentionLog:
 
 
 @contextmanager
-def simulate_attention(profile: DeviceProfile, *, workspace: bool = True) -> Iterator[AttentionLog]:
+def simulate_attention(profile: DeviceProfile) -> Iterator[AttentionLog]:
     """Context in which attention on fake tensors allocates as on ``profile``'s device.
 
     Results, saved tensors, padded copies and gradients are those of the kernel that the device
-    selects. Keep the context open over the backward pass: checkpointing runs attention again there.
-    Covers F.scaled_dot_product_attention, its aten operator and F.multi_head_attention_forward
+    selects, and its own workspace is allocated while it runs. Keep the context open over the
+    backward pass: checkpointing runs attention again there. Covers
+    F.scaled_dot_product_attention, its aten operator and F.multi_head_attention_forward
     (nn.MultiheadAttention, which then does without its fast path); other attention packages are
     not covered. On the CPU nothing is replaced.
-
-    Args:
-        profile: The device.
-        workspace: Whether the kernel's own workspace is allocated too, while it runs; pass False
-            where workspace is counted elsewhere.
 
     Raises:
         TypeError: Attention is called with real tensors.
@@ -55,7 +51,7 @@ def simulate_attention(profile: DeviceProfile, *, workspace: bool = True) -> Ite
     if profile.kind == "cpu":
         yield log
         return
-    with _SimulatedAttention(profile, workspace, log):
+    with _SimulatedAttention(profile, log):
         yield log
 
 
@@ -85,9 +81,9 @@ _NO_OVERRIDES: dict[str, Any] = {
 class _SimulatedAttention(TorchFunctionMode):
     """Function mode that redirects attention calls to the kernels of another device."""
 
-    def __init__(self, profile: DeviceProfile, workspace: bool, log: AttentionLog) -> None:
+    def __init__(self, profile: DeviceProfile, log: AttentionLog) -> None:
         super().__init__()
-        self._profile, self._workspace, self._log = profile, workspace, log
+        self._profile, self._log = profile, log
         self._wrappers = {
             carrier: with_globals(carrier, _NO_OVERRIDES) for carrier in _ATTENTION_WRAPPERS
         }
@@ -138,7 +134,7 @@ class _SimulatedAttention(TorchFunctionMode):
                 attn_mask,
                 scale,
                 enable_gqa,
-                self._profile.multiprocessors if self._workspace else None,
+                self._profile.multiprocessors,
             )
 
 

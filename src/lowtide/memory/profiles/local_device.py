@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowtide.core.errors import UsageError
-from lowtide.memory.meter import total_host_bytes
-from lowtide.memory.profiles.profile import DeviceProfile, Precision
-from lowtide.memory.profiles.shipped import load_profile, profile_names
+from lowtide.memory.process_memory import total_host_bytes
+from lowtide.memory.profiles.profile import (
+    DeviceProfile,
+    Precision,
+    load_profile,
+    profile_names,
+)
 
 # Windows reports up to 5 % more than Linux; GPUs of one name differ by a third or more.
 _SIZE_TOLERANCE = 0.08

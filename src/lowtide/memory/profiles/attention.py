@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,15 +25,8 @@ from lowtide.memory.profiles.attention_kernels import run_fake_attention
 from lowtide.memory.profiles.profile import DeviceProfile
 
 
-@dataclass
-class AttentionLog:
-    """Count of attention calls per kernel inside `simulate_attention`; empty on the CPU."""
-
-    paths: Counter[AttentionPath] = field(default_factory=Counter)
-
-
 @contextmanager
-def simulate_attention(profile: DeviceProfile) -> Iterator[AttentionLog]:
+def simulate_attention(profile: DeviceProfile) -> Iterator[Counter[AttentionPath]]:
     """Context in which attention on fake tensors allocates as on ``profile``'s device.
 
     Results, saved tensors, padded copies and gradients are those of the kernel that the device
@@ -42,12 +34,12 @@ def simulate_attention(profile: DeviceProfile) -> Iterator[AttentionLog]:
     backward pass: checkpointing runs attention again there. Covers
     F.scaled_dot_product_attention, its aten operator and F.multi_head_attention_forward
     (nn.MultiheadAttention, which then does without its fast path); other attention packages are
-    not covered. On the CPU nothing is replaced.
+    not covered. Yields the count of calls by kernel. On the CPU nothing is replaced.
 
     Raises:
         TypeError: Attention is called with real tensors.
     """
-    log = AttentionLog()
+    log: Counter[AttentionPath] = Counter()
     if profile.kind == "cpu":
         yield log
         return
@@ -81,7 +73,7 @@ _NO_OVERRIDES: dict[str, Any] = {
 class _SimulatedAttention(TorchFunctionMode):
     """Function mode that redirects attention calls to the kernels of another device."""
 
-    def __init__(self, profile: DeviceProfile, log: AttentionLog) -> None:
+    def __init__(self, profile: DeviceProfile, log: Counter[AttentionPath]) -> None:
         super().__init__()
         self._profile, self._log = profile, log
         self._wrappers = {
@@ -126,7 +118,7 @@ class _SimulatedAttention(TorchFunctionMode):
             spec = AttentionSpec(scale, is_causal, dropout_p, enable_gqa)
             call = describe_call((query, key, value), attn_mask, spec)
             path = sdpa_kernel_for(self._profile, call)
-            self._log.paths[path] += 1
+            self._log[path] += 1
             return run_fake_attention(
                 path,
                 call,

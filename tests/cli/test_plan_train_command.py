@@ -164,7 +164,7 @@ def test_a_bundled_model_and_a_budget_in_percent(lowtide) -> None:
     )
     assert result.code == 0
     assert "lowtide-x2: 50,604 parameters" in result.out
-    assert "budget 11.8 GiB" in result.out
+    assert "budget 11.6 GiB" in result.out
 
 
 def test_all_devices(lowtide, net: str) -> None:

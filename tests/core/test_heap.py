@@ -57,7 +57,7 @@ def test_the_mode_of_a_heap_is_known_where_its_settings_are(settings, mode):
 def test_a_tuned_heap_keeps_memory_until_it_is_trimmed():
     code = (
         "from lowtide.core.heap import tune_heap, trim_heap\n"
-        "from lowtide.memory.meter import anonymous_bytes\n"
+        "from lowtide.memory.process_memory import anonymous_bytes\n"
         "tune_heap(); start = anonymous_bytes()\n"
         "pieces = [bytearray(8 << 20) for _ in range(8)]\n"
         "for piece in pieces: piece[::4096] = bytes([1]) * 2048\n"
@@ -72,7 +72,7 @@ def test_a_tuned_heap_keeps_memory_until_it_is_trimmed():
 def test_a_trimming_heap_keeps_nothing_until_it_may():
     code = (
         "from lowtide.core.heap import tune_heap, set_heap_mode\n"
-        "from lowtide.memory.meter import anonymous_bytes\n"
+        "from lowtide.memory.process_memory import anonymous_bytes\n"
         "def kept():\n"
         "    start = anonymous_bytes()\n"
         "    pieces = [bytearray(8 << 20) for _ in range(8)]\n"
@@ -119,7 +119,7 @@ def test_blocks_freed_while_the_heap_trims_leave_no_gaps():
     code = (
         "from contextlib import nullcontext\n"
         "from lowtide.core.heap import trimming_heap, trim_heap, tune_heap, set_heap_mode\n"
-        "from lowtide.memory.meter import anonymous_bytes\n"
+        "from lowtide.memory.process_memory import anonymous_bytes\n"
         "def filled(size): return bytearray(b'1') * size\n"
         "tune_heap()\n"
         "with HOW():\n"
@@ -137,7 +137,7 @@ def test_blocks_freed_while_the_heap_trims_leave_no_gaps():
 def test_kernels_of_many_sizes_do_not_pile_up():
     code = (
         "from lowtide.core.heap import tune_heap, trim_heap; tune_heap(); import torch\n"
-        "from lowtide.memory.meter import anonymous_bytes\n"
+        "from lowtide.memory.process_memory import anonymous_bytes\n"
         "torch.set_num_threads(1); network = torch.nn.Conv2d(32, 32, 3).requires_grad_(False)\n"
         "def held(sizes):\n"
         "    for size in sizes: network(torch.zeros(1, 32, 8, size))\n"

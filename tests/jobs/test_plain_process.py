@@ -44,7 +44,7 @@ ONE_PICTURE = """
 import sys
 import lowtide
 from lowtide.core.heap import set_heap_mode, tune_heap
-from lowtide.memory.meter import anonymous_bytes
+from lowtide.memory.process_memory import anonymous_bytes
 source, target, found, used = sys.argv[1:]
 tune_heap(); set_heap_mode(found)
 options = {"model": "lowtide-x2", "strategy": "whole", "budget": "1GiB"}

@@ -5,7 +5,7 @@ import pytest
 from lowtide.core.errors import UsageError
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.budget import Budget
-from lowtide.memory.meter import available_host_bytes, total_host_bytes
+from lowtide.memory.process_memory import available_host_bytes, total_host_bytes
 
 
 def test_sizes_are_taken_as_they_are():

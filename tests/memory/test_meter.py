@@ -7,7 +7,8 @@ from subprocess_run import measure_in_subprocess
 
 from lowtide.core.units import MIB
 from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.memory.meter import CudaMeter, available_host_bytes, total_host_bytes
+from lowtide.memory.meter import CudaMeter
+from lowtide.memory.process_memory import available_host_bytes, total_host_bytes
 
 
 def run(name):

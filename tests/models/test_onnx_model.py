@@ -11,8 +11,8 @@ from torch import nn
 import lowtide
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.jobs.user_models import load_user_model
-from lowtide.memory.meter import anonymous_bytes
 from lowtide.memory.oom import is_out_of_memory
+from lowtide.memory.process_memory import anonymous_bytes
 from lowtide.models import Model, SizeRule
 from lowtide.models.export import write_onnx
 from lowtide.models.onnx_model import OnnxModel

@@ -9,11 +9,11 @@ import typer
 
 from lowtide.cli.progress_bar import step_printer
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import Quiet, handle_errors, option, print_result
+from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
 from lowtide.core.errors import UsageError
 from lowtide.jobs.train_settings import TrainSettings
 
-_DEVICE, _OUT = "Device", "Output"
+_DEVICE = "Device"
 
 
 @handle_errors
@@ -45,7 +45,7 @@ def train(
         option(
             "--all-devices",
             panel=_DEVICE,
-            help=("One line for every known GPU, up to the first option that fits."),
+            help="One line for every known GPU, up to the first option that fits.",
         ),
     ] = False,
     budget: Annotated[
@@ -55,8 +55,7 @@ def train(
             "--budget",
             panel=_DEVICE,
             help=(
-                "Memory for the process: 6GiB, 80% of the GPU's memory, or auto: all but what a"
-                " display usually takes."
+                "Memory for the process: 6GiB, 80% of what a display leaves, or auto: all of that."
             ),
         ),
     ] = "auto",
@@ -64,14 +63,12 @@ def train(
         Path | None,
         option(
             "--plot",
-            panel=_OUT,
+            panel="Output",
             metavar="FILE",
-            help=("Plot the step's memory over time to a .png or .svg file."),
+            help="Plot the step's memory over time to a .png or .svg file.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, option("--json", panel=_OUT, help="Print the plan as JSON on stdout.")
-    ] = False,
+    as_json: JsonReport = False,
     quiet: Quiet = False,
     **settings: Any,
 ) -> None:

@@ -42,9 +42,6 @@ _mode: HeapSetting = "cache"
 _trimming = 0
 _mode_lock = threading.Lock()
 
-# Names of prctl's settings (linux/prctl.h).
-_PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
-
 
 @functools.cache
 def _glibc() -> ctypes.CDLL | None:
@@ -144,24 +141,6 @@ def trimming_heap() -> Iterator[None]:
             _trimming -= 1
             if not _trimming:
                 _apply(_mode)
-
-
-@contextlib.contextmanager
-def small_pages() -> Iterator[None]:
-    """Keep new memory of this process from coming in huge pages inside.
-
-    Of a huge page all is resident once a byte is written.
-    """
-    library = _glibc()
-    before = -1 if library is None else library.prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0)
-    if library is None or before:  # off already, or a kernel that cannot
-        yield
-        return
-    library.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        library.prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
 
 
 def heap_mode() -> HeapMode | None:

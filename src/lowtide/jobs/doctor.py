@@ -15,8 +15,8 @@ from lowtide.attention.availability import availability
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.report import versions
 from lowtide.memory.measurement.cpu_half_precision import low_precision_slowdown
-from lowtide.memory.meter import available_host_bytes
 from lowtide.memory.plan_store import cache_folder
+from lowtide.memory.process_memory import available_host_bytes
 
 
 def examine_machine() -> dict[str, Any]:

@@ -37,8 +37,8 @@ _MULTIPLE = 16
 class TrainingPlan(BaseModel):
     """Predicted memory of a training step on one device, and changes that make it fit.
 
-    ``ladder.asked`` is the estimate of the step as requested, with its ledger. ``parameters`` is a
-    count, all other sizes are bytes.
+    ``fit_report.requested`` is the estimate of the step as requested, with its ledger.
+    ``parameters`` is a count, all other sizes are bytes.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -65,22 +65,19 @@ class TrainingPlan(BaseModel):
         ledger = ", ".join(
             f"{row.name} {format_bytes(row.value)}" for row in asked.ledger if row.value
         )
-        rows = {
-            "device": f"{self.device_title}, budget {format_bytes(self.budget_bytes)}",
-            "step": str(self.fit_report.options[0].settings),
-            "memory": (
-                f"expected {format_bytes(asked.predicted_bytes)}, at most"
-                f" {format_bytes(asked.upper_bytes)}"
-            ),
-            "peak": (
-                f"in {asked.phase}, at {asked.operator}; tensors alone take"
-                f" {format_bytes(asked.live_bytes)}"
-            ),
-            "ledger": ledger,
-        }
-        lines = [f"{self.model}: {self.parameters:,} parameters"]
-        lines += [f"  {name:<10} {text}" for name, text in rows.items()]
-        lines += [f"  {'note':<10} {note}" for note in asked.notes]
+        memory, most, tensors, budget = map(
+            format_bytes,
+            (asked.predicted_bytes, asked.upper_bytes, asked.live_bytes, self.budget_bytes),
+        )
+        lines = [
+            f"{self.model}: {self.parameters:,} parameters",
+            f"  device     {self.device_title}, budget {budget}",
+            f"  step       {self.fit_report.options[0].settings}",
+            f"  memory     expected {memory}, at most {most}",
+            f"  peak       in {asked.phase}, at {asked.operator}; tensors alone take {tensors}",
+            f"  ledger     {ledger}",
+            *(f"  note       {note}" for note in asked.notes),
+        ]
         return "\n".join([*lines, "", str(self.fit_report)])
 
 
@@ -106,25 +103,17 @@ class DevicePlans(BaseModel):
             )
 
     def __str__(self) -> str:
-        rows = [("device", "budget", "requested", "at most", "first option that fits")]
+        lines = ["device            budget  requested   at most  first option that fits"]
         for plan in self.plans:
             asked, choice = plan.fit_report.requested, plan.fit_report.choice
-            rows.append(
-                (
-                    plan.device,
-                    format_bytes(plan.budget_bytes),
-                    format_bytes(asked.predicted_bytes),
-                    format_bytes(asked.upper_bytes),
-                    choice.name if choice else "none",
-                )
+            budget, expected, most = map(
+                format_bytes, (plan.budget_bytes, asked.predicted_bytes, asked.upper_bytes)
             )
-        widths = [max(len(row[at]) for row in rows) for at in range(4)]
-        return "\n".join(
-            f"{row[0]:<{widths[0]}}  "
-            + "  ".join(f"{row[at]:>{widths[at]}}" for at in (1, 2, 3))
-            + f"  {row[4]}"
-            for row in rows
-        )
+            lines.append(
+                f"{plan.device:<14}  {budget:>8}  {expected:>9}  {most:>8}"
+                f"  {choice.name if choice else 'none'}"
+            )
+        return "\n".join(lines)
 
 
 def plan_training(
@@ -132,7 +121,6 @@ def plan_training(
     *,
     device: str | DeviceProfile = "auto",
     budget: str | int = "auto",
-    strict: bool = False,
     full: bool = True,
     plot: str | Path | None = None,
     loss: Callable[[Any], Tensor] | None = None,
@@ -147,7 +135,6 @@ def plan_training(
             ``"cuda:0"``, or ``"auto"`` for the CUDA device of this machine.
         budget: ``"6GiB"``, ``"80%"``, bytes, or ``"auto"``: all memory of the GPU except what the
             display usually takes.
-        strict: Raise `BudgetError` where nothing fits.
         full: As in `fit_to_budget`, and so is ``progress``.
         plot: File to draw the step's memory to.
         loss: Maps the model's output to a scalar; by default the mean square of its elements.
@@ -157,7 +144,6 @@ def plan_training(
         UsageError: An argument is invalid.
         ModelError: The model cannot be loaded or traced.
         OutputError: ``plot`` cannot be written.
-        BudgetError: Nothing fits, with ``strict``.
     """
     chosen = TrainSettings.of(**settings)
     profile = _profile(device)
@@ -173,8 +159,6 @@ def plan_training(
             budget_bytes=budget_bytes,
             title=f"{user_model.name} on {profile.title}: {plan.fit_report.options[0].settings}",
         )
-    if strict:
-        plan.require()
     return plan
 
 
@@ -229,9 +213,7 @@ def _plan(
         size=size,
         resize=user_model.resize,
         multiple=user_model.size_multiple(_MULTIPLE),
-        strict=False,
         full=full,
-        heap="default",  # the training itself will run in a process that sets nothing
         progress=progress,
     )
     return TrainingPlan(
@@ -273,7 +255,7 @@ def _profile(device: str | DeviceProfile) -> DeviceProfile:
 def _budget(text: str | int, profile: DeviceProfile, *, capped: bool = False) -> int:
     """Return the bytes of ``text`` on a device that may be absent.
 
-    ``capped`` limits them to all memory of the device.
+    ``capped`` limits them to what a display leaves of the device.
     """
     if profile.kind == "cpu":
         return Budget.parse(text).device_bytes
@@ -281,19 +263,6 @@ def _budget(text: str | int, profile: DeviceProfile, *, capped: bool = False) ->
     words = str(text).strip().lower()
     if words == "auto":
         return free
-    if words.endswith("%"):
-        try:
-            share = float(words[:-1]) / 100
-        except ValueError:
-            share = 0.0
-        if not 0 < share <= 1:
-            raise UsageError(f"budget {text!r} is not a percentage from 1% to 100%")
-        return int(profile.total_bytes * share)
-    count = parse_bytes(words, what="budget")
-    if count > profile.total_bytes and not capped:
-        raise UsageError(
-            f"budget {text!r} is more than {profile.title} has:"
-            f" {format_bytes(profile.total_bytes)}",
-            hint="auto, or 80% for a share of it",
-        )
-    return min(count, free) if capped else count
+    if capped and not words.endswith("%"):
+        return min(parse_bytes(words, what="budget"), free)
+    return Budget.for_profile(profile, words).device_bytes

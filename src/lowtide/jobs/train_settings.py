@@ -16,8 +16,8 @@ from lowtide.jobs.settings import validate_settings
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from lowtide.memory.training.fit_search import MakeStep
     from lowtide.memory.training.meta_build import Inputs
+    from lowtide.memory.training.options import MakeStep
 
 _STEP = "Training step"
 _SIZE = re.compile(r"(\d+)(?:[x×](\d+))?")

@@ -145,8 +145,8 @@ class Budget:
         if isinstance(text, Budget):
             return text
         free = profile.total_bytes - profile.desktop_bytes
-        free_memory = _FreeBytes(free, profile.total_bytes, _AUTO_DEVICE_SHARE)
-        count = _resolve(text, free_memory, f"budget for {profile.title}")
+        memory = _FreeBytes(free, profile.total_bytes, _AUTO_DEVICE_SHARE, profile.title)
+        count = _resolve(text, memory, "budget")
         host = count if profile.kind == "cpu" else sys.maxsize
         return cls(count, host, sys.maxsize, profile.name)
 
@@ -161,6 +161,7 @@ class _FreeBytes:
     free: int
     total: int
     auto_share: float
+    owner: str = "this machine"
 
 
 def _resolve(text: str | int | None, available: _FreeBytes, what: str) -> int:
@@ -184,7 +185,7 @@ def _resolve(text: str | int | None, available: _FreeBytes, what: str) -> int:
         )
     if count > available.total:
         raise UsageError(
-            f"{what} {text!r} is more than this machine has: {format_bytes(available.total)},"
+            f"{what} {text!r} is more than {available.owner} has: {format_bytes(available.total)},"
             f" {format_bytes(available.free)} of it free now",
             hint="use auto, or a share of what is free, such as 80%",
         )

@@ -15,24 +15,8 @@ from lowtide.memory.process_memory import (
     RESIDENT_PEAK,
     HighWaterMark,
     anonymous_bytes,
-    available_host_bytes,
     resident_parts,
-    total_host_bytes,
 )
-
-__all__ = [
-    "CudaMeter",
-    "HostMeter",
-    "Usage",
-    "anonymous_bytes",
-    "available_host_bytes",
-    "cuda_context_bytes",
-    "cuda_peaks",
-    "open_meter",
-    "resident_bytes_of",
-    "resident_peak_bytes",
-    "total_host_bytes",
-]
 
 _SAMPLE_SECONDS = 0.02
 

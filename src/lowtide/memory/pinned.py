@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lowtide.core.units import MIB
-from lowtide.memory.meter import total_host_bytes
+from lowtide.memory.process_memory import total_host_bytes
 
 # The size of a huge page on x86-64 and most other architectures.
 _HUGE = 2 * MIB

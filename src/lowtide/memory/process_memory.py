@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import sys
 import threading
@@ -43,18 +42,6 @@ def _most_resident_bytes() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def resident_share(address: int, count: int) -> float:
-    """Return the share of whole pages among ``count`` bytes that are resident; 1 if unknown."""
-    first, end = -(-address // _PAGE), (address + count) // _PAGE
-    if not sys.platform.startswith("linux") or end <= first:
-        return 1.0
-    pages = (ctypes.c_ubyte * (end - first))()
-    found = ctypes.CDLL(None).mincore(
-        ctypes.c_void_p(first * _PAGE), ctypes.c_size_t((end - first) * _PAGE), pages
-    )
-    return 1.0 if found else sum(page & 1 for page in pages) / (end - first)
 
 
 def available_host_bytes() -> int:

@@ -12,14 +12,21 @@ from pydantic import ValidationError
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.meter import total_host_bytes
+from lowtide.memory.process_memory import total_host_bytes
 from lowtide.memory.profiles import DeviceProfile, load_profile, local_profile, profile_names
-from lowtide.memory.profiles.local_device import DriverFacts, architecture_of, profile_from_driver
-from lowtide.memory.profiles.profile import FIGURES
+from lowtide.memory.profiles.local_device import DriverFacts, profile_from_driver
 from support.gpu_attention import ADA, HOPPER, HOST
 
 FILES = sorted(
     entry.name for entry in (resources.files("lowtide.memory.profiles") / "data").iterdir()
+)
+
+
+SOURCED = set(
+    """
+    multiprocessors total_bytes context_bytes desktop_bytes workspaces.cublas workspaces.conv
+    bandwidth_bytes_per_s flops pcie_bytes_per_s
+    """.split()
 )
 
 
@@ -28,37 +35,21 @@ def read(file: str) -> dict:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_every_file_is_a_profile_of_that_name_with_provenance(file):
+def test_every_file_is_a_profile_of_that_name_and_says_where_figures_come_from(file):
     profile = DeviceProfile.model_validate(read(file))
     assert file == f"{profile.name}.json" and profile.name in profile_names()
-    needed = set(FIGURES) - ({"pcie_bytes_per_s"} if profile.kind == "cpu" else set())
-    assert set(profile.provenance) == needed
-    assert profile.provenance["context_bytes"].kind == (
-        "known" if profile.kind == "cpu" else "prior"
+    assert set(profile.provenance) == SOURCED - (
+        {"pcie_bytes_per_s"} if file == "cpu.json" else set()
     )
+    assert {one["kind"] for one in profile.provenance.values()} <= {"known", "datasheet", "prior"}
+    assert all(len(one["source"]) > 8 for one in profile.provenance.values())
+    assert set(profile.flops) == set(profile.supports)
+    assert (profile.kind == "cuda") == (profile.compute_capability is not None)
 
 
-@pytest.mark.parametrize("figure", ["total_bytes", "flops", "workspaces.conv"])
-def test_a_figure_without_provenance_is_refused(figure):
-    data = read("rtx4090-24gb.json")
-    del data["provenance"][figure]
-    with pytest.raises(ValidationError, match=figure):
-        DeviceProfile.model_validate(data)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (dict(supports=["fp32"]), "flops must be given"),
-        (dict(context_upper_bytes=1), "context_upper_bytes is below"),
-        (dict(desktop_upper_bytes=1), "desktop_upper_bytes is below"),
-        (dict(kind="cpu"), "compute_capability belongs"),
-        (dict(memory="24 GB"), "Extra inputs"),
-    ],
-)
-def test_contradictions_are_refused(change, complaint):
-    with pytest.raises(ValidationError, match=complaint):
-        DeviceProfile.model_validate({**read("rtx4090-24gb.json"), **change})
+def test_an_unknown_figure_is_refused():
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        DeviceProfile.model_validate({**read("rtx4090-24gb.json"), "memory": "24 GB"})
 
 
 @pytest.mark.parametrize("name", [name for name in profile_names() if name != "cpu"])
@@ -68,7 +59,7 @@ def test_gpu_profiles_are_plausible(name):
     # The driver keeps up to 5 % for itself; data center GPUs are sold by powers of ten.
     assert 0.95 * nominal * (GIB if nominal < 100 else 10**9) < gpu.total_bytes <= nominal * GIB
     assert 200 * MIB <= gpu.context_bytes <= gpu.context_upper_bytes <= GIB
-    assert gpu.desktop_upper_bytes + gpu.context_upper_bytes < 0.4 * gpu.total_bytes
+    assert gpu.desktop_bytes + gpu.context_upper_bytes < 0.4 * gpu.total_bytes
     assert gpu.workspaces.cublas_bytes in (8320 * 1024, 32 * MIB)
     assert gpu.pcie_bytes_per_s and 8 * gpu.pcie_bytes_per_s < gpu.bandwidth_bytes_per_s
     # fp32 rate is two operations for each of 128 lanes a cycle, at clocks of 1 to 3 GHz.
@@ -114,8 +105,7 @@ def test_convolution_scratch_is_a_multiple_with_a_cap():
 def test_the_host_is_measured():
     host = local_profile("cpu")
     assert host.total_bytes == total_host_bytes()
-    assert host.provenance["total_bytes"].kind == "known"
-    assert host.context_bytes == 0 and not host.expandable_segments
+    assert host.context_bytes == 0
     assert host.flops["fp32"] == HOST.flops["fp32"] * host.multiprocessors // HOST.multiprocessors
 
 
@@ -123,7 +113,6 @@ def test_a_known_gpu_keeps_its_profile_and_takes_the_drivers_memory():
     facts = DriverFacts("NVIDIA GeForce RTX 3070", (8, 6), 8 * GIB, 46)
     gpu = profile_from_driver(facts)
     assert gpu.name == "rtx3070-8gb" and gpu.total_bytes == 8 * GIB
-    assert gpu.provenance["total_bytes"].kind == "known"
     assert gpu.flops == load_profile("rtx3070").flops
     # A GPU of that name with other memory is another GPU.
     other = profile_from_driver(replace(facts, total_bytes=16 * GIB))
@@ -133,20 +122,15 @@ def test_a_known_gpu_keeps_its_profile_and_takes_the_drivers_memory():
 def test_an_unknown_gpu_takes_scaled_priors_of_the_nearest():
     facts = DriverFacts("NVIDIA H100 PCIe", (9, 0), 79 * GIB, 114, 2_000_000_000_000)
     gpu = profile_from_driver(facts)
-    assert gpu.architecture == "hopper" and gpu.workspaces == HOPPER.workspaces
+    assert gpu.workspaces == HOPPER.workspaces
     assert gpu.flops["bf16"] == pytest.approx(HOPPER.flops["bf16"] * 114 / 132)
     assert gpu.bandwidth_bytes_per_s == 2_000_000_000_000
-    assert gpu.provenance["bandwidth_bytes_per_s"].kind == "known"
-    assert {gpu.provenance[f].kind for f in ("flops", "context_bytes")} == {"prior"}
 
 
 def test_a_gpu_before_ampere_has_no_bf16():
     gpu = profile_from_driver(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
-    assert gpu.architecture == "turing" and gpu.supports == ("fp32", "fp16")
+    assert gpu.supports == ("fp32", "fp16")
     assert set(gpu.flops) == {"fp32", "fp16"}
-    assert gpu.provenance["bandwidth_bytes_per_s"].kind == "prior"
-    names = {(6, 1): "pascal", (8, 9): "ada", (10, 3): "blackwell", (13, 0): "blackwell"}
-    assert {cap: architecture_of(cap) for cap in names} == names
 
 
 @pytest.mark.parametrize(

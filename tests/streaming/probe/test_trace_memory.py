@@ -48,13 +48,13 @@ def test_points_count_bytes_in_small_blocks() -> None:
 
 def test_no_operator_beyond_the_limit_is_run(monkeypatch) -> None:
     run, limit = [], 4 << 20
-    measure = cpu_workspace._allocated_bytes
+    measure = cpu_workspace.measure_operator
 
     def observed(call):
         run.append(operand_bytes(call))
         return measure(call)
 
-    monkeypatch.setattr(cpu_workspace, "_allocated_bytes", observed)
+    monkeypatch.setattr(cpu_workspace, "measure_operator", observed)
     net = NetworkSpec(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))), 1, 3, 3)
     points = trace_points(net, align=1, minimum=0, limit_bytes=limit)
     assert run

@@ -6,18 +6,16 @@ Storages are exact, operator workspace is measured, and page rounding is simulat
 from __future__ import annotations
 
 import itertools
-import math
 
 from lowtide.core.heap import HeapMode
-from lowtide.memory.ledger import LedgerRow, device_row
+from lowtide.memory.ledger import device_row
 from lowtide.memory.prediction.calibration import Calibration, shipped_runtime
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_with_workspace
-from lowtide.memory.prediction.heap_growth import LARGEST_KEPT, heap_row, heap_use
+from lowtide.memory.prediction.heap_growth import heap_row, heap_use
 from lowtide.memory.prediction.op_signature import signature
 from lowtide.memory.prediction.result import PredictedMemory, live_tensor_rows, margin_row
 from lowtide.memory.prediction.runtime_objects import count_runtime_objects
-from lowtide.memory.tracing.rnn_workspace import unwritten_bytes
-from lowtide.memory.tracing.trace import KIND_TITLES, Trace
+from lowtide.memory.tracing.trace import Trace
 
 _PAGE = 4096
 # From this size on an untuned C library gives an allocation its own pages.
@@ -35,7 +33,6 @@ def predict_cpu(
     peak_op = trace.peak_op() if op is None else op
     rows = live_tensor_rows(trace, op)
     live = sum(row.value for row in rows)
-    rows = _without_unwritten(rows, trace, peak_op, heap)
     call = None if op is None else trace.ops[op].call
     assumed = call is not None and signature(call) in workspace.assumed
     rows.append(
@@ -59,23 +56,6 @@ def predict_cpu(
     return PredictedMemory(
         tuple(rows), trace.phase(peak_op), name, trace.peak_bytes, notes, objects, use
     )
-
-
-def _without_unwritten(
-    rows: list[LedgerRow], trace: Trace, op: int, heap: HeapMode
-) -> list[LedgerRow]:
-    """Return ``rows`` with activations less pages that nobody has written.
-
-    The upper bound counts them where the heap may serve them from written pages, or in huge pages.
-    """
-    unwritten = unwritten_bytes(trace, op)
-    served = unwritten_bytes(trace, op, math.inf if heap == "cache" else LARGEST_KEPT[heap])
-    return [
-        device_row(row.name, row.value - unwritten, row.origin, row.value - unwritten + served)
-        if row.name == KIND_TITLES["activations"]
-        else row
-        for row in rows
-    ]
 
 
 def _rounding(trace: Trace, op: int) -> int:

@@ -7,42 +7,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from lowtide.core.heap import trim_heap
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.plan_store import StoredTable
-from lowtide.memory.prediction.isolated_measurement import (
-    NotMeasuredError,
-    is_safe_in_process,
-    measure_isolated,
-)
 from lowtide.memory.prediction.op_signature import (
     MAX_WORKSPACE_RATIO_LOW_PRECISION,
     Call,
-    is_low_precision,
+    all_tensors,
+    is_foreign,
     operand_bytes,
     row_count,
     signature,
     with_rows,
     workspace_bound,
 )
-from lowtide.memory.process_memory import RESIDENT_PEAK, available_host_bytes, status_bytes
-from lowtide.memory.tracing.rnn_workspace import RNN_LAYER
+from lowtide.memory.process_memory import available_host_bytes
+from lowtide.memory.tracing.rnn_workspace import RNN_LAYER, RNN_LAYER_BACKWARD
 from lowtide.memory.tracing.trace import TensorFacts, Trace
 
-TOO_LARGE = "too large to be measured here"
+TOO_LARGE, UNSAFE = "too large to be measured here", "not safe to be run on zeros"
 
 # Convolutions with larger operands are measured on some of their rows and scaled, since their
 # workspace grows linearly with the rows. With fewer bytes libraries choose other algorithms.
 _SCALE_ABOVE, _SCALED_BYTES = 64 << 20, 12 << 20
 _MIN_ROWS = 128
-_SMALL_BYTES, _TOUCHES = 1 << 20, 3
 _MAX_OPERAND_BYTES = 1 << 32
 _SCALABLE = frozenset(
     {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
@@ -72,8 +64,8 @@ class CpuWorkspace:
     """Measures the peak bytes of CPU operators, once per signature.
 
     An operator whose operands and results exceed ``limit_bytes`` is not run; by default the limit
-    is a share of free memory. An operator that might crash this process runs in a child process.
-    An operator that cannot be measured is taken at its bound.
+    is a share of free memory. An operator that zeros might make crash is not run either. One that
+    is not run is taken at its bound.
 
     Attributes:
         store: Cache of what was measured.
@@ -94,25 +86,16 @@ class CpuWorkspace:
         """
         key = signature(call)
         known = self.store.get(key)
-        if isinstance(known, str):
-            return self._bound(call, result_bytes, known)
         if known is None:
             operands = operand_bytes(call)
+            if not _is_safe(call):
+                return self._bound(call, result_bytes, UNSAFE)
             if operands > _SCALE_ABOVE and call[0] in _SCALABLE and row_count(call) > _MIN_ROWS:
                 known = self._extrapolated(call)
             elif operands + result_bytes > self.limit_bytes:
                 return self._bound(call, result_bytes, TOO_LARGE)
             else:
-                try:
-                    known = (
-                        measure_operator(call)
-                        if is_safe_in_process(call)
-                        else measure_isolated(call)
-                    )
-                except NotMeasuredError as error:
-                    if error.permanent:
-                        self.store.put(key, str(error))
-                    return self._bound(call, result_bytes, str(error))
+                known = measure_operator(call)
             self.measured += 1
             self.store.put(key, known)
         return known
@@ -125,14 +108,37 @@ class CpuWorkspace:
         share = _SCALED_BYTES / operand_bytes(call)
         few = max(_MIN_ROWS // 4, math.ceil(row_count(call) * share))
         (low, low_bytes), (high, high_bytes) = (
-            (rows, _allocated_bytes(with_rows(call, rows))) for rows in (few, 2 * few)
+            (rows, measure_operator(with_rows(call, rows))) for rows in (few, 2 * few)
         )
         slope = (high_bytes - low_bytes) / (high - low)
-        allocated = math.ceil(high_bytes + slope * (row_count(call) - high))
-        if not is_low_precision(call):
-            return allocated
-        # Scale by the share of one measurement: a slope of two would multiply their noise.
-        return math.ceil(allocated * measure_operator(with_rows(call, 2 * few)) / high_bytes)
+        return math.ceil(high_bytes + slope * (row_count(call) - high))
+
+
+# In addition to `torch.Tag.core`: they copy integer elements, or read only their shape.
+_COPY_OPERATORS = frozenset(
+    """
+    copy_ stack roll fill_ ones_like empty_like rand_like randn_like
+    """.split()
+)
+
+
+def _is_safe(call: Call) -> bool:
+    """Return whether an operator can be run on zeros of the recorded layouts in this process.
+
+    It can if it only computes with its arguments, or checks those that are indices. A kernel that
+    does not check its indices, or that PyTorch's fake results describe wrongly, ends the process.
+    """
+    function = call[0]
+    if is_foreign(call):
+        return False
+    if torch.Tag.core in function.tags or torch.Tag.pointwise in function.tags:
+        return True
+    if function is RNN_LAYER_BACKWARD:
+        return call[1][-1].shape != (0,)  # beyond the end of an empty workspace it would read
+    values = {facts.dtype for facts in all_tensors(call)} - {torch.bool}
+    return all(kind.is_floating_point or kind.is_complex for kind in values) or (
+        function.overloadpacket.__name__ in _COPY_OPERATORS
+    )
 
 
 def _measurable_bytes(free_bytes: int) -> int:
@@ -198,30 +204,11 @@ def peak_within(trace: Trace, enough: int, operator_peak: Callable[[Call, int], 
 
 
 def measure_operator(call: Call) -> int:
-    """Run one operator on zeros in this process and return its peak bytes.
-
-    Its results are included.
-    """
-    allocated = _allocated_bytes(call)
-    if allocated < _SMALL_BYTES or not is_low_precision(call):
-        return allocated
-    # In low precision oneDNN allocates more than it may use; untouched pages are not resident.
-    with _as_traced(call):
-        return min(allocated, _touched_bytes(materialize_call(call)) or allocated)
-
-
-def _allocated_bytes(call: Call) -> int:
-    with _as_traced(call):
-        return live_peak_bytes(materialize_call(call))
-
-
-def _as_traced(call: Call) -> AbstractContextManager[Any]:
-    """Context without gradients, except for a training operator.
-
-    Such an operator keeps more for its backward pass.
-    """
+    """Run one operator on zeros in this process and return its peak bytes, results included."""
+    # A recurrent layer in training keeps more for its backward pass.
     trains = call[0] is RNN_LAYER and call[1][-1]
-    return torch.enable_grad() if trains else torch.inference_mode()
+    with torch.enable_grad() if trains else torch.inference_mode():
+        return live_peak_bytes(materialize_call(call))
 
 
 def materialize_call(call: Call, device: torch.device | None = None) -> Callable[[], Any]:
@@ -235,27 +222,6 @@ def materialize_call(call: Call, device: torch.device | None = None) -> Callable
     positional = [_make(arg, device) for arg in args]
     named = {name: _make(value, device) for name, value in keywords.items()}
     return lambda: function(*positional, **named)
-
-
-def _touched_bytes(run: Callable[[], Any]) -> int | None:
-    """Return the bytes of pages that ``run`` touches, results included.
-
-    None where the system keeps no high-water mark. Memory that the process frees meanwhile makes
-    the figure too low, so the highest of a few counts is returned, and no less than the results,
-    which are written.
-    """
-    results = run()  # kernels are compiled and kept once, which is no workspace
-    most = sum(leaf.nbytes for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor))
-    del results
-    reading = RESIDENT_PEAK.reader()
-    for _ in range(_TOUCHES):
-        trim_heap()  # blocks that the heap reuses must be touched again
-        before = status_bytes("VmRSS")
-        if not reading.reset() or not before:
-            return None
-        run()
-        most = max(most, reading.peaks()[0] - before)
-    return most
 
 
 def _make(value: Any, device: torch.device | None) -> Any:

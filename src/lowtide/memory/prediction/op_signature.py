@@ -16,6 +16,9 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 # The most workspace an operator needs, as a multiple of its operands and results (a prior).
 _MAX_WORKSPACE_RATIO, MAX_WORKSPACE_RATIO_LOW_PRECISION = 3, 6
+# Operators of other packages, such as convolutions that unfold windows of 3×3, are never measured.
+_MAX_WORKSPACE_RATIO_FOREIGN = 12
+_NAMESPACES = frozenset({"aten", "prims", "mkldnn"})
 _IMAGE_DIMS = 2
 
 
@@ -45,7 +48,10 @@ def largest_workspace_ratio(call: Call) -> int:
 
     The tensors are its operands and results; the figure is a prior.
     """
-    ratio = MAX_WORKSPACE_RATIO_LOW_PRECISION if is_low_precision(call) else _MAX_WORKSPACE_RATIO
+    if is_foreign(call):
+        return _MAX_WORKSPACE_RATIO_FOREIGN
+    low = any(facts.dtype in (torch.bfloat16, torch.float16) for facts in all_tensors(call))
+    ratio = MAX_WORKSPACE_RATIO_LOW_PRECISION if low else _MAX_WORKSPACE_RATIO
     if call[0] is torch.ops.aten.convolution.default:
         sizes = call[1][1].shape[2:]
         # Small convolutions in 3D unfold their input on the CPU.
@@ -53,9 +59,9 @@ def largest_workspace_ratio(call: Call) -> int:
     return ratio
 
 
-def is_low_precision(call: Call) -> bool:
-    """Return whether any tensor of a call is bf16 or fp16."""
-    return any(facts.dtype in (torch.bfloat16, torch.float16) for facts in all_tensors(call))
+def is_foreign(call: Call) -> bool:
+    """Return whether an operator is not PyTorch's own."""
+    return call[0].namespace not in _NAMESPACES
 
 
 def operand_bytes(call: Call) -> int:

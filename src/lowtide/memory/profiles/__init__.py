@@ -5,13 +5,17 @@ PyTorch; `lowtide.memory.profiles.attention` does.
 """
 
 from lowtide.memory.profiles.local_device import find_profile, local_profile
-from lowtide.memory.profiles.profile import DeviceProfile, Precision, Provenance, Workspaces
-from lowtide.memory.profiles.shipped import load_profile, profile_names
+from lowtide.memory.profiles.profile import (
+    DeviceProfile,
+    Precision,
+    Workspaces,
+    load_profile,
+    profile_names,
+)
 
 __all__ = [
     "DeviceProfile",
     "Precision",
-    "Provenance",
     "Workspaces",
     "find_profile",
     "load_profile",

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,36 +25,25 @@ from lowtide.memory.profiles.attention_kernels import run_fake_attention
 from lowtide.memory.profiles.profile import DeviceProfile
 
 
-@dataclass
-class AttentionLog:
-    """Count of attention calls per kernel inside `simulate_attention`; empty on the CPU."""
-
-    paths: Counter[AttentionPath] = field(default_factory=Counter)
-
-
 @contextmanager
-def simulate_attention(profile: DeviceProfile, *, workspace: bool = True) -> Iterator[AttentionLog]:
+def simulate_attention(profile: DeviceProfile) -> Iterator[Counter[AttentionPath]]:
     """Context in which attention on fake tensors allocates as on ``profile``'s device.
 
     Results, saved tensors, padded copies and gradients are those of the kernel that the device
-    selects. Keep the context open over the backward pass: checkpointing runs attention again there.
-    Covers F.scaled_dot_product_attention, its aten operator and F.multi_head_attention_forward
+    selects, and its own workspace is allocated while it runs. Keep the context open over the
+    backward pass: checkpointing runs attention again there. Covers
+    F.scaled_dot_product_attention, its aten operator and F.multi_head_attention_forward
     (nn.MultiheadAttention, which then does without its fast path); other attention packages are
-    not covered. On the CPU nothing is replaced.
-
-    Args:
-        profile: The device.
-        workspace: Whether the kernel's own workspace is allocated too, while it runs; pass False
-            where workspace is counted elsewhere.
+    not covered. Yields the count of calls by kernel. On the CPU nothing is replaced.
 
     Raises:
         TypeError: Attention is called with real tensors.
     """
-    log = AttentionLog()
+    log: Counter[AttentionPath] = Counter()
     if profile.kind == "cpu":
         yield log
         return
-    with _SimulatedAttention(profile, workspace, log):
+    with _SimulatedAttention(profile, log):
         yield log
 
 
@@ -85,9 +73,9 @@ _NO_OVERRIDES: dict[str, Any] = {
 class _SimulatedAttention(TorchFunctionMode):
     """Function mode that redirects attention calls to the kernels of another device."""
 
-    def __init__(self, profile: DeviceProfile, workspace: bool, log: AttentionLog) -> None:
+    def __init__(self, profile: DeviceProfile, log: Counter[AttentionPath]) -> None:
         super().__init__()
-        self._profile, self._workspace, self._log = profile, workspace, log
+        self._profile, self._log = profile, log
         self._wrappers = {
             carrier: with_globals(carrier, _NO_OVERRIDES) for carrier in _ATTENTION_WRAPPERS
         }
@@ -130,7 +118,7 @@ class _SimulatedAttention(TorchFunctionMode):
             spec = AttentionSpec(scale, is_causal, dropout_p, enable_gqa)
             call = describe_call((query, key, value), attn_mask, spec)
             path = sdpa_kernel_for(self._profile, call)
-            self._log.paths[path] += 1
+            self._log[path] += 1
             return run_fake_attention(
                 path,
                 call,
@@ -138,7 +126,7 @@ class _SimulatedAttention(TorchFunctionMode):
                 attn_mask,
                 scale,
                 enable_gqa,
-                self._profile.multiprocessors if self._workspace else None,
+                self._profile.multiprocessors,
             )
 
 

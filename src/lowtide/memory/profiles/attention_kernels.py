@@ -25,7 +25,7 @@ def run_fake_attention(
     mask: Tensor | None,
     scale: float | None,
     enable_gqa: bool,
-    multiprocessors: int | None,
+    multiprocessors: int,
 ) -> Tensor:
     """Run attention on fake tensors, allocating as the kernel ``path`` does.
 
@@ -36,7 +36,7 @@ def run_fake_attention(
         mask: Attention mask, broadcastable to (B, heads, queries, keys), or None.
         scale: Scale of the scores; None for the default.
         enable_gqa: Whether query heads share key heads (grouped-query attention).
-        multiprocessors: Number of the GPU's multiprocessors; None leaves the workspace out.
+        multiprocessors: Number of the GPU's multiprocessors.
 
     Returns:
         (B, heads, queries, value's head dim).
@@ -47,16 +47,13 @@ def run_fake_attention(
         )
     if mask is not None and mask.dtype == torch.bool:
         mask = _as_bias(mask, call.dtype)
-    with_workspace = multiprocessors is not None
     if path == "math":
-        return _math(call, tensors, mask, scale, enable_gqa, with_workspace)
+        return _math(call, tensors, mask, scale, enable_gqa)
     if path == "flash":
         return _flash(call, tensors, scale, multiprocessors)
     if path == "efficient":
         bias = None if mask is None else _aligned(mask, tensors[0], tensors[1])
-        buffer = _allocate_workspace(
-            tensors[0], with_workspace and scratch.efficient_forward_bytes(call)
-        )
+        buffer = _allocate_workspace(tensors[0], scratch.efficient_forward_bytes(call))
         out = _aten._scaled_dot_product_efficient_attention(
             *tensors, bias, call.needs_grad, call.dropout, call.is_causal, scale=scale
         )[0]
@@ -67,8 +64,7 @@ def run_fake_attention(
             *tensors, mask, call.needs_grad, call.dropout, call.is_causal, False, scale=scale
         )[0]
         backward = scratch.cudnn_backward_bytes(call)
-    if with_workspace:
-        _workspace_in_backward(out, backward, copies=[True] if path == "efficient" else [])
+    _workspace_in_backward(out, backward, copies=[True] if path == "efficient" else [])
     return out
 
 
@@ -76,7 +72,7 @@ def _flash(
     call: AttentionCall,
     tensors: tuple[Tensor, ...],
     scale: float | None,
-    multiprocessors: int | None,
+    multiprocessors: int,
 ) -> Tensor:
     """Run flash attention, head dims padded to a multiple of 8 and the result cut.
 
@@ -85,8 +81,7 @@ def _flash(
     padding = -call.head_dim % 8
     if padding:
         tensors = tuple(F.pad(tensor, (0, padding)) for tensor in tensors)
-    size = 0 if multiprocessors is None else scratch.flash_forward_bytes(call, multiprocessors)
-    buffer = _allocate_workspace(tensors[0], size)
+    buffer = _allocate_workspace(tensors[0], scratch.flash_forward_bytes(call, multiprocessors))
     out = _aten._scaled_dot_product_flash_attention(
         *tensors,
         call.dropout,
@@ -95,10 +90,9 @@ def _flash(
         scale=1 / math.sqrt(call.head_dim) if scale is None else scale,
     )[0]
     del buffer
-    if multiprocessors is not None:
-        # The backward pass copies the result and its gradient if they are not contiguous by tokens.
-        kept = not out.transpose(1, 2).is_contiguous()
-        _workspace_in_backward(out, scratch.flash_backward_bytes(call), copies=[True, kept])
+    # The backward pass copies the result and its gradient if they are not contiguous by tokens.
+    kept = not out.transpose(1, 2).is_contiguous()
+    _workspace_in_backward(out, scratch.flash_backward_bytes(call), copies=[True, kept])
     return out[..., : call.head_dim] if padding else out
 
 
@@ -108,18 +102,15 @@ def _math(
     mask: Tensor | None,
     scale: float | None,
     enable_gqa: bool,
-    with_workspace: bool,
 ) -> Tensor:
-    buffer = None
-    if with_workspace:
-        # The softmax looks for fully masked rows, with a flag per score.
-        query, key = tensors[:2]
-        buffer = query.new_empty((*query.shape[:-1], key.shape[-2]), dtype=torch.bool)
+    # The softmax looks for fully masked rows, with a flag per score.
+    query, key = tensors[:2]
+    buffer = query.new_empty((*query.shape[:-1], key.shape[-2]), dtype=torch.bool)
     out = _aten._scaled_dot_product_attention_math(
         *tensors, mask, call.dropout, call.is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
     del buffer
-    if with_workspace and (softmax := _softmax_of(out, *tensors, mask)) is not None:
+    if (softmax := _softmax_of(out, *tensors, mask)) is not None:
         # Its backward pass first multiplies the gradient by the result, into a new tensor:
         # softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu.
         _workspace_during(softmax, lambda gradient: gradient.numel() * gradient.element_size())

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 from lowtide.core.errors import UsageError
-from lowtide.memory.meter import total_host_bytes
-from lowtide.memory.profiles.profile import DeviceProfile, Precision, Provenance
-from lowtide.memory.profiles.shipped import load_profile, profile_names
+from lowtide.memory.process_memory import total_host_bytes
+from lowtide.memory.profiles.profile import (
+    DeviceProfile,
+    Precision,
+    load_profile,
+    profile_names,
+)
 
-_ARCHITECTURES = {
-    6: "pascal",
-    7: "volta",
-    8: "ampere",
-    9: "hopper",
-    10: "blackwell",
-    11: "blackwell",
-    12: "blackwell",
-}
 # Windows reports up to 5 % more than Linux; GPUs of one name differ by a third or more.
 _SIZE_TOLERANCE = 0.08
 
@@ -73,36 +67,36 @@ def profile_from_driver(facts: DriverFacts) -> DeviceProfile:
     for name in profile_names():
         known = load_profile(name)
         if facts.title in known.device_names and _same_size(known, facts):
-            return _with_facts(known, facts, {}, known.provenance)
+            return known.model_copy(update=_size_facts(facts))
     return _scaled_profile(_nearest_profile(facts), facts)
+
+
+def _size_facts(facts: DriverFacts) -> dict[str, Any]:
+    return {"total_bytes": facts.total_bytes, "multiprocessors": facts.multiprocessors}
 
 
 def _scaled_profile(nearest: DeviceProfile, facts: DriverFacts) -> DeviceProfile:
     """Scale the nearest packaged profile to a GPU that has none."""
     share = facts.multiprocessors / nearest.multiprocessors
-    supports: list[Precision] = [
+    supports: tuple[Precision, ...] = tuple(
         p for p in nearest.supports if facts.capability >= _MIN_CAPABILITIES[p]
-    ]
-    scaled = Provenance(kind="prior", source=f"as {nearest.title}, by number of multiprocessors")
-    driver = Provenance(kind="known", source="memory clock and bus width of the driver")
-    bandwidth = facts.bandwidth_bytes_per_s or int(nearest.bandwidth_bytes_per_s * share)
-    changes = {
-        "name": re.sub(r"[^a-z0-9]+", "-", facts.title.lower()).strip("-"),
-        "title": facts.title,
-        "aliases": (),
-        "device_names": (facts.title,),
-        "architecture": architecture_of(facts.capability),
-        "compute_capability": ".".join(map(str, facts.capability)),
-        "supports": supports,
-        "flops": {p: int(nearest.flops[p] * share) for p in supports},
-        "bandwidth_bytes_per_s": bandwidth,
-    }
-    provenance = {
-        **{figure: _as_prior(p, nearest) for figure, p in nearest.provenance.items()},
-        "flops": scaled,
-        "bandwidth_bytes_per_s": driver if facts.bandwidth_bytes_per_s else scaled,
-    }
-    return _with_facts(nearest, facts, changes, provenance)
+    )
+    return nearest.model_copy(
+        update={
+            **_size_facts(facts),
+            "name": re.sub(r"[^a-z0-9]+", "-", facts.title.lower()).strip("-"),
+            "title": facts.title,
+            "aliases": (),
+            "device_names": (facts.title,),
+            "compute_capability": ".".join(map(str, facts.capability)),
+            "supports": supports,
+            "flops": {p: int(nearest.flops[p] * share) for p in supports},
+            "bandwidth_bytes_per_s": (
+                facts.bandwidth_bytes_per_s or int(nearest.bandwidth_bytes_per_s * share)
+            ),
+            "provenance": {},
+        }
+    )
 
 
 _MIN_CAPABILITIES: dict[Precision, tuple[int, int]] = {
@@ -111,18 +105,6 @@ _MIN_CAPABILITIES: dict[Precision, tuple[int, int]] = {
     "tf32": (8, 0),
     "bf16": (8, 0),
 }
-
-
-def architecture_of(capability: tuple[int, int]) -> str:
-    """Return a compute capability's architecture name.
-
-    One that is not listed takes the name of the nearest older one.
-    """
-    if capability == (8, 9):
-        return "ada"
-    if capability == (7, 5):
-        return "turing"
-    return _ARCHITECTURES[min(max(capability[0], min(_ARCHITECTURES)), max(_ARCHITECTURES))]
 
 
 def _same_size(known: DeviceProfile, facts: DriverFacts) -> bool:
@@ -141,37 +123,11 @@ def _nearest_profile(facts: DriverFacts) -> DeviceProfile:
     return min((card for card in profiles if card.kind == "cuda"), key=distance)
 
 
-def _as_prior(provenance: Provenance, nearest: DeviceProfile) -> Provenance:
-    return Provenance(kind="prior", source=f"as {nearest.title}: {provenance.source}")
-
-
-def _with_facts(
-    profile: DeviceProfile,
-    facts: DriverFacts,
-    changes: dict[str, Any],
-    provenance: dict[str, Provenance],
-) -> DeviceProfile:
-    driver = Provenance(kind="known", source="read from the driver")
-    return DeviceProfile.model_validate(
-        {
-            **dict(profile),
-            **changes,
-            "total_bytes": facts.total_bytes,
-            "multiprocessors": facts.multiprocessors,
-            "expandable_segments": profile.expandable_segments and sys.platform == "linux",
-            "provenance": {**provenance, "total_bytes": driver, "multiprocessors": driver},
-        }
-    )
-
-
 def _host() -> DeviceProfile:
     common = load_profile("cpu")
     cores = os.cpu_count() or 1
-    system = Provenance(kind="known", source="read from the operating system")
-    scaled = Provenance(kind="prior", source=f"{common.title}, by the number of cores")
-    return DeviceProfile.model_validate(
-        {
-            **dict(common),
+    return common.model_copy(
+        update={
             "title": f"Host CPU with {cores} cores",
             "aliases": (),
             "multiprocessors": cores,
@@ -179,12 +135,7 @@ def _host() -> DeviceProfile:
             "flops": {
                 p: rate * cores // common.multiprocessors for p, rate in common.flops.items()
             },
-            "provenance": {
-                **common.provenance,
-                "multiprocessors": system,
-                "total_bytes": system,
-                "flops": scaled,
-            },
+            "provenance": {},
         }
     )
 

@@ -1,32 +1,17 @@
-"""Device profile schema: figures of one kind of device, each with its provenance."""
+"""Device profiles: figures of one kind of device; those packaged with Lowtide, by name."""
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from importlib import resources
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
+
+from lowtide.core.errors import UsageError, closest_name
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-
-# Every figure that a ledger or a time estimate may read; each needs a provenance.
-FIGURES = """
-    multiprocessors total_bytes context_bytes desktop_bytes workspaces.cublas workspaces.conv
-    bandwidth_bytes_per_s flops pcie_bytes_per_s
-""".split()
-
-
-class Provenance(BaseModel):
-    """Source of one figure.
-
-    ``known`` was read from a driver, from source code or from a measurement; ``datasheet`` is
-    published by the vendor, or follows from published clocks and unit counts; ``prior`` is an
-    educated guess that a probe on the device should replace.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["known", "datasheet", "prior"]
-    source: str = Field(min_length=8)
 
 
 class Workspaces(BaseModel):
@@ -67,7 +52,7 @@ class Workspaces(BaseModel):
 
 
 class DeviceProfile(BaseModel):
-    """Memory sizes, speeds and allocator behavior of one kind of device.
+    """Memory sizes and speeds of one kind of device.
 
     Attributes:
         total_bytes: What the driver reports on Linux, not the figure on the box: 0.2 to 0.6 GiB
@@ -77,8 +62,9 @@ class DeviceProfile(BaseModel):
         flops: Dense operations a second with fp32 accumulation, two to a multiply-add.
         bandwidth_bytes_per_s: Of the device's own memory.
         pcie_bytes_per_s: Of one direction to the host; None for the host itself.
-        expandable_segments: Whether the allocator can use them under Linux.
-        provenance: An entry for each of `FIGURES`.
+        provenance: Source of each figure of a packaged profile, for its readers: ``known`` was read
+            from a driver, source code or a measurement, ``datasheet`` is published by the vendor,
+            ``prior`` is an educated guess that a probe on the device should replace.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -88,21 +74,18 @@ class DeviceProfile(BaseModel):
     title: str
     device_names: tuple[str, ...] = ()
     kind: Literal["cpu", "cuda"]
-    architecture: str
     compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d$")
     multiprocessors: int = Field(gt=0)
     total_bytes: int = Field(gt=0)
     context_bytes: int = Field(ge=0)
     context_upper_bytes: int = Field(ge=0)
     desktop_bytes: int = Field(ge=0)
-    desktop_upper_bytes: int = Field(ge=0)
     workspaces: Workspaces
     bandwidth_bytes_per_s: int = Field(gt=0)
     flops: dict[Precision, int]
     pcie_bytes_per_s: int | None = Field(default=None, gt=0)
     supports: tuple[Precision, ...]
-    expandable_segments: bool
-    provenance: dict[str, Provenance]
+    provenance: dict[str, dict[str, str]] = {}
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -112,18 +95,50 @@ class DeviceProfile(BaseModel):
         major, _, minor = self.compute_capability.partition(".")
         return int(major), int(minor)
 
-    @model_validator(mode="after")
-    def _is_complete(self) -> DeviceProfile:
-        needed = {f for f in FIGURES if f != "pcie_bytes_per_s" or self.pcie_bytes_per_s}
-        if needed != set(self.provenance):
-            odd = ", ".join(sorted(needed ^ set(self.provenance)))
-            raise ValueError(f"provenance is missing or not needed for: {odd}")
-        if set(self.flops) != set(self.supports):
-            raise ValueError("flops must be given for exactly the precisions in supports")
-        if self.context_upper_bytes < self.context_bytes:
-            raise ValueError("context_upper_bytes is below context_bytes")
-        if self.desktop_upper_bytes < self.desktop_bytes:
-            raise ValueError("desktop_upper_bytes is below desktop_bytes")
-        if (self.kind == "cuda") != (self.compute_capability is not None):
-            raise ValueError("compute_capability belongs to CUDA devices, and only to them")
-        return self
+
+def profile_names() -> tuple[str, ...]:
+    """Return the names of all packaged profiles, smallest device first."""
+    return tuple(_catalog())
+
+
+def load_profile(name: str) -> DeviceProfile:
+    """Load the packaged profile with a name, alias or title, in any case and spelling.
+
+    ``"rtx4090-24gb"``, ``"rtx4090"``, ``"RTX 4090"`` and ``"NVIDIA GeForce RTX 4090 24 GB"`` are
+    the same.
+
+    Raises:
+        UsageError: The name is unknown; the message lists the names.
+    """
+    spelled = _spellings()
+    if found := spelled.get(_normalized(name)):
+        return _catalog()[found]
+    meant = closest_name(_normalized(name), spelled)
+    hint = f"did you mean {spelled[meant]}?" if meant else "use one of these names"
+    names = ", ".join(profile_names())
+    raise UsageError(f"no device profile {name!r}; available: {names}", hint=hint)
+
+
+@cache
+def _catalog() -> dict[str, DeviceProfile]:
+    folder = resources.files("lowtide.memory.profiles") / "data"
+    profiles = [
+        DeviceProfile.model_validate_json(entry.read_text(encoding="utf-8"))
+        for entry in folder.iterdir()
+        if entry.name.endswith(".json")
+    ]
+    profiles.sort(key=lambda profile: (profile.kind, profile.total_bytes, profile.name))
+    return {profile.name: profile for profile in profiles}
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    return {
+        _normalized(spelling): profile.name
+        for profile in _catalog().values()
+        for spelling in (profile.name, profile.title, *profile.aliases)
+    }
+
+
+def _normalized(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())

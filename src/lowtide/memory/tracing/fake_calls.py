@@ -80,8 +80,6 @@ class FakeCallCache:
         # Fake scalars have tracked values (an optimizer counts its steps in one).
         if _only_writes_values(func) and isinstance(args[0], FakeTensor) and args[0].dim() > 0:
             return args[0]
-        if _only_writes_out(func) and _holds_result(kwargs["out"], args):
-            return kwargs["out"]
         key = None if func._schema.is_mutable else _key(func, args, kwargs)
         known = None if key is None else self._entries.get(key)
         if known is not None and known is not _Unknown:
@@ -219,30 +217,10 @@ def _only_writes_values(func: Any) -> bool:
 
     A fake argument does not change then.
     """
+    arguments = func._schema.arguments
+    written = [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
     return (
         (torch.Tag.pointwise in func.tags or func.overloadpacket in _REWRITES)
-        and _written_arguments(func) == ["self"]
+        and written == ["self"]
         and func.__name__.split(".")[0].endswith("_")
-    )
-
-
-@functools.cache
-def _only_writes_out(func: Any) -> bool:
-    """Return whether an operator writes values of each element into its argument ``out``."""
-    return torch.Tag.pointwise in func.tags and _written_arguments(func) == ["out"]
-
-
-def _written_arguments(func: Any) -> list[str]:
-    arguments = func._schema.arguments
-    return [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
-
-
-def _holds_result(out: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether ``out`` has the shape and type of an elementwise result, and so stays."""
-    given = [one for one in args if isinstance(one, Tensor)]
-    return (
-        isinstance(out, FakeTensor)
-        and out.dim() > 0
-        and all(isinstance(one, FakeTensor) and one.dtype == out.dtype for one in given)
-        and out.shape == torch.broadcast_shapes(*(one.shape for one in given))
     )

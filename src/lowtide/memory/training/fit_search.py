@@ -1,4 +1,4 @@
-"""Search for the options with which a training step fits a memory budget.
+"""Search for the options with which a training step fits a memory budget, and its report.
 
 Each option is traced, because what a change frees depends on where the peak is: checkpointing does
 nothing for a peak in the optimizer's step, and no attention kernel helps one in the convolutions.
@@ -6,23 +6,23 @@ nothing for a peak in the optimizer's step, and no attention kernel helps one in
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-import torch
+from pydantic import BaseModel, ConfigDict
 from torch import nn
 
-from lowtide.core.errors import LowtideError, ModelError, UsageError
-from lowtide.core.heap import HeapMode
-from lowtide.memory.plan_store import StoredTable
-from lowtide.memory.prediction.calibration import Calibration
+from lowtide.core.errors import BudgetError, LowtideError, ModelError, UsageError
+from lowtide.core.units import format_bytes
 from lowtide.memory.prediction.estimate import Estimate, traced_estimate
 from lowtide.memory.profiles import DeviceProfile, load_profile
 from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import TrainingStep, tensors_of
-from lowtide.memory.training.fit_report import KEPT_STATUSES, FitOption, FitReport, Status
 from lowtide.memory.training.options import (
+    Accuracy,
     MakeStep,
     OptionChange,
     StepSettings,
@@ -30,14 +30,153 @@ from lowtide.memory.training.options import (
     option_changes,
 )
 
-__all__ = ["FitOption", "FitReport", "MakeStep", "StepSettings", "fit_to_budget"]
+Status = Literal["requested", "applied", "not needed", "no gain", "not applicable"]
+# An option stays when the next one is added unless it is skipped, which "-" marks.
+_MARKS = {
+    "requested": " ",
+    "applied": "+",
+    "not needed": " ",
+    "no gain": "-",
+    "not applicable": "-",
+}
+_HEADER = (
+    "",
+    "option",
+    *("predicted", "at most", "frees", "in all", "alone", "fits", "work", "results"),
+    "",
+)
+_LEFT_ALIGNED = (0, 1, 7, 9, 10)
 
-_LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+class FitOption(BaseModel):
+    """One memory-saving option, on top of those taken before it.
+
+    ``predicted_bytes`` and ``upper_bytes`` are the step's peak with it, as in `Estimate`.
+    ``freed_bytes`` is relative to the option before, ``freed_total_bytes`` to the step as
+    requested, ``freed_alone_bytes`` what the change frees as the only one; all of the predicted
+    peak, negative where it takes more. ``work`` is the multiply-adds of a step relative to the
+    requested one. An option that does not apply has ``reason`` and no figures.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    status: Status
+    settings: StepSettings
+    accuracy: Accuracy = "exact"
+    predicted_bytes: int | None = None
+    upper_bytes: int | None = None
+    freed_bytes: int | None = None
+    freed_total_bytes: int | None = None
+    freed_alone_bytes: int | None = None
+    fits: bool | None = None
+    work: float | None = None
+    phase: str = ""
+    operator: str = ""
+    reason: str = ""
+
+    @property
+    def kept(self) -> bool:
+        """Whether the change stays when the next one is added."""
+        return _MARKS[self.status] != "-"
+
+    def _cells(self, chosen: bool) -> tuple[str, ...]:
+        mark = ">" if chosen else _MARKS[self.status]
+        if self.predicted_bytes is None:
+            return mark, self.name, f"does not apply: {self.reason}"
+        first = self.status == "requested"
+        freed = self.freed_bytes, self.freed_total_bytes, self.freed_alone_bytes
+        skipped = "skipped, frees nothing here" if self.status == "no gain" else ""
+        remarks = (
+            f"peak in {self.phase}" if first else "; ".join(filter(None, [skipped, self.reason]))
+        )
+        return (
+            mark,
+            self.name,
+            format_bytes(self.predicted_bytes),
+            format_bytes(self.upper_bytes or 0),
+            *("" if first or size is None else format_bytes(size) for size in freed),
+            "yes" if self.fits else "no",
+            "" if self.work is None else f"{self.work:.2f}×",
+            "" if first else "same" if self.accuracy == "exact" else "change",
+            remarks,
+        )
 
 
-class _Figures(NamedTuple):
-    estimate: Estimate
-    work: float  # multiply-adds of a whole step, without validation
+class FitReport(BaseModel):
+    """All options in the order in which they are tried, the step as requested first.
+
+    ``chosen`` is the index of the first option whose upper bound fits the budget, None if none
+    does. ``requested`` is the estimate of the step as requested, with its trace.
+    """
+
+    device: str
+    budget_bytes: int
+    requested: Estimate
+    options: tuple[FitOption, ...]
+    chosen: int | None
+    seconds: float
+
+    @property
+    def choice(self) -> FitOption | None:
+        """The first option that fits, or None."""
+        return None if self.chosen is None else self.options[self.chosen]
+
+    @property
+    def smallest(self) -> FitOption:
+        """The option with the lowest upper bound, among those that can be taken."""
+        return min(
+            (option for option in self.options if option.kept),
+            key=lambda option: option.upper_bytes or 0,
+        )
+
+    def require(self) -> FitOption:
+        """Return the first option that fits.
+
+        Raises:
+            BudgetError: if none does; names the smallest.
+        """
+        if self.choice is not None:
+            return self.choice
+        needs = self.smallest.upper_bytes or 0
+        raise BudgetError(
+            f"no option fits in {format_bytes(self.budget_bytes)} on {self.device}: the"
+            f" smallest, {self.smallest.name}, needs up to {format_bytes(needs)}",
+            smallest=needs,
+            hint=f"a budget of {format_bytes(needs * 1.01)}, or a smaller model",
+        )
+
+    def __str__(self) -> str:
+        """Return a table, one line per option, and which one is the first to fit.
+
+        ``>`` marks that one, ``+`` the changes before it that are taken, ``-`` those that are
+        skipped. ``frees`` is relative to the option before, ``in all`` to the step as requested,
+        ``alone`` with no other change; ``work`` is the multiply-adds of a step relative to the
+        requested one.
+        """
+        rows = [_HEADER, *(one._cells(at == self.chosen) for at, one in enumerate(self.options))]
+        full = [row for row in rows if len(row) == len(_HEADER)]
+        widths = [max(map(len, column)) for column in zip(*full, strict=True)]
+        widths[1] = max(len(row[1]) for row in rows)
+        budget = format_bytes(self.budget_bytes)
+        if self.choice is None:
+            needs = format_bytes(self.smallest.upper_bytes or 0)
+            verdict = f"no option fits in {budget}: the smallest, {self.smallest.name}, needs up to"
+            verdict = f"{verdict} {needs}"
+        else:
+            taken = format_bytes(self.choice.upper_bytes or 0)
+            verdict = f"fits in {budget}, up to {taken} of it: {self.choice.settings}"
+        return "\n".join([*(_line(row, widths) for row in rows), "", verdict])
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    # The text of an option that does not apply stands across all columns.
+    whole = len(cells) == len(widths)
+    parts = [
+        f"{cell:<{width}}" if column in _LEFT_ALIGNED or not whole else f"{cell:>{width}}"
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=False))
+    ]
+    return f"{parts[0]} {'  '.join(parts[1:])}".rstrip()
 
 
 def fit_to_budget(
@@ -51,13 +190,7 @@ def fit_to_budget(
     size: tuple[int, int] | None = None,
     resize: Callable[[tuple[int, int]], nn.Module] | None = None,
     multiple: int = 16,
-    sizes: Sequence[tuple[int, int]] | None = None,
-    dtype: torch.dtype | None = None,
-    strict: bool = True,
     full: bool = True,
-    operators: StoredTable | None = None,
-    calibration: Calibration | None = None,
-    heap: HeapMode | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> FitReport:
     """Find the changes with which ``step`` fits ``budget_bytes`` on ``device``.
@@ -65,11 +198,11 @@ def fit_to_budget(
     Every figure is that of a traced step (`traced_estimate`), none a fixed share. Changes are added
     one to another until the upper bound fits; the others are reported all the same. A change that
     frees nothing where it is tried is skipped, unless it costs nothing either, and of the batches
-    between half and one only those that are needed are tried.
+    between half and one only those that are needed are tried. On the CPU the figures are those of
+    a process with the C heap as it comes.
 
     Args:
-        model: as in `estimate`, like ``device``, ``dtype``, ``operators``, ``calibration`` and
-            ``heap``.
+        model: as in `estimate`, like ``device``.
         make_step: ``make_step(batch, (height, width))`` returns a step with other inputs, from
             which inputs, keywords and loss are taken; without it batch and images stay unchanged.
         batch: the batch that it made ``step`` with, by default from the shape of the first tensor.
@@ -77,14 +210,11 @@ def fit_to_budget(
         resize: ``resize((height, width))`` returns the model for images of another size, if it is
             made for images of one size.
         multiple: smaller images have sides that are a multiple of this.
-        sizes: smaller images have one of these (height, width) instead.
-        strict: whether to raise if nothing fits.
         full: if False, the search ends at the first option that fits, and no change is traced on
             its own, which takes a fraction of the time.
         progress: called with the name of each option before it is traced.
 
     Raises:
-        BudgetError: if nothing fits and ``strict``; names the smallest option.
         ModelError: if the step as requested cannot be traced.
         UsageError: for invalid options.
     """
@@ -95,78 +225,48 @@ def fit_to_budget(
     requested = StepSettings.from_step(step, batch, size)
     if make_step is not None:
         _check_factory(make_step, step, requested)
-    report_progress = progress or (lambda name: None)
-    report_progress("as requested")
-    search = _OptionSearch(
-        model,
-        step,
-        requested,
-        profile,
-        make_step,
-        dtype,
-        operators,
-        calibration,
-        heap,
-        budget_bytes,
-        resize,
-    )
-    options = search.run(
-        list(
-            option_changes(
-                requested,
-                step,
-                model,
-                profile,
-                low_precision=_is_low_precision(model, dtype),
-                resizable=make_step is not None,
-                multiple=multiple,
-                sizes=sizes,
-            )
-        ),
+    tell = progress or (lambda name: None)
+    tell("as requested")
+    search = _Search(model, step, requested, profile, make_step, resize, budget_bytes)
+    resizable = make_step is not None
+    search.run(
+        option_changes(requested, step, model, profile, resizable=resizable, multiple=multiple),
         full,
-        report_progress,
+        tell,
     )
-    fitting = (
-        at for at, option in enumerate(options) if option.fits and option.status in KEPT_STATUSES
-    )
-    report = FitReport(
+    return FitReport(
         device=profile.name,
         budget_bytes=budget_bytes,
         requested=search.baseline.estimate,
-        options=tuple(options),
-        chosen=next(fitting, None),
+        options=tuple(search.options),
+        chosen=search.chosen,
         seconds=time.perf_counter() - started,
     )
-    if strict:
-        report.require()
-    return report
 
 
-class _OptionSearch:
+class _Figures(NamedTuple):
+    estimate: Estimate
+    work: float  # multiply-adds of a whole step, without validation
+
+
+@dataclass
+class _Search:
     """Traces each combination of settings once, and goes through the changes in order."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        step: TrainingStep,
-        requested: StepSettings,
-        profile: DeviceProfile,
-        make_step: MakeStep | None,
-        dtype: torch.dtype | None,
-        operators: StoredTable | None,
-        calibration: Calibration | None,
-        heap: HeapMode | None,
-        budget_bytes: int,
-        resize: Callable[[tuple[int, int]], nn.Module] | None,
-    ) -> None:
-        self._resize = resize
-        self._model, self._step, self._requested, self._profile = model, step, requested, profile
-        self._make_step, self._dtype, self._operators = make_step, dtype, operators
-        self._calibration, self._budget = calibration, budget_bytes
-        self._heap: HeapMode | None = heap
-        self._cache: dict[StepSettings, _Figures] = {}
+    model: nn.Module
+    step: TrainingStep
+    requested: StepSettings
+    profile: DeviceProfile
+    make_step: MakeStep | None
+    resize: Callable[[tuple[int, int]], nn.Module] | None
+    budget_bytes: int
+    options: list[FitOption] = field(default_factory=list)
+    known: dict[StepSettings, _Figures] = field(default_factory=dict)
+
+    @functools.cached_property
+    def baseline(self) -> _Figures:
         try:
-            self.baseline = self._trace_settings(requested)
+            return self.figures(self.requested)
         except LowtideError:
             raise
         except Exception as error:
@@ -175,134 +275,97 @@ class _OptionSearch:
                 hint="check that the model accepts these inputs; run it once with real ones",
             ) from error
 
-    def run(
-        self, changes: list[OptionChange], full: bool, progress: Callable[[str], None]
-    ) -> list[FitOption]:
-        """Return the options tried, the step as requested first."""
-        current, current_settings = self.baseline, self._requested
-        options = [self._option("as requested", "requested", current_settings, current, current)]
+    @property
+    def chosen(self) -> int | None:
+        fitting = (at for at, option in enumerate(self.options) if option.fits and option.kept)
+        return next(fitting, None)
+
+    def run(self, changes: Iterable[OptionChange], full: bool, tell: Callable[[str], None]) -> None:
+        now, settings = self.baseline, self.requested
+        self._add("as requested", "requested", settings, now, now)
         for change in changes:
-            if _any_fits(options) and (change.intermediate or not full):
+            fits = self.chosen is not None
+            if fits and (change.intermediate or not full):
                 continue
-            progress(change.name)
-            settings = current_settings.model_copy(update=change.values)
-            try:
-                figures = None if change.unavailable_reason else self._trace_settings(settings)
-                freed_alone = (
-                    self._freed_alone(change) if full and not change.unavailable_reason else None
-                )
-            except Exception as error:  # noqa: BLE001 - whatever the model cannot do is reported
-                change, figures, freed_alone = _not_applicable(change, error), None, None
-            if figures is None:
-                options.append(
-                    FitOption(
-                        name=change.name,
-                        status="not applicable",
-                        settings=current_settings,
-                        accuracy=change.accuracy,
-                        reason=change.unavailable_reason or "",
-                    )
+            tell(change.name)
+            changed = settings.model_copy(update=change.values)
+            found = change.refusal or self._attempt(changed)
+            more: dict[str, Any] = {"accuracy": change.accuracy, "reason": change.note}
+            if isinstance(found, str):
+                more["reason"] = found
+                self.options.append(
+                    FitOption(name=change.name, status="not applicable", settings=settings, **more)
                 )
                 continue
-            status = self._status(change, options, current, figures)
-            option = self._option(
-                change.name, status, settings, figures, current, change, freed_alone
-            )
-            options.append(option)
-            if status != "no gain":
-                current, current_settings = figures, settings
-        return options
+            if full:
+                alone = self._attempt(self.requested.model_copy(update=change.values))
+                more["freed_alone_bytes"] = None if isinstance(alone, str) else self._freed(alone)
+            gain = now.estimate.upper_bytes - found.estimate.upper_bytes
+            kept = gain > 0 or (gain == 0 and change.free)
+            status = "no gain" if not kept else "not needed" if fits else "applied"
+            self._add(change.name, status, changed, found, now, **more)
+            if kept:
+                now, settings = found, changed
 
-    def _status(
-        self, change: OptionChange, before: list[FitOption], now: _Figures, figures: _Figures
-    ) -> Status:
-        gain = now.estimate.upper_bytes - figures.estimate.upper_bytes
-        if gain < 0 or (gain == 0 and not change.free):
-            return "no gain"
-        return "not needed" if _any_fits(before) else "applied"
+    def _attempt(self, settings: StepSettings) -> _Figures | str:
+        """Return the figures of a step with ``settings``, or why the model cannot run it."""
+        try:
+            return self.figures(settings)
+        except LowtideError as error:
+            return error.message
+        except Exception as error:  # noqa: BLE001 - whatever the model cannot do is reported
+            return _first_line(error)
 
-    def _freed_alone(self, change: OptionChange) -> int:
-        figures = self._trace_settings(self._requested.model_copy(update=change.values))
+    def _freed(self, figures: _Figures) -> int:
         return self.baseline.estimate.predicted_bytes - figures.estimate.predicted_bytes
 
-    def _option(
+    def _add(
         self,
         name: str,
         status: Status,
         settings: StepSettings,
         figures: _Figures,
         before: _Figures,
-        change: OptionChange | None = None,
-        freed_alone: int | None = None,
-    ) -> FitOption:
-        estimate, baseline = figures.estimate, self.baseline
-        predicted = estimate.predicted_bytes
-        return FitOption(
-            name=name,
-            status=status,
-            settings=settings,
-            accuracy=change.accuracy if change else "exact",
-            reason=change.note if change else "",
-            predicted_bytes=predicted,
-            upper_bytes=estimate.upper_bytes,
-            freed_bytes=before.estimate.predicted_bytes - predicted,
-            freed_total_bytes=baseline.estimate.predicted_bytes - predicted,
-            freed_alone_bytes=freed_alone,
-            fits=estimate.upper_bytes <= self._budget,
-            host_bytes=self._ema_bytes() if settings.ema == "host" else 0,
-            work=figures.work / baseline.work if baseline.work else None,
-            phase=estimate.phase,
-            operator=estimate.operator,
-        )
-
-    def _ema_bytes(self) -> int:
-        """Return bytes of an EMA of the weights: the trainable ones, in their dtype."""
-        return sum(
-            weight.numel() * (self._dtype or weight.dtype).itemsize
-            for weight in self._model.parameters()
-            if weight.requires_grad
-        )
-
-    def _trace_settings(self, settings: StepSettings) -> _Figures:
-        if settings not in self._cache:
-            step = apply_settings(self._step, self._requested, settings, self._make_step)
-            model = self._model
-            if self._resize is not None and settings.size not in (None, self._requested.size):
-                model = self._resize(settings.size)
-            estimate = traced_estimate(
-                model,
-                step,
-                self._profile,
-                dtype=self._dtype,
-                operators=self._operators,
-                calibration=self._calibration,
-                heap=self._heap,
+        **more: Any,
+    ) -> None:
+        found, base_work = figures.estimate, self.baseline.work
+        self.options.append(
+            FitOption(
+                name=name,
+                status=status,
+                settings=settings,
+                predicted_bytes=found.predicted_bytes,
+                upper_bytes=found.upper_bytes,
+                freed_bytes=before.estimate.predicted_bytes - found.predicted_bytes,
+                freed_total_bytes=self._freed(figures),
+                fits=found.upper_bytes <= self.budget_bytes,
+                work=figures.work / base_work if base_work else None,
+                phase=found.phase,
+                operator=found.operator,
+                **more,
             )
-            assert estimate.trace is not None
-            work = multiply_adds(estimate.trace, ("forward", "backward"))
-            passes = settings.accumulate / step.accumulate
-            if self._cache:
-                # Traces are large; only that of the requested step is used later.
-                estimate._trace = None
-            self._cache[settings] = _Figures(estimate, work * passes)
-        return self._cache[settings]
+        )
 
-
-def _any_fits(options: list[FitOption]) -> bool:
-    return any(option.fits and option.status in KEPT_STATUSES for option in options)
-
-
-def _not_applicable(change: OptionChange, error: Exception) -> OptionChange:
-    message = error.message if isinstance(error, LowtideError) else _first_line(error)
-    return OptionChange(change.name, {}, change.accuracy, unavailable_reason=message)
+    def figures(self, settings: StepSettings) -> _Figures:
+        if settings in self.known:
+            return self.known[settings]
+        step = apply_settings(self.step, self.requested, settings, self.make_step)
+        model = self.model
+        if self.resize is not None and settings.size not in (None, self.requested.size):
+            model = self.resize(settings.size)
+        # The training itself will run in a process that sets nothing.
+        estimate = traced_estimate(model, step, self.profile, heap="default")
+        assert estimate.trace is not None
+        work = multiply_adds(estimate.trace, ("forward", "backward"))
+        if self.known:
+            # Traces are large; only that of the requested step is used later.
+            estimate._trace = None
+        figures = _Figures(estimate, work * settings.accumulate / step.accumulate)
+        return self.known.setdefault(settings, figures)
 
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0][:120]
-
-
-def _is_low_precision(model: nn.Module, dtype: torch.dtype | None) -> bool:
-    return (dtype or next((w.dtype for w in model.parameters()), torch.float32)) in _LOW_PRECISION
 
 
 def _check_factory(make_step: MakeStep, step: TrainingStep, requested: StepSettings) -> None:

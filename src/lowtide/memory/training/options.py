@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
+from lowtide.core.units import format_bytes
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.checkpointing import Checkpointing
 from lowtide.memory.tracing.steps import Optimizer, TrainingStep, tensors_of
@@ -20,6 +21,7 @@ MakeStep = Callable[[int, tuple[int, int]], TrainingStep]
 
 AUTOCAST_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SIZE_FACTORS = (0.75, 0.5, 0.25)
+_NO_FACTORY = "make_step is not given, so the inputs cannot be changed"
 _DIFFUSION_STEPS_NOTE = (
     "a training step draws one noise level for each image: none of its tensors has the steps"
     " as a dimension"
@@ -80,23 +82,6 @@ class StepSettings(BaseModel):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class OptionChange:
-    """One option: the fields of `StepSettings` it sets, or why it does not apply.
-
-    ``free`` ones cost neither time nor accuracy, and stay even where another part of the step is
-    the peak for now. Those ``intermediate`` two others are skipped once the step fits.
-    """
-
-    name: str
-    values: dict[str, Any]
-    accuracy: Accuracy = "exact"
-    free: bool = False
-    intermediate: bool = False
-    note: str = ""
-    unavailable_reason: str | None = None
-
-
 def size_text(size: tuple[int, int]) -> str:
     """Format (height, width) as ``width×height``."""
     return f"{size[1]}×{size[0]}"
@@ -128,156 +113,136 @@ def apply_settings(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class OptionChange:
+    """One option: the fields of `StepSettings` it sets, or why it does not apply.
+
+    ``free`` ones cost neither time nor accuracy, and stay even where another part of the step is
+    the peak for now. Those ``intermediate`` two others are skipped once the step fits.
+    """
+
+    name: str
+    values: dict[str, Any]
+    refusal: str | None = None
+    accuracy: Accuracy = "exact"
+    free: bool = False
+    intermediate: bool = False
+    note: str = ""
+
+
+def _option(
+    name: str, values: dict[str, Any], *refusals: tuple[object, str], **more: Any
+) -> OptionChange:
+    """Return an option that the first of ``refusals`` whose condition holds rules out."""
+    return OptionChange(name, values, next((why for holds, why in refusals if holds), None), **more)
+
+
 def option_changes(
-    requested: StepSettings,
+    now: StepSettings,
     step: TrainingStep,
     model: nn.Module,
     profile: DeviceProfile,
     *,
-    low_precision: bool,
     resizable: bool,
     multiple: int,
-    sizes: Sequence[tuple[int, int]] | None,
 ) -> Iterator[OptionChange]:
-    """Iterate over all options in the order in which they are tried.
+    """Iterate over all options of a step with settings ``now``, in the order of trial.
 
     Exact ones come first, except that autocast, which also saves time, comes before checkpointing
     and smaller batches; smaller images come last.
     """
-    yield _fused_optimizer_change(requested)
-    yield _validation_change(requested, step)
-    yield _ema_change(requested, profile)
-    yield _autocast_change(requested, profile, low_precision)
+    weights = list(model.parameters())
+    yield _option(
+        "fused optimizer",
+        {"optimizer": "adamw-fused"},
+        (now.optimizer != "adamw-foreach", f"{now.optimizer} does not copy all gradients at once"),
+        free=True,
+    )
+    yield _option(
+        "validation one by one",
+        {"validation": 1},
+        (now.validation is None, "there is no validation pass"),
+        (now.validation == 1, "validation takes one image at a time already"),
+        (tensors_of(dict(step.keywords)), "its keyword tensors are those of the training batch"),
+        free=True,
+    )
+    average = format_bytes(sum(weight.nbytes for weight in weights if weight.requires_grad))
+    yield _option(
+        "EMA on the host",
+        {"ema": "host"},
+        (now.ema != "device", "no EMA of the weights is kept on the device"),
+        (profile.kind == "cpu", "on the CPU the host is the device"),
+        note=f"{average} of host memory; weights are copied to the host after each step",
+    )
+    low = next((name for name in AUTOCAST_DTYPES if name in profile.supports), None)
+    yield _option(
+        f"{low or 'low precision'} autocast",
+        {"autocast": low},
+        (
+            weights and weights[0].dtype in AUTOCAST_DTYPES.values(),
+            "the weights are in low precision already",
+        ),
+        (now.autocast, f"{now.autocast} autocast is requested already"),
+        (low is None, f"{profile.title} does not support low precision"),
+        accuracy="changes results",
+        note="needs a loss scale" if low == "fp16" else "",
+    )
     normalizes = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
-    yield from _checkpointing_changes(requested, normalizes)
-    yield from _batch_changes(requested, resizable, normalizes)
-    yield from _size_changes(requested, resizable, multiple, sizes)
+    for how, milder in (("selective", ("none",)), ("full", ("none", "selective"))):
+        yield _option(
+            f"{how} checkpointing",
+            {"checkpointing": how},
+            (
+                now.checkpointing not in milder,
+                f"{now.checkpointing} checkpointing is requested already",
+            ),
+            note="running statistics of batch norms are updated twice" if normalizes else "",
+        )
+    yield from _batch_changes(now, resizable, normalizes)
+    yield from _size_changes(now, resizable, multiple)
     yield OptionChange("fewer diffusion steps", {}, note=_DIFFUSION_STEPS_NOTE)
 
 
-def _fused_optimizer_change(requested: StepSettings) -> OptionChange:
-    refusal = None
-    if requested.optimizer != "adamw-foreach":
-        refusal = f"{requested.optimizer} does not copy all gradients at once"
-    return OptionChange(
-        "fused optimizer", {"optimizer": "adamw-fused"}, free=True, unavailable_reason=refusal
-    )
-
-
-def _validation_change(requested: StepSettings, step: TrainingStep) -> OptionChange:
-    refusal = None
-    if requested.validation is None:
-        refusal = "there is no validation pass"
-    elif requested.validation == 1:
-        refusal = "validation takes one image at a time already"
-    elif tensors_of(dict(step.keywords)):
-        refusal = "its keyword tensors are those of the training batch"
-    return OptionChange(
-        "validation one by one", {"validation": 1}, free=True, unavailable_reason=refusal
-    )
-
-
-def _ema_change(requested: StepSettings, profile: DeviceProfile) -> OptionChange:
-    refusal = None
-    if requested.ema != "device":
-        refusal = "no EMA of the weights is kept on the device"
-    elif profile.kind == "cpu":
-        refusal = "on the CPU the host is the device"
-    note = "weights are copied to the host after each step"
-    return OptionChange("EMA on the host", {"ema": "host"}, note=note, unavailable_reason=refusal)
-
-
-def _autocast_change(
-    requested: StepSettings, profile: DeviceProfile, low_precision: bool
-) -> OptionChange:
-    name = next((name for name in AUTOCAST_DTYPES if name in profile.supports), None)
-    refusal = None
-    if low_precision:
-        refusal = "the weights are in low precision already"
-    elif requested.autocast is not None:
-        refusal = f"{requested.autocast} autocast is requested already"
-    elif name is None:
-        refusal = f"{profile.title} does not support low precision"
-    note = "needs a loss scale" if name == "fp16" else ""
-    return OptionChange(
-        f"{name or 'low precision'} autocast",
-        {"autocast": name},
-        "changes results",
-        note=note,
-        unavailable_reason=refusal,
-    )
-
-
-def _checkpointing_changes(requested: StepSettings, normalizes: bool) -> Iterator[OptionChange]:
-    order: tuple[Checkpointing, ...] = ("none", "selective", "full")
-    note = "running statistics of batch norms are updated twice" if normalizes else ""
-    for how in order[1:]:
-        refusal = None
-        if order.index(requested.checkpointing) >= order.index(how):
-            refusal = f"{requested.checkpointing} checkpointing is requested already"
-        yield OptionChange(
-            f"{how} checkpointing", {"checkpointing": how}, note=note, unavailable_reason=refusal
-        )
-
-
-def _batch_changes(
-    requested: StepSettings, resizable: bool, normalizes: bool
-) -> Iterator[OptionChange]:
-    batch = requested.batch
-    if batch is None or batch == 1 or not resizable:
-        refusal = "the batch is 1 already" if batch == 1 else _NO_FACTORY
-        yield OptionChange("smaller batch, accumulated", {}, unavailable_reason=refusal)
+def _batch_changes(now: StepSettings, resizable: bool, normalizes: bool) -> Iterator[OptionChange]:
+    if now.batch is None or now.batch == 1 or not resizable:
+        refusal = "the batch is 1 already" if now.batch == 1 else _NO_FACTORY
+        yield OptionChange("smaller batch, accumulated", {}, refusal)
         return
-    accuracy: Accuracy = "changes results" if normalizes else "exact"
-    note = "batch norms see fewer images at once" if normalizes else ""
-    total = batch * requested.accumulate
-    requested_batch = batch
+    batch = now.batch
     while batch > 1:
-        first = batch == requested_batch
+        largest = batch == now.batch
         # The effective batch stays the same, so only divisors are possible.
         batch = max(part for part in range(1, batch // 2 + 1) if batch % part == 0)
-        count = total // batch
+        count = now.batch * now.accumulate // batch
         yield OptionChange(
             f"batch {batch}, accumulate {count}",
             {"batch": batch, "accumulate": count},
-            accuracy,
-            intermediate=not first and batch > 1,
-            note=note,
+            accuracy="changes results" if normalizes else "exact",
+            intermediate=not largest and batch > 1,
+            note="batch norms see fewer images at once" if normalizes else "",
         )
 
 
-_NO_FACTORY = "make_step is not given, so the inputs cannot be changed"
-
-
-def _size_changes(
-    requested: StepSettings, resizable: bool, multiple: int, sizes: Sequence[tuple[int, int]] | None
-) -> Iterator[OptionChange]:
-    if requested.size is None or not resizable:
-        yield OptionChange("smaller images", {}, unavailable_reason=_NO_FACTORY)
+def _size_changes(now: StepSettings, resizable: bool, multiple: int) -> Iterator[OptionChange]:
+    if now.size is None or not resizable:
+        yield OptionChange("smaller images", {}, _NO_FACTORY)
         return
-    smaller = _smaller_sizes(requested.size, multiple) if sizes is None else sizes
+    height, width = now.size
+    sizes = [
+        (int(height * share) // multiple * multiple, int(width * share) // multiple * multiple)
+        for share in _SIZE_FACTORS
+    ]
+    smaller = [size for size in dict.fromkeys(sizes) if min(size) > 0]
     if not smaller:
-        yield OptionChange(
-            "smaller images",
-            {},
-            unavailable_reason=f"{size_text(requested.size)} is the smallest size",
-        )
+        refusal = f"{size_text(now.size)} is the smallest size"
+        yield OptionChange("smaller images", {}, refusal)
     for size in smaller:
         yield OptionChange(
             f"images of {size_text(size)}",
-            {"size": tuple(size)},
-            "changes results",
+            {"size": size},
+            accuracy="changes results",
             note="the model sees less of each image",
         )
-
-
-def _smaller_sizes(size: tuple[int, int], multiple: int) -> list[tuple[int, int]]:
-    found = []
-    for share in _SIZE_FACTORS:
-        height, width = (int(side * share) // multiple * multiple for side in size)
-        if min(height, width) > 0 and (height, width) not in found:
-            found.append((height, width))
-    return found
 
 
 def _image_count(inputs: tuple[Any, ...]) -> int:

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lowtide.memory.meter import total_host_bytes
 from lowtide.memory.pinned import PinnedMemory
+from lowtide.memory.process_memory import total_host_bytes
 
 # Divisor of the host's memory: the share that free buffers may keep between runs.
 _FREE_BUFFER_DIVISOR = 8

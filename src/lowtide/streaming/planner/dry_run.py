@@ -18,7 +18,7 @@ from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.memory.prediction.calibration import NO_MARGIN
 from lowtide.memory.prediction.cpu import predict_cpu
-from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
+from lowtide.memory.prediction.cpu_workspace import TOO_LARGE, CpuWorkspace
 from lowtide.memory.prediction.cuda import predict_cuda
 from lowtide.memory.prediction.cuda_workspace import CudaWorkspace, convolution_settings
 from lowtide.memory.profiles import DeviceProfile
@@ -130,7 +130,7 @@ def _predict(
         scratch = CpuWorkspace(StoredTable("operators", *machine()))
         rows = predict_cpu(trace, scratch, NO_MARGIN).rows
         scratch.store.save()
-        sure = not scratch.assumed
+        sure = all(why != TOO_LARGE for _, why in scratch.assumed.values())
         rows = [_with_heap_kept(row, trace) if row.name == "allocator" else row for row in rows]
     else:
         gpu = program.graph.gpu

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from lowtide import estimate_vram_usage
 from lowtide.attention.sdpa_rules import cudnn_version, prefers_cudnn, torch_release
 from lowtide.core.errors import ModelError, UsageError
+from lowtide.integrations.vram_usage import BACKENDS, GB
 from lowtide.memory.prediction.estimate import estimate, traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.steps import TrainingStep
 from lowtide.memory.training.meta_build import build_on_meta, image_channels, make_inputs
-from lowtide.memory.training.vram import BACKENDS, GB
 from lowtide.models import memory_efficient_attention
 from lowtide.models.ldm4ts import LDM4TSModel
 

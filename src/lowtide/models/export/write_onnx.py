@@ -20,8 +20,8 @@ from lowtide.core.trace_cache import trace_cache
 from lowtide.core.units import format_bytes
 from lowtide.models.loaded_model import Model
 from lowtide.models.low_precision import LowPrecision
+from lowtide.models.onnx_model import OnnxNetwork
 from lowtide.models.onnx_runtime import require_packages
-from lowtide.models.onnx_session import OnnxNetwork
 
 ExportPrecision = Literal["fp32", "fp16", "bf16"]
 OPSETS = (PLAIN_OPSET, ATTENTION_OPSET)

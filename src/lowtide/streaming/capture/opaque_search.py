@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lowtide.attention.spatial.row_region import RowRegionModule
+from lowtide.attention.spatial.local_window import RowRegionModule
 from lowtide.core.errors import ModelError
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.halo_probe import probe_halo

@@ -178,3 +178,17 @@ def samplewise(rule: Rule) -> Rule:
         return banded_op(node, context, rows)
 
     return lowered
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Receptive field along one dim: ``extent`` rows from ``row · stride - pad`` on."""
+
+    extent: int
+    stride: int
+    pad: int
+
+    def receptive_field(self, span: Span) -> Span:
+        """Return the input rows of a span of the result, unclipped at the image's ends."""
+        first, last = span
+        return first * self.stride - self.pad, (last - 1) * self.stride - self.pad + self.extent

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lowtide.core.errors import ModelError
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.descriptor import ModelDescriptor, Tiling
-from lowtide.models.metadata_limits import metadata_error, parse_json
+from lowtide.models.model_files import metadata_error, parse_json
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 

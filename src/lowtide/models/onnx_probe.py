@@ -24,7 +24,7 @@ import numpy as np
 from lowtide.core.errors import ModelError
 from lowtide.core.python_child import start_python
 from lowtide.models.descriptor import SizeRule
-from lowtide.models.metadata_limits import metadata_error, parse_json, size_rule
+from lowtide.models.model_files import metadata_error, parse_json, size_rule
 from lowtide.models.onnx_metadata import GraphSignature, OnnxMetadata, read_onnx_metadata
 from lowtide.models.onnx_runtime import (
     CannotRunError,

@@ -13,7 +13,7 @@ from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.models.ldm4ts.config import LDM4TSConfig
 from lowtide.models.lowtide_files import ARCHITECTURE, read_tensors
-from lowtide.models.metadata_limits import first_problem, parse_json
+from lowtide.models.model_files import first_problem, parse_json
 
 _NAME = "ldm4ts"
 

@@ -1,4 +1,7 @@
-"""Cutting of a program into segments: sweeps over the rows with pages in between."""
+"""Cutting of a program into segments: sweeps over the rows with pages in between.
+
+What a segment recomputes costs multiply-accumulates (MACs).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interface of pages, and pages in device memory."""
+"""Interface of pages, pages in device memory, and the byte layout of pages elsewhere."""
 
 from __future__ import annotations
 

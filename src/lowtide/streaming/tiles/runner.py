@@ -1,4 +1,4 @@
-"""Execution of a plan: read rows, run tiles through the network, write rows."""
+"""Execution of a plan: read rows, run tiles through the network, merge them, write rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.memory.plan import Plan
 from lowtide.memory.strategy import ImageGeometry, StreamedStrategy, TileStrategy
 from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.engine.source_page import RowWindow
 from lowtide.streaming.tiles.device_workers import DeviceWorker, DeviceWorkers
 from lowtide.streaming.tiles.grid import TileAxis, tile_axes
 from lowtide.streaming.tiles.panels import run_panels
 from lowtide.streaming.tiles.recovery import RetryingTileRunner
-from lowtide.streaming.tiles.row_window import RowWindow
 from lowtide.streaming.tiles.run_rows import run_streamed
 from lowtide.streaming.tiles.tile_step import AsyncTileTransfer, NetworkSpec, TileStep
 

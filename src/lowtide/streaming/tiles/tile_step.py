@@ -1,6 +1,7 @@
 """One batch of tiles through the network, from values of the source to results.
 
-Probes run the same step.
+Probes run the same step. On a GPU tiles are copied to and from pinned memory on a stream of their
+own, which overlaps computation: Python launches the work of a GPU faster than the GPU executes it.
 """
 
 from __future__ import annotations

@@ -19,14 +19,18 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import ResultFile
+from common import ResultFile, row_parser
 from subprocess_run import measure_in_subprocess
+
+sys.path.append(str(Path(__file__).parent.parent / "scripts"))
+
+from training_photographs import PHOTOS, TUNING, photograph, write
 
 from lowtide.jobs.train_sr import train_sr
 from lowtide.training.tasks.sr_config import SrConfig
@@ -113,20 +117,9 @@ def pictures(photos: Path | None, work: Path) -> dict[str, Any]:
 
 def write_photographs(own: Path, held_out: Path) -> None:
     """scikit-image's photographs as files."""
-    import pyvips
-
-    # By its path: this folder has a module of the same name.
-    place = Path(__file__).parent.parent / "scripts" / "photographs.py"
-    spec = spec_from_file_location("training_photographs", place)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for names, folder in ((module.PHOTOS, own), (module.TUNING, held_out)):
-        folder.mkdir(parents=True, exist_ok=True)
+    for names, folder in ((PHOTOS, own), (TUNING, held_out)):
         for name in names:
-            path = folder / f"{name}.png"
-            if not path.is_file():
-                pyvips.Image.new_from_array(module.photograph(name)).pngsave(str(path))
+            write(folder / f"{name}.png", photograph(name))
 
 
 def measure(results: ResultFile, options: argparse.Namespace) -> None:
@@ -206,7 +199,7 @@ def listed(known: tuple[str, ...]) -> Any:
 
 def main() -> None:
     """Train what is missing, and compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = row_parser(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--variants", type=listed(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--attentions", type=listed(ATTENTIONS), default=list(ATTENTIONS))
@@ -215,8 +208,6 @@ def main() -> None:
     )
     parser.add_argument("--photos", type=Path, help="a folder to train on")
     parser.add_argument("--work", type=Path, default=Path("demo") / "attention_helps")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
         "attention_helps",

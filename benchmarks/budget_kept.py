@@ -9,7 +9,6 @@ the libraries of band planning are imported before, since no run's plan counts t
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -25,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import ResultFile
+from common import ResultFile, row_parser
 from photographs import photograph
 
 POLL_SECONDS = 0.002
@@ -122,14 +121,10 @@ def _collect(stream: Any, keep: Callable[[str], object]) -> None:
 
 def _poll(child: subprocess.Popen[str], lines: list[str]) -> list[int]:
     """The peak of each picture, which ends when its last row is done, above the baseline."""
-    statm = Path(f"/proc/{child.pid}/statm")
     baseline, seen, peaks = None, 0, [0]
     while child.poll() is None:
-        try:
-            _, resident, shared, *_ = statm.read_text().split()
-        except (OSError, ValueError):  # it ended in between
+        if not (now := anonymous(child.pid)):
             continue
-        now = (int(resident) - int(shared)) * PAGE
         for line in lines[seen:]:
             seen += 1
             if line.startswith("loading ") and baseline is None:
@@ -142,6 +137,15 @@ def _poll(child: subprocess.Popen[str], lines: list[str]) -> list[int]:
     last = peaks.pop() if len(peaks) > 1 else 0  # the end of the last picture
     peaks[-1] = max(peaks[-1], last)
     return peaks
+
+
+def anonymous(process: int) -> int:
+    """Anonymous resident bytes of a process; 0 once it has ended."""
+    try:
+        _, resident, shared, *_ = Path(f"/proc/{process}/statm").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * PAGE
 
 
 def sizes(count: int) -> list[tuple[int, int]]:
@@ -228,10 +232,8 @@ def random_first_run(
 
 def main() -> None:
     """Measure each row that is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser = row_parser(__doc__)
     parser.add_argument("--models", nargs="*", default=[], help="further models for first runs")
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     results = ResultFile(
         "budget_kept",

@@ -10,7 +10,6 @@ row too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from common import ResultFile
+from common import ResultFile, row_parser
 from photographs import photograph
 
 # "binary" is noise of 0 and full scale, the worst that there is for a lossy encoder. By whether a
@@ -192,10 +191,7 @@ def rows_of(name: str, content: str, size: tuple[int, int], folder: Path) -> dic
 
 def main() -> None:
     """Measure each row that is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
-    chosen = parser.parse_args()
+    chosen = row_parser(__doc__).parse_args()
     results = ResultFile("codec_memory", fresh=chosen.fresh, about=(__doc__ or "").splitlines()[0])
     for name in (*WRITTEN, *READ):
         whole = name.startswith(("WebP", "AVIF"))

@@ -78,11 +78,12 @@ def result_rows(name: str, *figures: str) -> list[dict[str, Any]]:
     return [row for row in rows if set(figures) <= row.keys()]
 
 
-def row_parser(about: str | None, *, pairs: int) -> argparse.ArgumentParser:
+def row_parser(about: str | None, *, pairs: int = 0) -> argparse.ArgumentParser:
     """The command line of a benchmark that measures the rows that are missing."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--pairs", type=int, default=pairs, help="runs of each way, in turns")
+    if pairs:
+        parser.add_argument("--pairs", type=int, default=pairs, help="runs of each way, in turns")
     parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     return parser
 
@@ -181,23 +182,14 @@ class ResultFile:
         self._save()
         print(row, json.dumps(figures))
 
-    def drop_here(self, rows: Iterable[str]) -> None:
-        """Forget those of ``rows`` that were measured in the environment of this process."""
+    def drop(self, rows: Iterable[str], *, here: bool = True) -> None:
+        """Forget those of ``rows`` that were measured in the environment of this process, or else
+        those of another one, with which what is compared must not be mixed."""
         named = set(rows)
         self.data["rows"] = [
             entry
             for entry in self.data["rows"]
-            if entry["row"] not in named or not self.measured_here(entry)
-        ]
-
-    def drop_elsewhere(self, rows: Iterable[str]) -> None:
-        """Forget those of ``rows``, which are compared with one another, that are of another
-        environment than this process."""
-        named = set(rows)
-        self.data["rows"] = [
-            entry
-            for entry in self.data["rows"]
-            if entry["row"] not in named or self.measured_here(entry)
+            if entry["row"] not in named or self.measured_here(entry) != here
         ]
 
     def row(self, row: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ again.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pyvips
-from common import ResultFile
+from common import ResultFile, row_parser
 
 import lowtide
 from lowtide.core.metrics import psnr, ssim
@@ -135,10 +134,8 @@ def measure(clean: np.ndarray, sigma: int, clipped: bool) -> dict[str, float]:
 
 def main() -> None:
     """Measure the rows that are missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = row_parser(__doc__)
     parser.add_argument("--t1", type=Path, default=os.environ.get("LOWTIDE_T1"))
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     model = lowtide.load("lowtide-denoise").descriptor.sha256
     results = ResultFile(
@@ -153,7 +150,7 @@ def main() -> None:
             if results.has(row):
                 if results.row(row)["model_sha256"] == model:
                     continue
-                results.drop_here([row])
+                results.drop([row])
             facts = {"picture": picture, "sigma": sigma, "clipped": clipped, "model_sha256": model}
             results.add(row, **facts, **measure(clean, sigma, clipped))
 

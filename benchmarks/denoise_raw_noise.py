@@ -14,18 +14,20 @@ photographs that none was trained on, at ISO 1600.
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
-from common import ResultFile
+from common import ResultFile, row_parser
 from torch import Tensor
+
+sys.path.append(str(Path(__file__).parent.parent / "scripts"))
+
+from training_photographs import PHOTOS, photograph
 
 from lowtide.core.metrics import psnr, ssim
 from lowtide.core.philox import philox
@@ -123,17 +125,6 @@ WAYS = {
 }
 
 
-def training_photographs() -> ModuleType:
-    """The module of ``scripts`` with the photographs that bundled models are trained on."""
-    path = Path(__file__).parent.parent / "scripts" / "photographs.py"
-    spec = importlib.util.spec_from_file_location("training_photographs", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def linear(samples: np.ndarray) -> np.ndarray:
     """Light in 0..1 of 8-bit sRGB samples."""
     value = samples / 255
@@ -144,11 +135,10 @@ class Samples:
     """Clean planes in 0..1, and noisy batches as a function of way and step."""
 
     def __init__(self) -> None:
-        photographs = training_photographs()
         self.planes = [
             np.float32(linear(plane))
-            for name in photographs.PHOTOS
-            for plane in photographs.photograph(name).transpose(2, 0, 1)
+            for name in PHOTOS
+            for plane in photograph(name).transpose(2, 0, 1)
         ]
         areas = np.array([plane.size for plane in self.planes], float)
         self.shares = areas / areas.sum()
@@ -215,7 +205,6 @@ def denoise(denoiser: Denoiser, noisy: np.ndarray, given: tuple[float, ...]) -> 
 def scores(denoiser: Denoiser, way: Way) -> dict[str, float]:
     """Mean scores on the pictures held out, at the smallest and the largest ratio."""
     found: dict[str, list[float]] = {}
-    photograph = training_photographs().photograph
     for name, plane in HELD_OUT.items():
         clean = linear(photograph(name)[..., plane])
         for ratio in RATIOS:
@@ -236,10 +225,8 @@ def scores(denoiser: Denoiser, way: Way) -> dict[str, float]:
 
 def main() -> None:
     """One row for each training that is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = row_parser(__doc__)
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = ResultFile(

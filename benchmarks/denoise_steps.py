@@ -11,13 +11,12 @@ fp32 on the CPU, with as many threads as OMP_NUM_THREADS says.
 
 from __future__ import annotations
 
-import argparse
 import time
 from statistics import mean
 
 import numpy as np
 import torch
-from common import ResultFile
+from common import ResultFile, row_parser
 from skimage import data
 
 import lowtide
@@ -82,10 +81,7 @@ def measure(denoiser: Denoiser, scheduler: SchedulerName, count: int) -> dict[st
 
 def main() -> None:
     """Measure what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
-    options = parser.parse_args()
+    options = row_parser(__doc__).parse_args()
     model = lowtide.load("lowtide-denoise")
     assert isinstance(model.module, Denoiser)
     results = ResultFile(

@@ -13,7 +13,6 @@ and two other families, judge it.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -24,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from budget_kept import PAGE, POLL_SECONDS
-from common import HEAP_OF_COMMAND_LINE, ResultFile
+from budget_kept import POLL_SECONDS, anonymous
+from common import HEAP_OF_COMMAND_LINE, ResultFile, row_parser
 from plain_steps import CASES
 
 import lowtide
@@ -107,20 +106,9 @@ def peaks(case: str, kind: str, heap: HeapMode) -> list[int]:
     return found[:STEPS]
 
 
-def anonymous(process: int) -> int:
-    """Anonymous resident bytes of a process; 0 once it has ended."""
-    try:
-        _, resident, shared, *_ = Path(f"/proc/{process}/statm").read_text().split()
-    except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * PAGE
-
-
 def main() -> None:
     """Measure each row that is missing, and tell how far the estimates are off."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
+    parser = row_parser(__doc__)
     parser.add_argument("--repredict", action="store_true", help="predictions anew, peaks kept")
     options = parser.parse_args()
     torch.manual_seed(0)

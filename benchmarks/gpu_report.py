@@ -104,7 +104,7 @@ def report(results: ResultFile, place: Place, options: argparse.Namespace) -> in
             figures = measure_in_process(rows[0], place, end)
         except TimeOverError:
             break
-        results.drop_here([rows[0].name])
+        results.drop([rows[0].name])
         results.add(rows.pop(0).name, **figures)
         failed += "error" in figures
     if rows:

@@ -10,7 +10,6 @@ options, but for the part that is off and the seed, and its scores on every 24th
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import ResultFile
+from common import ResultFile, row_parser
 
 from lowtide.jobs.backtest import split_steps
 from lowtide.jobs.forecast import fit_forecaster
@@ -228,10 +227,8 @@ def untrained_row(judge: Judge, name: str, kind: str) -> dict:
 
 def main() -> None:
     """Measure the rows that are missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = row_parser(__doc__)
     parser.add_argument("--data", type=Path, default=os.environ.get("LOWTIDE_DATA"))
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--fresh", action="store_true", help="drop earlier rows")
     arguments = parser.parse_args()
     if arguments.data is None:
         parser.error("--data or LOWTIDE_DATA is needed")

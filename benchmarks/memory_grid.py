@@ -19,7 +19,6 @@ import queue
 import random
 import subprocess
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +27,6 @@ from typing import Any
 from common import ResultFile
 from zoo import Row, checked_rows, rows
 
-WORKER = Path(__file__).parent / "memory_worker.py"
 SERVER = Path(__file__).parent / "memory_server.py"
 ABOUT = "Peak memory of inference and of training steps: predicted without running, and measured."
 PACKAGES = ("diffusers",)
@@ -38,32 +36,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "2",
     "OMP_WAIT_POLICY": "passive",
 }
-SECONDS_ALLOWED = 400
-# Rows predicted in one process: enough that starting it does not count.
-_TOGETHER = 20
-_KINDS = ("measure",)
-_KINDS_CHECKED = ("measure", "live")
-
-
-def work(given: list[Row], kinds: Iterable[str], seconds: float) -> tuple[list[dict], str]:
-    """The worker's lines for some rows, and the last words of one that failed (or nothing)."""
-    command = [sys.executable, str(WORKER), json.dumps([asdict(row) for row in given])]
-    try:
-        done = subprocess.run(
-            [*command, ",".join(kinds)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=seconds,
-            env={**os.environ, **ENVIRONMENT},
-        )
-        output, failure = done.stdout, ""
-        if done.returncode:
-            failure = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
-    except subprocess.TimeoutExpired as late:
-        output, failure = late.stdout or b"", f"took longer than {seconds:.0f} s"
-        output = output.decode() if isinstance(output, bytes) else output
-    return [json.loads(line) for line in output.splitlines()], failure
 
 
 class Server:
@@ -79,18 +51,18 @@ class Server:
             env={**os.environ, **ENVIRONMENT},
         )
 
-    def run(self, row: Row, kinds: tuple[str, ...]) -> dict[str, Any]:
+    def run(self, row: Row, *kinds: str) -> dict[str, Any]:
         """All figures of one row; where something failed, what."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([asdict(row), kinds]) + "\n")
         self._process.stdin.flush()
-        return {"family": row.family, **asdict(row), **json.loads(self._process.stdout.readline())}
+        return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
         """End the process."""
-        self._process.terminate()
-        self._process.wait()
+        with self._process:  # which waits, and closes its pipes
+            self._process.terminate()
 
 
 def run_all(results: ResultFile, options: argparse.Namespace) -> None:
@@ -104,7 +76,8 @@ def run_all(results: ResultFile, options: argparse.Namespace) -> None:
     def run(row: Row) -> dict[str, Any]:
         server = servers.get()
         try:
-            return server.run(row, _KINDS_CHECKED if row.name in checked else _KINDS)
+            figures = server.run(row, "measure", *(["live"] if row.name in checked else []))
+            return {"family": row.family, **asdict(row), **figures}
         finally:
             servers.put(server)
 
@@ -139,20 +112,21 @@ def repredict(results: ResultFile, pattern: str, again: bool) -> None:
         and "measured_bytes" in entry
         and (again if "predicted_bytes" in entry else results.measured_here(entry))
     }
-    todo = [row for row in rows() if row.name in entries]
-    while todo:
-        lines, failure = work(todo[:_TOGETHER], ["predict"], SECONDS_ALLOWED * _TOGETHER)
-        fresh = [{name: line[name] for name in line if name != "kind"} for line in lines]
-        if failure:
-            fresh.append({"row": todo[len(lines)].name, "error": failure, "failed": "predict"})
-        for figures in fresh:
-            old = entries[figures.pop("row")]
-            if not results.measured_here(old) and "failed" not in figures:
+    server = Server()
+    try:
+        for row in rows():
+            if row.name not in entries:
+                continue
+            old, figures = entries[row.name], server.run(row, "predict")
+            if "error" in figures:
+                figures["failed"] = "predict"
+            elif not results.measured_here(old):
                 figures = _recounted(old, figures)
             kept = {name: old[name] for name in old if name not in _PREDICTED}
             results.data["rows"].remove(old)
             results.add(kept.pop("row"), **kept, **figures)
-        todo = todo[len(fresh) :]
+    finally:
+        server.close()
 
 
 def _recounted(old: dict, figures: dict) -> dict:

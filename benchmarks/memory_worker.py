@@ -1,11 +1,8 @@
-"""Measures or predicts the memory of rows of the zoo; prints one JSON line for each.
+"""What ``memory_server.py`` runs: the memory of a row of the zoo, measured or predicted.
 
-    python benchmarks/memory_worker.py ROW_JSON KIND[,KIND...]
-
-ROW_JSON is one row or a list of rows. ``predict`` may do many rows in a process; ``measure``
-and ``live`` want a fresh process each, with MALLOC_MMAP_THRESHOLD_=65536 in its environment: by
-default the C library raises that threshold as a program runs, keeps what is freed, and makes
-resident memory depend on what ran before.
+``measure`` and ``live`` want a fresh process each, with MALLOC_MMAP_THRESHOLD_=65536 in its
+environment: by default the C library raises that threshold as a program runs, keeps what is freed,
+and makes resident memory depend on what ran before.
 
 ``measure``: what the run adds to the process's anonymous resident memory, model and inputs
 included, libraries and what they set up on first use not. Two figures, both of which can only
@@ -21,8 +18,6 @@ measured peak is the larger of the two. ``kept_bytes`` is what libraries keep wh
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -191,17 +186,3 @@ KINDS: dict[str, Callable[[Row], dict[str, Any]]] = {
     "live": live,
     "predict": predict,
 }
-
-
-def main() -> None:
-    """One line for each row and kind, as soon as it is known."""
-    given = json.loads(sys.argv[1])
-    torch.set_num_threads(THREADS)
-    for values in given if isinstance(given, list) else [given]:
-        row = Row(**values)
-        for kind in sys.argv[2].split(","):
-            print(json.dumps({"row": row.name, "kind": kind, **KINDS[kind](row)}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -109,7 +109,7 @@ def main() -> None:
             measure_in_heap(results, one, options.heap, options.pairs)
             continue
         if not (has_times(results, one) and has_errors(results, one, options.inputs)):
-            results.drop_elsewhere(one.rows.values())
+            results.drop(one.rows.values(), here=False)
         measure_peaks(results, one)
         measure_times(results, one, options.pairs)
         measure_errors(results, one, options.inputs)

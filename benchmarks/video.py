@@ -10,7 +10,6 @@ those of fresh processes; what the models cost was learned before.
 
 from __future__ import annotations
 
-import argparse
 import random
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from typing import Any
 import av
 import numpy as np
 import video_files
-from common import HEAP_OF_COMMAND_LINE, ResultFile
+from common import HEAP_OF_COMMAND_LINE, ResultFile, row_parser
 from subprocess_run import measure_in_subprocess
 
 import lowtide
@@ -224,10 +223,8 @@ def _clip(folder: Path, name: str) -> Path:
 
 def main() -> None:
     """Measure each row that is not there yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = row_parser(__doc__)
     parser.add_argument("--data", type=Path, help="a file of 720 lines with sound")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--fresh", action="store_true", help="measure all rows again")
     parser.add_argument("--folder", type=Path, help="of the result file")
     options = parser.parse_args()
     results = ResultFile(

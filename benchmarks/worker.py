@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,42 +22,13 @@ from padded_tiles import padded_tiles
 
 import lowtide
 from lowtide.core.heap import tune_heap
-from lowtide.memory.meter import anonymous_bytes, open_meter
+from lowtide.memory.meter import HostMeter, open_meter
 from lowtide.memory.process_memory import status_bytes
 from lowtide.streaming.planner.program_cache import preload_capture
 
 # Those that Real-ESRGAN's own documentation has.
 TILE, PAD = 256, 10
 PNG_COMPRESSION = 3
-
-
-class FineMeter:
-    """The package's meter on any device, sampled four times as often on the CPU."""
-
-    def __init__(self, device: str) -> None:
-        self._meter, self._device = open_meter(device), device
-        self._end = threading.Event()
-        self._peak = self._base = 0
-
-    def __enter__(self) -> FineMeter:
-        self._meter.start()
-        self._base = self._peak = anonymous_bytes()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-        return self
-
-    def _sample(self) -> None:
-        while not self._end.wait(0.005):
-            self._peak = max(self._peak, anonymous_bytes())
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-        usage = self._meter.lap()
-        self._meter.stop()
-        on_cpu = self._device == "cpu"
-        self.peak_bytes = self._peak - self._base if on_cpu else usage.peak_bytes
-        self.high_water_bytes = usage.high_water_bytes
 
 
 @torch.inference_mode()
@@ -88,47 +58,40 @@ def main() -> None:
         preload_capture()
     extra: dict[str, object] = {}
     high_water = None
-    with FineMeter(device) as meter:
-        wall, cpu = time.perf_counter(), time.process_time()
-        if kind == "tile_loop":
-            tile_loop(Path(source), Path(target), model, device)
-        else:
-            call = lowtide.denoise if kind == "denoise" else lowtide.upscale
-            report = call(
-                source,
-                target,
-                model=model,
-                device=device,
-                png_compression=PNG_COMPRESSION,
-                force=True,
-                **options,
-            )
-            image = report.images[0]
-            assert image.plan is not None
-            assert image.memory is not None
-            assert image.accuracy is not None
-            # The job resets the kernel's mark for itself, so its own figure is the right one.
-            high_water = image.memory.high_water_bytes
-            extra = {
-                "plan": image.plan.title,
-                "accuracy": image.accuracy.execution,
-                "predicted_bytes": image.memory.predicted_bytes,
-                "upper_bytes": image.memory.upper_bytes,
-                "reported_peak_bytes": image.memory.peak_bytes,
-            }
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    print(
-        json.dumps(
-            {
-                "wall_s": round(wall, 2),
-                "cpu_s": round(cpu, 2),
-                "peak_bytes": meter.peak_bytes,
-                "high_water_bytes": high_water or meter.high_water_bytes,
-                "process_bytes": status_bytes("VmHWM"),
-                **extra,
-            }
-        )
-    )
+    meter = HostMeter(0.005) if device == "cpu" else open_meter(device)
+    meter.start()
+    wall, cpu = time.perf_counter(), time.process_time()
+    if kind == "tile_loop":
+        tile_loop(Path(source), Path(target), model, device)
+    else:
+        call = lowtide.denoise if kind == "denoise" else lowtide.upscale
+        options |= {"png_compression": PNG_COMPRESSION, "force": True}
+        report = call(source, target, model=model, device=device, **options)
+        image = report.images[0]
+        assert image.plan is not None
+        assert image.memory is not None
+        assert image.accuracy is not None
+        # The job resets the kernel's mark for itself, so its own figure is the right one.
+        high_water = image.memory.high_water_bytes
+        extra = {
+            "plan": image.plan.title,
+            "accuracy": image.accuracy.execution,
+            "predicted_bytes": image.memory.predicted_bytes,
+            "upper_bytes": image.memory.upper_bytes,
+            "reported_peak_bytes": image.memory.peak_bytes,
+        }
+    figures = {
+        "wall_s": round(time.perf_counter() - wall, 2),
+        "cpu_s": round(time.process_time() - cpu, 2),
+    }
+    usage = meter.lap()
+    figures |= {
+        "peak_bytes": usage.peak_bytes,
+        "high_water_bytes": high_water or usage.high_water_bytes,
+        "process_bytes": status_bytes("VmHWM"),
+    }
+    meter.stop()
+    print(json.dumps(figures | extra))
 
 
 if __name__ == "__main__":

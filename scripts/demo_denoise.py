@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyvips
-from photographs import photograph
+from training_photographs import photograph
 
 from lowtide.core.philox import philox
 

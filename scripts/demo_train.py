@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pyvips
-from photographs import PHOTOS, TUNING, photograph, shrink
+from training_photographs import PHOTOS, TUNING, bicubic, photograph, scaled, shrink, write
 
 import lowtide
 from lowtide.cli.train import ProgressLines
-from lowtide.core.metrics import psnr_y
 from lowtide.jobs.train_sr import TrainReport, train_sr
 from lowtide.models.resample import resize_cubic
 from lowtide.training.tasks.sr_config import SrConfig
@@ -36,16 +35,10 @@ DETAIL = (70, 190, 128)
 def write_photographs() -> None:
     """Photographs to train on and to hold out."""
     for names, folder, sizes in ((PHOTOS, "photos", SIZES), (TUNING, "held_out", (1.0,))):
-        place = FOLDER / folder
-        place.mkdir(parents=True, exist_ok=True)
         for name in names:
-            image = photograph(name)
             for share in sizes:
-                height, width = (round(side * share) for side in image.shape[:2])
-                scaled = resize_cubic(image, height, width) if share < 1 else image
-                path = place / f"{name}_{height}.png"
-                if not path.is_file():
-                    pyvips.Image.new_from_array(scaled).pngsave(str(path))
+                image = photograph(name) if share == 1 else scaled(photograph(name), share)
+                write(FOLDER / folder / f"{name}_{len(image)}.png", image)
 
 
 def draw_curves(report: TrainReport) -> Path:
@@ -69,11 +62,7 @@ def draw_curves(report: TrainReport) -> Path:
 
 def cubic_score() -> float:
     """What cubic enlargement scores on the held-out photographs, PSNR-Y in dB."""
-    scores = []
-    for name in TUNING:
-        low, high = shrink(photograph(name), 2)
-        scores.append(psnr_y(resize_cubic(low, *high.shape[:2]), high, 2))
-    return float(np.mean(scores))
+    return float(np.mean([bicubic(name, 2) for name in TUNING]))
 
 
 def draw_before_after(report: TrainReport) -> Path:
@@ -96,12 +85,7 @@ def draw_before_after(report: TrainReport) -> Path:
 def main() -> None:
     """Write the photographs, train, draw, and say where everything is."""
     write_photographs()
-    report = train_sr(
-        SrConfig.from_file(CONFIG),
-        FOLDER,
-        on_plan=lambda plan: print(plan),
-        on_step=ProgressLines(),
-    )
+    report = train_sr(SrConfig.from_file(CONFIG), FOLDER, on_plan=print, on_step=ProgressLines())
     print(
         f"PSNR-Y {report.scores['psnr']:.2f} dB on held-out photographs, cubic"
         f" {cubic_score():.2f} dB; {report.parameters:,} parameters"

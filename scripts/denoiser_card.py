@@ -19,8 +19,8 @@ from denoiser_recipe import (
     RATE,
     SEED,
 )
-from photographs import PHOTOS, SHRINK, TUNING, photograph
 from torch import Tensor
+from training_photographs import PHOTOS, SHRINK, TUNING, listed, photograph
 
 from lowtide.core.philox import philox
 from lowtide.models.denoiser.denoiser import Denoiser
@@ -61,8 +61,6 @@ def run(denoiser: Denoiser, image: Tensor) -> np.ndarray:
 def card(denoiser: Denoiser, made_by: str, log: list[dict[str, float]], digest: str) -> str:
     """The model card, in Markdown."""
     parameters = sum(one.numel() for one in denoiser.parameters())
-    photos = "\n".join(f"- `{name}`: {source}" for name, source in PHOTOS.items())
-    held = "\n".join(f"- `{name}`: {source}" for name, source in TUNING.items())
     table = "\n".join(
         f"| {name} | {sigma} | {before:.2f} | {after:.2f} |"
         for name, sigma, before, after in scores(denoiser)
@@ -95,11 +93,11 @@ becomes smooth; nothing is invented.
 
 Trained on photographs that ship inside scikit-image, with the sources they state:
 
-{photos}
+{listed(PHOTOS)}
 
 Held out, of scikit-image:
 
-{held}
+{listed(TUNING)}
 
 ## Training
 

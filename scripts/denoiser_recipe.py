@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from photographs import PHOTOS, SHRINK, photograph
 from torch import Tensor
+from training_photographs import PHOTOS, SHRINK, photograph, scaled
 
 from lowtide.core.philox import philox
 from lowtide.models.denoiser.noise_models import MID_GRAY, PoissonGaussianNoise
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
-from lowtide.models.resample import resize_cubic
 
 NAME = "lowtide-denoise"
 CONFIG = SlimUNetConfig(
@@ -35,9 +34,8 @@ class Samples:
         for name in PHOTOS:
             photo = photograph(name)
             for share in SHRINK:
-                size = [round(side * share) for side in photo.shape[:2]]
-                if min(size) >= PATCH:
-                    self.pictures.append(resize_cubic(photo, *size))
+                if round(min(photo.shape[:2]) * share) >= PATCH:
+                    self.pictures.append(scaled(photo, share))
         areas = np.array([one.size for one in self.pictures], float)
         self.shares = areas / areas.sum()
 

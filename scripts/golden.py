@@ -2,6 +2,7 @@
 
     python scripts/golden.py REVISION            # what the checkout makes, against the revision's
     python scripts/golden.py REVISION --only video
+    LOWTIDE_DATA=... python scripts/golden.py REVISION --large    # networks of full depth
 
 Each run of `golden_runs.py` is made by both, in processes of its own with an empty cache; what the
 revision made is kept in ``build/golden`` and not made again on the same machine. Where the plan is
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from golden_compare import difference, same
-from golden_runs import ROOT, Run, runs
+from golden_runs import ROOT, Run, large_runs, runs
 
 BUILD = ROOT / "build" / "golden"
 RATIO = 1.08  # peaks and times above this are marked, never failed
@@ -167,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("revision")
     parser.add_argument("--only", default="", help="runs whose name contains this")
+    parser.add_argument("--large", action="store_true", help="networks of full depth instead")
     parser.add_argument("--fresh", action="store_true", help="make those of the revision again")
     options = parser.parse_args()
     git = ["git", "-C", str(ROOT)]
@@ -174,7 +176,8 @@ def main() -> None:
         [*git, "rev-parse", "--short=12", options.revision], check=True, stdout=subprocess.PIPE
     )
     name = found.stdout.decode().strip()
-    chosen = [run for run in runs() if options.only in run.name]
+    known = large_runs() if options.large else runs()
+    chosen = [run for run in known if options.only in run.name]
     if not (BUILD / "inputs" / "table.csv").is_file():
         # In another process: a child's peak begins with what its parent holds.
         makes = [sys.executable, ROOT / "scripts" / "golden_runs.py", BUILD / "inputs"]

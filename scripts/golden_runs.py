@@ -41,10 +41,17 @@ FIT = (
     "lowtide.fit(vae, budget='64MiB'); "
     "numpy.save('fitted.npy', vae.decode(z).sample.numpy())"
 )
+LARGE = (
+    "import sys, numpy, torch, lowtide; sys.path.append('%(benchmarks)s'); "
+    "from streaming_models import given, made; torch.set_grad_enabled(False); "
+    "model, image = made('%(name)s'), given('%(name)s', %(height)d, %(width)d); %(run)s; "
+    "numpy.save('result.npy', run(image).numpy())"
+)
+WHOLE = "torch.save(model.state_dict(), 'model.pth'); run = lowtide.load('model.pth')"
 
 
 def runs() -> tuple[Run, ...]:
-    """All of them."""
+    """All small ones."""
 
     def one(name: str, *commands: str) -> Run:
         return Run(name, commands)
@@ -101,6 +108,32 @@ def runs() -> tuple[Run, ...]:
         one("fit", f"python:{FIT}"),
         one("training, resumed", *(_training(steps) for steps in (4, 8))),
         one("plan", "plan upscale --json {large.png} --budget 40MiB"),
+    )
+
+
+def large_runs() -> tuple[Run, ...]:
+    """Networks of full depth, minutes each: streamed in MiB, or whole as a file has them.
+
+    CRAFT is a trained one, in the folder LOWTIDE_DATA.
+    """
+    streamed = {"HAT": 1420, "DRCT": 855, "SwinIR": 573, "CRAFT": 295, "VAE decode": 2498}
+
+    def one(name: str, height: int, width: int, how: str, run: str) -> Run:
+        facts = {"benchmarks": ROOT / "benchmarks", "name": name, "run": run}
+        script = LARGE % {**facts, "height": height, "width": width}
+        return Run(f"{name} {height}×{width}, {how}", (f"python:{script}",))
+
+    return (
+        *(
+            one(
+                name,
+                *((1024, 1024) if name.startswith("VAE") else (384, 512)),
+                "streamed",
+                f"run = lowtide.stream(model, budget='{mib}MiB')",
+            )
+            for name, mib in streamed.items()
+        ),
+        *(one(name, 128, 128, "whole", WHOLE) for name in ("DRCT", "HAT", "SwinIR")),
     )
 
 

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-from tables import Rows, figure, table
+from tables import Rows, figure, joined, table, tabled
 
 FIGURES = {
     "cpu_s": "processor seconds",
@@ -18,114 +17,85 @@ FIGURES = {
 
 def startup(rows: Rows) -> str:
     """Medians of fresh processes."""
-    head = ["command", "clock s", "least", "most", "processor s", "runs", "heavy imports"]
-    keys = ("wall_median_s", "wall_min_s", "wall_max_s", "cpu_median_s")
-    return table(
-        head,
-        [
-            [
-                f"`{row['row']}`",
-                *(f"{row[key]:.3f}" for key in keys),
-                str(row["runs"]),
-                ", ".join(row["heavy_imports"]) or "none",
-            ]
-            for row in rows
-        ],
+    return tabled(
+        rows,
+        "command | clock s | least | most | processor s | runs | heavy imports",
+        "`{row}` | {wall_median_s:.3f} | {wall_min_s:.3f} | {wall_max_s:.3f} | {cpu_median_s:.3f}"
+        " | {runs} | {heavy}",
+        heavy=lambda row: ", ".join(row["heavy_imports"]) or "none",
     )
 
 
 def first_contact(rows: Rows) -> str:
     """Seconds of first and later runs, and how many times those of a plain script."""
-    head = ["picture", "first", "later", "plain script", "first / plain", "later / plain", "turns"]
-    return table(
-        head,
-        [
-            [
-                row["row"],
-                *(figure("_s", row.get(f"{way}_cpu_s")) for way in ("first", "later", "plain")),
-                *(figure("ratio", row.get(f"{way}_ratio")) for way in ("first", "later")),
-                str(row["pairs"]),
-            ]
-            for row in rows
-        ],
+    ways = ("first", "later", "plain")
+    return tabled(
+        rows,
+        "picture | first | later | plain script | first / plain | later / plain | turns",
+        "{row} | {seconds} | {first_ratio?:spread.3f} | {later_ratio?:spread.3f} | {pairs}",
+        seconds=lambda row: " | ".join(figure("_s", row.get(f"{way}_cpu_s")) for way in ways),
     )
 
 
 def tile_loop(rows: Rows) -> str:
     """Both sides, then each comparison of them."""
-    sides = [row for row in rows if "cpu_s" in row]
-    cells = [[figure(key, row.get(key)) for key in ("row", *FIGURES, "plan")] for row in sides]
-    parts = [table(["run", *FIGURES.values(), "plan"], cells)]
+    parts = [
+        table(
+            " | ".join(["run", *FIGURES.values(), "plan"]),
+            [_figures(row, "row", *FIGURES, "plan") for row in rows if "cpu_s" in row],
+        )
+    ]
     for row in (row for row in rows if row["row"].startswith("comparison")):
-        ratios = {title: row.get(f"{key}_ratio") for key, title in FIGURES.items()}
-        cells = [[title, figure("ratio", value)] for title, value in ratios.items()]
+        lines = [f"{title} | {figure('ratio', row.get(f'{key}_ratio'))}" for key, title in _TITLES]
         if (largest := row.get("largest_difference_of_255")) is not None:
-            cells.append(["largest difference of the two files, of 255", str(largest)])
-        parts.append(table([f"{row['row']}: Lowtide divided by the loop", "median (range)"], cells))
-    return "\n\n".join(parts)
+            lines.append(f"largest difference of the two files, of 255 | {largest}")
+        parts.append(table(f"{row['row']}: Lowtide divided by the loop | median (range)", lines))
+    return joined(*parts)
+
+
+_TITLES = FIGURES.items()
 
 
 def large_images(rows: Rows) -> str:
     """One row for each size; the ratio is that of the larger to the smaller image."""
-    head = [
-        "image",
-        "budget",
-        "peak",
-        "high-water mark",
-        "expected",
-        "at most",
-        "accuracy",
-        "processor seconds",
-        "clock seconds",
+    memory = ("peak_bytes", "high_water_bytes", "predicted_bytes", "upper_bytes")
+    keys = ("row", "budget", *memory, "accuracy", "cpu_s", "wall_s")
+    parts = [
+        table(
+            "image | budget | peak | high-water mark | expected | at most | accuracy"
+            " | processor seconds | clock seconds",
+            [_figures(row, *keys) for row in rows if "width" in row],
+        )
     ]
-    keys = (
-        "row",
-        "budget",
-        "peak_bytes",
-        "high_water_bytes",
-        "predicted_bytes",
-        "upper_bytes",
-        "accuracy",
-        "cpu_s",
-        "wall_s",
-    )
-    sizes = [row for row in rows if "width" in row]
-    parts = [table(head, [[figure(key, row.get(key)) for key in keys] for row in sizes])]
     for row in (row for row in rows if row["row"].startswith("ratio")):
-        cells = [[FIGURES[key], figure("ratio", row[key])] for key in FIGURES if key in row]
+        lines = [f"{title} | {figure('ratio', row[key])}" for key, title in _TITLES if key in row]
         head = "larger image divided by the smaller" + row["row"].removeprefix("ratio")
-        parts.append(table([head, "ratio"], cells))
-    return "\n\n".join(parts)
+        parts.append(table(f"{head} | ratio", lines))
+    return joined(*parts)
+
+
+def _figures(row: dict, *keys: str) -> str:
+    return " | ".join(figure(key, row.get(key)) for key in keys)
 
 
 def set5(rows: Rows) -> str:
     """PSNR-Y of each picture, then what tiling was stated to cost and did cost."""
     scored = [row for row in rows if "pictures_db" in row]
     names = list(scored[0]["pictures_db"]) if scored else []
-    levels = [[row["mean_db"], *row["pictures_db"].values()] for row in scored]
-    cells = [
-        [row["row"], *(figure("_db", level) for level in line)]
-        for row, line in zip(scored, levels, strict=True)
-    ]
-    parts = [table(["enlarged by", "mean", *names], cells)]
-    tiled = [row for row in rows if "stated_execution_db" in row]
-    if tiled:
-        head = ["tiles against the whole image", "stated: at least", "actual", "holds"]
-        parts.append(
-            table(
-                head,
-                [
-                    [
-                        row["row"],
-                        worst(row["stated_execution_db"], "exact"),
-                        worst(row["actual_execution_db"], "no difference"),
-                        "yes" if row["statement_holds"] else "**no**",
-                    ]
-                    for row in tiled
-                ],
-            )
-        )
-    return "\n\n".join(parts)
+    scores = tabled(
+        scored,
+        " | ".join(["enlarged by", "mean", *names]),
+        "{row} | {mean_db:.2f dB} | {each}",
+        each=lambda row: " | ".join(figure("_db", one) for one in row["pictures_db"].values()),
+    )
+    tiled = tabled(
+        [row for row in rows if "stated_execution_db" in row],
+        "tiles against the whole image | stated: at least | actual | holds",
+        "{row} | {stated} | {actual} | {statement_holds:yes!}",
+        stated=lambda row: worst(row["stated_execution_db"], "exact"),
+        actual=lambda row: worst(row["actual_execution_db"], "no difference"),
+    )
+    return joined(scores, tiled)
 
 
 def worst(levels: dict[str, float | None], none: str) -> str:
@@ -134,7 +104,7 @@ def worst(levels: dict[str, float | None], none: str) -> str:
     return figure("_db", min(known)) if known else none
 
 
-SHAPES: dict[str, Callable[[Rows], str]] = {
+SHAPES = {
     "startup": startup,
     "first_contact": first_contact,
     "tile_loop": tile_loop,

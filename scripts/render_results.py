@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,13 @@ import render_attention
 import render_denoise
 import render_forecast
 import render_jobs
-import render_ldm4ts
 import render_memory
 import render_streaming
 import render_summary
 import render_training
 import render_variants
 import render_video
-import render_video_vae
-import render_video_vae_cards
-import render_video_vae_recipes
-from tables import Rows, named
+from tables import Shape, joined, named
 
 from lowtide.core.units import format_bytes
 
@@ -107,20 +103,16 @@ def _leaves(facts: dict[str, Any]) -> Iterator[str]:
             yield str(value) if name == "cpu" else f"{name} {value}"
 
 
-SHAPES: dict[str, Callable[[Rows], str]] = {
+SHAPES: dict[str, Shape] = {
     **render_jobs.SHAPES,
     **render_attention.SHAPES,
     **render_denoise.SHAPES,
     **render_forecast.SHAPES,
-    **render_ldm4ts.SHAPES,
     **render_memory.SHAPES,
     **render_streaming.SHAPES,
     **render_training.SHAPES,
     **render_variants.SHAPES,
     **render_video.SHAPES,
-    **render_video_vae.SHAPES,
-    **render_video_vae_cards.SHAPES,
-    **render_video_vae_recipes.SHAPES,
 }
 
 
@@ -130,7 +122,7 @@ def full(name: str) -> str:
     if data is None or not data["rows"]:
         return NOT_YET
     shape = SHAPES.get(name) or SHAPES[name.removesuffix("_gpu")]
-    return "\n\n".join([data["about"], shape(named(data)), f"This was {environment(data)}"])
+    return joined(data["about"], shape(named(data)), f"This was {environment(data)}")
 
 
 def summary() -> str:
@@ -140,7 +132,7 @@ def summary() -> str:
     parts = render_summary.summary(found)
     if missing := [name for name in names if name not in found]:
         parts.append(f"{NOT_YET[:-1]}: {titles(missing)}.")
-    return "\n\n".join([*parts, environments(list(found.values()))])
+    return joined(*parts, environments(list(found.values())))
 
 
 def titles(names: list[str]) -> str:

@@ -18,22 +18,22 @@ import hashlib
 import json
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from photographs import PHOTOS, TUNING, Patches, photograph, shrink
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
+from training_photographs import PHOTOS, TUNING, Patches, bicubic, listed, photograph, shrink
 
 import lowtide.models
 from lowtide.core.metrics import psnr_y
 from lowtide.models import lowtide_files
 from lowtide.models.paragonsr2.conv_config import FileConfig, ParagonConvConfig
 from lowtide.models.paragonsr2.paragon_conv import ParagonConv
-from lowtide.models.resample import resize_cubic
 
 REPORT_EVERY = 500
 
@@ -135,8 +135,6 @@ def card(recipe: Recipe, seed: int, model: ParagonConv, digest: str) -> str:
     config, scale = recipe.config, recipe.config.scale
     parameters = sum(parameter.numel() for parameter in model.parameters())
     start = f" after {recipe.trunk_steps} steps of its trunk at x2" if recipe.trunk_steps else ""
-    photos = "\n".join(f"- `{name}`: {source}" for name, source in PHOTOS.items())
-    held = "\n".join(f"- `{name}`: {source}" for name, source in TUNING.items())
     scores = "\n".join(
         f"| {name} | {score:.2f} | {bicubic(name, scale):.2f} |"
         for name, score in tuning_scores(model).items()
@@ -167,11 +165,11 @@ error, it prefers smooth to wrong. Larger models, trained on larger sets, score 
 
 Trained on photographs that ship inside scikit-image, with the sources it states:
 
-{photos}
+{listed(PHOTOS)}
 
 Held out, to tune on:
 
-{held}
+{listed(TUNING)}
 
 ## Training
 
@@ -192,10 +190,16 @@ PSNR-Y in dB (BT.601 luma, 8-bit rounding, {scale} pixels cropped):
 """
 
 
-def bicubic(name: str, scale: int) -> float:
-    """What cubic enlargement scores on a held-out photograph, PSNR-Y in dB."""
-    low, high = shrink(photograph(name), scale)
-    return psnr_y(resize_cubic(low, *high.shape[:2]), high, scale)
+def training_parser(about: str, scales: Iterable[int] = ()) -> argparse.ArgumentParser:
+    """The command line of a training of bundled weights, which takes one thread."""
+    # Patches are small: a second thread gains little, and on a shared machine it loses a lot.
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=about)
+    if scales:
+        parser.add_argument("--scale", type=int, choices=sorted(scales), required=True)
+    weights = Path(lowtide.models.__file__).parent / "weights"
+    parser.add_argument("--output", type=Path, default=weights, help="folder to write into")
+    return parser
 
 
 def sorted_header(blob: bytes) -> bytes:
@@ -231,14 +235,9 @@ def save(model: ParagonConv, recipe: Recipe, seed: int, log: list[dict], folder:
 
 def main() -> None:
     """Parse the command line and train one scale."""
-    parser = argparse.ArgumentParser(description="Train a bundled upscaler.")
-    parser.add_argument("--scale", type=int, choices=sorted(RECIPES), required=True)
+    parser = training_parser("Train a bundled upscaler.", RECIPES)
     parser.add_argument("--seed", type=int, default=0)
-    weights = Path(lowtide.models.__file__).parent / "weights"
-    parser.add_argument("--output", type=Path, default=weights, help="folder to write into")
     options = parser.parse_args()
-    # Patches are small: a second thread gains little, and on a shared machine it loses a lot.
-    torch.set_num_threads(1)
     recipe, log, trunk = RECIPES[options.scale], [], None
     if recipe.trunk_steps:
         # Detail is learned faster at x2, where more of it is left; the trunk carries over.

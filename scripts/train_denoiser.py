@@ -4,10 +4,10 @@
     nice -n 15 python scripts/train_denoiser.py --start 7500 --steps 9000
 
 The second line goes on from the weights of the first, with its learning rate anew. Samples are
-patches of `photographs.PHOTOS` at several sizes with noise of a sigma up to 60 of 255 at mid-gray:
-half of them Gaussian, half Poisson-Gaussian; a quarter clipped to 8 bits as a camera's file is,
-half of them gray; from step 7500 on a fifth have an area of one color, as medical images, drawings
-and margins do. Every number is drawn by Philox from (seed, step).
+patches of `training_photographs.PHOTOS` at several sizes with noise of a sigma up to 60 of 255 at
+mid-gray: half of them Gaussian, half Poisson-Gaussian; a quarter clipped to 8 bits as a camera's
+file is, half of them gray; from step 7500 on a fifth have an area of one color, as medical images,
+drawings and margins do. Every number is drawn by Philox from (seed, step).
 
 Then ``lowtide-denoise.safetensors``, its log and its card are written into the package's weights
 folder (or ``--output``), and the hash to pin in `lowtide.models.bundled` is printed. Nothing held
@@ -16,7 +16,6 @@ out is read before that.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -36,7 +35,7 @@ from denoiser_recipe import (
     Samples,
 )
 from torch import Tensor
-from train_bundled import write_weights
+from train_bundled import training_parser, write_weights
 
 import lowtide.models
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
@@ -128,15 +127,12 @@ def keep(network: SlimUNet, start: int, log: list[dict[str, float]], folder: Pat
 
 def main() -> None:
     """Train, and keep what was trained."""
-    parser = argparse.ArgumentParser(description="Train the bundled denoiser.")
+    parser = training_parser("Train the bundled denoiser.")
     parser.add_argument("--steps", type=int, default=7500)
     parser.add_argument(
         "--start", type=int, default=0, help="go on from the weights of so many steps in --output"
     )
-    weights = Path(lowtide.models.__file__).parent / "weights"
-    parser.add_argument("--output", type=Path, default=weights, help="folder to write into")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     state, before = None, []
     if options.start:
         path = options.output / f"{NAME}.safetensors"

@@ -15,26 +15,33 @@ change that: its file has each pixel twice, which no photograph has.
 
 from __future__ import annotations
 
-import argparse
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyvips
 import torch
 from more_photographs import MORE, MORE_SHRINK, photographs
-from photographs import PHOTOS, SHRINK, TUNING, photograph, shrink
 from safetensors.torch import load_file
 from scipy.ndimage import gaussian_filter
-from train_bundled import bicubic, tuning_scores, write_weights
+from train_bundled import training_parser, tuning_scores, write_weights
+from training_photographs import (
+    PHOTOS,
+    SHRINK,
+    TUNING,
+    bicubic,
+    listed,
+    photograph,
+    scaled,
+    shrink,
+    write,
+)
 
 import lowtide.models
 from lowtide.cli.train import ProgressLines
 from lowtide.jobs.train_sr import TrainReport, train_sr
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
-from lowtide.models.resample import resize_cubic
 from lowtide.training.tasks.sr_config import SrConfig
 
 FOLDER = Path("demo") / "large"
@@ -77,11 +84,10 @@ def write_pairs(folder: Path, scale: int) -> None:
     for name in (*PHOTOS, *MORE):
         photo = photograph(name) if name in PHOTOS else more[name]
         for index, share in enumerate(SHRINK if name in PHOTOS else MORE_SHRINK):
-            size = [round(side * share) for side in photo.shape[:2]]
-            image = resize_cubic(photo, *size)
-            write_pieces(folder, f"{name}_{size[0]}", image, scale)
+            image = scaled(photo, share)
+            write_pieces(folder, f"{name}_{len(image)}", image, scale)
             if index % SOFT_EVERY == 0:
-                stem = f"{name}_{size[0]}_soft"
+                stem = f"{name}_{len(image)}_soft"
                 write_pieces(folder, stem, softened(image, zlib.crc32(stem.encode())), scale)
     for name in TUNING:
         write(folder / "held_out" / f"{name}.png", photograph(name))
@@ -108,41 +114,48 @@ def write_pieces(folder: Path, name: str, image: np.ndarray, scale: int) -> None
             write(folder / side / stem, one[rows, columns])
 
 
-def write(path: Path, image: np.ndarray) -> None:
-    """As PNG, unless it is there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.is_file():
-        pyvips.Image.new_from_array(np.ascontiguousarray(image)).pngsave(str(path))
-
-
 def configuration(scale: int, folder: Path, trunk: Path | None) -> dict[str, Any]:
     """What `lowtide train sr` would read from a file."""
-    shape = CONFIGS[scale]
+    data = {"dataroot_gt": str(folder / "hr"), "dataroot_lq": str(folder / "lr")}
+    return configured(
+        name_of(scale),
+        CONFIGS[scale],
+        data | {"lq_size": PATCH[scale], "batch_size_per_gpu": BATCH},
+        {"dataroot_gt": str(folder / "held_out")},
+        {"total_iter": STEPS, "warmup_iter": 300},
+        RATE,
+        every=250,
+        trunk=trunk,
+    )
+
+
+def configured(
+    name: str,
+    shape: ParagonConvConfig,
+    data: dict[str, Any],
+    held_out: dict[str, Any],
+    steps: dict[str, Any],
+    rate: float,
+    *,
+    every: int,
+    trunk: Path | None,
+) -> dict[str, Any]:
+    """The configuration of a bundled upscaler; ``every`` so many steps it is logged and saved."""
     return {
-        "name": name_of(scale),
-        "scale": scale,
+        "name": name,
+        "scale": shape.scale,
         "manual_seed": SEED,
         "precision": "bf16",
-        "datasets": {
-            "train": {
-                "dataroot_gt": str(folder / "hr"),
-                "dataroot_lq": str(folder / "lr"),
-                "lq_size": PATCH[scale],
-                "batch_size_per_gpu": BATCH,
-                "color": True,
-            },
-            "val": {"dataroot_gt": str(folder / "held_out")},
-        },
+        "datasets": {"train": {**data, "color": True}, "val": held_out},
         "network_g": {"type": "paragonconv", "features": shape.features, "blocks": shape.blocks},
         "train": {
-            "total_iter": STEPS,
-            "warmup_iter": 300,
+            **steps,
             "losses": [{"type": "l1loss"}],
-            "optim_g": {"type": "adam", "lr": RATE},
+            "optim_g": {"type": "adam", "lr": rate},
             "scheduler": {"type": "cosine", "eta_min": 0.01},
         },
         "val": {"val_freq": 1000},
-        "logger": {"print_freq": 250, "save_checkpoint_freq": 250},
+        "logger": {"print_freq": every, "save_checkpoint_freq": every},
         "path": {"pretrain_network_g": str(trunk), "strict_load_g": False} if trunk else {},
     }
 
@@ -152,8 +165,6 @@ def card(scale: int, report: TrainReport, scores: dict[str, float], digest: str)
     shape = CONFIGS[scale]
     start = f", its trunk from {name_of(2)}" if scale == 4 else ""
     sources = PHOTOS | {name: one.source for name, one in MORE.items()}
-    photos = "\n".join(f"- `{name}`: {source}" for name, source in sources.items())
-    held = "\n".join(f"- `{name}`: {source}" for name, source in TUNING.items())
     table = "\n".join(
         f"| {name} | {score:.2f} | {bicubic(name, scale):.2f} |" for name, score in scores.items()
     )
@@ -184,11 +195,11 @@ error, it prefers smooth to wrong. Larger models, trained on larger sets, score 
 Trained on photographs that ship inside scikit-image, scikit-learn, SciPy and stdlib, with the
 sources they state:
 
-{photos}
+{listed(sources)}
 
 Held out, of scikit-image:
 
-{held}
+{listed(TUNING)}
 
 ## Training
 
@@ -222,22 +233,12 @@ def keep(scale: int, report: TrainReport, folder: Path) -> None:
 
 def main() -> None:
     """Write the pairs, train, and keep what was trained."""
-    parser = argparse.ArgumentParser(description="Train a larger bundled upscaler.")
-    parser.add_argument("--scale", type=int, choices=sorted(CONFIGS), required=True)
-    weights = Path(lowtide.models.__file__).parent / "weights"
-    parser.add_argument("--output", type=Path, default=weights, help="folder to write into")
-    options = parser.parse_args()
+    options = training_parser("Train a larger bundled upscaler.", CONFIGS).parse_args()
     scale, folder = options.scale, FOLDER / f"x{options.scale}"
     write_pairs(folder, scale)
     trunk = options.output / f"{name_of(2)}.safetensors" if scale == 4 else None
-    # Patches are small: a second thread gains little, and on a shared machine it loses a lot.
-    torch.set_num_threads(1)
-    report = train_sr(
-        SrConfig.from_values(configuration(scale, folder, trunk)),
-        folder,
-        on_plan=lambda plan: print(plan),
-        on_step=ProgressLines(),
-    )
+    config = SrConfig.from_values(configuration(scale, folder, trunk))
+    report = train_sr(config, folder, on_plan=print, on_step=ProgressLines())
     keep(scale, report, options.output)
 
 

@@ -13,7 +13,6 @@ while a training runs or after it was stopped.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 from more_photographs import MORE, MORE_SHRINK, WALLPAPER_SIDES, WALLPAPERS, photographs
-from photographs import PHOTOS, SHRINK, TUNING, photograph, shrink
 from safetensors.torch import load_file
-from train_bundled import enlarged, write_weights
-from train_large import write
+from train_bundled import enlarged, training_parser, write_weights
+from train_large import BATCH, SEED, configured
+from training_photographs import PHOTOS, SHRINK, TUNING, listed, photograph, scaled, shrink, write
 
 import lowtide.models
 from lowtide.cli.train import ProgressLines
@@ -39,7 +38,7 @@ from lowtide.training.tasks.sr_config import SrConfig
 # A trunk as deep as this may learn nothing at all from a random start at twice the size: one of 12
 # blocks still was cubic enlargement after 9,000 steps.
 CONFIGS = {scale: ParagonConvConfig(scale=scale, features=64, blocks=10) for scale in (2, 4)}
-STEPS, BATCH, RATE, SEED = 16000, 16, 1e-3, 0
+STEPS, RATE = 16000, 1e-3
 PATCH = {2: 40, 4: 32}
 # Side of a piece at full size: patches are cut from within, with some pixels around them.
 PIECE = 256
@@ -63,8 +62,8 @@ def training_pictures(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
             photo = photograph(name) if name in PHOTOS else more[name]
             shares = SHRINK if name in PHOTOS else MORE_SHRINK
         for share in shares:
-            size = [round(side * share) for side in photo.shape[:2]]
-            yield f"{name}_{size[0]}", resize_cubic(photo, *size)
+            image = scaled(photo, share)
+            yield f"{name}_{len(image)}", image
 
 
 def as_jpeg(image: np.ndarray, quality: int) -> np.ndarray:
@@ -97,36 +96,17 @@ def write_data(folder: Path, scale: int) -> None:
 
 def configuration(scale: int, folder: Path, steps: int, trunk: Path | None) -> dict[str, Any]:
     """What `lowtide train sr` would read from a file."""
-    shape = CONFIGS[scale]
-    held = folder / "held_out"
-    return {
-        "name": name_of(scale),
-        "scale": scale,
-        "manual_seed": SEED,
-        "precision": "bf16",
-        "datasets": {
-            "train": {
-                "dataroot_gt": str(folder / "hr"),
-                "degradation": "photo",
-                "lq_size": PATCH[scale],
-                "batch_size_per_gpu": BATCH,
-                "color": True,
-            },
-            "val": {"dataroot_gt": str(held / "hr"), "dataroot_lq": str(held / "lr")},
-        },
-        "network_g": {"type": "paragonconv", "features": shape.features, "blocks": shape.blocks},
-        "train": {
-            "total_iter": steps,
-            "warmup_iter": 500,
-            "grad_clip": 1.0,
-            "losses": [{"type": "l1loss"}],
-            "optim_g": {"type": "adam", "lr": RATE},
-            "scheduler": {"type": "cosine", "eta_min": 0.01},
-        },
-        "val": {"val_freq": 1000},
-        "logger": {"print_freq": 100, "save_checkpoint_freq": 100},
-        "path": {"pretrain_network_g": str(trunk), "strict_load_g": False} if trunk else {},
-    }
+    held, data = folder / "held_out", {"dataroot_gt": str(folder / "hr"), "degradation": "photo"}
+    return configured(
+        name_of(scale),
+        CONFIGS[scale],
+        data | {"lq_size": PATCH[scale], "batch_size_per_gpu": BATCH},
+        {"dataroot_gt": str(held / "hr"), "dataroot_lq": str(held / "lr")},
+        {"total_iter": steps, "warmup_iter": 500, "grad_clip": 1.0},
+        RATE,
+        every=100,
+        trunk=trunk,
+    )
 
 
 def held_out_scores(weights: Path, scale: int) -> dict[str, tuple[float, float]]:
@@ -148,8 +128,6 @@ def card(scale: int, steps: int, path: Path, digest: str) -> str:
     shape = CONFIGS[scale]
     start = f" from the trunk of {name_of(4)}" if scale == 2 else ""
     sources = PHOTOS | {name: one.source for name, one in (MORE | WALLPAPERS).items()}
-    photos = "\n".join(f"- `{name}`: {source}" for name, source in sources.items())
-    held = "\n".join(f"- `{name}`: {source}" for name, source in TUNING.items())
     table = "\n".join(
         f"| {name} | {score:.2f} | {cubic:.2f} |"
         for name, (score, cubic) in held_out_scores(path, scale).items()
@@ -182,11 +160,11 @@ denoiser. Clean pictures come out a little better from `lowtide-x{scale}` and
 Trained on photographs that ship inside scikit-image, scikit-learn, SciPy, stdlib and Debian, with
 the sources they state:
 
-{photos}
+{listed(sources)}
 
 Held out, of scikit-image:
 
-{held}
+{listed(TUNING)}
 
 ## Training
 
@@ -221,12 +199,9 @@ def keep(scale: int, run: Path, weights: Path, folder: Path) -> None:
 
 def main() -> None:
     """Write the pictures, train, and keep what was trained."""
-    parser = argparse.ArgumentParser(description="Train a bundled upscaler of photographs.")
-    parser.add_argument("--scale", type=int, choices=sorted(CONFIGS), required=True)
+    parser = training_parser("Train a bundled upscaler of photographs.", CONFIGS)
     parser.add_argument("--folder", type=Path, default=Path("demo") / "photo")
     parser.add_argument("--steps", type=int, default=STEPS)
-    weights = Path(lowtide.models.__file__).parent / "weights"
-    parser.add_argument("--output", type=Path, default=weights, help="folder to write into")
     parser.add_argument("--stage", action="store_true", help="keep the best weights so far")
     options = parser.parse_args()
     scale, folder = options.scale, options.folder / f"x{options.scale}"
@@ -234,14 +209,8 @@ def main() -> None:
     trunk = options.output / f"{name_of(4)}.safetensors" if scale == 2 else None
     if not options.stage:
         write_data(folder, scale)
-        # Patches are small: a second thread gains little, and on a shared machine it loses a lot.
-        torch.set_num_threads(1)
-        train_sr(
-            SrConfig.from_values(configuration(scale, folder, options.steps, trunk)),
-            folder,
-            on_plan=lambda plan: print(plan),
-            on_step=ProgressLines(),
-        )
+        config = SrConfig.from_values(configuration(scale, folder, options.steps, trunk))
+        train_sr(config, folder, on_plan=print, on_step=ProgressLines())
     keep(scale, run, run / "models" / f"{name_of(scale)}_best.safetensors", options.output)
 
 

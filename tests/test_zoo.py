@@ -171,24 +171,27 @@ def test_torchinfo_says_of_fake_tensors_what_it_says_of_real_ones():
     assert said == real.total_input + real.total_output_bytes + real.total_param_bytes
 
 
+@pytest.fixture
+def server():
+    server = memory_grid.Server()
+    yield server
+    server.close()
+
+
 @pytest.mark.slow
-def test_a_row_is_measured_and_predicted_in_a_process_of_its_own():
+def test_a_row_is_measured_and_predicted_in_a_process_of_its_own(server):
     row = zoo.Row("conv", 256, 1, "fp32", "training", "full")
-    lines, failure = memory_grid.work([row], ("measure", "live", "predict"), 300)
-    assert failure == ""
-    assert [line["kind"] for line in lines] == ["measure", "live", "predict"]
-    figures = {name: line[name] for line in lines for name in line}
+    figures = server.run(row, "measure", "live", "predict")
+    assert "error" not in figures
     assert figures["live_measured_bytes"] == figures["live_bytes"]
     assert figures["measured_bytes"] == pytest.approx(figures["c10_peak_bytes"], rel=0.05)
     assert figures["measured_bytes"] <= figures["upper_bytes"]
 
 
 @pytest.mark.slow
-def test_a_row_that_fails_says_why_and_keeps_what_came_before():
-    rows = [
-        zoo.Row("conv", 32, 1, "fp32", "inference"),
-        zoo.Row("esrgan", 32, 1, "fp32", "training", "selective"),
-    ]
-    lines, failure = memory_grid.work(rows, ("measure",), 300)
-    assert [line["row"] for line in lines] == [rows[0].name]
-    assert "mutated" in failure
+def test_a_row_that_fails_says_why_and_others_are_measured_after_it(server):
+    fails = zoo.Row("esrgan", 32, 1, "fp32", "training", "selective")
+    failure = server.run(fails, "measure")
+    assert failure["failed"] == "measure"
+    assert "changes in place" in failure["error"]
+    assert "measured_bytes" in server.run(zoo.Row("conv", 32, 1, "fp32", "inference"), "measure")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from lowtide.jobs.planning_process import PlanningProcess
 from lowtide.jobs.upscale_job import UpscaleJob
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media.discover import FilePair
+from lowtide.streaming import certificate
 
 
 def run_program(program, source, model, folder):
@@ -128,7 +130,7 @@ def test_a_process_that_is_gone_measures_nothing(order):
         assert planner.measure(*order("64MiB"))  # another one starts
 
 
-def test_bands_are_proved_outside_of_a_job_with_a_small_budget(tmp_path, save, photo):
+def test_bands_are_proved_outside_of_a_job_with_a_small_budget(tmp_path, save, photo, monkeypatch):
     """A dry run and a proof leave more memory than the run in bands takes."""
     program = """
 import sys
@@ -151,16 +153,17 @@ print([image.plan.strategy.name for image in images], *images[0].notes, sep="\\n
     for name, height in ("one.png", 150), ("two.png", 170):
         save(folder / name, photo[:height, :200])
 
-    def run(budget):
-        """The program with an empty cache."""
-        words = [program, str(folder), str(tmp_path / budget), budget]
-        environment = {**os.environ, "LOWTIDE_CACHE": str(tmp_path / f"cache {budget}")}
-        command = [sys.executable, "-c", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=environment)
-
-    small = run("60MiB")
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+    small = subprocess.run(
+        [sys.executable, "-c", program, str(folder), str(tmp_path / "small"), "60MiB"],
+        capture_output=True,
+        text=True,
+    )
     strategies, *notes = small.stdout.splitlines()
     assert strategies == "['streamed', 'streamed']", small.stderr
     assert any("proved in another process" in note for note in notes)
     # With room for it no process is started.
-    assert "computed in the job's process" in run("1GiB").stderr
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(certificate, "_measure", mock.Mock(side_effect=AssertionError("here")))
+    with pytest.raises(AssertionError, match="here"):
+        lowtide.upscale(folder, tmp_path / "large", budget="1GiB", strategy="streamed")

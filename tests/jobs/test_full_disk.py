@@ -128,11 +128,11 @@ def test_a_disk_that_is_really_full(folder, tmp_path, save, photo, small_disk):
     save(folder / "b.jpg", photo)
     save(folder / "d.jpg", photo[40:60, :30])
     calm, out = tmp_path / "calm", small_disk / "out"
-    words = [sys.executable, "-m", "lowtide", "upscale", str(folder), "--tile", "64", "--json"]
+    lowtide.upscale(folder, calm, tile=64, budget="256MiB", format="png").raise_for_failures()
+    words = [sys.executable, "-m", "lowtide", "upscale", str(folder), "-o", str(out), "--json"]
     # One after another: an image still being written would occupy space during the next.
-    words += ["--budget", "256MiB", "--format", "png", "--streams", "1"]
-    subprocess.run([*words, "-o", str(calm)], check=True, capture_output=True)
-    done = subprocess.run([*words, "-o", str(out)], capture_output=True, text=True)
+    words += ["--tile", "64", "--budget", "256MiB", "--format", "png", "--streams", "1"]
+    done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 4, done.stderr
     images = json.JSONDecoder().raw_decode(done.stdout)[0]["images"]
     assert [image["status"] for image in images] == ["done", "failed", "done", "done"]

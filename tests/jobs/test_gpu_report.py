@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import json
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -64,11 +63,10 @@ def test_all_pending_measurements_have_a_row():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu_it_says_so(tmp_path):
-    command = [sys.executable, str(BENCHMARKS / "gpu_report.py"), "--folder", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == "there is no GPU here; --device cpu --tiny tries the rows\n"
+def test_without_a_gpu_it_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_report.py", "--folder", str(tmp_path)])
+    assert gpu_report.main() == 2
+    assert capsys.readouterr().err == "there is no GPU here; --device cpu --tiny tries the rows\n"
     assert not list(tmp_path.iterdir())
 
 

@@ -11,14 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import lowtide
 from lowtide.jobs.journal import JOURNAL_NAME
 from support.image_folders import files_of
 
-OPTIONS = ["--budget", "256MiB", "--tile", "64"]
+BUDGET, TILE = "256MiB", 64
 
 
 def command(source: Path, target: Path) -> list[str]:
-    return [sys.executable, "-m", "lowtide", "upscale", str(source), "-o", str(target), *OPTIONS]
+    options = ["--budget", BUDGET, "--tile", str(TILE)]
+    return [sys.executable, "-m", "lowtide", "upscale", str(source), "-o", str(target), *options]
 
 
 def make_folder(folder: Path, photo: np.ndarray, count: int, save) -> None:
@@ -63,7 +65,7 @@ def kill_while_running(words: list[str], delay: float) -> bool:
 def test_killed_and_restarted_equals_undisturbed(tmp_path, photo, save, images, kills):
     source, calm, disturbed = tmp_path / "in", tmp_path / "calm", tmp_path / "disturbed"
     make_folder(source, photo, images, save)
-    subprocess.run(command(source, calm), check=True, capture_output=True)
+    lowtide.upscale(source, calm, budget=BUDGET, tile=TILE).raise_for_failures()
 
     generator = random.Random(images)
     landed, before = 0, {}

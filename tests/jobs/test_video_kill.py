@@ -11,14 +11,15 @@ import pytest
 
 av = pytest.importorskip("av")
 
+import lowtide  # noqa: E402
 from lowtide.jobs.video_work import work_folder  # noqa: E402
 from support.video_clips import Clip, Sound  # noqa: E402
 
-SEGMENT = 10
+SEGMENT, BUDGET = 10, "256MiB"
 
 
 def command(source: Path, target: Path) -> list[str]:
-    options = ["--segment", str(SEGMENT), "--json", "--budget", "256MiB"]
+    options = ["--segment", str(SEGMENT), "--json", "--budget", BUDGET]
     return [sys.executable, "-m", "lowtide", "video", str(source), "-o", str(target), *options]
 
 
@@ -54,7 +55,7 @@ def test_killed_and_restarted_equals_undisturbed(tmp_path, frames, kills, output
     calm, disturbed = tmp_path / "calm" / output, tmp_path / "disturbed" / output
     for target in (calm, disturbed):
         target.parent.mkdir()
-    subprocess.run(command(source, calm), check=True, capture_output=True)
+    lowtide.video(source, calm, segment=SEGMENT, budget=BUDGET).raise_for_failures()
 
     generator, before = random.Random(kills), 0
     for _ in range(kills):

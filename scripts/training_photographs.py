@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyvips
 import torch
 from torch import Tensor
 
+from lowtide.core.metrics import psnr_y
 from lowtide.models.resample import resize_cubic
 
 # scikit-image's photographs with detail in them. Left out as nearly useless: retina, moon,
@@ -40,11 +42,34 @@ def photograph(name: str) -> np.ndarray:
     return np.repeat(image[..., None], 3, axis=2) if image.ndim == 2 else image[..., :3]
 
 
+def scaled(image: np.ndarray, share: float) -> np.ndarray:
+    """A picture with sides of a share of its own."""
+    return resize_cubic(image, *(round(side * share) for side in image.shape[:2]))
+
+
 def shrink(high: np.ndarray, scale: int) -> tuple[np.ndarray, np.ndarray]:
     """Low- and high-resolution picture, the latter cropped to whole low-resolution pixels."""
     height, width = high.shape[0] // scale, high.shape[1] // scale
     high = high[: height * scale, : width * scale]
     return resize_cubic(high, height, width), high
+
+
+def bicubic(name: str, scale: int) -> float:
+    """What cubic enlargement scores on a photograph that was made smaller, PSNR-Y in dB."""
+    low, high = shrink(photograph(name), scale)
+    return psnr_y(resize_cubic(low, *high.shape[:2]), high, scale)
+
+
+def write(path: Path, image: np.ndarray) -> None:
+    """As PNG, unless it is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_file():
+        pyvips.Image.new_from_array(np.ascontiguousarray(image)).pngsave(str(path))
+
+
+def listed(sources: dict[str, str]) -> str:
+    """Photographs and their sources, as a card lists them."""
+    return "\n".join(f"- `{name}`: {source}" for name, source in sources.items())
 
 
 class Patches:
@@ -56,8 +81,7 @@ class Patches:
         for name in PHOTOS:
             photo = photograph(name)
             for factor in SHRINK:
-                size = [round(side * factor) for side in photo.shape[:2]]
-                low, high = shrink(resize_cubic(photo, *size), scale)
+                low, high = shrink(scaled(photo, factor), scale)
                 self.pairs.append(
                     tuple(torch.from_numpy(side).permute(2, 0, 1) for side in (low, high))
                 )

@@ -24,12 +24,9 @@ from common import ResultFile
 from torch import Tensor, nn
 
 from lowtide.models.munet import BRANCHES, MUNet
-from lowtide.training.data import (
-    Batches,
-    HighResolutionFolders,
-    Patches,
-    bicubic_downscale,
-)
+from lowtide.training.data.batches import Batches
+from lowtide.training.data.degrade import bicubic_downscale
+from lowtide.training.data.pairs import HighResolutionFolders, Patches
 from lowtide.training.losses.gan import generator_loss
 from lowtide.training.network_factory import make_discriminator, make_generator
 from lowtide.training.tasks.sr_config import SrConfig

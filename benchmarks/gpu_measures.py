@@ -26,7 +26,6 @@ from photographs import as_array, photograph
 from streaming_gpu import SHARES
 
 import lowtide
-from lowtide.jobs.export import export_onnx
 from lowtide.jobs.report import ImageReport
 
 ROOT = Path(__file__).parent.parent
@@ -95,24 +94,20 @@ def large_image(size: str) -> Callable[[Place], Figures]:
     return measure
 
 
-def ways_of(
-    ways: Mapping[str, Figures],
-    model: Callable[[Place, Path], str | Path] | None = None,
-) -> Callable[[Place], Figures]:
+def ways_of(ways: Mapping[str, Figures]) -> Callable[[Place], Figures]:
     """A photograph upscaled in several ways, in turns; the first is what others are compared with.
 
     A way is settings of `lowtide.upscale`; ``devices`` stands for two of the place's. Also says
-    whether each stays within what its plan promised. ``model`` writes a model's file.
+    whether each stays within what its plan promised.
     """
 
     def measure(place: Place) -> Figures:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            file = tile_loop.MODEL if model is None else model(place, folder)
             source = photograph(folder / "photo.png", *((48, 40) if place.tiny else tile_loop.SIZE))
             images: dict[str, list[ImageReport]] = {way: [] for way in ways}
             for turn, way in in_turns(ways, 2 if place.tiny else 4):
-                image = _upscaled(source, folder / f"{way}.png", file, place, ways[way])
+                image = _upscaled(source, folder / f"{way}.png", place, ways[way])
                 if turn:  # the first one measures the model's costs
                     images[way].append(image)
             first, *others = (as_array(folder / f"{way}.png").astype(int) for way in ways)
@@ -124,10 +119,8 @@ def ways_of(
     return measure
 
 
-def _upscaled(
-    source: Path, target: Path, model: str | Path, place: Place, way: Figures
-) -> ImageReport:
-    settings = {"device": place.device, "model": model} | way
+def _upscaled(source: Path, target: Path, place: Place, way: Figures) -> ImageReport:
+    settings = {"device": place.device, "model": tile_loop.MODEL} | way
     if settings.get("devices"):
         devices = ("cuda:0", "cuda:1") if place.on_gpu else ("cpu", "cpu")
         settings |= {"device": "auto", "devices": devices}
@@ -155,12 +148,6 @@ def _figures(images: list[ImageReport]) -> Figures:
         "notes": images[0].notes,
         "events": image.events,
     }
-
-
-def onnx_file(place: Place, folder: Path) -> Path:
-    """The model of the other rows, exported."""
-    export_onnx(tile_loop.MODEL, folder / "model.onnx")
-    return folder / "model.onnx"
 
 
 def reserved(

@@ -19,14 +19,10 @@ from gpu_measures import (
     device_facts,
     gpu_tests,
     large_image,
-    onnx_file,
     reserved,
     training_by_two,
     ways_of,
 )
-
-from lowtide.core.errors import UsageError
-from lowtide.models.onnx_providers import Provider
 
 
 @dataclass(frozen=True)
@@ -47,17 +43,6 @@ def two_devices(place: Place) -> str | None:
     """Rows for several devices."""
     few = place.on_gpu and torch.cuda.device_count() < 2
     return "needs two GPUs, and this machine has one" if few else None
-
-
-def tensorrt(place: Place) -> str | None:
-    """Rows of ONNX files on a GPU."""
-    if not all(importlib.util.find_spec(name) for name in ("onnxruntime", "onnxscript")):
-        return "onnxruntime or onnxscript is not installed"
-    try:
-        Provider("tensorrt").require()
-    except UsageError as error:
-        return str(error)
-    return None
 
 
 def diffusers_is_here(place: Place) -> str | None:
@@ -100,13 +85,6 @@ ROWS = (
     Row("training on two GPUs", training_by_two, two_devices),
     _graphs("fp32"),
     _graphs("bf16"),
-    Row(
-        "ONNX by TensorRT",
-        ways_of(
-            {way: {"device": "auto", "provider": way} for way in ("cpu", "tensorrt")}, onnx_file
-        ),
-        tensorrt,
-    ),
     *(
         Row(
             f"reserved by {name} {side}², {precision}, pages: {pages}",

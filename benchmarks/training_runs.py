@@ -17,8 +17,9 @@ from lowtide.core.metrics import psnr_y
 from lowtide.jobs.train_validation import TrainValidation
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.models.resample import resize_cubic
-from lowtide.training.data import HighResolutionFolders, bicubic_downscale
+from lowtide.training.data.degrade import bicubic_downscale
 from lowtide.training.data.image_cache import read_rgb
+from lowtide.training.data.pairs import HighResolutionFolders
 from lowtide.training.network_factory import make_discriminator, make_generator
 from lowtide.training.task import Task
 from lowtide.training.tasks.sr_config import SrConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lowtide.attention.backends.onednn import OneDnn
-from lowtide.attention.exp2_softmax import LOG2_E, exp2_softmax_matmul, supports_exp2_softmax
+from lowtide.attention.cpu_ops import LOG2_E, exp2_softmax_matmul, supports_exp2_softmax
 from lowtide.attention.functional import attention
 from lowtide.attention.spec import AttentionSpec, LocalDevice
 from lowtide.attention.window_attention import attend_windows

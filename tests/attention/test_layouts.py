@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowtide.attention.memory_format import to_contiguous
+from lowtide.attention.cpu_ops import to_contiguous
 
 MADE = {
     "tokens": lambda: torch.randn(1, 7, 45).transpose(1, 2),

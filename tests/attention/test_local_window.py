@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from lowtide.attention import linear_ops
+from lowtide.attention import cpu_ops
 from lowtide.attention.backends import BACKENDS
 from lowtide.attention.spatial import LocalWindowAttention, Windows
 from lowtide.attention.spatial import image_layout as image_module
@@ -263,7 +263,7 @@ def test_projections_by_onednn_or_by_pytorch(monkeypatch, bias, known):
     taken = []
 
     def observed(x, weight):
-        taken.append(known and linear_ops.uses_onednn(x, weight))
+        taken.append(known and cpu_ops.uses_onednn(x, weight))
         return taken[-1]
 
     monkeypatch.setattr(image_module, "uses_onednn", observed)
@@ -275,6 +275,6 @@ def test_projections_by_onednn_or_by_pytorch(monkeypatch, bias, known):
         whole = module(image)
         some = module.forward_rows(image[:, :, low:high], 5, 31, 41)
         exact = module.double()(image.double())
-    assert set(taken) == {known and linear_ops.has_onednn, False}  # fp64 is PyTorch's own
+    assert set(taken) == {known and cpu_ops.has_onednn, False}  # fp64 is PyTorch's own
     assert (whole - exact).abs().max() < 2e-6
     assert torch.equal(some, whole[:, :, 5:31])

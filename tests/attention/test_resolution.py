@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lowtide.attention import backends, verify
+from lowtide.attention.backends.backend import Reference
 from lowtide.attention.backends.chunked import Chunked
-from lowtide.attention.backends.reference import Reference
 from lowtide.attention.dispatch import resolve
 from lowtide.attention.functional import attention, describe, explain
 from lowtide.attention.spec import AttentionCall, AttentionSpec, LocalDevice

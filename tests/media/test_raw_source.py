@@ -9,7 +9,7 @@ from lowtide.core.errors import ImageError, UsageError
 from lowtide.media.discover import IMAGES, RAW_FILES, count_by_kind, discover
 from lowtide.media.encode import EncodeOptions
 from lowtide.media.raw_facts import inspect_raw, raw_result
-from lowtide.media.raw_planes import PlaneLayout
+from lowtide.media.raw_file import PlaneLayout
 from support.raw_files import BAYER, XTRANS, write_dng
 
 pytest.importorskip("rawpy")

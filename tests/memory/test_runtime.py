@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from subprocess_run import measure_in_subprocess
 from torch import nn
 
-from lowtide.attention import linear_ops
+from lowtide.attention import cpu_ops
 from lowtide.core.units import MIB
 from lowtide.memory.prediction.calibration import shipped_runtime
 from lowtide.memory.prediction.estimate import trace_step
@@ -26,8 +26,8 @@ class Layers(nn.Module):
 
     def forward(self, x):
         for layer in (self.first, self.second):
-            x = linear_ops.onednn_linear_any_layout(x, layer.weight, layer.bias)
-        return linear_ops.onednn_linear_any_layout(x[:, :12], self.first.weight, self.first.bias)
+            x = cpu_ops.onednn_linear_any_layout(x, layer.weight, layer.bias)
+        return cpu_ops.onednn_linear_any_layout(x[:, :12], self.first.weight, self.first.bias)
 
 
 def objects_of(module, step):
@@ -35,7 +35,7 @@ def objects_of(module, step):
     return count_runtime_objects(trace, len(trace.ops) - 1), trace
 
 
-needs_onednn = pytest.mark.skipif(not linear_ops.has_onednn, reason="no oneDNN here")
+needs_onednn = pytest.mark.skipif(not cpu_ops.has_onednn, reason="no oneDNN here")
 
 
 @needs_onednn
@@ -50,9 +50,9 @@ def test_a_linear_layer_with_gelu_has_a_kernel_of_its_own():
     class Both(Layers):
         def forward(self, x):
             weight = self.first.weight
-            x = linear_ops.onednn_linear_any_layout(x, weight, gelu=True)
-            return linear_ops.onednn_linear_any_layout(
-                linear_ops.onednn_linear_any_layout(x, weight), weight
+            x = cpu_ops.onednn_linear_any_layout(x, weight, gelu=True)
+            return cpu_ops.onednn_linear_any_layout(
+                cpu_ops.onednn_linear_any_layout(x, weight), weight
             )
 
     found, _ = objects_of(Both(), InferenceStep((torch.empty(2, 30, 8, device="meta"),)))
@@ -84,7 +84,7 @@ def run_many(by_onednn):
     """Linear layers of several numbers of tokens, once each."""
     torch.set_num_threads(1)
     weight, x = torch.randn(180, 180), torch.randn(4096, 180)
-    layer = linear_ops.onednn_linear_any_layout if by_onednn else F.linear
+    layer = cpu_ops.onednn_linear_any_layout if by_onednn else F.linear
     with torch.inference_mode():
         for tokens in range(1, COUNTS + 1):
             layer(x[: 128 * tokens], weight)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import scoringrules
 
-from lowtide.models.forecaster.path_choice import choose_paths, energy_score
-from lowtide.models.forecaster.paths import PATHS, Distribution
+from lowtide.models.forecaster.paths import PATHS, Distribution, choose_paths, energy_score
 
 COUNT, HORIZON, VARIABLES = 600, 12, 2
 

@@ -14,7 +14,6 @@ from lowtide.core import heap
 from lowtide.jobs.model_costs import store_costs
 from lowtide.jobs.prepare import runtime_identity
 from lowtide.memory.costs import ModelCosts
-from lowtide.models.onnx_providers import ProviderName
 from lowtide.models.self_ensemble import as_ensemble
 
 SIDES = (64, 128, 256, 512)
@@ -71,14 +70,14 @@ def remember_also(path: Path, *precisions: str) -> None:
         store_costs(costs, sha256)
 
 
-def remember_onnx(path: Path, reach: int = 7, provider: ProviderName = "cpu") -> None:
+def remember_onnx(path: Path, reach: int = 7) -> None:
     """The same for an ONNX file, alone and asked eight times."""
     facts = lowtide.load(path).descriptor
     for model in (facts, as_ensemble(facts)):
         costs = costs_of("lowtide-x2").model_copy(
             update={"sha256": model.sha256, "receptive_field": reach, "channels_last": False}
         )
-        store_costs(costs, runtime_identity(model, provider))
+        store_costs(costs, runtime_identity(model))
 
 
 def quick_jobs() -> Iterator[None]:

@@ -9,16 +9,11 @@ import pytest
 import torch
 
 from lowtide.core.errors import InputError, UsageError
-from lowtide.training.data import (
-    Augmentation,
-    Batches,
-    HighResolutionFolders,
-    ImageCache,
-    PairedFolders,
-    Patches,
-    RealDegradation,
-    bicubic_downscale,
-)
+from lowtide.training.data.augment import Augmentation
+from lowtide.training.data.batches import Batches
+from lowtide.training.data.degrade import RealDegradation, bicubic_downscale
+from lowtide.training.data.image_cache import ImageCache
+from lowtide.training.data.pairs import HighResolutionFolders, PairedFolders, Patches
 
 COUNT = 7
 

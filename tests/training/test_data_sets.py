@@ -6,15 +6,10 @@ import skimage.data
 
 from lowtide.core.errors import ImageError, InputError, UsageError
 from lowtide.models.resample import resize_cubic
-from lowtide.training.data import (
-    Augmentation,
-    HighResolutionFolders,
-    ImageCache,
-    PairedFolders,
-    bicubic_downscale,
-    image_size,
-    read_rgb,
-)
+from lowtide.training.data.augment import Augmentation
+from lowtide.training.data.degrade import bicubic_downscale
+from lowtide.training.data.image_cache import ImageCache, image_size, read_rgb
+from lowtide.training.data.pairs import HighResolutionFolders, PairedFolders
 
 STILL = Augmentation(hflip=False, rot=False)
 EVERYTHING = Augmentation(color=True)

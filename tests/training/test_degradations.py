@@ -8,18 +8,24 @@ import skimage.data
 
 from lowtide.core.errors import UsageError
 from lowtide.models.resample import resize_cubic
-from lowtide.training.data import (
-    Augmentation,
-    BlurConfig,
+from lowtide.training.data.augment import Augmentation
+from lowtide.training.data.degrade import (
     PhotoConfig,
     PhotoDegradation,
     RealConfig,
     RealDegradation,
     StageConfig,
     bicubic_downscale,
+    jpeg_roundtrip,
+    resize_image,
 )
-from lowtide.training.data.degrade import jpeg_roundtrip, resize_image
-from lowtide.training.data.kernels import apply_kernel, draw_kernel, gaussian_kernel, sinc_kernel
+from lowtide.training.data.kernels import (
+    BlurConfig,
+    apply_kernel,
+    draw_kernel,
+    gaussian_kernel,
+    sinc_kernel,
+)
 
 NOTHING = StageConfig(
     BlurConfig(share=0.0),

@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from lowtide.core.errors import UsageError
-from lowtide.training.data import Batches, HighResolutionFolders, Patches, bicubic_downscale
+from lowtide.training.data.batches import Batches
+from lowtide.training.data.degrade import bicubic_downscale
+from lowtide.training.data.pairs import HighResolutionFolders, Patches
 from lowtide.training.distributed import ProcessGroup
 
 CONFIG = """

@@ -6,7 +6,7 @@ import pyvips
 
 from lowtide.core.philox import philox
 from lowtide.jobs.train_noise import train_noise
-from lowtide.training.data import Augmentation
+from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.photographs import PhotographFolders, linear_light, mosaic
 from lowtide.training.tasks.denoise_config import DenoiseConfig
 from lowtide.training.tasks.denoising import NoisyPatches

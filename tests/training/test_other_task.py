@@ -19,7 +19,7 @@ from lowtide.core.philox import philox
 from lowtide.jobs.train import run_training
 from lowtide.jobs.train_memory import plan_step
 from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.training.data import Batches
+from lowtide.training.data.batches import Batches
 from lowtide.training.distributed import SINGLE_PROCESS
 from lowtide.training.run_config import Datasets, Optim, RunConfig, Train, TrainData
 from lowtide.training.task import Losses, Objective, Task, Term

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lowtide.attention.backends import get
 from lowtide.attention.dispatch import Policy
 from lowtide.attention.functional import attention, describe, resolve_cached
 from lowtide.attention.spec import AttentionSpec, LocalDevice
@@ -56,14 +57,6 @@ def use(module: nn.Module, backend: str | None = None, *, policy: Policy | None 
         handles.append(part.register_forward_pre_hook(router.enter))
         handles.append(part.register_forward_hook(router.leave, always_call=True))
     return Use(router, handles)
-
-
-def lenient_policy(backend: str | None, policy: Policy | None) -> Policy:
-    """Return the default policy for third-party models: prefer the named backend.
-
-    The user did not write their calls, so that an unsupported one falls back instead of raising.
-    """
-    return policy or ("auto" if backend is None else "prefer")
 
 
 class Use:
@@ -106,12 +99,11 @@ class AttentionRouter:
     """Intercepts attention calls between `enter` and `leave`, and counts them."""
 
     def __init__(self, backend: str | None, policy: Policy | None) -> None:
-        from lowtide.attention.backends import get
-
         if backend is not None:
             get(backend)
         self.backend = backend
-        self.policy = lenient_policy(backend, policy)
+        # Others wrote the calls: one that the backend does not support falls back.
+        self.policy: Policy = policy or ("auto" if backend is None else "prefer")
         self.call_counts: Counter[tuple[str, str]] = Counter()
 
     def enter(self, module: nn.Module, _: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.exp2_softmax import LOG2_E, exp2_softmax_matmul, supports_exp2_softmax
+from lowtide.attention.cpu_ops import LOG2_E, exp2_softmax_matmul, supports_exp2_softmax
 from lowtide.attention.functional import attention
 from lowtide.attention.spec import AttentionSpec
 

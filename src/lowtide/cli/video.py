@@ -24,7 +24,7 @@ DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 # Order in help, within each panel.
 _ORDER = (
     "output model budget fps frames time device devices plan_file dry_run scale codec quality"
-    " preset segment damaged self_ensemble accuracy precision strategy cuda_graphs provider compile"
+    " preset segment damaged self_ensemble accuracy precision strategy cuda_graphs compile"
     " tile format suffix force max_pixels"
 )
 

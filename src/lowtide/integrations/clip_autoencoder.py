@@ -17,8 +17,7 @@ from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
 from lowtide.integrations.video_autoencoders.families import VideoFamily
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.streaming.clip_plan import ClipPlan
-from lowtide.streaming.clip_run import ReadChunk, WriteChunk
+from lowtide.streaming.clip_plan import ClipPlan, ReadChunk, WriteChunk
 
 PartName = Literal["encoder", "decoder"]
 _COLORS = 3

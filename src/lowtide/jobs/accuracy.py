@@ -14,7 +14,7 @@ from lowtide.memory.oom import trim_allocators
 from lowtide.memory.plan import Plan
 from lowtide.memory.strategy import StreamedStrategy, TiledStrategy
 from lowtide.models.low_precision import LowPrecision
-from lowtide.models.onnx_session import OnnxNetwork
+from lowtide.models.onnx_model import OnnxNetwork
 from lowtide.streaming.planner.ledger_rows import affordable_pixels, comparable_pixels
 from lowtide.streaming.tiles.error_sample import MeasuredError, execution_error, precision_error
 from lowtide.streaming.tiles.tile_step import NetworkSpec
@@ -106,22 +106,14 @@ def _precision_note(network: NetworkSpec) -> str:
     """Return which layers stay in fp32, or what differs in an ONNX file."""
     parts = getattr(network.forward, "modules", tuple)()
     if onnx := next((part for part in parts if isinstance(part, OnnxNetwork)), None):
-        return _onnx_note(onnx)
+        low = onnx.low_precision
+        return f"with weights in {low}; the file has no others to compare with" if low else ""
     if not isinstance(network.forward, LowPrecision):
         return ""
     reason = network.forward.reason
     if reason:
         return f"the first and the last convolution too, since with those in fp32: {reason}"
     return "all but the first and the last convolution"
-
-
-def _onnx_note(network: OnnxNetwork) -> str:
-    provider = network.session.provider.name
-    if provider != "cpu":
-        return f"run by {provider}, whose memory on the GPU is not counted"
-    if network.low_precision:
-        return f"with weights in {network.low_precision}; the file has no others to compare with"
-    return ""
 
 
 def _figure(error: MeasuredError) -> ErrorFigure:

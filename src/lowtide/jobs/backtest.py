@@ -18,8 +18,7 @@ from lowtide.jobs.forecast_scores import Scores, load_scoringrules
 from lowtide.jobs.trained_forecaster import TrainedForecaster, without_attention_warnings
 from lowtide.media.table import TimeTable, read_table
 from lowtide.memory.memory_limits import failing_beyond_container
-from lowtide.models.forecaster.path_choice import AUTO_PATHS
-from lowtide.models.forecaster.paths import Distribution
+from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution
 from lowtide.models.forecaster.windows import targets
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -40,15 +39,9 @@ def build_network(model: Model, device: str, precision: Precision) -> NetworkSpe
         out_channels=facts.out_channels,
         device=device,
         precision=precision,
-        make_fp32_forward=_cpu_reference(model) if isinstance(model, OnnxModel) else fp32_factory,
+        make_fp32_forward=fp32_factory,
         free_memory=model.module.session.release_memory if isinstance(model, OnnxModel) else None,
     )
-
-
-def _cpu_reference(model: OnnxModel) -> Callable[[], Forward] | None:
-    """Return the CPU reference for an ONNX file that another execution provider runs."""
-    plain = model.cpu_network
-    return None if plain is None else lambda: plain
 
 
 def ensemble_network(network: NetworkSpec) -> NetworkSpec:
@@ -70,9 +63,7 @@ def network_weight_bytes(network: NetworkSpec, model: Model) -> int:
     if isinstance(model, OnnxModel):
         # ONNX Runtime repacks the weights and keeps its graph too: up to ten times the file's
         # bytes.
-        known = model.descriptor.weight_bytes
-        reference_bytes = 0 if model.cpu_network is None else known
-        return max(known, resident_bytes_of(model.another_session)) + reference_bytes
+        return max(model.descriptor.weight_bytes, resident_bytes_of(model.another_session))
     low = weight_bytes(as_module(network.forward))
     if network.make_fp32_forward is None:
         return low

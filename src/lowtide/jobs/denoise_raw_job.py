@@ -29,8 +29,7 @@ from lowtide.media import ImageFacts
 from lowtide.media.discover import RAW_FILES
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.media.raw_facts import RawFacts, RawResult, inspect_raw, raw_result
-from lowtide.media.raw_file import RawFile, load_rawpy
-from lowtide.media.raw_planes import PlaneLayout, PlanesInfo, RawSource
+from lowtide.media.raw_file import PlaneLayout, PlanesInfo, RawFile, RawSource, load_rawpy
 from lowtide.media.raw_sink import RawSink
 from lowtide.models.denoiser.noise_models import GaussianNoise, PoissonGaussianNoise, network_terms
 

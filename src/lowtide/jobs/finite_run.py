@@ -12,7 +12,7 @@ from lowtide.integrations.clip_autoencoder import PlannedPart
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lowtide.streaming.clip_run import ReadChunk, WriteChunk
+    from lowtide.streaming.clip_plan import ReadChunk, WriteChunk
 
 # Opens the input of a part at its first frame or latent.
 OpenReading = Callable[[], AbstractContextManager["ReadChunk"]]

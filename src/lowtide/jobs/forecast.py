@@ -28,8 +28,7 @@ from lowtide.jobs.trained_forecaster import (
 from lowtide.media.table import TimeTable, listed, read_table
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.models.forecaster.forecaster import RidgeForecaster
-from lowtide.models.forecaster.path_choice import AUTO_PATHS
-from lowtide.models.forecaster.paths import PATHS, Distribution, PathSampler
+from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS, Distribution, PathSampler
 
 if TYPE_CHECKING:
     import pandas as pd

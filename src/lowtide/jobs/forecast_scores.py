@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 
 from lowtide.core.errors import UsageError
-from lowtide.models.forecaster.path_choice import energy_score
+from lowtide.models.forecaster.paths import energy_score
 
 # Steps whose sums and maxima are scored: a day of hours.
 BLOCK_STEPS = 24

@@ -15,7 +15,6 @@ from lowtide.core.hashing import file_sha256
 from lowtide.core.option import Option
 from lowtide.jobs.settings import RunSettings
 from lowtide.models.model_files import is_onnx
-from lowtide.models.onnx_providers import ProviderName
 
 if TYPE_CHECKING:
     from lowtide.media import EncodeOptions
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from lowtide.streaming.planner.model_facts import Overrides
 
 _PLAN, _FILES = "Overriding the plan", "Files"
+# Settings that are gone, as the journals of release 0.2 know them.
+_GONE = {"provider": "cpu"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +148,6 @@ class ImageSettings(RunSettings):
         """The model requested, or the bundled one that suits."""
         raise NotImplementedError
 
-    @property
-    def execution_provider(self) -> ProviderName:
-        """Execution provider of ONNX Runtime."""
-        return "cpu"
-
     def check_model(self, model: Model) -> None:
         """Raise `UsageError` for a model of another kind, and make it ready to be measured."""
         raise NotImplementedError
@@ -189,7 +185,10 @@ class ImageSettings(RunSettings):
 
     def content_hash(self, model_sha256: str, precision: str) -> str:
         """Return a SHA-256 of all that determines the result's bytes, except the input."""
-        ordered = {name: getattr(self, name) for name in self.hashed.split()}
+        ordered = {
+            name: _GONE[name] if name in _GONE else getattr(self, name)
+            for name in self.hashed.split()
+        }
         values = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False)
         if self.plan_file is not None:
             values += file_sha256(self.plan_file)

@@ -31,12 +31,10 @@ from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.plan import Plan
-from lowtide.memory.plan_store import PlanStore, cache_folder, machine
+from lowtide.memory.plan_store import PlanStore, machine
 from lowtide.memory.prediction.calibration import RunBounds, RunKind, run_bounds
 from lowtide.models import Model, ModelDescriptor, load, names
 from lowtide.models.model_files import is_onnx
-from lowtide.models.onnx_model import OnnxModel
-from lowtide.models.onnx_providers import Provider, ProviderName
 from lowtide.models.onnx_runtime import load_runtime
 from lowtide.models.self_ensemble import as_ensemble
 from lowtide.models.spandrel_files import families
@@ -55,13 +53,8 @@ def preload_libraries(settings: ImageSettings) -> None:
     versions(settings.model_name)
     if is_onnx(settings.model_name):
         load_runtime()
-        _provider(settings).require()
     elif settings.model_name not in names():
         families()
-
-
-def _provider(settings: ImageSettings) -> Provider:
-    return Provider(settings.execution_provider, cache_folder() / "tensorrt")
 
 
 def prepare(
@@ -115,9 +108,7 @@ def prepare(
         descriptor = model.descriptor
         if settings.self_ensemble:
             descriptor, network = as_ensemble(descriptor), ensemble_network(network)
-        loaded = _Loaded(
-            model, descriptor, network, runtime_identity(descriptor, settings.execution_provider)
-        )
+        loaded = _Loaded(model, descriptor, network, runtime_identity(descriptor))
         if known is not None and not known.hold_for(descriptor.sha256, device, precision):
             known = None
 
@@ -298,8 +289,6 @@ def load_model(settings: ImageSettings) -> Model:
     """Load the model of the settings; raises for one that the job does not run."""
     model = load(settings.model_name)
     settings.check_model(model)
-    if isinstance(model, OnnxModel):
-        model.use_provider(_provider(settings))
     facts = model.descriptor
     if facts.scale < 1:
         raise ModelError(f"{facts.name} makes images smaller (×{facts.scale})")
@@ -307,9 +296,8 @@ def load_model(settings: ImageSettings) -> Model:
     return model
 
 
-def runtime_identity(model: ModelDescriptor, provider: ProviderName = "cpu") -> str:
+def runtime_identity(model: ModelDescriptor) -> str:
     """Return the model's hash, with the runtime's version where that is not PyTorch."""
     if model.path is None or not is_onnx(model.path):
         return model.sha256
-    by = "" if provider == "cpu" else f" {provider}"
-    return f"{model.sha256} onnxruntime {version('onnxruntime')}{by}"
+    return f"{model.sha256} onnxruntime {version('onnxruntime')}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.jobs.image_adapter import NoisyImageAdapter
-from lowtide.media.raw_planes import PlanesInfo
+from lowtide.media.raw_file import PlanesInfo
 from lowtide.models.denoiser.variance_stabilizer import VarianceStabilizer
 
 _LARGEST = 65_535

@@ -9,7 +9,9 @@ from lowtide.attention.backends import get
 from lowtide.attention.spec import LocalDevice
 from lowtide.jobs.denoise_validation import DenoiseValidation
 from lowtide.jobs.train import RunOptions, TrainReport, run_training
-from lowtide.training.data import Augmentation, Batches, collect_file_facts
+from lowtide.training.data.augment import Augmentation
+from lowtide.training.data.batches import Batches
+from lowtide.training.data.file_facts import collect_file_facts
 from lowtide.training.data.photographs import PhotographFolders
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.task import Task, Validator

@@ -20,7 +20,8 @@ from lowtide.jobs.trained_forecaster import (
 from lowtide.media.table import TimeTable, read_table
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.ldm4ts.model import LDM4TSModel
-from lowtide.training.data import Batches, collect_file_facts
+from lowtide.training.data.batches import Batches
+from lowtide.training.data.file_facts import collect_file_facts
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.task import Task, Validator
 from lowtide.training.tasks.forecast_config import ForecastConfig

@@ -8,17 +8,11 @@ from typing import Unpack
 from lowtide.core.errors import UsageError
 from lowtide.jobs.train import RunOptions, TrainReport, run_training
 from lowtide.jobs.train_validation import TrainImages, TrainValidation
-from lowtide.training.data import (
-    Augmentation,
-    Batches,
-    HighResolutionFolders,
-    PairedFolders,
-    Patches,
-    PhotoDegradation,
-    RealDegradation,
-    bicubic_downscale,
-    collect_file_facts,
-)
+from lowtide.training.data.augment import Augmentation
+from lowtide.training.data.batches import Batches
+from lowtide.training.data.degrade import PhotoDegradation, RealDegradation, bicubic_downscale
+from lowtide.training.data.file_facts import collect_file_facts
+from lowtide.training.data.pairs import HighResolutionFolders, PairedFolders, Patches
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.network_factory import load_pretrained, make_discriminator, make_generator
 from lowtide.training.task import Task, Validator

@@ -16,7 +16,8 @@ from lowtide.jobs.validation_metrics import ValidationMetrics
 from lowtide.jobs.validation_runs import ValidationRuns
 from lowtide.memory.budget import Budget
 from lowtide.models.resample import resize_cubic
-from lowtide.training.data import HighResolutionFolders, PairedFolders, read_rgb
+from lowtide.training.data.image_cache import read_rgb
+from lowtide.training.data.pairs import HighResolutionFolders, PairedFolders
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.weights import save_weights
 

@@ -19,8 +19,7 @@ from lowtide.media.table import TimeTable, read_table
 from lowtide.memory.library_memory import require_room_for_libraries
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.forecaster_file import load_forecaster, save_forecaster
-from lowtide.models.forecaster.path_choice import AUTO_PATHS
-from lowtide.models.forecaster.paths import PATHS, Distribution, PathSampler
+from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS, Distribution, PathSampler
 from lowtide.models.forecaster.windows import forward_fill
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from lowtide.jobs.image_run import Inputs, run_images
 from lowtide.jobs.report import UpscaleReport
 from lowtide.jobs.upscale_job import UpscaleJob
 from lowtide.jobs.upscale_settings import UpscaleSettings
-from lowtide.models.onnx_providers import ProviderName
 
 
 class UpscaleKeywords(ImageKeywords, total=False):
@@ -21,7 +20,6 @@ class UpscaleKeywords(ImageKeywords, total=False):
     width: int | None
     height: int | None
     max_side: int | None
-    provider: ProviderName
 
 
 @show_keywords(UpscaleSettings, UpscaleKeywords)

@@ -12,13 +12,12 @@ from lowtide.core.errors import UsageError
 from lowtide.core.option import Option
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.models.model_files import is_onnx
-from lowtide.models.onnx_providers import ProviderName
 
 if TYPE_CHECKING:
     from lowtide.media.image_info import ImageInfo
     from lowtide.models import Model
 
-_SIZE, _PLAN = "Target size", "Overriding the plan"
+_SIZE = "Target size"
 DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
 
 
@@ -36,7 +35,6 @@ class UpscaleSettings(ImageSettings):
         width: Width of the result; the height follows unless --height is given too.
         height: Height of the result.
         max_side: Longer side of the result.
-        provider: Execution provider of ONNX Runtime for an .onnx file.
     """
 
     scale: Annotated[
@@ -45,7 +43,6 @@ class UpscaleSettings(ImageSettings):
     width: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
     height: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
     max_side: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
-    provider: Annotated[ProviderName, Option(_PLAN)] = "cpu"
 
     hashed: ClassVar[str] = (
         "scale width height max_side format precision accuracy strategy self_ensemble compile"
@@ -68,11 +65,6 @@ class UpscaleSettings(ImageSettings):
             )
         if is_onnx(self.model_name):
             self._check_onnx()
-        elif self.provider != "cpu":
-            raise UsageError(
-                f"--provider {self.provider} is for .onnx files, and {self.model_name} is not one",
-                hint=f"lowtide export onnx {self.model_name} -o FILE.onnx makes one",
-            )
 
     def _check_onnx(self) -> None:
         """Require settings that ONNX Runtime supports for an ONNX file."""
@@ -85,8 +77,6 @@ class UpscaleSettings(ImageSettings):
             hint = "--precision auto; `lowtide export onnx MODEL --precision fp16` makes another"
         elif self.compile == "on":
             no, hint = "by PyTorch's compiler, but by ONNX Runtime", "--compile off"
-        elif self.provider != "cpu" and len(self.devices) > 1:
-            no, hint = f"by {self.provider} several times at once", "one device"
         elif self.strategy == "streamed":
             no = "in bands of rows: ONNX Runtime runs its whole graph"
             hint = f"--strategy whole or tiled, or {weights}"
@@ -100,11 +90,6 @@ class UpscaleSettings(ImageSettings):
         if self.devices or self.device != "auto" or not is_onnx(self.model_name):
             return super().device_names
         return ("cpu",)
-
-    @property
-    def execution_provider(self) -> ProviderName:
-        """Execution provider of ONNX Runtime."""
-        return self.provider
 
     @property
     def model_name(self) -> str:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from lowtide.streaming.clip_run import ReadChunk, WriteChunk
+    from lowtide.streaming.clip_plan import ReadChunk, WriteChunk
 
 AfterSome = Callable[[int], None]
 _PHASES = "read", "encode", "decode", "compare", "write"

@@ -16,8 +16,7 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.video_rows import frame_info
 from lowtide.jobs.video_task import VideoTask
 from lowtide.jobs.video_work import VideoSegment, VideoWork
-from lowtide.media.video.check_output import check_output
-from lowtide.media.video.mux import join
+from lowtide.media.video.mux import check_output, join
 from lowtide.media.video.video_encoder import SegmentEncoder
 from lowtide.media.video.video_segments import segment_suffix
 

@@ -30,9 +30,8 @@ from lowtide.jobs.volume_survey import VolumeSurvey, survey_volume
 from lowtide.media import ImageFacts
 from lowtide.media.discover import MediaKind
 from lowtide.media.encode import OutputCost
-from lowtide.media.gradient_files import GradientFiles, find_gradients
 from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows
-from lowtide.media.volume_file import VolumeSink, VolumeSource
+from lowtide.media.volume_file import GradientFiles, VolumeSink, VolumeSource, find_gradients
 from lowtide.media.volume_header import VOLUME_SUFFIXES, VolumeFacts, inspect_volume
 from lowtide.models.denoiser.noise_models import GaussianNoise, RicianNoise, network_terms
 from lowtide.streaming.tiles.runner import RunOutcome

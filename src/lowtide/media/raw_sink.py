@@ -16,7 +16,7 @@ from lowtide.media.image_info import ImageInfo
 from lowtide.media.image_sink import open_sink
 from lowtide.media.metadata import Metadata
 from lowtide.media.raw_facts import RawResult
-from lowtide.media.raw_planes import RawSource
+from lowtide.media.raw_file import RawSource
 
 _ROWS = 64
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import ModelError
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.descriptor import ModelDescriptor, Tiling
-from lowtide.models.metadata_limits import metadata_error, parse_json
+from lowtide.models.model_files import metadata_error, parse_json
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "lowtide.architecture"
 CONFIG = "lowtide.config"
+_METADATA_KEY = "__metadata__"
 # Upper limit of widths and depths; below it, the file's tensors bound the network.
 _LARGEST = 1 << 20
 Config = ParagonConvConfig | VariantConfig | SlimUNetConfig
@@ -79,6 +82,43 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} has tensors that PyTorch does not support: {error}") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors, of any shape and device, as a safetensors file; raises `OutputError`.
+
+    The same tensors and metadata give the same bytes.
+    """
+    from safetensors.torch import save_file
+
+    make_folder(path.parent)
+    with atomic_output(path) as part:
+        save_file(
+            {name: one.detach().cpu().contiguous() for name, one in tensors.items()}, part, metadata
+        )
+        _sort_metadata(part)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata of a safetensors file in place, which come in another order each time."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header = {_METADATA_KEY: dict(sorted(header.pop(_METADATA_KEY).items())), **header}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+        if len(text) == size:
+            file.seek(8)
+            file.write(text)
+
+
+def misfit(model: nn.Module, state: Mapping[str, Tensor]) -> str | None:
+    """Return the first tensor that does not fit a model and what is wrong with it, else None."""
+    wanted = {name: tuple(one.shape) for name, one in model.state_dict().items()}
+    given = {name: tuple(one.shape) for name, one in state.items()}
+    if not (wrong := sorted(name for name, _ in wanted.items() ^ given.items())):
+        return None
+    name = wrong[0]
+    return f"{name} is {given.get(name, 'missing')}, not {wanted.get(name, 'a part of the model')}"
 
 
 def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -> ModelDescriptor:

@@ -1,4 +1,4 @@
-"""Checks of model files on disk: accepted suffixes, and errors for the others.
+"""Checks of model files on disk: suffixes, first bytes, and limits of untrusted metadata.
 
 Nothing here opens a pickle. A file is judged by its name, type and first bytes, so that every
 common mishap (an error page saved under a model's name, a Git LFS pointer, a broken download,
@@ -7,11 +7,18 @@ TorchScript) has its own message.
 
 from __future__ import annotations
 
+import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import ModelError
 from lowtide.core.hashing import file_sha256
+from lowtide.models.descriptor import SizeRule
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 SUFFIXES = (".safetensors", ".pth", ".ckpt", ".onnx")
 DOWNLOAD_AGAIN = "download it again, and compare its size with the one given at its source"
@@ -21,6 +28,9 @@ _HINTS = {
     ".gguf": "get the PyTorch weights (.safetensors or .pth) that it was converted from",
     ".zip": "unpack it and give the model file inside",
 }
+# Configurations have some hundred characters. The largest side that any known model requires is
+# 256: a model that requires more could not be run in tiles, and would take gigabytes.
+MOST_CHARACTERS, LARGEST_SIDE = 1 << 16, 1024
 
 
 def require_model_file(path: Path) -> None:
@@ -71,3 +81,50 @@ def _require_content(path: Path, head: bytes) -> None:
         raise ModelError(
             f"{path} is a web page that was saved under a model's name", hint=DOWNLOAD_AGAIN
         )
+
+
+def metadata_error(path: Path) -> str:
+    """Return the start of an error message about damaged metadata."""
+    return f"the metadata of {path} is damaged"
+
+
+def parse_json(path: Path, entry: str, text: str) -> Any:
+    """Parse the JSON of an entry.
+
+    Raises `ModelError` for text that is no JSON, too long or nested too deep.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise ModelError(f"{metadata_error(path)}: {entry} has {len(text)} characters")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{metadata_error(path)}: {entry}: {error}") from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first thing that is wrong, with the name of its field if there is one."""
+    one = error.errors()[0]
+    return ": ".join(
+        filter(None, (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")))
+    )
+
+
+def size_rule(where: str, values: Any) -> SizeRule:
+    """Build a `SizeRule` from a table of its fields.
+
+    Raises `ModelError`, which begins with ``where``, for one that makes no sense or needs sides
+    above `LARGEST_SIDE`.
+    """
+    known = {"minimum": int, "multiple_of": int, "square": bool}
+    if not isinstance(values, Mapping) or not set(values) <= set(known):
+        raise ModelError(f"{where}: a size rule has only the fields {', '.join(known)}")
+    wrong = [name for name, value in values.items() if type(value) is not known[name]]
+    if wrong or max([0, *values.values()]) > LARGEST_SIDE:
+        shown = ", ".join(f"{name} {str(value)[:20]}" for name, value in values.items())
+        raise ModelError(
+            f"{where}: a size rule needs values up to {LARGEST_SIDE} pixels, not {shown}"
+        )
+    try:
+        return SizeRule(**values)
+    except ValueError as error:
+        raise ModelError(f"{where}: {error}") from error

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.core.errors import ModelError
-from lowtide.models.metadata_limits import MOST_CHARACTERS, metadata_error
-from lowtide.models.model_files import DOWNLOAD_AGAIN
+from lowtide.models.model_files import DOWNLOAD_AGAIN, MOST_CHARACTERS, metadata_error
 
 _DYNAMIC_SIZE_HINT = (
     "export it for any height and width, as `lowtide export onnx` does,"

@@ -1,7 +1,8 @@
-"""Probing of ONNX files in a subprocess with a limit of time and memory.
+"""Probing of an ONNX file with small images: scale, size rule and value range.
 
-A graph is a program: it may run for ever, need any amount of memory, or crash the runtime. The
-subprocess reports each step before it starts, so that each has its own timeout.
+A graph is a program: it may run for ever, need any amount of memory, or crash the runtime. So it is
+probed in a subprocess, without PyTorch, that reports each step before it starts, so that each has
+its own timeout.
 """
 
 from __future__ import annotations
@@ -14,15 +15,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from lowtide.core.errors import ModelError
 from lowtide.core.python_child import start_python
 from lowtide.models.descriptor import SizeRule
-from lowtide.models.onnx_behavior import ProbedModel, ProbeRun, cannot_run, probe_behavior
+from lowtide.models.model_files import metadata_error, parse_json, size_rule
 from lowtide.models.onnx_metadata import GraphSignature, OnnxMetadata, read_onnx_metadata
-from lowtide.models.onnx_runtime import CannotRunError, open_session
+from lowtide.models.onnx_runtime import (
+    CannotRunError,
+    convert_error,
+    open_session,
+    runtime_errors,
+)
 
 # Timeout of reading the file, and of each small image: a model that needs longer would need hours
 # for a photograph.
@@ -30,6 +39,35 @@ _TIMEOUT_SECONDS = 20
 # Memory limit: bytes for the runtime and activations, plus several copies of the file's tensors.
 _BYTES, _BYTES_FACTOR = 4 << 30, 8
 _MAIN = "lowtide.models.onnx_probe:probe_main"
+# Sides of the images that probe the scale of a file without metadata, and of one for files with it.
+_SIDES, _LITTLE = (64, 128), (16,)
+# Multiples that sides may need, probed at about _TRIED pixels; the minimum is one of them too.
+_GRIDS = (1, 2, 4, 8, 16, 32, 64)
+_PROBE_SIDE = 48
+# White levels of input and output, the usual ones first, and the grays that distinguish them: a
+# model returns gray for gray, within `_NEAR` to be certain, and of two candidates the second is
+# taken only if it is `_TIMES_NEARER` times nearer.
+_WHITE_LEVELS = ((1, 1), (1, 255), (255, 255), (255, 1))
+_GRAYS = (0.25, 0.75)
+_NEAR, _TIMES_NEARER = 0.05, 4
+# Error above which white levels other than 1 are considered: smaller where the graph has 255 among
+# its constants, larger where it has not and may just change the brightness.
+_OFF, _OFF_UNSAID = 1e-4, 0.02
+# A result further from 0..1 has another value range.
+_FURTHEST = 1.0
+
+
+@dataclass(frozen=True)
+class ProbedModel:
+    """Metadata and probed behavior of an ONNX file.
+
+    ``facts`` with the white levels found, ``scale``, ``channels`` of the result, and the size rule.
+    """
+
+    facts: OnnxMetadata
+    scale: int
+    channels: int
+    size: SizeRule
 
 
 def probe_onnx(path: Path) -> ProbedModel:
@@ -145,3 +183,160 @@ def _limit(path: Path) -> None:
         wanted = (_BYTES + _BYTES_FACTOR * path.stat().st_size, soft, hard)
         most = min(one for one in wanted if one != resource.RLIM_INFINITY)
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+class ProbeRun:
+    """Callable that runs a session on a constant image.
+
+    ``progress`` is called with a description of each image. Raises `CannotRunError` and
+    `MemoryError`.
+    """
+
+    def __init__(self, session: Any, facts: OnnxMetadata, progress: Callable[[str], None]) -> None:
+        self._session, self._signature, self._progress = session, facts.signature, progress
+
+    def __call__(self, height: int, width: int, value: float = 0.5) -> np.ndarray:
+        """Return the graph's output for (1, C, ``height``, ``width``) filled with ``value``."""
+        ends = self._signature
+        self._progress(f"running an image of {width}×{height}")
+        image = np.full((1, ends.channels, height, width), value, ends.input_dtype)
+        try:
+            (found,) = self._session.run([ends.output_name], {ends.input_name: image})
+        except (*runtime_errors(), RuntimeError) as error:
+            raise convert_error(error, f"at {width}×{height}: ") from error
+        return np.asarray(found)
+
+
+def probe_behavior(path: Path, facts: OnnxMetadata, run: ProbeRun) -> ProbedModel:
+    """Probe scale, size rule and value range of a file, and check its metadata.
+
+    Raises `ModelError` where it does not upscale one image by an integer factor, and
+    `CannotRunError`.
+    """
+    try:
+        said = int(facts.entries["scale"]) if "scale" in facts.entries else None
+    except ValueError as error:
+        raise ModelError(f"{metadata_error(path)}: scale: {error}") from error
+    entry = facts.entries.get("size")
+    rule = (
+        None
+        if entry is None
+        else size_rule(metadata_error(path), parse_json(path, "lowtide.size", entry))
+    )
+    size, made = _first_run(run, rule)
+    scale = _scale(path, (1, facts.signature.channels, *size), made)
+    if said not in (None, scale):
+        raise ModelError(f"{path} upscales by {scale}, but its metadata says {str(said)[:20]}")
+    if rule is None:
+        rule = _probe_size_rule(path, run, scale)
+    if "checked" not in facts.entries:  # `lowtide export onnx` writes it, with values in 0..1
+        given, white = _probe_white_levels(
+            path, run, size, has_white_constant=facts.has_white_constant
+        )
+        facts = replace(
+            facts, signature=replace(facts.signature, input_white=given, output_white=white)
+        )
+    rows, columns = rule.padding(1, 1)
+    run(1 + rows, 1 + columns)  # the first image that OnnxSession runs
+    return ProbedModel(facts, scale, made[1], rule)
+
+
+def cannot_run(path: Path, error: CannotRunError) -> ModelError:
+    """Build the ModelError of a file that ONNX Runtime refuses."""
+    return ModelError(
+        f"{path} cannot be run by ONNX Runtime: {error.message}",
+        hint="a newer onnxruntime may run it: pip install --upgrade onnxruntime",
+    )
+
+
+def _first_run(run: ProbeRun, rule: SizeRule | None) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Return (height, width) of an image that the graph runs, and the output shape."""
+    for side in _SIDES if rule is None else _LITTLE:
+        rows, columns = (rule or SizeRule()).padding(side, side)
+        try:
+            return (side + rows, side + columns), run(side + rows, side + columns).shape
+        except CannotRunError:
+            if side == _SIDES[-1] or rule is not None:
+                raise
+    raise AssertionError("the last size returns or raises")
+
+
+def _scale(path: Path, given: tuple[int, ...], made: tuple[int, ...]) -> int:
+    scale = made[2] // given[2] if len(made) == 4 else 0
+    if not scale or made != (1, made[1], given[2] * scale, given[3] * scale):
+        raise ModelError(
+            f"{path} maps {'×'.join(map(str, given))} to {'×'.join(map(str, made))}, which is not"
+            " an image upscaled by an integer factor"
+        )
+    if made[1] != given[1]:
+        raise ModelError(
+            f"{path} takes {given[1]} channels and returns {made[1]};"
+            " Lowtide runs grayscale (1) and RGB (3)"
+        )
+    return scale
+
+
+def _probe_size_rule(path: Path, run: ProbeRun, scale: int) -> SizeRule:
+    """Probe the size rule of a file without metadata: its multiple, then its minimum."""
+
+    def runs(height: int, width: int) -> bool:
+        """Return whether the graph upscales an image of this size."""
+        try:
+            made = run(height, width).shape
+        except CannotRunError:
+            return False
+        return made[2:] == (height * scale, width * scale)
+
+    def sides(grid: int) -> tuple[int, int]:
+        """Return two odd multiples of ``grid``, which no coarser grid contains."""
+        times = _PROBE_SIDE // grid | 1
+        return grid * times, grid * (times + 2)
+
+    grid = next((grid for grid in _GRIDS if runs(*sides(grid))), None)
+    if grid is None:
+        raise ModelError(
+            f"{path} runs at {_SIDES[0]}×{_SIDES[0]} or {_SIDES[1]}×{_SIDES[1]} pixels, but at none"
+            f" of the other sizes tried, which are multiples of up to {_GRIDS[-1]}",
+            hint="export it for any height and width, with the metadata lowtide.size",
+        )
+    least = next((side for side in _GRIDS if side >= grid and runs(side, side)), _SIDES[-1])
+    return SizeRule(0 if least == grid else least, grid)
+
+
+def _probe_white_levels(
+    path: Path, run: ProbeRun, size: tuple[int, int], *, has_white_constant: bool
+) -> tuple[int, int]:
+    """Probe the white levels of input and output by the grays made of grays.
+
+    A super-resolution network maps gray to nearly the same gray, far more exactly in its own value
+    range than in others. Raises `ModelError` for results far outside 0..1 that are not in 0..255
+    either.
+    """
+    made = {
+        given: [_central_mean(run(*size, gray * given)) for gray in _GRAYS]
+        for given in dict(_WHITE_LEVELS)
+    }
+    errors = {
+        (given, white): max(
+            abs(value / white - gray) for value, gray in zip(made[given], _GRAYS, strict=True)
+        )
+        for given, white in _WHITE_LEVELS
+    }
+    usual, best = errors[1, 1], min(errors, key=lambda pair: errors[pair])
+    off = _OFF if has_white_constant else _OFF_UNSAID
+    if errors[best] <= _NEAR and usual > max(off, _TIMES_NEARER * errors[best]):
+        return best
+    if usual > _FURTHEST:
+        values = " and ".join(f"{value:.3g}" for value in made[1])
+        raise ModelError(
+            f"{path} maps grays of {_GRAYS[0]} and {_GRAYS[1]} to values of {values}; Lowtide runs"
+            " models whose values are 0..1 or 0..255",
+            hint="export it with the scaling of its values included",
+        )
+    return 1, 1
+
+
+def _central_mean(image: np.ndarray) -> float:
+    """Return the mean of an image without its borders, which padding may have changed."""
+    height, width = (side // 4 for side in image.shape[2:])
+    return float(image[..., height:-height, width:-width].astype(np.float64).mean())

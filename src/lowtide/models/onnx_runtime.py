@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.core.errors import LowtideError, UsageError
-from lowtide.models.onnx_providers import CPU, Provider
 
 # onnxruntime has no base class of its errors, which derive from Exception.
 _REFUSALS = """
@@ -59,16 +58,13 @@ def short_reason(error: Exception) -> str:
     return _NOISE.sub("", str(error).strip().partition("\n")[0])
 
 
-def open_session(
-    path: Path | str, threads: int, *, memory_patterns: bool = False, provider: Provider = CPU
-) -> Any:
+def open_session(path: Path | str, threads: int, *, memory_patterns: bool = False) -> Any:
     """Open an `onnxruntime.InferenceSession` with ``threads`` threads on the CPU.
 
     Args:
         memory_patterns: Whether to record memory patterns, which are kept for every input size.
 
-    Raises `CannotRunError` where the runtime refuses the file or cannot set the provider up, and
-    `MemoryError`.
+    Raises `CannotRunError` where the runtime refuses the file, and `MemoryError`.
     """
     import onnxruntime
 
@@ -79,15 +75,9 @@ def open_session(
     # Spinning threads would count as processor time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=provider.providers)
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except runtime_errors() as error:
         raise convert_error(error) from error
-    if provider.preferred not in session.get_providers():
-        # The runtime falls back to other providers, and only logs it.
-        raise CannotRunError(
-            f"{provider.preferred} could not be set up: one of its libraries is missing"
-        )
-    return session
 
 
 def convert_error(error: Exception, where: str = "") -> Exception:

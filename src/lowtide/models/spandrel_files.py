@@ -18,9 +18,9 @@ from lowtide.models import checkpoints, lowtide_files
 from lowtide.models.build_limits import BuildLimits
 from lowtide.models.descriptor import ModelDescriptor, Tiling
 from lowtide.models.fold_conv import fold_convs
-from lowtide.models.metadata_limits import size_rule
+from lowtide.models.model_files import size_rule
 from lowtide.models.optimized.replace import replace_modules
-from lowtide.models.paragonsr2 import tier_file
+from lowtide.models.paragonsr2 import tiers
 from lowtide.models.spandrel_import import defer_torchvision
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def load_spandrel(path: Path, name: str, digest: str) -> tuple[nn.Module, ModelD
     unknown family, and for a model that does not map one gray or RGB image to another.
     """
     state = _state_dict(path)
-    if tier_file.is_tier_checkpoint(state):
-        return tier_file.load_tier(path, name, digest, state)
+    if tiers.is_tier_checkpoint(state):
+        return tiers.load_tier(path, name, digest, state)
     found = _recognize(path, state)
     _require_image_model(path, found)
     try:
@@ -88,7 +88,7 @@ def families() -> tuple[str, ...]:
     from spandrel import MAIN_REGISTRY
 
     known = [entry.architecture.name for entry in MAIN_REGISTRY.architectures()]
-    return tuple(sorted((*known, tier_file.FAMILY), key=str.lower))
+    return tuple(sorted((*known, tiers.FAMILY), key=str.lower))
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     registered = MAIN_REGISTRY.architectures("detection")
 
     def known(names: dict[str, Tensor]) -> bool:
-        return tier_file.is_tier_checkpoint(names) or any(one.detect(names) for one in registered)
+        return tiers.is_tier_checkpoint(names) or any(one.detect(names) for one in registered)
 
     try:
         return strip_prefixes(state, known) or state

@@ -22,16 +22,16 @@ from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.graph import TensorMeta
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.certificate import tf32_is_allowed
-from lowtide.streaming.clip_plan import ClipPlan
-from lowtide.streaming.clip_planner import ChunksTogether, ClipPlanner
-from lowtide.streaming.clip_run import (
+from lowtide.streaming.clip_plan import (
     AfterChunks,
     ChunkResults,
+    ClipPlan,
     ReadChunk,
     WholeResult,
     WriteChunk,
     run_clip,
 )
+from lowtide.streaming.clip_planner import ChunksTogether, ClipPlanner
 from lowtide.streaming.engine.placement import PagePlacement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.planner.stream_planner import StreamPlanner

@@ -3,12 +3,13 @@
 A captured program fixes what Python decided during capture. Each call compares what that can depend
 on and is kept in the module: which parameters, buffers, submodules and hooks there are, and every
 attribute that is a number, a string or a container of these. Weight values are not compared:
-programs read them in place.
+programs read them in place. What a module sets while it is traced is found, and restored after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -37,6 +38,8 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 # An attribute of a module: id of its owner, and its name.
 AttributeKey = tuple[int, str]
+_NOTHING = object()
+_WATCHED = bool, int, float, str, tuple, list, type(None)
 
 
 class ModuleFingerprint:
@@ -132,3 +135,51 @@ class ModuleFingerprint:
 
 def _without(where: int, facts: dict[str, Any], ignored: Set[AttributeKey]) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if (where, name) not in ignored}
+
+
+@contextmanager
+def restore_attributes(module: nn.Module) -> Iterator[set[AttributeKey]]:
+    """Restore all attributes of a module and its parts on exit; yield those it changed.
+
+    What is set in a trace has no values.
+    """
+    parts = list(module.modules())
+    tables = [table for one in parts for table in (vars(one), one._buffers)]
+    owners = [id(one) for one in parts for _ in range(2)]
+    before = [dict(table) for table in tables]
+    written = set[AttributeKey]()
+    try:
+        yield written
+    finally:
+        for owner, table, was in zip(owners, tables, before, strict=True):
+            for name in [*was, *(name for name in table if name not in was)]:
+                if name in was and table.get(name, _NOTHING) is was[name]:
+                    continue
+                written.add((owner, name))
+                if name in was:
+                    table[name] = was[name]
+                else:
+                    del table[name]
+
+
+@contextmanager
+def watch_attributes(module: nn.Module) -> Iterator[set[AttributeKey]]:
+    """Yield the plain attributes that a module and its parts set, those set as they were too.
+
+    Many remember the size of their last input, which may be of this size already. Only while
+    `TRACE_LOCK` is held, since it watches all modules.
+    """
+    parts = {id(one) for one in module.modules()}
+    written = set[AttributeKey]()
+    own: Any = nn.Module.__setattr__
+
+    def set_attribute(self: nn.Module, name: str, value: Any) -> None:
+        if isinstance(value, _WATCHED) and id(self) in parts:
+            written.add((id(self), name))
+        own(self, name, value)
+
+    nn.Module.__setattr__ = set_attribute
+    try:
+        yield written
+    finally:
+        nn.Module.__setattr__ = own

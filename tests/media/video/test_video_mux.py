@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from lowtide.core.errors import Cancelled, OutputError
-from lowtide.media.video.check_output import check_output
-from lowtide.media.video.mux import join
+from lowtide.media.video.mux import check_output, join
 from lowtide.media.video.other_streams import plan_streams
 from lowtide.media.video.video_facts import is_mirrored
 from support.video_clips import Clip, Sound, Text, full_mkv, picture_bytes, rotated_mp4

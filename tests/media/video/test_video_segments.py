@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from lowtide.core.errors import OutputError
-from lowtide.media.video.check_output import check_output
-from lowtide.media.video.mux import JoinedFile, join
+from lowtide.media.video.mux import JoinedFile, check_output, join
 from lowtide.media.video.other_streams import plan_streams
 from lowtide.media.video.packet_times import SampleClock, WrittenStream, frame_rate
 from lowtide.media.video.picture_format import ColorTags

@@ -64,9 +64,8 @@ MIXED = {
     "rolled": lambda x: x.roll(1, 0),
     "first": lambda x: x + x[:1],
     "softmax": lambda x: x.softmax(0),
-    # Nothing of these shows in the results of small random images.
+    # Nothing of this shows in the results of images whose values are all in 0..1.
     "seldom": lambda x: torch.where(x.amax() > 1e4, x, x * 2),
-    "almost always": lambda x: x * (x > -1e4).any(),
     # Independent of each other, but not what each alone gives.
     "number of images": lambda x: x / len(x),
     "only alone": lambda x: x.relu() if len(x) == 1 else x,
@@ -114,7 +113,7 @@ def test_a_batch_equals_the_module():
 def test_a_batch_that_is_mixed_is_refused_and_one_image_of_it_is_not():
     module, images = made(MIXED["mean"]), torch.rand(2, 3, 32, 24)
     small = lowtide.stream(module, budget="64MiB")
-    with pytest.raises(ModelError, match="mixes the images of a batch: mean"):
+    with pytest.raises(ModelError, match="mixes the images of a batch"):
         small(images)
     assert (small(images[:1]) - module(images[:1])).abs().max() <= 5e-6
 
@@ -134,5 +133,5 @@ def test_independence_is_proven_for_each_batch_size():
     module = made(lambda x: x - x.mean() if len(x) == 3 else x)
     small, images = lowtide.stream(module, budget="64MiB"), torch.rand(3, 3, 16, 16)
     assert (small(images[:2]) - module(images[:2])).abs().max() <= 5e-6
-    with pytest.raises(ModelError, match="mixes the images of a batch: mean"):
+    with pytest.raises(ModelError, match="mixes the images of a batch"):
         small(images)

@@ -7,7 +7,7 @@ from torch import nn
 import lowtide
 from lowtide.attention.spatial import HierarchicalAttention, LocalWindowAttention
 from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.streaming.capture.region_module import RegionModule
+from lowtide.streaming.capture.opaque_module import RegionModule
 from lowtide.streaming.rules.row_op import RowOp
 from support.band_runs import check_parity, program_of
 
@@ -100,7 +100,7 @@ def test_the_workspace_of_equal_modules_is_measured_once(monkeypatch):
         measured.append(run)
         return live_peak_bytes(run)
 
-    monkeypatch.setattr("lowtide.streaming.capture.region_module.live_peak_bytes", noted)
+    monkeypatch.setattr("lowtide.streaming.capture.opaque_module.live_peak_bytes", noted)
     alike, other = [
         [LocalWindowAttention(8, heads=1, window=16, shared=4, form=form) for _ in range(3)]
         for form in ("halo", "blended")

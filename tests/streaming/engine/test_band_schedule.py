@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.streaming.engine.band_schedule import schedule_bands
-from lowtide.streaming.engine.last_use import LastUseMap
+from lowtide.streaming.engine.band_schedule import LastUseMap, schedule_bands
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.spans import union
 from support.band_runs import program_of

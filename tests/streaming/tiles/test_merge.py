@@ -7,7 +7,7 @@ import pytest
 
 from lowtide.streaming.engine.source_run import FloatAdapter
 from lowtide.streaming.tiles.grid import split_axis
-from lowtide.streaming.tiles.merge import StripMerger
+from lowtide.streaming.tiles.runner import StripMerger
 from support.toy_models import ArraySink
 
 

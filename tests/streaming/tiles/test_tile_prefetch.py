@@ -10,9 +10,9 @@ from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.model_facts import ModelGeometry, Overrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.planner.tile_variants import with_prefetch
-from lowtide.streaming.tiles import runner, tile_transfer
+from lowtide.streaming.tiles import runner, tile_step
 from lowtide.streaming.tiles.grid import tile_axes
-from lowtide.streaming.tiles.tile_transfer import AsyncTileTransfer, SyncTileTransfer
+from lowtide.streaming.tiles.tile_step import AsyncTileTransfer, SyncTileTransfer
 from support.cuda_streams import Streams
 from support.toy_models import (
     conv_net,
@@ -197,7 +197,7 @@ class Watched(torch.nn.Module):
 @pytest.fixture
 def streams(monkeypatch):
     monkeypatch.setattr(
-        tile_transfer, "_empty_pinned", lambda like: torch.empty_like(like, device="cpu")
+        tile_step, "_empty_pinned", lambda like: torch.empty_like(like, device="cpu")
     )
     return Streams(monkeypatch)
 

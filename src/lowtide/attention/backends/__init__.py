@@ -5,14 +5,12 @@ The order decides between backends that support the same call.
 
 from __future__ import annotations
 
-from lowtide.attention.backends.backend import Backend, Missing
+from lowtide.attention.backends.backend import Backend, Missing, Reference
 from lowtide.attention.backends.chunked import Chunked
-from lowtide.attention.backends.flash2 import Flash2
-from lowtide.attention.backends.flex import Flex
 from lowtide.attention.backends.onednn import OneDnn
-from lowtide.attention.backends.reference import Reference
-from lowtide.attention.backends.sage import Sage
+from lowtide.attention.backends.packages import Flash2, Flex, Sage
 from lowtide.attention.backends.sdpa import Sdpa
+from lowtide.core.errors import UsageError
 
 __all__ = ["BACKENDS", "Backend", "Missing", "get"]
 
@@ -33,8 +31,6 @@ BACKENDS = {backend.name: backend for backend in _ALL}
 
 def get(name: str) -> Backend:
     """Return the backend called ``name``; raises `UsageError` for unknown names."""
-    from lowtide.core.errors import UsageError
-
     if name not in BACKENDS:
         raise UsageError(
             f"attention backend {name!r} is not known", hint=f"one of {', '.join(BACKENDS)}"

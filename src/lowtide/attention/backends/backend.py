@@ -1,10 +1,12 @@
-"""Interface of attention backends."""
+"""Interface of attention backends, and the reference that all others are compared with."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
@@ -32,21 +34,28 @@ class Backend(ABC):
     about: str
     verified_on: frozenset[str] = frozenset()
 
-    @abstractmethod
     def missing_requirement(self, device: AttentionDevice) -> Missing | None:
         """Return the requirement missing on ``device``, None if the backend can run."""
+        return
 
-    @abstractmethod
+    def refusals(self, call: AttentionCall) -> Iterable[tuple[str, bool]]:
+        """Return what the backend does not support, and whether ``call`` has it."""
+        return ()
+
     def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Return the first part of ``call`` that is not supported, None if all is."""
+        return next((reason for reason, refused in self.refusals(call) if refused), None)
 
     def not_preferred_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Return why the backend is only chosen by name, None if it is chosen by default."""
         return
 
-    @abstractmethod
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
-        """Estimate the forward pass's peak in bytes, beyond inputs and result."""
+        """Estimate the forward pass's peak in bytes, beyond inputs and result.
+
+        Fused kernels hold the log-sum-exp of each query.
+        """
+        return 4 * call.batch * call.heads * call.query_tokens
 
     @abstractmethod
     def run(
@@ -93,3 +102,51 @@ def scale_of(query: Tensor, spec: AttentionSpec) -> float:
     ``query`` is (..., head dim).
     """
     return query.shape[-1] ** -0.5 if spec.scale is None else spec.scale
+
+
+class Reference(Backend):
+    """softmax(scale · Q Kᵀ + mask) V in fp32, with all scores at once.
+
+    In fp64 for fp64 input. All other backends are compared with it.
+    """
+
+    name = "reference"
+    about = "the formula, in fp32 or fp64"
+    verified_on = frozenset({"cpu", "cuda"})
+
+    def refusals(self, call: AttentionCall) -> Iterable[tuple[str, bool]]:
+        """Refuse dropout, whose result depends on the generator."""
+        return (("there is dropout", call.dropout > 0),)
+
+    def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
+        """Count scores, masked copy and softmax, and the fp32 copies of the inputs."""
+        size = max(4, call.dtype.itemsize)
+        rows = call.batch * call.heads * (call.query_tokens + 2 * call.key_tokens)
+        return size * (3 * call.score_count + rows * call.head_dim)
+
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
+    ) -> Tensor:
+        """Compute attention: (B, heads, queries, value's head dim), in the query's dtype.
+
+        Queries that see no key get zeros.
+        """
+        exact = torch.promote_types(query.dtype, torch.float32)
+        q, k, v = (tensor.to(exact) for tensor in (query, key, value))
+        if spec.grouped:
+            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        scores = scale_of(query, spec) * (q @ k.transpose(-1, -2))
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        elif mask is not None:
+            scores = scores + mask
+        if spec.causal:
+            scores = scores.masked_fill(~causal_mask(scores), -torch.inf)
+        fully_masked = (scores == -torch.inf).all(-1, keepdim=True)
+        weights = scores.masked_fill(fully_masked, 0).softmax(-1).masked_fill(fully_masked, 0)
+        return (weights @ v).to(query.dtype)
+
+
+def causal_mask(scores: Tensor) -> Tensor:
+    """Return the causal mask (queries, keys): True where query i sees keys 0..i."""
+    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()

@@ -8,7 +8,7 @@ biases that are trained, fp64, and values of another head dim, on any device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,19 +33,19 @@ class Chunked(Backend):
     def __init__(self, scores: int = SCORES_PER_BLOCK) -> None:
         self._scores = scores
 
-    def missing_requirement(self, device: AttentionDevice) -> None:
-        """Return None: plain PyTorch runs on any device."""
-        return
-
-    def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def refusals(self, call: AttentionCall) -> Iterable[tuple[str, bool]]:
         """Refuse dropout and shared key heads."""
-        if call.dropout:
-            return "there is dropout"
-        return "several query heads share a key head" if call.is_grouped else None
+        return (
+            ("there is dropout", call.dropout > 0),
+            ("several query heads share a key head", call.is_grouped),
+        )
 
     def workspace_bytes(self, device: AttentionDevice, call: AttentionCall) -> int:
         """Count two blocks of scores, their rows, and the log-sum-exp of each query."""
-        block, size = self._block(call), max(4, call.dtype.itemsize)
+        size = max(4, call.dtype.itemsize)
+        block = ChunkSize.of(
+            call.batch, call.heads, call.query_tokens, call.key_tokens, self._scores
+        )
         heads = block.batches * call.heads
         beside = (2 * block.queries + block.keys) * (call.head_dim + call.value_dim)
         sums = call.batch * call.heads * call.query_tokens
@@ -62,11 +62,6 @@ class Chunked(Backend):
         batch, heads, queries, _ = query.shape
         block = ChunkSize.of(batch, heads, queries, key.shape[2], self._scores)
         return _Chunked.apply(query, key, value, mask, scale_of(query, spec), spec.causal, block)
-
-    def _block(self, call: AttentionCall) -> ChunkSize:
-        return ChunkSize.of(
-            call.batch, call.heads, call.query_tokens, call.key_tokens, self._scores
-        )
 
 
 @dataclass(frozen=True)

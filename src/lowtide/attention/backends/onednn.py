@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -10,8 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.attention.backends.backend import Backend, Missing, scale_of
 from lowtide.attention.backends.chunked import SCORES_PER_BLOCK
-from lowtide.attention.exp2_softmax import LOG2_E, exp2_softmax_matmul
-from lowtide.attention.linear_ops import has_onednn, onednn_linear
+from lowtide.attention.cpu_ops import LOG2_E, exp2_softmax_matmul, has_onednn, onednn_linear
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 from lowtide.core.cpuinfo import is_amd
 from lowtide.core.trace_cache import repeat_call
@@ -38,9 +38,9 @@ class OneDnn(Backend):
             return Missing("needs the CPU")
         return None if has_onednn else Missing("PyTorch is built without oneDNN for x86")
 
-    def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
+    def refusals(self, call: AttentionCall) -> Iterable[tuple[str, bool]]:
         """Refuse all but fp32 inference, optionally with an additive mask."""
-        rules = (
+        return (
             ("the dtype is not fp32", call.dtype != torch.float32),
             ("gradients are recorded", call.needs_grad or call.mask_needs_grad),
             ("the mask is boolean, not additive", call.mask_is_boolean),
@@ -50,7 +50,6 @@ class OneDnn(Backend):
             ("there are no tokens", not (call.query_tokens and call.key_tokens)),
             ("a graph is being compiled", torch.compiler.is_compiling()),
         )
-        return next((reason for reason, refused in rules if refused), None)
 
     def not_preferred_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Prefer PyTorch's kernel except on AMD CPUs with AVX-512 and many scores."""

@@ -66,7 +66,7 @@ class Sdpa(Backend):
         if self._path == "math":
             size = max(4, call.dtype.itemsize)
             return (2 * size + 1) * call.score_count
-        return 4 * call.batch * call.heads * call.query_tokens
+        return super().workspace_bytes(device, call)
 
     def max_heads(self, device: AttentionDevice, call: AttentionCall) -> int | None:
         """Return the launch limit, or less where a backward pass needs 32-bit indices."""

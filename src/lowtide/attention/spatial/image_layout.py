@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.attention.linear_ops import (
+from lowtide.attention.cpu_ops import (
     linear,
     onednn_linear_any_layout,
     uses_onednn,

@@ -24,13 +24,42 @@ from lowtide.attention.spatial.image_layout import (
     supports_gather_linear,
 )
 from lowtide.attention.spatial.position import PositionKind, make_position
-from lowtide.attention.spatial.row_region import RowRegionModule
 from lowtide.attention.spatial.row_windows import Part, RowWindowAttention
 from lowtide.attention.spatial.window_grid import Boundary, Form, Windows
 from lowtide.attention.spec import LocalDevice
 from lowtide.core.errors import UsageError
 
 Kernel = Literal["auto", "portable", "triton"]
+
+
+class RowRegionModule(nn.Module):
+    """Module from (B, C, H, W) to the same shape that can compute some rows alone.
+
+    Band execution queries such a module for the input rows it needs, instead of probing its
+    receptive field.
+    """
+
+    def rows_needed(self, first: int, last: int, height: int, width: int) -> tuple[int, int]:
+        """Return the input rows that rows ``first`` to ``last`` of the result need.
+
+        In an image of ``height`` × ``width``.
+        """
+        raise NotImplementedError
+
+    def forward_rows(self, image: Tensor, first: int, last: int, height: int) -> Tensor:
+        """Return rows ``first`` to ``last`` of the result for an image of ``height`` rows.
+
+        ``image`` is (B, C, rows, W) with exactly the rows that `rows_needed` returns, the result
+        (B, C, result rows, W).
+        """
+        raise NotImplementedError
+
+    def row_multiple(self, height: int, width: int) -> int:
+        """Return the number of result rows computed together, counted from the first.
+
+        Bands that end between multiples of it compute some rows twice.
+        """
+        raise NotImplementedError
 
 
 class LocalWindowAttention(RowRegionModule):

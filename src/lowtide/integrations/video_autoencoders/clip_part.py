@@ -11,7 +11,7 @@ from lowtide.core.errors import UsageError
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.chunk_stream import ChunkStream
-from lowtide.streaming.clip_run import AfterChunks
+from lowtide.streaming.clip_plan import AfterChunks
 from lowtide.streaming.engine.placement import PagePlacement
 
 # Dim of frames in (B, C, T, H, W).

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lowtide.attention.linear_ops import ONEDNN_LINEAR
+from lowtide.attention.cpu_ops import ONEDNN_LINEAR
 from lowtide.memory.ledger import Origin, device_row
 from lowtide.memory.prediction.calibration import Calibration
 from lowtide.memory.prediction.op_signature import Call

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from lowtide.attention.linear_ops import ONEDNN_LINEAR
+from lowtide.attention.cpu_ops import ONEDNN_LINEAR
 from lowtide.memory.tracing.trace import TensorFacts, Trace
 
 _CONVOLUTION, _BACKWARD = "convolution", "convolution_backward"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lowtide.attention.linear_ops import ONEDNN_LINEAR
+from lowtide.attention.cpu_ops import ONEDNN_LINEAR
 from lowtide.memory.tracing.trace import Trace
 
 _aten = torch.ops.aten

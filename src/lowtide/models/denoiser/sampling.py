@@ -18,9 +18,9 @@ import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.core.philox import philox
-from lowtide.models.denoiser.slim_unet_config import TIMES, Prediction, SchedulerName
+from lowtide.models.denoiser.slim_unet_config import TIMES, SchedulerName
 
-ScheduleName = Literal["linear", "cosine", "flow"]
+ScheduleName = Literal["linear", "flow"]
 
 # States span 0..1 here, and -1..1 in terms of the schedule.
 _SPAN = 2
@@ -33,25 +33,17 @@ class NoiseSchedule:
     """Increasing noise levels at the times 1 to T; at time 0 there is none.
 
     Args:
-        name: ``linear`` has betas from 1e-4 to 0.02 (DDPM), ``cosine`` those of the improved DDPM,
-            and ``flow`` mixes data and noise in proportion to time.
-        zero_terminal_snr: Rescale the levels so that nothing of the data is left at time T (arXiv
-            2305.08891). ``flow`` is so by itself.
+        name: ``linear`` has betas from 1e-4 to 0.02 (DDPM), and ``flow`` mixes data and noise in
+            proportion to time: at time T nothing of the data is left.
     """
 
-    def __init__(self, name: ScheduleName = "linear", *, zero_terminal_snr: bool = False) -> None:
+    def __init__(self, name: ScheduleName = "linear") -> None:
         times = np.arange(1, TIMES + 1) / TIMES
         if name == "flow":
             kept = 1 - times
             signal = kept**2 / (kept**2 + times**2)
-        elif name == "cosine":
-            edges = np.cos((np.append(0, times) + 0.008) / 1.008 * np.pi / 2) ** 2
-            signal = np.cumprod(1 - np.minimum(1 - edges[1:] / edges[:-1], 0.999))
         else:
             signal = np.cumprod(1 - np.linspace(1e-4, 0.02, TIMES))
-        if zero_terminal_snr and signal[-1] > 0:
-            root = np.sqrt(signal)
-            signal = ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
         self.name: ScheduleName = name
         with np.errstate(divide="ignore"):
             # At time 0 there is no noise, whatever the first level is.
@@ -59,7 +51,7 @@ class NoiseSchedule:
 
     @property
     def max_sigma(self) -> float:
-        """Level at time T: infinite with zero terminal SNR."""
+        """Level at time T: infinite where nothing of the data is left."""
         return float(self._sigmas[-1])
 
     def sigma_at(self, time: float) -> float:
@@ -84,20 +76,11 @@ class NoiseSchedule:
             raise UsageError(
                 f"the schedule {self.name} ends at a noise level of {self.max_sigma:.3g} times the"
                 f" data, below {sigma:.3g}",
-                hint="zero terminal SNR reaches every level",
+                hint="--scheduler flow reaches every level",
             )
         first, second = self._sigmas[above - 1 : above + 1]
         share = 1.0 if np.isinf(second) else (sigma - first) / (second - first)
         return float(above - 1 + share)
-
-    def require(self, prediction: Prediction) -> None:
-        """Raise `UsageError` where a prediction says nothing at the last time."""
-        if prediction == "epsilon" and np.isinf(self.max_sigma):
-            raise UsageError(
-                "at zero SNR the noise is all there is: predicting it (epsilon) tells nothing of"
-                " the data",
-                hint="prediction v or sample",
-            )
 
 
 @dataclass(frozen=True)
@@ -145,7 +128,6 @@ def sampling_steps(
     count: int,
     *,
     eta: float = 0.0,
-    schedule: NoiseSchedule | None = None,
 ) -> list[SamplingStep]:
     """Return ``count`` steps, equal in the schedule's time, from a level to none.
 
@@ -155,7 +137,6 @@ def sampling_steps(
             are ``ddim``.
         sigma: Level of the measurement, of values in 0..1, above 0.
         eta: Share of ddpm's noise that ``ddim`` adds.
-        schedule: By default that of `schedule_of`.
 
     Raises:
         UsageError: ``count`` is not 1 to T, the level is not above 0, or the schedule does not
@@ -167,17 +148,12 @@ def sampling_steps(
         )
     if not (math.isfinite(sigma) and sigma > 0):
         raise UsageError(f"sampling starts at a noise level above 0, not at {sigma:g}")
-    schedule = schedule_of(scheduler) if schedule is None else schedule
+    schedule = NoiseSchedule("flow" if scheduler == "flow" else "linear")
     time = schedule.time_of(_SPAN * sigma)
     times = (time * left / count for left in range(count - 1, 0, -1))
     # The first level is the measurement's own, and the last is exactly none.
     levels = [sigma, *(schedule.sigma_at(one) / _SPAN for one in times), 0.0]
     return [_step(scheduler, levels, index, eta) for index in range(count)]
-
-
-def schedule_of(scheduler: SchedulerName) -> NoiseSchedule:
-    """Return the noise schedule whose times a scheduler divides."""
-    return NoiseSchedule("flow" if scheduler == "flow" else "linear")
 
 
 def earlier_predictions(scheduler: SchedulerName, count: int) -> int:

@@ -10,8 +10,13 @@ from lowtide.models.export.onnx_check import (
     compare_int8,
     cpu_seconds,
 )
-from lowtide.models.export.onnx_int8 import quantize_onnx
-from lowtide.models.export.write_onnx import OPSETS, ExportPrecision, write_metadata, write_onnx
+from lowtide.models.export.write_onnx import (
+    OPSETS,
+    ExportPrecision,
+    quantize_onnx,
+    write_metadata,
+    write_onnx,
+)
 from lowtide.models.onnx_runtime import require_packages
 
 __all__ = [

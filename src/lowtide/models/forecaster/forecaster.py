@@ -8,8 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.core.errors import InputError
-from lowtide.models.forecaster.path_choice import AUTO_PATHS, PathChoice, choose_paths
-from lowtide.models.forecaster.paths import Distribution, Scaler, fill_residuals
+from lowtide.models.forecaster.paths import (
+    AUTO_PATHS,
+    Distribution,
+    PathChoice,
+    Scaler,
+    choose_paths,
+    fill_residuals,
+)
 from lowtide.models.forecaster.ridge import RidgeConfig, RidgeFit, fit_ridge, held_out, predict
 from lowtide.models.forecaster.scale import ConditionalScale, volatility_features
 from lowtide.models.forecaster.windows import (

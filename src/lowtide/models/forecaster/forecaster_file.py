@@ -10,8 +10,7 @@ import numpy as np
 from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import ModelError
 from lowtide.models.forecaster.forecaster import RidgeForecaster
-from lowtide.models.forecaster.path_choice import PathChoice
-from lowtide.models.forecaster.paths import PATHS, Scaler
+from lowtide.models.forecaster.paths import PATHS, PathChoice, Scaler
 from lowtide.models.forecaster.scale import ConditionalScale
 
 _SCALE = ("table", "center", "low", "high", "slopes")

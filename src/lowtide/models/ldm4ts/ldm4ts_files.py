@@ -9,24 +9,19 @@ from typing import Any
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from lowtide.core.atomic_file import atomic_output, make_folder
+from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.models.ldm4ts.config import LDM4TSConfig
-from lowtide.models.lowtide_files import ARCHITECTURE, read_tensors
-from lowtide.models.metadata_limits import first_problem, parse_json
+from lowtide.models.lowtide_files import ARCHITECTURE, misfit, read_tensors, write_tensors
+from lowtide.models.model_files import first_problem, parse_json
 
 _NAME = "ldm4ts"
 
 
 def write_model(path: Path, config: LDM4TSConfig, state: Mapping[str, Tensor]) -> None:
     """Write weights and configuration to a folder, or to a .safetensors file and beside it."""
-    from safetensors.torch import save_file
-
     weights, sizes = _files(path)
-    make_folder(weights.parent)
-    tensors = {name: one.detach().cpu().contiguous() for name, one in state.items()}
-    with atomic_output(weights) as part:
-        save_file(tensors, part, {ARCHITECTURE: "LDM4TS"})
+    write_tensors(weights, state, {ARCHITECTURE: "LDM4TS"})
     with atomic_output(sizes) as part:
         part.write_text(config.model_dump_json(indent=2) + "\n")
 
@@ -52,14 +47,8 @@ def read_model(path: Path) -> tuple[LDM4TSConfig, dict[str, Tensor]]:
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Load the tensors that `read_model` returned; raises `ModelError` where they do not fit."""
-    wanted = {name: tuple(one.shape) for name, one in model.state_dict().items()}
-    given = {name: tuple(one.shape) for name, one in state.items()}
-    wrong = sorted(name for name, _ in wanted.items() ^ given.items())
-    if wrong:
-        raise ModelError(
-            f"the tensors in {path} do not fit its configuration: {wrong[0]} is"
-            f" {given.get(wrong[0], 'missing')}, not {wanted.get(wrong[0], 'a part of it')}"
-        )
+    if (wrong := misfit(model, state)) is not None:
+        raise ModelError(f"the tensors in {path} do not fit its configuration: {wrong}")
     model.load_state_dict(state)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.attention.linear_ops import linear, onednn_linear_any_layout
+from lowtide.attention.cpu_ops import linear, onednn_linear_any_layout
 from lowtide.models.optimized.optimized_module import OptimizedModule, is_recorded
 from lowtide.models.optimized.swin_blocks import End, OptimizedSwinBlock, scatter_rows
 from lowtide.models.optimized.token_linear import (

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lowtide.attention.linear_ops import onednn_linear_any_layout
-from lowtide.attention.memory_format import to_contiguous
+from lowtide.attention.cpu_ops import onednn_linear_any_layout, to_contiguous
 from lowtide.models.optimized.optimized_module import OptimizedModule, is_recorded
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.models.metadata_limits import first_problem, parse_json
+from lowtide.models.model_files import first_problem, parse_json
 
 CLASS_NAME = "VideoVAE"
 # Pixels and frames per latent along each axis, of four levels of which the last two halve time.

@@ -8,9 +8,16 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from lowtide.core.atomic_file import atomic_output, make_folder
+from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import ModelError
-from lowtide.models.lowtide_files import ARCHITECTURE, CONFIG, read_metadata, read_tensors
+from lowtide.models.lowtide_files import (
+    ARCHITECTURE,
+    CONFIG,
+    misfit,
+    read_metadata,
+    read_tensors,
+    write_tensors,
+)
 from lowtide.models.video_vae.video_vae_config import CLASS_NAME, VideoVAEConfig
 
 CONFIG_NAME = "config.json"
@@ -20,15 +27,9 @@ _HINT = "name a folder that VideoVAE.save wrote, or SeedVR2's ema_vae_fp16.safet
 
 def write_model(path: Path, config: VideoVAEConfig, state: Mapping[str, Tensor]) -> None:
     """Write weights and configuration to a folder, or to a .safetensors file alone."""
-    from safetensors.torch import save_file
-
     is_file = path.suffix == ".safetensors"
-    weights = path if is_file else path / WEIGHTS_NAME
-    make_folder(weights.parent)
-    tensors = {name: one.detach().cpu().contiguous() for name, one in state.items()}
     described = {ARCHITECTURE: CLASS_NAME, CONFIG: config.to_json()}
-    with atomic_output(weights) as part:
-        save_file(tensors, part, described)
+    write_tensors(path if is_file else path / WEIGHTS_NAME, state, described)
     if not is_file:
         with atomic_output(path / CONFIG_NAME) as part:
             part.write_text(config.to_json())
@@ -56,14 +57,10 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
 
     Raises `ModelError` where they do not fit.
     """
-    wanted = {name: tuple(one.shape) for name, one in model.state_dict().items()}
-    given = {name: tuple(one.shape) for name, one in state.items()}
-    if wrong := sorted(name for name, _ in wanted.items() ^ given.items()):
-        name = wrong[0]
-        flat = len(given.get(name, ())) == 4 and len(wanted.get(name, ())) == 5
+    if (wrong := misfit(model, state)) is not None:
+        flat = not any(one.dim() == 5 for one in state.values())
         raise ModelError(
-            f"the tensors in {path} do not fit: {name} is {given.get(name, 'missing')}, not"
-            f" {wanted.get(name, 'a part of the model')}",
+            f"the tensors in {path} do not fit: {wrong}",
             hint="it is of an image model, which knows no frames" if flat else None,
         )
     model.load_state_dict({name: one.float() for name, one in state.items()}, assign=True)

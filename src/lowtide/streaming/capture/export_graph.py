@@ -20,15 +20,13 @@ from lowtide.core.logging import silence_warnings
 from lowtide.core.trace_cache import TRACE_LOCK, trace_cache
 from lowtide.memory.library_memory import require_room_to_plan
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.streaming.capture.attribute_writes import restore_attributes, watch_attributes
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import (
     capture_error_reason,
     module_path_of,
     silence_graph_printing,
 )
-from lowtide.streaming.capture.early_outputs import compute_outputs_early
-from lowtide.streaming.capture.functional_graph import functional_graph
+from lowtide.streaming.capture.functional_graph import compute_outputs_early, functional_graph
 from lowtide.streaming.capture.graph import (
     Graph,
     Node,
@@ -40,7 +38,7 @@ from lowtide.streaming.capture.graph import (
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_search import AnyOpaqueModule, OpaqueModules
 from lowtide.streaming.capture.output_container import Repack, unpack_output
-from lowtide.streaming.module_fingerprint import AttributeKey
+from lowtide.streaming.module_fingerprint import AttributeKey, restore_attributes, watch_attributes
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"}
 

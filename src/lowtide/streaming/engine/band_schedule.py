@@ -9,15 +9,19 @@ the narrow bands that run.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from lowtide.streaming.engine.last_use import LastUseMap
+import numpy as np
+from torch import Tensor
+
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment
 from lowtide.streaming.rules.row_op import Reduction, RowAxis, RowOp
-from lowtide.streaming.spans import Span, Spans, align_outward, difference, union
+from lowtide.streaming.spans import Span, Spans, align_outward, count, difference, union
 
 
 @dataclass
@@ -210,3 +214,78 @@ class _BandScheduler:
             if index in active and isinstance(step, (RowOp, Reduction)):
                 last_uses.update(dict.fromkeys(step.inputs, index))
         return last_uses
+
+
+class LastUseMap:
+    """Last number put at each of ``size`` rows, -1 at first; stored as runs.
+
+    Only runs of equal numbers are stored, since there may be a million rows.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        # First row and number of each run; a run ends where the next one starts.
+        self._starts, self._numbers = array("q", [0]), array("q", [-1])
+
+    def put(self, span: Span, number: int) -> None:
+        """Set the number of all rows of ``span``, which must not be empty."""
+        first, last = span
+        starts, numbers = self._starts, self._numbers
+        low, high = bisect_left(starts, first), bisect_left(starts, last)
+        new_starts, new_numbers = [first], [number]
+        if last < self.size and (high == len(starts) or starts[high] != last):
+            # keep the rest of the run that extends beyond the end
+            new_starts.append(last)
+            new_numbers.append(numbers[high - 1])
+        starts[low:high] = array("q", new_starts)
+        numbers[low:high] = array("q", new_numbers)
+
+    def above(self, span: Span, number: int) -> Spans:
+        """Return the spans of rows within ``span`` whose number is larger than ``number``."""
+        first, last = span
+        low = bisect_right(self._starts, first) - 1
+        high = bisect_left(self._starts, last, low)
+        if high - low == 1:  # nearly always
+            return [span] if self._numbers[low] > number else []
+        larger = np.frombuffer(self._numbers, np.int64)[low:high] > number
+        edges = np.flatnonzero(np.diff(larger, prepend=False, append=False)) + low
+        rows = [max(self._starts[at], first) if at < high else last for at in edges]
+        return list(zip(rows[::2], rows[1::2], strict=True))
+
+
+def bytes_of_step(program: StreamProgram, index: int) -> int:
+    """Return the bytes that a step computes or reduces in all bands."""
+    step = program.steps[index]
+    results = step.inputs if isinstance(step, Reduction) else [index]
+    return sum(map(program.bytes_of, results))
+
+
+def bytes_of_band(program: StreamProgram, band: Band) -> int:
+    """Return the bytes that a band computes or reduces."""
+    steps, row_bytes = program.steps, program.row_bytes
+    made = sum(count(spans) * row_bytes(index) for index, spans in band.computed.items())
+    reduced = sum(
+        count(spans) * row_bytes(one)
+        for index, spans in band.targets.items()
+        if isinstance(step := steps[index], Reduction)
+        for one in step.inputs
+    )
+    return made + reduced
+
+
+def step_peak_bytes(
+    program: StreamProgram, index: int, span: Span, pieces: Iterable[Tensor]
+) -> int:
+    """Estimate the peak bytes of a step for one span: its result and its workspace.
+
+    Args:
+        program: Program of the step.
+        index: Node index of the step.
+        span: Rows of the result.
+        pieces: Input rows of the step, (B, C, rows, W) for images.
+    """
+    step = program.steps[index]
+    assert isinstance(step, RowOp)
+    result = (span[1] - span[0]) * program.row_bytes(index)
+    input_bytes = sum(piece.nbytes for piece in pieces)
+    return result + step.workspace_bytes(span[1] - span[0], input_bytes, result)

@@ -12,11 +12,16 @@ import torch
 from torch import Tensor
 
 from lowtide.streaming.capture.autocast_state import no_autocast
-from lowtide.streaming.engine.band_schedule import Band, schedule_bands
+from lowtide.streaming.engine.band_schedule import (
+    Band,
+    bytes_of_band,
+    bytes_of_step,
+    schedule_bands,
+    step_peak_bytes,
+)
 from lowtide.streaming.engine.constants import Constants
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment, last_reads
-from lowtide.streaming.engine.work_bytes import bytes_of_band, bytes_of_step, step_peak_bytes
 from lowtide.streaming.pages.page import MemoryPage, Page
 from lowtide.streaming.rules.row_op import Reduction, RowOp
 from lowtide.streaming.spans import Span, Spans

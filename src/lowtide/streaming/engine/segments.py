@@ -1,13 +1,29 @@
-"""Cutting of a program into segments: sweeps over the rows with pages in between."""
+"""Cutting of a program into segments: sweeps over the rows with pages in between.
+
+What a segment recomputes costs multiply-accumulates (MACs).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from lowtide.streaming.engine.macs import macs_per_element
+from lowtide.streaming.capture.graph import Node, NodeRef
 from lowtide.streaming.engine.program import FullTensorOp, StreamProgram
 from lowtide.streaming.rules.row_op import Reduction, RowOp
+from lowtide.streaming.rules.rule import op_name
+
+# Argument position of the weights, and their dim of output channels.
+_WEIGHT_ARGUMENTS = {
+    "conv1d": (1, 0),
+    "conv2d": (1, 0),
+    "conv3d": (1, 0),
+    "upsample_conv2d": (1, 0),
+    "convolution": (1, 0),
+    "linear": (1, 0),
+    "addmm": (2, 1),
+}
+_UNKNOWN_MACS = 1 << 30
 
 
 @dataclass
@@ -188,3 +204,12 @@ def last_reads(segments: Sequence[Segment]) -> dict[int, set[int]]:
     for index, segment_indices in page_readers(segments).items():
         found.setdefault(segment_indices[-1], set()).add(index)
     return found
+
+
+def macs_per_element(program: StreamProgram, node: Node) -> int:
+    """Return the MACs per element of a node's result; 2**30 where they are not known."""
+    position, out_channels_dim = _WEIGHT_ARGUMENTS.get(op_name(node.target), (0, 0))
+    if not position or not isinstance(weight := node.args[position], NodeRef):
+        return _UNKNOWN_MACS
+    meta = program.graph.nodes[weight.node].meta
+    return meta.numel // meta.shape[out_channels_dim]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lowtide.core.scratch import BLOCK_BYTES, ScratchSpace
-from lowtide.streaming.pages.row_major import RowMajorLayout
+from lowtide.streaming.pages.page import RowMajorLayout
 from lowtide.streaming.spans import Spans
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lowtide.streaming.pages.row_major import RowMajorLayout
+from lowtide.streaming.pages.page import RowMajorLayout
 from lowtide.streaming.pages.transfer import HostTransfer, PendingFetch, PendingStore
 from lowtide.streaming.spans import Spans, count, intersection
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lowtide.core.reach import ReceptiveField
 from lowtide.streaming.tiles.grid import round_up, split_axis
 from lowtide.streaming.tiles.tile_step import Forward
 
@@ -16,6 +16,26 @@ _PHASES = 4
 _LARGE = 16.0
 # Allowed rounding error between a tile and the whole; true leakage is far larger.
 _TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class ReceptiveField:
+    """Radius of a model's receptive field in input pixels, the larger of both axes.
+
+    ``radius`` is None when no bound was found up to ``search_limit`` pixels: the model depends on
+    the whole image (global pooling or attention), or on more than is practical for tiles.
+    """
+
+    radius: int | None
+    search_limit: int
+
+    @property
+    def overlap(self) -> int | None:
+        """Overlap in pixels with which tiles give the result of the whole image.
+
+        None if the receptive field has no bound.
+        """
+        return None if self.radius is None else 2 * self.radius
 
 
 @torch.inference_mode()

@@ -12,9 +12,15 @@ from torch import Tensor
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.pages.page import concat_rows
 from lowtide.streaming.rules.frame_conv import convolve_frames, runs_by_frame
-from lowtide.streaming.rules.kernel_extent import Kernel
 from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
-from lowtide.streaming.rules.rule import Rule, RuleContext, argument, replace_arg, samplewise
+from lowtide.streaming.rules.rule import (
+    Kernel,
+    Rule,
+    RuleContext,
+    argument,
+    replace_arg,
+    samplewise,
+)
 from lowtide.streaming.spans import Span
 
 # oneDNN copies a convolution's input or result, and its weights, to blocks of 16 channels: share of

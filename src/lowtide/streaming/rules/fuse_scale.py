@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lowtide.streaming.capture.graph import Node, NodeRef
 from lowtide.streaming.rules.row_op import Reduction, RowAxis
-from lowtide.streaming.rules.rule import RuleContext, op_name
+from lowtide.streaming.rules.rule import RuleContext, op_name, swaps_last_dims
 
 View = Callable[[Tensor], Tensor]
 
@@ -98,7 +98,7 @@ def fuse_scale(
 def _match_operand(arg: Any, context: RuleContext) -> ScaledOperand:
     nodes, transposed = context.graph.nodes, False
     node = nodes[arg.node]
-    if _is_transpose(node):
+    if swaps_last_dims(node):
         node, transposed = nodes[node.args[0].node], True
     unscaled = ScaledOperand(node.index, None, False, transposed)
     name = op_name(node.target)
@@ -118,11 +118,3 @@ def _match_operand(arg: Any, context: RuleContext) -> ScaledOperand:
     if len(scale_shape) != len(shape) or scale_shape[rows.dim] != 1:
         return unscaled
     return ScaledOperand(source.node, scale.node, name == "div", transposed)
-
-
-def _is_transpose(node: Node) -> bool:
-    """Whether a node swaps the last two dims."""
-    rank = len(node.meta.shape)
-    if op_name(node.target) != "transpose":
-        return False
-    return {dim % rank for dim in node.args[1:3]} == {rank - 2, rank - 1}

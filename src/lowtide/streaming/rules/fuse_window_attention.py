@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lowtide.attention.window_attention import MIN_HEAD_DIM, MaskPattern, attend_windows
 from lowtide.streaming.capture.graph import Node, NodeRef
-from lowtide.streaming.rules.row_op import RowAxis, RowOp, identity_receptive_field
-from lowtide.streaming.rules.rule import RuleContext, argument, op_name, sole_producer
+from lowtide.streaming.rules.row_op import RowOp, identity_receptive_field
+from lowtide.streaming.rules.rule import (
+    RuleContext,
+    argument,
+    op_name,
+    sole_producer,
+    swaps_last_dims,
+)
 from lowtide.streaming.spans import Span
 
 
@@ -31,58 +39,8 @@ class _Scores:
     mask: int | None = None
 
 
-@dataclass(frozen=True)
-class WindowAttentionMatch:
-    """Nodes of a window attention; the rows of its inputs are the windows.
-
-    Attributes:
-        rows: Row axis of query, key and value.
-        inputs: Query, key and value.
-        full_inputs: Biases equal for all windows, then the mask if there is one.
-        pattern_dims: The mask, with its dim of windows.
-        scale: Factor of the scores.
-    """
-
-    rows: RowAxis
-    inputs: tuple[int, ...]
-    full_inputs: tuple[int, ...]
-    pattern_dims: dict[int, int]
-    scale: float
-
-    def bias_and_patterns(
-        self, values: Sequence[Any]
-    ) -> tuple[Tensor | None, Sequence[MaskPattern]]:
-        """Return the sum of the biases, (1, heads, N, N) or None, and the mask's patterns."""
-        patterns: Sequence[MaskPattern] = values[-1] if self.pattern_dims else ()
-        bias = None
-        for one in values[:-1] if self.pattern_dims else values:
-            bias = one if bias is None else bias + one
-        return bias, patterns
-
-
 def fuse_window_attention(node: Node, context: RuleContext) -> RowOp | None:
-    """Lower the last matmul of a window attention; None if it is none."""
-    found = match_window_attention(node, context)
-    if found is None:
-        return None
-
-    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
-        bias, patterns = found.bias_and_patterns(whole)
-        query, key, value = pieces
-        return attend_windows(query, key, value, bias, patterns, found.scale)
-
-    return RowOp(
-        found.rows,
-        found.inputs,
-        found.full_inputs,
-        identity_receptive_field(3),
-        run,
-        pattern_dims=found.pattern_dims,
-    )
-
-
-def match_window_attention(node: Node, context: RuleContext) -> WindowAttentionMatch | None:
-    """Match the product of a softmax and values as a window attention.
+    """Lower the product of a softmax and values as a window attention.
 
     Returns None if it is none, or if rows are not the windows. Values are (windows, heads, N, head
     dim).
@@ -91,7 +49,7 @@ def match_window_attention(node: Node, context: RuleContext) -> WindowAttentionM
     if not isinstance(value, NodeRef) or len(node.meta.shape) != 4:
         return None
     scores = _match_scores(context, weights)
-    if scores is None:
+    if scores is None or context.meta(scores.query).shape[-1] < MIN_HEAD_DIM:
         return None
     inputs = scores.query.node, scores.key.node, value.node
     rows = context.row_axis(value)
@@ -99,13 +57,23 @@ def match_window_attention(node: Node, context: RuleContext) -> WindowAttentionM
         return None
     if len(set(inputs)) < len(inputs):
         return None
-    if context.meta(scores.query).shape[-1] < MIN_HEAD_DIM:
-        return None
-    full_inputs, pattern_dims = tuple(scores.biases), {}
-    if scores.mask is not None:
-        full_inputs = *full_inputs, scores.mask
-        pattern_dims[scores.mask] = len(context.graph.nodes[scores.mask].meta.shape) - 4
-    return WindowAttentionMatch(rows, inputs, full_inputs, pattern_dims, scores.scale)
+    count, mask, scale = len(scores.biases), scores.mask, scores.scale
+    dims = {} if mask is None else {mask: len(context.graph.nodes[mask].meta.shape) - 4}
+
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
+        query, key, value = pieces
+        bias = reduce(torch.add, whole[:count]) if count else None
+        patterns: Sequence[MaskPattern] = whole[count] if dims else ()
+        return attend_windows(query, key, value, bias, patterns, scale)
+
+    return RowOp(
+        rows,
+        inputs,
+        (*scores.biases, *dims),
+        identity_receptive_field(3),
+        run,
+        pattern_dims=dims,
+    )
 
 
 def _match_scores(context: RuleContext, weights: Any) -> _Scores | None:
@@ -155,7 +123,7 @@ def _match_product(context: RuleContext, node: Node) -> _Scores | None:
         return None
     query, turned = node.args
     key = sole_producer(turned, context)
-    if key is None or not _is_transpose(key):
+    if key is None or not swaps_last_dims(key):
         return None
     scaled = sole_producer(query, context)
     if scaled is not None and op_name(scaled.target) in ("mul", "div"):
@@ -170,10 +138,3 @@ def _scale_factor(node: Node) -> float | None:
     if len(node.args) != 2 or node.kwargs or not isinstance(node.args[1], (int, float)):
         return None
     return node.args[1] if op_name(node.target) == "mul" else 1 / node.args[1]
-
-
-def _is_transpose(node: Node) -> bool:
-    """Whether a node swaps the last two of four dims."""
-    if op_name(node.target) == "transpose":
-        return sorted(dim % 4 for dim in node.args[1:3]) == [2, 3]
-    return op_name(node.target) == "permute" and [dim % 4 for dim in node.args[1]] == [0, 1, 3, 2]

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.kernel_extent import Kernel
 from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
 from lowtide.streaming.rules.rule import (
+    Kernel,
     Rule,
     RuleContext,
     argument,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.attention import linear_ops
+from lowtide.attention import cpu_ops
 from lowtide.attention.backends import get
 from lowtide.attention.backends.onednn import OneDnn
 from lowtide.attention.functional import resolve_cached
@@ -41,7 +41,7 @@ def linear(node: Node, context: RuleContext) -> RowOp | None:
         return step
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        return linear_ops.linear(pieces[0], *whole)
+        return cpu_ops.linear(pieces[0], *whole)
 
     return replace(step, run=run)
 

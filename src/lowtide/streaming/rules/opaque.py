@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.capture.opaque_module import OpaqueModule
-from lowtide.streaming.capture.region_module import RegionModule
+from lowtide.streaming.capture.opaque_module import OpaqueModule, RegionModule
 from lowtide.streaming.rules.row_op import RowAxis, RowOp
 from lowtide.streaming.rules.rule import Rule, RuleContext, banded_op
 

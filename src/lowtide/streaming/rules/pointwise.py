@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lowtide.attention.memory_format import to_contiguous
+from lowtide.attention.cpu_ops import to_contiguous
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.rules.row_op import RowAxis, RowOp
 from lowtide.streaming.rules.rule import (

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.rules.conv import kernel_op, per_dim, spatial_axis
-from lowtide.streaming.rules.kernel_extent import Kernel
 from lowtide.streaming.rules.row_op import RowOp
 from lowtide.streaming.rules.rule import (
+    Kernel,
     Rule,
     RuleContext,
     argument,

@@ -87,6 +87,16 @@ def sole_producer(arg: Any, context: RuleContext, *names: str) -> Node | None:
     return node if fits else None
 
 
+def swaps_last_dims(node: Node) -> bool:
+    """Return whether a node swaps the last two dims of a tensor, and no others."""
+    rank = len(node.meta.shape)
+    if op_name(node.target) == "transpose":
+        return {dim % rank for dim in node.args[1:3]} == {rank - 2, rank - 1}
+    if op_name(node.target) != "permute":
+        return False
+    return [dim % rank for dim in node.args[1]] == [*range(rank - 2), rank - 1, rank - 2]
+
+
 def normalize_dims(dim: Any, rank: int) -> list[int]:
     """Return a dim, several, or all for None, as non-negative dims."""
     if dim is None or dim == []:
@@ -178,3 +188,17 @@ def samplewise(rule: Rule) -> Rule:
         return banded_op(node, context, rows)
 
     return lowered
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Receptive field along one dim: ``extent`` rows from ``row · stride - pad`` on."""
+
+    extent: int
+    stride: int
+    pad: int
+
+    def receptive_field(self, span: Span) -> Span:
+        """Return the input rows of a span of the result, unclipped at the image's ends."""
+        first, last = span
+        return first * self.stride - self.pad, (last - 1) * self.stride - self.pad + self.extent

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,11 +12,8 @@ import torch
 
 import lowtide
 from lowtide import Cancelled
+from lowtide.jobs import plan_in_child
 from lowtide.jobs.model_costs import stored_costs
-from lowtide.jobs.planning_process import PlanningProcess
-from lowtide.jobs.upscale_job import UpscaleJob
-from lowtide.jobs.upscale_settings import UpscaleSettings
-from lowtide.media.discover import FilePair
 from lowtide.streaming import certificate
 
 
@@ -95,41 +92,6 @@ def test_the_smallest_budget_that_is_named_works_on_a_machine_that_knows_nothing
     assert image["memory"]["peak_bytes"] <= smallest
 
 
-@pytest.fixture
-def order(tmp_path, source, monkeypatch):
-    """What `PlanningProcess.measure` is called with, and an empty cache."""
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
-
-    def of(budget):
-        settings = UpscaleSettings.of(budget=budget)
-        pair = FilePair(source, tmp_path / "out.png", source.name)
-        return settings, settings.parse_budget("cpu", tmp_path), [pair]
-
-    return of
-
-
-def test_a_large_budget_needs_no_process_to_measure_in(order, tmp_path):
-    with PlanningProcess(UpscaleJob) as planner:
-        assert not planner.measure(*order("1GiB"))
-    assert not (tmp_path / "cache").exists()
-
-
-def test_measuring_in_another_process_can_be_cancelled(order, tmp_path):
-    stop = threading.Event()
-    stop.set()
-    with PlanningProcess(UpscaleJob, cancel=stop) as planner, pytest.raises(Cancelled):
-        planner.measure(*order("64MiB"))
-
-
-def test_a_process_that_is_gone_measures_nothing(order):
-    with PlanningProcess(UpscaleJob) as planner:
-        assert planner.measure(*order("64MiB"))
-        assert planner._process is not None
-        planner._process.kill()
-        assert not planner.measure(*order("64MiB"))
-        assert planner.measure(*order("64MiB"))  # another one starts
-
-
 def test_bands_are_proved_outside_of_a_job_with_a_small_budget(tmp_path, save, photo, monkeypatch):
     """A dry run and a proof leave more memory than the run in bands takes."""
     program = """
@@ -167,3 +129,63 @@ print([image.plan.strategy.name for image in images], *images[0].notes, sep="\\n
     monkeypatch.setattr(certificate, "_measure", mock.Mock(side_effect=AssertionError("here")))
     with pytest.raises(AssertionError, match="here"):
         lowtide.upscale(folder, tmp_path / "large", budget="1GiB", strategy="streamed")
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """The processes that jobs start to plan, and an empty cache."""
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
+    processes, start = [], plan_in_child.start_python
+
+    def noted(*given, **options):
+        processes.append(start(*given, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(plan_in_child, "start_python", noted)
+    return processes
+
+
+def test_a_size_is_planned_in_another_process_once(source, tmp_path, save, photo, started):
+    def run(source=source, budget="60MiB"):
+        target = tmp_path / "out.png"
+        options: dict[str, Any] = {"budget": budget, "strategy": "streamed", "force": True}
+        (image,) = lowtide.upscale(source, target, **options).images
+        return len(started), any("in another process" in note for note in image.notes)
+
+    assert run() == (1, True)
+    assert run() == (1, False)
+    other = save(tmp_path / "other.png", photo[:150, :200])
+    assert run(other) == (2, True)
+    # With room for it no process is started.
+    larger = save(tmp_path / "larger.png", photo[:170, :200])
+    assert run(larger, "1GiB") == (2, False)
+
+
+def test_a_model_is_measured_in_another_process_once(source, tmp_path, unmeasured, started):
+    def run():
+        options: dict[str, Any] = {"budget": "64MiB", "model": unmeasured, "force": True}
+        lowtide.upscale(source, tmp_path / "out.png", **options)
+        return len(started)
+
+    assert [run(), run()] == [1, 1]
+
+
+def test_planning_in_another_process_can_be_cancelled(source, tmp_path, started):
+    options: dict[str, Any] = {"budget": "60MiB", "cancel": lambda: bool(started)}
+    with pytest.raises(Cancelled):
+        lowtide.upscale(source, tmp_path / "out.png", strategy="streamed", **options)
+    assert started[0].poll() is not None
+
+
+def test_a_job_plans_itself_where_the_other_process_fails(source, tmp_path, started, monkeypatch):
+    start = plan_in_child.start_python
+
+    def start_another(main, *words, **options):
+        return start("lowtide.core.heap:absent", *words, **options)
+
+    monkeypatch.setattr(plan_in_child, "start_python", start_another)
+    target = tmp_path / "out.png"
+    (image,) = lowtide.upscale(source, target, budget="300MiB", strategy="streamed").images
+    assert image.status == "done"
+    assert len(started) == 1
+    assert not any("in another process" in note for note in image.notes)

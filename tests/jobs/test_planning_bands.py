@@ -13,7 +13,6 @@ from lowtide.jobs.plan_choice import choose_image_plan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.memory.budget import Budget
-from lowtide.streaming.planner.band_candidates import BandCandidates
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache
 from support.toy_models import GIB, Centered, conv_net, costs, network
@@ -123,24 +122,3 @@ def test_a_plan_does_not_depend_on_what_was_planned_before(tmp_path, save, photo
 
     # Both are of the same size, and the second has less room beside what it holds.
     assert planned(plain, clear) == planned(plain) + planned(clear)
-
-
-def test_bands_that_lost_are_not_planned_again(monkeypatch, tmp_path):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setattr(BandCandidates, "_seconds", lambda self, layout: 1000.0)
-
-    def planned(mib, **more):
-        plans, plan = chosen(global_net(), mib, images=1000, **more)
-        looked = any(one.strategy.name == "streamed" for one in plans)
-        assert looked != ("considered before" in reason(plan))
-        return plan.strategy.name, looked
-
-    assert planned(1000) == ("whole", True)
-    assert planned(900) == ("whole", False)  # about as much
-    # Another budget, size or accuracy, after a failure, and where that does not fit.
-    assert planned(3000)[1]
-    assert planned(1000, size=608)[1]
-    assert planned(1000, accuracy="fast")[1]
-    assert planned(1000, below=900 * MIB)[1]
-    assert planned(200) == ("streamed", True)
-    assert planned(200) == ("streamed", True)  # those that won are planned each time

@@ -15,10 +15,9 @@ from lowtide.jobs.devices import divide_threads
 from lowtide.jobs.held_memory import HeldMemory
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.item import ComputedItem, Item
-from lowtide.jobs.model_costs import timed_in_passing
+from lowtide.jobs.model_costs import timed_in_passing, whole_image
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan, plan_image
-from lowtide.jobs.planning_process import PlanningProcess
 from lowtide.jobs.prepare import preload_libraries, prepare
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import ImageReport, JobReport
@@ -36,11 +35,7 @@ from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_file import PlanFile
-from lowtide.streaming.stored_only import NotStoredError, stored_only
 from lowtide.streaming.tiles.runner import RunOutcome, execute_plan
-
-# Plans by what is stored, of which the first says that there is too little.
-_PLANNING_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,6 @@ class ImageJob:
         prepared: The model.
         plan_file: Plan file to replay.
         images: Number of images that the job is about.
-        planner: The process in which bands are proved where the budget is small; None for this one.
     """
 
     settings_type: ClassVar[type[ImageSettings]]
@@ -83,10 +77,8 @@ class ImageJob:
         *,
         plan_file: PlanFile | None = None,
         images: int = 1,
-        planner: PlanningProcess | None = None,
     ) -> None:
         self.prepared, self.settings, self.budget = prepared, settings, budget
-        self.planner = planner
         self._plan_file, self._images = plan_file, images
         self._fp32_job: Self | None = None
 
@@ -95,24 +87,11 @@ class ImageJob:
         smaller = item.limit_bytes is not None and not self.settings.overrides.only_bands
         if smaller and self.prepared.costs.only_whole:
             self._measure_tiles()
-        return self.plan_run(item)
+        child = self.prepared.child
+        return self.plan_run(item) if child is None else child.plan(self, item)
 
     def plan_run(self, item: Item) -> ImageTaskPlan:
-        """Plan the runs of the network on one image from its header."""
-        planner = self.planner
-        if planner is None or not planner.helps(self.budget):
-            return self._plan_here(item)
-        notes: list[str] = []
-        for _ in range(_PLANNING_TRIES):
-            with contextlib.suppress(NotStoredError), stored_only():
-                planned = self._plan_here(item)
-                planned.notes += notes[:1]
-                return planned
-            notes += filter(None, [planner.plan(self, item)])
-            self.prepared.chosen_before.clear()  # the choice of that process counts
-        return self._plan_here(item)
-
-    def _plan_here(self, item: Item) -> ImageTaskPlan:
+        """Plan the runs of the network on one image from its header, in this process."""
         sizes = self.sizes(item)
         return plan_image(
             item.source,
@@ -248,19 +227,21 @@ class ImageJob:
                 device=self.prepared.network.device,
                 cancel=pipeline.cancel,
                 limit_bytes=budget.device_bytes // 2,
+                child=self.prepared.child,
             )
             extra_bytes = self.prepared.extra_resident_bytes
             prepared = replace(prepared, extra_resident_bytes=extra_bytes)
-            self._fp32_job = type(self)(
-                prepared, settings, budget, images=self._images, planner=self.planner
-            )
+            self._fp32_job = type(self)(prepared, settings, budget, images=self._images)
         return self._fp32_job
 
     def _measure_tiles(self) -> None:
         """Measure what a model that ran whole at once has not needed so far."""
         known = self.prepared
         measured = prepare(
-            self.settings, device=known.network.device, limit_bytes=self.budget.device_bytes // 2
+            self.settings,
+            device=known.network.device,
+            limit_bytes=self.budget.device_bytes // 2,
+            child=self.prepared.child,
         )
         self.prepared = replace(
             measured,
@@ -290,15 +271,21 @@ class ImageJob:
 
     @classmethod
     def load(cls, setup: dict[str, Any]) -> Self:
-        """Make the job of a worker from what `worker_setup` returned."""
+        """Make the job of a worker from what `worker_setup` returned.
+
+        Or that of a `PlanInChild`, for which ``measured`` may be None, and ``files`` be (source,
+        target) of the only image.
+        """
         settings, budget = cls.settings_type.from_json(setup["settings"]), Budget(**setup["budget"])
         plan_file = PlanFile.read(settings.plan_file) if settings.plan_file else None
+        pairs = [FilePair(Path(one), Path(two), one) for one, two in setup.get("files", ())]
         prepared = prepare(
             settings,
             device=budget.device,
             limit_bytes=budget.device_bytes // 2,
-            known=Measurements.model_validate(setup["measured"]),
+            known=setup["measured"] and Measurements.model_validate(setup["measured"]),
             replayed=plan_file.first if plan_file else None,
+            whole=whole_image(cls, settings, budget, pairs, None),
         )
         return cls(prepared, settings, budget, plan_file=plan_file, images=setup["images"])
 

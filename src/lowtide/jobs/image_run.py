@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +16,13 @@ from lowtide.jobs.devices import budget_share, divide_threads, resolve_devices
 from lowtide.jobs.image_job import ImageJob
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.journal import open_journal
+from lowtide.jobs.model_costs import whole_image
 from lowtide.jobs.pipeline import Pipeline
-from lowtide.jobs.planning_process import PlanningProcess
+from lowtide.jobs.plan_in_child import PlanInChild
 from lowtide.jobs.prepare import prepare
 from lowtide.jobs.prepared import Pin, PreparedModel
 from lowtide.jobs.report import ProcessMemory, SkippedInput, versions
 from lowtide.jobs.results import ResultRecorder
-from lowtide.jobs.whole_image import whole_image
 from lowtide.jobs.workers import Workers
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, Found
@@ -62,7 +63,6 @@ def run_images(
     whole_process = RESIDENT_PEAK.reader()
     has_mark = whole_process.reset()
     meter = open_meter(devices[0])
-    planner = PlanningProcess(job_type, progress, cancel)
     run = _ImageRun(
         job_type,
         chosen,
@@ -74,13 +74,11 @@ def run_images(
         meter,
         progress,
         cancel,
-        planner,
     )
     meter.start()
     try:
         report = run.report(folder, force=force, sidecar=sidecar)
     finally:
-        planner.close()
         meter.stop()
     if has_mark:
         peak_bytes = whole_process.peaks()[0]
@@ -104,7 +102,6 @@ class _ImageRun:
     meter: HostMeter | CudaMeter
     progress: ProgressCallback | None
     cancel: Cancel
-    planner: PlanningProcess
 
     @property
     def pairs(self) -> list[FilePair]:
@@ -118,11 +115,17 @@ class _ImageRun:
 
     def report(self, folder: Path | None, *, force: bool, sidecar: bool) -> Any:
         """Run what is due and return the report; ``folder`` has the journal, if there is one."""
-        with open_journal(folder) as journal, divide_threads(len(self.devices)) as threads:
+        with (
+            open_journal(folder) as journal,
+            divide_threads(len(self.devices)) as threads,
+            contextlib.ExitStack() as opened,
+        ):
             now = versions(self.settings.model_name, self.job_type.packages)
             pin = Pin.read(journal, now)
             budget = self.budget(pin)
-            prepared = self.prepare(budget_share(budget, self.devices), pin)
+            share = budget_share(budget, self.devices)
+            child = opened.enter_context(self.child(share)) if PlanInChild.helps(share) else None
+            prepared = self.prepare(share, pin, child)
             Pin.write(journal, now, budget, prepared.measurements)
             report = self.job_type.report_type(
                 model=prepared.descriptor.to_dict(),
@@ -153,7 +156,11 @@ class _ImageRun:
         )
         return budget if pin is None else pin.pinned_budget(self.settings.budget, budget)
 
-    def prepare(self, share: Budget, pin: Pin | None) -> PreparedModel:
+    def child(self, share: Budget) -> PlanInChild:
+        """Return what plans instead of this process."""
+        return PlanInChild(self.job_type, self.settings, share, self.progress, self.cancel)
+
+    def prepare(self, share: Budget, pin: Pin | None, child: PlanInChild | None) -> PreparedModel:
         """Load the model and get its costs, for the ``share`` of the budget of one device."""
         return prepare(
             self.settings,
@@ -165,11 +172,7 @@ class _ImageRun:
             progress=self.progress,
             cancel=self.cancel,
             on_loaded=scale_checker(self.job_type, self.pairs, self.settings, self.facts),
-            measure=lambda precision: self.planner.measure(
-                replace(self.settings, precision=precision, devices=(), plan_file=None),
-                share,
-                self.pairs,
-            ),
+            child=child,
             whole=whole_image(self.job_type, self.settings, share, self.pairs, self.facts),
         )
 
@@ -180,14 +183,7 @@ class _ImageRun:
         copies = tuple(copy_network(prepared.network, one) for one in self.devices[1:])
         prepared, count = replace(prepared, replicas=copies), len(self.pairs)
         return Pipeline(
-            self.job_type(
-                prepared,
-                self.settings,
-                budget,
-                plan_file=self.plan_file,
-                images=count,
-                planner=self.planner,
-            ),
+            self.job_type(prepared, self.settings, budget, plan_file=self.plan_file, images=count),
             results,
             self.meter,
             progress=self.progress,

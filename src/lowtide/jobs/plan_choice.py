@@ -9,7 +9,6 @@ from lowtide.core.heap import trimming_heap
 from lowtide.core.units import format_seconds
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.prepared import PreparedModel
-from lowtide.jobs.strategy_cache import StrategyCache
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
 from lowtide.memory.library_memory import reason_not_to_plan
@@ -26,7 +25,6 @@ from lowtide.streaming.planner.tile_variants import (
     with_devices,
     with_prefetch,
 )
-from lowtide.streaming.stored_only import may_compute
 
 
 def choose_image_plan(
@@ -56,23 +54,14 @@ def choose_image_plan(
             plans = [with_compile(plan, images) for plan in plans]
         elif prepared.replicas:
             plans = [with_devices(plan, 1 + len(prepared.replicas)) for plan in plans]
-    cache = StrategyCache(prepared, image_task, budget, accuracy) if limit_bytes is None else None
-    reason = _reason_not_streamed(plans, prepared, settings, budget, bands, images, cache)
+    reason = _reason_not_streamed(plans, prepared, settings, budget, bands, images)
     if reason is None:
-        if cache is not None and not cache.is_known:
-            may_compute()  # before the capture, which tiles do not need
         try:
             # A proof and dry runs left 20 MiB of free blocks to the run.
             with trimming_heap(), failing_beyond_container():
-                candidates, chosen = _choose_with_bands(
-                    plans, bands, budget, accuracy, limit_bytes, images
-                )
+                return _choose_with_bands(plans, bands, budget, accuracy, limit_bytes, images)
         except (ModelError, BudgetError, MemoryError, RuntimeError) as error:
-            reason = _reason_of_failure(error, cache)
-        else:
-            if cache is not None:
-                cache.put(chosen)
-            return candidates, chosen
+            reason = _reason_of_failure(error)
     only_whole = prepared.costs.only_whole and not overrides.only_bands
     names = ("tiled", "streamed") if only_whole else ("streamed",)
     refused = [Refusal(title=name, reason=reason) for name in names] if reason else []
@@ -80,13 +69,8 @@ def choose_image_plan(
     return plans, choose_plan(plans, budget, accuracy, refused)
 
 
-def _reason_of_failure(error: Exception, cache: StrategyCache | None) -> str:
-    """Return why bands could not be planned; raises ``error`` if that is no reason.
-
-    What a further process would find too is marked as known.
-    """
-    if isinstance(error, ModelError | BudgetError) and cache is not None:
-        cache.put(None)
+def _reason_of_failure(error: Exception) -> str:
+    """Return why bands could not be planned; raises ``error`` if that is no reason."""
     if isinstance(error, ModelError):
         return error.message
     if not is_out_of_memory(error):
@@ -165,7 +149,6 @@ def _reason_not_streamed(
     budget: Budget,
     bands: BandCandidates,
     images: int,
-    cache: StrategyCache | None,
 ) -> str | None:
     """Return why bands are not planned, or None if they are; "" where tiles are requested."""
     overrides, accuracy = settings.overrides, settings.accuracy_request
@@ -193,5 +176,4 @@ def _reason_not_streamed(
             )
     if no_room := reason_not_to_plan():
         return f"not considered: {no_room}"
-    better = cache.get(plans) if cache is not None else None
-    return None if better is None else f"considered before, when {better} was the better choice"
+    return None

@@ -13,9 +13,9 @@ from lowtide.jobs.image_job import ImageJob
 from lowtide.jobs.image_run import Inputs, find_jobs, scale_checker
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.item import Item
+from lowtide.jobs.model_costs import whole_image
 from lowtide.jobs.prepare import prepare
 from lowtide.jobs.report import SkippedInput, versions
-from lowtide.jobs.whole_image import whole_image
 from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import open_meter

@@ -10,7 +10,6 @@ from importlib.metadata import version
 
 from lowtide.core.errors import ModelError, OutOfMemoryError
 from lowtide.core.heap import trim_heap, trimming_heap
-from lowtide.core.precision import Precision
 from lowtide.core.progress import Cancel, Phase, ProgressCallback, report_phase
 from lowtide.core.units import MIB
 from lowtide.jobs.build_network import (
@@ -22,10 +21,10 @@ from lowtide.jobs.build_network import (
 from lowtide.jobs.devices import resolve_precision
 from lowtide.jobs.image_adapter import require_image_channels
 from lowtide.jobs.image_settings import ImageSettings
-from lowtide.jobs.model_costs import CostLookup
+from lowtide.jobs.model_costs import CostLookup, WholeImage
+from lowtide.jobs.plan_in_child import PlanInChild
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import versions
-from lowtide.jobs.whole_image import WholeImage
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.meter import CudaMeter, HostMeter
@@ -69,7 +68,7 @@ def prepare(
     cancel: Cancel = None,
     runs_job: bool = True,
     on_loaded: Callable[[int], object] = lambda scale: None,
-    measure: Callable[[Precision], bool] | None = None,
+    child: PlanInChild | None = None,
     whole: WholeImage | None = None,
 ) -> PreparedModel:
     """Load the model and get its costs from ``known``, the package, the cache or a probe.
@@ -84,8 +83,7 @@ def prepare(
         runs_job: Whether this process also runs the job, and so keeps what a probe leaves.
         on_loaded: Called with the model's scale before anything is measured; its exceptions
             propagate.
-        measure: Called with the precision before this process would measure: does it in another
-            one, and returns whether the costs may be in the cache now.
+        child: Measures and plans instead of this process.
         whole: The only image of the job. Where half of the budget is enough for it at once, by a
             trace of that run, or where it is to run in bands, nothing is measured about tiles.
 
@@ -94,7 +92,7 @@ def prepare(
         UsageError: The settings do not suit the model or the device.
         OutOfMemoryError: Memory ran out while the model was loaded or probed.
     """
-    monitor = _Monitor(settings.model_name, meter, progress)
+    monitor = _Monitor(settings.model_name, meter, progress, child)
     with _out_of_memory_named(settings.model_name):
         if settings.cuda_graphs:
             require_cuda_graphs(device)
@@ -125,19 +123,18 @@ def prepare(
             lambda: network_weight_bytes(network, model),
             monitor.on_probe,
         )
-        if (costs := lookup.known(limit_bytes)) is not None:
-            return finish(costs)
-        elsewhere = measure is not None and measure(precision)
-        if whole is not None:
+
+        def measure() -> PreparedModel:
+            if (costs := lookup.known(limit_bytes)) is not None:
+                return finish(costs)
             with failing_beyond_container():
-                costs = whole.traced_costs(lookup, descriptor.size, limit_bytes)
-            if costs is not None and whole.fits(prepared := finish(costs)):
+                costs = whole and whole.traced_costs(lookup, descriptor.size, limit_bytes)
+            if whole is not None and costs is not None and whole.fits(prepared := finish(costs)):
                 return prepared
-        costs = lookup.known(limit_bytes) if elsewhere else None
-        if costs is None:
             with failing_beyond_container():
-                costs = lookup.measured(limit_bytes, cancel)
-        return finish(costs)
+                return finish(lookup.measured(limit_bytes, cancel))
+
+        return measure() if child is None else child.measure(measure, precision, whole)
 
 
 @dataclass(frozen=True)
@@ -202,6 +199,7 @@ def _finish(
         ProgramCache(network, monitor.on_capture, identity=f"{loaded.identity} {precision}"),
         bounds,
         extra_bytes,
+        child=monitor.child,
     )
 
 
@@ -223,9 +221,13 @@ class _Monitor:
     """Progress and resident memory while a model is loaded and probed."""
 
     def __init__(
-        self, model: str, meter: HostMeter | CudaMeter | None, progress: ProgressCallback | None
+        self,
+        model: str,
+        meter: HostMeter | CudaMeter | None,
+        progress: ProgressCallback | None,
+        child: PlanInChild | None,
     ) -> None:
-        self._model, self._meter, self._progress = model, meter, progress
+        self._model, self._meter, self._progress, self.child = model, meter, progress, child
         self._before, self._before_probe = 0, None
 
     def begin(self) -> None:
@@ -237,12 +239,16 @@ class _Monitor:
         """Note the resident memory, and load what only probes need."""
         from lowtide.streaming.probe.trace_memory import preload_tracing
 
+        if self.child is not None:
+            self.child.before_computing()
         if self._before_probe is None:
             self._before_probe = self._resident_bytes()
         self._start_phase("probe", preload_tracing)
 
     def on_capture(self) -> None:
         """Load what only captures need."""
+        if self.child is not None:
+            self.child.before_computing()
         self._start_phase("capture", preload_capture)
 
     def extra_bytes(self, device: str, weight_bytes: int, key: str, *, runs_job: bool) -> int:

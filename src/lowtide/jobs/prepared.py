@@ -28,6 +28,7 @@ from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 if TYPE_CHECKING:
     from lowtide.jobs.image_job import ItemRun
+    from lowtide.jobs.plan_in_child import PlanInChild
 
 # Share of the budget for rows that wait to be run or written.
 _ROW_SHARE = 0.03
@@ -73,10 +74,10 @@ class PreparedModel:
     """A model on its device with its measured costs.
 
     ``replicas`` are copies of the network on further devices. ``bounds`` are the upper bounds of
-    past runs, without an entry where there are none. ``chosen_before`` are strategies that
-    `StrategyCache` had when it was first asked. ``float_copies`` counts copies of an image's color
-    in float32 that the job keeps on disk, between which the network runs. ``specialized`` are the
-    networks that were compiled or captured, by the shape of their inputs.
+    past runs, without an entry where there are none. ``float_copies`` counts copies of an image's
+    color in float32 that the job keeps on disk, between which the network runs. ``specialized`` are
+    the networks that were compiled or captured, by the shape of their inputs. ``child`` plans bands
+    where the budget is small; None to plan them in this process.
     """
 
     descriptor: ModelDescriptor
@@ -88,9 +89,9 @@ class PreparedModel:
     bounds: dict[RunKind, RunBounds] = field(default_factory=dict)
     extra_resident_bytes: int = 0
     replicas: tuple[NetworkSpec, ...] = ()
-    chosen_before: dict[str, str | None] = field(default_factory=dict)
     float_copies: int = 0
     specialized: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
+    child: PlanInChild | None = None
 
     @property
     def measurements(self) -> Measurements:

@@ -26,7 +26,6 @@ from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES, AttributeKey
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_bytes
-from lowtide.streaming.stored_only import may_compute
 from lowtide.streaming.tolerance import tolerance
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
@@ -102,7 +101,6 @@ def certify(
         if stored is not None:
             found = Certificate(**stored)
         else:
-            may_compute()
             before_computing()
             # A small model, or the second size, may be of the real size.
             known = program if small.key == inputs.key else None

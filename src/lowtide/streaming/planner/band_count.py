@@ -17,7 +17,7 @@ _MIN_IMPROVEMENT = 0.8
 class BandCountSearch:
     """Estimated cost of one segment by number of bands, each estimated once.
 
-    ``seconds`` is about how long the estimates took that were not stored before.
+    ``seconds`` is about how long the estimates take, also those that were stored before.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class BandCountSearch:
             even = self._round_to_windows(number)
             key = f"band count {self._name} {even}"
             found = self._store.get(key)
+            self.seconds += estimation_seconds(self._segment, even)
             if found is None:
-                self.seconds += estimation_seconds(self._segment, even)
                 found = estimate_segment(self._program, self._segment, even)
                 self._store.put(key, found)
             self._costs[number] = found[0], found[1], found[2]

@@ -40,9 +40,10 @@ class CandidateBytes:
         return self.planner.candidates(low_memory=low_memory, segmentations=self._segmentations)
 
     def search_further(self, saved_seconds: float) -> bool:
-        """Add the next candidates, unless the search took longer than a better one may save.
+        """Add the next candidates, unless the search takes longer than a better one may save.
 
-        Returns whether any were added. What is found is stored, and the next process goes on there.
+        Returns whether any were added. What was stored counts as if it were found now, so that
+        every process ends its search at the same candidates.
         """
         tried, search = self._segmentations, self.planner.search
         if tried is None or search.seconds(tried) >= saved_seconds or not search.has_more(tried):

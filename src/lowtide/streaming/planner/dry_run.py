@@ -42,7 +42,6 @@ from lowtide.streaming.pages.transfer import (
 from lowtide.streaming.planner.layout_search import layout_store
 from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.spans import Spans, count
-from lowtide.streaming.stored_only import may_compute
 
 _NO_DISPATCH = torch._C._DisableTorchDispatch
 # Bands of a single segment after which all are alike: more than its halos reach over.
@@ -103,7 +102,6 @@ def dry_run(
     key = f"takes {layout.key} {whole_image}{where}"
     kept = store.get(key)
     if kept is None:
-        may_compute()
         before_computing()
         rows, sure = _predict(program, layout, whole_image, profile)
         if sure:

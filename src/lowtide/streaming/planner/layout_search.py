@@ -14,7 +14,6 @@ from lowtide.streaming.planner.band_count import BandCountSearch
 from lowtide.streaming.planner.cost_model import cost_model_for
 from lowtide.streaming.planner.segmented_program import SegmentedProgram
 from lowtide.streaming.planner.stream_layout import StreamLayout
-from lowtide.streaming.stored_only import is_stored_only
 
 # Number of segments beyond those that the program needs, and the effort up to which operators are
 # recomputed rather than their results kept.
@@ -22,9 +21,6 @@ _RECOMPUTE_LIMIT = 128
 _CUT = ((1, 0), (3, 0), (8, 0), (16, 0), (36, 0), (8, _RECOMPUTE_LIMIT), (36, _RECOMPUTE_LIMIT))
 # Shares of the bytes of all pages that may stay in memory where the others do not fit.
 RESIDENT_SHARES = (0.2, 0.4, 0.6, 0.8)
-
-
-_WAYS = "ways"
 
 
 def layout_store(program: StreamProgram) -> StoredTable:
@@ -66,8 +62,6 @@ class LayoutSearch:
             segmentations: How many ways to cut the program are tried, by default all.
         """
         ways = self._first_ways(segmentations)
-        if len(ways) > self._stored_ways:
-            self._store.put(_WAYS, len(ways))
         for place, way in enumerate(ways):
             seen, parts = set[tuple[int, ...]](), way.resident_choices(resident_shares)
             for cap in caps or self.cost_model.caps:
@@ -89,24 +83,11 @@ class LayoutSearch:
         return len(self._seconds)
 
     def has_more(self, segmentations: int) -> bool:
-        """Return whether there are more ways to cut the program than these.
-
-        Inside of `stored_only`, more that another process has tried: it is to choose as that did.
-        """
-        if is_stored_only() and segmentations >= self._stored_ways:
-            return False
+        """Return whether there are more ways to cut the program than these."""
         return len(self._first_ways(segmentations + 1)) > segmentations
 
-    @property
-    def _stored_ways(self) -> int:
-        """How many ways were tried on this machine."""
-        return self._store.get(_WAYS) or 0
-
     def seconds(self, segmentations: int) -> float:
-        """Return about how long the first drafts of so many ways to cut took.
-
-        What earlier processes had stored took nothing.
-        """
+        """Return about how long the first drafts of so many ways to cut take."""
         return sum(self._seconds.get(place, 0.0) for place in range(segmentations))
 
     def _first_ways(self, number: int | None) -> list[SegmentedProgram]:

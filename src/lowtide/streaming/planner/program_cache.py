@@ -84,8 +84,6 @@ def _planner_or_error(
         return _planner(network, begin, identity, height, width)
     except ModelError as error:
         return error.with_traceback(None)
-    finally:
-        trim_heap(collect=True)  # half of the memory of a capture is garbage by now
 
 
 def _planner(
@@ -103,7 +101,10 @@ def _planner(
     graph = None if store is None else store.get(example)
     if graph is None:
         begin()
-        graph = capture(module, example)
+        try:
+            graph = capture(module, example)
+        finally:
+            trim_heap(collect=True)  # half of the memory of a capture is garbage by now
         if store is not None:
             store.put(example, graph)
     program = lower_to_rows(graph)

@@ -62,12 +62,11 @@ def require_independent_images(module: nn.Module, inputs: Tensor | ModelInputs) 
         if _names(graph) == wanted:
             limit = tolerance(node.meta.dtype for node in graph.nodes)
             with tf32(False), torch.inference_mode():
-                batch = range(inputs.batch_size)
-                _require_equal_results(module, small, batch, limit)
-                for first, factor in product((0, 1), _FACTORS):
-                    _require_equal_results(
-                        module, _scaled(small, first, factor), batch[1 - first :: 2], limit
-                    )
+                _require_equal_results(module, small, range(inputs.batch_size), limit)
+                for places, factor in product(_halves(inputs.batch_size), _FACTORS):
+                    others = [one for one in range(inputs.batch_size) if one not in places]
+                    scaled = _scaled(small, others, factor)
+                    _require_equal_results(module, scaled, places, limit)
             PlanStore().put("proof", "images", *key, value=True)
             return whole.repack
     raise ModelError(
@@ -81,11 +80,20 @@ def _names(graph: Graph) -> list[str]:
     return [op_name(node.target) for node in graph.nodes if node.kind == "call"]
 
 
-def _scaled(inputs: ModelInputs, first: int, factor: float) -> ModelInputs:
-    """Return the call with every other image, from ``first`` on, times ``factor``."""
+def _halves(batch: int) -> list[list[int]]:
+    """Return parts of a batch, by the binary digits of places: any two are apart in one of them."""
+    return [
+        [place for place in range(batch) if place >> digit & 1 == side]
+        for digit in range((batch - 1).bit_length())
+        for side in (0, 1)
+    ]
+
+
+def _scaled(inputs: ModelInputs, places: Sequence[int], factor: float) -> ModelInputs:
+    """Return the call with the images at ``places`` times ``factor``."""
     scaled = [tensor.clone() for tensor in inputs.streamed]
     for tensor in scaled:
-        tensor[first::2] *= factor
+        tensor[places] *= factor
     return inputs.with_streamed(scaled)
 
 

@@ -1,4 +1,7 @@
-"""Attention in batches of windows with a shared bias and masks for a few."""
+"""Attention in batches of windows with a shared bias and masks for a few.
+
+Scores of all windows would be the largest tensor of the network.
+"""
 
 from __future__ import annotations
 

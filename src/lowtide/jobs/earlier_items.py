@@ -1,4 +1,7 @@
-"""What earlier items of a job leave to the next one: memory still held, and bounds that failed."""
+"""What earlier items of a job leave to the next one: memory still held, and bounds that failed.
+
+A folder's tenth picture does not start with an empty heap.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ Measured in fresh processes at several sizes. Every estimate has an upper bound 
 process's peak resident memory, and a typical value. Formats that are read or written by rows take a
 window of rows. The others hold a frame; their bytes per pixel cover the frame and the codec's
 working planes.
+
+One model for several formats would have bounds that are 29 to 400 % wider.
 """
 
 from __future__ import annotations

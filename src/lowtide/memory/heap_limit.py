@@ -1,4 +1,7 @@
-"""Limit of a run's resident memory, above which the heap gives back what it keeps."""
+"""Limit of a run's resident memory, above which the heap gives back what it keeps.
+
+Without it a folder of pictures outgrows its budget by what glibc keeps of freed memory.
+"""
 
 from __future__ import annotations
 

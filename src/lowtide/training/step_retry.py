@@ -1,4 +1,7 @@
-"""Training steps that are repeated with less memory where it runs out."""
+"""Training steps that are repeated with less memory where it runs out.
+
+A peak above the prediction does not end a training of days.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@ A pickle is a program: Python's unpickler imports and calls whatever it names. T
 opcodes that torch.save writes, and calls nothing. A name is on a short allowlist or refused; a
 tensor becomes a reference to its storage. No opcode makes more than one small object, so that a
 stream needs memory in proportion to its length.
+
+PyTorch's `weights_only` reader refuses protocol 4 and common harmless names, and its memory has no
+bound by the file's size: tuples that double one another never end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""DRCT's residual dense groups (RDG) with one preallocated feature map."""
+"""DRCT's residual dense groups (RDG) with one preallocated feature map.
+
+Concatenating what each layer adds copies a map of the image once for every layer.
+"""
 
 from __future__ import annotations
 

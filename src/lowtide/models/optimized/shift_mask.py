@@ -1,4 +1,7 @@
-"""Masks of shifted windows (Swin) by pattern, without dense tensors."""
+"""Masks of shifted windows (Swin) by pattern, without dense tensors.
+
+A dense mask has a value for each pair of pixels of each window, and nearly all are 0.
+"""
 
 from __future__ import annotations
 

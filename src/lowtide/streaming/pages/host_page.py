@@ -1,4 +1,7 @@
-"""Pages of a GPU that are spilled to pinned host memory between segments."""
+"""Pages of a GPU that are spilled to pinned host memory between segments.
+
+Maps that a GPU cannot hold cost a copy instead of a refusal.
+"""
 
 from __future__ import annotations
 

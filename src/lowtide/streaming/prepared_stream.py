@@ -230,16 +230,16 @@ def _allowed_bytes(
 def _choose_layout(
     planner: StreamPlanner, inputs: ModelInputs, settings: StreamSettings
 ) -> StreamLayout:
-    """Return the layout within the budget."""
+    """Return the layout within the budget, if there is one beside what planning leaves."""
     device = inputs.first.device
     allowed = _allowed_bytes(settings.budget, device, settings.profile)
     kept = 0 if planner.budget_bytes is None else kept_bytes(len(planner.program.steps))
-    room, most = _room_for_rows(allowed, device, kept), _room_for_rows(allowed, device)
-    # A search beside what is kept costs dry runs, which are in vain where no draft is that small.
-    in_vain = 2 * room < most and planner.least_draft_bytes > room
-    limit = most if in_vain else room
+    room = _room_for_rows(allowed, device, kept)
     try:
-        layout = planner.choose(limit, most)
+        try:
+            layout = planner.choose(room)
+        except BudgetError:
+            layout = planner.choose(_room_for_rows(allowed, device))
     except BudgetError as error:
         least = _smallest_budget(error.smallest or 0, device, kept)
         raise BudgetError(

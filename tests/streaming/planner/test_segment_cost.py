@@ -20,7 +20,7 @@ def test_low_bands_copy_what_two_of_them_see():
     # Bands of one row put three rows together for every convolution, the whole is read once.
     convolutions = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(5)))
     program = program_of(convolutions, torch.rand(1, 4, ROWS, 16))
-    (part,) = cut_segments(program, (), 0)
+    (part,) = cut_segments(program)
     copied = {bands: estimate_segment(program, part, bands)[2] for bands in (1, 4, 16, ROWS)}
     assert copied[1] == ROWS * ROW_BYTES
     assert copied[1] < copied[4] < copied[16] < copied[ROWS]

@@ -30,12 +30,3 @@ def test_a_dry_run_that_is_not_stored_is_refused(program):
     known = dry_run(program, layout, whole_image=True)
     with stored_only():
         assert dry_run(program, layout, whole_image=True) == known
-
-
-def test_a_search_goes_no_further_than_that_of_another_process(program):
-    assert LayoutSearch(program).has_more(2)
-    list(LayoutSearch(program).drafts(segmentations=2))
-    with stored_only():
-        assert LayoutSearch(program).has_more(1)
-        assert not LayoutSearch(program).has_more(2)
-    assert LayoutSearch(program).has_more(2)

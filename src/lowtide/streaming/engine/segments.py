@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from lowtide.streaming.engine.macs import macs_per_element
 from lowtide.streaming.engine.program import FullTensorOp, StreamProgram
 from lowtide.streaming.rules.row_op import Reduction, RowOp
 
@@ -25,9 +24,7 @@ class Segment:
     outputs: list[int] = field(default_factory=list)
 
 
-def cut_segments(
-    program: StreamProgram, cuts: Iterable[int] = (), recompute_limit: int = 0
-) -> list[Segment]:
+def cut_segments(program: StreamProgram, cuts: Iterable[int] = ()) -> list[Segment]:
     """Cut a program into segments, in order.
 
     Cuts are where a result is needed as a whole, and before each of ``cuts``.
@@ -35,8 +32,6 @@ def cut_segments(
     Args:
         program: Program to cut.
         cuts: Node indices of steps that begin a segment.
-        recompute_limit: Operators of at most this `macs_per_element` are recomputed in later
-            segments like cheap ones, where that keeps fewer bytes.
     """
     segment_of = _assign_segments(program, set(cuts))
     segments = [Segment() for _ in range(max(segment_of.values(), default=0) + 1)]
@@ -50,7 +45,7 @@ def cut_segments(
     for index in program.outputs:
         if index in program.rows:
             segments[segment_of[index]].outputs.append(index)
-    _Pages(program, segment_of, recompute_limit).choose(segments)
+    _Pages(program, segment_of).choose(segments)
     return segments
 
 
@@ -83,14 +78,8 @@ def _assign_segments(program: StreamProgram, cuts: set[int]) -> dict[int, int]:
 class _Pages:
     """Choice of pages that later segments read; recomputes cheap steps to keep less."""
 
-    def __init__(
-        self, program: StreamProgram, segment_of: dict[int, int], recompute_limit: int
-    ) -> None:
-        self._program, self._segment_of, self._recompute_limit = (
-            program,
-            segment_of,
-            recompute_limit,
-        )
+    def __init__(self, program: StreamProgram, segment_of: dict[int, int]) -> None:
+        self._program, self._segment_of = program, segment_of
         self._pages: set[int] = set()
         # Cheapest sources of a result in the current segment, valid until a page is added: in dense
         # blocks millions of paths lead to the same results.
@@ -154,7 +143,7 @@ class _Pages:
 
     def _find_cheapest(self, index: int, segment_index: int) -> set[int]:
         program, step = self._program, self._program.steps.get(index)
-        if index in self._pages or not isinstance(step, RowOp) or not self._is_cheap(index, step):
+        if index in self._pages or not isinstance(step, RowOp) or not step.cheap:
             return {index}
         if any(self._segment_of.get(one, -1) >= segment_index for one in step.full_inputs):
             return {index}
@@ -163,14 +152,6 @@ class _Pages:
             sources |= self._cheapest(one, segment_index)
         new = (one for one in sources if one not in self._pages and one in self._segment_of)
         return sources if sum(map(program.bytes_of, new)) <= program.bytes_of(index) else {index}
-
-    def _is_cheap(self, index: int, step: RowOp) -> bool:
-        if step.cheap or not self._recompute_limit:
-            return step.cheap
-        return (
-            macs_per_element(self._program, self._program.graph.nodes[index])
-            <= self._recompute_limit
-        )
 
 
 def page_readers(segments: Sequence[Segment]) -> dict[int, list[int]]:

@@ -5,7 +5,6 @@ Candidates are drafts: roughly estimated, until a dry run gives their exact byte
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -30,8 +29,8 @@ from lowtide.streaming.planner.layout_search import CAPS, RESIDENT_SHARES, Layou
 from lowtide.streaming.planner.ledger_rows import ledger_row
 from lowtide.streaming.planner.stream_layout import StreamLayout
 
-# Two candidates differ by at least this share of their bytes.
-_STEP = 0.15
+# Two candidates differ by at least these shares of their bytes and of their overhead.
+_STEP, _SECONDS_STEP = 0.25, 0.05
 # Ratios of exact to drafted bytes differ by this much: what may fit is worth a dry run.
 _LEAST_SHARE = 0.9
 # The same of a draft that was corrected by the dry run of another.
@@ -49,8 +48,6 @@ class StreamPlanner:
         inputs: Example of the arguments, or of an image alone; may be fake tensors.
         pages: Where pages may be kept.
         whole_image: Whether image and result are held whole, and count.
-        held: Returns the bytes held outside of the bands for a layout (program, segments, bands),
-            which count in addition.
         program: Program of the module for such inputs, if it is known; by default it is captured.
         profile: Device to plan for, which need not be present; by default that of the inputs.
         before_computing: Called before a dry run is made or a proof measured that is not stored.
@@ -66,7 +63,6 @@ class StreamPlanner:
         *,
         pages: PagePlacement = "auto",
         whole_image: bool = True,
-        held: HeldBytes | None = None,
         program: StreamProgram | None = None,
         profile: DeviceProfile | None = None,
         before_computing: Callable[[], None] = lambda: None,
@@ -75,8 +71,8 @@ class StreamPlanner:
         self.program = program or lower_to_rows(capture(module, self.inputs))
         self.module, self._device = module, self.inputs.first.device
         self._pages: PagePlacement = pages
-        self._whole_image, self._held = whole_image, held
-        self._profile, self._before_computing = profile, before_computing
+        self._whole_image, self._profile = whole_image, profile
+        self._before_computing = before_computing
         self._dry_runs: dict[object, DryRunResult] = {}
         # On a CPU, the budget: planning that takes more warns before.
         self.budget_bytes: int | None = None
@@ -103,21 +99,6 @@ class StreamPlanner:
         search = LayoutSearch(self.program, self._profile)
         return _pareto_front(list(search.drafts(CAPS, places, shares)))
 
-    def with_held(self, held: HeldBytes | None) -> StreamPlanner:
-        """Return a planner for bands with other bytes held, with all that is known here."""
-        changed = copy.copy(self)
-        changed._held = held
-        return changed
-
-    @property
-    def least_draft_bytes(self) -> int:
-        """Bytes of the smallest draft, with what else is held."""
-        return min(one.peak_bytes + self.held_bytes(one) for one in self.candidates)
-
-    def held_bytes(self, layout: StreamLayout) -> int:
-        """Return the bytes held outside of the bands of a candidate."""
-        return 0 if self._held is None else self._held(self.program, layout.segments, layout.bands)
-
     def layout(self, key: object) -> StreamLayout:
         """Return the candidate with this key."""
         return next(one for one in self.candidates if one.key == key)
@@ -138,13 +119,18 @@ class StreamPlanner:
                 )
         return self._dry_runs[layout.key]
 
-    def choose(self, limit_bytes: int) -> StreamLayout:
+    def choose(self, limit_bytes: int, held: HeldBytes | None = None) -> StreamLayout:
         """Return the layout of least cost whose exact bytes are within ``limit_bytes``.
+
+        Args:
+            limit_bytes: The limit.
+            held: Returns the bytes held outside of the bands for a layout (program, segments,
+                bands), which count in addition.
 
         Raises:
             BudgetError: No layout fits; the message names the least bytes that any layout takes.
         """
-        bytes_of = CandidateBytes(self)
+        bytes_of = CandidateBytes(self, held)
 
         def best() -> StreamLayout:
             sizes = {one.key: bytes_of.expected(one) for one in self.candidates}
@@ -173,7 +159,7 @@ def _pareto_front(drafts: list[StreamLayout]) -> list[StreamLayout]:
     """
     front: list[StreamLayout] = []
     for one in sorted(drafts, key=lambda one: (one.peak_bytes, one.overhead_seconds)):
-        if front and one.overhead_seconds >= front[-1].overhead_seconds:
+        if front and one.overhead_seconds > (1 - _SECONDS_STEP) * front[-1].overhead_seconds:
             continue
         if len(front) > 1 and one.peak_bytes < (1 + _STEP) * front[-2].peak_bytes:
             front.pop()
@@ -188,8 +174,8 @@ class CandidateBytes:
     other choices do not, so that a plan does not depend on what was planned before it.
     """
 
-    def __init__(self, planner: StreamPlanner) -> None:
-        self.planner = planner
+    def __init__(self, planner: StreamPlanner, held: HeldBytes | None = None) -> None:
+        self.planner, self._held = planner, held
         # By layout key: the draft, and its dry run.
         self._dry_runs: dict[object, tuple[StreamLayout, DryRunResult]] = {}
 
@@ -205,10 +191,11 @@ class CandidateBytes:
     def expected(self, layout: StreamLayout) -> int:
         """Return the bytes to expect of a candidate, exact after its dry run.
 
-        A draft is corrected as the dry run with the most similar bands corrected its own: the ratio
-        is about the same where bands are equally high.
+        A draft is corrected as the dry run with the most similar bands corrected its own. What
+        exceeds a draft is workspaces of operators: of some the same for all bands, of others
+        smaller where bands are lower.
         """
-        held = self.planner.held_bytes(layout)
+        held = self._held_bytes(layout)
         if known := self.known_dry_run(layout):
             return held + known.peak_bytes
         if not self._dry_runs:
@@ -222,7 +209,14 @@ class CandidateBytes:
                 abs(one[0].peak_bytes - layout.peak_bytes),
             ),
         )
-        return held + int(max(_LEAST_SHARE, found.peak_bytes / other.peak_bytes) * layout.peak_bytes)
+        beyond = found.peak_bytes - other.peak_bytes
+        beyond *= math.sqrt(layout.peak_bytes / other.peak_bytes)
+        return held + int(max(_LEAST_SHARE * layout.peak_bytes, layout.peak_bytes + beyond))
+
+    def _held_bytes(self, layout: StreamLayout) -> int:
+        if self._held is None:
+            return 0
+        return self._held(self.planner.program, layout.segments, layout.bands)
 
     def rows(self, layout: StreamLayout, size: int | None = None) -> tuple[LedgerRow, ...]:
         """Return the ledger rows to expect of a candidate, or of ``size`` bytes for bands."""
@@ -243,7 +237,7 @@ class CandidateBytes:
         """
         for one in self.planner.candidates:
             if self.known_dry_run(one) is None:
-                draft = self.planner.held_bytes(one) + int(one.peak_bytes * _LEAST_SHARE)
+                draft = self._held_bytes(one) + int(one.peak_bytes * _LEAST_SHARE)
                 yield one, max(draft, int(self.expected(one) * _CORRECTED_SHARE))
 
 

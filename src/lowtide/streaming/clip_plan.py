@@ -19,9 +19,7 @@ from lowtide.streaming.capture.graph import TensorMeta
 from lowtide.streaming.engine.carried_state import StateStore
 from lowtide.streaming.engine.placement import Placement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
-from lowtide.streaming.prepared_stream import (
-    PreparedStream,
-)
+from lowtide.streaming.prepared_stream import PreparedStream
 
 _STATE_LABELS = {"memory": "in memory", "host": "on the host", "disk": "on disk"}
 

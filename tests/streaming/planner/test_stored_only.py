@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lowtide.streaming.planner.dry_run import dry_run
-from lowtide.streaming.planner.layout_search import LayoutSearch
+from lowtide.streaming.planner.layout_search import draft_layouts
 from lowtide.streaming.stored_only import NotStoredError, stored_only
 from support.band_runs import program_of
 
@@ -24,7 +24,7 @@ def program(monkeypatch, tmp_path):
 
 
 def test_a_dry_run_that_is_not_stored_is_refused(program):
-    layout = next(iter(LayoutSearch(program).drafts((1 << 40,), ("memory",))))
+    layout = next(iter(draft_layouts(program, (1 << 40,), ("memory",))))
     with stored_only(), pytest.raises(NotStoredError):
         dry_run(program, layout, whole_image=True)
     known = dry_run(program, layout, whole_image=True)

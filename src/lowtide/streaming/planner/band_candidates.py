@@ -220,17 +220,13 @@ class BandCandidates:
         return self.image_task.row_bytes * (1 + self.geometry.scale) * 2 * COPY_ROWS
 
     @property
-    def _network_inputs(self) -> int:
-        return self.image_task.inputs
-
-    @property
     def _byte_factor(self) -> float:
         """Factor from the captured graph to the run: images per tile, and element size.
 
         The graph is that of fp32 on the CPU; another device may use smaller dtypes.
         """
         item, own = (DTYPES[one.precision].itemsize for one in (self.costs, self.programs.network))
-        return self._network_inputs * item / own
+        return self.image_task.inputs * item / own
 
     @property
     def least_seconds(self) -> float:
@@ -238,7 +234,7 @@ class BandCandidates:
 
         Includes the usual slowdown `_BAND_SLOWDOWN`.
         """
-        pixels = math.prod(self.image_task.padded_size) * self._network_inputs
+        pixels = math.prod(self.image_task.padded_size) * self.image_task.inputs
         return pixels * self.costs.least_seconds_per_pixel * _BAND_SLOWDOWN
 
     def _seconds(self, layout: StreamLayout) -> float:
@@ -252,7 +248,9 @@ class BandCandidates:
         sizes = [min(max(total // number, least), most) for number in layout.bands]
         network = sum(total * self.costs.seconds(size) / size for size in sizes) / len(sizes)
         speed = self.costs.time_scale
-        panel = (_BAND_SLOWDOWN * network + speed * layout.overhead_seconds) * self._network_inputs
+        panel = (
+            _BAND_SLOWDOWN * network + speed * layout.overhead_seconds
+        ) * self.image_task.inputs
         return panel * self._panels + speed * 2 * self._panel_file_bytes / _FILE_BYTES_PER_SECOND
 
     @property

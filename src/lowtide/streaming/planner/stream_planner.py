@@ -25,7 +25,7 @@ from lowtide.streaming.engine.placement import PagePlacement, allowed_placements
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import Segment
 from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
-from lowtide.streaming.planner.layout_search import CAPS, RESIDENT_SHARES, LayoutSearch
+from lowtide.streaming.planner.layout_search import CAPS, RESIDENT_SHARES, draft_layouts
 from lowtide.streaming.planner.ledger_rows import ledger_row
 from lowtide.streaming.planner.stream_layout import StreamLayout
 
@@ -33,8 +33,6 @@ from lowtide.streaming.planner.stream_layout import StreamLayout
 _STEP, _SECONDS_STEP = 0.25, 0.05
 # Ratios of exact to drafted bytes differ by this much: what may fit is worth a dry run.
 _LEAST_SHARE = 0.9
-# The same of a draft that was corrected by the dry run of another.
-_CORRECTED_SHARE = 0.7
 # Bytes held outside of the bands of a layout (program, segments, bands).
 HeldBytes = Callable[[StreamProgram, Sequence[Segment], Sequence[int]], int]
 _Candidate = TypeVar("_Candidate")
@@ -96,8 +94,7 @@ class StreamPlanner:
         """Drafts on the Pareto front of memory and time, smallest first."""
         places = allowed_placements(self._device, self._pages)
         shares = RESIDENT_SHARES if self._pages == "auto" else ()
-        search = LayoutSearch(self.program, self._profile)
-        return _pareto_front(list(search.drafts(CAPS, places, shares)))
+        return _pareto_front([*draft_layouts(self.program, CAPS, places, shares, self._profile)])
 
     def layout(self, key: object) -> StreamLayout:
         """Return the candidate with this key."""
@@ -155,10 +152,11 @@ class StreamPlanner:
 def _pareto_front(drafts: list[StreamLayout]) -> list[StreamLayout]:
     """Return the drafts that no other draft beats in both memory and time.
 
-    Of those that take about the same memory, the fastest; the smallest of all stays.
+    Of those that take about the same memory, the fastest. The smallest of all stays, and of several
+    the slowest: more and lower bands, of which operators take less than the drafts can tell.
     """
     front: list[StreamLayout] = []
-    for one in sorted(drafts, key=lambda one: (one.peak_bytes, one.overhead_seconds)):
+    for one in sorted(drafts, key=lambda one: (one.peak_bytes, -one.overhead_seconds)):
         if front and one.overhead_seconds > (1 - _SECONDS_STEP) * front[-1].overhead_seconds:
             continue
         if len(front) > 1 and one.peak_bytes < (1 + _STEP) * front[-2].peak_bytes:
@@ -231,14 +229,10 @@ class CandidateBytes:
         )
 
     def untried(self) -> Iterator[tuple[StreamLayout, int]]:
-        """Yield the drafts without a dry run, smallest first, and the least they may take.
-
-        Corrections are of little use for the smallest, which are workspaces of operators mostly.
-        """
+        """Yield the drafts without a dry run, smallest first, and the least they may take."""
         for one in self.planner.candidates:
             if self.known_dry_run(one) is None:
-                draft = self._held_bytes(one) + int(one.peak_bytes * _LEAST_SHARE)
-                yield one, max(draft, int(self.expected(one) * _CORRECTED_SHARE))
+                yield one, self._held_bytes(one) + int(one.peak_bytes * _LEAST_SHARE)
 
 
 def choose_exact(

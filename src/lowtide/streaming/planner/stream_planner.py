@@ -29,8 +29,8 @@ from lowtide.streaming.planner.layout_search import CAPS, RESIDENT_SHARES, draft
 from lowtide.streaming.planner.ledger_rows import ledger_row
 from lowtide.streaming.planner.stream_layout import StreamLayout
 
-# Two candidates differ by at least these shares of their bytes and of their overhead.
-_STEP, _SECONDS_STEP = 0.25, 0.05
+# Two candidates differ by at least this share of their bytes.
+_STEP = 0.25
 # Ratios of exact to drafted bytes differ by this much: what may fit is worth a dry run.
 _LEAST_SHARE = 0.9
 # Bytes held outside of the bands of a layout (program, segments, bands).
@@ -143,26 +143,31 @@ class StreamPlanner:
 
         def last_resort() -> StreamLayout:
             hopeful = (one for one, size in bytes_of.untried() if size <= limit_bytes)
-            return next(hopeful, min(self.candidates, key=bytes_of.expected))
+            return next(hopeful, None) or min(
+                self.candidates,
+                key=lambda one: (bytes_of.expected(one), bytes_of.known_dry_run(one) is not None),
+            )
 
         chosen = choose_exact(best, last_resort, bytes_of.known_dry_run, bytes_of.dry_run)
         return replace(chosen, peak_bytes=bytes_of.expected(chosen))
 
 
 def _pareto_front(drafts: list[StreamLayout]) -> list[StreamLayout]:
-    """Return the drafts that no other draft beats in both memory and time.
+    """Return the drafts that no other draft beats in both memory and time, smallest first.
 
-    Of those that take about the same memory, the fastest. The smallest of all stays, and of several
-    the slowest: more and lower bands, of which operators take less than the drafts can tell.
+    Of those that take about the same memory, the fastest; the smallest of all stays. The slowest of
+    as few bytes does too: of lower bands, operators may take less than drafts tell.
     """
     front: list[StreamLayout] = []
-    for one in sorted(drafts, key=lambda one: (one.peak_bytes, -one.overhead_seconds)):
-        if front and one.overhead_seconds > (1 - _SECONDS_STEP) * front[-1].overhead_seconds:
+    for one in sorted(drafts, key=lambda one: (one.peak_bytes, one.overhead_seconds)):
+        if front and one.overhead_seconds >= front[-1].overhead_seconds:
             continue
         if len(front) > 1 and one.peak_bytes < (1 + _STEP) * front[-2].peak_bytes:
             front.pop()
         front.append(one)
-    return front
+    smallest = [one for one in drafts if one.peak_bytes == front[0].peak_bytes]
+    slowest = max(smallest, key=lambda one: one.overhead_seconds)
+    return front if slowest.key == front[0].key else [front[0], slowest, *front[1:]]
 
 
 class CandidateBytes:

@@ -71,14 +71,16 @@ def test_bands_planned_by_an_earlier_release(tmp_path) -> None:
         panel_width=100,
     )
     plan = a_plan().model_copy(update={"strategy": bands})
-    for arena_bytes in 0, MIB:
-        earlier = bands.model_dump(mode="json") | {"arena_bytes": arena_bytes}
+
+    def read(**gone):
+        earlier = bands.model_dump(mode="json") | gone
         path.write_text(json.dumps(plan.model_dump(mode="json") | {"strategy": earlier}))
-        if not arena_bytes:
-            assert PlanFile.read(path).first == plan
-        else:
-            with pytest.raises(UsageError, match=r"arena_bytes: .*; make the plan again"):
-                PlanFile.read(path)
+        return PlanFile.read(path).first
+
+    assert read(arena_bytes=0, recompute_limit=0) == plan
+    for name in ("arena_bytes", "recompute_limit"):
+        with pytest.raises(UsageError, match=rf"{name}: .*; make the plan again"):
+            read(**{name: 128})
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:

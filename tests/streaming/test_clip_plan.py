@@ -105,7 +105,7 @@ def test_a_budget_that_is_too_small_is_refused_without_other_orders(monkeypatch)
     for budget in ("1MiB", "16MiB"):
         with pytest.raises(BudgetError) as refusal:
             ChunkStream(first, later, budget=budget).plan(clip)
-    assert planned == 2 * [(1, "disk")]
+    assert planned == 2 * [(1, "memory"), (1, "disk")]
     assert not any(type(one) is torch.Tensor for one in computed)  # nothing is certified
     found = ChunkStream(first, later, budget=refusal.value.smallest)
     assert (found(clip) - whole_clip(later, clip)).abs().max() <= 3e-6

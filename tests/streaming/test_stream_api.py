@@ -256,7 +256,7 @@ def test_layouts_are_remembered(model, monkeypatch):
     def never(*_, **__):
         raise AssertionError("looked at again")
 
-    monkeypatch.setattr("lowtide.streaming.planner.band_count.estimate_segment", never)
+    monkeypatch.setattr("lowtide.streaming.planner.segment_cost.estimate_segment", never)
     monkeypatch.setattr("lowtide.streaming.planner.dry_run.trace_run", never)
     again = lowtide.stream(model, budget="64MiB").prepare(image).layout
     assert (again.key, again.peak_bytes) == (first.key, first.peak_bytes)

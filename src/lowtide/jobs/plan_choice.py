@@ -16,8 +16,8 @@ from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.oom import free_exception, is_out_of_memory
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.streaming.planner.band_candidates import BandCandidates
-from lowtide.streaming.planner.exact_choice import choose_exact
 from lowtide.streaming.planner.model_facts import ImageTask
+from lowtide.streaming.planner.stream_planner import choose_exact
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.planner.tile_variants import (
     with_compile,
@@ -59,7 +59,7 @@ def choose_image_plan(
         try:
             # A proof and dry runs left 20 MiB of free blocks to the run.
             with trimming_heap(), failing_beyond_container():
-                return _choose_with_bands(plans, bands, budget, accuracy, limit_bytes, images)
+                return _choose_with_bands(plans, bands, budget, accuracy, limit_bytes)
         except (ModelError, BudgetError, MemoryError, RuntimeError) as error:
             reason = _reason_of_failure(error)
     only_whole = prepared.costs.only_whole and not overrides.only_bands
@@ -85,11 +85,8 @@ def _choose_with_bands(
     budget: Budget,
     accuracy: AccuracyRequest,
     limit_bytes: int | None,
-    images: int,
 ) -> tuple[list[Plan], Plan]:
     """Return ``plans`` with streamed ones, and the best of all, whose bytes are exact.
-
-    The search for streamed ones ends when it took what a better one may save for ``images``.
 
     Raises:
         ModelError: The network cannot be streamed exactly.
@@ -97,18 +94,10 @@ def _choose_with_bands(
     """
     candidates: list[Plan] = []
 
-    def best(low_memory: bool) -> Plan:
+    def best() -> Plan:
         nonlocal candidates
-        while True:
-            candidates = _plans_below(plans + bands.candidates(low_memory=low_memory), limit_bytes)
-            try:
-                chosen = choose_plan(candidates, budget, accuracy)
-            except BudgetError:
-                if not bands.search_further(math.inf):
-                    raise
-            else:
-                if not bands.search_further(images * (chosen.seconds - bands.least_seconds)):
-                    return chosen
+        candidates = _plans_below(plans + bands.candidates(), limit_bytes)
+        return choose_plan(candidates, budget, accuracy)
 
     def last_resort() -> Plan:
         for plan in bands.untried():

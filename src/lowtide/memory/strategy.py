@@ -102,20 +102,18 @@ class TiledStrategy(BaseModel, frozen=True, extra="forbid"):
 
 
 class StreamedStrategy(BaseModel, frozen=True, extra="forbid"):
-    """Bands of rows: segments, bands, recomputation and spilling.
+    """Bands of rows: segments, bands and spilling.
 
-    ``cuts`` are the operators before which the network is cut into segments, ``recompute_limit``
-    the number of multiply-adds per element up to which operators are recomputed rather than their
-    results kept, ``bands`` the number of bands of each segment. ``pages`` says where results
-    between segments are spilled, except those in ``resident``, which stay in memory:
-    ``intermediate_peak_bytes`` is the most of all of them, ``spilled_peak_bytes`` the most of those
-    spilled. ``graph_digest`` is a digest of the network's operators, which the operator numbers
-    refer to. A wide image runs in ``panels`` as high as the image, one after another.
+    ``cuts`` are the operators before which the network is cut into segments, ``bands`` the number
+    of bands of each segment. ``pages`` says where results between segments are spilled, except
+    those in ``resident``, which stay in memory: ``intermediate_peak_bytes`` is the most of all of
+    them, ``spilled_peak_bytes`` the most of those spilled. ``graph_digest`` is a digest of the
+    network's operators, which the operator numbers refer to. A wide image runs in ``panels`` as
+    high as the image, one after another.
     """
 
     name: Literal["streamed"] = "streamed"
     cuts: tuple[int, ...]
-    recompute_limit: int = 0
     bands: tuple[int, ...]
     pages: Literal["memory", "host", "disk"]
     resident: tuple[int, ...] = ()
@@ -135,21 +133,21 @@ class StreamedStrategy(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_arena(cls, values: Any) -> Any:
-        """Read a plan of 0.2, which says what block of GPU memory its bands are cut out of."""
-        if isinstance(values, dict) and "arena_bytes" in values:
+    def _without_what_is_gone(cls, values: Any) -> Any:
+        """Read a plan of 0.2, which says what this version does not do."""
+        if isinstance(values, dict):
             values = dict(values)
-            if values.pop("arena_bytes"):
-                raise ValueError(
-                    "arena_bytes: this version cuts no bands out of an arena of GPU memory, as 0.2"
-                    " did; make the plan again"
-                )
+            for name, what in _GONE.items():
+                if values.pop(name, 0):
+                    raise ValueError(
+                        f"{name}: this version does not {what}, as 0.2 did; make the plan again"
+                    )
         return values
 
     @property
     def layout_key(self) -> tuple[object, ...]:
         """Identity among the strategies of one network and size, as the key of its layout."""
-        return self.cuts, self.recompute_limit, self.bands, self.pages, self.resident
+        return self.cuts, self.bands, self.pages, self.resident
 
     def network_size(self, image: ImageGeometry) -> tuple[int, int]:
         """Return (height, width) of the network's input, which runs band by band."""
@@ -173,4 +171,8 @@ class StreamedStrategy(BaseModel, frozen=True, extra="forbid"):
 TileStrategy = WholeStrategy | TiledStrategy
 Strategy = TileStrategy | StreamedStrategy
 
+_GONE = {
+    "arena_bytes": "cut bands out of an arena of GPU memory",
+    "recompute_limit": "compute convolutions twice rather than keep their results",
+}
 _SPILL_TITLES = {"memory": "in memory", "host": "in host memory", "disk": "on disk"}

@@ -14,9 +14,7 @@ from lowtide.streaming.engine.carried_state import CarriedState, StateStore
 from lowtide.streaming.engine.placement import Placement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.pages.page import MemoryPage, Page
-from lowtide.streaming.prepared_stream import (
-    PreparedStream,
-)
+from lowtide.streaming.prepared_stream import PreparedStream
 
 _STATE_LABELS = {"memory": "in memory", "host": "on the host", "disk": "on disk"}
 # Dims of frames and of rows in (B, C, T, H, W).

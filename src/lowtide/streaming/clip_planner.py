@@ -16,14 +16,12 @@ from lowtide.streaming.engine.carried_state import StateBytes, StateStore
 from lowtide.streaming.engine.placement import Placement, allowed_placements
 from lowtide.streaming.engine.unroll import unroll
 from lowtide.streaming.planner.stream_planner import StreamPlanner
-from lowtide.streaming.prepared_stream import StreamSettings, available_bytes, prepare_stream
+from lowtide.streaming.prepared_stream import StreamSettings, prepare_stream
 
 # Chunks that run together at the most. A plan takes the longer, the more operators there are and
 # the more rows to make bands of: so many of their product at the most, and so many seconds for each
 # (measured: 0.8e-4 to 3e-4, with decoders of 300 to 400 operators a chunk).
 _MOST_TOGETHER, _MOST_ROW_STEPS, _SECONDS_PER_ROW_STEP = 8, 300_000, 2e-4
-# Drafts of two programs that differ by more than this are in the order of their exact bytes.
-_CERTAINLY_LESS = 0.75
 ChunksTogether = int | Literal["auto"]
 
 
@@ -77,7 +75,6 @@ class ClipPlanner:
         """
         simplest, *others = self._candidates()
         alone = [one for one in others if one[0] == simplest[0]]
-        smallest = alone[-1] if alone else None
         refusals = list[BudgetError]()
 
         def fitting(candidates: Iterable[tuple[int, Placement]]) -> Iterator[ClipPlan]:
@@ -85,14 +82,10 @@ class ClipPlanner:
                 try:
                     yield self.plan(*one)
                 except BudgetError as refusal:
-                    if one == smallest:
-                        raise
                     refusals.append(refusal)
 
-        hopeful = smallest is None or self._may_fit(*simplest)
-        plans = list(fitting([simplest] if hopeful else []))
-        if not plans:
-            plans += fitting(reversed(alone))
+        plans = [*fitting([simplest])] or [*fitting(alone)]
+        if refusals and (plans or not alone):
             together = [one for one in others if one not in alone]
             slowest = min((one.moving_seconds for one in plans), default=math.inf)
             seconds = _SECONDS_PER_ROW_STEP * self._row_steps
@@ -109,14 +102,6 @@ class ClipPlanner:
         """Operators of a chunk times rows of its result."""
         program = self.alone[-1].program
         return len(program.steps) * program.rows[program.output].size
-
-    def _may_fit(self, together: int, placement: Placement) -> bool:
-        """Return whether what is held in any layout leaves room for bands."""
-        last = self._sections(together)[-1]
-        planner = self._planner(last)
-        held = self._held(last, placement).least_bytes(planner.program)
-        settings, device = self.settings, planner.inputs.first.device
-        return held < available_bytes(settings.budget, device, settings.profile)
 
     def _candidates(self) -> list[tuple[int, Placement]]:
         """Return numbers of chunks that run together and places of the state, simplest first."""
@@ -146,22 +131,18 @@ class ClipPlanner:
             BudgetError: It does not fit; the message names the smallest budget that is enough.
         """
         sections = self._sections(together)
-        runs, refusals = dict[_Section, ChunkRun](), list[tuple[_Section, BudgetError]]()
-        for section in sorted(sections, key=self._all_bytes, reverse=True):
-            if refusals and self._needs_less(section, refusals[0][0], placement):
-                continue
+        runs, refusals = list[ChunkRun](), list[BudgetError]()
+        for section in sections:
             try:
-                runs[section] = self._run(section, placement)
+                runs.append(self._run(section, placement))
             except BudgetError as refusal:
-                refusals.append((section, refusal))
+                refusals.append(refusal)
         if refusals:  # what the largest program needs is enough for all
-            raise max((one for _, one in refusals), key=lambda one: one.smallest or 0)
+            raise max(refusals, key=lambda one: one.smallest or 0)
         device = self.alone[0].inputs.first.device
         store = StateStore(placement, self.dim, device, self.settings.scratch)
         state = self.alone[-1].inputs.tensors[1:] if len(sections) > 1 else ()
-        return ClipPlan(
-            tuple(runs[section] for section in sections), store, sum(one.nbytes for one in state)
-        )
+        return ClipPlan(tuple(runs), store, sum(one.nbytes for one in state))
 
     def _sections(self, together: int) -> list[_Section]:
         """Return the runs of so many chunks together, in order."""
@@ -174,26 +155,11 @@ class ClipPlanner:
             _Section(1, together, groups, keep_state=True),
         ]
 
-    def _all_bytes(self, section: _Section) -> int:
-        """Return the bytes of all results in the program of a section."""
-        program = self._planner(section).program
-        return sum(map(program.bytes_of, program.rows))
-
-    def _needs_less(self, section: _Section, other: _Section, placement: Placement) -> bool:
-        """Return whether a section certainly fits where another does, by their smallest drafts."""
-        drafts = [
-            self._planner(one).with_held(self._held(one, placement)).least_draft_bytes
-            for one in (section, other)
-        ]
-        return drafts[0] <= _CERTAINLY_LESS * drafts[1]
-
-    def _held(self, section: _Section, placement: Placement) -> StateBytes:
-        return StateBytes(section.chunks, placement, self.result_bytes)
-
     def _run(self, section: _Section, placement: Placement) -> ChunkRun:
         """Return the run of a section; raises `BudgetError` as `plan` does."""
         planner = self._planner(section)
-        settings = replace(self.settings, certified=False, held=self._held(section, placement))
+        held = StateBytes(section.chunks, placement, self.result_bytes)
+        settings = replace(self.settings, certified=False, held=held)
         prepared = prepare_stream(planner.module, planner.inputs, settings, planner)
         return ChunkRun(section.chunks, section.times, planner.module, prepared)
 

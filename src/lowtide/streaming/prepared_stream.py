@@ -170,23 +170,15 @@ def prepare_stream(
 ) -> PreparedStream:
     """Capture, lay out and certify ``module`` for inputs like these.
 
-    A planner of its program that is ``known`` is used, with what ``settings`` says is held. Raises
-    as `Streamed` does.
+    A planner of its program that is ``known`` is used. Raises as `Streamed` does.
     """
     image = inputs.first
     on_cpu = image.device.type == "cpu"
     if on_cpu and settings.pages == "host":
         raise UsageError("on a CPU, pages are in host memory anyway", hint="pages='memory'")
-    if known is not None:
-        planner = known.with_held(settings.held)
-    else:
-        planner = StreamPlanner(
-            module,
-            inputs,
-            pages=settings.pages,
-            held=settings.held,
-            whole_image=settings.held is None,
-        )
+    planner = known or StreamPlanner(
+        module, inputs, pages=settings.pages, whole_image=settings.held is None
+    )
     program = planner.program
     if on_cpu and known is None:
         trim_heap(collect=True)  # half of the memory of a capture is garbage by now
@@ -230,16 +222,16 @@ def _allowed_bytes(
 def _choose_layout(
     planner: StreamPlanner, inputs: ModelInputs, settings: StreamSettings
 ) -> StreamLayout:
-    """Return the layout within the budget."""
+    """Return the layout within the budget, if there is one beside what planning leaves."""
     device = inputs.first.device
     allowed = _allowed_bytes(settings.budget, device, settings.profile)
     kept = 0 if planner.budget_bytes is None else kept_bytes(len(planner.program.steps))
-    room, most = _room_for_rows(allowed, device, kept), _room_for_rows(allowed, device)
-    # A search beside what is kept costs dry runs, which are in vain where no draft is that small.
-    in_vain = 2 * room < most and planner.least_draft_bytes > room
-    limit = most if in_vain else room
+    room = _room_for_rows(allowed, device, kept)
     try:
-        layout = planner.choose(limit, most)
+        try:
+            layout = planner.choose(room, settings.held)
+        except BudgetError:
+            layout = planner.choose(_room_for_rows(allowed, device), settings.held)
     except BudgetError as error:
         least = _smallest_budget(error.smallest or 0, device, kept)
         raise BudgetError(

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 def drawn_layout(module, image, program, draw):
     """(segments, bands of each, where pages lie, those in memory in any case)"""
-    again, pages = draw.choice((0, 16, 128)), draw.choice(("memory", "disk"))
+    pages = draw.choice(("memory", "disk"))
     if draw.random() < 0.1:
         limit = int(2 ** draw.uniform(16, 23))
         planner = StreamPlanner(module, image, pages=pages)
@@ -33,7 +33,7 @@ def drawn_layout(module, image, program, draw):
         except BudgetError as error:
             layout = planner.choose(error.smallest)
         return layout.segments, layout.bands, pages, layout.resident
-    segments = cut_segments(program, CutPoints(program).cuts(draw.randint(1, 12)), again)
+    segments = cut_segments(program, CutPoints(program).cuts(draw.randint(1, 12)))
     held = {index for part in segments for index in part.pages if draw.random() < 0.3}
     return segments, [draw.randint(1, 12) for _ in segments], pages, held
 

@@ -24,7 +24,7 @@ from lowtide.streaming.pages.transfer import (
     _AsyncCopy,
 )
 from lowtide.streaming.planner.dry_run import dry_run, trace_run
-from lowtide.streaming.planner.layout_search import LayoutSearch
+from lowtide.streaming.planner.layout_search import draft_layouts
 from support.band_runs import by_bands, program_of
 from support.cuda_streams import Event, Streams
 
@@ -335,7 +335,7 @@ def test_held_rows_survive_reuse_of_their_memory(format):
 def test_gpu_memory_is_predicted_without_a_gpu():
     image = torch.rand(1, 3, 256, 192)
     program = lower_to_rows(program_of(net(), image).graph)
-    drafts = list(LayoutSearch(program).drafts((MIB,), ("memory", "host", "disk")))
+    drafts = list(draft_layouts(program, (MIB,), ("memory", "host", "disk")))
     by_place = {one.placement: one for one in drafts}
     assert set(by_place) == {"memory", "host", "disk"}
     assert by_place["memory"].overhead_seconds < by_place["host"].overhead_seconds

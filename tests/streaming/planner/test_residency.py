@@ -15,7 +15,7 @@ from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages import disk_page
 from lowtide.streaming.pages.disk_page import DiskPage
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.planner.layout_search import LayoutSearch
+from lowtide.streaming.planner.layout_search import draft_layouts
 from lowtide.streaming.planner.residency import (
     PageLifetime,
     PageOccupancy,
@@ -97,8 +97,8 @@ def test_shares_are_drafted_between_all_in_memory_and_none():
     program = program_of(nn.Sequential(*layers), torch.rand(1, 4, 64, 24))
     drafts = [
         one
-        for one in LayoutSearch(program).drafts((1 << 14,), ("memory", "disk"), (0.5, 1.0))
-        if one.bands == next(iter(LayoutSearch(program).drafts((1 << 14,)))).bands
+        for one in draft_layouts(program, (1 << 14,), ("memory", "disk"), (0.5, 1.0))
+        if one.bands == next(iter(draft_layouts(program, (1 << 14,)))).bands
     ]
     inside = next(one for one in drafts if one.placement == "memory")
     outside = next(one for one in drafts if one.placement == "disk" and not one.resident)
@@ -135,7 +135,7 @@ def test_files_take_what_is_said_of_them(monkeypatch):
         layers += [nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)]
     module, image = nn.Sequential(*layers), torch.rand(1, 4, 64, 24)
     program = program_of(module, image)
-    for layout in LayoutSearch(program).drafts((1 << 14,), ("disk",), (0.5,)):
+    for layout in draft_layouts(program, (1 << 14,), ("disk",), (0.5,)):
         most, space = 0, scratch.ScratchSpace()
         pages = page_factory(
             program, "disk", image.device, space, resident=layout.resident, disk_page_class=Watched

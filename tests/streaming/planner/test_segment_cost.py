@@ -8,7 +8,7 @@ from torch import nn
 
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.planner.dry_run import dry_run
-from lowtide.streaming.planner.layout_search import LayoutSearch
+from lowtide.streaming.planner.layout_search import draft_layouts
 from lowtide.streaming.planner.segment_cost import estimate_segment
 from support.band_runs import program_of
 
@@ -20,7 +20,7 @@ def test_low_bands_copy_what_two_of_them_see():
     # Bands of one row put three rows together for every convolution, the whole is read once.
     convolutions = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(5)))
     program = program_of(convolutions, torch.rand(1, 4, ROWS, 16))
-    (part,) = cut_segments(program, (), 0)
+    (part,) = cut_segments(program)
     copied = {bands: estimate_segment(program, part, bands)[2] for bands in (1, 4, 16, ROWS)}
     assert copied[1] == ROWS * ROW_BYTES
     assert copied[1] < copied[4] < copied[16] < copied[ROWS]
@@ -35,7 +35,7 @@ def test_a_heap_keeps_small_blocks_only(monkeypatch, tmp_path, below):
     monkeypatch.setattr("lowtide.streaming.planner.dry_run.MMAP_THRESHOLD_BYTES", below)
     net = nn.Sequential(nn.Upsample(scale_factor=4), nn.AvgPool2d(4))
     program = program_of(net, torch.rand(1, 3, 64, 96))
-    layout = next(iter(LayoutSearch(program).drafts((1 << 40,), ("memory",))))
+    layout = next(iter(draft_layouts(program, (1 << 40,), ("memory",))))
     assert layout.bands == (1,)
     rows = {row.name: row.value for row in dry_run(program, layout, whole_image=True).rows}
     picture, maps = 4 * 3 * 64 * 96, 4 * 3 * 256 * 384
@@ -48,7 +48,7 @@ def test_assumed_workspaces_are_not_cached(monkeypatch, tmp_path):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     net = nn.Sequential(nn.Conv2d(3, 16, 5, padding=2), nn.Conv2d(16, 3, 5, padding=2))
     program = program_of(net, torch.rand(1, 3, 64, 96))
-    layout = next(iter(LayoutSearch(program).drafts((1 << 40,), ("memory",))))
+    layout = next(iter(draft_layouts(program, (1 << 40,), ("memory",))))
     free = "lowtide.memory.prediction.cpu_workspace.available_host_bytes"
     with monkeypatch.context() as scarce:
         scarce.setattr(free, lambda: 0)

@@ -35,7 +35,7 @@ def case(request, tmp_path_factory):
     made, size = CASES[request.param]
     module, image = made(), torch.rand(1, 3, *size)
     known = StreamPlanner(module, image)
-    exact = [(known.dry_run(one).peak_bytes, one.cost) for one in known.candidates(low_memory=True)]
+    exact = [(known.dry_run(one).peak_bytes, one.cost) for one in known.candidates]
     yield lambda: StreamPlanner(module, image), exact
     patch.undo()
 
@@ -62,7 +62,9 @@ def test_the_least_limit_that_an_error_names_is_enough_and_about_the_least_there
 
 def test_candidates_are_a_front_of_memory_and_time(case):
     new, _ = case
-    found = new().candidates(low_memory=True)
+    found = new().candidates
+    if found[0].peak_bytes == found[1].peak_bytes:
+        assert found.pop(1).overhead_seconds > found[0].overhead_seconds
     for one, other in pairwise(found):
         assert one.peak_bytes < other.peak_bytes
         assert one.overhead_seconds > other.overhead_seconds
@@ -70,19 +72,3 @@ def test_candidates_are_a_front_of_memory_and_time(case):
         three.peak_bytes > 1.07 * one.peak_bytes
         for one, three in zip(found, found[2:], strict=False)
     )
-
-
-def test_the_search_ends_where_it_took_what_it_may_save(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    module, image = network("SwinIR", depths=[1, 1], num_heads=[2, 2]), torch.rand(1, 3, 96, 64)
-
-    def searched():
-        planner = StreamPlanner(module, image)
-        return planner.search, planner.choose(1 << 30)
-
-    search, layout = searched()
-    assert search.seconds(search.tried - 1) < layout.overhead_seconds < search.seconds(search.tried)
-    assert search.has_more(search.tried)
-    # What was found is stored, and the next search ends at the same plan.
-    again, same = searched()
-    assert (again.tried, same.key) == (search.tried, layout.key)

@@ -17,7 +17,7 @@ from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import MemoryPage, concat_by_copy
 from lowtide.streaming.planner.dry_run import dry_run, trace_run
-from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, LayoutSearch
+from lowtide.streaming.planner.layout_search import RESIDENT_SHARES, draft_layouts
 from support.random_models import BOUND, drawn_size, made
 from support.stream_families import AUTOENCODERS, FAMILIES
 
@@ -38,9 +38,7 @@ def test_bands_give_what_the_model_gives(name):
     with torch.inference_mode():
         whole = module(image.clone())
     program = lower_to_rows(capture(module, image))
-    drafts = list(
-        LayoutSearch(program).drafts((1 << 16, 1 << 20), ("memory", "disk"), RESIDENT_SHARES)
-    )
+    drafts = list(draft_layouts(program, (1 << 16, 1 << 20), ("memory", "disk"), RESIDENT_SHARES))
     profile = load_profile("rtx3060-12gb")
     for layout in random.Random(name).sample(drafts, 2):
         predicted = dry_run(program, layout, whole_image=True, profile=profile)
@@ -94,7 +92,7 @@ def test_bands_of_light_convolutions(bands):
 def test_the_result_is_taken_before_all_bands():
     model, image = nn.Conv2d(3, 5, 3, padding=1).eval(), torch.rand(1, 3, 64, 48)
     program = lower_to_rows(capture(model, image))
-    layout = next(LayoutSearch(program).drafts((1 << 20,), ("memory",)))
+    layout = next(draft_layouts(program, (1 << 20,), ("memory",)))
     trace = trace_run(program, layout, whole_image=True)
     assert trace.events[0].size == 5 * 64 * 48 * 4
     # The image is the caller's.

@@ -6,7 +6,7 @@ import torch
 import lowtide
 from lowtide.streaming.engine.constants import Constants
 from lowtide.streaming.planner.dry_run import trace_run
-from lowtide.streaming.planner.layout_search import LayoutSearch
+from lowtide.streaming.planner.layout_search import draft_layouts
 from lowtide.streaming.rules.row_op import RowOp
 from lowtide.streaming.rules.rule import op_name
 from support.band_runs import check_parity, program_of
@@ -88,7 +88,7 @@ def test_a_gpu_gives_what_the_model_gives(tmp_path, monkeypatch):
 
 def test_dry_runs_keep_no_scores():
     program = program_of(Windows(), torch.rand(1, 3, 64, 64))
-    layout = next(LayoutSearch(program).drafts((1 << 20,), ("memory",)))
+    layout = next(draft_layouts(program, (1 << 20,), ("memory",)))
     names = {op.name for op in trace_run(program, layout, whole_image=True).ops}
     assert any("attention" in name for name in names), names
     assert not any("softmax" in name for name in names), names

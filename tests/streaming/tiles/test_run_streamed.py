@@ -255,7 +255,7 @@ def test_a_plan_for_another_network_is_refused():
 def test_candidates_trade_memory_for_time():
     net, array = network(conv_net(features=32)), picture(4096, 600, 3)
     priced = pricing(net, array)
-    plans = sorted(priced.candidates(low_memory=True), key=lambda plan: plan.predicted_bytes)
+    plans = sorted(priced.candidates(), key=lambda plan: plan.predicted_bytes)
     assert len(plans) > 2
     assert all(plan.accuracy == "exact" and plan.strategy.name == "streamed" for plan in plans)
     assert plans[0].seconds > plans[-1].seconds
@@ -265,10 +265,11 @@ def test_candidates_trade_memory_for_time():
 def test_an_easy_budget_leaves_out_small_bands_but_not_where_memory_is_scarce():
     net, array = network(conv_net(features=32)), picture(4096, 600, 3)
     priced = pricing(net, array)
-    small = {plan.title for plan in priced.candidates(low_memory=True)}
-    easy = replace(priced, image_task=replace(priced.image_task, ample_bytes=GIB))
-    assert {plan.title for plan in easy.candidates(low_memory=True)} == small
-    assert len(easy.candidates()) < len(priced.candidates())
+    least, *_, most = sorted(plan.upper_bytes for plan in priced.candidates())
+    for ample, fewer in ((GIB, True), (least // 2, False)):
+        other = replace(priced, image_task=replace(priced.image_task, ample_bytes=ample))
+        bands = [plan.upper_bytes for plan in other.candidates()]
+        assert (min(bands) > least, max(bands)) == (fewer, most)
 
 
 def test_what_is_told_of_a_candidate_counts_every_image_of_a_tile():

@@ -128,7 +128,7 @@ class RegionModule:
         ``rows`` is (B, C, input rows, W) of an image of ``height`` rows.
         """
         if isinstance(rows, FakeTensor):
-            # In a dry run its weights are real, so its workspace comes from `work_bytes`.
+            # In a dry run its weights are real, so what `workspace_bytes` says counts.
             result = rows.new_empty((*rows.shape[:2], span[1] - span[0], rows.shape[3]))
             work = rows.new_empty(
                 self.workspace_bytes(rows.shape[1], height, rows.shape[3]), dtype=torch.uint8

@@ -121,17 +121,13 @@ class StateBytes:
             more = _overlap_bytes(program, segments, bands, old)
         else:
             more = self._transfer_bytes(program, segments, bands)
-        return self.least_bytes(program) + more
-
-    def least_bytes(self, program: StreamProgram) -> int:
-        """Return the bytes that are held in any layout."""
         graph = program.graph
         copies = sum(map(program.bytes_of, graph.inputs[: self.chunks]))
         results = self.result_bytes
         if results is None:
             results = sum(map(program.bytes_of, graph.outputs[: self.chunks]))
         state = graph.outputs[self.chunks :] if self.placement == "memory" else []
-        return copies + results + sum(map(program.bytes_of, state))
+        return copies + results + sum(map(program.bytes_of, state)) + more
 
     def _transfer_bytes(
         self, program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int]

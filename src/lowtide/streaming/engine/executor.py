@@ -14,10 +14,7 @@ from torch import Tensor
 from lowtide.streaming.capture.autocast_state import no_autocast
 from lowtide.streaming.engine.band_schedule import (
     Band,
-    bytes_of_band,
-    bytes_of_step,
     schedule_bands,
-    step_peak_bytes,
 )
 from lowtide.streaming.engine.constants import Constants
 from lowtide.streaming.engine.program import StreamProgram
@@ -69,9 +66,13 @@ class BandExecutor:
         )
         self._on_band: Callable[[float], None] | None = None
         self._before_step: Callable[[int], object] | None = None
-        self._total_bytes = sum(
-            bytes_of_step(program, index) for segment in segments for index in segment.steps
-        )
+        # Bytes that each segment computes or reduces, the measure of its work.
+        self._work = [sum(map(self._bytes_of_step, segment.steps)) for segment in segments]
+
+    def _bytes_of_step(self, index: int) -> int:
+        step = self._program.steps[index]
+        results = step.inputs if isinstance(step, Reduction) else [index]
+        return sum(map(self._program.bytes_of, results))
 
     def refresh_constants(self) -> None:
         """Make new constants for runs from now on if the model's tensors in them have changed."""
@@ -93,7 +94,7 @@ class BandExecutor:
         Args:
             sources: Pages of the streamed inputs.
             fixed: The fixed inputs.
-            on_band: Called after each band with its share of the work, 0..1.
+            on_band: Called after each band with about its share of the work, 0..1.
             before_step: Called before each operator with an estimate of the bytes that it needs.
         """
         executor = copy.copy(self)
@@ -125,7 +126,10 @@ class BandExecutor:
                 self._full_tensor(index)
             schedule = self._schedule(segment_index, segment, bands)
             yield from self._run_segment(
-                segment, schedule, self._last_reads.get(segment_index, set())
+                segment,
+                schedule,
+                self._last_reads.get(segment_index, set()),
+                self._work[segment_index] / max(sum(self._work), 1) / bands,
             )
             self._constants.free_full_tensors()
             self._full_tensors = {
@@ -147,7 +151,11 @@ class BandExecutor:
         return iter(self._schedules[segment_index])
 
     def _run_segment(
-        self, segment: Segment, schedule: Iterator[Band], last_read_pages: set[int]
+        self,
+        segment: Segment,
+        schedule: Iterator[Band],
+        last_read_pages: set[int],
+        band_share: float,
     ) -> Iterator[OutputRows]:
         for index in segment.pages:
             self._pages[index] = self._make_page(index)
@@ -167,7 +175,7 @@ class BandExecutor:
                 if index not in taken_whole or index in self._full_tensors:
                     self._pages[index].retain(band.later_reads.get(index, []))
             if self._on_band is not None:
-                self._on_band(bytes_of_band(self._program, band) / max(self._total_bytes, 1))
+                self._on_band(band_share)
         for index in last_read_pages:
             self._pages.pop(index).close()
         for page in self._pages.values():
@@ -228,7 +236,9 @@ class BandExecutor:
         input_spans = zip(step.inputs, step.input_spans(span), strict=True)
         pieces = [self._gather_rows(one, spans, buffers) for one, spans in input_spans]
         if self._before_step is not None and not step.view:
-            self._before_step(step_peak_bytes(self._program, index, span, pieces))
+            result = (span[1] - span[0]) * self._program.row_bytes(index)
+            given = sum(piece.nbytes for piece in pieces)
+            self._before_step(result + step.workspace_bytes(span[1] - span[0], given, result))
         full_inputs = self._full_inputs(step, span)
         rows = step.run(span, pieces, full_inputs)
         del pieces

@@ -1,29 +1,12 @@
-"""Cutting of a program into segments: sweeps over the rows with pages in between.
-
-What a segment recomputes costs multiply-accumulates (MACs).
-"""
+"""Cutting of a program into segments: sweeps over the rows with pages in between."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from lowtide.streaming.capture.graph import Node, NodeRef
 from lowtide.streaming.engine.program import FullTensorOp, StreamProgram
 from lowtide.streaming.rules.row_op import Reduction, RowOp
-from lowtide.streaming.rules.rule import op_name
-
-# Argument position of the weights, and their dim of output channels.
-_WEIGHT_ARGUMENTS = {
-    "conv1d": (1, 0),
-    "conv2d": (1, 0),
-    "conv3d": (1, 0),
-    "upsample_conv2d": (1, 0),
-    "convolution": (1, 0),
-    "linear": (1, 0),
-    "addmm": (2, 1),
-}
-_UNKNOWN_MACS = 1 << 30
 
 
 @dataclass
@@ -41,9 +24,7 @@ class Segment:
     outputs: list[int] = field(default_factory=list)
 
 
-def cut_segments(
-    program: StreamProgram, cuts: Iterable[int] = (), recompute_limit: int = 0
-) -> list[Segment]:
+def cut_segments(program: StreamProgram, cuts: Iterable[int] = ()) -> list[Segment]:
     """Cut a program into segments, in order.
 
     Cuts are where a result is needed as a whole, and before each of ``cuts``.
@@ -51,8 +32,6 @@ def cut_segments(
     Args:
         program: Program to cut.
         cuts: Node indices of steps that begin a segment.
-        recompute_limit: Operators of at most this `macs_per_element` are recomputed in later
-            segments like cheap ones, where that keeps fewer bytes.
     """
     segment_of = _assign_segments(program, set(cuts))
     segments = [Segment() for _ in range(max(segment_of.values(), default=0) + 1)]
@@ -66,7 +45,7 @@ def cut_segments(
     for index in program.outputs:
         if index in program.rows:
             segments[segment_of[index]].outputs.append(index)
-    _Pages(program, segment_of, recompute_limit).choose(segments)
+    _Pages(program, segment_of).choose(segments)
     return segments
 
 
@@ -99,14 +78,8 @@ def _assign_segments(program: StreamProgram, cuts: set[int]) -> dict[int, int]:
 class _Pages:
     """Choice of pages that later segments read; recomputes cheap steps to keep less."""
 
-    def __init__(
-        self, program: StreamProgram, segment_of: dict[int, int], recompute_limit: int
-    ) -> None:
-        self._program, self._segment_of, self._recompute_limit = (
-            program,
-            segment_of,
-            recompute_limit,
-        )
+    def __init__(self, program: StreamProgram, segment_of: dict[int, int]) -> None:
+        self._program, self._segment_of = program, segment_of
         self._pages: set[int] = set()
         # Cheapest sources of a result in the current segment, valid until a page is added: in dense
         # blocks millions of paths lead to the same results.
@@ -170,7 +143,7 @@ class _Pages:
 
     def _find_cheapest(self, index: int, segment_index: int) -> set[int]:
         program, step = self._program, self._program.steps.get(index)
-        if index in self._pages or not isinstance(step, RowOp) or not self._is_cheap(index, step):
+        if index in self._pages or not isinstance(step, RowOp) or not step.cheap:
             return {index}
         if any(self._segment_of.get(one, -1) >= segment_index for one in step.full_inputs):
             return {index}
@@ -179,14 +152,6 @@ class _Pages:
             sources |= self._cheapest(one, segment_index)
         new = (one for one in sources if one not in self._pages and one in self._segment_of)
         return sources if sum(map(program.bytes_of, new)) <= program.bytes_of(index) else {index}
-
-    def _is_cheap(self, index: int, step: RowOp) -> bool:
-        if step.cheap or not self._recompute_limit:
-            return step.cheap
-        return (
-            macs_per_element(self._program, self._program.graph.nodes[index])
-            <= self._recompute_limit
-        )
 
 
 def page_readers(segments: Sequence[Segment]) -> dict[int, list[int]]:
@@ -204,12 +169,3 @@ def last_reads(segments: Sequence[Segment]) -> dict[int, set[int]]:
     for index, segment_indices in page_readers(segments).items():
         found.setdefault(segment_indices[-1], set()).add(index)
     return found
-
-
-def macs_per_element(program: StreamProgram, node: Node) -> int:
-    """Return the MACs per element of a node's result; 2**30 where they are not known."""
-    position, out_channels_dim = _WEIGHT_ARGUMENTS.get(op_name(node.target), (0, 0))
-    if not position or not isinstance(weight := node.args[position], NodeRef):
-        return _UNKNOWN_MACS
-    meta = program.graph.nodes[weight.node].meta
-    return meta.numel // meta.shape[out_channels_dim]

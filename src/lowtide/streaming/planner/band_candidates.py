@@ -14,7 +14,6 @@ from lowtide.memory.strategy import StreamedStrategy
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.source_page import READ_ROWS
 from lowtide.streaming.engine.source_run import WRITE_ROWS
-from lowtide.streaming.planner.candidate_bytes import CandidateBytes
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
     calibrate_rows,
@@ -25,6 +24,7 @@ from lowtide.streaming.planner.ledger_rows import (
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, plan_facts
 from lowtide.streaming.planner.program_cache import ProgramCache
 from lowtide.streaming.planner.stream_layout import StreamLayout
+from lowtide.streaming.planner.stream_planner import CandidateBytes
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
 from lowtide.streaming.tiles.panels import COPY_ROWS
 from lowtide.streaming.tiles.tile_step import DTYPES
@@ -66,14 +66,14 @@ class BandCandidates:
     panel_width: int | None = None
     _bytes: dict[tuple[int, int], CandidateBytes] = field(default_factory=dict)
 
-    def candidates(self, *, low_memory: bool = False) -> list[Plan]:
+    def candidates(self) -> list[Plan]:
         """Return streamed plans between least memory and least time, roughly priced.
 
-        ``low_memory`` adds plans for scarce memory. Wide images may run in panels too.
+        Wide images may run in panels too.
         """
         panel = None if self.panel_width else self._best_panel_width()
-        plans = replace(self, panel_width=panel).candidates(low_memory=low_memory) if panel else []
-        return self._candidates_of_width(low_memory=low_memory) + plans
+        widths = [self, *([replace(self, panel_width=panel)] if panel else [])]
+        return [plan for one in widths for plan in one._candidates_of_width()]
 
     def _best_panel_width(self) -> int | None:
         """Return the panel width worth pricing, or None where panels do not pay."""
@@ -108,12 +108,9 @@ class BandCandidates:
             self._bytes[self._size] = CandidateBytes(self.programs.planner(*self._size))
         return self._bytes[self._size]
 
-    def _candidates_of_width(self, *, low_memory: bool) -> list[Plan]:
-        layouts = self._bytes_of_width().candidates(low_memory=low_memory)
-        plans = [plan for one in layouts for plan in self._plans(one)]
-        # Where memory is scarce, a draft that seems to fit may not: keep the smallest plans as
-        # well.
-        return plans if low_memory else self._drop_small_bands(plans)
+    def _candidates_of_width(self) -> list[Plan]:
+        layouts = self._bytes_of_width().planner.candidates
+        return self._drop_small_bands([plan for one in layouts for plan in self._plans(one)])
 
     def _drop_small_bands(self, plans: list[Plan]) -> list[Plan]:
         """Drop small bands where larger ones are as fast and fit the budget easily.
@@ -137,15 +134,6 @@ class BandCandidates:
             for plan in plans
             if plan.upper_bytes >= largest or plan.seconds * EQUALLY_FAST < fastest
         ]
-
-    def search_further(self, saved_seconds: float) -> bool:
-        """Add plans that are cut in more ways, unless finding those so far took ``saved_seconds``.
-
-        Returns whether there may be more now.
-        """
-        saved = saved_seconds / self.costs.time_scale
-        added = [known.search_further(saved) for known in self._bytes.values()]
-        return any(added)
 
     def untried(self) -> Iterator[Plan]:
         """Yield plans without a dry run, smallest first, with the least bytes they may take."""
@@ -194,7 +182,6 @@ class BandCandidates:
             ),
             strategy=StreamedStrategy(
                 cuts=layout.cuts,
-                recompute_limit=layout.recompute_limit,
                 bands=layout.bands,
                 pages=layout.placement,
                 resident=tuple(sorted(layout.resident)),
@@ -233,17 +220,13 @@ class BandCandidates:
         return self.image_task.row_bytes * (1 + self.geometry.scale) * 2 * COPY_ROWS
 
     @property
-    def _network_inputs(self) -> int:
-        return self.image_task.inputs
-
-    @property
     def _byte_factor(self) -> float:
         """Factor from the captured graph to the run: images per tile, and element size.
 
         The graph is that of fp32 on the CPU; another device may use smaller dtypes.
         """
         item, own = (DTYPES[one.precision].itemsize for one in (self.costs, self.programs.network))
-        return self._network_inputs * item / own
+        return self.image_task.inputs * item / own
 
     @property
     def least_seconds(self) -> float:
@@ -251,7 +234,7 @@ class BandCandidates:
 
         Includes the usual slowdown `_BAND_SLOWDOWN`.
         """
-        pixels = math.prod(self.image_task.padded_size) * self._network_inputs
+        pixels = math.prod(self.image_task.padded_size) * self.image_task.inputs
         return pixels * self.costs.least_seconds_per_pixel * _BAND_SLOWDOWN
 
     def _seconds(self, layout: StreamLayout) -> float:
@@ -265,7 +248,9 @@ class BandCandidates:
         sizes = [min(max(total // number, least), most) for number in layout.bands]
         network = sum(total * self.costs.seconds(size) / size for size in sizes) / len(sizes)
         speed = self.costs.time_scale
-        panel = (_BAND_SLOWDOWN * network + speed * layout.overhead_seconds) * self._network_inputs
+        panel = (
+            _BAND_SLOWDOWN * network + speed * layout.overhead_seconds
+        ) * self.image_task.inputs
         return panel * self._panels + speed * 2 * self._panel_file_bytes / _FILE_BYTES_PER_SECOND
 
     @property

@@ -46,8 +46,6 @@ from lowtide.streaming.spans import Spans, count
 _NO_DISPATCH = torch._C._DisableTorchDispatch
 # Bands of a single segment after which all are alike: more than its halos reach over.
 _TRACED_BANDS = 48
-# Seconds to trace one operator call.
-_CALL_SECONDS = 5e-4
 # Ledger rows that belong to the run itself, on the CPU and on a GPU, whose allocator keeps what it
 # rounds up.
 _RUN_ROWS = ("live activations", "workspace"), ("live activations", "workspace", "allocator")
@@ -64,11 +62,6 @@ class DryRunResult:
 
     rows: tuple[LedgerRow, ...]
     peak_bytes: int
-
-
-def dry_run_seconds(layout: StreamLayout) -> float:
-    """Return about how long a dry run takes: by its calls, so that it is the same always."""
-    return layout.calls * _CALL_SECONDS
 
 
 def dry_run(

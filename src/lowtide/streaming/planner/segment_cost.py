@@ -1,8 +1,9 @@
-"""Rough cost of bands from the first few of a segment: for comparing layouts."""
+"""Rough cost of a segment by its number of bands, and the number that stays within a cap."""
 
 from __future__ import annotations
 
-from lowtide.streaming.engine.band_schedule import Band, schedule_bands
+from lowtide.memory.plan_store import StoredTable
+from lowtide.streaming.engine.band_schedule import Band, max_bands, rows_of, schedule_bands
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment
 from lowtide.streaming.rules.row_op import RowOp
@@ -10,14 +11,10 @@ from lowtide.streaming.spans import Span, count
 
 # Bands that the estimate counts, and further bands that must be scheduled to know what these keep.
 _COUNTED_BANDS, _LOOKAHEAD_BANDS = 5, 2
-# Seconds to schedule and count one operator of one band.
-_OPERATOR_SECONDS = 18e-6
-
-
-def estimation_seconds(segment: Segment, bands: int) -> float:
-    """Return about how long `estimate_segment` takes: by its work, the same each time."""
-    scheduled = min(bands, _COUNTED_BANDS + _LOOKAHEAD_BANDS)
-    return _OPERATOR_SECONDS * scheduled * len(segment.steps)
+# Bands of a single segment fill their cap except for one part in this many.
+_FILL_TOLERANCE = 16
+# Four times the bands must shrink the peak to this share, or the search ends.
+_MIN_IMPROVEMENT = 0.8
 
 
 def estimate_segment(program: StreamProgram, segment: Segment, bands: int) -> tuple[int, int, int]:
@@ -36,6 +33,82 @@ def estimate_segment(program: StreamProgram, segment: Segment, bands: int) -> tu
     scale.segment(segment, plan)
     calls, copied = (-(-one * bands // max(len(plan), 1)) for one in (scale.calls, scale.copied))
     return scale.peak, calls, copied
+
+
+class SegmentCosts:
+    """Estimated cost of one segment by number of bands, each estimated once and stored."""
+
+    def __init__(
+        self,
+        program: StreamProgram,
+        segment: Segment,
+        name: str,
+        store: StoredTable,
+        *,
+        only_segment: bool,
+    ) -> None:
+        self._program, self._segment, self.only_segment = program, segment, only_segment
+        self._name, self._store = name, store
+        self._costs: dict[int, tuple[int, int, int]] = {}
+        self._window_count = max_bands(program, segment)
+        self._most = max((rows.size // rows.grain for rows in rows_of(program, segment)), default=1)
+
+    def cost(self, number: int) -> tuple[int, int, int]:
+        """Return (bytes, operator calls, copied bytes) for ``number`` bands."""
+        if number not in self._costs:
+            even = self._round_to_windows(number)
+            key = f"band count {self._name} {even}"
+            found = self._store.get(key)
+            if found is None:
+                found = estimate_segment(self._program, self._segment, even)
+                self._store.put(key, found)
+            self._costs[number] = found[0], found[1], found[2]
+        return self._costs[number]
+
+    def _round_to_windows(self, number: int) -> int:
+        """Round ``number`` so that bands are whole windows of equal height.
+
+        Returns at least ``number`` where windows must be cut, otherwise possibly fewer bands of the
+        same height.
+        """
+        if number > self._window_count:
+            return -(-number // self._window_count) * self._window_count
+        return -(-self._window_count // -(-self._window_count // number))
+
+    def _reduce(self, number: int, cap: int) -> int:
+        """Return a number of bands in (``number`` / 2, ``number``] that fills ``cap``.
+
+        Half of ``number`` is known to be too few. With filled caps, images of any size take nearly
+        the same memory.
+        """
+        low = number // 2
+        while number - low > max(1, number // _FILL_TOLERANCE):
+            middle = (low + number) // 2
+            if self.cost(middle)[0] <= cap:
+                number = middle
+            else:
+                low = middle
+        return number
+
+    def fewest(self, cap: int) -> int:
+        """Return the smallest number of bands whose peak stays within ``cap``.
+
+        If none does, the number with the least peak.
+        """
+        number, seen = 1, list[int]()
+        while True:
+            size, *_ = self.cost(number)
+            if size <= cap:
+                return self._round_to_windows(
+                    self._reduce(number, cap) if self.only_segment else number
+                )
+            seen.append(size)
+            if number >= self._most or (len(seen) > 2 and size > seen[-3] * _MIN_IMPROVEMENT):
+                least = min(self._costs, key=lambda one: (self._costs[one][0], one))
+                return self._round_to_windows(least)
+            more = min(2 * number, self._most)
+            # Try bands of one whole window before cutting any window.
+            number = self._window_count if number < self._window_count < more else more
 
 
 class _LiveBytes:

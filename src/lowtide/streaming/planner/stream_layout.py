@@ -1,22 +1,65 @@
-"""A layout: how a program is cut into segments and bands, and where its pages are."""
+"""A layout: how a program is cut into segments and bands, where its pages are, what that costs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from lowtide.core.units import MIB
+from lowtide.core.units import GIB, MIB
+from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.engine.placement import Placement
+from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment
-from lowtide.streaming.planner.cost_model import CostModel
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Overhead of streamed runs beyond the operators' own time, on one device.
+
+    Only for comparing layouts.
+
+    Attributes:
+        call_seconds: Overhead between two operator calls.
+        copy_bytes_per_second: Bytes per second that light operators and copies of rows read and
+            write.
+        spill_bytes_per_second: Bytes per second of a disk or a GPU's bus, by place of the pages.
+        seconds_per_mib: Seconds that one more MiB must save.
+    """
+
+    call_seconds: float
+    copy_bytes_per_second: int
+    spill_bytes_per_second: Mapping[str, int]
+    seconds_per_mib: float
+
+
+CPU = CostModel(7e-5, 5 * GIB, {"disk": GIB, "host": 10 * GIB}, 2e-4)
+# A GPU idles until the next operator is launched, and higher bands need fewer launches; its memory
+# is hardly used by anything else.
+GPU = CostModel(1.2e-4, 200 * GIB, {"disk": GIB, "host": 12 * GIB}, 2e-6)
+# Share of a GPU's bandwidth that copies of rows reach, and of a bus that copies to the host reach.
+_BANDWIDTH_SHARE, _BUS_SHARE = 0.7, 0.8
+
+
+def cost_model_for(program: StreamProgram, profile: DeviceProfile | None = None) -> CostModel:
+    """Return the cost model of the device that a program was captured on, or of a GPU's profile."""
+    if profile is None:
+        return CPU if program.graph.on_cpu else GPU
+    bus = profile.pcie_bytes_per_s or GPU.spill_bytes_per_second["host"]
+    return replace(
+        GPU,
+        copy_bytes_per_second=min(
+            GPU.copy_bytes_per_second, int(profile.bandwidth_bytes_per_s * _BANDWIDTH_SHARE)
+        ),
+        spill_bytes_per_second={**GPU.spill_bytes_per_second, "host": int(bus * _BUS_SHARE)},
+    )
 
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """A way to run a program: cuts, recompute effort, bands and page places.
+    """A way to run a program: cuts, bands and page places.
 
     Attributes:
         cuts: Steps before which the program is cut into segments.
-        recompute_limit: Effort up to which operators are recomputed rather than their results kept.
         segments: The segments.
         bands: Number of bands of each segment.
         placement: Where pages are kept.
@@ -33,7 +76,6 @@ class StreamLayout:
     """
 
     cuts: tuple[int, ...]
-    recompute_limit: int
     segments: list[Segment]
     bands: tuple[int, ...]
     placement: Placement
@@ -50,24 +92,16 @@ class StreamLayout:
     @property
     def key(self) -> tuple[object, ...]:
         """Key that identifies the layout among those of its program."""
-        return (
-            self.cuts,
-            self.recompute_limit,
-            self.bands,
-            self.placement,
-            tuple(sorted(self.resident)),
-        )
+        return self.cuts, self.bands, self.placement, tuple(sorted(self.resident))
 
     @property
     def overhead_seconds(self) -> float:
         """Estimated seconds in addition to the operators' own time."""
-        cost_model = self.cost_model
-        speed, copying = (
-            cost_model.spill_bytes_per_second.get(self.placement),
-            self.copied_bytes / cost_model.copy_bytes_per_second,
-        )
+        model = self.cost_model
+        speed = model.spill_bytes_per_second.get(self.placement)
         moving = 2 * self.spilled_bytes / speed if speed else 0.0
-        return self.calls * cost_model.call_seconds + moving + copying
+        copying = self.copied_bytes / model.copy_bytes_per_second
+        return self.calls * model.call_seconds + moving + copying
 
     @property
     def cost(self) -> float:

@@ -56,7 +56,7 @@ def run_streamed(
         UsageError: The plan was made for another network.
         Exception: Whatever the source and the sink raise.
     """
-    segments = cut_segments(program, bands.cuts, bands.recompute_limit)
+    segments = cut_segments(program, bands.cuts)
     same = bands.graph_digest == program.operators_digest
     if not same or len(segments) != len(bands.bands):
         raise UsageError(

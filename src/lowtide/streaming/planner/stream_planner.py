@@ -31,6 +31,9 @@ from lowtide.streaming.planner.stream_layout import StreamLayout
 
 # Two candidates differ by at least this share of their bytes.
 _STEP = 0.25
+# Times the calls of the smallest candidate, for that of lower bands: a dry run takes as long as it
+# has calls.
+_MORE_CALLS = 2
 # Ratios of exact to drafted bytes differ by this much: what may fit is worth a dry run.
 _LEAST_SHARE = 0.9
 # Bytes held outside of the bands of a layout (program, segments, bands).
@@ -155,8 +158,8 @@ class StreamPlanner:
 def _pareto_front(drafts: list[StreamLayout]) -> list[StreamLayout]:
     """Return the drafts that no other draft beats in both memory and time, smallest first.
 
-    Of those that take about the same memory, the fastest; the smallest of all stays. The slowest of
-    as few bytes does too: of lower bands, operators may take less than drafts tell.
+    Of those that take about the same memory, the fastest; the smallest of all stays. One of lower
+    bands and as few bytes does too: its operators may take less than drafts tell.
     """
     front: list[StreamLayout] = []
     for one in sorted(drafts, key=lambda one: (one.peak_bytes, one.overhead_seconds)):
@@ -165,9 +168,10 @@ def _pareto_front(drafts: list[StreamLayout]) -> list[StreamLayout]:
         if len(front) > 1 and one.peak_bytes < (1 + _STEP) * front[-2].peak_bytes:
             front.pop()
         front.append(one)
-    smallest = [one for one in drafts if one.peak_bytes == front[0].peak_bytes]
-    slowest = max(smallest, key=lambda one: one.overhead_seconds)
-    return front if slowest.key == front[0].key else [front[0], slowest, *front[1:]]
+    most = _MORE_CALLS * front[0].calls
+    equal = [one for one in drafts if one.peak_bytes == front[0].peak_bytes and one.calls <= most]
+    lowest = max(equal, key=lambda one: one.calls)
+    return front if lowest.key == front[0].key else [front[0], lowest, *front[1:]]
 
 
 class CandidateBytes:

@@ -30,7 +30,7 @@ from lowtide.streaming.planner.ledger_rows import ledger_row
 from lowtide.streaming.planner.stream_layout import StreamLayout
 
 # Two candidates differ by at least this share of their bytes.
-_STEP = 0.25
+_STEP = 0.08
 # Times the calls of the smallest candidate, for that of lower bands: a dry run takes as long as it
 # has calls.
 _MORE_CALLS = 2

@@ -62,11 +62,13 @@ def require_independent_images(module: nn.Module, inputs: Tensor | ModelInputs) 
         if _names(graph) == wanted:
             limit = tolerance(node.meta.dtype for node in graph.nodes)
             with tf32(False), torch.inference_mode():
-                _require_equal_results(module, small, range(inputs.batch_size), limit)
-                for places, factor in product(_halves(inputs.batch_size), _FACTORS):
-                    others = [one for one in range(inputs.batch_size) if one not in places]
-                    scaled = _scaled(small, others, factor)
-                    _require_equal_results(module, scaled, places, limit)
+                alone = [call_model(module, sample) for sample in small.samples()]
+                images = range(small.batch_size)
+                _require_equal_results(call_model(module, small), alone, images, limit)
+                for places, factor in product(_halves(small.batch_size), _FACTORS):
+                    others = [one for one in images if one not in places]
+                    together = call_model(module, _scaled(small, others, factor))
+                    _require_equal_results(together, alone, places, limit)
             PlanStore().put("proof", "images", *key, value=True)
             return whole.repack
     raise ModelError(
@@ -81,7 +83,7 @@ def _names(graph: Graph) -> list[str]:
 
 
 def _halves(batch: int) -> list[list[int]]:
-    """Return parts of a batch, by the binary digits of places: any two are apart in one of them."""
+    """Return parts of a batch, by the binary digits of places: any two differ in one of them."""
     return [
         [place for place in range(batch) if place >> digit & 1 == side]
         for digit in range((batch - 1).bit_length())
@@ -98,19 +100,21 @@ def _scaled(inputs: ModelInputs, places: Sequence[int], factor: float) -> ModelI
 
 
 def _require_equal_results(
-    module: nn.Module, inputs: ModelInputs, places: Sequence[int], limit: float
+    together: Sequence[Tensor],
+    alone: Sequence[Sequence[Tensor]],
+    places: Sequence[int],
+    limit: float,
 ) -> None:
-    """Raise `ModelError` unless images at ``places`` have the results that they have alone."""
-    together, samples = call_model(module, inputs), list(inputs.samples())
+    """Raise `ModelError` unless images at ``places`` of a batch have the results of each alone."""
     for place in places:
-        for alone, results in zip(call_model(module, samples[place]), together, strict=True):
-            if not alone.isfinite().all():
+        for result, one in zip(together, alone[place], strict=True):
+            if not one.isfinite().all():
                 raise ModelError("this model returns NaN or infinity for a random image")
-            apart = relative_error(results[place : place + 1], alone)
-            if apart > limit or len(results) != inputs.batch_size:
+            difference = relative_error(result[place : place + 1], one)
+            if difference > limit or len(result) != len(alone):
                 raise ModelError(
                     "this model mixes the images of a batch, so they cannot be streamed one after"
-                    f" another: a result differs from that for one image by {apart:.1e} of its"
+                    f" another: a result differs from that for one image by {difference:.1e} of its"
                     " range",
                     hint=_HINT,
                 )

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import InputError, UsageError, VideoError
+from lowtide.core.input_file import require_input
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -38,6 +39,7 @@ def ffmpeg_name(path: Path) -> str:
 def open_source(source: Path) -> InputContainer:
     """Opened video file; raises `InputError` for what FFmpeg cannot read."""
     av = load_av()
+    require_input(source)
     try:
         return av.open(ffmpeg_name(source), metadata_errors="replace")
     except (OSError, ValueError, av.error.FFmpegError) as error:
@@ -53,6 +55,7 @@ def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         VideoError: It cannot be read, or has none.
     """
     av = load_av()
+    require_input(path, VideoError)
     try:
         container = av.open(ffmpeg_name(path), metadata_errors="replace")
     except (av.error.FFmpegError, OSError) as error:

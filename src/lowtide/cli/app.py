@@ -40,7 +40,7 @@ from lowtide.core.errors import UsageError
 
 _EXIT_CODES = (
     "Exit codes: 0 done · 1 failed · 2 wrong usage or bad input · 3 no plan fits the budget ·"
-    " 4 some inputs of a batch failed · 130 interrupted."
+    " 4 some inputs of a batch failed · 130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP."
 )
 
 

@@ -208,10 +208,7 @@ def require_output(path: Path, *, force: bool, makes_folder: bool = False) -> No
         OutputError: It is a folder or no regular file, the name is too long, or the folder is
             missing or cannot be written.
     """
-    if not is_text(path):
-        raise UsageError(f"{str(path)!r}: a name that is not valid text", hint="choose another")
-    if max(map(len, map(os.fsencode, path.parts)), default=0) > _MOST_NAME_BYTES:
-        raise write_error(path, OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)))
+    _require_usable_name(path)
     require_replaceable(path)
     if not force and os.path.lexists(path):  # lexists: a broken link belongs to somebody too
         raise UsageError(f"{path} already exists", hint="--force to replace it")
@@ -224,6 +221,20 @@ def require_output(path: Path, *, force: bool, makes_folder: bool = False) -> No
         wrong = errno.EACCES
     if wrong:
         raise write_error(path, OSError(wrong, os.strerror(wrong)))
+
+
+def require_output_folder(folder: Path) -> None:
+    """Refuse what cannot become a folder of outputs; raises as `require_output`."""
+    _require_usable_name(folder)
+    if os.path.lexists(folder) and not is_folder(folder):
+        raise OutputError(f"{folder} is not a folder", hint="choose another name")
+
+
+def _require_usable_name(path: Path) -> None:
+    if not is_text(path):
+        raise UsageError(f"{str(path)!r}: a name that is not valid text", hint="choose another")
+    if max(map(len, map(os.fsencode, path.parts)), default=0) > _MOST_NAME_BYTES:
+        raise write_error(path, OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)))
 
 
 def require_replaceable(path: Path) -> None:

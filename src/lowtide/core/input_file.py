@@ -40,6 +40,14 @@ def require_input(
     return facts
 
 
+def expand_home(path: Path, error: type[LowtideError] = InputError) -> Path:
+    """Return a path with a leading ``~`` replaced; raises ``error`` where there is no such home."""
+    try:
+        return path.expanduser()
+    except RuntimeError as found:
+        raise error(f"{path}: no such file: there is no such user, or no home") from found
+
+
 def is_text(path: Path) -> bool:
     """Return whether a name can be written as UTF-8, as reports and most libraries need."""
     try:

@@ -216,7 +216,10 @@ def open_journal(folder: Path | None) -> Iterator[Journal | None]:
         return
     with Journal(folder) as journal:
         journal.remove_parts()
-        yield journal
+        try:
+            yield journal
+        finally:
+            journal.remove_parts()  # of workers that were ended, or of a stop between two steps
 
 
 def _record(line: str) -> dict[str, Any] | None:

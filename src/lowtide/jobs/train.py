@@ -15,6 +15,7 @@ from lowtide.core.atomic_file import (
     atomic_output,
     remove_part_files,
     require_name,
+    require_output_folder,
     require_replaceable,
 )
 from lowtide.core.errors import UsageError
@@ -116,6 +117,7 @@ def run_training(
     """
     processes = ProcessGroup.from_environment()
     require_name(output)
+    require_output_folder(Path(output))
     folder = Path(output) / config.name
     _require_own_folder(folder, config.name)
     with locked_folder(folder) if processes.is_main else contextlib.nullcontext():
@@ -183,7 +185,7 @@ def _require_own_folder(folder: Path, name: str) -> None:
     """Raise `UsageError` if training ``name`` would overwrite files of another origin."""
     if os.path.lexists(folder) and not is_folder(folder):
         raise UsageError(f"{folder} is not a folder", hint="use another name, or move it away")
-    if _is_run_folder(folder, name):
+    if not is_folder(folder) or _is_run_folder(folder, name):
         return
     for made in (f"{name}.safetensors", f"{name}.json", *_MADE):
         if os.path.lexists(folder / made):

@@ -91,7 +91,7 @@ def open_sink(
         options or EncodeOptions(),
         zero_alpha=zero_alpha,
     )
-    return ImageSink(target, info, encoder, part or new_part_name(target), replace=replace)
+    return ImageSink(target, info, encoder, part or new_part_name(target), replace)
 
 
 class ImageSink:
@@ -103,7 +103,7 @@ class ImageSink:
     """
 
     def __init__(
-        self, path: Path, info: ImageInfo, encoder: EncodePipeline, part: Path, *, replace: bool
+        self, path: Path, info: ImageInfo, encoder: EncodePipeline, part: Path, replace: bool
     ) -> None:
         configure()
         require_room_for_encoder(str(path))
@@ -120,19 +120,26 @@ class ImageSink:
         self._finished = self._committed = False
         self._failure: BaseException | None = None
         self._trimmer = HeapTrimmer(WRITE_TRIM_BYTES)
+        self._thread: threading.Thread | None = None
+        try:
+            self._start_encoder(encoder)
+        except BaseException:  # a stop, too
+            self._join()
+            self._remove()
+            raise
+
+    def _start_encoder(self, encoder: EncodePipeline) -> None:
+        """Wait until the encoder has read the header, then until its threads wait for rows."""
         out, self._pipe = os.pipe()
-        self._thread: threading.Thread | None = threading.Thread(
+        thread = threading.Thread(
             target=self._encode, args=(encoder.run, out), name="lowtide-encoder", daemon=True
         )
-        self._thread.start()
+        thread.start()
+        self._thread = thread
         self._png = self._open_png()
-        self._start_encoder(out)
-
-    def _start_encoder(self, descriptor: int) -> None:
-        """Wait until the encoder has read the header, then until its threads wait for rows."""
-        wait_until_read(descriptor, lambda: self._failure is not None)
+        wait_until_read(out, lambda: self._failure is not None)
         self._png.write_nothing()
-        wait_until_read(descriptor, lambda: self._failure is not None)
+        wait_until_read(out, lambda: self._failure is not None)
 
     def _open_png(self) -> UncompressedPng:
         width, bands, bits = self.info.width, self.info.channels, 8

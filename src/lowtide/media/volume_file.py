@@ -122,12 +122,16 @@ class VolumeSink:
         self._next, self._done, self._committed = 0, False, False
         self._raw = self._part.open("wb")
         self._file: BinaryIO = self._raw
-        if path.name.lower().endswith(".gz"):
-            # Neither name nor time, so that equal voxels make equal files.
-            packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=self._raw, mtime=0)
-            self._file = cast(BinaryIO, packed)
-        with open_bytes(facts.path) as source:
-            self._put(source.read(facts.head_bytes))
+        try:
+            if path.name.lower().endswith(".gz"):
+                # Neither name nor time, so that equal voxels make equal files.
+                packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=self._raw, mtime=0)
+                self._file = cast(BinaryIO, packed)
+            with open_bytes(facts.path) as source:
+                self._put(source.read(facts.head_bytes))
+        except BaseException:  # a stop, too
+            self.abort()
+            raise
 
     def write(self, first: int, values: np.ndarray) -> None:
         """Append slices (N, H, W, 1) of stored values; raises `OutputError` where that fails."""

@@ -9,7 +9,7 @@ import numpy as np
 from annotated_types import Ge
 from pydantic import Field
 
-from lowtide.core.atomic_file import new_part_name
+from lowtide.core.atomic_file import new_part_name, put_in_place
 from lowtide.core.errors import InputError
 from lowtide.core.option import Option
 from lowtide.jobs.item import ComputedItem
@@ -81,12 +81,13 @@ class SeriesFile:
 
     path: Path
     part: Path
+    replace: bool
 
     def write(self, values: np.ndarray) -> None:
         np.savetxt(self.part, values, fmt="%.6g")
 
     def commit(self) -> None:
-        self.part.replace(self.path)
+        put_in_place(self.part, self.path, replace=self.replace)
 
     def abort(self) -> None:
         self.part.unlink(missing_ok=True)
@@ -114,7 +115,7 @@ class AverageJob:
     def run(self, item, planned, pipeline, queue_bytes) -> ComputedItem:
         advance = pipeline.report_rows(item, self.budget, len(planned.values))
         kernel = np.full(self.settings.window, 1 / self.settings.window)
-        file = SeriesFile(item.target, item.part or new_part_name(item.target))
+        file = SeriesFile(item.target, item.part or new_part_name(item.target), item.replace)
         item.target.parent.mkdir(parents=True, exist_ok=True)
         file.write(np.convolve(planned.values, kernel, "valid"))
         if advance is not None:

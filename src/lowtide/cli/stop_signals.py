@@ -24,9 +24,10 @@ _TERMINALS = (1, 2)
 
 
 class StopSignals:
-    """The first signal that came, and the event of a job that finishes its step before it ends."""
+    """The first signal that came, whether one raised, and the event that it sets instead."""
 
     number: int | None = None
+    raised = False
     event: threading.Event | None = None
 
 
@@ -40,7 +41,7 @@ def handle_stop_signals(*, whole_process: bool) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    StopSignals.number = None
+    StopSignals.number, StopSignals.raised = None, False
     terminals = [one for one in _TERMINALS if os.isatty(one)]
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -57,10 +58,11 @@ def handle_stop_signals(*, whole_process: bool) -> Iterator[None]:
             os.write(2, b"error: interrupted before anything was done\n")
             os._exit(exit_code())
         else:
+            StopSignals.raised = True
             raise KeyboardInterrupt
 
     before = {one: signal.getsignal(one) for one in _SIGNALS}
-    changed = [one for one, handler in before.items() if handler != signal.SIG_IGN]
+    changed = [one for one, handler in before.items() if handler not in (signal.SIG_IGN, None)]
     for one in changed:
         signal.signal(one, stop)
     try:
@@ -95,7 +97,7 @@ def as_stop(error: BaseException) -> Cancelled | None:
     """
     if isinstance(error, Cancelled):
         stopped = error
-    elif isinstance(error, KeyboardInterrupt) or StopSignals.number is not None:
+    elif isinstance(error, KeyboardInterrupt) or StopSignals.raised:
         stopped = Cancelled(
             "interrupted; finished files are kept, partial ones are removed",
             hint="run the same command again to resume",

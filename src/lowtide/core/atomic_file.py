@@ -227,7 +227,7 @@ def require_output_folder(folder: Path) -> None:
     """Refuse what cannot become a folder of outputs; raises as `require_output`."""
     _require_usable_name(folder)
     if os.path.lexists(folder) and not is_folder(folder):
-        raise OutputError(f"{folder} is not a folder", hint="choose another name")
+        raise OutputError(f"{folder}: cannot be written (not a folder)", hint="choose another name")
 
 
 def _require_usable_name(path: Path) -> None:

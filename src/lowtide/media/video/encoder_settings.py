@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from lowtide.core.errors import UsageError
 from lowtide.media.video.hdr10_light import Hdr10Light
 from lowtide.media.video.opened_video import load_av
-from lowtide.media.video.picture_format import BT_709, PictureFormat, SampleLayout, sample_layout
+from lowtide.media.video.picture_format import (
+    BT_709,
+    PictureFormat,
+    SampleLayout,
+    planar_name,
+    sample_layout,
+)
 
 _LEFT, _TOP_LEFT = 1, 3
 
@@ -126,6 +132,25 @@ class EncoderSettings:
         return options
 
 
+def playable_format(format: PictureFormat) -> tuple[PictureFormat, list[str]]:
+    """Return RGB as what players show, 4:2:0 of 10 bits at most, and a sentence that says so."""
+    if format.kind != "rgb":
+        return format, []
+    name = "yuv420p" if format.bits == 8 else "yuv420p10le"
+    tags = replace(format.tags, matrix=BT_709, full_range=False)
+    note = f"RGB is converted by BT.709 to {name}, which players show: --codec x264 keeps 4:4:4"
+    return replace(format, name=name, tags=tags), [note]
+
+
+def side_step(settings: EncoderSettings, format: PictureFormat) -> tuple[int, int]:
+    """Return what widths and heights of such pictures have to be multiples of."""
+    codec = CODECS[settings.codec]
+    if not codec.whole_chroma:
+        return 1, 1
+    name = _nearest(codec.formats(settings.preset), _plain(format), format.layout)
+    return replace(format, name=name).chroma_step
+
+
 def held_format(
     settings: EncoderSettings, format: PictureFormat, light: Hdr10Light | None = None
 ) -> tuple[PictureFormat, list[str]]:
@@ -137,7 +162,7 @@ def held_format(
     Raises:
         UsageError: The codec cannot hold pictures of this size.
     """
-    codec, name, tags = CODECS[settings.codec], _plain(format.name), format.tags
+    codec, name, tags = CODECS[settings.codec], _plain(format), format.tags
     nearest = _nearest(codec.formats(settings.preset), name, format.layout)
     notes = []
     if nearest != name:
@@ -161,8 +186,11 @@ def held_format(
     return held, notes
 
 
-def _plain(name: str) -> str:
+def _plain(format: PictureFormat) -> str:
     """Return a format's name as encoders have it: the range is in the tags, the order usual."""
+    name = format.name
+    if format.kind == "yuv" and format.layout.packed:
+        return planar_name(format)
     return name.replace("yuvj", "yuv").removesuffix("be") + ("le" if name.endswith("be") else "")
 
 

@@ -203,7 +203,10 @@ def test_interlaced_frames_are_made_whole_where_that_is_asked_for(tmp_path):
     assert caught.value.hint.startswith("--deinterlace")
     options = {"deinterlace": True, "codec": "ffv1", "scale": 1}
     item = lowtide.video(source, target, segment=2, **options).videos[0]
-    assert any("interlaced frames are made whole, one of each" in note for note in item.notes)
+    assert any(
+        "interlaced frames are made whole, one of each: number, times and rate stay" in note
+        for note in item.notes
+    )
     assert stamps(target) == stamps(source)
     whole = luma(target)
     assert max(map(comb, whole)) < comb(luma(source)[0]) / 4
@@ -211,6 +214,15 @@ def test_interlaced_frames_are_made_whole_where_that_is_asked_for(tmp_path):
         other = tmp_path / f"{name}.mkv"
         lowtide.video(source, other, **options, **more)
         assert np.array_equal(luma(other), whole[3:] if name == "part" else whole)
+
+
+def test_half_pictures_that_are_frames_are_refused_with_a_command(tmp_path):
+    options = {"x265-params": "interlace=tff:log-level=none"}
+    source = Clip(frames=4, codec="libx265", options=options).write(tmp_path / "in.mkv")
+    for deinterlace in (False, True):
+        with pytest.raises(VideoError, match=r"each frame of this H\.265 is a half") as caught:
+            lowtide.video(source, tmp_path / "out.mkv", deinterlace=deinterlace)
+        assert "-vf weave,bwdif" in caught.value.hint
 
 
 def test_a_stopped_run_makes_interlaced_frames_whole_as_a_calm_one(tmp_path):

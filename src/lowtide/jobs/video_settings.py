@@ -91,7 +91,7 @@ class VideoSettings(UpscaleSettings):
             codec = "x264" if bits == 8 else "x265"
             if target.suffix.lower() == ".webm":
                 codec = "svtav1"
-        return EncoderSettings(codec, self.quality, self.preset)
+        return EncoderSettings(codec, self.quality, self.preset, plays=self.codec == "auto")
 
     def stored_size(
         self,

@@ -27,7 +27,6 @@ from lowtide.media.video.deinterlacing import HELD_FRAMES
 from lowtide.media.video.encoder_settings import (
     EncoderSettings,
     held_format,
-    playable_format,
     side_step,
 )
 from lowtide.media.video.frame_pattern import FramePattern
@@ -252,19 +251,17 @@ def _stored(
     facts: VideoFacts, settings: VideoSettings, encoder: EncoderSettings, scale: int
 ) -> tuple[PictureFormat, Fraction | None, list[str]]:
     """Return how results are stored, the shape of their pixels, and sentences on what differs."""
-    wanted, notes = facts.format, list[str]()
-    if settings.codec == "auto":
-        wanted, notes = playable_format(wanted)
-    shape, step = (facts.rotation, facts.pixel_aspect), side_step(encoder, wanted)
-    *exact, _ = settings.stored_size(wanted, scale, *shape)
-    width, height, aspect = settings.stored_size(wanted, scale, *shape, step)
-    stored, differences = held_format(encoder, wanted.resized(width, height), facts.light)
+    format, shape = facts.format, (facts.rotation, facts.pixel_aspect)
+    *exact, _ = settings.stored_size(format, scale, *shape)
+    step = side_step(encoder, format)
+    width, height, aspect = settings.stored_size(format, scale, *shape, step)
+    stored, notes = held_format(encoder, format.resized(width, height), facts.light)
     if [width, height] != exact:
         odd = f"{exact[0]}×{exact[1]}"
         notes.append(
             f"{encoder.codec} holds no odd sizes of {stored.name}: {width}×{height}, not {odd}"
         )
-    return stored, aspect, notes + differences
+    return stored, aspect, notes
 
 
 def _image_task(

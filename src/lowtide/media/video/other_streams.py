@@ -42,7 +42,7 @@ _MPEG_CLOCK = 90_000  # ticks a second of MPEG transport and program streams
 # What a muxer writes about the file that it writes.
 _MUXER_KEYS = {"major_brand", "minor_version", "compatible_brands", "encoder", "duration"}
 # What encoders write about the picture that they made: it is another one now.
-_PICTURE_KEYS = {"encoder", "encoder_settings", "encoder_options", ALPHA_MODE}
+_PICTURE_KEYS = {"encoder", "encoder_settings", "encoder_options", "vendor_id", ALPHA_MODE}
 # Sizes and rates that mkvmerge measured on the file that it wrote.
 _STATISTICS = ("bps", "number_of_frames", "number_of_bytes", "duration", "_statistics")
 

@@ -206,7 +206,7 @@ def _notes(decoded: PictureFormat, facts: VideoFacts, first: VideoFrame) -> list
     if facts.crop != NO_CROP:
         said.append(f"the file crops {facts.crop}: frames are {format.width}×{format.height}")
     if facts.deinterlaces and first.interlaced_frame:
-        said.append("interlaced frames are made whole, one of each, so that number and times stay")
+        said.append("interlaced frames are made whole, one of each: number, times and rate stay")
     elif facts.deinterlaces:
         said.append("the first frame is not marked as interlaced: only marked ones are made whole")
     return said

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lowtide.core.errors import InputError, UsageError, VideoError
 
@@ -23,25 +22,6 @@ _STILL = "image2"
 ALPHA_MODE = "alpha_mode"
 _TRANSPARENT_BY = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 _ANIMATION = 2  # flag of an extended WebP file
-# Lines of FFmpeg's description of a file.
-_FIND_STREAM = re.compile(r" +Stream #0:(\d+)")
-_FIND_CROP = re.compile(r" +Frame Cropping: (\d+)/(\d+)/(\d+)/(\d+)", re.IGNORECASE)
-
-
-class Crop(NamedTuple):
-    """Columns and rows of a decoded frame that players leave out, since its file says so."""
-
-    left: int = 0
-    right: int = 0
-    top: int = 0
-    bottom: int = 0
-
-    def __str__(self) -> str:
-        sides = zip(self, ("left", "right", "above", "below"), strict=True)
-        return ", ".join(f"{count} {side}" for count, side in sides if count)
-
-
-NO_CROP = Crop()
 
 
 def load_av() -> ModuleType:
@@ -91,6 +71,8 @@ def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
             kinds = ", ".join(sorted({one.type for one in container.streams})) or "nothing"
             raise VideoError(f"{path}: no stream of pictures, only {kinds}")
         _require_film(path, container.format.name)
+        if cast("Any", found[0]).codec_context is None:
+            raise VideoError(f"{path}: its pictures are of a codec that is not known here")
         # Or a picture that begins in the midst of a block of memory would keep columns to its left.
         found[0].codec_context.flags |= av.codec.context.Flags.unaligned
         yield container, found[0]
@@ -107,7 +89,7 @@ def _require_film(path: Path, format: str) -> None:
         return
     with path.open("rb") as file:
         head = file.read(21)
-    if head[8:16] == b"WEBPVP8X" and head[20] & _ANIMATION:
+    if head[8:16] == b"WEBPVP8X" and head[-1] & _ANIMATION:
         raise VideoError(
             f"{path}: an animated WebP, which is not read as video",
             hint="make images of it first, by libwebp's anim_dump, then"
@@ -131,7 +113,8 @@ def decoder_of(stream: VideoStream) -> VideoCodecContext:
         decoder = av.CodecContext.create(_TRANSPARENT_BY[name], "r")
     except av.codec.codec.UnknownCodecError as error:
         raise VideoError(
-            f"frames are stored as {name}, with transparency, which cannot be kept"
+            f"{stream.container.name}: frames are stored as {name}, with transparency, which cannot"
+            " be kept"
         ) from error
     decoder.extradata = stream.codec_context.extradata
     return decoder
@@ -141,28 +124,6 @@ def has_alpha_apart(stream: VideoStream) -> bool:
     """Whether a WebM or Matroska file keeps the transparency of a stream beside its frames."""
     marked = any(key.lower() == ALPHA_MODE and text != "0" for key, text in stream.metadata.items())
     return marked and stream.codec_context.name in _TRANSPARENT_BY
-
-
-def crop_of(container: InputContainer, stream: VideoStream) -> Crop:
-    """Return what a container says is left out of a stream's pictures.
-
-    Matroska's PixelCrop and the clean aperture of MP4 and QuickTime. FFmpeg's decoders do not apply
-    it, and Python sees it in FFmpeg's description of the file only. What a codec itself leaves out,
-    decoders do.
-    """
-    log, here = load_av().logging, False
-    level = log.get_level()
-    log.set_level(log.INFO)
-    try:
-        lines = cast("Any", container).dumps_format().splitlines()  # its stubs lack it
-    finally:
-        log.set_level(level)
-    for line in lines:
-        if found := _FIND_STREAM.match(line):
-            here = int(found[1]) == stream.index
-        elif here and (found := _FIND_CROP.match(line)):
-            return Crop(*map(int, found.groups()))
-    return NO_CROP
 
 
 def damaged_error(path: Path, damage: str) -> VideoError:

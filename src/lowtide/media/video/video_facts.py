@@ -19,15 +19,13 @@ import numpy as np
 from lowtide.core.errors import UsageError, VideoError
 from lowtide.media.video.hdr10_light import Hdr10Light, light_of
 from lowtide.media.video.opened_video import (
-    NO_CROP,
-    Crop,
-    crop_of,
     damaged_error,
     decoder_of,
     has_alpha_apart,
     load_av,
     open_video,
 )
+from lowtide.media.video.picture_crop import NO_CROP, Crop, crop_of, cropped_format
 from lowtide.media.video.picture_format import PictureFormat, format_of
 from lowtide.media.video.video_packets import checked_stamps, decoded_stamps, read_packets
 
@@ -180,24 +178,6 @@ def _inspect(path: Path, _changed: int, _size: int, deinterlace: bool) -> VideoF
             deinterlaces=deinterlace,
         )
         return replace(facts, notes=(*packets.notes, *_notes(format, facts, first)))
-
-
-def cropped_format(format: PictureFormat, crop: Crop) -> PictureFormat:
-    """Return the format of what a crop leaves; raises `VideoError` where it cannot be cut out."""
-    if crop == NO_CROP:
-        return format
-    width, height = format.width - crop.left - crop.right, format.height - crop.top - crop.bottom
-    across, down = format.chroma_step
-    if min(width, height) < 1:
-        raise VideoError(f"the file crops {crop} of frames of {format.width}×{format.height}")
-    if crop.left % across or crop.top % down:
-        cut = f"format=yuv444p{'' if format.bits == 8 else f'{format.bits}le'},"
-        cut += f"crop={width}:{height}:{crop.left}:{crop.top}"
-        raise VideoError(
-            f"the file crops {crop} of frames of {format.name}, where chroma cannot be cut",
-            hint=f"cut them first: ffmpeg -apply_cropping codec -i IN -vf {cut} -c:v ffv1 OUT.mkv",
-        )
-    return format.resized(width, height)
 
 
 def _notes(decoded: PictureFormat, facts: VideoFacts, first: VideoFrame) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import numpy as np
 from lowtide.core.errors import VideoError
 from lowtide.media.video.deinterlacing import whole_frames
 from lowtide.media.video.opened_video import damaged_error, decoder_of, load_av, open_video
+from lowtide.media.video.picture_crop import cropped_format, cropped_planes
 from lowtide.media.video.picture_format import (
     PictureFormat,
     alpha_of,
@@ -21,7 +22,7 @@ from lowtide.media.video.picture_format import (
     planes_of,
     unknown_layout,
 )
-from lowtide.media.video.video_facts import VideoFacts, cropped_format, require_whole
+from lowtide.media.video.video_facts import VideoFacts, require_whole
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -107,7 +108,7 @@ class VideoReader:
             frames = self.decoded()
         for index, frame in frames:
             format = replace(facts.decoded, name=opaque_name(frame.format.name))
-            planes = self._cropped(planes_of(frame, format))
+            planes = cropped_planes(planes_of(frame, format), facts.format, facts.crop)
             yield StoredFrame(index, int(facts.stamps[index]), planes)
 
     def decoded(self) -> Iterator[tuple[int, Any]]:
@@ -166,17 +167,6 @@ class VideoReader:
                 return
         if due < self._last and not self._keep:
             raise self._missing(due)
-
-    def _cropped(self, planes: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return what is shown of planes, as views."""
-        format, crop = self._facts.format, self._facts.crop
-        steps = [(1, 1), format.chroma_step, format.chroma_step]
-        return [
-            plane[crop.top // down :, crop.left // across :][:high, :wide]
-            for plane, (across, down), (high, wide) in zip(
-                planes, steps, format.plane_shapes, strict=False
-            )
-        ]
 
     def _decoded(
         self, container: InputContainer, stream: VideoStream, seeks: bool

@@ -24,8 +24,8 @@ DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 # Order in help, within each panel.
 _ORDER = (
     "output model budget fps frames time device devices plan_file dry_run scale codec quality"
-    " preset segment damaged self_ensemble accuracy precision strategy cuda_graphs compile"
-    " tile format suffix force max_pixels"
+    " preset segment damaged deinterlace self_ensemble accuracy precision strategy cuda_graphs"
+    " compile tile format suffix force max_pixels"
 )
 
 

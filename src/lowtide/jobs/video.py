@@ -26,6 +26,7 @@ class VideoKeywords(UpscaleKeywords, total=False):
     preset: str | None
     segment: int
     damaged: Literal["refuse", "keep"]
+    deinterlace: bool
 
 
 @show_keywords(VideoSettings, VideoKeywords)

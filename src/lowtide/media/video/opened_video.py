@@ -6,17 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lowtide.core.errors import InputError, UsageError, VideoError
 
 if TYPE_CHECKING:
     from av.container import InputContainer
     from av.stream import Stream
+    from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
 _COVER_FLAG = 1024  # FFmpeg's disposition of a still picture that belongs to the file
 _STILL = "image2"
+# FFmpeg's name of the tag, and the decoders of both colors and transparency.
+ALPHA_MODE = "alpha_mode"
+_TRANSPARENT_BY = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+_ANIMATION = 2  # flag of an extended WebP file
 
 
 def load_av() -> ModuleType:
@@ -65,9 +70,60 @@ def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         if not found:
             kinds = ", ".join(sorted({one.type for one in container.streams})) or "nothing"
             raise VideoError(f"{path}: no stream of pictures, only {kinds}")
-        if container.format.name.startswith(_STILL) or container.format.name.endswith("_pipe"):
-            raise VideoError(f"{path}: a picture", hint=f"lowtide upscale {path} -o OUTPUT")
+        _require_film(path, container.format.name)
+        if cast("Any", found[0]).codec_context is None:
+            raise VideoError(f"{path}: its pictures are of a codec that is not known here")
+        # Or a picture that begins in the midst of a block of memory would keep columns to its left.
+        found[0].codec_context.flags |= av.codec.context.Flags.unaligned
         yield container, found[0]
+
+
+def _require_film(path: Path, format: str) -> None:
+    """Raise `VideoError` for files of pictures, and for animated ones."""
+    if format == "apng":
+        raise VideoError(
+            f"{path}: an animated PNG (APNG), which is not read as video",
+            hint=f"convert it first: ffmpeg -i {path} -pix_fmt bgr0 -c:v ffv1 OUT.mkv",
+        )
+    if not (format.startswith(_STILL) or format.endswith("_pipe")):
+        return
+    with path.open("rb") as file:
+        head = file.read(21)
+    if head[8:16] == b"WEBPVP8X" and head[-1] & _ANIMATION:
+        raise VideoError(
+            f"{path}: an animated WebP, which is not read as video",
+            hint="make images of it first, by libwebp's anim_dump, then"
+            " lowtide video 'FOLDER/dump_%04d.png' --fps RATE",
+        )
+    raise VideoError(f"{path}: a picture", hint=f"lowtide upscale {path} -o OUTPUT")
+
+
+def decoder_of(stream: VideoStream) -> VideoCodecContext:
+    """Return the decoder of a stream.
+
+    Of WebM with transparency, FFmpeg's own decoders take the colors alone: libvpx decodes all.
+
+    Raises:
+        VideoError: It has transparency that cannot be read here.
+    """
+    if not has_alpha_apart(stream):
+        return stream.codec_context
+    av, name = load_av(), stream.codec_context.name
+    try:
+        decoder = av.CodecContext.create(_TRANSPARENT_BY[name], "r")
+    except av.codec.codec.UnknownCodecError as error:
+        raise VideoError(
+            f"{stream.container.name}: frames are stored as {name}, with transparency, which cannot"
+            " be kept"
+        ) from error
+    decoder.extradata = stream.codec_context.extradata
+    return decoder
+
+
+def has_alpha_apart(stream: VideoStream) -> bool:
+    """Whether a WebM or Matroska file keeps the transparency of a stream beside its frames."""
+    marked = any(key.lower() == ALPHA_MODE and text != "0" for key, text in stream.metadata.items())
+    return marked and stream.codec_context.name in _TRANSPARENT_BY
 
 
 def damaged_error(path: Path, damage: str) -> VideoError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lowtide.core.errors import UsageError
 from lowtide.media.video.opened_video import (
+    ALPHA_MODE,
     find_picture,
     is_cover,
     open_source,
@@ -40,6 +41,8 @@ _MPEG_CLOCK = 90_000  # ticks a second of MPEG transport and program streams
 
 # What a muxer writes about the file that it writes.
 _MUXER_KEYS = {"major_brand", "minor_version", "compatible_brands", "encoder", "duration"}
+# What encoders write about the picture that they made: it is another one now.
+_PICTURE_KEYS = {"encoder", "encoder_settings", "encoder_options", "vendor_id", ALPHA_MODE}
 # Sizes and rates that mkvmerge measured on the file that it wrote.
 _STATISTICS = ("bps", "number_of_frames", "number_of_bytes", "duration", "_statistics")
 
@@ -286,6 +289,6 @@ def picture_metadata(metadata: Mapping[str, str], container: str, timecode: bool
 
     ``timecode`` is whether a timecode is, by which MP4 counts frames of one rate.
     """
-    untrue = {"encoder"} if timecode else {"encoder", "timecode"}
+    untrue = _PICTURE_KEYS if timecode else _PICTURE_KEYS | {"timecode"}
     kept = copied_metadata(metadata, container)
     return {key: text for key, text in kept.items() if key.lower() not in untrue}

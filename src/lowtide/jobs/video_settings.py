@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from annotated_types import Ge
 
 from lowtide.core.errors import UsageError
+from lowtide.core.hashing import file_sha256
 from lowtide.core.option import Option
 from lowtide.jobs.upscale_settings import UpscaleSettings, whole_side
 
@@ -40,8 +42,12 @@ class VideoSettings(UpscaleSettings):
         quality: Constant quality of the encoder in its own scale, where a smaller number is a
             larger file. Default: 18 of x264, 20 of x265, 28 of svtav1.
         preset: Speed of the encoder in its own words: medium, or 8 for svtav1. Slower is smaller.
+        sound: auto copies it, and encodes what the output's container does not hold: AAC in .mp4
+            and .mov, Opus in .webm, FLAC or Opus in .mkv. copy: only as it is. aac, opus or flac:
+            as that codec. none: no sound. Any other text: the sound of the file of that name.
         segment: Frames that are encoded together. What is stopped loses no more than these.
-        damaged: keep repeats the frame before where one cannot be decoded.
+        damaged: keep repeats the frame before where one cannot be decoded, and leaves out sound
+            that cannot be written.
         deinterlace: Make whole frames of interlaced ones, one of each: their number, times and rate
             stay. Without it they are refused.
         format: mp4, mov, mkv or webm, for results in a folder; png or tif for a folder of frames.
@@ -57,6 +63,9 @@ class VideoSettings(UpscaleSettings):
     codec: Annotated[CodecName, Option(_VIDEO)] = "auto"
     quality: Annotated[float | None, Option(_VIDEO, example=18)] = None
     preset: Annotated[str | None, Option(_VIDEO, metavar="NAME", example="medium")] = None
+    sound: Annotated[str | Path, Option(_VIDEO, metavar="auto|copy|aac|opus|flac|none|FILE")] = (
+        "auto"
+    )
     segment: Annotated[int, Ge(1), Option(_VIDEO, metavar="FRAMES")] = 120
     damaged: Annotated[Literal["refuse", "keep"], Option(_VIDEO)] = "refuse"
     deinterlace: Annotated[bool, Option(_VIDEO)] = False
@@ -76,6 +85,14 @@ class VideoSettings(UpscaleSettings):
         for name in IMAGE_ONLY.split():
             if getattr(self, name) != usual[name]:
                 raise UsageError(f"{name} is for image files, not for videos", hint="drop it")
+
+    def content_hash(self, model_sha256: str, precision: str) -> str:
+        """Return a SHA-256 of all that determines the result's bytes, except the input."""
+        own, sound = super().content_hash(model_sha256, precision), Path(self.sound)
+        if self.sound == "auto":
+            return own
+        content = file_sha256(sound) if sound.is_file() else ""
+        return hashlib.sha256(f"{own} {sound} {content}".encode()).hexdigest()
 
     @property
     def keeps_damaged(self) -> bool:

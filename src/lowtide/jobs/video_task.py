@@ -29,10 +29,12 @@ from lowtide.media.video.encoder_settings import (
     held_format,
     side_step,
 )
+from lowtide.media.video.format_changes import require_one_format
 from lowtide.media.video.frame_pattern import FramePattern
 from lowtide.media.video.frame_sequence import SequenceFacts, inspect_sequence, sequence_part
 from lowtide.media.video.frame_writing import image_format
 from lowtide.media.video.other_streams import StreamPlan, no_streams, plan_streams
+from lowtide.media.video.packet_trial import tried_streams
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_facts import VideoFacts, frame_range, inspect_video
 from lowtide.media.video.video_reader import require_opaque, video_part
@@ -208,6 +210,7 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
         facts = sequence_part(facts, first, last, keep_damaged=settings.keeps_damaged)
     else:
         facts = video_part(facts, first, keep_damaged=settings.keeps_damaged)
+        require_one_format(facts, first, last, settings.keeps_damaged)
         require_opaque(facts, first, last, keep_damaged=settings.keeps_damaged)
     info = frame_info(facts.format)
     if info.pixels > settings.max_pixels:
@@ -232,7 +235,9 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
         target,
         codec=CODEC_NAMES[encoder.codec],
         cut=last - first < facts.frames,
+        sound=str(settings.sound),
     )
+    streams = tried_streams(streams, keep_damaged=settings.keeps_damaged)
     if isinstance(facts, SequenceFacts) and facts.icc is not None:
         notes.append("the color profile of the images is not kept: videos have none")
     return VideoTask(
@@ -273,9 +278,10 @@ def _image_task(
     settings: VideoSettings,
 ) -> VideoTask:
     """Return what frames of a format become as image files."""
-    if (settings.codec, settings.quality, settings.preset) != ("auto", None, None):
+    given = settings.codec, settings.quality, settings.preset, settings.sound
+    if given != ("auto", None, None, "auto"):
         raise UsageError(
-            f"{target}: --codec, --quality and --preset are for videos", hint="drop them"
+            f"{target}: --codec, --quality, --preset and --sound are for videos", hint="drop them"
         )
     stored, notes = image_format(facts, made)
     source = None if isinstance(facts, SequenceFacts) else facts.path

@@ -6,6 +6,7 @@ that a header states is used, since both may be wrong.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -17,17 +18,18 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lowtide.core.errors import UsageError, VideoError
-from lowtide.media.video.hdr10_light import Hdr10Light, light_of
+from lowtide.media.video.hdr10_light import Hdr10Light, light_of, side_data
 from lowtide.media.video.opened_video import (
     damaged_error,
     decoder_of,
     has_alpha_apart,
     load_av,
     open_video,
+    readable,
 )
 from lowtide.media.video.picture_crop import NO_CROP, Crop, crop_of, cropped_format
 from lowtide.media.video.picture_format import PictureFormat, format_of
-from lowtide.media.video.video_packets import checked_stamps, decoded_stamps, read_packets
+from lowtide.media.video.video_packets import checked_stamps, decode_stamps, read_packets
 
 if TYPE_CHECKING:
     import av
@@ -147,7 +149,7 @@ def inspect_video(
 def _inspect(path: Path, _changed: int, _size: int, deinterlace: bool) -> VideoFacts:
     packets = read_packets(path)
     if not packets.ordered:
-        packets.stamps = decoded_stamps(path)
+        decode_stamps(path, packets)
     stamps = checked_stamps(path, packets)
     with open_video(path) as (container, stream):
         first, location = _first_frame(path, container, stream, deinterlace)
@@ -202,7 +204,7 @@ def _first_frame(
     av = load_av()
     tag, frame, location = stream.codec_context.codec_tag, None, None
     decoder = decoder_of(stream)
-    for packet in container.demux(stream):
+    for packet in readable(container.demux(stream)):
         if location is None:
             location = chroma_location(stream, packet)
         try:
@@ -212,7 +214,7 @@ def _first_frame(
         if frame is not None:
             break
     if frame is None:
-        raise damaged_error(path, "no frame of it can be decoded")
+        raise VideoError(f"{path}: damaged: no frame of it can be decoded")
     require_whole(path, frame, stream.codec_context.name, deinterlace)
     _require_no_dolby_vision(path, frame, tag)
     return frame, location or 0
@@ -240,7 +242,7 @@ def _require_no_dolby_vision(path: Path, frame: VideoFrame, tag: str) -> None:
 
     Not for every frame: side data and its frame hold each other, until the garbage collector comes.
     """
-    sides = cast("list[Any]", frame.side_data.keys())
+    sides = cast("list[Any]", side_data(frame).keys())
     dolby = {"DOVI_METADATA", "DOVI_RPU_BUFFER"} & {one.type.name for one in sides}
     if dolby or tag in _DOLBY_TAGS:
         raise VideoError(
@@ -268,7 +270,8 @@ def chroma_location(stream: VideoStream, packet: av.Packet) -> int:
     level = av.logging.get_level()
     av.logging.set_level(av.logging.TRACE)
     try:
-        with av.logging.Capture() as lines:
+        with av.logging.Capture() as lines, contextlib.suppress(av.error.FFmpegError):
+            # A packet that it cannot read is damaged, and is told where it is decoded.
             filter = av.bitstream.BitStreamFilterContext("trace_headers", stream)
             filter.filter(av.Packet(bytes(packet)))  # it takes the bytes away
     finally:
@@ -282,7 +285,7 @@ def chroma_location(stream: VideoStream, packet: av.Packet) -> int:
 
 def is_mirrored(frame: VideoFrame) -> bool:
     """Whether players mirror a decoded frame, which its ``rotation`` does not say."""
-    data = frame.side_data.get("DISPLAYMATRIX")
+    data = side_data(frame).get("DISPLAYMATRIX")
     if data is None:
         return False
     (a, b, _), (c, d, _), _ = np.frombuffer(bytes(data), np.int32).reshape(3, 3).tolist()

@@ -12,7 +12,13 @@ import numpy as np
 
 from lowtide.core.errors import VideoError
 from lowtide.media.video.deinterlacing import whole_frames
-from lowtide.media.video.opened_video import damaged_error, decoder_of, load_av, open_video
+from lowtide.media.video.opened_video import (
+    damaged_error,
+    decoder_of,
+    load_av,
+    open_video,
+    readable,
+)
 from lowtide.media.video.picture_crop import cropped_format, cropped_planes
 from lowtide.media.video.picture_format import (
     PictureFormat,
@@ -196,7 +202,7 @@ class VideoReader:
         """Decode all frames, or those that can be if damage is kept."""
         av, facts = load_av(), self._facts
         seen = None
-        for packet in container.demux(stream):
+        for packet in readable(container.demux(stream)):
             try:
                 frames = decoder.decode(packet)
             except av.error.FFmpegError as error:

@@ -30,6 +30,7 @@ class VideoCodec:
         presets: All presets.
         preset_option: FFmpeg's name of the option for presets.
         sides: Least and largest width and height.
+        least_width: Width below which the encoder writes beside its memory.
         whole_chroma: Whether sizes must be multiples of the chroma step.
         full_range: Whether full-range pictures can be tagged.
         locations: Chroma locations that can be tagged.
@@ -41,6 +42,7 @@ class VideoCodec:
     presets: tuple[str, ...] = ()
     preset_option: str = "preset"
     sides: tuple[int, int] = (1, 32_768)
+    least_width: int = 1
     whole_chroma: bool = False
     full_range: bool = True
     locations: tuple[int, ...] = tuple(range(7))
@@ -61,7 +63,13 @@ CODECS = {
         "libx264", (18, 0, 51), "medium", _X_PRESETS, sides=(1, 16_384), whole_chroma=True
     ),
     "x265": VideoCodec(
-        "libx265", (20, 0, 51), "medium", _X_PRESETS, sides=(16, 16_384), whole_chroma=True
+        "libx265",
+        (20, 0, 51),
+        "medium",
+        _X_PRESETS,
+        sides=(16, 16_384),
+        least_width=56,
+        whole_chroma=True,
     ),
     "svtav1": VideoCodec(
         "libsvtav1",
@@ -223,6 +231,12 @@ def _check_size(name: str, format: PictureFormat) -> None:
             f"{name} holds pictures of {least:,} to {largest:,} samples a side, not"
             f" {format.width:,}×{format.height:,}",
             hint="--codec ffv1",
+        )
+    if format.width < codec.least_width:
+        raise UsageError(
+            f"{name} holds pictures of {codec.least_width} or more samples across, not"
+            f" {format.width:,}×{format.height:,}",
+            hint="--codec x264, or ffv1",
         )
     if codec.whole_chroma and any(
         side % step for side, step in zip(size, format.chroma_step, strict=True)

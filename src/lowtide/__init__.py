@@ -28,9 +28,9 @@ from lowtide.core.errors import (
     UsageError,
     VideoError,
 )
-from lowtide.core.progress import Progress
 
 if TYPE_CHECKING:
+    from lowtide.core.progress import Progress
     from lowtide.integrations.fit import fit, unfit
     from lowtide.integrations.vram_usage import estimate_vram_usage
     from lowtide.jobs.backtest import backtest
@@ -96,6 +96,7 @@ _MODULES = {
     "Forecast": "lowtide.jobs.forecast",
     "InferenceStep": "lowtide.memory.tracing.steps",
     "Plan": "lowtide.memory.plan",
+    "Progress": "lowtide.core.progress",
     "Streamed": "lowtide.streaming.api",
     "TrainingStep": "lowtide.memory.tracing.steps",
     "UpscaleReport": "lowtide.jobs.report",

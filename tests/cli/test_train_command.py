@@ -78,7 +78,7 @@ def test_errors_name_the_place(lowtide, tmp_path):
     assert nothing.code == 2
     assert "lowtide train sr CONFIG" in nothing.err
     missing = lowtide("train", "sr", str(tmp_path / "none.yml"))
-    assert "none.yml cannot be read" in missing.err
+    assert "none.yml: no such file" in missing.err
     # Whatever is no YAML file is taken for data.
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,9 @@ from lowtide.core.atomic_file import (
     new_part_name,
     open_for_append,
     part_path,
+    put_in_place,
     require_distinct,
+    require_output,
     write_error,
 )
 from lowtide.core.errors import OutputError, UsageError
@@ -124,6 +127,65 @@ def test_errors_name_space_where_it_is_that(tmp_path, number, words, hinted):
     assert (raised.value.hint is not None) == hinted
     assert str(write_error(path, OSError(number, os.strerror(number)))) == str(raised.value)
     assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_appeared_meanwhile_stays_unless_it_may_be_replaced(tmp_path, monkeypatch, has_links):
+    def refuse(*_names):
+        raise PermissionError(errno.EPERM, "as on a memory card")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse)
+    target = tmp_path / "a.json"
+    with atomic_output(target, replace=False) as part:
+        part.write_text("mine")
+    assert target.read_text() == "mine" and left_in(tmp_path) == ["a.json"]
+    with (
+        pytest.raises(OutputError, match=r"a\.json: made by another program"),
+        atomic_output(target, replace=False) as part,
+    ):
+        part.write_text("mine")
+        target.write_text("theirs")
+    assert target.read_text() == "theirs" and left_in(tmp_path) == ["a.json"]
+    with atomic_output(target) as part:
+        part.write_text("mine again")
+    assert target.read_text() == "mine again"
+
+
+@links
+def test_only_files_and_links_to_them_are_replaced(tmp_path):
+    pipe, link, folder, part = (tmp_path / name for name in ("pipe", "link", "folder", "part"))
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    folder.mkdir()
+    part.write_text("mine")
+    before = left_in(tmp_path)
+    for path in (pipe, link, folder):
+        for may_replace in (True, False):
+            with pytest.raises((OutputError, OSError)):
+                put_in_place(part, path, replace=may_replace)
+        with pytest.raises(OutputError), atomic_output(path):
+            raise AssertionError("begun")
+        with pytest.raises(OutputError):
+            require_output(path, force=True)
+    assert left_in(tmp_path) == before and pipe.is_fifo() and link.is_symlink()
+    (tmp_path / "nowhere").symlink_to("missing")
+    put_in_place(part, tmp_path / "nowhere", replace=True)
+    assert not (tmp_path / "nowhere").is_symlink()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has the links of Linux")
+def test_a_link_of_the_machine_is_not_replaced_whatever_it_leads_to():
+    with pytest.raises(OutputError, match="not a regular file"):
+        require_output(Path("/dev/stdout"), force=True)  # which looks, and writes nothing
+
+
+@links
+def test_a_folder_without_permission_is_found_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_given: False)  # root may write everywhere
+    for makes_folder in (False, True):
+        with pytest.raises(OutputError, match="Permission denied"):
+            require_output(tmp_path / "a.json", force=False, makes_folder=makes_folder)
 
 
 LIMITED = """

@@ -1,5 +1,6 @@
 """Where a training writes: in its own folder, never over what is somebody else's."""
 
+import os
 import sys
 
 import numpy as np
@@ -76,6 +77,36 @@ def test_nothing_is_written_through_a_link(config, tmp_path):
     lowtide.load(report.weights)
 
 
+def test_a_second_training_in_the_folder_is_refused(config, tmp_path):
+    said = []
+
+    def again(_event):
+        with pytest.raises(OutputError, match=r"another job is writing into .*mine") as refused:
+            train_sr(config, tmp_path)
+        said.append(refused.value.hint)
+
+    report = train_sr(config, tmp_path, on_step=again)
+    assert report.steps == 2 and len(said) == 2
+    assert not (tmp_path / "mine" / ".lowtide-lock").exists()
+    # What a killed run leaves locks nothing.
+    (tmp_path / "mine" / ".lowtide-lock").touch()
+    assert train_sr(config, tmp_path).resumed_step == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes as Unix has them")
+@pytest.mark.parametrize("name", ["config.json", "log.jsonl", "mine.safetensors"])
+def test_a_pipe_in_the_folder_ends_it_before_the_first_step(config, tmp_path, name):
+    train_sr(config, tmp_path)
+    path = tmp_path / "mine" / name
+    path.unlink()
+    os.mkfifo(path)
+    steps = []
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"total_iter": 3})})
+    with pytest.raises(OutputError, match="not a regular file"):
+        train_sr(longer, tmp_path, on_step=steps.append)
+    assert not steps and path.is_fifo()
+
+
 def test_partial_files_of_killed_trainings_are_removed(config, tmp_path):
     train_sr(config, tmp_path)
     folder = tmp_path / "mine"
@@ -102,4 +133,4 @@ def test_a_full_disk(config, tmp_path, files_of_at_most):
     full = pytest.raises(OutputError, match=r"config\.json: the disk is full")
     with files_of_at_most(50), full:
         train_sr(config, tmp_path)
-    assert list((tmp_path / "mine").iterdir()) == []
+    assert not (tmp_path / "mine").exists()

@@ -294,7 +294,7 @@ def test_a_model_may_be_a_path(run, tmp_path):
 
     (tmp_path / "mine.safetensors").write_bytes(find("lowtide-x2").path.read_bytes())
     assert run(model=tmp_path / "mine.safetensors").status == "done"
-    with pytest.raises(ModelError, match="does not exist"):
+    with pytest.raises(ModelError, match="no such file"):
         run("b.png", model=tmp_path / "other.safetensors")
 
 

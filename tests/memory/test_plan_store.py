@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -231,3 +232,21 @@ def test_where_it_is(monkeypatch, tmp_path):
     monkeypatch.delenv("LOWTIDE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder().name == "lowtide"
+    for unset in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert cache_folder().is_absolute() and "relative" not in cache_folder().parts
+
+
+def test_no_home_is_no_cache_and_no_error(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("LOWTIDE_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert cache_folder() is None
+    store, table = PlanStore(), StoredTable("operators")
+    store.put("proof", value=1)
+    table.put("a", 1)
+    table.save()
+    assert store.get("proof") is None and table.get("a") == 1

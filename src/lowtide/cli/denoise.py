@@ -81,7 +81,7 @@ def denoise(
     run_job(
         _load,
         inputs,
-        output or DEFAULT_OUTPUT,
+        DEFAULT_OUTPUT if output is None else output,
         dry_run=dry_run,
         force=force,
         sidecar=report,

@@ -30,7 +30,7 @@ def doctor(
         "disk",
         [
             f"{format_bytes(facts['disk_free_bytes'])} free here",
-            f"measurements are cached in {facts['cache_folder']}",
+            f"measurements are cached in {facts['cache_folder'] or 'no folder: there is no home'}",
         ],
     )
     _rows("extras", [_state(e["name"], e["complete"], "", e["fix"]) for e in facts["extras"]])

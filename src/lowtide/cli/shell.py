@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
+from lowtide.cli.stop_signals import as_stop
 from lowtide.core.errors import BudgetError, Cancelled, LowtideError, OutOfMemoryError
 from lowtide.core.schema import SCHEMA_VERSION
 
@@ -48,8 +49,8 @@ Quiet = Annotated[bool, option("-q", "--quiet", panel="Output", help="No progres
 def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Decorate a command to report errors as a message and the documented exit code.
 
-    Handles `LowtideError`, Ctrl-C and a lack of memory. With ``--json`` it prints a document with
-    an ``error``, for any other exception too, before its traceback.
+    Handles `LowtideError`, Ctrl-C, signals like it and a lack of memory. With ``--json`` it
+    prints a document with an ``error``, for any other exception too, before its traceback.
     """
 
     @functools.wraps(command)
@@ -73,13 +74,11 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 def _named(error: Exception | KeyboardInterrupt) -> Exception:
     """Return ``error``, or what it is to the user: a stop, or a lack of memory."""
-    if isinstance(error, LowtideError):
+    if isinstance(error, LowtideError) and not isinstance(error, Cancelled):
         return error
-    if isinstance(error, KeyboardInterrupt):
-        return Cancelled(
-            "interrupted; finished files are kept, partial ones are removed",
-            hint="run the same command again to resume",
-        )
+    if (stop := as_stop(error)) is not None:
+        return stop
+    assert isinstance(error, Exception)
     from lowtide.memory.oom import lacks_memory
 
     if not lacks_memory(error):

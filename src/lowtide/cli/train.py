@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +19,9 @@ from lowtide.cli.shell import (
     option,
     stderr_is_terminal,
 )
+from lowtide.cli.stop_signals import finish_step
 from lowtide.core.errors import UsageError
+from lowtide.core.input_file import is_folder
 from lowtide.core.units import format_seconds
 
 if TYPE_CHECKING:
@@ -132,7 +130,7 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
         from lowtide.training.distributed import ProcessGroup
 
         say = (lambda text: None) if quiet else (lambda text: typer.echo(text, err=True))
-        with _until_interrupted() as stop:
+        with finish_step() as stop:
             report = kind.job()(
                 config,
                 output,
@@ -150,7 +148,7 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
 
 def _is_config(path: Path) -> bool:
     """Return whether the first word of a command is the configuration's file."""
-    return path.suffix.lower() in (".yml", ".yaml") and not path.is_dir()
+    return path.suffix.lower() in (".yml", ".yaml") and not is_folder(path)
 
 
 def _config(kind: TrainKind, context: typer.Context, words: list[Path]) -> RunConfig:
@@ -175,26 +173,6 @@ def _default_name(kind: TrainKind, data: Path) -> str:
     name = data.stem if kind.data_is_file else data.resolve().name
     word = re.sub(r"[^\w-]+", "-", name).strip("-")[:80]
     return f"{word or 'run'}-{kind.name}"
-
-
-@contextmanager
-def _until_interrupted() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets, so that the current step is finished and saved.
-
-    A second Ctrl-C stops at once.
-    """
-    stop = threading.Event()
-
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class ProgressLines:

@@ -66,7 +66,7 @@ def upscale(
     run_job(
         _load_plan if dry_run else _load_upscale,
         inputs,
-        output or DEFAULT_OUTPUT,
+        DEFAULT_OUTPUT if output is None else output,
         quiet=quiet,
         as_json=as_json,
         **written,

@@ -12,6 +12,7 @@ from lowtide.cli.print_report import memory_line
 from lowtide.cli.progress_bar import run_with_progress
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
+from lowtide.core.input_file import is_folder
 from lowtide.core.units import format_bytes
 from lowtide.jobs.vae_settings import VaeSettings
 from lowtide.memory.library_memory import require_room_for_libraries
@@ -135,8 +136,8 @@ def _run(
 
 def _libraries(model: Path | None) -> tuple[str, ...]:
     """Return what loading a model imports, beside Lowtide's: nothing for a single file."""
-    is_folder = model is not None and model.is_dir()
-    return ("diffusers.models.autoencoders", "torch.export._trace") if is_folder else ()
+    whole = model is not None and is_folder(model)
+    return ("diffusers.models.autoencoders", "torch.export._trace") if whole else ()
 
 
 def _print(report: VaeReport) -> None:

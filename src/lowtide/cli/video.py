@@ -55,7 +55,7 @@ def video(
     run_job(
         _load,
         inputs,
-        output or DEFAULT_OUTPUT,
+        DEFAULT_OUTPUT if output is None else output,
         dry_run=dry_run,
         force=force,
         sidecar=report,

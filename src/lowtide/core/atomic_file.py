@@ -1,7 +1,8 @@
-"""Atomic file writes: a temporary part file, renamed when it is complete.
+"""What may become an output, and atomic writes: a part file that gets its name when complete.
 
 No existing file is ever opened for writing: what is written is a new file, so that no link is
-followed and no file of anybody else is changed.
+followed and no file of anybody else is changed. What is replaced is a regular file, or a link to
+one: never a device, a FIFO or a socket.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lowtide.core.errors import LowtideError, OutputError, UsageError
+from lowtide.core.input_file import is_folder, is_text
 
 # Names of part files that killed runs left: hidden, so that they do not count as images.
 PART_PATTERN = ".*.lowtide.part"
@@ -36,6 +38,7 @@ _HINTS = {
 _PROBE_BYTES = 1 << 20
 # Letters of a name that part files repeat: names have 255 bytes at most, letters up to four.
 _LONGEST = 50
+_MOST_NAME_BYTES = 255
 
 
 def part_path(path: Path) -> Path:
@@ -83,8 +86,7 @@ def prepare_part_file(path: Path, part: Path) -> list[Path]:
 
     Raises `OutputError` if this fails or ``path`` is a folder.
     """
-    if path.is_dir():
-        raise OutputError(f"{path}: this is a folder", hint="give a file name in it")
+    require_replaceable(path)
     created: list[Path] = []
     try:
         missing = [folder for folder in path.parents if not folder.exists()]
@@ -101,20 +103,23 @@ def prepare_part_file(path: Path, part: Path) -> list[Path]:
 
 
 @contextmanager
-def atomic_write(path: Path, part: Path | None = None) -> Iterator[Path]:
-    """Write ``path`` atomically: yields a new part file, renamed at the end.
+def atomic_write(path: Path, part: Path | None = None, *, replace: bool = True) -> Iterator[Path]:
+    """Write ``path`` atomically: yields a new part file, which gets its name at the end.
 
     ``part`` is its name, by default a random one. If the block raises, or is killed, the old file
-    at ``path`` stays; what was written is removed if it raised. A link at ``path`` is replaced, not
-    its target. Errors propagate unchanged, those of creating and renaming too; `atomic_output`
-    converts them.
+    at ``path`` stays; what was written is removed if it raised. Unless ``replace``, a file that
+    appeared meanwhile stays too. Errors propagate unchanged, those of creating and renaming too;
+    `atomic_output` converts them.
+
+    Raises:
+        OutputError: as `put_in_place`.
     """
     part = part or new_part_name(path)
     create_new_file(part)
     try:
         yield part
         sync(part)  # or a power cut might leave the name without the bytes
-        part.replace(path)
+        put_in_place(part, path, replace=replace)
     except BaseException:
         with suppress(OSError):  # the error that led here says more
             part.unlink(missing_ok=True)
@@ -122,13 +127,14 @@ def atomic_write(path: Path, part: Path | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_output(path: Path, part: Path | None = None) -> Iterator[Path]:
+def atomic_output(path: Path, part: Path | None = None, *, replace: bool = True) -> Iterator[Path]:
     """`atomic_write` that raises `OutputError` for every failure to write ``path``.
 
     Other libraries may not report a full disk as such: then the disk is probed.
     """
+    require_replaceable(path)  # before the block, which may be hours of work
     try:
-        with atomic_write(path, part) as made:
+        with atomic_write(path, part, replace=replace) as made:
             try:
                 yield made
             except (OSError, LowtideError):
@@ -153,10 +159,102 @@ def make_folder(folder: Path) -> None:
         raise write_error(folder, error) from error
 
 
-def require_absent(path: Path, *, force: bool) -> None:
-    """Raise `UsageError` where ``path`` exists and may not be replaced."""
+def put_in_place(part: Path, path: Path, *, replace: bool) -> None:
+    """Give a complete file its name; a link at ``path`` is replaced, not its target.
+
+    Raises:
+        OutputError: ``path`` is no regular file, or exists and ``replace`` is not set.
+        OSError: it cannot be renamed.
+    """
+    if replace:
+        _require_regular(path)
+        part.replace(path)
+        return
+    try:
+        os.link(part, path)  # unlike a rename it fails where anything has the name
+    except FileExistsError as error:
+        raise _appeared_error(path) from error
+    except OSError as error:  # this file system has no second names
+        if os.path.lexists(path):
+            raise _appeared_error(path) from error
+        part.replace(path)
+    else:
+        part.unlink()
+
+
+def _appeared_error(path: Path) -> OutputError:
+    return OutputError(
+        f"{path}: made by another program during the run",
+        hint="--force to replace it, or another name",
+    )
+
+
+def require_name(output: str | Path) -> None:
+    """Raise `UsageError` for an output without a name, as an unset variable gives."""
+    if not os.fspath(output):
+        raise UsageError("the output has no name", hint="-o FILE, or -o FOLDER")
+
+
+def require_output(path: Path, *, force: bool, makes_folder: bool = False) -> None:
+    """Refuse what cannot become an output, before any work; nothing is written.
+
+    Args:
+        path: The file.
+        force: Whether a file of that name may be replaced.
+        makes_folder: Whether missing folders will be made.
+
+    Raises:
+        UsageError: Something has that name and may not be replaced, or the name is no text.
+        OutputError: It is a folder or no regular file, the name is too long, or the folder is
+            missing or cannot be written.
+    """
+    _require_usable_name(path)
+    require_replaceable(path)
     if not force and os.path.lexists(path):  # lexists: a broken link belongs to somebody too
         raise UsageError(f"{path} already exists", hint="--force to replace it")
+    folder, wrong = path.parent, 0
+    while makes_folder and not os.path.lexists(folder):
+        folder = folder.parent
+    if not is_folder(folder):
+        wrong = errno.ENOTDIR if os.path.lexists(folder) else errno.ENOENT
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        wrong = errno.EACCES
+    if wrong:
+        raise write_error(path, OSError(wrong, os.strerror(wrong)))
+
+
+def require_output_folder(folder: Path) -> None:
+    """Refuse what cannot become a folder of outputs; raises as `require_output`."""
+    _require_usable_name(folder)
+    if os.path.lexists(folder) and not is_folder(folder):
+        raise OutputError(f"{folder} is not a folder", hint="choose another name")
+
+
+def _require_usable_name(path: Path) -> None:
+    if not is_text(path):
+        raise UsageError(f"{str(path)!r}: a name that is not valid text", hint="choose another")
+    if max(map(len, map(os.fsencode, path.parts)), default=0) > _MOST_NAME_BYTES:
+        raise write_error(path, OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)))
+
+
+def require_replaceable(path: Path) -> None:
+    """Raise `OutputError` where ``path`` is neither absent, a regular file nor a link to one."""
+    if is_folder(path):
+        raise OutputError(f"{path}: this is a folder", hint="give a file name in it")
+    _require_regular(path)
+
+
+def _require_regular(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # there is nothing, or a link to nothing; what else is wrong, writing will say
+        return
+    # Links such as /dev/stdout are the machine's, also while they lead to a regular file.
+    special = not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    if special or os.path.realpath(path.parent) == "/dev":
+        raise OutputError(
+            f"{path}: not a regular file, and only such are replaced", hint="choose another name"
+        )
 
 
 def require_distinct(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:

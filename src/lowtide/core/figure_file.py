@@ -29,13 +29,13 @@ def new_figure(
     return Figure(figsize=(width, height), layout=layout, dpi=DOTS_PER_INCH)
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path, *, replace: bool) -> None:
     """Write a figure in the format that the suffix names, PNG without one.
 
     Raises:
         OutputError: The file cannot be written.
     """
-    with atomic_output(path) as part:
+    with atomic_output(path, replace=replace) as part:
         figure.savefig(part, dpi=DOTS_PER_INCH, format=_format(path))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.input_file import exists, is_folder, require_input
 from lowtide.integrations.clip_autoencoder import ClipAutoencoder
 from lowtide.integrations.video_autoencoders.families import VideoFamily, class_names, family_of
 from lowtide.memory.budget import Budget
@@ -29,7 +30,7 @@ def preload_libraries(path: Path) -> None:
         UsageError: As `load_clip_autoencoder`.
         OutOfMemoryError: A limit on this process leaves too little.
     """
-    if path.is_file():
+    if _is_file(path):
         return
     name = _class_name(path)
     if name != CLASS_NAME:
@@ -48,7 +49,7 @@ def load_clip_autoencoder(
         ModelError: There is none, or it is damaged.
         UsageError: It is of a kind that does not run in bands, or diffusers is missing.
     """
-    name = CLASS_NAME if path.is_file() else _class_name(path)
+    name = CLASS_NAME if _is_file(path) else _class_name(path)
     with failing_beyond_container(), naming_lack_of_memory(f"{path} was loaded"):
         if name == CLASS_NAME:
             module = VideoVAE.load(path).to(dtype)
@@ -75,7 +76,7 @@ def empty_clip_autoencoder(
     """
     path = Path(model)
     named = str(model) in class_names()
-    name = str(model) if named else CLASS_NAME if path.is_file() else _class_name(path)
+    name = str(model) if named else CLASS_NAME if _is_file(path) else _class_name(path)
     if name == CLASS_NAME:
         config = None if named else read_model(path)[0]
         with torch.device("meta"):
@@ -97,11 +98,20 @@ def _checked_family(module: nn.Module) -> VideoFamily:
     return family
 
 
+def _is_file(path: Path) -> bool:
+    """Return whether a path is a file, not a folder; raises `ModelError` for what is neither."""
+    if exists(path) and not is_folder(path):
+        require_input(path, ModelError)
+        return True
+    return False
+
+
 def _class_name(path: Path) -> str:
     config = path / CONFIG_NAME
     hint = f"name a folder with a {CONFIG_NAME} of {', '.join(class_names())}, or SeedVR2's file"
-    if not config.is_file():
+    if not exists(config):
         raise ModelError(f"{path} is no video autoencoder: there is no {CONFIG_NAME}", hint=hint)
+    require_input(config, ModelError)
     try:
         values = json.loads(config.read_text(errors="replace"))
     except (ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ from lowtide.core.errors import InputError, UsageError
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.jobs.backtest_methods import Method, fit_methods
 from lowtide.jobs.backtest_report import BacktestReport, HorizonScores
-from lowtide.jobs.forecast import RIDGE, require_outputs, require_sampling
+from lowtide.jobs.forecast import RIDGE, named_outputs, require_outputs, require_sampling
 from lowtide.jobs.forecast_scores import Scores, load_scoringrules
 from lowtide.jobs.trained_forecaster import TrainedForecaster, without_attention_warnings
 from lowtide.media.table import TimeTable, read_table
@@ -89,7 +89,11 @@ def backtest(
     require_sampling(samples, paths, seed, trained=model != RIDGE)
     # Here, as far below a limit as can be: OpenBLAS, which it imports, would wait for memory.
     load_scoringrules()
-    require_outputs(data, [] if output is None else [Path(output)], plot, force=force)
+    reports = named_outputs(output)
+    require_outputs(data, reports, plot, force=force)
+    for path in reports:
+        if path.suffix.lower() not in ("", ".json"):
+            raise UsageError(f"{path}: reports are .json files", hint=f"-o {path.stem}.json")
     table, trained, steps = _read(data, str(model), horizons, split, tuple(columns), frequency)
     train, first, last = steps
     place = None if target is None else table.index(target)
@@ -133,12 +137,12 @@ def backtest(
         )
     report.notes += [] if trained is None else trained.denoiser.notes
     if output is not None:
-        with atomic_output(Path(output)) as part:
+        with atomic_output(Path(output), replace=force) as part:
             part.write_text(report.model_dump_json(indent=2) + "\n")
     if plot is not None:
         from lowtide.jobs.forecast_plot import plot_pit
 
-        plot_pit(Path(plot), report)
+        plot_pit(Path(plot), report, replace=force)
     return report
 
 

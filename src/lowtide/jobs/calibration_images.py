@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.errors import ImageError, InputError
+from lowtide.core.input_file import is_folder, require_input
 from lowtide.media import open_image
 from lowtide.media.discover import list_files
 from lowtide.models.descriptor import SizeRule
@@ -32,12 +33,11 @@ def find_photographs(paths: Sequence[Path | str]) -> list[Path]:
     """
     found: list[Path] = []
     for path in map(Path, paths):
-        if path.is_dir():
+        if is_folder(path):
             found += [image for image, _ in list_files(path)]
-        elif path.is_file():
-            found.append(path)
         else:
-            raise InputError(f"{path}: no such file or folder")
+            require_input(path)
+            found.append(path)
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from lowtide.core.errors import UsageError
+from lowtide.core.input_file import exists
 from lowtide.models.denoiser.noise_level import LEAST_SIGMA
 from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
 from lowtide.models.denoiser.noise_registry import noise_model_names
@@ -117,7 +118,7 @@ def choose_noise(noise: str | Path, iso: int | None = None) -> ChosenNoise:
             )
         return ChosenNoise(str(noise))
     path = Path(noise)
-    if not path.is_file():
+    if not exists(path):
         raise UsageError(
             f"--noise {noise} is no file, and not {' or '.join(ESTIMATED)}",
             hint="lowtide train noise --images FOLDER -o camera.json measures one",

@@ -26,13 +26,18 @@ class ClipWriter:
         task: What is written.
         target: The output.
         cancel: Stops writing with `Cancelled`.
+        replace: Whether a file that is at ``target`` in the end is replaced.
     """
 
-    def __init__(self, task: VideoTask, target: Path, cancel: Cancel = None) -> None:
+    def __init__(
+        self, task: VideoTask, target: Path, cancel: Cancel = None, *, replace: bool = False
+    ) -> None:
         (self._segment,) = task.segments(target, task.frames)
         self._task, self._cancel, self._next = task, cancel, task.first
         work = VideoWork(target, str(uuid.uuid4()))  # nothing of another run is used
-        self._result = VideoResult(target, task, work, [self._segment], cancel, lambda: None)
+        self._result = VideoResult(
+            target, task, work, [self._segment], cancel, lambda: None, replace=replace
+        )
 
     def write(self, image: np.ndarray) -> None:
         """Write the next frame, float32 (H, W, 3) in 0..1.

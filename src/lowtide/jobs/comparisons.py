@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from lowtide.core.atomic_file import require_name
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.denoise_picture import draw_comparison, require_comparison
@@ -19,11 +20,15 @@ from lowtide.media.discover import IMAGES, MediaKind
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Clean files by input, and the path of a picture; both may be absent."""
+    """Clean files by input, and the path of a picture; both may be absent.
+
+    ``force`` is whether a file at that path is replaced.
+    """
 
     settings: ImageSettings
     references: dict[str, Path] = field(default_factory=dict)
     picture: Path | None = None
+    force: bool = False
 
     @classmethod
     def find(
@@ -56,8 +61,9 @@ class Comparisons:
         if reference is not None:
             references = find_references(found.pairs, Path(reference), settings.max_pixels)
         if picture is not None:
+            require_name(picture)
             require_comparison(Path(picture), found, references.values(), force=force)
-        return cls(settings, references, None if picture is None else Path(picture))
+        return cls(settings, references, None if picture is None else Path(picture), force)
 
     def make(self, report: DenoiseReport, *, sidecar: bool, cancel: Cancel) -> None:
         """Add scores to the images of ``report`` and their sidecar files, and draw the picture.
@@ -77,4 +83,5 @@ class Comparisons:
                 if sidecar and image.status == "done":
                     write_sidecar(report, image)
             if self.picture is not None:
-                draw_comparison(self.picture, image, reference, limit, scratch)
+                files = self.picture, image, reference
+                draw_comparison(*files, limit, scratch, replace=self.force)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.atomic_file import require_absent, require_distinct
+from lowtide.core.atomic_file import require_distinct, require_output
 from lowtide.core.errors import UsageError
 from lowtide.core.figure_file import (
     DOTS_PER_INCH,
@@ -16,11 +17,15 @@ from lowtide.core.figure_file import (
     require_figure_name,
     save_figure,
 )
+from lowtide.core.input_file import is_folder
 from lowtide.core.metrics import psnr
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.report import DenoisedImageReport
 from lowtide.media import open_image
 from lowtide.media.discover import Found
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Sides in pixels of the detail, and of the blocks in which it is looked for.
 _SIDE, _BLOCK = 480, 16
@@ -53,9 +58,9 @@ def require_comparison(
     non_local_means(np.zeros((8, 8, 1)), 0.1)
     (pair,) = found.pairs
     require_distinct([pair.target, path], [pair.source, *references])
-    if not path.resolve().parent.is_dir():
+    if not is_folder(path.parent):
         raise UsageError(f"{path}: there is no such folder", hint="name a folder that exists")
-    require_absent(path, force=force)
+    require_output(path, force=force)
 
 
 def draw_comparison(
@@ -64,6 +69,8 @@ def draw_comparison(
     reference: Path | None,
     max_pixels: int,
     scratch: Path | None = None,
+    *,
+    replace: bool,
 ) -> None:
     """Write a picture of the most detailed part of a result, at most 480 pixels wide and high.
 
@@ -95,7 +102,7 @@ def draw_comparison(
     note = f"{Path(image.input).name}: {detail.width}×{detail.height} at {detail.left},{detail.top}"
     if image.sigma is not None:
         note += f", sigma {image.sigma:.1f} of 255, {image.sigma_source}"
-    _draw(path, titled, note)
+    save_figure(_drawn(titled, note), path, replace=replace)
 
 
 def non_local_means(noisy: np.ndarray, sigma: float) -> np.ndarray:
@@ -167,8 +174,8 @@ def most_detailed(rows: _Rows) -> Detail:
     )
 
 
-def _draw(path: Path, panels: list[tuple[str, np.ndarray]], note: str) -> None:
-    """Write images (H, W, C) of one size side by side, with titles, and a note below."""
+def _drawn(panels: list[tuple[str, np.ndarray]], note: str) -> Figure:
+    """Return images (H, W, C) of one size side by side, with titles, and a note below."""
     height, width, _ = panels[0][1].shape
     cell = max(width, 200)  # room for a title
     whole = _GAP + len(panels) * (cell + _GAP), _HEADER + height + _FOOTER
@@ -183,4 +190,4 @@ def _draw(path: Path, panels: list[tuple[str, np.ndarray]], note: str) -> None:
         )
         figure.text(left / whole[0], 1 - 0.75 * _HEADER / whole[1], title, fontsize=8)
     figure.text(_GAP / whole[0], 0.3 * _FOOTER / whole[1], note, fontsize=7, color="0.3")
-    save_figure(figure, path)
+    return figure

@@ -145,6 +145,7 @@ class DenoiseRawJob(DenoiseJob):
             strip_metadata=self.settings.strip_metadata,
             options=self.settings.encode_options,
             part=item.part,
+            replace=item.replace,
         )
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> RawImageReport:

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from lowtide.core.errors import ImageError, UsageError
+from lowtide.core.input_file import exists, is_folder, require_input
 from lowtide.core.metrics import SSIM_WINDOW, ssim
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.media import inspect_image, open_image
@@ -63,20 +64,21 @@ def find_references(pairs: list[FilePair], reference: Path, max_pixels: int) -> 
         UsageError: It is a file and there are several inputs, or one is missing or an output.
         ImageError: One cannot be read, or has another size or number of color channels.
     """
-    if not reference.is_dir() and len(pairs) > 1:
+    if not is_folder(reference) and len(pairs) > 1:
         raise UsageError(
             f"--reference {reference} is no folder, and there are {len(pairs)} inputs",
             hint="name a folder with a clean file of the same name for each",
         )
     found = {}
     for pair in pairs:
-        clean = reference / pair.name if reference.is_dir() else reference
-        if not clean.is_file():
+        clean = reference / pair.name if is_folder(reference) else reference
+        if not exists(clean):
             raise UsageError(
                 f"{clean}: there is no such file to compare {pair.source} with",
                 hint="--reference takes a clean file for a file, and a folder with the same"
                 " relative names for a folder",
             )
+        require_input(clean)
         if clean.resolve() == pair.target.resolve():
             raise UsageError(
                 f"{clean}: this output is the reference",

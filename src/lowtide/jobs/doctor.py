@@ -31,7 +31,7 @@ def examine_machine() -> dict[str, Any]:
         "devices": [_cpu(), *_gpus()],
         "half_precision_on_cpu": low_precision_slowdown(),
         "disk_free_bytes": shutil.disk_usage(Path()).free,
-        "cache_folder": str(cache_folder()),
+        "cache_folder": None if (cached := cache_folder()) is None else str(cached),
         "extras": _extras(),
         "attention": [vars(backend) for backend in availability()],
     }

@@ -7,8 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lowtide.core.atomic_file import atomic_output, require_absent
-from lowtide.core.errors import ModelError, OutputError, UsageError
+from lowtide.core.atomic_file import (
+    atomic_output,
+    require_name,
+    require_output,
+    require_replaceable,
+)
+from lowtide.core.errors import ModelError, UsageError
 from lowtide.jobs import calibration_images
 from lowtide.jobs.export_report import ExportReport, ExportTiming, FilePrecision, SizeReport
 from lowtide.jobs.report import reported_db
@@ -74,7 +79,9 @@ def export_onnx(
     require_packages("onnx", "onnxscript", *(("onnxruntime",) if runs else ()))
     report_step = progress or (lambda step: None)
     loaded = load(model)
-    with atomic_output(target) as part:  # fail before the export if it cannot be written
+    with atomic_output(
+        target, replace=force
+    ) as part:  # fail before the export if it cannot be written
         if precision == "int8":
             write_onnx(loaded, part, opset=opset, progress=report_step)
             found = _quantize_and_compare(loaded, part, photographs, report_step)
@@ -223,12 +230,12 @@ def _size_report(check: SizeCheck) -> SizeReport:
 
 
 def _target(output: str | Path, *, force: bool) -> Path:
+    require_name(output)
     target = Path(output)
-    if target.is_dir():
-        raise OutputError(f"{target}: this is a folder", hint=f"give a file name in it, {SUFFIX}")
+    require_replaceable(target)  # a folder has no suffix
     if target.suffix.lower() != SUFFIX:
         raise UsageError(
             f"{target} does not end in {SUFFIX}", hint=f"-o {target.with_suffix(SUFFIX)}"
         )
-    require_absent(target, force=force)
+    require_output(target, force=force)
     return target

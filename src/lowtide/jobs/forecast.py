@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import BaseModel
 
-from lowtide.core.atomic_file import require_absent, require_distinct
+from lowtide.core.atomic_file import require_distinct, require_name, require_output
 from lowtide.core.errors import UsageError
 from lowtide.core.figure_file import require_figure_name
 from lowtide.core.schema import SCHEMA_VERSION
@@ -149,10 +149,10 @@ def forecast(
     steps = _horizon(horizon, horizons)
     levels = _levels(quantile_levels)
     require_sampling(samples, paths, seed, trained=model != RIDGE)
-    tables = [Path(path) for path in (output, samples_output) if path is not None]
-    wanted = require_outputs(data, tables, plot, force=force)
+    tables = named_outputs(output, samples_output)
     for path in tables:
         require_table_name(path)
+    wanted = require_outputs(data, tables, plot, force=force)
     source = _source(model, data, steps, paths, tuple(columns), frequency)
     table = source.table
     notes = [*table.notes, *_unverified(table, source.ridge)]
@@ -186,13 +186,14 @@ def forecast(
         notes=[*notes, *source.attention_notes],
     )
     if output is not None:
-        write_frame(frame, Path(output))
+        write_frame(frame, Path(output), replace=force)
     if samples_output is not None:
-        write_frame(sample_frame(table, stamps, drawn), Path(samples_output))
+        samples_frame = sample_frame(table, stamps, drawn)
+        write_frame(samples_frame, Path(samples_output), replace=force)
     if plot is not None:
         from lowtide.jobs.forecast_plot import plot_forecast
 
-        plot_forecast(Path(plot), table, stamps, drawn)
+        plot_forecast(Path(plot), table, stamps, drawn, replace=force)
     return Forecast(frame, drawn, report)
 
 
@@ -278,6 +279,14 @@ def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> N
         raise UsageError(f"there are no {paths!r} paths", hint=f"--paths is one of {known}")
 
 
+def named_outputs(*outputs: str | Path | None) -> list[Path]:
+    """Return the paths of outputs that are wanted; raises `UsageError` for one without a name."""
+    wanted = [path for path in outputs if path is not None]
+    for path in wanted:
+        require_name(path)
+    return [Path(path) for path in wanted]
+
+
 def require_outputs(
     data: object, files: Iterable[Path], plot: str | Path | None, *, force: bool
 ) -> list[Path]:
@@ -285,10 +294,11 @@ def require_outputs(
 
     Raises:
         UsageError: One exists, is the table ``data`` or another one, or is no name of a picture.
+        OutputError: One cannot be written, as `require_output` says.
     """
-    wanted = [*files, *([] if plot is None else [Path(plot)])]
+    wanted = [*files, *named_outputs(plot)]
     for path in wanted:
-        require_absent(path, force=force)
+        require_output(path, force=force)
     require_distinct(wanted, [Path(data)] if isinstance(data, str | Path) else [])
     if plot is not None:
         require_figure_name(Path(plot))

@@ -57,16 +57,21 @@ def sample_frame(table: TimeTable, stamps: pd.DatetimeIndex, paths: np.ndarray) 
 
 
 def require_table_name(path: Path) -> None:
-    """Raise `UsageError` for a Parquet file where no package writes them."""
+    """Raise `UsageError` for a name of no table, or of Parquet where no package writes them."""
+    if path.suffix and path.suffix.lower() not in (".csv", *PARQUET):
+        raise UsageError(
+            f"{path}: tables are not written as {path.suffix}",
+            hint=f"use one of .csv, {', '.join(PARQUET)}",
+        )
     if path.suffix.lower() in PARQUET and not any(map(find_spec, ("pyarrow", "fastparquet"))):
         raise UsageError(
             f"{path}: Parquet files need pyarrow", hint="pip install 'lowtide[forecast]'"
         )
 
 
-def write_frame(frame: pd.DataFrame, path: Path) -> None:
+def write_frame(frame: pd.DataFrame, path: Path, *, replace: bool) -> None:
     """Write a frame as CSV, or as Parquet where the name says so."""
-    with atomic_output(path) as part:
+    with atomic_output(path, replace=replace) as part:
         if path.suffix.lower() in PARQUET:
             frame.to_parquet(part, index=False)
         else:

@@ -21,7 +21,7 @@ _HISTORY = 3  # horizons
 
 
 def plot_forecast(
-    path: Path, table: TimeTable, stamps: pd.DatetimeIndex, paths: np.ndarray
+    path: Path, table: TimeTable, stamps: pd.DatetimeIndex, paths: np.ndarray, *, replace: bool
 ) -> None:
     """Write a picture with one panel for each series, the first twelve of many.
 
@@ -30,6 +30,7 @@ def plot_forecast(
         table: The measurements.
         stamps: Stamps [H] of the steps ahead.
         paths: Sample paths [S, H, D].
+        replace: Whether a file that is there in the end is replaced.
     """
     names = table.names[:_MOST_SERIES]
     shown = min(len(table.values), max(_HISTORY * len(stamps), 4 * table.grid.season))
@@ -48,10 +49,10 @@ def plot_forecast(
     panels[0].legend(fontsize=8, loc="upper left")
     if len(table.names) > len(names):
         figure.suptitle(f"the first {len(names)} of {len(table.names)} series", fontsize=9)
-    save_figure(figure, path)
+    save_figure(figure, path, replace=replace)
 
 
-def plot_pit(path: Path, report: BacktestReport) -> None:
+def plot_pit(path: Path, report: BacktestReport, *, replace: bool) -> None:
     """Write PIT histograms: a row of panels for each horizon, a panel for each method.
 
     Where forecast distributions are right, all bars are as high as the line. Bars that are high at
@@ -70,4 +71,4 @@ def plot_pit(path: Path, report: BacktestReport) -> None:
             panel.bar(centers, np.array(shares) * len(shares), 0.9 / max(len(shares), 1))
             panel.axhline(1.0, color="0.3", lw=1)
             panel.set_title(name, fontsize=9)
-    save_figure(figure, path)
+    save_figure(figure, path, replace=replace)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from lowtide.core.atomic_file import require_absent
+from lowtide.core.atomic_file import require_output
 from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.jobs.accuracy import measure_accuracy
 from lowtide.jobs.devices import divide_threads
@@ -162,8 +162,8 @@ class ImageJob:
 
     @classmethod
     def refuse_overwriting(cls, pair: FilePair, settings: Any, *, force: bool) -> None:
-        """Raise `UsageError` where the only output exists and may not be replaced."""
-        require_absent(pair.target, force=force)
+        """Refuse the only output where it cannot become one; raises as `require_output`."""
+        require_output(pair.target, force=force, makes_folder=True)
 
     @classmethod
     def inspect(cls, source: Path, settings: Any) -> ImageFacts:
@@ -210,6 +210,7 @@ class ImageJob:
             zero_alpha=source.zero_alpha,
             default_format=planned.sizes.format,
             part=item.part,
+            replace=item.replace,
         )
 
     def in_fp32(self, pipeline: Pipeline) -> Self:

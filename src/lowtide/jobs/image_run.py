@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lowtide.core.atomic_file import require_output, require_output_folder
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback, report_phase
 from lowtide.jobs.build_network import copy_network
@@ -21,7 +22,7 @@ from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.plan_in_child import PlanInChild
 from lowtide.jobs.prepare import prepare
 from lowtide.jobs.prepared import Pin, PreparedModel
-from lowtide.jobs.report import ProcessMemory, SkippedInput, versions
+from lowtide.jobs.report import ProcessMemory, SkippedInput, sidecar_path, versions
 from lowtide.jobs.results import ResultRecorder
 from lowtide.jobs.workers import Workers
 from lowtide.media import ImageFacts
@@ -53,10 +54,14 @@ def run_images(
     plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
     found, folder = find_jobs(inputs, output, chosen, job_type)
     facts = None
-    if folder is None:
+    if folder is not None:
+        require_output_folder(folder)
+    else:
         # Fail before a new model is measured, which may take minutes.
         facts = job_type.inspect(found.pairs[0].source, chosen)
         job_type.refuse_overwriting(found.pairs[0], chosen, force=force)
+        if sidecar:
+            require_output(sidecar_path(found.pairs[0].target), force=True, makes_folder=True)
     scratch = Path(chosen.scratch) if chosen.scratch else folder or Path(output).parent
     devices = resolve_devices(chosen.device_names)
     job_type.load_libraries(chosen)
@@ -141,11 +146,7 @@ class _ImageRun:
             else:
                 workers = self.workers(prepared, budget, results, threads)
                 del prepared  # free this copy: each worker loads the model
-                try:
-                    workers.run(self.cancel)
-                finally:
-                    if journal is not None:
-                        journal.remove_parts()  # remove the files of killed workers
+                workers.run(self.cancel)
         return report
 
     def budget(self, pin: Pin | None) -> Budget:

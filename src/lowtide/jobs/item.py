@@ -28,14 +28,16 @@ _STEP_DOWN = 0.7
 class Item:
     """One file of a job, a clip, a volume or a series too, and its state across tries.
 
-    ``part`` is the temporary name of its result, or None for a random one. ``limit_bytes`` is the
-    limit in bytes for the next plan after an out-of-memory error.
+    ``part`` is the temporary name of its result, or None for a random one, and ``replace`` is
+    whether a file at ``target`` may be replaced. ``limit_bytes`` is the limit in bytes for the next
+    plan after an out-of-memory error.
     """
 
     source: Path
     target: Path
     index: int = 1
     part: Path | None = None
+    replace: bool = False
     tries: int = 0
     limit_bytes: int | None = None
     events: list[str] = field(default_factory=list)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import io
 import json
 import os
 from collections.abc import Iterator
@@ -30,11 +29,12 @@ from lowtide.core.atomic_file import (
     append,
     atomic_write,
     new_part_name,
-    open_for_append,
     write_error,
 )
 from lowtide.core.errors import OutputError
+from lowtide.core.folder_lock import open_locked
 from lowtide.core.hashing import file_sha256
+from lowtide.core.input_file import exists
 
 JOURNAL_NAME = ".lowtide-journal.jsonl"
 
@@ -50,14 +50,14 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._path = folder / JOURNAL_NAME
-        self._new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+        self._new_folders = [path for path in (folder, *folder.parents) if not exists(path)]
         self.pin: dict[str, Any] = {}
         self._parts: dict[str, dict[str, Any]] = {}
         self._begun: dict[str, dict[str, Any]] = {}
         self._done: dict[str, dict[str, Any]] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = _open_locked(self._path)
+            self._file = open_locked(self._path)
         except OSError as error:
             raise write_error(self._path, error) from error
         try:
@@ -216,7 +216,10 @@ def open_journal(folder: Path | None) -> Iterator[Journal | None]:
         return
     with Journal(folder) as journal:
         journal.remove_parts()
-        yield journal
+        try:
+            yield journal
+        finally:
+            journal.remove_parts()  # of workers that were ended, or of a stop between two steps
 
 
 def _record(line: str) -> dict[str, Any] | None:
@@ -242,44 +245,3 @@ def _file_identity(target: Path) -> list[int] | None:
     except FileNotFoundError:
         return None
     return [facts.st_ino, facts.st_size, facts.st_mtime_ns]
-
-
-def _open_locked(path: Path) -> io.FileIO:
-    """Open and lock the journal; raises `OutputError` while another process holds it."""
-    while True:
-        file = io.FileIO(open_for_append(path), "r+")
-        try:
-            _lock(file.fileno(), path)
-            # The job that just ended may have replaced the file between opening and locking.
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.lstat()):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ModuleNotFoundError:  # Windows
-        import msvcrt
-
-        try:
-            msvcrt.locking(  # pyright: ignore[reportAttributeAccessIssue]
-                descriptor,
-                msvcrt.LK_NBLCK,  # pyright: ignore[reportAttributeAccessIssue]
-                1,
-            )
-        except OSError as error:
-            raise _locked_error(path) from error
-    except BlockingIOError as error:
-        raise _locked_error(path) from error
-
-
-def _locked_error(path: Path) -> OutputError:
-    return OutputError(
-        f"another job is writing into {path.parent}", hint="wait for it, or use another folder"
-    )

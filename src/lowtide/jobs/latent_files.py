@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError
+from lowtide.core.input_file import require_input
 from lowtide.jobs.clip_facts import ClipFacts
 from lowtide.models.lowtide_files import read_metadata
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 KEY, _ENTRY = "latents", "lowtide.clip"
 
 
-def write_latents(path: Path, latents: Tensor, facts: ClipFacts) -> None:
+def write_latents(path: Path, latents: Tensor, facts: ClipFacts, *, replace: bool) -> None:
     """Write latents (1, C, n, h, w) under the key ``latents``.
 
     Raises:
@@ -26,7 +27,7 @@ def write_latents(path: Path, latents: Tensor, facts: ClipFacts) -> None:
     """
     from safetensors.torch import save_file
 
-    with atomic_output(path) as part:
+    with atomic_output(path, replace=replace) as part:
         save_file({KEY: latents.cpu().contiguous()}, part, {_ENTRY: facts.model_dump_json()})
 
 
@@ -40,8 +41,7 @@ def read_latents(path: Path) -> tuple[Tensor, ClipFacts | None]:
     import torch
     from safetensors import safe_open
 
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
+    require_input(path)
     entries = read_metadata(path)
     with safe_open(path, framework="pt") as file:
         names = list(file.keys())

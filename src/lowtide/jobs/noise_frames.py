@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.core.errors import ImageError, InputError, UsageError
+from lowtide.core.input_file import is_folder
 from lowtide.media import inspect_image, open_image
 from lowtide.media.discover import list_files
 
@@ -22,7 +23,7 @@ def frames_by_iso(folder: Path, iso: int | None) -> Groups:
     Raises:
         InputError: There is no image, or only some names tell an ISO.
     """
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise InputError(f"{folder}: no such folder")
     groups: Groups = {}
     for path, relative in list_files(folder):
@@ -96,7 +97,7 @@ def matching_pairs(folder: Path, iso: int | None) -> dict[int | None, list[tuple
     """
     noisy, clean = folder / "noisy", folder / "clean"
     for one in (folder, noisy, clean):
-        if not one.is_dir():
+        if not is_folder(one):
             raise InputError(
                 f"{one}: no such folder",
                 hint="--pairs DIR takes DIR/noisy and DIR/clean with files of the same names",

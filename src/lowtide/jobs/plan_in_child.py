@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -174,7 +173,6 @@ class _NotStoredError(Exception):
 
 def main() -> None:
     """Load and plan what is ordered, until there are no orders left."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
     connection = WorkerConnection()
     job_name, process = sys.argv[1:]
     is_tuned, threads = json.loads(process)

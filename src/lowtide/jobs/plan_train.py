@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 
 from lowtide._version import __version__
+from lowtide.core.atomic_file import require_name, require_output
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.figure_file import require_figure_name
 from lowtide.core.schema import SCHEMA_VERSION
@@ -148,7 +149,9 @@ def plan_training(
     chosen = TrainSettings.of(**settings)
     profile = _profile(device)
     if plot is not None:
-        require_figure_name(Path(plot))  # fail before a minute of tracing
+        require_name(plot)  # fail before a minute of tracing
+        require_figure_name(Path(plot))
+        require_output(Path(plot), force=True)
     user_model = load_user_model(model)
     budget_bytes = _budget(budget, profile)
     plan = _plan(user_model, chosen, profile, budget_bytes, full, loss, progress)

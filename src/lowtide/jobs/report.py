@@ -290,9 +290,9 @@ def versions(model: str = "", packages: Iterable[str] = ()) -> dict[str, str]:
     }
 
 
-def sidecar_path(item: ItemReport) -> Path:
-    """Return the path of one item's report, next to its output."""
-    return Path(item.output + REPORT_SUFFIX)
+def sidecar_path(output: str | Path) -> Path:
+    """Return the path of the report on one output, next to it."""
+    return Path(f"{output}{REPORT_SUFFIX}")
 
 
 def write_sidecar(report: JobReport, item: ItemReport, part: Path | None = None) -> Path:
@@ -304,7 +304,7 @@ def write_sidecar(report: JobReport, item: ItemReport, part: Path | None = None)
     Raises:
         OutputError: The file cannot be written.
     """
-    path = sidecar_path(item)
+    path = sidecar_path(item.output)
     data = report.model_dump(
         mode="json", include=set(JobReport.model_fields) - {"skipped_inputs", "process"}
     )

@@ -7,7 +7,7 @@ from bisect import bisect
 from collections.abc import Iterator
 from pathlib import Path
 
-from lowtide.core.atomic_file import require_absent
+from lowtide.core.atomic_file import require_output
 from lowtide.core.errors import LowtideError, OutputError, UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.jobs.item import Item
@@ -35,7 +35,7 @@ class ResultRecorder:
     ) -> None:
         self.pairs, self.item_type = pairs, report.item_type
         self._report, self._journal, self._key = report, journal, settings_key
-        self._force, self._sidecar = force, sidecar
+        self.force, self._sidecar = force, sidecar
         self._recorded: list[int] = []
         self._keys: dict[int, str] = {}
 
@@ -45,13 +45,15 @@ class ResultRecorder:
         try:
             if journal is not None:
                 key = f"{self._content(pair.source)}-{self._key}"
-                if not self._force and journal.is_finished(pair.target, key):
+                if not self.force and journal.is_finished(pair.target, key):
                     source, target = str(pair.source), str(pair.target)
                     skipped = self.item_type(input=source, output=target, status="skipped")
                     self.record(index, skipped)
                     return False
                 self._keys[index] = key
-            refuse_overwriting(pair.target, journal, self._force)
+            refuse_overwriting(pair.target, journal, self.force)
+            if self._sidecar:
+                require_output(sidecar_path(pair.target), force=True, makes_folder=True)
         except LowtideError as error:
             self.failed(index, error)
             return False
@@ -61,7 +63,7 @@ class ResultRecorder:
         """Iterate over the items that have to be computed."""
         for index, pair in enumerate(self.pairs, start=1):
             if self.is_due(index):
-                yield Item(pair.source, pair.target, index)
+                yield Item(pair.source, pair.target, index, replace=self.force)
 
     def new_part(self, index: int) -> Path | None:
         """Return a temporary name for the item's file; None for a random one."""
@@ -75,7 +77,7 @@ class ResultRecorder:
         """
         target, journal = self.pairs[index - 1].target, self._journal
         if journal is None or not journal.owns(target):
-            refuse_overwriting(target, journal, self._force)
+            refuse_overwriting(target, journal, self.force)
         if journal is not None:
             journal.begin(target, self._keys[index])
 
@@ -103,7 +105,7 @@ class ResultRecorder:
         """Put the report of an item in its place."""
         if self._sidecar and item.status == "done":
             try:
-                journal, path = self._journal, sidecar_path(item)
+                journal, path = self._journal, sidecar_path(item.output)
                 part = None if journal is None else journal.new_part(path)
                 write_sidecar(self._report, item, part)
             except OutputError as error:
@@ -130,4 +132,4 @@ def refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> No
             f"{target} was made from another input or with other settings, or changed since",
             hint="--force to replace it, or another output folder",
         )
-    require_absent(target, force=force)
+    require_output(target, force=force, makes_folder=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.core.atomic_file import sync, write_error
+from lowtide.core.atomic_file import put_in_place, require_output, sync, write_error
 from lowtide.core.errors import ImageError, OutputError, UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.core.heap import trim_heap
@@ -41,6 +41,7 @@ class SequenceResult:
         segments: All segments, of which some may be finished.
         cancel: Stops reading back.
         start_reading: Begins the progress of reading back.
+        replace: Whether files that have the frames' names in the end are replaced.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class SequenceResult:
         segments: list[VideoSegment],
         cancel: Cancel,
         start_reading: StartReading,
+        *,
+        replace: bool,
     ) -> None:
         self.work, self.segments = work, segments
         self.info = frame_info(task.stored)
         self.notes: list[str] = []
         self._pattern, self._task, self._cancel = pattern, task, cancel
-        self._start_reading = start_reading
+        self._start_reading, self._replace = start_reading, replace
         self._names = [pattern.name(task.number(one)) for one in range(task.first, task.last)]
         self._replaced = {one for one in self._names if os.path.lexists(pattern.folder / one)}
         self._written: dict[str, str] = {}
@@ -144,10 +147,9 @@ class SequenceResult:
             path = self.work.folder / name
             if not path.exists():
                 continue  # named by a run that was killed
-            if name not in self._replaced and os.path.lexists(folder / name):
-                raise OutputError(f"{folder / name}: made by another program", hint=_FORCE_HINT)
             try:
-                path.replace(folder / name)
+                replace = self._replace or name in self._replaced  # by a run that was killed
+                put_in_place(path, folder / name, replace=replace)
             except OSError as error:
                 raise write_error(folder / name, error) from error
         with contextlib.suppress(OSError):  # folders of some file systems cannot be synced
@@ -171,10 +173,16 @@ class SequenceResult:
         return path if path.exists() else self._pattern.folder / name
 
 
-def refuse_existing_frames(pattern: FramePattern, numbers: Iterator[int]) -> None:
-    """Raise `UsageError` where files of frames exist that no stopped run has made."""
-    found = [path for path in map(pattern.file, numbers) if os.path.lexists(path)]
-    if not found:
+def refuse_existing_frames(pattern: FramePattern, numbers: Iterator[int], *, force: bool) -> None:
+    """Raise `UsageError` where files of frames exist that no stopped run has made.
+
+    Each raises as `require_output` besides; with ``force`` that is all.
+    """
+    found = []
+    for path in map(pattern.file, numbers):
+        require_output(path, force=True, makes_folder=True)
+        found += [path] if os.path.lexists(path) else []
+    if force or not found:
         return
     made: dict[str, str] = {}
     for path in work_folder(pattern.path).glob(f"[0-9]*{SEQUENCE_SUFFIX}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -10,10 +11,18 @@ from typing import TypedDict, TypeVar, Unpack
 
 from pydantic import BaseModel
 
-from lowtide.core.atomic_file import atomic_output, make_folder, remove_part_files
+from lowtide.core.atomic_file import (
+    atomic_output,
+    remove_part_files,
+    require_name,
+    require_output_folder,
+    require_replaceable,
+)
 from lowtide.core.errors import UsageError
+from lowtide.core.folder_lock import locked_folder
 from lowtide.core.heap import set_heap_mode
-from lowtide.core.progress import Cancel
+from lowtide.core.input_file import is_folder
+from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.train_memory import StepPlan, plan_step
@@ -108,9 +117,22 @@ def run_training(
     what is raised is as in `train_sr`.
     """
     processes = ProcessGroup.from_environment()
-    local_device = _local_device(options.get("device", "auto"), processes)
+    require_name(output)
+    require_output_folder(Path(output))
     folder = Path(output) / config.name
     _require_own_folder(folder, config.name)
+    with locked_folder(folder) if processes.is_main else contextlib.nullcontext():
+        return _train(config, make_task, folder, processes, options)
+
+
+def _train(
+    config: ConfigT,
+    make_task: Callable[[ConfigT, ProcessGroup], Task],
+    folder: Path,
+    processes: ProcessGroup,
+    options: RunOptions,
+) -> TrainReport:
+    local_device = _local_device(options.get("device", "auto"), processes)
     task = make_task(config, processes)
     parsed = Budget.parse(options.get("budget", "auto"), device=local_device)
     on_warning = options.get("on_warning") if processes.is_main else None
@@ -120,6 +142,8 @@ def run_training(
     plan = plan_step(config, task, parsed.device_bytes, local_device)
     if (on_plan := options.get("on_plan")) is not None and processes.is_main:
         on_plan(plan)
+    if processes.is_single:  # several stop after the same step
+        check_cancel(options.get("cancel"))
     set_heap_mode("trim" if plan.heap == "trim" else "cache")
     trainer = Trainer(
         config,
@@ -164,9 +188,9 @@ def _local_device(device: str, processes: ProcessGroup) -> str:
 
 def _require_own_folder(folder: Path, name: str) -> None:
     """Raise `UsageError` if training ``name`` would overwrite files of another origin."""
-    if os.path.lexists(folder) and not folder.is_dir():
+    if os.path.lexists(folder) and not is_folder(folder):
         raise UsageError(f"{folder} is not a folder", hint="use another name, or move it away")
-    if _is_run_folder(folder, name):
+    if not is_folder(folder) or _is_run_folder(folder, name):
         return
     for made in (f"{name}.safetensors", f"{name}.json", *_MADE):
         if os.path.lexists(folder / made):
@@ -184,11 +208,11 @@ def _write_config(folder: Path, config: RunConfig) -> None:
     Raises:
         OutputError: A file cannot be written.
     """
-    make_folder(folder)
     weights = config.name, f"models/{config.name}_best", "models/validated"
     made = (f"{name}.{kind}" for name in weights for kind in ("safetensors", "json"))
     for name in (_CONFIG, *made, "models/forecast.json", "models/forecaster.npz"):
         remove_part_files(folder / name)
+        require_replaceable(folder / name)  # not after all steps
     with atomic_output(folder / _CONFIG) as part:
         part.write_text(json.dumps(config.model_dump(mode="json"), indent=1) + "\n")
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel
 
-from lowtide.core.atomic_file import require_absent
+from lowtide.core.atomic_file import require_name, require_output, require_replaceable
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.noise_frames import (
@@ -92,7 +92,9 @@ def train_noise(
         InputError: Files are missing, too few, of different sizes, or all saturated.
         OutputError: ``output`` cannot be written.
     """
+    require_name(output)
     path = Path(output)
+    require_replaceable(path)  # a folder has no suffix
     _check_sources(flat, dark, pairs, images, volumes, white_level)
     check_iso(iso)
     if volumes is not None and iso is not None:
@@ -101,7 +103,7 @@ def train_noise(
         raise UsageError(
             f"{path}: noise tables are {_SUFFIX} files", hint=f"-o {path.with_suffix(_SUFFIX)}"
         )
-    require_absent(path, force=force)
+    require_output(path, force=force)
     if flat is not None and dark is not None:
         source: Source = "flat and dark frames"
         found, files = _from_frames(Path(flat), Path(dark), iso, white_level)
@@ -123,7 +125,7 @@ def train_noise(
         settings=tuple(setting for setting, _ in found),
     )
     table.check()
-    table.save(path)
+    table.save(path, replace=force)
     return TrainNoiseReport(
         output=str(path),
         measured_from=source,

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, ModelError, UsageError
+from lowtide.core.input_file import exists, is_folder, require_input
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.media.table import TimeTable, read_table
 from lowtide.memory.library_memory import require_room_for_libraries
@@ -98,12 +99,12 @@ class TrainedForecaster:
         require_room_for_libraries("lowtide.models.ldm4ts.model")
         from lowtide.models.ldm4ts.model import LDM4TSModel
 
-        if not (folder / _FACTS).is_file():
-            what = "has no trained forecaster" if folder.is_dir() else "is no folder"
+        if not exists(folder / _FACTS):
+            what = "has no trained forecaster" if is_folder(folder) else "is no folder"
             raise UsageError(f"{folder} {what}", hint=_TRAIN_HINT)
         facts = _read_facts(folder / _FACTS)
         best = folder / "models" / f"{facts.name}_best.safetensors"
-        if not best.is_file():
+        if not exists(best):
             raise ModelError(f"{best} is missing", hint="resume the training: the same command")
         found = cls(folder, facts, load_forecaster(folder / _FORECASTER), LDM4TSModel.load(best))
         found._require_one_run()
@@ -242,6 +243,7 @@ def standardized(ridge: RidgeForecaster, table: TimeTable) -> np.ndarray:
 
 
 def _read_facts(path: Path) -> TrainedFacts:
+    require_input(path, ModelError)
     try:
         return TrainedFacts.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

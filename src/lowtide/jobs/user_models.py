@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import LowtideError, ModelError, UsageError
+from lowtide.core.input_file import expand_home, require_input
 from lowtide.memory.training.meta_build import build_on_meta
 from lowtide.models import ModelDescriptor, load
 from lowtide.models.onnx_model import OnnxModel
@@ -100,10 +101,10 @@ def _ldm4ts() -> UserModel:
 def _build(what: str, place: str, name: str) -> UserModel:
     from torch import nn
 
-    path = Path(place).expanduser()
+    path = expand_home(Path(place), UsageError)
     is_file = path.suffix == ".py"
-    if is_file and not path.is_file():
-        raise UsageError(f"{path}: no such file")
+    if is_file:
+        require_input(path, UsageError)
     with _first_on_sys_path(path.absolute().parent if is_file else Path.cwd()):
         module = _call_user_code(
             place, _run_file if is_file else _import, path if is_file else place

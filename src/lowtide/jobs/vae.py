@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.atomic_file import require_absent, require_distinct
+from lowtide.core.atomic_file import require_distinct, require_output
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.clip_comparison import ClipComparison
 from lowtide.jobs.clip_facts import facts_of_clip, task_of_latents
@@ -65,7 +65,7 @@ def encode(
     source, output = Path(source), latent_path(output)
     chosen = VaeSettings.of(**settings)
     if not dry_run:
-        require_absent(output, force=force)
+        require_output(output, force=force)
         require_distinct([output], [source])
     require_videos(source)
     task = read_only_task(source, chosen)
@@ -87,7 +87,7 @@ def encode(
             seed=chosen.seed if chosen.sample else None,
         )
         with run.clock.phase("write"):
-            write_latents(output, latents, facts)
+            write_latents(output, latents, facts, replace=force)
     return run.report(**common)
 
 
@@ -127,7 +127,7 @@ def decode(
     source, output = Path(source), Path(output)
     chosen = VaeSettings.of(**settings)
     if not dry_run:
-        require_absent(output, force=force)
+        require_output(output, force=force, makes_folder=True)
         require_distinct([output], [source])
     require_videos(output)
     latents, stated = read_latents(source)
@@ -142,7 +142,7 @@ def decode(
     common |= shapes.for_report()
     if dry_run:
         return run.report(**common)
-    with run.measured(), run.writer(task, output) as write:
+    with run.measured(), run.writer(task, output, replace=force) as write:
         run.decode(latents, task, write)
     return run.report(**common)
 
@@ -180,7 +180,7 @@ def roundtrip(
     source, target = Path(source), None if output is None else Path(output)
     chosen = VaeSettings.of(**settings)
     if target is not None and not dry_run:
-        require_absent(target, force=force)
+        require_output(target, force=force, makes_folder=True)
         require_distinct([target], [source])
     require_videos(source, target)
     if target is None:
@@ -203,7 +203,7 @@ def roundtrip(
                 run.clock.timed("compare", comparison.add)
             ]
             if target is not None:
-                uses.append(stack.enter_context(run.writer(task, target)))
+                uses.append(stack.enter_context(run.writer(task, target, replace=force)))
 
             def use(image: np.ndarray) -> None:
                 for one in uses:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lowtide.core.atomic_file import require_name, require_replaceable
 from lowtide.core.errors import InputError, UsageError
+from lowtide.core.input_file import exists
 from lowtide.integrations.clip_autoencoder import ClipAutoencoder
 from lowtide.jobs.clip_facts import ClipFacts, default_clip_facts
 from lowtide.jobs.vae_settings import VaeSettings
@@ -24,7 +26,7 @@ _UNWRITTEN = Path("frames.mkv")
 def require_videos(*paths: Path | None) -> None:
     """Raise `UsageError` for names of sequences of images."""
     for path in paths:
-        if path is not None and not path.exists() and FramePattern.parse(path) is not None:
+        if path is not None and not exists(path) and FramePattern.parse(path) is not None:
             raise UsageError(
                 f"{path} is a sequence of images, and lowtide vae takes and makes video files",
                 hint="lowtide video makes one of the other",
@@ -39,7 +41,9 @@ def read_only_task(source: Path, settings: VaeSettings) -> VideoTask:
 
 def latent_path(output: str | Path) -> Path:
     """Return the path of latents; raises `UsageError` for another suffix than theirs."""
+    require_name(output)
     output = Path(output)
+    require_replaceable(output)  # a folder has no suffix
     if output.suffix != ".safetensors":
         raise UsageError(
             f"{output} is no name of latents", hint=f"name it {output.with_suffix('.safetensors')}"

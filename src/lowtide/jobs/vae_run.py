@@ -185,9 +185,11 @@ class VaeRun:
             self._run_part("decoder", lambda: nullcontext(_reader_of(latents)), write)
 
     @contextmanager
-    def writer(self, task: VideoTask, target: Path) -> Iterator[Callable[[np.ndarray], None]]:
+    def writer(
+        self, task: VideoTask, target: Path, *, replace: bool
+    ) -> Iterator[Callable[[np.ndarray], None]]:
         """Yield what writes the next frame of a video, which is complete at the end."""
-        clip = ClipWriter(task, target, self.cancel)
+        clip = ClipWriter(task, target, self.cancel, replace=replace)
         try:
             yield self.clock.timed("write", clip.write)
             with self.clock.phase("write"):

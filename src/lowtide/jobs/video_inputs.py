@@ -6,7 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from lowtide.core.atomic_file import require_name
 from lowtide.core.errors import UsageError, VideoError
+from lowtide.core.input_file import exists, is_folder, require_input
 from lowtide.media.discover import FilePair, Found, MediaKind
 from lowtide.media.video.frame_pattern import FRAME_SUFFIXES, FramePattern
 from lowtide.media.video.video_containers import CONTAINERS
@@ -42,12 +44,13 @@ def find_sequence(
         UsageError: The output is none that fits, or is the input.
         VideoError: A folder holds several sequences.
     """
+    require_name(output)
     suffix = None if format is None else "." + format.lower().lstrip(".")
     sources = [_sequence(Path(one)) for one in inputs]
     written = Path(output).suffix.lower() in FRAME_SUFFIXES
     if not any(sources) and suffix not in FRAME_SUFFIXES and not written:
         return None
-    if len(inputs) != 1 or (sources[0] is None and Path(inputs[0]).is_dir()):
+    if len(inputs) != 1 or (sources[0] is None and is_folder(Path(inputs[0]))):
         raise UsageError(
             "a sequence of images is the only input, or made of one video",
             hint="run them one after another",
@@ -55,8 +58,8 @@ def find_sequence(
     if text:
         raise UsageError(f"--suffix {text} is not for sequences of images", hint="drop it")
     (source,), (given,) = sources, inputs
-    if source is None and not Path(given).exists():
-        raise VideoError(f"{given}: no such file or folder")
+    if source is None:
+        require_input(Path(given), VideoError)
     target = _target(source, output, suffix)
     path = Path(given) if source is None else source.path
     _refuse_input(source, target)
@@ -65,8 +68,8 @@ def find_sequence(
 
 def _sequence(path: Path) -> FramePattern | None:
     """Return the pattern of a sequence; None for anything else."""
-    if not path.is_dir():
-        return None if path.exists() else FramePattern.parse(path)
+    if not is_folder(path):
+        return None if exists(path) else FramePattern.parse(path)
     found = FramePattern.in_folder(path)
     if found is None or any(VIDEOS.is_named(one) for one in path.rglob("*")):
         return None
@@ -75,7 +78,7 @@ def _sequence(path: Path) -> FramePattern | None:
 
 def _target(source: FramePattern | None, output: str | Path, suffix: str | None) -> Path:
     target = Path(output)
-    if target.is_dir() or os.fspath(output).endswith(("/", os.sep)) or not target.suffix:
+    if is_folder(target) or os.fspath(output).endswith(("/", os.sep)) or not target.suffix:
         ending = suffix or (None if source is None else source.path.suffix)
         if ending in CONTAINERS:
             assert source is not None  # only of images is this called for a video

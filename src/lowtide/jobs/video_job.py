@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from lowtide.core.errors import BudgetError
+from lowtide.core.input_file import is_folder
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.core.units import format_bytes
@@ -92,9 +93,10 @@ class VideoJob(ImageJob):
         pattern = FramePattern.parse(pair.target)
         if pattern is None:
             super().refuse_overwriting(pair, settings, force=force)
-        elif not force:
+        else:
             task = video_task(pair.source, pair.target, settings, 1)
-            refuse_existing_frames(pattern, map(task.number, range(task.first, task.last)))
+            numbers = map(task.number, range(task.first, task.last))
+            refuse_existing_frames(pattern, numbers, force=force)
 
     @classmethod
     def inspect(cls, source: Path, settings: VideoSettings) -> ImageFacts:
@@ -122,7 +124,7 @@ class VideoJob(ImageJob):
                     " ffv1, or --preset superfast of x264 and x265, take less"
                 )
             raise
-        if item.limit_bytes is None and work_folder(item.target).is_dir():
+        if item.limit_bytes is None and is_folder(work_folder(item.target)):
             pinned = pinned_plan(item.target, self._key(item, planned.plan))
             if pinned is not None and shortfall(pinned, self.budget) is None:
                 budget = planned.plan.budget_bytes, planned.plan.host_budget_bytes
@@ -159,8 +161,8 @@ class VideoJob(ImageJob):
         pattern = None if clip.task.encoder else FramePattern.parse(target)
         shared = clip.task, work, clip.segments, clip.cancel, clip.start_reading
         if pattern is None:
-            return VideoResult(target, *shared)
-        return SequenceResult(pattern, *shared)
+            return VideoResult(target, *shared, replace=item.replace)
+        return SequenceResult(pattern, *shared, replace=item.replace)
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> VideoReport:
         """Return the report of a planned or finished file."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.core.atomic_file import sync, write_error
+from lowtide.core.atomic_file import put_in_place, sync, write_error
 from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.video_rows import frame_info
@@ -43,6 +43,7 @@ class VideoResult:
         segments: All segments, of which some may be finished.
         cancel: Stops joining and reading back.
         start_reading: Begins the progress of reading back.
+        replace: Whether a file that is at ``target`` in the end is replaced.
     """
 
     def __init__(
@@ -53,12 +54,15 @@ class VideoResult:
         segments: list[VideoSegment],
         cancel: Cancel,
         start_reading: StartReading,
+        *,
+        replace: bool,
     ) -> None:
         assert task.encoder is not None
         self.work, self.segments = work, segments
         self.info = frame_info(task.stored)
         self.notes: list[str] = []
         self._target, self._task, self._cancel = target, task, cancel
+        self._replace = replace
         self._start_reading, self._settings = start_reading, task.encoder
         self._joined = work.folder / f"joined{target.suffix}"
         self._part = work.folder / f"unfinished{segment_suffix(self._settings.codec)}"
@@ -143,7 +147,7 @@ class VideoResult:
         self.finish()
         try:
             sync(self._joined)
-            self._joined.replace(self._target)
+            put_in_place(self._joined, self._target, replace=self._replace)
             sync(self._target.parent)
         except OSError as error:
             raise write_error(self._target, error) from error

@@ -10,6 +10,7 @@ import numpy as np
 
 from lowtide.core.errors import UsageError, VideoError
 from lowtide.core.hashing import file_sha256
+from lowtide.core.input_file import exists
 from lowtide.jobs.target_size import TargetSize
 from lowtide.jobs.video_memory import (
     image_reading_bytes,
@@ -179,7 +180,7 @@ def inspect_input(source: Path, settings: VideoSettings) -> VideoFacts:
         VideoError: It cannot be used.
         UsageError: Settings are for the other kind.
     """
-    pattern = None if source.exists() else FramePattern.parse(source)
+    pattern = None if exists(source) else FramePattern.parse(source)
     if pattern is None:
         if settings.fps is not None:
             raise UsageError(

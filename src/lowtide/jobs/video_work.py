@@ -16,6 +16,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from lowtide.core.errors import OutputError
+from lowtide.core.input_file import exists
 from lowtide.jobs.journal import JOURNAL_NAME, Journal
 from lowtide.memory.plan import Plan
 
@@ -65,7 +66,7 @@ class VideoWork:
 
     def __init__(self, target: Path, key: str) -> None:
         self.folder, self._key = work_folder(target), key
-        self._new_folders = [one for one in self.folder.parents if not one.exists()]
+        self._new_folders = [one for one in self.folder.parents if not exists(one)]
         try:
             self._journal = Journal(self.folder)
         except OutputError as error:

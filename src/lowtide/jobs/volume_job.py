@@ -127,7 +127,8 @@ class VolumeJob(DenoiseJob):
     def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> ImageFile:
         """Open an item's result for writing slices."""
         series = self._series[item.index]
-        return VolumeSink(item.target, series.survey.facts, series.gradients, item.part)
+        facts, gradients = series.survey.facts, series.gradients
+        return VolumeSink(item.target, facts, gradients, item.part, replace=item.replace)
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> DenoisedVolumeReport:
         """Return the report of a planned or finished file."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -106,8 +105,6 @@ def error_from_message(message: dict[str, Any]) -> LowtideError:
 
 def main() -> None:
     """Process orders until there are none left."""
-    # The parent process receives Ctrl-C too, and ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = WorkerConnection()
     setup = connection.receive()
     if setup["tuned_heap"]:
@@ -121,7 +118,8 @@ def main() -> None:
 
     try:
         while (order := connection.ask("next")) is not None:
-            pipeline.submit(Item(Path(order["source"]), Path(order["target"]), order["index"]))
+            source, target = Path(order["source"]), Path(order["target"])
+            pipeline.submit(Item(source, target, order["index"], replace=order["replace"]))
         pipeline.commit_all()
     finally:
         pipeline.abort()

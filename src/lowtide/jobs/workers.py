@@ -177,11 +177,13 @@ class Workers:
     def _next_order(self, worker: _Worker) -> dict[str, Any] | None:
         while self._pending:
             index = self._pending.popleft()
-            if index in self._tries or self._results.is_due(index):
+            again = index in self._tries  # the worker may have died just after it named the file
+            if again or self._results.is_due(index):
                 self._tries[index] = self._tries.get(index, 0) + 1
                 worker.assigned.add(index)
                 pair = self._results.pairs[index - 1]
-                return {"index": index, "source": str(pair.source), "target": str(pair.target)}
+                order = {"index": index, "source": str(pair.source), "target": str(pair.target)}
+                return order | {"replace": again or self._results.force}
         worker.drained = True
         return None
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lowtide.core.input_file import exists, is_file, is_folder
 from lowtide.media.formats import AVIF, JPEG, PNG, TIFF, WEBP, ImageFormat, format_of_suffix
 from lowtide.media.tiff_header import Directory, directories
 
@@ -175,10 +176,10 @@ class SkippedFile:
 
 def skip_reason(path: Path) -> str:
     """Describe why a path that is not of a job's kind is skipped, by its name and content."""
-    if path.is_dir():
+    if is_folder(path):
         return "a folder"
-    if not path.is_file():
-        return "not a regular file" if path.exists() else "a broken link"
+    if not is_file(path):
+        return "not a regular file" if exists(path) else "a broken link"
     if is_raw_name(path):
         return "camera RAW, needs developing first"
     if format_of_suffix(path.suffix or ".") is not None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.atomic_file import PART_PATTERN, file_key
+from lowtide.core.atomic_file import PART_PATTERN, file_key, require_name
 from lowtide.core.errors import ImageError, InputError, UsageError
+from lowtide.core.input_file import exists, is_file, is_folder, require_input
 from lowtide.media.detect import RAW_SUFFIXES, SkippedFile, skip_reason, skipped_summary
 from lowtide.media.formats import SUFFIXES, format_of_suffix
 
@@ -122,11 +123,12 @@ def discover(
     ``format`` that contradicts ``output``; the kind's error for an input that does not exist or
     holds none.
     """
+    require_name(output)
     target, suffix = Path(output), _output_suffix(format, kind)
     skipped: list[SkippedFile] = []
     found = _expand(inputs, target, skipped, kind)
-    folder = target.is_dir() or os.fspath(output).endswith(_SEPARATORS)
-    if not folder and len(found) == 1 and len(inputs) == 1 and not Path(inputs[0]).is_dir():
+    folder = is_folder(target) or os.fspath(output).endswith(_SEPARATORS)
+    if not folder and len(found) == 1 and len(inputs) == 1 and not is_folder(Path(inputs[0])):
         _check_name(target, suffix, suffix_text, kind)
         jobs = [FilePair(found[0][0], target, found[0][1].as_posix())]
         _check_conflicts(jobs)
@@ -218,12 +220,13 @@ def _expand_one(
     item: str, output: Path, skipped: list[SkippedFile], kind: MediaKind
 ) -> list[tuple[Path, Path]]:
     path = Path(item)
-    if path.is_dir():
+    if not item:
+        raise UsageError("an input has no name", hint="name a file, a folder or a pattern")
+    if is_folder(path):
         return _in_folder(path, output, skipped, kind)
     # An existing file whose name contains a bracket is not a pattern.
-    if path.exists() or not _GLOB_CHARACTERS & set(item):
-        if not path.exists():
-            raise kind.error(f"{path}: no such file or folder")
+    if exists(path) or not _GLOB_CHARACTERS & set(item):
+        require_input(path, kind.error)
         return [(path, Path(path.name))]
     # `Path.glob` takes no absolute patterns.
     names = sorted(glob.glob(item, recursive=True))  # noqa: PTH207
@@ -278,7 +281,7 @@ def _files_below(
             # Lowtide's own journals and part files are not reported.
             if not path.name.startswith(".lowtide-") and not path.match(PART_PATTERN):
                 skipped_files.append(SkippedFile(path, "hidden"))
-        elif not path.is_dir():
+        elif not is_folder(path):
             yield path
         elif path.is_symlink():
             skipped_files.append(SkippedFile(path, "a link to a folder"))
@@ -292,7 +295,7 @@ def _split(paths: Iterable[Path], kind: MediaKind) -> tuple[list[Path], list[Ski
     """Split paths into files of a kind, by their suffixes, and others."""
     files, others = [], []
     for path in paths:
-        if path.is_file() and kind.is_named(path):
+        if is_file(path) and kind.is_named(path):
             files.append(path)
         else:
             others.append(SkippedFile(path, skip_reason(path)))

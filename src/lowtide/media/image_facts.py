@@ -12,6 +12,7 @@ from typing import cast
 import pyvips
 
 from lowtide.core.errors import ImageError
+from lowtide.core.input_file import require_input
 from lowtide.media import codec_memory
 from lowtide.media._libvips import FILE_ERRORS, configure, error_text, is_harmless
 from lowtide.media.detect import HEAD_BYTES, camera_raw, describe, identify
@@ -120,18 +121,10 @@ def open_decoder(path: Path, max_pixels: int, *, tolerant: bool = False) -> Open
 
 
 def _identify(path: Path) -> ImageFormat:
+    require_input(path, ImageError)
     try:
-        if path.is_dir():
-            raise ImageError(
-                f"{path}: this is a folder, not an image",
-                hint="give an image file, or the folder as a batch input",
-            )
-        if path.exists() and not path.is_file():
-            raise ImageError(f"{path}: not a regular file")
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
-    except FileNotFoundError as error:
-        raise ImageError(f"{path}: no such file") from error
     except PermissionError as error:
         raise ImageError(f"{path}: no permission to read this file") from error
     except (OSError, ValueError) as error:

@@ -21,6 +21,7 @@ from lowtide.core.atomic_file import (
     new_part_name,
     prepare_part_file,
     probe_disk_error,
+    put_in_place,
     sync,
     write_error,
 )
@@ -51,6 +52,7 @@ def open_sink(
     zero_alpha: bool = False,
     default_format: str | None = None,
     part: Path | None = None,
+    replace: bool = True,
 ) -> ImageSink:
     """Open an image file for writing by rows.
 
@@ -66,6 +68,7 @@ def open_sink(
         zero_alpha: Write alpha 0 everywhere instead of the rows' alpha.
         default_format: Format of a ``path`` without suffix.
         part: Temporary file in the folder of ``path``, by default of a random name.
+        replace: Whether a file that is at ``path`` in the end is replaced.
 
     Raises:
         UsageError: For a suffix of no supported format.
@@ -88,7 +91,7 @@ def open_sink(
         options or EncodeOptions(),
         zero_alpha=zero_alpha,
     )
-    return ImageSink(target, info, encoder, part or new_part_name(target))
+    return ImageSink(target, info, encoder, part or new_part_name(target), replace)
 
 
 class ImageSink:
@@ -99,13 +102,15 @@ class ImageSink:
     block is left without a commit.
     """
 
-    def __init__(self, path: Path, info: ImageInfo, encoder: EncodePipeline, part: Path) -> None:
+    def __init__(
+        self, path: Path, info: ImageInfo, encoder: EncodePipeline, part: Path, replace: bool
+    ) -> None:
         configure()
         require_room_for_encoder(str(path))
         self.info = info
         self.notes: tuple[str, ...] = encoder.notes
         self._path = path
-        self._part = part
+        self._part, self._replace = part, replace
         self._new_folders = prepare_part_file(path, self._part)
         self._rows = 0
         # The last row is kept until `finish`: with it a whole image is encoded, when what source
@@ -115,19 +120,26 @@ class ImageSink:
         self._finished = self._committed = False
         self._failure: BaseException | None = None
         self._trimmer = HeapTrimmer(WRITE_TRIM_BYTES)
+        self._thread: threading.Thread | None = None
+        try:
+            self._start_encoder(encoder)
+        except BaseException:  # a stop, too
+            self._join()
+            self._remove()
+            raise
+
+    def _start_encoder(self, encoder: EncodePipeline) -> None:
+        """Wait until the encoder has read the header, then until its threads wait for rows."""
         out, self._pipe = os.pipe()
-        self._thread: threading.Thread | None = threading.Thread(
+        thread = threading.Thread(
             target=self._encode, args=(encoder.run, out), name="lowtide-encoder", daemon=True
         )
-        self._thread.start()
+        thread.start()
+        self._thread = thread
         self._png = self._open_png()
-        self._start_encoder(out)
-
-    def _start_encoder(self, descriptor: int) -> None:
-        """Wait until the encoder has read the header, then until its threads wait for rows."""
-        wait_until_read(descriptor, lambda: self._failure is not None)
+        wait_until_read(out, lambda: self._failure is not None)
         self._png.write_nothing()
-        wait_until_read(descriptor, lambda: self._failure is not None)
+        wait_until_read(out, lambda: self._failure is not None)
 
     def _open_png(self) -> UncompressedPng:
         width, bands, bits = self.info.width, self.info.channels, 8
@@ -225,9 +237,9 @@ class ImageSink:
             raise ValueError(f"{self._path}: commit after the sink was closed")
         self.finish()
         try:
-            self._part.replace(self._path)
+            put_in_place(self._part, self._path, replace=self._replace)
             sync(self._path.parent)
-        except OSError as error:
+        except (OSError, OutputError) as error:
             self._failure = error
             raise self._fail() from error
         self._committed = True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowtide.core.errors import ImageError, UsageError
+from lowtide.core.input_file import require_input
 from lowtide.media.detect import HEAD_BYTES, camera_raw, describe, identify
 from lowtide.media.image_info import ImageInfo
 
@@ -178,13 +179,10 @@ def _open(path: Path, library: ModuleType) -> rawpy.RawPy:
 
 
 def _head(path: Path) -> bytes:
+    require_input(path, ImageError)
     try:
-        if path.is_dir():
-            raise ImageError(f"{path}: this is a folder, not a camera RAW file")
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
-    except FileNotFoundError as error:
-        raise ImageError(f"{path}: no such file") from error
     except OSError as error:
         raise ImageError(f"{path}: cannot be read: {error.strerror}") from error
     if not head:

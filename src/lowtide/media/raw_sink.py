@@ -39,6 +39,7 @@ class RawSink:
         target: The output file.
         result: What is written.
         part: Temporary file in the folder of ``target``, by default of a random name.
+        replace: Whether a file that is at ``target`` in the end is replaced.
 
     Raises:
         OutputError: The folder cannot be made or written.
@@ -53,6 +54,7 @@ class RawSink:
         strip_metadata: bool,
         options: EncodeOptions,
         part: Path | None,
+        replace: bool,
     ) -> None:
         self.info: ImageInfo = source.info
         self._layout, self._output = source.layout, result.output
@@ -64,6 +66,7 @@ class RawSink:
             options=options,
             default_format=result.format,
             part=part,
+            replace=replace,
         )
         self.notes: Sequence[str] = self._file.notes
         self._raw, self._open = source.raw.share(), True

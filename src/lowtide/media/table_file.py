@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowtide.core.errors import InputError
+from lowtide.core.input_file import require_input
 from lowtide.media.time_grid import fit_grid
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ def read_frame(path: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
+    require_input(path)
     try:
         if path.suffix.lower() in PARQUET:
             return pd.read_parquet(path)

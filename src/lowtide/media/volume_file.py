@@ -18,6 +18,8 @@ from lowtide.core.atomic_file import (
     atomic_output,
     new_part_name,
     prepare_part_file,
+    put_in_place,
+    require_output,
     sync,
     write_error,
 )
@@ -95,7 +97,8 @@ class VolumeSink:
     """NIfTI file as a `lowtide.core.signal.Sink` of slices, compressed where its name ends in .gz.
 
     Until `commit` the target is untouched: bytes go to the new, hidden file ``part`` next to it.
-    Then ``gradients`` are copied next to it.
+    Then ``gradients`` are copied next to it. A file that is at ``path`` in the end is replaced only
+    with ``replace``.
 
     Raises:
         OutputError: The folder cannot be made or written.
@@ -109,19 +112,26 @@ class VolumeSink:
         facts: VolumeFacts,
         gradients: GradientFiles | None = None,
         part: Path | None = None,
+        *,
+        replace: bool = True,
     ) -> None:
+        self._replace = replace
         self._path, self._facts, self._part = path, facts, part or new_part_name(path)
         self._gradients, self.info = gradients or GradientFiles(), facts.slice_info
         self._folders = prepare_part_file(path, self._part)
         self._next, self._done, self._committed = 0, False, False
         self._raw = self._part.open("wb")
         self._file: BinaryIO = self._raw
-        if path.name.lower().endswith(".gz"):
-            # Neither name nor time, so that equal voxels make equal files.
-            packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=self._raw, mtime=0)
-            self._file = cast(BinaryIO, packed)
-        with open_bytes(facts.path) as source:
-            self._put(source.read(facts.head_bytes))
+        try:
+            if path.name.lower().endswith(".gz"):
+                # Neither name nor time, so that equal voxels make equal files.
+                packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=self._raw, mtime=0)
+                self._file = cast(BinaryIO, packed)
+            with open_bytes(facts.path) as source:
+                self._put(source.read(facts.head_bytes))
+        except BaseException:  # a stop, too
+            self.abort()
+            raise
 
     def write(self, first: int, values: np.ndarray) -> None:
         """Append slices (N, H, W, 1) of stored values; raises `OutputError` where that fails."""
@@ -152,8 +162,8 @@ class VolumeSink:
         """Finish the file, rename it to its target with its tables, and return the target."""
         self.finish()
         try:
-            self._gradients.copy(self._path)
-            self._part.replace(self._path)
+            self._gradients.copy(self._path, replace=self._replace)
+            put_in_place(self._part, self._path, replace=self._replace)
             sync(self._path.parent)
         except OSError as error:
             self.abort()
@@ -204,13 +214,14 @@ class GradientFiles:
     def require_free(self, target: Path) -> None:
         """Raise `UsageError` where another table has the place of one next to a new ``target``."""
         for path, place in self.copies(target):
-            if not target.exists() and place.exists() and place.read_bytes() != path.read_bytes():
+            require_output(place, force=True, makes_folder=True)
+            if not target.exists() and not _is_free(place, path):
                 raise UsageError(
                     f"{place} already exists, and is another table than {path}",
                     hint="move it away, or choose another name or folder for the result",
                 )
 
-    def copy(self, target: Path) -> None:
+    def copy(self, target: Path, *, replace: bool = True) -> None:
         """Copy them, byte by byte, next to the volume ``target``.
 
         Raises `OutputError` where that fails, and leaves no new one then.
@@ -219,13 +230,20 @@ class GradientFiles:
         try:
             for path, place in self.copies(target):
                 there = place.exists()
-                with atomic_output(place) as part:
+                if there and place.read_bytes() == path.read_bytes():
+                    continue
+                with atomic_output(place, replace=replace) as part:
                     part.write_bytes(path.read_bytes())
                 new += [] if there else [place]
         except OutputError:
             for place in new:
                 place.unlink(missing_ok=True)
             raise
+
+
+def _is_free(place: Path, path: Path) -> bool:
+    """Return whether nothing is at ``place``, or a copy of ``path``."""
+    return not place.exists() or place.read_bytes() == path.read_bytes()
 
 
 def find_gradients(volume: Path, count: int) -> GradientFiles:

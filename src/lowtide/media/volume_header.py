@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import numpy as np
 
 from lowtide.core.errors import InputError, UsageError
+from lowtide.core.input_file import require_input
 from lowtide.media.image_info import ImageInfo
 
 if TYPE_CHECKING:
@@ -146,8 +147,7 @@ def _read_header(path: Path) -> Nifti1Header:
         from nibabel.wrapstruct import WrapStructError
     except ImportError as error:
         raise UsageError("NIfTI files need nibabel", hint="pip install 'lowtide[mri]'") from error
-    if not path.is_file():
-        raise InputError(f"{path}: " + ("not a file" if path.exists() else "no such file"))
+    require_input(path)
     try:
         with open_bytes(path) as file:
             head = file.read(540)

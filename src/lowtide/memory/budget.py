@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowtide.core.errors import UsageError
+from lowtide.core.input_file import exists
 from lowtide.core.units import MIB, format_bytes, parse_bytes
 from lowtide.memory.library_memory import (
     budget_room,
@@ -200,6 +201,6 @@ def _free_device_memory(device: str) -> _FreeBytes:
 
 def _existing(path: Path) -> Path:
     path = path.absolute()
-    while not path.exists():
+    while not exists(path):
         path = path.parent
     return path

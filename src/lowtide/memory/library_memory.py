@@ -168,8 +168,12 @@ def _known_sizes(modules: tuple[str, ...]) -> dict[Counted, int] | None:
     if known is not None:
         return known
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    child = start_python(_MAIN, str(_MOST_SECONDS), *modules, **pipes, text=True)
-    said, errors = child.communicate()
+    with start_python(_MAIN, str(_MOST_SECONDS), *modules, **pipes, text=True) as child:
+        try:
+            said, errors = child.communicate()
+        except BaseException:
+            child.kill()
+            raise
     if child.returncode == 0:
         known = json.loads(said)
         PlanStore().put("libraries", *facts, value=known)

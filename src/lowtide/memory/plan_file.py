@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.input_file import require_input
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
@@ -33,6 +34,7 @@ class PlanFile:
         Raises:
             UsageError: for a file that cannot be read or holds no plan.
         """
+        require_input(path, UsageError, hint=_MAKE_ONE)
         try:
             data = json.loads(path.read_text())
         except (OSError, ValueError) as error:

@@ -21,6 +21,8 @@ from typing import Any, Literal
 from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_write
 from lowtide.core.cpuinfo import cpu_name
+from lowtide.core.errors import InputError, OutputError
+from lowtide.core.input_file import is_file, require_input
 
 Kind = Literal[
     "costs", "operators", "bands", "graph", "proof", "clock", "resident", "runs", "libraries"
@@ -38,15 +40,22 @@ _OF_0_2 = re.compile(
 )
 
 
-def cache_folder() -> Path:
-    """Return the cache folder: ``LOWTIDE_CACHE``, or the platform's default."""
+def cache_folder() -> Path | None:
+    """Return the cache folder: ``LOWTIDE_CACHE``, or the platform's default.
+
+    A variable that is empty counts as not set. None where there is no home to keep it in.
+    """
     if given := os.environ.get("LOWTIDE_CACHE"):
         return Path(given)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "lowtide"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "lowtide"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lowtide"
+    named = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
+    if sys.platform != "darwin" and Path(named).is_absolute():  # as XDG has it
+        return Path(named) / "lowtide"
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user whom the system does not know, as in containers
+        return None
+    places = {"win32": Path(), "darwin": Path("Library", "Caches")}
+    return home / places.get(sys.platform, Path(".cache")) / "lowtide"
 
 
 class PlanStore:
@@ -57,16 +66,19 @@ class PlanStore:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = (folder or cache_folder()) / "plans"
+        kept = folder or cache_folder()
+        self._folder = kept and kept / "plans"
 
     def get(self, kind: Kind, *facts: object) -> Any:
         """Return the stored value, or None."""
-        path, key = self._place(kind, facts)
+        name, key = _name_and_key(kind, facts)
+        if self._folder is None:
+            return None
+        path = self._folder / name
         try:
-            if not path.is_file():  # a pipe would block without end
-                return None
+            require_input(path)
             check, _, data = path.read_bytes().partition(b"\n")
-        except OSError:
+        except (OSError, InputError):
             return None
         if check != _checksum(key, data):
             return None
@@ -76,19 +88,20 @@ class PlanStore:
 
     def put(self, kind: Kind, *facts: object, value: Any) -> None:
         """Store a value; where the folder cannot be written, it is found out again next time."""
-        path, key = self._place(kind, facts)
+        name, key = _name_and_key(kind, facts)
+        if self._folder is None:
+            return
         data = zlib.compress(json.dumps(value, separators=(",", ":")).encode())
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, OutputError):
             if not self._folder.is_dir():
                 self._folder.mkdir(parents=True, exist_ok=True)
                 _drop_files_of_0_2(self._folder.parent)
+            path = self._folder / name
+            if not is_file(path):  # what others may have planted in this folder
+                path.unlink(missing_ok=True)
             with atomic_write(path) as part:
                 part.write_bytes(_checksum(key, data) + b"\n" + data)
             _drop_least_used(self._folder)
-
-    def _place(self, kind: Kind, facts: tuple[object, ...]) -> tuple[Path, bytes]:
-        key = repr((kind, package_digest(), facts)).encode()
-        return self._folder / f"{kind}-{hashlib.sha256(key).hexdigest()[:24]}", key
 
 
 class StoredTable:
@@ -147,6 +160,11 @@ def machine(device: str = "cpu") -> tuple[str, ...]:
         name = torch.cuda.get_device_name(device)
     threads = str(torch.get_num_threads())
     return device, name, str(torch.__version__), torch.__config__.show(), threads
+
+
+def _name_and_key(kind: Kind, facts: tuple[object, ...]) -> tuple[str, bytes]:
+    key = repr((kind, package_digest(), facts)).encode()
+    return f"{kind}-{hashlib.sha256(key).hexdigest()[:24]}", key
 
 
 def _checksum(key: bytes, data: bytes) -> bytes:

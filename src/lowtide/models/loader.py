@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowtide.core.errors import ModelError
+from lowtide.core.input_file import expand_home
 from lowtide.models import bundled, lowtide_files, spandrel_files
 from lowtide.models.loaded_model import Model
 from lowtide.models.model_files import is_onnx, require_model_file, sha256_of
@@ -28,7 +29,7 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
         UsageError: this machine does not have the device, or an ONNX file is not run on it.
     """
     name = str(name_or_path)
-    path = _expanded(Path(name_or_path))
+    path = expand_home(Path(name_or_path), ModelError)
     if name in bundled.names() or _is_name(name_or_path, path):
         facts = bundled.describe(name)
         path = bundled.find(name).path
@@ -47,13 +48,6 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
         return Model(lowtide_files.load_network(path, entries), facts).to(device)
     module, facts = spandrel_files.load_spandrel(path, path.stem, digest)
     return Model(module, facts).to(device)
-
-
-def _expanded(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise ModelError(f"{path} does not exist: there is no such user") from error
 
 
 def _is_name(given: str | Path, path: Path) -> bool:

@@ -8,13 +8,13 @@ TorchScript) has its own message.
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import ModelError
 from lowtide.core.hashing import file_sha256
+from lowtide.core.input_file import require_input
 from lowtide.models.descriptor import SizeRule
 
 if TYPE_CHECKING:
@@ -36,16 +36,7 @@ MOST_CHARACTERS, LARGEST_SIDE = 1 << 16, 1024
 def require_model_file(path: Path) -> None:
     """Raise ModelError unless ``path`` is a file that may hold a model."""
     suffix = path.suffix.lower()
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ModelError(f"{path} does not exist") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if stat.S_ISDIR(mode):
-        raise ModelError(f"{path} is a folder, not a model file", hint="name one file in it")
-    if not stat.S_ISREG(mode):
-        raise ModelError(f"{path} is not a regular file")
+    require_input(path, ModelError)
     if suffix not in SUFFIXES:
         raise ModelError(
             f"{path} is not a kind of file that Lowtide loads ({', '.join(SUFFIXES)})",

@@ -9,6 +9,7 @@ import yaml
 from yaml.composer import ComposerError
 
 from lowtide.core.errors import UsageError
+from lowtide.core.input_file import require_input
 
 _MAX_BYTES = 256 << 10
 _MAX_VALUES = 20_000
@@ -26,6 +27,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             duplicate or no text, for numbers of more than 64 digits, and for more than 256 KiB,
             20,000 values with aliases expanded, or 50 levels.
     """
+    require_input(path, UsageError)
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)

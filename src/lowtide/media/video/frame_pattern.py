@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lowtide.core.errors import VideoError
+from lowtide.core.input_file import require_input
 
 # Files that a sequence may be of; other images lose what a movie of them would show.
 FRAME_SUFFIXES = (".png", ".tif", ".tiff")
@@ -103,7 +104,7 @@ class FramePattern:
             for path in self.folder.iterdir():
                 text = path.name.removeprefix(self.before).removesuffix(self.after)
                 if text.isascii() and text.isdigit() and self.name(int(text)) == path.name:
-                    status = path.stat()
+                    status = require_input(path, VideoError)
                     found.append(FrameFile(int(text), status.st_size, status.st_mtime_ns))
         except OSError as error:
             raise VideoError(f"{self.folder}: cannot be read: {error.strerror}") from error

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from lowtide.core.errors import InputError, UsageError, VideoError
+from lowtide.core.input_file import require_input
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -55,6 +56,7 @@ def ffmpeg_name(path: Path) -> str:
 def open_source(source: Path) -> InputContainer:
     """Opened file of video or sound; raises `InputError` for what FFmpeg cannot read."""
     av = load_av()
+    require_input(source)
     try:
         return _opened(source)
     except (OSError, ValueError, av.error.FFmpegError) as error:
@@ -83,6 +85,7 @@ def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         VideoError: It cannot be read, or has none.
     """
     av = load_av()
+    require_input(path, VideoError)
     try:
         container = _opened(path)
     except (OSError, ValueError, av.error.FFmpegError) as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lowtide.core.errors import UsageError, VideoError
+from lowtide.core.input_file import require_input
 from lowtide.media.video.hdr10_light import Hdr10Light, light_of, side_data
 from lowtide.media.video.opened_video import (
     damaged_error,
@@ -135,10 +136,7 @@ def inspect_video(
             frames are of a kind that is not supported.
         UsageError: PyAV is not installed.
     """
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise VideoError(f"{path}: cannot be read: {error.strerror}") from error
+    status = require_input(path, VideoError)
     facts = _inspect(path, status.st_mtime_ns, status.st_size, deinterlace)
     if facts.damage is not None and not keep_damaged:
         raise damaged_error(path, facts.damage)

@@ -91,7 +91,7 @@ def plot_memory(estimate: Estimate, path: str | Path, *, budget_bytes: int, titl
     axes.legend(
         frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True
     )
-    save_figure(figure, path)
+    save_figure(figure, path, replace=True)
 
 
 def _draw_areas(axes: Axes, trace: Trace, context: int) -> int:

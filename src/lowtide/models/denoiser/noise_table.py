@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, UsageError
+from lowtide.core.input_file import require_input
 from lowtide.models.denoiser.noise_models import NoiseModel, NotNegative
 from lowtide.models.denoiser.noise_registry import build_noise
 
@@ -107,9 +108,9 @@ class NoiseTable(BaseModel):
                 parameters[name] = first * (1 - weight) + second * weight
         return build_noise(self.noise_model, parameters)
 
-    def save(self, path: Path | str) -> None:
+    def save(self, path: Path | str, *, replace: bool = True) -> None:
         """Write the table as JSON; raises `OutputError` where that fails."""
-        with atomic_output(Path(path)) as part:
+        with atomic_output(Path(path), replace=replace) as part:
             part.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
@@ -122,6 +123,7 @@ def load_noise(path: Path | str) -> NoiseTable:
     """
     path = Path(path)
     hint = "lowtide train noise writes such files"
+    require_input(path, hint=hint)
     try:
         table = NoiseTable.model_validate_json(path.read_bytes())
         table.check()

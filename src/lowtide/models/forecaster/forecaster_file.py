@@ -9,6 +9,7 @@ import numpy as np
 
 from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import ModelError
+from lowtide.core.input_file import require_input
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.paths import PATHS, PathChoice, Scaler
 from lowtide.models.forecaster.scale import ConditionalScale
@@ -40,6 +41,7 @@ def save_forecaster(path: Path, model: RidgeForecaster) -> None:
 
 def load_forecaster(path: Path) -> RidgeForecaster:
     """Read a forecaster; raises `ModelError` for a file that is damaged or of another kind."""
+    require_input(path, ModelError, hint="train it again: lowtide train forecast")
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import InputError, ModelError, UsageError
+from lowtide.core.input_file import require_input
 from lowtide.models.ldm4ts.config import LDM4TSConfig
 from lowtide.models.ldm4ts.path_image import PathImage
 
@@ -155,6 +156,7 @@ def _load_kl(folder: Path) -> Any:
         ) from error
     hint = "name a folder with the config.json and .safetensors that its save_pretrained wrote"
     sizes = folder / "config.json"
+    require_input(sizes, ModelError, hint=hint)
     try:
         kind = json.loads(sizes.read_text()).get("_class_name")
     except (OSError, ValueError, AttributeError) as error:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.input_file import exists, require_input
 from lowtide.models.ldm4ts.config import LDM4TSConfig
 from lowtide.models.lowtide_files import ARCHITECTURE, misfit, read_tensors, write_tensors
 from lowtide.models.model_files import first_problem, parse_json
@@ -30,11 +31,12 @@ def read_model(path: Path) -> tuple[LDM4TSConfig, dict[str, Tensor]]:
     """Read what `write_model` wrote; raises `ModelError` if it is no LDM4TS model."""
     weights, sizes = _files(path)
     for file in (weights, sizes):
-        if not file.is_file():
+        if not exists(file):
             raise ModelError(
                 f"{path} is no LDM4TS model: there is no {file.name}",
                 hint="name the folder that LDM4TSModel.save wrote",
             )
+        require_input(file, ModelError)
     values = parse_json(sizes, _NAME, sizes.read_text(errors="replace"))
     try:
         config = LDM4TSConfig.model_validate(values)

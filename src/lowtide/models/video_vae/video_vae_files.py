@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import ModelError
+from lowtide.core.input_file import exists, is_folder, require_input
 from lowtide.models.lowtide_files import (
     ARCHITECTURE,
     CONFIG,
@@ -37,14 +38,15 @@ def write_model(path: Path, config: VideoVAEConfig, state: Mapping[str, Tensor])
 
 def read_model(path: Path) -> tuple[VideoVAEConfig, dict[str, Tensor]]:
     """Read what `write_model` wrote, or a file with the names of SeedVR2's."""
-    weights = path / WEIGHTS_NAME if path.is_dir() else path
-    for file in (weights, path / CONFIG_NAME)[: 1 + path.is_dir()]:
-        if not file.is_file():
+    weights = path / WEIGHTS_NAME if is_folder(path) else path
+    for file in (weights, path / CONFIG_NAME)[: 1 + is_folder(path)]:
+        if not exists(file):
             raise ModelError(f"{path} is no {CLASS_NAME}: there is no {file.name}", hint=_HINT)
+        require_input(file, ModelError)
     if weights.suffix != ".safetensors":
         raise ModelError(f"{weights} is no .safetensors file", hint=_HINT)
     state = read_tensors(weights)
-    if path.is_dir():
+    if is_folder(path):
         sizes = path / CONFIG_NAME
         return VideoVAEConfig.parse(sizes, sizes.read_text(errors="replace")), state
     if (text := read_metadata(weights).get(CONFIG)) is not None:

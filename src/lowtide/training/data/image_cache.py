@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from lowtide.core.errors import ImageError, InputError
+from lowtide.core.input_file import exists, is_folder
 from lowtide.media import inspect_image, open_image
 from lowtide.media.discover import list_files
 from lowtide.media.image_info import ImageInfo
@@ -137,8 +138,8 @@ def find_images(folders: Sequence[Path]) -> list[FoundImage]:
     """
     found: list[FoundImage] = []
     for number, folder in enumerate(folders):
-        if not folder.is_dir():
-            what = "this is a file, not a folder" if folder.exists() else "no such folder"
+        if not is_folder(folder):
+            what = "this is a file, not a folder" if exists(folder) else "no such folder"
             raise InputError(f"{folder}: {what}")
         found += [
             FoundImage(path, name.with_suffix(""), number) for path, name in list_files(folder)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.input_file import exists
 from lowtide.models.denoiser.noise_models import (
     MID_GRAY,
     GaussianNoise,
@@ -91,7 +92,7 @@ def drawn_noise(data: PhotographData) -> DrawnNoise:
     if data.noise in _DRAWN:
         return DrawnNoise(data.noise, levels)
     path = Path(data.noise)
-    if not path.is_file():
+    if not exists(path):
         known = data.noise in noise_model_names()
         raise UsageError(
             f"datasets.train.noise: {data.noise} is "

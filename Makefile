@@ -8,10 +8,13 @@ OLDEST ?= .venv-oldest
 PINS ?= -c constraints.txt
 # What `make golden` compares with: results of all jobs as they were before the house was cleared out.
 BASE ?= 9dd9ab6f
+# What `make test` runs, by default everything, and what of it measures or plans.
+TESTS ?=
+MEASURED := $(addprefix tests/,attention integrations jobs memory models streaming)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo golden demo-train demo-forecast demo-denoise demo-video test test-oldest test-slow check fix bench bench-denoising bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
+.PHONY: demo golden demo-train demo-forecast demo-denoise demo-video test test-isa test-oldest test-slow check fix bench bench-denoising bench-memory bench-streaming docs test-gpu bench-training bench-gpu gpu-report wheel clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/lowtide upscale examples/coffee.jpg -o demo/coffee_x2.png --budget 512MiB --force
@@ -44,7 +47,7 @@ demo-video: $(VENV)/.dev
 
 # Two processes of one thread each; what a test measures of its process is its own.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 # The same with the oldest PyTorch that pyproject.toml allows, in an environment of its own.
 test-oldest: $(OLDEST)/constraints.txt
@@ -56,6 +59,11 @@ $(OLDEST)/constraints.txt: pyproject.toml constraints.txt
 	grep -vE '^(torch|torchvision|triton|numpy|cuda-.*|nvidia-.*)==' constraints.txt > $@
 	sed -nE 's/^ *"(torch|torchvision)>=([0-9.]+)",$$/\1==\2.*/p' pyproject.toml >> $@
 	echo 'numpy<2.4' >> $@
+
+# What measures and plans, as on processors without AVX2 and without AVX-512.
+test-isa: $(VENV)/.dev
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(MAKE) test TESTS="$(MEASURED)"
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) test TESTS="$(MEASURED)"
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

@@ -50,3 +50,13 @@ def test_what_is_wrong_is_said_with_its_exit_code(lowtide, clip, tmp_path):
 def test_a_plan_for_a_gpu_that_is_not_here(lowtide, clip, tmp_path):
     done = lowtide("plan", "video", clip, "-o", tmp_path / "out.mkv", "--device", "rtx3060-12gb")
     assert done.code == 0 and "← this plan" in done.out and "context" in done.out
+
+
+def test_the_command_says_what_becomes_of_sound_before_work(lowtide, tmp_path):
+    source = Clip(frames=3, sounds=(Sound(seconds=0.1),)).write(tmp_path / "in.mp4")
+    words = ("video", source, "--dry-run", "-o", tmp_path / "out.webm")
+    planned = " ".join(lowtide(*words).out.split())
+    assert "audio 1 (aac, und): encoded into opus: WebM files hold no aac" in planned
+    refused = lowtide(*words, "--sound", "copy")
+    assert refused.code == 2 and "--sound auto encodes it" in " ".join(refused.err.split())
+    assert "dropped: --sound none" in lowtide(*words, "--sound", "none").out

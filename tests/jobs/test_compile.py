@@ -8,6 +8,7 @@ import lowtide
 from lowtide import UsageError
 from lowtide.core.errors import ModelError
 from support.image_folders import statuses
+from support.processor import needs_the_compiler
 
 
 def two_of(source):
@@ -22,6 +23,7 @@ def compiled_of(report):
     return [image.plan.compiled for image in report.images]
 
 
+@needs_the_compiler
 def test_it_gives_the_same_image(tmp_path, source, read, expected, crop):
     options = {"compile": "on", "budget": "2GiB"}
     image = lowtide.upscale(source, tmp_path / "on.png", **options).images[0]

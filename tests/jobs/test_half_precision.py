@@ -24,8 +24,8 @@ def test_a_precision_is_noted_only_where_nothing_gains():
         note = slowdown_note("bf16", found)
         assert (note is not None) == has_note
         if note is not None:
-            assert f"convolutions take {convolution:.1f} times" in note
-            assert f"linear layers {linear:.1f} times" in note
+            assert f"convolutions take {convolution:.2g} times" in note
+            assert f"linear layers {linear:.2g} times" in note
     assert slowdown_note("fp32") is None
 
 
@@ -33,3 +33,13 @@ def test_a_precision_is_noted_only_where_nothing_gains():
 def test_a_plan_says_it_beforehand(source, tmp_path, precision):
     report = lowtide.plan(source, tmp_path / "out.png", precision=precision)
     assert report.images[0].notes == [note for note in [slowdown_note(precision)] if note]
+
+
+def test_the_run_says_it_before_anything_is_measured(source, tmp_path, private_cache):
+    events = []
+    lowtide.plan(source, tmp_path / "out.png", precision="bf16", progress=events.append)
+    note = slowdown_note("bf16")
+    phases = [one.phase for one in events]
+    assert [one.name for one in events if one.phase == "slow"] == [note] * bool(note)
+    if note and "probe" in phases:
+        assert phases.index("slow") < phases.index("probe")

@@ -86,6 +86,19 @@ def test_more_than_8_bits_are_kept(tmp_path):
     assert item.pixel_format == "gray" and pixels(tmp_path / "gray" / "1.png").ndim == 2
 
 
+def test_an_opaque_alpha_channel_is_left_out_and_the_first_other_one_named(frames, tmp_path):
+    lowtide.video(frames, tmp_path / "plain" / "%d.png")
+    for path in frames.iterdir():
+        Image.open(path).convert("RGBA").save(path)
+    lowtide.video(frames, tmp_path / "alpha" / "%d.png")
+    assert bytes_of(tmp_path / "alpha") == bytes_of(tmp_path / "plain")
+    seen = Image.open(frames / "shot_0005.png")
+    seen.putpixel((9, 9), (1, 2, 3, 254))
+    seen.save(frames / "shot_0005.png")
+    with pytest.raises(VideoError, match=r"shot_0005\.png: it has transparency"):
+        lowtide.video(frames, tmp_path / "other" / "%d.png")
+
+
 def test_a_turned_clip_is_written_as_it_is_shown(tmp_path):
     source = rotated_mp4(tmp_path / "in.mp4", 2)
     item = lowtide.video(source, tmp_path / "%d.png").videos[0]

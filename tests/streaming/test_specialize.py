@@ -11,6 +11,7 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.streaming.planner.tile_variants import with_compile, with_cuda_graph
 from lowtide.streaming.specialize import require_cuda_graphs, specialize
 from support.cuda_graphs import graphs_on_the_cpu
+from support.processor import needs_the_compiler
 from support.toy_models import conv_net, make_plan, network, pictures
 
 picture = pictures()
@@ -22,7 +23,10 @@ def plan():
     return make_plan(picture(120, 160, 3, "uint8"), 4, tile=64)
 
 
-@pytest.mark.parametrize("as_graph", [False, True], ids=["compiled", "graph"])
+@pytest.mark.parametrize(
+    "as_graph",
+    [pytest.param(False, id="compiled", marks=needs_the_compiler), pytest.param(True, id="graph")],
+)
 def test_the_same_values_by_one_shape_only(as_graph, monkeypatch):
     graphs = graphs_on_the_cpu(monkeypatch)
     plain = network(conv_net())
@@ -43,6 +47,7 @@ class Unlike(nn.Module):
         return x + torch.compiler.is_compiling()
 
 
+@needs_the_compiler
 def test_a_compiled_network_that_differs_or_fails_is_refused():
     with pytest.raises(ModelError, match="compiling changes the result by"):
         specialize(network(Unlike(), scale=1), (1, 3, 8, 8), as_graph=False)

@@ -66,6 +66,7 @@ def enlarge(
     step: int = 7,
     codec: str = "x264",
     pix_fmt: str = "",
+    sound: str = "auto",
     **keywords: Any,
 ) -> tuple[StreamPlan, JoinedFile]:
     """Encode the picture of ``source`` again, and join it with the rest in ``target``."""
@@ -73,7 +74,8 @@ def enlarge(
     paths = encode_segments(
         chosen, target.parent / f"{target.name}.work", step=step, codec=codec, pix_fmt=pix_fmt
     )
-    plan = plan_streams(source, target, codec=NAMES[codec], cut=frames is not None)
+    cut = frames is not None
+    plan = plan_streams(source, target, codec=NAMES[codec], cut=cut, sound=sound)
     first = chosen[0]
     joined = join(
         plan,
@@ -83,7 +85,7 @@ def enlarge(
         time_base=first.time_base,
         rotation=first.rotation,
         mirrored=is_mirrored(first),
-        cut=frames is not None,
+        cut=cut,
         **keywords,
     )
     return plan, joined

@@ -53,8 +53,8 @@ def _device(device: dict[str, Any]) -> str:
 
 def _precision(one: dict[str, Any]) -> str:
     return (
-        f"{one['name']} on the CPU: linear layers take {one['linear']:.1f}, convolutions"
-        f" {one['convolution']:.1f} times as long as in fp32"
+        f"{one['name']} on the CPU: linear layers take {one['linear']:.2g}, convolutions"
+        f" {one['convolution']:.2g} times as long as in fp32"
     )
 
 

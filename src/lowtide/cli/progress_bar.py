@@ -70,6 +70,8 @@ class ProgressLine:
         elif event.phase == "load":
             if not stderr_is_terminal():
                 typer.echo(f"loading {event.name}", err=True)
+        elif event.phase == "slow":
+            typer.echo(f"note: {event.name}", err=True)
         elif event.phase == "probe":
             typer.echo(
                 f"measuring {event.name}, once on this machine; a large model takes minutes",

@@ -11,7 +11,7 @@ EXAMPLE = """\
 name: nano-x2
 scale: 2
 manual_seed: 0
-precision: bf16            # fp32, bf16, fp16 (GPU)
+precision: fp32            # bf16 and fp16 are faster on GPUs, and on few processors
 datasets:
   train:
     dataroot_gt: [photographs]

@@ -20,8 +20,8 @@ from lowtide.memory.library_memory import require_room_for_libraries
 if TYPE_CHECKING:
     from lowtide.jobs.vae_report import VaeReport
 
-_ORDER = "output model budget frames time max_side device precision sample seed dry_run"
-_VIDEO_OUT, _READING = "codec quality preset", "frames time max_side"
+_ORDER = "output model budget frames time deinterlace max_side device precision sample seed dry_run"
+_VIDEO_OUT, _READING = "codec quality preset", "frames time deinterlace max_side"
 Video = Annotated[Path, typer.Argument(metavar="VIDEO", help="Video file.")]
 Latents = Annotated[
     Path, typer.Argument(metavar="LATENTS", help="A .safetensors file with the key latents.")

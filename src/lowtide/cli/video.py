@@ -24,8 +24,8 @@ DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 # Order in help, within each panel.
 _ORDER = (
     "output model budget fps frames time device devices plan_file dry_run scale codec quality"
-    " preset segment damaged self_ensemble accuracy precision strategy cuda_graphs compile"
-    " tile format suffix force max_pixels"
+    " preset sound segment damaged deinterlace self_ensemble accuracy precision strategy"
+    " cuda_graphs compile tile format suffix force max_pixels"
 )
 
 
@@ -45,8 +45,9 @@ def video(
 ) -> None:
     """Upscale videos within a memory budget.
 
-    Frames keep their time stamps; sound, subtitles, chapters and tags are kept as far as the
-    output's container holds them, and what is not is named before work starts. A stopped run
+    Frames keep their time stamps; subtitles, chapters and tags are kept as far as the output's
+    container holds them, sound that it does not hold is encoded, and what is not kept is named
+    before work starts. A stopped run
     resumes where it was, by the same command. Numbered images are a video too: a folder of them,
     or 'frames/%05d.png', as input with --fps, as output, or both.
     """

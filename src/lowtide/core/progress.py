@@ -9,7 +9,7 @@ from typing import Literal
 
 from lowtide.core.errors import Cancelled
 
-Phase = Literal["load", "probe", "capture", "compile", "record", "run", "check", "done"]
+Phase = Literal["load", "slow", "probe", "capture", "compile", "record", "run", "check", "done"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Progress:
     """Progress of a job at one moment, passed to a `ProgressCallback`.
 
     ``done`` and ``total`` count output rows of the current image in phase ``run``, and what is read
-    again of a finished output in phase ``check``; ``image`` and
+    again of a finished output in phase ``check``; in phase ``slow``, before anything is measured,
+    ``name`` is a sentence that says by how much a precision slows the run down; ``image`` and
     ``images`` number the inputs of a batch from 1. Bytes are what the run has added to the process
     so far (CPU) or what the process holds on the device (CUDA). ``unit`` is what is counted where
     that is not rows: ``"frames"``.

@@ -84,7 +84,7 @@ def facts_of_clip(task: VideoTask, **values: object) -> ClipFacts:
             "chroma_location": facts.format.chroma_location,
             "rotation": facts.rotation,
             "mirrored": facts.mirrored,
-            "pixel_aspect": None if facts.pixel_aspect is None else str(facts.pixel_aspect),
+            "pixel_aspect": None if task.pixel_aspect is None else str(task.pixel_aspect),
             **values,
         }
     )
@@ -118,7 +118,8 @@ def task_of_latents(
     )
     stored, notes = held_format(encoder, video.format)
     streams = plan_streams(None, target, codec=CODEC_NAMES[encoder.codec])
-    return VideoTask(video, 0, facts.frames, stored, encoder, streams, tuple(notes))
+    aspect = video.pixel_aspect
+    return VideoTask(video, 0, facts.frames, stored, encoder, streams, tuple(notes), aspect)
 
 
 def default_clip_facts(frames: int, height: int, width: int, fps: float) -> ClipFacts:

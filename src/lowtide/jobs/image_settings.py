@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _PLAN, _FILES = "Overriding the plan", "Files"
 # Settings that are gone, as the journals of release 0.2 know them.
 _GONE = {"provider": "cpu"}
+# And those that are new: at what was done before, the journals do not know them.
+_NEW = {"deinterlace": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +190,7 @@ class ImageSettings(RunSettings):
         ordered = {
             name: _GONE[name] if name in _GONE else getattr(self, name)
             for name in self.hashed.split()
+            if name not in _NEW or getattr(self, name) != _NEW[name]
         }
         values = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False)
         if self.plan_file is not None:

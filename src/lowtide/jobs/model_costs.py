@@ -21,6 +21,7 @@ from lowtide.media import ImageFacts
 from lowtide.media.discover import IMAGES, FilePair
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
+from lowtide.memory.measurement.cpu_half_precision import expected_slowdown
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_store import PlanStore, machine
 from lowtide.models import SizeRule
@@ -280,8 +281,12 @@ def timed_in_passing(costs: ModelCosts, plan: Plan) -> Iterator[None]:
 
 
 def _with_clock_ratio(costs: ModelCosts) -> ModelCosts:
-    known = None if costs.points else PlanStore().get("clock", *_clock_facts(costs))
-    return costs if known is None else costs.model_copy(update={"clock_ratio": known["ratio"]})
+    """Return costs whose seconds are those of this machine, as far as it ran the model before."""
+    if costs.points:
+        return costs
+    known = PlanStore().get("clock", *_clock_facts(costs))
+    ratio = expected_slowdown(costs.precision) if known is None else known["ratio"]
+    return costs.model_copy(update={"clock_ratio": ratio})
 
 
 def _clock_facts(costs: ModelCosts) -> tuple[object, ...]:

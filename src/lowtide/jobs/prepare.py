@@ -26,6 +26,7 @@ from lowtide.jobs.plan_in_child import PlanInChild
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import versions
 from lowtide.memory.costs import ModelCosts
+from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.oom import is_out_of_memory
@@ -102,6 +103,8 @@ def prepare(
             model = load_model(settings)
             on_loaded(model.descriptor.scale)
             precision = resolve_precision(requested, model.descriptor, device)
+            if device == "cpu" and (note := slowdown_note(precision)):
+                report_phase(progress, "slow", note)
             network = build_network(model, device, precision)
         descriptor = model.descriptor
         if settings.self_ensemble:

@@ -27,6 +27,7 @@ from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.devices import resolve_device
 from lowtide.jobs.train_memory import StepPlan, plan_step
 from lowtide.memory.budget import Budget
+from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.run_config import RunConfig
 from lowtide.training.task import Task
@@ -134,6 +135,10 @@ def _train(
     local_device = _local_device(options.get("device", "auto"), processes)
     task = make_task(config, processes)
     parsed = Budget.parse(options.get("budget", "auto"), device=local_device)
+    on_warning = options.get("on_warning") if processes.is_main else None
+    slow = slowdown_note(config.precision) if local_device == "cpu" else None
+    if slow and on_warning is not None:
+        on_warning(slow)
     plan = plan_step(config, task, parsed.device_bytes, local_device)
     if (on_plan := options.get("on_plan")) is not None and processes.is_main:
         on_plan(plan)
@@ -146,7 +151,7 @@ def _train(
         task,
         micro_batches=plan.micro_batches,
         device=local_device,
-        on_warning=options.get("on_warning") if processes.is_main else None,
+        on_warning=on_warning,
     )
     resumed = trainer.resume(accept_changed_data=options.get("accept_changed_data", False))
     validator, weights = None, folder / f"{config.name}.safetensors"
@@ -171,7 +176,7 @@ def _train(
         best_weights=str(best) if best is not None and best.is_file() else None,
         scores=trainer.scores,
         skipped_images={str(path): why for path, why in task.data.skipped.items()},
-        warnings=trainer.warnings,
+        warnings=([slow] if slow else []) + trainer.warnings,
     )
 
 

@@ -108,19 +108,27 @@ class UpscaleSettings(ImageSettings):
 
     def target_size(self, info: ImageInfo, model_scale: int) -> tuple[int, int]:
         """Return (W, H) of the output file for an image with ``info``."""
+        width, height = self.exact_size(info.width, info.height, model_scale)
+        return whole_side(width), whole_side(height)
+
+    def exact_size(self, width: float, height: float, model_scale: int) -> tuple[float, float]:
+        """Return (W, H) of the output for an input of ``width`` and ``height``, not rounded."""
         if self.width is not None and self.height is not None:
             return self.width, self.height
         if self.width is not None:
-            factor = self.width / info.width
+            factor = self.width / width
         elif self.height is not None:
-            factor = self.height / info.height
+            factor = self.height / height
         elif self.max_side is not None:
-            factor = self.max_side / max(info.width, info.height)
+            factor = self.max_side / max(width, height)
         else:
             factor = self.scale or model_scale
-        return _scaled(info.width, factor), _scaled(info.height, factor)
+        return width * factor, height * factor
 
 
-def _scaled(side: int, factor: float) -> int:
+def whole_side(side: float, step: int = 1) -> int:
+    """Return the multiple of ``step`` that is nearest to a side: of two, 1 up, others down."""
     # The tolerance keeps factors such as 0.1 + 0.2 from losing a pixel.
-    return max(1, math.floor(side * factor + 0.5 + 1e-9))
+    half = 0.5 + 1e-9
+    count = math.floor(side + half) if step == 1 else math.ceil(side / step - half)
+    return step * max(1, count)

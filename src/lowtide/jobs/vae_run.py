@@ -96,9 +96,11 @@ class VaeRun:
         budget = Budget.parse(settings.budget, device=device, scratch=settings.scratch)
         report_phase(progress, "load", str(settings.model))
         precision = settings.resolved_precision
+        note = slowdown_note(precision) if device == "cpu" else None
+        if note:
+            report_phase(progress, "slow", note)
         run = cls(settings, _load(settings, budget, precision), progress, cancel)
-        if device == "cpu" and (note := slowdown_note(precision)):
-            run.notes.append(note)
+        run.notes += [note] if note else []
         return run
 
     @property

@@ -31,6 +31,8 @@ class VaeSettings:
             is computed again in fp32, or in bf16 where the budget is too small for that.
         frames: Only frames A to before B, A:B, counted from 0.
         time: Only what is shown from A to before B, A:B in seconds.
+        deinterlace: Make whole frames of interlaced ones, one of each: their number, times and rate
+            stay. Without it they are refused.
         max_side: Longer side of the frames, which are resized before the model. Default: as they
             are.
         sample: Draw latents from their distribution, instead of its mean.
@@ -49,6 +51,7 @@ class VaeSettings:
     precision: Literal["auto"] | VaePrecision = "auto"
     frames: Annotated[str | None, Option(metavar="A:B", example="24:48")] = None
     time: Annotated[str | None, Option(metavar="A:B", example="1.5:4")] = None
+    deinterlace: Annotated[bool, Option(_VIDEO)] = False
     max_side: Annotated[Annotated[int, Ge(1)] | None, Option(metavar="PIXELS")] = None
     sample: bool = False
     seed: Annotated[int, Ge(0)] = 0
@@ -72,5 +75,5 @@ class VaeSettings:
 
     def video_settings(self) -> VideoSettings:
         """Return those of reading and writing video; raises `UsageError` where they disagree."""
-        names = "frames time max_side codec quality preset".split()
+        names = "frames time deinterlace max_side codec quality preset".split()
         return VideoSettings.of(**{name: getattr(self, name) for name in names})

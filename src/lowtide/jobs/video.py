@@ -24,8 +24,10 @@ class VideoKeywords(UpscaleKeywords, total=False):
     codec: CodecName
     quality: float | None
     preset: str | None
+    sound: str | Path
     segment: int
     damaged: Literal["refuse", "keep"]
+    deinterlace: bool
 
 
 @show_keywords(VideoSettings, VideoKeywords)
@@ -43,9 +45,10 @@ def video(
     """Upscale videos within a byte budget, frame by frame.
 
     Frames keep their number and their time stamps, and all other streams of the file are copied as
-    far as the output's container holds them. Memory does not grow with the length. A run that was
-    stopped goes on when it is called again: segments of frames that were finished are kept in a
-    hidden folder next to the output, which has its name only when it is complete and was read back.
+    far as the output's container holds them; sound that it does not hold is encoded. Memory does
+    not grow with the length. A run that was stopped goes on when it is called again: segments of
+    frames that were finished are kept in a hidden folder next to the output, which has its name
+    only when it is complete and was read back.
 
     Args:
         inputs: Files, folders (their tree is mirrored) or glob patterns. Or one sequence of images:

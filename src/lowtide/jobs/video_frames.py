@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lowtide.core.errors import VideoError
 from lowtide.jobs.video_task import VideoTask
 from lowtide.jobs.video_work import VideoSegment
 from lowtide.media.video.frame_sequence import SequenceFacts, SequenceReader
-from lowtide.media.video.opened_video import damaged_error
 from lowtide.media.video.video_facts import VideoFacts
 from lowtide.media.video.video_reader import StoredFrame, VideoReader
 
@@ -54,8 +54,11 @@ def due_frames(
                 if before is None and found is not None and found.index < segment.last:
                     before = found.planes
                 if before is None:
-                    text = f"no frame of {segment.first:,} to {segment.last - 1:,} can be decoded"
-                    raise damaged_error(task.facts.path, text)
+                    frames = f"{segment.first:,} to {segment.last - 1:,}"
+                    raise VideoError(
+                        f"{task.facts.path}: damaged: no frame of {frames} can be decoded",
+                        hint=f"--frames A:{segment.first}, or --frames {segment.last}:B",
+                    )
                 yield DueFrame(segment, index, before, False)
 
 

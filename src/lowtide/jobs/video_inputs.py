@@ -15,7 +15,7 @@ from lowtide.media.video.video_containers import CONTAINERS
 
 VIDEOS = MediaKind(
     "video",
-    ".mp4 .m4v .mov .mkv .webm .avi .ts .mts .m2ts .mpg .mpeg .wmv .flv .3gp .ogv".split(),
+    ".mp4 .m4v .mov .mkv .webm .avi .ts .mts .m2ts .mpg .mpeg .vob .dv .wmv .flv .3gp .ogv".split(),
     lambda suffix: CONTAINERS.get("." + suffix.lower().lstrip(".")),
     VideoError,
 )

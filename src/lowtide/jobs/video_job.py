@@ -190,7 +190,7 @@ class VideoJob(ImageJob):
                     reason=one.reason,
                     text=str(one),
                 )
-                for one in task.streams.streams
+                for one in task.streams.all_streams
             ],
         )
 

@@ -43,9 +43,9 @@ def frame_bytes(format: PictureFormat) -> int:
     return samples * format.plane_dtype.itemsize
 
 
-def reading_bytes(format: PictureFormat) -> tuple[int, int]:
-    """Return an upper bound and the usual bytes of decoding frames of a format."""
-    one, here = frame_bytes(format), WAITING_FRAMES + 3
+def reading_bytes(format: PictureFormat, held: int = 0) -> tuple[int, int]:
+    """Return an upper bound and the usual bytes of decoding frames; ``held`` more are kept."""
+    one, here = frame_bytes(format), WAITING_FRAMES + 3 + held
     return 2 * _DECODER_BYTES + one * (_MOST_DECODED + here), _DECODER_BYTES + one * (
         _DECODED + here
     )

@@ -17,7 +17,7 @@ class StreamReport(BaseModel):
     index: int
     kind: str
     codec: str
-    action: Literal["enlarged", "copied", "converted", "dropped"]
+    action: Literal["enlarged", "copied", "encoded", "converted", "dropped"]
     into: str = ""
     reason: str = ""
     text: str = ""

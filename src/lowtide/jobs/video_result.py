@@ -87,7 +87,7 @@ class VideoResult:
                 task.stored,
                 time_base=task.facts.time_base,
                 frame_rate=task.frame_rate,
-                pixel_aspect=task.facts.pixel_aspect,
+                pixel_aspect=task.pixel_aspect,
                 light=task.facts.light,
             )
         self._encoder.write(frame.planes, int(task.facts.stamps[frame.index]))
@@ -125,7 +125,7 @@ class VideoResult:
             stamps=task.stamps,
             time_base=task.facts.time_base,
             last_duration=task.last_duration,
-            pixel_aspect=task.facts.pixel_aspect,
+            pixel_aspect=task.pixel_aspect,
             rotation=task.facts.rotation,
             mirrored=task.facts.mirrored,
             cut=task.is_cut,

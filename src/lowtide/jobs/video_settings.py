@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
 from lowtide.core.errors import UsageError
+from lowtide.core.hashing import file_sha256
 from lowtide.core.option import Option
-from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.jobs.upscale_settings import UpscaleSettings, whole_side
 
 if TYPE_CHECKING:
-    from lowtide.media.image_info import ImageInfo
     from lowtide.media.video.encoder_settings import EncoderSettings
+    from lowtide.media.video.picture_format import PictureFormat
 
 _VIDEO = "Video"
 CodecName = Literal["auto", "x264", "x265", "svtav1", "prores", "ffv1"]
@@ -39,8 +42,14 @@ class VideoSettings(UpscaleSettings):
         quality: Constant quality of the encoder in its own scale, where a smaller number is a
             larger file. Default: 18 of x264, 20 of x265, 28 of svtav1.
         preset: Speed of the encoder in its own words: medium, or 8 for svtav1. Slower is smaller.
+        sound: auto copies it, and encodes what the output's container does not hold: AAC in .mp4
+            and .mov, Opus in .webm, FLAC or Opus in .mkv. copy: only as it is. aac, opus or flac:
+            as that codec. none: no sound. Any other text: the sound of the file of that name.
         segment: Frames that are encoded together. What is stopped loses no more than these.
-        damaged: keep repeats the frame before where one cannot be decoded.
+        damaged: keep repeats the frame before where one cannot be decoded, and leaves out sound
+            that cannot be written.
+        deinterlace: Make whole frames of interlaced ones, one of each: their number, times and rate
+            stay. Without it they are refused.
         format: mp4, mov, mkv or webm, for results in a folder; png or tif for a folder of frames.
             Default: as the input.
         streams: Tiles of a frame in flight on a GPU: while one is computed, others are copied to
@@ -54,13 +63,17 @@ class VideoSettings(UpscaleSettings):
     codec: Annotated[CodecName, Option(_VIDEO)] = "auto"
     quality: Annotated[float | None, Option(_VIDEO, example=18)] = None
     preset: Annotated[str | None, Option(_VIDEO, metavar="NAME", example="medium")] = None
+    sound: Annotated[str | Path, Option(_VIDEO, metavar="auto|copy|aac|opus|flac|none|FILE")] = (
+        "auto"
+    )
     segment: Annotated[int, Ge(1), Option(_VIDEO, metavar="FRAMES")] = 120
     damaged: Annotated[Literal["refuse", "keep"], Option(_VIDEO)] = "refuse"
+    deinterlace: Annotated[bool, Option(_VIDEO)] = False
 
     hashed: ClassVar[str] = (
         "scale width height max_side format precision accuracy strategy self_ensemble compile"
         " cuda_graphs provider tile tile_overlap tile_batch_size hann_blend fps frames time codec"
-        " quality preset segment"
+        " quality preset segment deinterlace"
     )
 
     def check(self) -> None:
@@ -72,6 +85,14 @@ class VideoSettings(UpscaleSettings):
         for name in IMAGE_ONLY.split():
             if getattr(self, name) != usual[name]:
                 raise UsageError(f"{name} is for image files, not for videos", hint="drop it")
+
+    def content_hash(self, model_sha256: str, precision: str) -> str:
+        """Return a SHA-256 of all that determines the result's bytes, except the input."""
+        own, sound = super().content_hash(model_sha256, precision), Path(self.sound)
+        if self.sound == "auto":
+            return own
+        content = file_sha256(sound) if sound.is_file() else ""
+        return hashlib.sha256(f"{own} {sound} {content}".encode()).hexdigest()
 
     @property
     def keeps_damaged(self) -> bool:
@@ -87,14 +108,30 @@ class VideoSettings(UpscaleSettings):
             codec = "x264" if bits == 8 else "x265"
             if target.suffix.lower() == ".webm":
                 codec = "svtav1"
-        return EncoderSettings(codec, self.quality, self.preset)
+        return EncoderSettings(codec, self.quality, self.preset, plays=self.codec == "auto")
 
-    def shown_size(self, info: ImageInfo, model_scale: int, rotation: int) -> tuple[int, int]:
-        """Return (W, H) of result frames as stored; width and height are those that are shown."""
-        from lowtide.media.image_info import ImageInfo
+    def stored_size(
+        self,
+        format: PictureFormat,
+        model_scale: int,
+        rotation: int = 0,
+        aspect: Fraction | None = None,
+        step: tuple[int, int] = (1, 1),
+    ) -> tuple[int, int, Fraction | None]:
+        """Return (W, H) of result frames as stored, and the width of a pixel by its height.
 
-        if rotation % 180 == 0:
-            return self.target_size(info, model_scale)
-        turned = ImageInfo(info.height, info.width, info.channels, info.sample_type)
-        height, width = self.target_size(turned, model_scale)
-        return width, height
+        Sides that are asked for are those of the picture as players show it. The shape of pixels,
+        which is ``aspect``, changes only where the width would be another: that and the height are
+        multiples of ``step``.
+        """
+        sized = self.width or self.height or self.max_side
+        wide = float(aspect) if sized and aspect else 1.0
+        across, down = format.width * wide, format.height
+        if rotation % 180:
+            down, across = self.exact_size(down, across, model_scale)
+        else:
+            across, down = self.exact_size(across, down, model_scale)
+        width = whole_side(across / wide, step[0])
+        if wide != 1 and whole_side(width * wide) != whole_side(across):
+            aspect = Fraction(whole_side(across), width)
+        return width, whole_side(down, step[1]), aspect

@@ -24,14 +24,21 @@ from lowtide.jobs.video_work import SEQUENCE_SUFFIX, VideoSegment, segments_of
 from lowtide.media import ImageFacts, OutputCost
 from lowtide.media.formats import output_format
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.video.encoder_settings import EncoderSettings, held_format
+from lowtide.media.video.deinterlacing import HELD_FRAMES
+from lowtide.media.video.encoder_settings import (
+    EncoderSettings,
+    held_format,
+    side_step,
+)
+from lowtide.media.video.format_changes import require_one_format
 from lowtide.media.video.frame_pattern import FramePattern
 from lowtide.media.video.frame_sequence import SequenceFacts, inspect_sequence, sequence_part
 from lowtide.media.video.frame_writing import image_format
 from lowtide.media.video.other_streams import StreamPlan, no_streams, plan_streams
+from lowtide.media.video.packet_trial import tried_streams
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_facts import VideoFacts, frame_range, inspect_video
-from lowtide.media.video.video_reader import video_part
+from lowtide.media.video.video_reader import require_opaque, video_part
 from lowtide.media.video.video_segments import segment_suffix
 
 CODEC_NAMES = {
@@ -45,7 +52,10 @@ CODEC_NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class VideoTask:
-    """One video: frames ``first`` to before ``last`` of a file, and how they are stored."""
+    """One video: frames ``first`` to before ``last`` of a file, and how they are stored.
+
+    ``pixel_aspect`` is the width of a stored pixel by its height, or None if unknown.
+    """
 
     facts: VideoFacts
     first: int
@@ -54,6 +64,7 @@ class VideoTask:
     encoder: EncoderSettings | None  # None of image files
     streams: StreamPlan
     notes: tuple[str, ...]
+    pixel_aspect: Fraction | None = None
 
     @property
     def encoder_text(self) -> str:
@@ -149,7 +160,7 @@ def frame_facts(video: VideoFacts) -> ImageFacts:
     if isinstance(video, SequenceFacts):
         taken, usual = image_reading_bytes(video.format, video.decoding)
     else:
-        taken, usual = reading_bytes(video.format)
+        taken, usual = reading_bytes(video.decoded, HELD_FRAMES if video.deinterlaces else 0)
     return ImageFacts(
         info=frame_info(video.format),
         format=video.codec,
@@ -175,7 +186,13 @@ def inspect_input(source: Path, settings: VideoSettings) -> VideoFacts:
             raise UsageError(
                 f"--fps is for sequences of images, and {source} has time stamps", hint="drop it"
             )
-        return inspect_video(source, keep_damaged=settings.keeps_damaged)
+        return inspect_video(
+            source, keep_damaged=settings.keeps_damaged, deinterlace=settings.deinterlace
+        )
+    if settings.deinterlace:
+        raise UsageError(
+            f"--deinterlace is for video files, and {source} is images", hint="drop it"
+        )
     if settings.time is not None and settings.fps is None:
         raise UsageError("--time asks for times, which image files have not", hint="add --fps 24")
     return inspect_sequence(pattern, settings.fps)
@@ -194,6 +211,8 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
         facts = sequence_part(facts, first, last, keep_damaged=settings.keeps_damaged)
     else:
         facts = video_part(facts, first, keep_damaged=settings.keeps_damaged)
+        require_one_format(facts, first, last, settings.keeps_damaged)
+        require_opaque(facts, first, last, keep_damaged=settings.keeps_damaged)
     info = frame_info(facts.format)
     if info.pixels > settings.max_pixels:
         raise VideoError(
@@ -201,9 +220,9 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
             f" limit is {settings.max_pixels:,}",
             hint=f"--max-pixels {info.pixels} if this size is intended",
         )
-    size = settings.shown_size(info, scale, facts.rotation)
-    made = facts.format.resized(*size)
     if FramePattern.parse(target) is not None:
+        width, height, _ = settings.stored_size(facts.format, scale, facts.rotation)
+        made = facts.format.resized(width, height)
         return _image_task(facts, first, last, made, target, settings)
     if isinstance(facts, SequenceFacts) and not facts.has_times:
         raise UsageError(
@@ -211,18 +230,44 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
             hint="add --fps 24, or as many frames a second as they are",
         )
     encoder = settings.encoder_settings(facts.format.bits, target)
-    stored, notes = held_format(encoder, made, facts.light)
+    stored, aspect, notes = _stored(facts, settings, encoder, scale)
     streams = plan_streams(
         None if isinstance(facts, SequenceFacts) else source,
         target,
         codec=CODEC_NAMES[encoder.codec],
         cut=last - first < facts.frames,
+        sound=str(settings.sound),
     )
+    streams = tried_streams(streams, keep_damaged=settings.keeps_damaged)
     if isinstance(facts, SequenceFacts) and facts.icc is not None:
         notes.append("the color profile of the images is not kept: videos have none")
     return VideoTask(
-        facts, first, last, stored, encoder, streams, (*facts.notes, *notes, *streams.notes)
+        facts,
+        first,
+        last,
+        stored,
+        encoder,
+        streams,
+        (*facts.notes, *notes, *streams.notes),
+        aspect,
     )
+
+
+def _stored(
+    facts: VideoFacts, settings: VideoSettings, encoder: EncoderSettings, scale: int
+) -> tuple[PictureFormat, Fraction | None, list[str]]:
+    """Return how results are stored, the shape of their pixels, and sentences on what differs."""
+    format, shape = facts.format, (facts.rotation, facts.pixel_aspect)
+    *exact, _ = settings.stored_size(format, scale, *shape)
+    step = side_step(encoder, format)
+    width, height, aspect = settings.stored_size(format, scale, *shape, step)
+    stored, notes = held_format(encoder, format.resized(width, height), facts.light)
+    if [width, height] != exact:
+        odd = f"{exact[0]}×{exact[1]}"
+        notes.append(
+            f"{encoder.codec} holds no odd sizes of {stored.name}: {width}×{height}, not {odd}"
+        )
+    return stored, aspect, notes
 
 
 def _image_task(
@@ -234,9 +279,10 @@ def _image_task(
     settings: VideoSettings,
 ) -> VideoTask:
     """Return what frames of a format become as image files."""
-    if (settings.codec, settings.quality, settings.preset) != ("auto", None, None):
+    given = settings.codec, settings.quality, settings.preset, settings.sound
+    if given != ("auto", None, None, "auto"):
         raise UsageError(
-            f"{target}: --codec, --quality and --preset are for videos", hint="drop them"
+            f"{target}: --codec, --quality, --preset and --sound are for videos", hint="drop them"
         )
     stored, notes = image_format(facts, made)
     source = None if isinstance(facts, SequenceFacts) else facts.path

@@ -228,6 +228,13 @@ def test_what_a_codec_cannot_tag_is_converted():
     assert (format.chroma_location, len(notes)) == (1, 1)
 
 
+@pytest.mark.parametrize("width", [24, 48])
+def test_pictures_that_x265_would_corrupt_memory_for_are_refused(width):
+    with pytest.raises(UsageError, match="x265 holds pictures of 56 or more samples across"):
+        held_format(EncoderSettings("x265"), PictureFormat(width, 96, "yuv420p"))
+    held_format(EncoderSettings("x265"), PictureFormat(56, 32, "yuv420p"))
+
+
 def test_settings_are_those_of_the_codec():
     for settings, words, hint in (
         (dict(codec="vp9"), "no video codec 'vp9'", "x264|x265|svtav1|prores|ffv1"),

@@ -18,6 +18,7 @@ from lowtide.media.video.picture_format import (
 NAMES = (
     "yuv420p yuv420p9le yuv422p10be yuv440p12le yuv444p16le yuvj420p gray gray12le gray16be gbrp"
     " gbrp14le rgb24 bgr24 bgr0 0rgb rgb0 rgb48le bgr48be"
+    " uyvy422 yuyv422 yvyu422"
 ).split()
 
 
@@ -66,7 +67,9 @@ def test_every_format_is_converted_or_refused_with_a_way_out():
         ("yuva420p", "with transparency", "-pix_fmt yuv444p "),
         ("rgba64le", "with transparency", "-pix_fmt gbrp16le"),
         ("pal8", "cannot be converted", "-pix_fmt bgr0"),
-        ("yuyv422", "cannot be converted", "-pix_fmt yuv444p "),
+        ("yuv411p", r"\(4:1:1: chroma of one in 4 pixels\)", "-pix_fmt yuv444p "),
+        ("uyyvyy411", r"\(4:1:1", "-pix_fmt yuv444p "),
+        ("yuv410p", r"\(4:1:0: chroma of one in 16 pixels\)", "-pix_fmt yuv444p "),
         ("xyz12le", "cannot be converted", "-pix_fmt yuv444p16le"),
     ):
         with pytest.raises(VideoError, match=words) as caught:

@@ -59,7 +59,7 @@ def fates(source, target, codec="h264"):
     return [(s.kind, s.action) for s in plan_streams(source, target, codec=codec).streams]
 
 
-def test_each_container_drops_what_it_cannot_hold(tmp_path):
+def test_each_container_gets_another_form_of_what_it_does_not_hold(tmp_path):
     sounds = (Sound(seconds=0.1), Sound(seconds=0.1, codec="libopus"))
     texts = (Text(), Text("ass"))
     source = Clip(frames=2, sounds=sounds, texts=texts).write(tmp_path / "in.mkv")
@@ -70,11 +70,11 @@ def test_each_container_drops_what_it_cannot_hold(tmp_path):
     actions = {ending: [action for _, action in plan[1:]] for ending, plan in plans.items()}
     assert actions == {
         ".mkv": ["copied", "copied", "copied", "copied"],
-        ".webm": ["dropped", "copied", "converted", "dropped"],
-        ".mov": ["copied", "dropped", "converted", "dropped"],
+        ".webm": ["encoded", "copied", "converted", "converted"],
+        ".mov": ["copied", "encoded", "converted", "converted"],
     }
-    dropped = plan_streams(source, tmp_path / "out.mov", codec="h264").streams[2]
-    assert dropped.reason == "QuickTime files hold no opus; a .mkv file does"
+    encoded = plan_streams(source, tmp_path / "out.mov", codec="h264").streams[2]
+    assert (encoded.into, encoded.reason) == ("aac", "QuickTime files hold no opus")
 
 
 def test_a_second_film_is_dropped_and_marks_that_are_lost_are_named(tmp_path):

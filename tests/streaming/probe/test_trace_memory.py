@@ -148,3 +148,21 @@ def test_the_estimate_counts_pixels_that_a_network_pads() -> None:
     for height, width in (plan.network_size for plan in plans):
         assert height % 64 == 0 or height == 300
         assert width % 64 == 0 or width == 500
+
+
+def test_many_scores_are_not_computed_only_to_be_measured():
+    """A network in a file, which cannot be traced, with attention over its whole map."""
+    seen = []
+
+    def attend(image):
+        seen.append(image.shape[-1])
+        tokens = image[..., ::4, ::4].flatten(2).transpose(1, 2)
+        scores = (tokens @ tokens.transpose(1, 2)).softmax(-1)
+        return image + (scores @ tokens).mean()
+
+    spec = network(attend, scale=1)
+    costs, complete = probe_costs(spec, sha256="0", weight_bytes=0, align=1, minimum=0)
+    assert complete
+    assert max(seen) == 256
+    # What was not run is predicted: the scores and their softmax at 512×512.
+    assert costs.activation_bytes(512 * 512) > 2 * 4 * (128 * 128) ** 2 * 0.8

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from lowtide.core.errors import UsageError
 from lowtide.media.video.hdr10_light import Hdr10Light
 from lowtide.media.video.opened_video import load_av
-from lowtide.media.video.picture_format import BT_709, PictureFormat, SampleLayout, sample_layout
+from lowtide.media.video.picture_format import (
+    BT_709,
+    ColorTags,
+    PictureFormat,
+    SampleLayout,
+    planar_name,
+    sample_layout,
+)
 
 _LEFT, _TOP_LEFT = 1, 3
 
@@ -23,6 +30,7 @@ class VideoCodec:
         presets: All presets.
         preset_option: FFmpeg's name of the option for presets.
         sides: Least and largest width and height.
+        least_width: Width below which the encoder writes beside its memory.
         whole_chroma: Whether sizes must be multiples of the chroma step.
         full_range: Whether full-range pictures can be tagged.
         locations: Chroma locations that can be tagged.
@@ -34,6 +42,7 @@ class VideoCodec:
     presets: tuple[str, ...] = ()
     preset_option: str = "preset"
     sides: tuple[int, int] = (1, 32_768)
+    least_width: int = 1
     whole_chroma: bool = False
     full_range: bool = True
     locations: tuple[int, ...] = tuple(range(7))
@@ -54,7 +63,13 @@ CODECS = {
         "libx264", (18, 0, 51), "medium", _X_PRESETS, sides=(1, 16_384), whole_chroma=True
     ),
     "x265": VideoCodec(
-        "libx265", (20, 0, 51), "medium", _X_PRESETS, sides=(16, 16_384), whole_chroma=True
+        "libx265",
+        (20, 0, 51),
+        "medium",
+        _X_PRESETS,
+        sides=(16, 16_384),
+        least_width=56,
+        whole_chroma=True,
     ),
     "svtav1": VideoCodec(
         "libsvtav1",
@@ -83,6 +98,7 @@ class EncoderSettings:
         quality: Constant quality in the codec's own numbers, of which smaller ones are better;
             None for its default. ProRes and FFV1 have none.
         preset: The codec's own preset, for ProRes its profile; None for its default.
+        plays: Whether RGB becomes what players show, 4:2:0 of 10 bits at most.
 
     Raises:
         UsageError: There is no such codec, or it has no such quality or preset.
@@ -91,6 +107,7 @@ class EncoderSettings:
     codec: str = "x264"
     quality: float | None = None
     preset: str | None = None
+    plays: bool = False
 
     def __post_init__(self) -> None:
         if self.codec not in CODECS:
@@ -126,6 +143,13 @@ class EncoderSettings:
         return options
 
 
+def side_step(settings: EncoderSettings, format: PictureFormat) -> tuple[int, int]:
+    """Return what widths and heights of such pictures have to be multiples of."""
+    if not CODECS[settings.codec].whole_chroma:
+        return 1, 1
+    return replace(format, name=_held_name(settings, format), tags=ColorTags()).chroma_step
+
+
 def held_format(
     settings: EncoderSettings, format: PictureFormat, light: Hdr10Light | None = None
 ) -> tuple[PictureFormat, list[str]]:
@@ -137,10 +161,11 @@ def held_format(
     Raises:
         UsageError: The codec cannot hold pictures of this size.
     """
-    codec, name, tags = CODECS[settings.codec], _plain(format.name), format.tags
-    nearest = _nearest(codec.formats(settings.preset), name, format.layout)
-    notes = []
-    if nearest != name:
+    codec, name, tags = CODECS[settings.codec], _plain(format), format.tags
+    nearest, notes = _held_name(settings, format), list[str]()
+    if format.kind == "rgb" and settings.plays:
+        notes.append(f"RGB becomes {nearest}, which players show: --codec x264 keeps 4:4:4")
+    elif nearest != name:
         notes.append(f"{settings.codec} has no {name}: {nearest} is written")
     if format.kind == "rgb" and nearest.startswith("yuv"):
         tags = replace(tags, matrix=BT_709, full_range=False)
@@ -161,9 +186,20 @@ def held_format(
     return held, notes
 
 
-def _plain(name: str) -> str:
+def _plain(format: PictureFormat) -> str:
     """Return a format's name as encoders have it: the range is in the tags, the order usual."""
+    name = format.name
+    if format.kind == "yuv" and format.layout.packed:
+        return planar_name(format)
     return name.replace("yuvj", "yuv").removesuffix("be") + ("le" if name.endswith("be") else "")
+
+
+def _held_name(settings: EncoderSettings, format: PictureFormat) -> str:
+    """Return the pixel format in which a codec holds such pictures."""
+    name, wanted = _plain(format), format.layout
+    if settings.plays and format.kind == "rgb":
+        name, wanted = "", SampleLayout("yuv", min(wanted.bits, 10), (2, 2))
+    return _nearest(CODECS[settings.codec].formats(settings.preset), name, wanted)
 
 
 def _nearest(names: list[str], name: str, wanted: SampleLayout) -> str:
@@ -195,6 +231,12 @@ def _check_size(name: str, format: PictureFormat) -> None:
             f"{name} holds pictures of {least:,} to {largest:,} samples a side, not"
             f" {format.width:,}×{format.height:,}",
             hint="--codec ffv1",
+        )
+    if format.width < codec.least_width:
+        raise UsageError(
+            f"{name} holds pictures of {codec.least_width} or more samples across, not"
+            f" {format.width:,}×{format.height:,}",
+            hint="--codec x264, or ffv1",
         )
     if codec.whole_chroma and any(
         side % step for side, step in zip(size, format.chroma_step, strict=True)

@@ -205,6 +205,7 @@ class SequenceReader:
                     continue
                 raise damaged_frame(path, error) from error
             format = self._facts.format
+            rows = rows[..., : len(format.plane_shapes)]  # an alpha channel is opaque
             due = (format.height, format.width, len(format.plane_shapes))
             if (rows.shape, rows.itemsize) != (due, format.plane_dtype.itemsize):
                 raise VideoError(f"{path}: the file changed while it was waiting to be read")
@@ -240,12 +241,12 @@ class FrameHeader(NamedTuple):
     def format(self) -> PictureFormat:
         """How its samples are those of a frame."""
         info = self.facts.info
-        name = _FORMATS[info.channels, info.sample_type]
+        name = _FORMATS[info.color_channels, info.sample_type]
         return PictureFormat(info.width, info.height, name)
 
 
 def read_header(path: Path) -> FrameHeader:
-    """Return the header of a frame's file.
+    """Return the header of a frame's file; one with an alpha channel is decoded too.
 
     Raises:
         ImageError: It cannot be read.
@@ -253,8 +254,12 @@ def read_header(path: Path) -> FrameHeader:
     """
     opened = open_decoder(path, ANY_SIZE)
     info = opened.facts.info
-    if info.alpha or (info.channels, info.sample_type) not in _FORMATS:
-        kind = "it has transparency" if info.alpha else f"samples are {info.sample_type}"
+    kind = None
+    if (info.color_channels, info.sample_type) not in _FORMATS:
+        kind = f"samples are {info.sample_type}"
+    elif info.alpha and read_frame(path)[..., -1].min() < info.full_scale:
+        kind = "it has transparency"
+    if kind is not None:
         raise VideoError(
             f"{path}: {kind}, which videos do not keep",
             hint=f"lowtide upscale {path.parent} -o FOLDER does, image by image",

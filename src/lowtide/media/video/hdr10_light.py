@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import av
@@ -56,9 +56,17 @@ class Hdr10Light:
         return f"G({green})B({blue})R({red})WP({white})L({luminance})"
 
 
+def side_data(frame: av.VideoFrame) -> Any:
+    """Return a decoded frame's side data; none where there is a kind that PyAV does not know."""
+    try:
+        return frame.side_data
+    except ValueError:  # such as EXIF: no kind of any camera's or display's
+        return {}
+
+
 def light_of(frame: av.VideoFrame) -> Hdr10Light | None:
     """Return the HDR10 data of a decoded frame, or None if it has none."""
-    data = frame.side_data
+    data = side_data(frame)
     display = data.get("MASTERING_DISPLAY_METADATA")
     content = data.get("CONTENT_LIGHT_LEVEL")
     light = Hdr10Light(

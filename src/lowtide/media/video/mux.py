@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import lcm
 from pathlib import Path
@@ -28,7 +28,8 @@ from lowtide.media.video.packet_times import (
     frame_rate,
     merged,
 )
-from lowtide.media.video.stream_copier import StreamCopier, is_pause
+from lowtide.media.video.stream_copier import StreamCopier
+from lowtide.media.video.subtitle_converter import is_pause
 from lowtide.media.video.video_containers import muxer_options
 from lowtide.media.video.video_facts import display_matrix
 from lowtide.media.video.video_segments import picture_packets, read_order
@@ -36,6 +37,8 @@ from lowtide.media.video.video_segments import picture_packets, read_order
 # MP4 says in ticks of the whole file when a stream begins; more a second than this are refused by
 # some players.
 _FINEST_TICKS = 10_000_000
+# Sound before 0 that decoders begin with: Opus takes 0.08 s until it is right, the most of all.
+_BEFORE = Fraction(1, 10)
 # Times are compared as floats of seconds: a billionth is less than any file's tick.
 _ROUNDING = 1e-9
 
@@ -147,16 +150,21 @@ class _Muxer:
     """One output while it is written."""
 
     def __init__(self, plan: StreamPlan, picture: NewPicture, cut: bool) -> None:
-        self.plan, self.picture = plan, picture
+        self.plan, self.picture, self.cut = plan, picture, cut
         self.window = _window(plan, picture, cut)
 
     def write(self, target: Path, after_frame: Callable[[], object] | None) -> JoinedFile:
         av, picture, plan = load_av(), self.picture, self.plan
         order = read_order(picture.segments, len(picture.stamps))
         with ExitStack() as stack:
-            source = stack.enter_context(open_source(plan.source)) if plan.source else None
+            sources = [
+                (part, window, stack.enter_context(open_source(part.source)))
+                for part, window in self._parts()
+                if part.source
+            ]
+            source = sources[0][2] if plan.source else None
             first = stack.enter_context(open_source(picture.segments[0]))
-            options = muxer_options(plan.container, self._ticks(source))
+            options = muxer_options(plan.container, self._ticks(sources))
             output = stack.enter_context(
                 av.open(ffmpeg_name(target), "w", format=plan.container, container_options=options)
             )
@@ -164,21 +172,31 @@ class _Muxer:
             packets = picture_packets(
                 picture.segments, order, picture.stamps, picture.durations, picture.time_base
             )
-            packets = self._placed(packets, shown, after_frame)
-            copier = StreamCopier(plan, self.window, source) if source else None
-            if copier:
+            copiers = [StreamCopier(*part) for part in sources]
+            for copier in copiers:
                 copier.add(output)
-                packets = merged(packets, copier.packets())
-            for packet in packets:
+            others = [copier.packets() for copier in copiers]
+            for packet in merged(self._placed(packets, shown, after_frame), *others):
                 output.mux_one(packet)
         return JoinedFile(
             target,
             picture.stamps,
             picture.time_base,
             self.window.shift,
-            tuple(copier.written.values()) if copier else (),
-            copier.notes() if copier else (),
+            tuple(one.written for copier in copiers for one in copier.carried.values()),
+            tuple(note for copier in copiers for note in copier.notes()),
         )
+
+    def _parts(self) -> list[tuple[StreamPlan, TimeWindow]]:
+        """The source, and the file of the sound with its own times."""
+        plan, window, other = self.plan, self.window, self.plan.sound
+        if other is None:
+            return [(plan, window)]
+        later = other.begin - plan.begin
+        ends = {"first": window.first, "last": window.last}
+        ends = {name: end + later for name, end in ends.items() if end is not None}
+        moved = replace(window, shift=window.shift - later, **ends)
+        return [(plan, window), (other, moved)]
 
     def _placed(
         self, packets: Iterator[Any], shown: Any, after_frame: Callable[[], object] | None
@@ -190,11 +208,12 @@ class _Muxer:
             if after_frame:
                 after_frame()
 
-    def _ticks(self, source: Any | None) -> int:
+    def _ticks(self, sources: list[tuple[StreamPlan, TimeWindow, Any]]) -> int:
         """Ticks a second in which the beginning of every stream is a whole number."""
-        bases = [self.picture.time_base, self.window.shift]
-        if source:
-            bases += [source.streams[planned.index].time_base for planned in self.plan.kept]
+        bases = [self.picture.time_base]
+        for plan, window, source in sources:
+            bases += [window.shift, *(source.streams[one.index].time_base for one in plan.kept)]
+            bases += [Fraction(1, one.encoding.rate) for one in plan.kept if one.encoding]
         ticks = lcm(*(base.denominator for base in bases if base is not None))
         return ticks if ticks <= _FINEST_TICKS else self.picture.time_base.denominator
 
@@ -208,7 +227,7 @@ class _Muxer:
         rate = frame_rate(picture.stamps, picture.time_base, old and old.average_rate)
         shown.codec_context.framerate = rate
         if old:
-            timecode = bool(rate) and self.window.first is None
+            timecode = bool(rate) and not self.cut
             shown.metadata.update(picture_metadata(old.metadata, self.plan.container, timecode))
             shown.disposition = int(old.disposition)
         if picture.pixel_aspect:
@@ -222,7 +241,10 @@ def _window(plan: StreamPlan, picture: NewPicture, cut: bool) -> TimeWindow:
     begin = int(picture.stamps[0]) * picture.time_base
     if not cut:
         # No picture is shown before 0: players leave such frames out.
-        return TimeWindow(max(plan.lead, -begin))
+        shift = max(-plan.begin, -begin)
+        if plan.container in ("matroska", "webm"):  # whose files have no edit list that hides it
+            return TimeWindow(shift, first=-shift, before=_BEFORE)
+        return TimeWindow(shift)
     end = (int(picture.stamps[-1]) + int(picture.durations[-1])) * picture.time_base
     return TimeWindow(-begin, begin, end)
 

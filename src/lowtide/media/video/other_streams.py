@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lowtide.core.errors import UsageError
 from lowtide.media.video.opened_video import (
+    ALPHA_MODE,
     find_picture,
     is_cover,
     open_source,
-    packets_with_data,
 )
-from lowtide.media.video.packet_times import packet_time
+from lowtide.media.video.sound_plan import SOUND_WORDS, SoundEncoding, sound_fate
 from lowtide.media.video.video_containers import (
     TEXT_CODECS,
     TITLES,
@@ -30,7 +29,7 @@ from lowtide.media.video.video_containers import (
 if TYPE_CHECKING:
     from av.container import InputContainer
 
-Action = Literal["enlarged", "copied", "converted", "dropped"]
+Action = Literal["enlarged", "copied", "encoded", "converted", "dropped"]
 
 _PLAIN_TEXT = ("subrip", "mov_text", "webvtt", "text")
 _STYLED_TEXT = ("ass", "ssa")
@@ -40,6 +39,8 @@ _MPEG_CLOCK = 90_000  # ticks a second of MPEG transport and program streams
 
 # What a muxer writes about the file that it writes.
 _MUXER_KEYS = {"major_brand", "minor_version", "compatible_brands", "encoder", "duration"}
+# What encoders write about the picture that they made: it is another one now.
+_PICTURE_KEYS = {"encoder", "encoder_settings", "encoder_options", "vendor_id", ALPHA_MODE}
 # Sizes and rates that mkvmerge measured on the file that it wrote.
 _STATISTICS = ("bps", "number_of_frames", "number_of_bytes", "duration", "_statistics")
 
@@ -53,9 +54,12 @@ class PlannedStream:
         kind: ``video``, ``cover``, ``audio``, ``subtitle``, ``attachment`` or ``data``.
         codec: FFmpeg's name of its codec, or of an attachment's file.
         action: What becomes of it; ``enlarged`` is the picture.
-        into: Codec of converted subtitles, or ``attachment`` of a converted cover.
-        reason: Why it is converted or dropped.
+        into: Codec of encoded sound and converted subtitles, or ``attachment`` of a cover.
+        reason: Why it is not copied.
         label: Language and title, where it has them.
+        file: Name of the file that it is from, where that is not the source.
+        encoding: How sound is encoded.
+        left_out: Places of damaged packets among those of the stream.
     """
 
     index: int
@@ -65,9 +69,13 @@ class PlannedStream:
     into: str = ""
     reason: str = ""
     label: str = ""
+    file: str = ""
+    encoding: SoundEncoding | None = None
+    left_out: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
-        name = f"{self.kind} {self.index} ({', '.join(filter(None, (self.codec, self.label)))})"
+        place = f"{self.index} of {self.file}" if self.file else self.index
+        name = f"{self.kind} {place} ({', '.join(filter(None, (self.codec, self.label)))})"
         into = f" into {self.into}" if self.into else ""
         return f"{name}: {self.action}{into}" + (f": {self.reason}" if self.reason else "")
 
@@ -81,25 +89,33 @@ class StreamPlan:
         container: FFmpeg's name of the output's format.
         picture: Index of the picture stream in the source, or -1.
         streams: Every stream of the source.
-        lead: Seconds by which everything is later in the output: sound that begins before 0, where
-            the container cannot; less than 0 for a broadcast, which begins at any time.
+        begin: Seconds at which the source begins: 0 but of a broadcast, which begins at any time.
         notes: What else differs from the source.
+        sound: Plan of the sound of another file, which has no other streams.
     """
 
     source: Path | None
     container: str
     picture: int = -1
     streams: tuple[PlannedStream, ...] = ()
-    lead: Fraction = Fraction(0)
+    begin: Fraction = Fraction(0)
     notes: tuple[str, ...] = ()
+    sound: StreamPlan | None = None
 
     @property
     def kept(self) -> tuple[PlannedStream, ...]:
-        """The copied and converted streams."""
-        return tuple(s for s in self.streams if s.action in ("copied", "converted"))
+        """The streams whose packets are in the output."""
+        return tuple(s for s in self.streams if s.action not in ("enlarged", "dropped"))
+
+    @property
+    def all_streams(self) -> tuple[PlannedStream, ...]:
+        """Every stream of the source, and of the other file whose sound is taken."""
+        return self.streams + (self.sound.streams if self.sound else ())
 
 
-def plan_streams(source: Path | None, target: Path, *, codec: str, cut: bool = False) -> StreamPlan:
+def plan_streams(
+    source: Path | None, target: Path, *, codec: str, cut: bool = False, sound: str = "auto"
+) -> StreamPlan:
     """Plan of what becomes of each stream of ``source`` in a file named ``target``.
 
     Args:
@@ -107,10 +123,13 @@ def plan_streams(source: Path | None, target: Path, *, codec: str, cut: bool = F
         target: Name of the output, whose ending is the container.
         codec: FFmpeg's name of the new picture's codec: h264, hevc, av1, prores or ffv1.
         cut: Whether a part of the source is asked for, which begins at 0 anyway.
+        sound: One of `SOUND_WORDS`, or the name of a file whose sound it gets. ``auto`` encodes
+            what the container does not hold.
 
     Raises:
         InputError: The source cannot be opened, or has no picture.
-        UsageError: The container is unknown, or holds no picture of this codec or of such pixels.
+        UsageError: The container is unknown, or holds no picture of this codec or of such pixels,
+            or the sound cannot be kept as ``sound`` asks for.
     """
     container = container_of(target)
     if not holds_codec(container, codec):
@@ -119,21 +138,41 @@ def plan_streams(source: Path | None, target: Path, *, codec: str, cut: bool = F
             hint=f"name the output {target.with_suffix('.mkv').name}"
             + (", or --codec svtav1" if container == "webm" else ""),
         )
+    other = None if sound in SOUND_WORDS else _other_sound(Path(sound), target, container)
     if source is None:
-        return StreamPlan(None, container)
+        return StreamPlan(None, container, sound=other)
     with open_source(source) as opened:
         picture = find_picture(opened, source)
         _require_pixel_aspect(opened.streams[picture], container, codec, target)
-        streams = tuple(_planned(stream, picture, container) for stream in opened.streams)
+        streams = tuple(_planned(one, picture, container, sound, target) for one in opened.streams)
         lost = lost_metadata(container, file_metadata(opened))
-        lead, why = _lead(opened, source, streams, container) if not cut else (Fraction(0), "")
+        begin = _begin(opened)
     notes = []
     if lost:
         notes.append(f"{TITLES[container]} files have no place for the tags {', '.join(lost)}")
-    if lead:
-        way = "later" if lead > 0 else "earlier"
-        notes.append(f"all times are {abs(float(lead)):.3f} s {way}: {why}")
-    return StreamPlan(source, container, picture, streams, lead, tuple(notes))
+    if begin and not cut:
+        notes.append(
+            f"all times are {abs(float(begin)):.3f} s {'earlier' if begin > 0 else 'later'}:"
+            " broadcasts begin at any time, and other files at 0"
+        )
+    return StreamPlan(source, container, picture, streams, begin, tuple(notes), other)
+
+
+def _other_sound(path: Path, target: Path, container: str) -> StreamPlan:
+    """Plan of the sound of a file of its own."""
+    if not path.is_file():
+        raise UsageError(
+            f"--sound {path} is no file", hint=f"--sound {'|'.join(SOUND_WORDS)}, or a file"
+        )
+    with open_source(path) as opened:
+        streams = tuple(
+            replace(_planned(one, -1, container, str(path), target), file=path.name)
+            for one in opened.streams.audio
+        )
+        begin = _begin(opened)
+    if not streams:
+        raise UsageError(f"--sound {path}: there is no sound in it")
+    return StreamPlan(path, container, streams=streams, begin=begin)
 
 
 def no_streams(source: Path | None, container: str) -> StreamPlan:
@@ -155,7 +194,7 @@ def no_streams(source: Path | None, container: str) -> StreamPlan:
 
 
 def _left_out(stream: Any, picture: int) -> PlannedStream:
-    planned = _planned(stream, picture, "matroska")
+    planned = _planned(stream, picture, "matroska", "none", Path())
     if stream.index == picture:
         return planned
     return replace(planned, action="dropped", into="", reason="image files hold pictures only")
@@ -184,20 +223,29 @@ def cover_file(stream: Any) -> tuple[str, str] | None:
     return _COVERS.get(stream.codec_context.codec.canonical_name)
 
 
-def _planned(stream: Any, picture: int, container: str) -> PlannedStream:
+def _planned(stream: Any, picture: int, container: str, sound: str, target: Path) -> PlannedStream:
     if stream.codec_context is not None:
         codec = stream.codec_context.codec.canonical_name
     else:
-        codec = stream.metadata.get("filename") or stream.name or "unknown"
+        # A stream of an unknown codec has no name, in Python not even that of None.
+        codec = stream.metadata.get("filename") or getattr(stream, "name", None) or "unknown"
     label = " ".join(filter(None, (stream.metadata.get("language"), title_of(stream.metadata))))
     kind = "cover" if is_cover(stream) else stream.type
-    action, into, reason = _fate(stream, kind, codec, container)
+    encoding = None
     if stream.index == picture:
         action, into, reason = "enlarged", "", ""
+    elif kind == "audio" and picture >= 0 and sound not in SOUND_WORDS:
+        action, into, reason = "dropped", "", f"the sound of {sound} is taken"
+    elif kind == "audio":
+        fate = sound_fate(stream, codec, container, sound, target)
+        action, into, reason, encoding = fate.action, fate.into, fate.reason, fate.encoding
+    else:
+        action, into, reason = _fate(stream, kind, codec, container)
     lost = lost_marks(container, stream) if kind in ("audio", "subtitle") else []
     if lost and action != "dropped":
         reason = "; ".join(filter(None, (reason, f"without the mark {', '.join(lost)}")))
-    return PlannedStream(stream.index, kind, codec, action, into, reason, label)
+    planned = PlannedStream(stream.index, kind, codec, action, into, reason, label)
+    return replace(planned, encoding=encoding)
 
 
 def _fate(stream: Any, kind: str, codec: str, container: str) -> tuple[Action, str, str]:
@@ -212,12 +260,12 @@ def _fate(stream: Any, kind: str, codec: str, container: str) -> tuple[Action, s
         return "dropped", "", f"{TITLES[container]} files hold no such cover"
     if kind == "video":
         return "dropped", "", "the first picture stream is enlarged"
-    if kind not in ("cover", "audio", "subtitle") or stream.codec_context is None:
+    if kind not in ("cover", "subtitle") or stream.codec_context is None:
         return "dropped", "", _data_reason(stream)
     if kind == "subtitle" and codec in _PLAIN_TEXT and not holds_stream(container, stream):
         return "converted", TEXT_CODECS[container], none
     if kind == "subtitle" and codec in _STYLED_TEXT and container != "matroska":
-        return "dropped", "", f"{none}, styled subtitles; a .mkv file does"
+        return "converted", TEXT_CODECS[container], f"{none}, whose places and effects are lost"
     if not holds_stream(container, stream) and holds_stream("matroska", stream):
         return "dropped", "", f"{none}; a .mkv file does"
     return _kept_if(holds_stream(container, stream), none)
@@ -235,28 +283,11 @@ def _kept_if(kept: bool, reason: str) -> tuple[Action, str, str]:
     return ("copied", "", "") if kept else ("dropped", "", reason)
 
 
-def _lead(
-    opened: InputContainer, source: Path, streams: tuple[PlannedStream, ...], container: str
-) -> tuple[Fraction, str]:
-    """Seconds by which everything has to be later in the output, and why."""
-    if opened.format.name in ("mpegts", "mpeg") and opened.start_time is not None:
-        begin = Fraction(round(Fraction(opened.start_time * _MPEG_CLOCK, 10**6)), _MPEG_CLOCK)
-        return -begin, "broadcasts begin at any time, and other files at 0"
-    if container not in ("matroska", "webm") or "matroska" in opened.format.name:
-        return Fraction(0), ""
-    earliest = Fraction(0)
-    for planned in streams:
-        # Opus begins before 0 by what its decoder leaves out, which Matroska knows of.
-        if planned.kind == "audio" and planned.action == "copied" and planned.codec != "opus":
-            earliest = min(earliest, _begin(source, planned.index))
-    why = f"sound begins before 0, where {TITLES[container]} files cannot"
-    return Fraction(ceil(-earliest * 1000), 1000), why
-
-
-def _begin(source: Path, index: int) -> Fraction:
-    with open_source(source) as opened:
-        packet = next(packets_with_data(opened.demux(opened.streams[index])), None)
-        return Fraction(0) if packet is None else packet_time(packet)
+def _begin(opened: InputContainer) -> Fraction:
+    """Seconds at which a file begins that may do so at any time."""
+    if opened.format.name not in ("mpegts", "mpeg") or opened.start_time is None:
+        return Fraction(0)
+    return Fraction(round(Fraction(opened.start_time * _MPEG_CLOCK, 10**6)), _MPEG_CLOCK)
 
 
 def file_metadata(opened: InputContainer) -> dict[str, str]:
@@ -286,6 +317,6 @@ def picture_metadata(metadata: Mapping[str, str], container: str, timecode: bool
 
     ``timecode`` is whether a timecode is, by which MP4 counts frames of one rate.
     """
-    untrue = {"encoder"} if timecode else {"encoder", "timecode"}
+    untrue = _PICTURE_KEYS if timecode else _PICTURE_KEYS | {"timecode"}
     kept = copied_metadata(metadata, container)
     return {key: text for key, text in kept.items() if key.lower() not in untrue}

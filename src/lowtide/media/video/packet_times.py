@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+# Seconds between packets of sound: more than a tick of any output, to which stamps are rounded.
+_APART = Fraction(1, 4000)
+
 
 @dataclass(frozen=True)
 class TimeWindow:
@@ -19,12 +22,15 @@ class TimeWindow:
     Attributes:
         shift: Seconds added to every time.
         first: Beginning of the part that is kept, in seconds of the source; None for all of it.
-        last: Its end.
+        last: Its end, or None.
+        before: Seconds before ``first`` from which sound is kept: decoders begin with it, and
+            players leave it out.
     """
 
     shift: Fraction = Fraction(0)
     first: Fraction | None = None
     last: Fraction | None = None
+    before: Fraction = Fraction(0)
 
     def move(self, packet: Any) -> None:
         """Add the shift to a packet's stamps, exactly: in finer units where they ask for it."""
@@ -41,40 +47,47 @@ class TimeWindow:
 
     def has(self, packet: Any) -> bool:
         """Whether a packet begins in the window."""
-        if self.first is None or self.last is None:
-            return True
         begin = packet_time(packet)
-        return self.first <= begin < self.last
+        early = self.first is not None and begin < self.first - self.before
+        return not early and (self.last is None or begin < self.last)
 
     def clip(self, packet: Any) -> bool:
         """Cut a packet's time of display to the window; return whether any of it is inside."""
-        if self.first is None or self.last is None:
-            return True
         base, begin = packet.time_base, packet_time(packet)
-        end = begin + (packet.duration or 0) * base
-        if end <= self.first or begin >= self.last:
+        inside = self._inside(begin, begin + (packet.duration or 0) * base)
+        if inside is None:
             return False
-        begin, end = max(begin, self.first), min(end, self.last)
-        packet.pts = packet.dts = round(begin / base)
-        packet.duration = round((end - begin) / base)
+        if self.first is not None:
+            packet.pts = packet.dts = round(inside[0] / base)
+            packet.duration = round((inside[1] - inside[0]) / base)
         return True
 
     def chapters(self, chapters: list[Any]) -> list[Any]:
         """Chapters of the window, moved."""
         moved = []
         for chapter in chapters:
-            begin, end = (chapter[key] * chapter["time_base"] for key in ("start", "end"))
-            if self.first is not None and self.last is not None:
-                begin, end = max(begin, self.first), min(end, self.last)
-                if begin >= end:
-                    continue
+            inside = self._inside(
+                *(chapter[key] * chapter["time_base"] for key in ("start", "end"))
+            )
+            if inside is None:
+                continue
             base = Fraction(1, lcm(chapter["time_base"].denominator, self.shift.denominator))
-            span = {
-                "start": int((begin + self.shift) / base),
-                "end": int((end + self.shift) / base),
-            }
-            moved.append(chapter | span | {"time_base": base})
+            begin, end = (int((time + self.shift) / base) for time in inside)
+            moved.append(chapter | {"start": begin, "end": end, "time_base": base})
         return moved
+
+    def _inside(self, begin: Fraction, end: Fraction) -> tuple[Fraction, Fraction] | None:
+        """The part of a time that is in the window; None if there is none."""
+        first, last = self.first, self.last
+        if first is not None:
+            if end <= first and begin < first:
+                return None
+            begin, end = max(begin, first), max(end, first)
+        if last is not None:
+            if begin >= last:
+                return None
+            end = min(end, last)
+        return begin, end
 
 
 @dataclass
@@ -117,9 +130,10 @@ class WrittenStream:
         if packet.dts is None:
             return
         base = packet.time_base
-        step = 0 if self.kind == "subtitle" else 1  # several lines may begin at one time
-        if self._last is not None and packet.dts * base < self._last + step * base:
-            packet.dts = ceil(self._last / base) + step
+        # Several lines may begin at one time.
+        step = Fraction(0) if self.kind == "subtitle" else max(base, _APART)
+        if self._last is not None and packet.dts * base < self._last + step:
+            packet.dts = ceil((self._last + step) / base)
             packet.pts = max(packet.pts, packet.dts)
             self.corrected += 1
         self._last = packet.dts * base

@@ -25,6 +25,9 @@ _YUV = re.compile(r"yuvj?(420|422|440|444)p(9|1[0246])?(le|be)?")
 _GRAY = re.compile(r"gray(9|1[0246])?(le|be)?")
 _PLANAR_RGB = re.compile(r"gbrp(9|1[0246])?(le|be)?")
 _PACKED_RGB = re.compile(r"(rgb|bgr|0rgb|0bgr|rgb0|bgr0)(24|48)?(le|be)?")
+_PACKED_422 = re.compile(r"(uyvy|yuyv|yvyu)422")
+# Names of formats with transparency; without it, samples lie at the same places.
+_SEE_THROUGH = re.compile(r"yuva4|gbrap|([rb]g[rb])a|a([rb]g[rb])")
 _STEPS = {"420": (2, 2), "422": (2, 1), "440": (1, 2), "444": (1, 1)}
 
 Kind = Literal["yuv", "gray", "rgb"]
@@ -62,8 +65,8 @@ class SampleLayout(NamedTuple):
         kind: Luma and chroma, luma alone, or red, green and blue.
         bits: Bits of a sample.
         chroma_step: Luma samples per chroma sample, across and down.
-        packed: Order of the samples of a pixel that lie side by side, ``"bgr0"``; empty where
-            each has a plane.
+        packed: Order of the samples of a pixel that lie side by side, ``"bgr0"``, or of two pixels,
+            ``"uyvy"``; empty where each has a plane.
     """
 
     kind: Kind
@@ -83,7 +86,30 @@ def sample_layout(name: str) -> SampleLayout | None:
         return SampleLayout("rgb", int(found[1] or 8), (1, 1))
     if found := _PACKED_RGB.fullmatch(name):
         return SampleLayout("rgb", 16 if found[2] == "48" else 8, (1, 1), found[1])
+    if found := _PACKED_422.fullmatch(name):
+        return SampleLayout("yuv", 8, (2, 1), found[1])
     return None
+
+
+def opaque_name(name: str) -> str:
+    """Return the format whose samples lie as those of ``name`` do, and which has no transparency.
+
+    That is ``name`` itself where it has none, or where there is no such format.
+    """
+    if not (found := _SEE_THROUGH.match(name)):
+        return name
+    plain = (
+        f"{found[1]}0" if found[1] else f"0{found[2]}" if found[2] else found[0].replace("a", "")
+    )
+    plain += name[found.end() :]
+    return plain if sample_layout(plain) else name
+
+
+def planar_name(format: PictureFormat) -> str:
+    """Return the format of the same samples in planes, of this machine's usual byte order."""
+    chroma = {step: name for name, step in _STEPS.items()}[format.chroma_step]
+    family = {"yuv": f"yuv{chroma}p", "gray": "gray", "rgb": "gbrp"}[format.kind]
+    return family if format.bits == 8 else f"{family}{format.bits}le"
 
 
 def unknown_layout(name: str) -> VideoError:
@@ -93,17 +119,26 @@ def unknown_layout(name: str) -> VideoError:
     format = av.VideoFormat(name) if known else None
     if format is None or not format.components:
         return VideoError(f"frames are stored as {name}, which cannot be converted")
-    alpha = any(part.is_alpha for part in format.components)
     deep = max(part.bits for part in format.components) > 8
     if format.is_rgb or format.has_palette:
         near = "gbrp16le" if deep else "bgr0"
     else:
         near = "yuv444p16le" if deep else "yuv444p"
     return VideoError(
-        f"frames are stored as {name}, "
-        + ("with transparency, which cannot be kept" if alpha else "which cannot be converted"),
+        f"frames are stored as {name}{_described(format)}",
         hint=f"convert them first: ffmpeg -i IN -pix_fmt {near} -c:v ffv1 OUT.mkv",
     )
+
+
+def _described(format: av.VideoFormat) -> str:
+    """Return why a pixel format is refused."""
+    if any(part.is_alpha for part in format.components):
+        return ", with transparency, which cannot be kept"
+    across, down = (16 // side(16) for side in (format.chroma_width, format.chroma_height))
+    ratio = {(4, 1): "4:1:1", (4, 4): "4:1:0"}.get((across, down))
+    if ratio is None:
+        return ", which cannot be converted"
+    return f" ({ratio}: chroma of one in {across * down} pixels), which cannot be converted"
 
 
 @dataclass(frozen=True)
@@ -233,12 +268,17 @@ class PictureFormat:
 
 
 def format_of(frame: av.VideoFrame, chroma_location: int = 0) -> PictureFormat:
-    """Return the format of a decoded frame; raises `VideoError` if it cannot be converted."""
+    """Return the format of a decoded frame, as if opaque.
+
+    Raises:
+        VideoError: It cannot be converted.
+    """
     ranges = {1: False, 2: True}
     tags = ColorTags(
         frame.color_primaries, frame.color_trc, frame.colorspace, ranges.get(frame.color_range)
     )
-    return PictureFormat(frame.width, frame.height, frame.format.name, tags, chroma_location)
+    name = opaque_name(frame.format.name)
+    return PictureFormat(frame.width, frame.height, name, tags, chroma_location)
 
 
 def range_number(format: PictureFormat) -> int:
@@ -256,14 +296,26 @@ def planes_of(frame: av.VideoFrame, format: PictureFormat) -> list[np.ndarray]:
     """
     shapes, dtype = format.plane_shapes, format.plane_dtype
     if letters := format.layout.packed:
-        rows = _rows(frame, 0, dtype).reshape(format.height, -1)
-        pixels = rows[:, : format.width * len(letters)].reshape(*shapes[0], len(letters))
-        return [pixels[..., letters.index(letter)] for letter in "rgb"]
+        rows, size = _rows(frame, 0, dtype), len(letters)
+        return [
+            rows[:, letters.index(letter) :: size // letters.count(letter)][:high, :wide]
+            for letter, (high, wide) in zip(format.kind, shapes, strict=True)
+        ]
     order = (2, 0, 1) if format.kind == "rgb" else range(len(shapes))  # stored as G, B, R
     return [
         _rows(frame, index, dtype)[:high, :wide]
         for index, (high, wide) in zip(order, shapes, strict=True)
     ]
+
+
+def alpha_of(frame: av.VideoFrame, format: PictureFormat) -> np.ndarray:
+    """Return the transparency (H, W) of a frame that has it and is otherwise of a ``format``."""
+    dtype = format.plane_dtype
+    if letters := format.layout.packed:
+        alpha = _rows(frame, 0, dtype)[:, letters.index("0") :: len(letters)]
+    else:
+        alpha = _rows(frame, 3, dtype)
+    return alpha[: format.height, : format.width]
 
 
 def frame_of(planes: Sequence[np.ndarray], format: PictureFormat) -> av.VideoFrame:

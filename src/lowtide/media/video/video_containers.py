@@ -32,6 +32,7 @@ MARKS = {
     },
 }
 MARKS["webm"] = MARKS["matroska"]
+_NO_DATE = "1970-01-01T00:00:00"
 _UNFIT = {
     ".avi": "AVI has one frame rate and no time stamps",
     ".ts": "MPEG transport streams begin at times of their own",
@@ -82,12 +83,33 @@ def holds_codec(container: str, codec: str) -> bool:
         return codec in output.supported_codecs
 
 
+def add_copy(output: Any, stream: Any) -> Any:
+    """Add a stream to an output, whose packets will be those of an opened file's ``stream``.
+
+    Raises `ValueError` where FFmpeg's list of what the container holds has no such codec. The list
+    of Matroska leaves out the sound that it holds by Microsoft's names, as A_MS/ACM.
+    """
+    try:
+        return output.add_stream_from_template(stream, opaque=True)
+    except ValueError:
+        if output.format.name != "matroska" or stream.type != "audio":
+            raise
+    av = load_av()
+    # A stream that is in the list gets all parameters of the other one, by a filter that does
+    # nothing. The name of the codec in the source's container is not among them.
+    with av.open(io.BytesIO(), "w", format="null") as names:
+        nameless = names.add_stream_from_template(stream, opaque=True)
+        made = output.add_stream_from_template(names.add_stream("flac"), opaque=True)
+        av.bitstream.BitStreamFilterContext("null", nameless, made)
+    return made
+
+
 def holds_stream(container: str, stream: Any) -> bool:
     """Whether a container takes the packets of an opened file's stream as they are."""
     av = load_av()
     with av.open(io.BytesIO(), "w", format=container) as output:
         try:
-            output.add_stream_from_template(stream, opaque=True)
+            add_copy(output, stream)
             output.start_encoding()
         except (ValueError, av.error.FFmpegError):
             return False
@@ -112,4 +134,9 @@ def lost_metadata(container: str, metadata: Mapping[str, str]) -> list[str]:
     made.seek(0)
     with av.open(made) as file:
         found = set(file.metadata.values())
-    return [key for key, value in metadata.items() if value not in found]
+    # FFmpeg leaves out a date of 0: nobody has set it.
+    return [
+        key
+        for key, value in metadata.items()
+        if value not in found and not value.startswith(_NO_DATE)
+    ]

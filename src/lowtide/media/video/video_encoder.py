@@ -15,6 +15,7 @@ import numpy as np
 from lowtide.core.atomic_file import sync, write_error
 from lowtide.core.cpuinfo import cpuinfo_field
 from lowtide.core.errors import OutputError
+from lowtide.core.scheduling import scheduling_kept
 from lowtide.media.video.encoder_settings import CODECS, EncoderSettings
 from lowtide.media.video.hdr10_light import Hdr10Light
 from lowtide.media.video.opened_video import load_av
@@ -64,7 +65,6 @@ class SegmentEncoder:
     ) -> None:
         self._path, self._format, self._time_base = path, format, time_base
         av = load_av()
-        os.environ.setdefault("SVT_LOG", "1")  # it would write every setting to stderr
         try:
             self._container: av.container.OutputContainer = av.open(str(path), "w")
         except OSError as error:
@@ -77,7 +77,8 @@ class SegmentEncoder:
             )
             self._stream = cast("av.video.stream.VideoStream", stream)
             self._describe(pixel_aspect)
-            self._container.start_encoding()
+            with scheduling_kept(), _quiet_svt():
+                self._container.start_encoding()
 
     def write(self, planes: Sequence[np.ndarray], pts: int) -> None:
         """Encode a frame, planes in `planes_of`'s order, with a stamp in units of the time base.
@@ -134,6 +135,18 @@ class SegmentEncoder:
                 f" written: {error}",
                 hint=_hint(error),
             ) from error
+
+
+@contextlib.contextmanager
+def _quiet_svt() -> Iterator[None]:
+    """Let SVT-AV1, which would write every setting to stderr, write errors only."""
+    given = os.environ.get("SVT_LOG")
+    os.environ["SVT_LOG"] = given or "1"
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ["SVT_LOG"]
 
 
 def _hint(error: Exception) -> str | None:

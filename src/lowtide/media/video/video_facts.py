@@ -6,10 +6,11 @@ that a header states is used, since both may be wrong.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,10 +19,18 @@ import numpy as np
 
 from lowtide.core.errors import UsageError, VideoError
 from lowtide.core.input_file import require_input
-from lowtide.media.video.hdr10_light import Hdr10Light, light_of
-from lowtide.media.video.opened_video import damaged_error, load_av, open_video
+from lowtide.media.video.hdr10_light import Hdr10Light, light_of, side_data
+from lowtide.media.video.opened_video import (
+    damaged_error,
+    decoder_of,
+    has_alpha_apart,
+    load_av,
+    open_video,
+    readable,
+)
+from lowtide.media.video.picture_crop import NO_CROP, Crop, crop_of, cropped_format
 from lowtide.media.video.picture_format import PictureFormat, format_of
-from lowtide.media.video.video_packets import checked_stamps, decoded_stamps, read_packets
+from lowtide.media.video.video_packets import checked_stamps, decode_stamps, read_packets
 
 if TYPE_CHECKING:
     import av
@@ -31,9 +40,8 @@ if TYPE_CHECKING:
 
 _DOLBY_TAGS = ("dvh1", "dvhe", "dva1", "dvav", "dav1")
 
-_CENTER = 2
-# Formats that state no place and mean this one.
-_CENTERED = ("mjpeg", "mpeg1video")
+# FFmpeg's numbers of the place that formats mean which state none.
+_LOCATIONS = {"mjpeg": 2, "mpeg1video": 2, "dvvideo": 3}
 # H.264 and H.265 count from left (0); AV1 knows left (1) and top left (2).
 _STATED = re.compile(r"(chroma_sample_loc_type_top_field|chroma_sample_position)\s.*= (\d)")
 _OF_AV1 = {1: 1, 2: 3}
@@ -42,13 +50,13 @@ _ONE = 1 << 16  # a factor of 1 in the matrix's fixed-point numbers
 _ONE_OF_LAST = 1 << 30
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class VideoFacts:
     """Format of a video's frames, and their time stamps.
 
     Attributes:
         path: The file.
-        format: How frames are stored.
+        format: How frames are stored that are shown: without what the file crops, as if opaque.
         stamps: When each frame is shown, (N,) int64 in units of ``time_base``, increasing.
         time_base: Seconds of a unit.
         last_duration: How long the last frame is shown, in units of ``time_base``; 0 if unknown.
@@ -62,6 +70,9 @@ class VideoFacts:
         ordered: Whether decoded frames have their own stamps; else those in order are theirs.
         damage: What is wrong with the file, or None.
         notes: What was assumed.
+        crop: What the container leaves out of decoded frames.
+        has_alpha: Whether frames are stored with transparency.
+        deinterlaces: Whether interlaced frames are made whole.
     """
 
     path: Path
@@ -79,6 +90,17 @@ class VideoFacts:
     ordered: bool
     damage: str | None
     notes: tuple[str, ...]
+    crop: Crop = NO_CROP
+    has_alpha: bool = False
+    deinterlaces: bool = False
+
+    @property
+    def decoded(self) -> PictureFormat:
+        """How frames come from the decoder, with what is cropped."""
+        format, (left, right, top, bottom) = self.format, self.crop
+        return replace(
+            format, width=left + format.width + right, height=top + format.height + bottom
+        )
 
     @property
     def frames(self) -> int:
@@ -100,11 +122,14 @@ class VideoFacts:
         return float(int(self.stamps[index]) * self.time_base)
 
 
-def inspect_video(path: Path, *, keep_damaged: bool = False) -> VideoFacts:
+def inspect_video(
+    path: Path, *, keep_damaged: bool = False, deinterlace: bool = False
+) -> VideoFacts:
     """Return the facts of a video file; reads all its packets and decodes one frame.
 
     Args:
         keep_damaged: Accept a file that ends too early; ``damage`` of the facts says so.
+        deinterlace: Accept interlaced frames, which `VideoReader` makes whole.
 
     Raises:
         VideoError: There is no picture stream, no frame or no stamp, the file is damaged, or its
@@ -112,27 +137,29 @@ def inspect_video(path: Path, *, keep_damaged: bool = False) -> VideoFacts:
         UsageError: PyAV is not installed.
     """
     status = require_input(path, VideoError)
-    facts = _inspect(path, status.st_mtime_ns, status.st_size)
+    facts = _inspect(path, status.st_mtime_ns, status.st_size, deinterlace)
     if facts.damage is not None and not keep_damaged:
         raise damaged_error(path, facts.damage)
     return facts
 
 
 @functools.lru_cache(maxsize=16)
-def _inspect(path: Path, _changed: int, _size: int) -> VideoFacts:
+def _inspect(path: Path, _changed: int, _size: int, deinterlace: bool) -> VideoFacts:
     packets = read_packets(path)
     if not packets.ordered:
-        packets.stamps = decoded_stamps(path)
+        decode_stamps(path, packets)
     stamps = checked_stamps(path, packets)
     with open_video(path) as (container, stream):
-        first, location = _first_frame(path, container, stream)
+        first, location = _first_frame(path, container, stream, deinterlace)
+        crop = crop_of(container, stream)
         try:
             format = format_of(first, location)
+            shown = cropped_format(format, crop)
         except VideoError as error:
             raise VideoError(f"{path}: {error.message}", hint=error.hint) from error
-        return VideoFacts(
+        facts = VideoFacts(
             path=path,
-            format=format,
+            format=shown,
             stamps=stamps,
             time_base=packets.time_base,
             last_duration=packets.last_duration,
@@ -145,12 +172,28 @@ def _inspect(path: Path, _changed: int, _size: int) -> VideoFacts:
             light=light_of(first),
             ordered=packets.ordered,
             damage=packets.damage,
-            notes=(*packets.notes, *format.notes()),
+            notes=(),
+            crop=crop,
+            has_alpha=first.format.name != format.name or has_alpha_apart(stream),
+            deinterlaces=deinterlace,
         )
+        return replace(facts, notes=(*packets.notes, *_notes(format, facts, first)))
+
+
+def _notes(decoded: PictureFormat, facts: VideoFacts, first: VideoFrame) -> list[str]:
+    """Return sentences on how the frames of a file are read."""
+    said, format = decoded.notes(), facts.format
+    if facts.crop != NO_CROP:
+        said.append(f"the file crops {facts.crop}: frames are {format.width}×{format.height}")
+    if facts.deinterlaces and first.interlaced_frame:
+        said.append("interlaced frames are made whole, one of each: number, times and rate stay")
+    elif facts.deinterlaces:
+        said.append("the first frame is not marked as interlaced: only marked ones are made whole")
+    return said
 
 
 def _first_frame(
-    path: Path, container: InputContainer, stream: VideoStream
+    path: Path, container: InputContainer, stream: VideoStream, deinterlace: bool
 ) -> tuple[VideoFrame, int]:
     """Return the first frame that can be decoded, and the place of its chroma samples.
 
@@ -158,28 +201,37 @@ def _first_frame(
     """
     av = load_av()
     tag, frame, location = stream.codec_context.codec_tag, None, None
-    for packet in container.demux(stream):
+    decoder = decoder_of(stream)
+    for packet in readable(container.demux(stream)):
         if location is None:
             location = chroma_location(stream, packet)
         try:
-            frame = next(iter(packet.decode()), None)
+            frame = next(iter(decoder.decode(packet)), None)
         except av.error.FFmpegError:
             continue  # a damaged beginning: `VideoReader` says which frames are missing
         if frame is not None:
             break
     if frame is None:
-        raise damaged_error(path, "no frame of it can be decoded")
-    require_progressive(path, frame)
+        raise VideoError(f"{path}: damaged: no frame of it can be decoded")
+    require_whole(path, frame, stream.codec_context.name, deinterlace)
     _require_no_dolby_vision(path, frame, tag)
     return frame, location or 0
 
 
-def require_progressive(path: Path, frame: VideoFrame) -> None:
-    """Raise `VideoError` for a frame that is interlaced."""
-    if frame.interlaced_frame:
+def require_whole(path: Path, frame: VideoFrame, codec: str, deinterlace: bool) -> None:
+    """Raise `VideoError` for an interlaced frame that is not to be made whole, or cannot be.
+
+    Frames of interlaced H.265 are half pictures, of which others hold two.
+    """
+    if frame.interlaced_frame and codec == "hevc":
+        raise VideoError(
+            f"{path}: interlaced: each frame of this H.265 is a half picture",
+            hint=f"ffmpeg -i {path} -vf weave,bwdif -c:a copy progressive.mkv",
+        )
+    if frame.interlaced_frame and not deinterlace:
         raise VideoError(
             f"{path}: interlaced: a frame is two half pictures of different times",
-            hint=f"ffmpeg -i {path} -vf bwdif -c:a copy progressive.mkv",
+            hint="--deinterlace makes whole frames of them",
         )
 
 
@@ -188,7 +240,7 @@ def _require_no_dolby_vision(path: Path, frame: VideoFrame, tag: str) -> None:
 
     Not for every frame: side data and its frame hold each other, until the garbage collector comes.
     """
-    sides = cast("list[Any]", frame.side_data.keys())
+    sides = cast("list[Any]", side_data(frame).keys())
     dolby = {"DOVI_METADATA", "DOVI_RPU_BUFFER"} & {one.type.name for one in sides}
     if dolby or tag in _DOLBY_TAGS:
         raise VideoError(
@@ -209,14 +261,15 @@ def chroma_location(stream: VideoStream, packet: av.Packet) -> int:
     """
     av = load_av()
     name = stream.codec_context.name
-    if name in _CENTERED:
-        return _CENTER
+    if name in _LOCATIONS:
+        return _LOCATIONS[name]
     if name not in ("h264", "hevc", "av1", "libdav1d"):
         return 0
     level = av.logging.get_level()
     av.logging.set_level(av.logging.TRACE)
     try:
-        with av.logging.Capture() as lines:
+        with av.logging.Capture() as lines, contextlib.suppress(av.error.FFmpegError):
+            # A packet that it cannot read is damaged, and is told where it is decoded.
             filter = av.bitstream.BitStreamFilterContext("trace_headers", stream)
             filter.filter(av.Packet(bytes(packet)))  # it takes the bytes away
     finally:
@@ -230,7 +283,7 @@ def chroma_location(stream: VideoStream, packet: av.Packet) -> int:
 
 def is_mirrored(frame: VideoFrame) -> bool:
     """Whether players mirror a decoded frame, which its ``rotation`` does not say."""
-    data = frame.side_data.get("DISPLAYMATRIX")
+    data = side_data(frame).get("DISPLAYMATRIX")
     if data is None:
         return False
     (a, b, _), (c, d, _), _ = np.frombuffer(bytes(data), np.int32).reshape(3, 3).tolist()

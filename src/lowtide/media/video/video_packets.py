@@ -10,10 +10,18 @@ from typing import Any
 import numpy as np
 
 from lowtide.core.errors import VideoError
-from lowtide.media.video.opened_video import damaged_error, load_av, open_video, packets_with_data
+from lowtide.media.video.opened_video import (
+    load_av,
+    open_video,
+    packets_with_data,
+    readable,
+)
 
 # Streams may end a little before the duration in a header: a cut file ends earlier.
 _END_SECONDS = Fraction(1, 2)
+# Seconds of the longest gap between frames: less and more are errors of the stamps, which neither
+# encoders nor MP4 can hold.
+_LEAST_GAP, _LONGEST_GAP = 1e-6, 6 * 3600
 # AVI stamps frames in the order in which they are stored, which is not always that of display.
 _STORED_ORDER = "avi"
 
@@ -30,6 +38,7 @@ class VideoPackets:
     end: Fraction = Fraction(0)
     header_end: Fraction = Fraction(0)
     ordered: bool = True
+    broken: str = ""
 
     @property
     def notes(self) -> list[str]:
@@ -44,7 +53,9 @@ class VideoPackets:
 
     @property
     def damage(self) -> str | None:
-        """What a file that ends before its header says is called."""
+        """What a file is called that ends before its header says, or cannot be read to its end."""
+        if self.broken:
+            return self.broken
         if self.header_end - self.end <= _END_SECONDS:
             return None
         said = f"{float(self.header_end):.2f} s"
@@ -69,7 +80,7 @@ class VideoPackets:
 
 
 def read_packets(path: Path) -> VideoPackets:
-    """Read all packets; raises `VideoError` where that fails."""
+    """Read all packets, or those before the first that cannot be read."""
     av = load_av()
     with open_video(path) as (container, stream):
         packets = VideoPackets(stream.time_base or Fraction(1, av.time_base))
@@ -78,20 +89,25 @@ def read_packets(path: Path) -> VideoPackets:
             for packet in packets_with_data(container.demux()):
                 packets.add(packet, packet.stream.index == stream.index)
         except av.error.FFmpegError as error:
-            raise damaged_error(path, error.strerror) from error
+            end = f"{float(packets.end):.2f} s"
+            packets.broken = f"after {end} it cannot be read ({error.strerror})"
         # From 0 on; in formats that count from the first packet, it is found in the packets.
         packets.header_end = Fraction(container.duration or 0, av.time_base)
     return packets
 
 
-def decoded_stamps(path: Path) -> list[int]:
-    """Return the stamps of all frames of a file whose packets are more than its frames."""
-    av = load_av()
+def decode_stamps(path: Path, packets: VideoPackets) -> None:
+    """Take the stamps of all frames of a file whose packets are more than its frames."""
+    av, packets.stamps = load_av(), []
     with open_video(path) as (container, stream):
-        try:
-            return [frame.pts for frame in container.decode(stream) if frame.pts is not None]
-        except av.error.FFmpegError as error:
-            raise damaged_error(path, str(error.strerror)) from error
+        for packet in readable(container.demux(stream)):
+            try:
+                frames = packet.decode()
+            except av.error.FFmpegError as error:
+                count = f"after {len(packets.stamps):,} frames"
+                packets.broken = f"{count} one cannot be decoded ({error.strerror})"
+                continue
+            packets.stamps += [frame.pts for frame in frames if frame.pts is not None]
 
 
 def checked_stamps(path: Path, packets: VideoPackets) -> np.ndarray:
@@ -105,13 +121,23 @@ def checked_stamps(path: Path, packets: VideoPackets) -> np.ndarray:
     stamps = np.array(sorted(packets.stamps), np.int64)
     if not len(stamps):
         raise VideoError(f"{path}: its stream of pictures has no frames")
-    equal = np.flatnonzero(np.diff(stamps) == 0)
+    gaps = np.diff(stamps)
+    hint = f"give it stamps of its own: ffmpeg -i {path} -fps_mode cfr stamped.mkv"
+    equal = np.flatnonzero(gaps == 0)
     if len(equal):
         place = int(equal[0])
         seconds = float(int(stamps[place]) * packets.time_base)
         raise VideoError(
             f"{path}: frames {place} and {place + 1} have the same time stamp, {seconds:.3f} s"
             f" ({len(equal)} such frames)",
-            hint=f"give it stamps of its own: ffmpeg -i {path} -fps_mode cfr stamped.mkv",
+            hint=hint,
         )
+    if len(gaps):
+        place, tick = int(gaps.argmax()), float(packets.time_base)
+        if not _LEAST_GAP < gaps[place] * tick < _LONGEST_GAP:
+            raise VideoError(
+                f"{path}: damaged: frames {place} and {place + 1} are {gaps[place] * tick:,.6g} s"
+                " apart",
+                hint=hint,
+            )
     return stamps

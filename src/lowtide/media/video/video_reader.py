@@ -11,12 +11,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowtide.core.errors import VideoError
-from lowtide.media.video.opened_video import damaged_error, load_av, open_video
-from lowtide.media.video.picture_format import PictureFormat, format_of, planes_of
-from lowtide.media.video.video_facts import VideoFacts, require_progressive
+from lowtide.media.video.deinterlacing import whole_frames
+from lowtide.media.video.opened_video import (
+    damaged_error,
+    decoder_of,
+    load_av,
+    open_video,
+    readable,
+)
+from lowtide.media.video.picture_crop import cropped_format, cropped_planes
+from lowtide.media.video.picture_format import (
+    PictureFormat,
+    alpha_of,
+    format_of,
+    opaque_name,
+    planes_of,
+    unknown_layout,
+)
+from lowtide.media.video.video_facts import VideoFacts, require_whole
 
 if TYPE_CHECKING:
     from av.container import InputContainer
+    from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
 # Stops at flaws that FFmpeg would hide by repeating parts of another frame.
@@ -48,7 +64,27 @@ def video_part(facts: VideoFacts, first: int, *, keep_damaged: bool = False) -> 
     if not first:
         return facts
     reader = VideoReader(facts, first, first + 1, keep_damaged=keep_damaged)
-    return replace(facts, format=reader.first_format())
+    try:
+        return replace(facts, format=cropped_format(reader.first_format(), facts.crop))
+    except VideoError as error:
+        raise VideoError(f"{facts.path}: {error.message}", hint=error.hint) from error
+
+
+@functools.lru_cache(maxsize=16)
+def require_opaque(facts: VideoFacts, first: int, last: int, *, keep_damaged: bool = False) -> None:
+    """Decode frames that are stored with transparency; raise `VideoError` for one that has any."""
+    if not facts.has_alpha:
+        return
+    format = facts.decoded
+    full = (1 << format.bits) - 1
+    for index, frame in VideoReader(facts, first, last, keep_damaged=keep_damaged).decoded():
+        if frame.format.name != format.name and alpha_of(frame, format).min() < full:
+            refused = unknown_layout(frame.format.name)
+            raise VideoError(
+                f"{facts.path}: {refused.message}: frame {index:,}, at {facts.seconds(index):.2f}"
+                " s, is the first that is not opaque",
+                hint=refused.hint,
+            )
 
 
 class VideoReader:
@@ -71,7 +107,21 @@ class VideoReader:
 
     def __iter__(self) -> Iterator[StoredFrame]:
         """Iterate over the frames."""
-        return self._chosen(self._placed())
+        facts = self._facts
+        if facts.deinterlaces:
+            frames = self._due(whole_frames(facts.path, self._with_neighbors(), facts.decoded))
+        else:
+            frames = self.decoded()
+        for index, frame in frames:
+            format = replace(facts.decoded, name=opaque_name(frame.format.name))
+            planes = cropped_planes(planes_of(frame, format), facts.format, facts.crop)
+            yield StoredFrame(index, int(facts.stamps[index]), planes)
+
+    def decoded(self) -> Iterator[tuple[int, Any]]:
+        """Iterate over the frames as they are decoded, with their index."""
+        for index, frame in self._due(self._placed()):
+            self._check(index, frame)
+            yield index, frame
 
     def first_format(self) -> PictureFormat:
         """Return how frames are stored from the first one on, which may be another way."""
@@ -87,13 +137,29 @@ class VideoReader:
             with open_video(self._facts.path) as (container, stream):
                 frames = self._decoded(container, stream, seeks)
                 found = next(frames, None)
-                if not seeks or (found is not None and found[0] <= self._first):
+                if not seeks or (found is not None and found[0] <= self._start):
                     yield from chain([found] if found else [], frames)
                     return
 
-    def _chosen(self, frames: Iterable[tuple[int, Any]]) -> Iterator[StoredFrame]:
+    @property
+    def _start(self) -> int:
+        """The first frame that is needed: an interlaced one is made whole by its neighbors too."""
+        return max(0, self._first - self._facts.deinterlaces)
+
+    def _with_neighbors(self) -> Iterator[tuple[int, Any]]:
+        """Iterate over decoded frames up to the one after the last, where it is alike."""
+        for index, frame in self._placed():
+            if self._first <= index < self._last:
+                self._check(index, frame)
+            elif not self._is_alike(frame):
+                continue
+            yield index, frame
+            if index >= self._last:
+                return
+
+    def _due(self, frames: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         """Iterate over the frames of the range; raises `VideoError` where one is missing."""
-        facts, due = self._facts, self._first
+        due = self._first
         for index, frame in frames:
             if index >= self._last:
                 break
@@ -101,8 +167,7 @@ class VideoReader:
                 continue
             if index > due and not self._keep:
                 raise self._missing(due)
-            self._check(index, frame)
-            yield StoredFrame(index, int(facts.stamps[index]), planes_of(frame, facts.format))
+            yield index, frame
             due = index + 1
             if due == self._last:
                 return
@@ -114,12 +179,13 @@ class VideoReader:
     ) -> Iterator[tuple[int, Any]]:
         """Decode frames of an opened file, from where it seeks to, with their index."""
         facts = self._facts
+        decoder = decoder_of(stream)
         if not self._keep:
-            stream.codec_context.options = _STRICT
+            decoder.options = _STRICT
         if seeks:
-            container.seek(int(facts.stamps[self._first]), stream=stream)
+            container.seek(int(facts.stamps[self._start]), stream=stream)
         count, last = 0, -1
-        for frame in self._frames(container, stream):
+        for frame in self._frames(container, stream, decoder):
             index = self._index_of(frame.pts) if facts.ordered else count
             count += 1
             if index is None or index >= facts.frames:
@@ -130,13 +196,15 @@ class VideoReader:
             elif not self._keep:
                 raise self._backwards(index)
 
-    def _frames(self, container: InputContainer, stream: VideoStream) -> Iterator[Any]:
+    def _frames(
+        self, container: InputContainer, stream: VideoStream, decoder: VideoCodecContext
+    ) -> Iterator[Any]:
         """Decode all frames, or those that can be if damage is kept."""
         av, facts = load_av(), self._facts
         seen = None
-        for packet in container.demux(stream):
+        for packet in readable(container.demux(stream)):
             try:
-                frames = packet.decode()
+                frames = decoder.decode(packet)
             except av.error.FFmpegError as error:
                 if self._keep:
                     continue
@@ -176,15 +244,21 @@ class VideoReader:
             hint=f"give it stamps of its own: ffmpeg -i {facts.path} -fps_mode cfr stamped.mkv",
         )
 
+    def _is_alike(self, frame: Any) -> bool:
+        """Whether a decoded frame is stored as the first one is."""
+        due, name = self._facts.decoded, frame.format.name
+        if self._facts.has_alpha:
+            name = opaque_name(name)
+        return (frame.width, frame.height, name) == (due.width, due.height, due.name)
+
     def _check(self, index: int, frame: Any) -> None:
         """Raise `VideoError` for a frame that is not stored as the first one is."""
-        facts, format = self._facts, self._facts.format
-        require_progressive(facts.path, frame)
-        found = format_of(frame)
-        if (found.width, found.height, found.name) != (format.width, format.height, format.name):
+        facts, format = self._facts, self._facts.decoded
+        require_whole(facts.path, frame, facts.codec, facts.deinterlaces)
+        if not self._is_alike(frame):
             raise VideoError(
                 f"{facts.path}: from frame {index:,} on, at {facts.seconds(index):.2f} s, frames"
-                f" are {found.width}×{found.height} {found.name} instead of"
+                f" are {frame.width}×{frame.height} {frame.format.name} instead of"
                 f" {format.width}×{format.height} {format.name}",
                 hint=f"--frames A:{index}, and --frames {index}:B in another run",
             )

@@ -26,6 +26,8 @@ from lowtide.streaming.probe.small_runs import (
 from lowtide.streaming.tiles.grid import round_up
 from lowtide.streaming.tiles.tile_step import Forward, NetworkSpec
 
+# A tile that would take more is not run only to be measured.
+_MAX_PROBE_BYTES = 256 << 20
 _SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
 
 
@@ -220,6 +222,11 @@ def _points(
                 break  # under any limit
             if not fits(side):
                 return points, False
+        # Three points tell scores, which grow with the square of the pixels.
+        if network.device == "cpu" and len(points) >= 3:
+            growth = points[-1].peak_bytes / max(1, points[-2].peak_bytes)
+            if growth * points[-1].peak_bytes > _MAX_PROBE_BYTES:
+                break
         points.append(probe_point(network, side))
         trim_allocators(network.device, collect=True)
     if len(points) < 2:

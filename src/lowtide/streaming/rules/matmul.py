@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,12 @@ from lowtide.attention import cpu_ops
 from lowtide.attention.backends import get
 from lowtide.attention.backends.onednn import OneDnn
 from lowtide.attention.functional import resolve_cached
+from lowtide.attention.sdpa_rules import sdpa_kernel_for
 from lowtide.attention.spec import AttentionCall, AttentionSpec, LocalDevice
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.rules.fuse_scale import fuse_scale, summed_matmul
 from lowtide.streaming.rules.fuse_window_attention import fuse_window_attention
-from lowtide.streaming.rules.row_op import RowAxis, RowOp, identity_receptive_field
+from lowtide.streaming.rules.row_op import RowAxis, RowOp, Run, identity_receptive_field
 from lowtide.streaming.rules.rule import (
     Rule,
     RuleContext,
@@ -129,16 +131,18 @@ def scaled_dot_product(node: Node, context: RuleContext) -> RowOp | None:
     masks: tuple[int, ...] = () if mask is None else (mask.node,)
     aligned = {one: aligned_dim(query, rank, context.graph.meta(one).shape) for one in masks}
     slices = {one: dim for one, dim in aligned.items() if dim is not None}
+    scores = _scores_bytes(node, context, query, has_mask=bool(masks))
     if query.dim < rank - 2:
         if not (query == key == value):
             return None
-        return banded_op(node, context, query, sliced_dims=slices)
+        step = banded_op(node, context, query, sliced_dims=slices)
+        return replace(step, run=_unit_strided(step.run), row_workspace_bytes=scores)
     target, dropout, extra = node.target, argument(node, 4, "dropout_p", 0.0), dict(node.kwargs)
     assert target is not None
     for name in ("attn_mask", "dropout_p", "is_causal"):
         extra.pop(name, None)
 
-    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
+    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
         seen = _causal_mask(span, whole[0]) if causal else whole[2] if masks else None
         return target(pieces[0], whole[0], whole[1], seen, dropout, False, **extra)
 
@@ -148,11 +152,53 @@ def scaled_dot_product(node: Node, context: RuleContext) -> RowOp | None:
         inputs[:1],
         (*inputs[1:], *masks),
         identity_receptive_field(1),
-        run,
+        _unit_strided(run),
         sliced_dims=slices,
+        row_workspace_bytes=scores,
     )
     plain = not masks and not causal
     return (_onednn_attention(node, context, step) if plain else None) or step
+
+
+def _unit_strided(run: Run) -> Run:
+    """Return ``run`` on tensors whose last dim is contiguous.
+
+    For others PyTorch takes the kernel that writes all scores, many times their bytes.
+    """
+
+    def laid_out(tensor: Tensor) -> Tensor:
+        return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+    def run_laid_out(span: Span, pieces: Sequence[Tensor], whole: Sequence[Any]) -> Tensor:
+        return run(span, [laid_out(one) for one in pieces], [laid_out(one) for one in whole])
+
+    return run_laid_out
+
+
+def _scores_bytes(
+    node: Node, context: RuleContext, rows: RowAxis, *, has_mask: bool
+) -> Callable[[int], int]:
+    """Return the bytes of a number of rows' scores, 0 where PyTorch's kernel keeps none."""
+    query, key, value = (context.meta(arg) for arg in node.args[:3])
+    shape, gpu = query.shape, context.graph.gpu
+    call = AttentionCall(
+        query.dtype,
+        shape[-1],
+        shape[-2],
+        key.shape[-2],
+        value.shape[-1],
+        has_mask=has_mask,
+        is_causal=bool(argument(node, 5, "is_causal", False)),
+        dropout=argument(node, 4, "dropout_p", 0.0),
+        batch=math.prod(shape[:-2]),
+        dims=len(shape),
+        is_uniform=shape[:-2] == key.shape[:-2] == value.shape[:-2],
+    )
+    device = LocalDevice() if gpu is None else LocalDevice.of(gpu)
+    if sdpa_kernel_for(device, call) != "math":
+        return lambda _: 0
+    size = get("sdpa-math").workspace_bytes(device, call)
+    return lambda count: size * count // rows.size
 
 
 def _causal_mask(span: Span, keys: Tensor) -> Tensor:

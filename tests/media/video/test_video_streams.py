@@ -46,7 +46,7 @@ def test_files_without_a_picture_are_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read as video"):
         plan_streams(text, tmp_path / "out.mp4", codec="h264")
     missing = tmp_path / "missing.mp4"
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="no such file"):
         plan_streams(missing, tmp_path / "out.mp4", codec="h264")
     sound = Clip(frames=0, sounds=(Sound(seconds=0.1),), cover=picture_bytes()).write(
         tmp_path / "sound.mp4"

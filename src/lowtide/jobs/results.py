@@ -6,8 +6,10 @@ import os
 from bisect import bisect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lowtide.core.atomic_file import require_absent
+from lowtide.core.changes import describe_changes
 from lowtide.core.errors import LowtideError, OutputError, UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.jobs.item import Item
@@ -20,7 +22,8 @@ class ResultRecorder:
     """Record the results of ``pairs`` in ``report`` and ``journal``, by index from 1.
 
     An item that fails is reported and the others go on; the error of a single item is raised.
-    ``settings_key`` is a hash of all that determines the bytes of a result, except its input.
+    ``settings_key`` is a hash of all that determines the bytes of a result, except its input, and
+    ``made_with`` says what that is.
     """
 
     def __init__(
@@ -32,7 +35,9 @@ class ResultRecorder:
         *,
         force: bool,
         sidecar: bool,
+        made_with: dict[str, Any] | None = None,
     ) -> None:
+        self._made_with = made_with
         self.pairs, self.item_type = pairs, report.item_type
         self._report, self._journal, self._key = report, journal, settings_key
         self._force, self._sidecar = force, sidecar
@@ -51,7 +56,12 @@ class ResultRecorder:
                     self.record(index, skipped)
                     return False
                 self._keys[index] = key
-            refuse_overwriting(pair.target, journal, self._force)
+                if not self._force and os.path.lexists(pair.target) and journal.owns(pair.target):
+                    raise UsageError(
+                        f"{pair.target} {self._why_other(journal, pair.target, key)}",
+                        hint="--force to replace it, or another output folder",
+                    )
+            require_absent(pair.target, force=self._force)
         except LowtideError as error:
             self.failed(index, error)
             return False
@@ -75,8 +85,10 @@ class ResultRecorder:
         """
         target, journal = self.pairs[index - 1].target, self._journal
         if journal is None or not journal.owns(target):
-            refuse_overwriting(target, journal, self._force)
+            require_absent(target, force=self._force)
         if journal is not None:
+            if self._made_with is not None:
+                journal.note_settings(self._key, self._made_with)
             journal.begin(target, self._keys[index])
 
     def done(self, index: int, item: ItemReport) -> None:
@@ -115,19 +127,21 @@ class ResultRecorder:
         self._recorded.insert(place, index)
         self._report.items.insert(place, item)
 
+    def _why_other(self, journal: Journal, target: Path, key: str) -> str:
+        """Return why a file that ``journal`` made is not the result of ``key``."""
+        (content, _, settings), now = journal.key_of(target).partition("-"), key.partition("-")
+        if settings != self._key:
+            before = journal.settings_of(settings)
+            known = before is not None and self._made_with is not None
+            changes = describe_changes(before, self._made_with) if known else ""
+            return f"was made with other settings{': ' if changes else ''}{changes}"
+        if content != now[0]:
+            return "was made from another input"
+        return "has changed since it was made"
+
     def _content(self, source: Path) -> str:
         try:
             return file_sha256(source)
         except OSError as error:
             text = f"{source}: cannot be read: {error.strerror}"
             raise self._report.input_error(text) from error
-
-
-def refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> None:
-    """Raise `UsageError` where ``target`` exists and may not be replaced."""
-    if not force and journal is not None and os.path.lexists(target) and journal.owns(target):
-        raise UsageError(
-            f"{target} was made from another input or with other settings, or changed since",
-            hint="--force to replace it, or another output folder",
-        )
-    require_absent(target, force=force)

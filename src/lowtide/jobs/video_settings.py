@@ -6,10 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from annotated_types import Ge
-
 from lowtide.core.errors import UsageError
-from lowtide.core.option import Option
+from lowtide.core.option import Count, Option
 from lowtide.jobs.upscale_settings import UpscaleSettings
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ class VideoSettings(UpscaleSettings):
     codec: Annotated[CodecName, Option(_VIDEO)] = "auto"
     quality: Annotated[float | None, Option(_VIDEO, example=18)] = None
     preset: Annotated[str | None, Option(_VIDEO, metavar="NAME", example="medium")] = None
-    segment: Annotated[int, Ge(1), Option(_VIDEO, metavar="FRAMES")] = 120
+    segment: Annotated[Count, Option(_VIDEO, metavar="FRAMES")] = 120
     damaged: Annotated[Literal["refuse", "keep"], Option(_VIDEO)] = "refuse"
 
     hashed: ClassVar[str] = (

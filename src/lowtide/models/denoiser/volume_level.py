@@ -16,8 +16,8 @@ _SIGN = np.uint32(1 << 31)
 _TAIL = 1e-3  # share of voxels below and above the range
 # Of Rayleigh noise this times the median is above all but a thousandth.
 _MEDIANS = 3.0
-# Times what nearly all voxels reach: scanners have at most 16 bits.
-_BEYOND = 1e3
+# Times what nearly all voxels but zeros reach: scanners have at most 16 bits.
+_NEARLY_ALL, _BEYOND = 0.95, 1e3
 _MOST_ROUNDS = 50
 
 _SIDE = 5  # voxels of a window
@@ -133,7 +133,7 @@ class RangeStatistics:
 
 
 def _most(values: np.ndarray, counts: np.ndarray) -> float:
-    """Return the magnitude beyond which a voxel is damage: far more than 99 % of those not 0."""
+    """Return the magnitude beyond which a voxel is damage: far above nearly all but zeros."""
     sizes, at = np.unique(np.abs(values), return_inverse=True)
     counts = np.bincount(at, counts)
     if sizes[0] == 0:
@@ -142,7 +142,7 @@ def _most(values: np.ndarray, counts: np.ndarray) -> float:
         return np.inf
     # A value that is there, not between two: of few voxels one must not decide.
     reached = np.cumsum(counts)
-    place = np.searchsorted(reached, 0.99 * (reached[-1] - 1), side="right")
+    place = np.searchsorted(reached, _NEARLY_ALL * (reached[-1] - 1), side="right")
     return _BEYOND * float(sizes[place])
 
 

@@ -130,6 +130,23 @@ def test_columns_that_are_no_numbers_or_have_one_name_are_refused():
         read_table(frame().set_axis(["date", 1, "1"], axis=1))
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_stamps_of_any_unit_are_those_of_text(unit):
+    stamps = pd.date_range("2026-01-01", periods=10, freq="h")
+    wanted = read_table(frame().assign(date=stamps.astype(str))).grid
+    found = read_table(frame().assign(date=stamps.as_unit(unit))).grid
+    assert found.frequency == wanted.frequency and found.stamps.equals(wanted.stamps)
+
+
+@pytest.mark.parametrize("year", [1000, 1676, 2263, 9990])
+def test_stamps_out_of_range_are_refused(year):
+    stamps = np.arange(f"{year}-01-01", f"{year}-01-11", dtype="datetime64[D]")
+    with pytest.raises(InputError, match="is no date"):
+        read_table(frame().assign(date=stamps.astype("datetime64[s]")))
+    with pytest.raises(InputError, match="numbers where dates are expected"):
+        read_table(frame().assign(date=np.arange(year, year + 10)))
+
+
 def test_stamps_end_with_2262():
     with pytest.raises(InputError, match="5 steps after 2259-01-01 end after 2262"):
         read_table(pd.DataFrame({"year": range(2240, 2260), "a": range(20)})).grid.after(5)

@@ -277,8 +277,9 @@ def stamps(column: pd.Series) -> tuple[pd.Series, list[str]]:
         utc = column.dt.tz_convert("UTC").dt.tz_localize(None)
         return _without_zone(column, utc, column.dt.tz_localize(None))
     if pd.api.types.is_datetime64_dtype(column):
-        _require_stamps(column, column)
-        return column, []
+        found = column.where(column.between(pd.Timestamp.min, pd.Timestamp.max)).dt.as_unit("ns")
+        _require_stamps(column, found)
+        return found, []
     if pd.api.types.is_numeric_dtype(column):
         return _years(column), []
     text = column.astype(str).str.strip()
@@ -311,7 +312,7 @@ def _years(column: pd.Series) -> pd.Series:
     import pandas as pd
 
     years = column.dropna()
-    if len(years) < len(column) or not ((years % 1 == 0) & years.between(1000, 2261)).all():
+    if len(years) < len(column) or not ((years % 1 == 0) & years.between(1678, 2261)).all():
         raise InputError(
             f"column {shown(str(column.name))} holds numbers where dates are expected",
             hint=_WRITE_DATES,

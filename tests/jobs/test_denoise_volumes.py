@@ -159,6 +159,38 @@ def test_voxels_that_are_not_finite_are_kept_and_poison_nothing(denoise, tmp_pat
     np.testing.assert_allclose(made[..., 2], plain.get_fdata()[..., 2], atol=1e-3)
 
 
+@pytest.mark.parametrize("value", [1e10, -1e10, 1e30, 3e38])
+def test_a_huge_voxel_is_as_an_infinite_one(denoise, tmp_path, value):
+    values, place = noisy_series(), (11, 12, 1, 1)
+    results = []
+    for given in (np.copysign(np.inf, value), value):
+        values[place] = given
+        result, report = denoise(nifti(tmp_path / "in.nii", values))
+        results.append((result.get_fdata(), report.levels, report.notes))
+        assert results[-1][0][place] == np.float32(given)
+        assert report.not_finite == 1
+    infinite, huge = results
+    assert infinite[1:] == huge[1:]
+    infinite[0][place] = huge[0][place]
+    np.testing.assert_array_equal(infinite[0], huge[0])
+    assert not np.array_equal(huge[0], values)
+
+
+def test_values_of_no_scanner_are_refused(denoise, tmp_path):
+    values = noisy_series()
+    with pytest.raises(InputError, match="too small to compute with"):
+        denoise(nifti(tmp_path / "small.nii", (values * 1e-40).astype(np.float32)))
+    with pytest.raises(InputError, match="no voxel is finite"):
+        denoise(nifti(tmp_path / "large.nii", (values + 10).astype(np.float64) * 1e200))
+
+
+@pytest.mark.parametrize("sigma", [1e9, 1e300])
+def test_more_noise_than_a_volume_spans_is_refused(denoise, tmp_path, sigma):
+    path = nifti(tmp_path / "in.nii", noisy_series().astype(np.int16))
+    with pytest.raises(UsageError, match=r"--sigma .* is more than all values of"):
+        denoise(path, sigma=sigma)
+
+
 def test_outside_of_a_mask_stays_zero(denoise, tmp_path):
     values = noisy_series() * (brain(SHAPE) > 0)
     result, _ = denoise(nifti(tmp_path / "in.nii", values.astype(np.float32)), sigma=50)

@@ -4,6 +4,7 @@ import itertools
 import json
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,12 +87,22 @@ def test_an_old_failure_is_tried_again(folder, out, save, crop):
     assert statuses(upscale(folder, out)) == ["skipped", "done", "skipped"]
 
 
+def test_why_a_file_is_not_the_one_asked_for_is_said(folder, out, save, crop):
+    upscale(folder, out)
+    save(folder / "a.png", crop[:20, :20])
+    with (out / "b.png").open("ab") as file:
+        file.write(b"more")
+    errors = {Path(one.input).name: one.error for one in upscale(folder, out).failures}
+    assert "a.png was made from another input" in errors["a.png"]
+    assert "b.png has changed since it was made" in errors["b.png"]
+
+
 def test_other_settings_need_force(folder, out):
     upscale(folder, out)
     before = files_of(out)
     report = upscale(folder, out, scale=1.5)
     assert statuses(report) == ["failed"] * 3
-    assert "with other settings" in report.failures[0].error
+    assert "with other settings: scale was None and is 1.5" in report.failures[0].error
     assert "--force" in report.failures[0].hint
     assert files_of(out) == before
     assert statuses(upscale(folder, out, scale=1.5, force=True)) == ["done"] * 3

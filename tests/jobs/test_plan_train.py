@@ -351,3 +351,22 @@ def test_the_example_runs() -> None:
         plan = plan_training(f"{path}:{name}", batch=2, size=size, device=GPU, full=False)
         assert plan.fits
         assert plan.fit_report.requested.method == "traced"
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"size": "1000000000"},
+        {"batch": 10**9, "size": "64"},
+        {"batch": 2**31 - 1, "size": "2147483647"},
+        {"batch": 2**63, "size": "64"},
+        {"size": str(2**70)},
+        {"size": "64", "channels": 2**31 - 1},
+        {"size": "64", "accumulate": 2**70},
+        {"size": "64", "validation_batch": 10**12},
+        {"size": "64", "inputs": (f"{2**70},h,w",)},
+    ],
+)
+def test_numbers_of_which_no_size_can_be_made_are_refused(numbers: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"no device has|has to be at most|is not a shape"):
+        plan_training("lowtide-x2", device="cpu", full=False, **numbers)

@@ -12,7 +12,7 @@ pytest.importorskip("accelerate")
 
 import lowtide
 from lowtide.cli.main import main
-from lowtide.core.errors import Cancelled, UsageError
+from lowtide.core.errors import BudgetError, Cancelled, UsageError
 from lowtide.jobs.chosen_noise import choose_noise, require_trained_noise
 from lowtide.jobs.train_denoise import make_denoise_task, train_denoise
 from lowtide.jobs.train_memory import plan_step
@@ -239,6 +239,8 @@ def test_weights_name_the_noise_that_they_were_trained_with(noise, photos, camer
         (("--sigma", "0,0"), "sigma has to rise"),
         (("--cfa", "RGGB"), "network.channels has to be 1"),
         (("--features", 9), "groups do not divide"),
+        (("--features", 10**9), "network: a network of these sizes takes more than"),
+        (("--lr", "1e10"), "--lr"),
         (("--batch-siz", 4), "--batch-size"),
     ],
 )
@@ -247,6 +249,26 @@ def test_what_cannot_be_trained(words, says, photos, tmp_path):
     code, _, err = run("train", "denoise", photos / "data", *SMALL, *QUICK, *words, *more)
     assert code == 2 and says in err, err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("batch", [10**9, 2**31 - 1])
+def test_a_batch_that_no_memory_holds_is_refused_before_any_plan(batch, photos, tmp_path):
+    config = config_of(photos, data={"batch_size_per_gpu": batch})
+    with pytest.raises(BudgetError, match=f"{batch:,} patches of 16 px alone take"):
+        train_denoise(config, tmp_path / "runs", device="cpu")
+
+
+def test_a_large_batch_is_run_in_the_fewest_parts_that_fit(photos):
+    config = config_of(photos, data={"batch_size_per_gpu": 720_720})
+    task = make_denoise_task(config, SINGLE_PROCESS)
+    whole = plan_step(config, task, 1 << 60, "cpu")
+    assert whole.micro_batches == 1
+    parts = plan_step(config, task, whole.upper_bytes // 4, "cpu")
+    assert parts.upper_bytes <= whole.upper_bytes // 4 and 720_720 % parts.micro_batches == 0
+    accumulated = {"batch_size_per_gpu": 720_720, "accum_iter": parts.micro_batches // 2}
+    fewer = config_of(photos, data=accumulated)
+    with pytest.raises(BudgetError):
+        plan_step(fewer, task, whole.upper_bytes // 4, "cpu")
 
 
 def test_the_example_is_a_configuration():

@@ -130,6 +130,23 @@ def test_columns_that_are_no_numbers_or_have_one_name_are_refused():
         read_table(frame().set_axis(["date", 1, "1"], axis=1))
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_stamps_of_any_unit_are_those_of_text(unit):
+    stamps = pd.date_range("2026-01-01", periods=10, freq="h")
+    wanted = read_table(frame().assign(date=stamps.astype(str))).grid
+    found = read_table(frame().assign(date=stamps.as_unit(unit))).grid
+    assert found.frequency == wanted.frequency and found.stamps.equals(wanted.stamps)
+
+
+@pytest.mark.parametrize("year", [1000, 1676, 2263, 9990])
+def test_stamps_out_of_range_are_refused(year):
+    stamps = np.arange(f"{year}-01-01", f"{year}-01-11", dtype="datetime64[D]")
+    with pytest.raises(InputError, match="is no date"):
+        read_table(frame().assign(date=stamps.astype("datetime64[s]")))
+    with pytest.raises(InputError, match="numbers where dates are expected"):
+        read_table(frame().assign(date=np.arange(year, year + 10)))
+
+
 def test_stamps_end_with_2262():
     with pytest.raises(InputError, match="5 steps after 2259-01-01 end after 2262"):
         read_table(pd.DataFrame({"year": range(2240, 2260), "a": range(20)})).grid.after(5)
@@ -254,6 +271,59 @@ def test_a_million_rows_are_read(tmp_path):
     path = tmp_path / "long.csv"
     frame(steps=1_000_000, freq="min").to_csv(path, index=False)
     assert read_table(path).values.shape == (1_000_000, 2)
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("1" * 140_000 + "x", "line 4, column 'y'.*….*x' is no number"),
+        ('"' + "é\n" * 90_000, "cannot be read as a table"),
+    ],
+)
+def test_a_cell_of_any_length_is_cut_short_and_its_line_named(tmp_path, cell, message):
+    path = tmp_path / "long.csv"
+    rows = [f"2024-01-0{day},{cell if day == 3 else day}" for day in range(1, 9)]
+    path.write_text("date,y\n" + "\n".join(rows))
+    with pytest.raises(InputError, match=message) as error:
+        read_table(path)
+    assert len(error.value.message) < 500
+
+
+def test_names_of_any_length_are_cut_short(tmp_path):
+    path, name = tmp_path / "names.csv", "n" * 200_000
+    path.write_text(f"date,{name}\n2024-01-01,a\n")
+    with pytest.raises(InputError, match=r"n … n.*is no number") as error:
+        read_table(path)
+    assert len(error.value.message) < 500
+    path.write_text(f"date,y{',' * 100_000}\n2024-01-01,1\n")
+    with pytest.raises(InputError, match="columns have no name"):
+        read_table(path)
+
+
+def test_whatever_a_reader_raises_is_a_refusal(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    path = tmp_path / "odd.parquet"
+    facts = pyarrow.Table.from_pandas(frame()).schema.metadata[b"pandas"].decode()
+    odd = facts.replace('"name"', '"nome"').encode()
+    columns = pyarrow.Table.from_pandas(frame()).replace_schema_metadata({b"pandas": odd})
+    parquet.write_table(columns, path)
+    with pytest.raises(InputError, match=r"odd.parquet: cannot be read as a table \("):
+        read_table(path)
+
+
+def test_a_table_that_takes_more_than_there_is_is_refused_unread(tmp_path):
+    pytest.importorskip("pyarrow")
+    rows = 300_000
+    stamps = np.full(rows, np.datetime64("2024-01-01", "ns"))
+    pd.DataFrame({"date": stamps, "y": np.zeros(rows)}).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="300,000 rows of 2 columns take up to"):
+        read_table(tmp_path / "t.parquet", room=50 << 20)
+    frame(steps=1000).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(InputError, match=r"bytes take up to .* of memory, and there are 4.00 KiB"):
+        read_table(tmp_path / "t.csv", room=4096)
+    assert read_table(tmp_path / "t.csv", room=50 << 20).names
 
 
 def test_an_unknown_column_is_refused():

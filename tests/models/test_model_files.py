@@ -191,3 +191,15 @@ def test_no_image_to_image_model(purpose: str, channels: tuple[int, int], words:
     )
     with pytest.raises(ModelError, match=words):
         spandrel_files._require_image_model(Path("file.pth"), found)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_weights_that_are_not_finite_are_named(tmp_path: Path, suffix: str, value: float) -> None:
+    tensors = load("lowtide-x2").module.state_dict()
+    name = next(name for name, one in tensors.items() if one.ndim == 4)
+    tensors[name] = tensors[name].clone().index_fill_(0, torch.tensor([0]), value)
+    path = tmp_path / f"broken{suffix}"
+    (save_file if suffix == ".safetensors" else torch.save)(tensors, path)
+    with pytest.raises(ModelError, match=f"NaN or infinite, such as {name!r}"):
+        load(path)

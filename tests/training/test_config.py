@@ -33,6 +33,38 @@ def test_defaults_are_there():
     assert config.val.metrics["psnr"].test_y_channel
 
 
+@pytest.mark.parametrize("value", [2**31, 2**63, 2**70, -(2**70), 1e30, 1e300])
+@pytest.mark.parametrize("key", ["total_iter", "warmup_iter", "ema_warmup"])
+def test_numbers_have_a_bound(key, value):
+    with pytest.raises(
+        UsageError, match=f"train.{key}: (has to be|input should be|.* exceeded maximum size)"
+    ):
+        SrConfig.from_values(plain(train={"total_iter": 10, key: value}))
+
+
+@pytest.mark.parametrize("value", [2**70, 1e300])
+def test_numbers_of_open_sections_have_a_bound(value):
+    with pytest.raises(UsageError, match="network_g: has to be at most 2,147,483,647"):
+        SrConfig.from_values(plain(network_g={"type": "paragonconv", "features": [value]}))
+    losses = [{"type": "l1loss", "any": {"deep": value}}]
+    with pytest.raises(UsageError, match=r"train.losses.0: has to be at most 2,147,483,647"):
+        SrConfig.from_values(plain(train={"total_iter": 10, "losses": losses}))
+
+
+def test_a_seed_has_the_bound_of_all_commands():
+    assert SrConfig.from_values(plain(manual_seed=2**63 - 1)).manual_seed == 2**63 - 1
+    with pytest.raises(UsageError, match="manual_seed"):
+        SrConfig.from_values(plain(manual_seed=2**63))
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"features": 10**9, "blocks": 1}, {"features": 8, "blocks": 10**9}]
+)
+def test_a_network_larger_than_the_memory_is_refused(sizes):
+    with pytest.raises(UsageError, match="network_g: a network of these sizes takes more than"):
+        make_generator({"type": "paragonconv", **sizes}, 2, 0)
+
+
 def test_one_folder_is_enough():
     config = SrConfig.from_values(plain(datasets={"train": {"dataroot_gt": "photos"}}))
     assert [str(path) for path in config.datasets.train.dataroot_gt] == ["photos"]

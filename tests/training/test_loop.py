@@ -210,8 +210,10 @@ def test_a_longer_run_goes_on_and_another_is_refused(tmp_path):
     assert longer.resume() == 4
     longer.run()
     assert longer.completed_steps == 6
-    with pytest.raises(UsageError, match="another configuration"):
-        trainer(config_of(total=9, ema_decay=0.5), tmp_path).resume()
+    changed = config_of(total=9, ema_decay=0.5).model_copy(update={"manual_seed": 7})
+    words = "manual_seed was 0 and is 7, train.ema_decay was .* and is 0.5$"
+    with pytest.raises(UsageError, match=words):
+        trainer(changed, tmp_path).resume()
 
 
 def test_a_run_that_is_to_be_shorter_than_it_is_ends(tmp_path):
@@ -221,6 +223,8 @@ def test_a_run_that_is_to_be_shorter_than_it_is_ends(tmp_path):
         batches = Drawn()
         shorter = trainer(config_of(total=total), tmp_path, batches=batches)
         assert shorter.resume() == 4
+        said = [text for text in shorter.warnings if "4 steps were done already" in text]
+        assert len(said) == (total < 4)
         shorter.run(on_step=lambda _: pytest.fail("a step was taken"))
         assert (shorter.completed_steps, batches.calls) == (4, [])
     for name, weight in weights_of(first).items():

@@ -21,6 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# Characters of a message, and of a value in it, above which they are cut short: files hold names
+# and cells of megabytes.
+_MOST_IN_MESSAGE, _MOST_SHOWN = 4000, 60
+
 
 class LowtideError(Exception):
     """Base class of Lowtide's errors; ``exit_code`` is that of the command line."""
@@ -28,6 +32,7 @@ class LowtideError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        message = shorten(message, _MOST_IN_MESSAGE)
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -109,6 +114,16 @@ class Cancelled(LowtideError):  # noqa: N818  (an interruption, not a fault)
     """The caller asked to stop; finished results are kept, partial ones removed."""
 
     exit_code = 130
+
+
+def shown(value: object) -> str:
+    """Return a value as Python writes it, with its middle left out where it is long."""
+    return shorten(repr(value))
+
+
+def shorten(text: str, most: int = _MOST_SHOWN) -> str:
+    """Return a text with its middle left out where it has more than ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most * 3 // 4]} … {text[-most // 4 :]}"
 
 
 def closest_name(name: str, known: Iterable[str]) -> str | None:

@@ -1,9 +1,18 @@
-"""How settings become options of a command line."""
+"""How settings become options of a command line, and the bounds of whole numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
+
+# Sizes made of larger ones pass 64 bits.
+MOST_COUNT = 2**31 - 1
+Count = Annotated[int, Ge(1), Le(MOST_COUNT)]
+# One bound for the seeds of all commands.
+MOST_SEED = 2**63 - 1
+Seed = Annotated[int, Ge(0), Le(MOST_SEED)]
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,22 @@ import numpy as np
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, UsageError
+from lowtide.core.option import MOST_COUNT
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.jobs.backtest_methods import Method, fit_methods
 from lowtide.jobs.backtest_report import BacktestReport, HorizonScores
-from lowtide.jobs.forecast import RIDGE, named_outputs, require_outputs, require_sampling
+from lowtide.jobs.forecast import (
+    RIDGE,
+    named_outputs,
+    require_outputs,
+    require_room_for_paths,
+    require_sampling,
+)
 from lowtide.jobs.forecast_scores import Scores, load_scoringrules
 from lowtide.jobs.trained_forecaster import TrainedForecaster, without_attention_warnings
 from lowtide.media.table import TimeTable, read_table
 from lowtide.memory.memory_limits import failing_beyond_container
+from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution
 from lowtide.models.forecaster.windows import targets
 
@@ -72,7 +80,7 @@ def backtest(
         columns: Series to use; all by default.
         target: The one of them to score; the methods are fitted to all.
         frequency: pandas' name of the distance of stamps; None finds it.
-        seed: Seed of the sample paths, at least 0.
+        seed: Seed of the sample paths, from 0 to 2**63 - 1.
         stride: Distance of the windows that are scored.
         plot: Picture of the shares of targets in each tenth of their distribution (PIT).
         force: Overwrite files that exist.
@@ -98,6 +106,7 @@ def backtest(
     train, first, last = steps
     place = None if target is None else table.index(target)
     scored = slice(None) if place is None else slice(place, place + 1)
+    require_room_for_paths(samples, max(horizons), len(table.names))
     few = min(samples, _JOINT_SAMPLES if trained is None else _DIFFUSION_SAMPLES)
     report = BacktestReport(
         model=str(model),
@@ -149,8 +158,8 @@ def backtest(
 def _require_arguments(split: str, horizons: Sequence[int], stride: int) -> None:
     if split not in SPLITS:
         raise UsageError(f"there is no split {split!r}", hint=f"--split {' or '.join(SPLITS)}")
-    if not horizons or min(horizons) < 1 or stride < 1:
-        raise UsageError("horizons and strides are at least 1", hint="--horizon 96")
+    if not horizons or min(horizons) < 1 or not 1 <= stride <= MOST_COUNT:
+        raise UsageError(f"horizons and strides are from 1 to {MOST_COUNT:,}", hint="--horizon 96")
 
 
 def _read(
@@ -163,7 +172,8 @@ def _read(
 ) -> tuple[TimeTable, TrainedForecaster | None, tuple[int, int, int]]:
     """Return the table, the trained model if it is one, and the steps of `split_steps`."""
     if model == RIDGE:
-        trained, table = None, read_table(data, columns=columns, frequency=frequency)
+        trained, room = None, available_host_bytes()
+        table = read_table(data, columns=columns, frequency=frequency, room=room)
     else:
         trained = TrainedForecaster.load(Path(model))
         trained.require_horizon(max(horizons))

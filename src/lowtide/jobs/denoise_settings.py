@@ -6,12 +6,12 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
 from lowtide.core.errors import UsageError
-from lowtide.core.option import Option
+from lowtide.core.option import Count, Option, Seed
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.models.denoiser.slim_unet_config import TIMES, SchedulerName
 
@@ -61,7 +61,7 @@ class DenoiseSettings(ImageSettings):
     ] = None
 
     noise: Annotated[str | Path | None, Option("Noise", metavar="FILE|NAME")] = None
-    iso: Annotated[Annotated[int, Ge(1)] | None, Option("Noise", metavar="N", example=800)] = None
+    iso: Annotated[Count | None, Option("Noise", metavar="N", example=800)] = None
     black_level: Annotated[
         Annotated[float, Ge(0), Le(65_535)] | None, Option(_RAW, metavar="LEVEL", example=512)
     ] = None
@@ -69,7 +69,7 @@ class DenoiseSettings(ImageSettings):
     steps: Annotated[int, Ge(1), Le(TIMES), Option("Noise", metavar="N")] = 1
     scheduler: Annotated[SchedulerName | None, Option("Noise")] = None
     eta: Annotated[float, Ge(0), Le(1), Option("Noise")] = 0.0
-    seed: Annotated[int, Ge(0), Le(2**63 - 1), Option("Noise")] = 0
+    seed: Annotated[Seed, Option("Noise")] = 0
     mask: Annotated[str | Path | None, Option("Output", metavar="FILE")] = None
 
     hashed: ClassVar[str] = (
@@ -125,6 +125,11 @@ class DenoiseSettings(ImageSettings):
         if self.chosen_noise is None:
             return own
         return hashlib.sha256(f"{own} {self.chosen_noise.key}".encode()).hexdigest()
+
+    def made_with(self, model_sha256: str, precision: str) -> dict[str, Any]:
+        """Return what `content_hash` is of, by name."""
+        noise = "" if self.chosen_noise is None else self.chosen_noise.key
+        return {**super().made_with(model_sha256, precision), "noise": noise}
 
     @property
     def model_name(self) -> str:

@@ -13,7 +13,9 @@ from pydantic import BaseModel
 from lowtide.core.atomic_file import require_distinct, require_name, require_output
 from lowtide.core.errors import UsageError
 from lowtide.core.figure_file import require_figure_name
+from lowtide.core.option import MOST_COUNT, MOST_SEED
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.core.units import format_bytes
 from lowtide.jobs.forecast_frames import (
     quantile_frame,
     require_table_name,
@@ -27,6 +29,7 @@ from lowtide.jobs.trained_forecaster import (
 )
 from lowtide.media.table import TimeTable, listed, read_table
 from lowtide.memory.memory_limits import failing_beyond_container
+from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS, Distribution, PathSampler
 
@@ -135,7 +138,7 @@ def forecast(
         columns: Series to use; all by default, or those of the folder.
         target: The one of them to forecast; the model is of all.
         frequency: pandas' name of the distance of stamps; None finds it.
-        seed: Seed of the sample paths, at least 0.
+        seed: Seed of the sample paths, from 0 to 2**63 - 1.
         samples_output: File of the sample paths, CSV or Parquet.
         plot: Picture of history, median and bands.
         force: Overwrite files that exist.
@@ -155,6 +158,7 @@ def forecast(
     wanted = require_outputs(data, tables, plot, force=force)
     source = _source(model, data, steps, paths, tuple(columns), frequency)
     table = source.table
+    require_room_for_paths(samples, steps, len(table.names))
     notes = [*table.notes, *_unverified(table, source.ridge)]
     place = None if target is None else table.index(target)
     stamps = table.grid.after(steps)
@@ -223,7 +227,7 @@ def _source(
 ) -> _Source:
     """Return the table of ``data`` and the forecaster fitted to it, or the trained one."""
     if model == RIDGE:
-        table = read_table(data, columns=columns, frequency=frequency)
+        table = read_table(data, columns=columns, frequency=frequency, room=available_host_bytes())
         with failing_beyond_container():
             ridge = fit_forecaster(table, steps, paths=paths)
         return _Source(table, ridge, ridge.predict, ridge.paths.name, ridge.paths.sampler)
@@ -267,8 +271,10 @@ def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> N
     """Refuse settings of sample paths that make no sense, or need a model that is ``trained``."""
     if samples < 2:
         raise UsageError(f"{samples} samples are no distribution", hint="ask for 200")
-    if seed < 0:
-        raise UsageError(f"a seed is at least 0, not {seed}", hint="--seed 0")
+    if samples > MOST_COUNT:
+        raise UsageError(f"{samples:,} samples are too many", hint="ask for 200")
+    if not 0 <= seed <= MOST_SEED:
+        raise UsageError(f"a seed is from 0 to {MOST_SEED:,}, not {seed}", hint="--seed 0")
     if paths == DIFFUSION and not trained:
         raise UsageError(
             "diffusion paths are of a trained model",
@@ -285,6 +291,18 @@ def named_outputs(*outputs: str | Path | None) -> list[Path]:
     for path in wanted:
         require_name(path)
     return [Path(path) for path in wanted]
+
+
+def require_room_for_paths(samples: int, steps: int, series: int) -> None:
+    """Refuse sample paths that take more memory than there is, by `UsageError`."""
+    # Sorted, and in rows of a table, there are copies of them.
+    needed, room = samples * steps * series * 4 * 8, available_host_bytes()
+    if needed > room:
+        raise UsageError(
+            f"{samples:,} samples of {steps:,} steps of {series:,} series take up to"
+            f" {format_bytes(needed)} of memory, and there are {format_bytes(room)}",
+            hint="--samples 200",
+        )
 
 
 def require_outputs(

@@ -139,7 +139,15 @@ class _ImageRun:
                 skipped_inputs=SkippedInput.of(self.found),
             )
             key = self.settings.content_hash(prepared.descriptor.sha256, prepared.precision)
-            results = ResultRecorder(self.pairs, report, journal, key, force=force, sidecar=sidecar)
+            results = ResultRecorder(
+                self.pairs,
+                report,
+                journal,
+                key,
+                force=force,
+                sidecar=sidecar,
+                made_with=self.settings.made_with(prepared.descriptor.sha256, prepared.precision),
+            )
             if len(self.devices) == 1 or len(self.pairs) == 1:
                 # A single image stays in this process, which distributes its tiles.
                 self.pipeline(prepared, budget, results, threads).run(results.due_items())

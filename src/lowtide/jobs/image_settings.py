@@ -6,13 +6,13 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
 from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
-from lowtide.core.option import Option
+from lowtide.core.option import MOST_COUNT, Count, Option
 from lowtide.jobs.settings import RunSettings
 from lowtide.models.model_files import is_onnx
 
@@ -72,8 +72,10 @@ class ImageSettings(RunSettings):
     strategy: Annotated[Literal["auto", "whole", "streamed", "tiled"], Option(_PLAN)] = "auto"
     cuda_graphs: Annotated[bool, Option(_PLAN)] = False
     compile: Annotated[Literal["auto", "on", "off"], Option(_PLAN)] = "auto"
-    tile: Annotated[Annotated[int, Ge(1)] | None, Option(_PLAN, metavar="PIXELS")] = None
-    tile_overlap: Annotated[Annotated[int, Ge(0)] | None, Option(_PLAN, metavar="PIXELS")] = None
+    tile: Annotated[Count | None, Option(_PLAN, metavar="PIXELS")] = None
+    tile_overlap: Annotated[
+        Annotated[int, Ge(0), Le(MOST_COUNT)] | None, Option(_PLAN, metavar="PIXELS")
+    ] = None
     tile_batch_size: Annotated[
         Annotated[int, Ge(1), Le(256)] | None, Option(_PLAN, metavar="N")
     ] = None
@@ -185,14 +187,21 @@ class ImageSettings(RunSettings):
         """Return (W, H) of the output file for an image with ``info``."""
         return info.width * model_scale, info.height * model_scale
 
-    def content_hash(self, model_sha256: str, precision: str) -> str:
-        """Return a SHA-256 of all that determines the result's bytes, except the input."""
-        ordered = {
+    def made_with(self, model_sha256: str, precision: str) -> dict[str, Any]:
+        """Return what `content_hash` is of, by name, to say what differs."""
+        model = f"{self.model_name} ({model_sha256[:8]})"
+        return {"model": model, "computed in": precision, **self._hashed_values()}
+
+    def _hashed_values(self) -> dict[str, Any]:
+        return {
             name: _GONE[name] if name in _GONE else getattr(self, name)
             for name in self.hashed.split()
             if name not in _NEW or getattr(self, name) != _NEW[name]
         }
-        values = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False)
+
+    def content_hash(self, model_sha256: str, precision: str) -> str:
+        """Return a SHA-256 of all that determines the result's bytes, except the input."""
+        values = json.dumps(self._hashed_values(), separators=(",", ":"), ensure_ascii=False)
         if self.plan_file is not None:
             values += file_sha256(self.plan_file)
         return hashlib.sha256(f"{model_sha256} {precision} {values}".encode()).hexdigest()

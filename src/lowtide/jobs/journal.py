@@ -3,6 +3,7 @@
 A journal is one hidden file in the output folder. Each line is a JSON record:
 
     {"pin": {...}}                                  budget, costs and versions of the first run
+    {"settings": hash, "values": {...}}             what the keys of files have, by name
     {"part": name}                                  about to write this temporary file
     {"begin": target, "key": ..., "replaces": ...}  about to rename a finished file to its target
     {"done": target, "key": ..., "sha256": ...}     the rename is done
@@ -52,6 +53,7 @@ class Journal:
         self._path = folder / JOURNAL_NAME
         self._new_folders = [path for path in (folder, *folder.parents) if not exists(path)]
         self.pin: dict[str, Any] = {}
+        self._settings: dict[str, dict[str, Any]] = {}
         self._parts: dict[str, dict[str, Any]] = {}
         self._begun: dict[str, dict[str, Any]] = {}
         self._done: dict[str, dict[str, Any]] = {}
@@ -85,6 +87,8 @@ class Journal:
         match record:
             case {"pin": dict() as pin}:
                 self.pin = pin
+            case {"settings": str() as key, "values": dict() as values}:
+                self._settings[key] = values
             case {"part": str() as name} if _is_part(name):
                 self._parts[name] = record
             case {"begin": str() as name, "key": str(), "replaces": list() | None}:
@@ -119,6 +123,21 @@ class Journal:
         """Record what the remaining files have to be made with."""
         self._append({"pin": pin})
         self.pin = pin
+
+    def note_settings(self, key: str, values: dict[str, Any]) -> None:
+        """Record the settings that the hash ``key`` in files' keys is of."""
+        if self._settings.get(key) != values:
+            self._append({"settings": key, "values": values})
+            self._settings[key] = values
+
+    def settings_of(self, key: str) -> dict[str, Any] | None:
+        """Return the settings of a hash, None where they were not recorded."""
+        return self._settings.get(key)
+
+    def key_of(self, target: Path) -> str:
+        """Return the key with which this journal made ``target``."""
+        name = self._name(target)
+        return (self._done.get(name) or self._begun[name])["key"]
 
     @property
     def has_results(self) -> bool:
@@ -169,8 +188,15 @@ class Journal:
         if self._file.closed:
             return
         records = [{"pin": self.pin}] if self.pin else []
-        records += [self._done[name] for name in sorted(self._done)]
         open_ends = self._begun.keys() - self._done.keys()
+        used = {
+            one["key"].partition("-")[2] for one in (*self._done.values(), *self._begun.values())
+        }
+        records += [
+            {"settings": key, "values": self._settings[key]}
+            for key in sorted(used & self._settings.keys())
+        ]
+        records += [self._done[name] for name in sorted(self._done)]
         records += [self._begun[name] for name in sorted(open_ends)]
         records += [
             record for name, record in self._parts.items() if os.path.lexists(self.folder / name)

@@ -6,8 +6,10 @@ import os
 from bisect import bisect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lowtide.core.atomic_file import require_output
+from lowtide.core.changes import describe_changes
 from lowtide.core.errors import LowtideError, OutputError, UsageError
 from lowtide.core.hashing import file_sha256
 from lowtide.jobs.item import Item
@@ -20,7 +22,8 @@ class ResultRecorder:
     """Record the results of ``pairs`` in ``report`` and ``journal``, by index from 1.
 
     An item that fails is reported and the others go on; the error of a single item is raised.
-    ``settings_key`` is a hash of all that determines the bytes of a result, except its input.
+    ``settings_key`` is a hash of all that determines the bytes of a result, except its input, and
+    ``made_with`` says what that is.
     """
 
     def __init__(
@@ -32,7 +35,9 @@ class ResultRecorder:
         *,
         force: bool,
         sidecar: bool,
+        made_with: dict[str, Any] | None = None,
     ) -> None:
+        self._made_with = made_with
         self.pairs, self.item_type = pairs, report.item_type
         self._report, self._journal, self._key = report, journal, settings_key
         self.force, self._sidecar = force, sidecar
@@ -51,7 +56,7 @@ class ResultRecorder:
                     self.record(index, skipped)
                     return False
                 self._keys[index] = key
-            refuse_overwriting(pair.target, journal, self.force)
+            self._refuse_overwriting(pair.target, self._keys.get(index, ""))
             if self._sidecar:
                 require_output(sidecar_path(pair.target), force=True, makes_folder=True)
         except LowtideError as error:
@@ -77,8 +82,10 @@ class ResultRecorder:
         """
         target, journal = self.pairs[index - 1].target, self._journal
         if journal is None or not journal.owns(target):
-            refuse_overwriting(target, journal, self.force)
+            self._refuse_overwriting(target, self._keys.get(index, ""))
         if journal is not None:
+            if self._made_with is not None:
+                journal.note_settings(self._key, self._made_with)
             journal.begin(target, self._keys[index])
 
     def done(self, index: int, item: ItemReport) -> None:
@@ -117,6 +124,18 @@ class ResultRecorder:
         self._recorded.insert(place, index)
         self._report.items.insert(place, item)
 
+    def _why_other(self, journal: Journal, target: Path, key: str) -> str:
+        """Return why a file that ``journal`` made is not the result of ``key``."""
+        (content, _, settings), now = journal.key_of(target).partition("-"), key.partition("-")
+        if settings != self._key:
+            before = journal.settings_of(settings)
+            known = before is not None and self._made_with is not None
+            changes = describe_changes(before, self._made_with) if known else ""
+            return f"was made with other settings{': ' if changes else ''}{changes}"
+        if content != now[0]:
+            return "was made from another input"
+        return "has changed since it was made"
+
     def _content(self, source: Path) -> str:
         try:
             return file_sha256(source)
@@ -124,12 +143,13 @@ class ResultRecorder:
             text = f"{source}: cannot be read: {error.strerror}"
             raise self._report.input_error(text) from error
 
-
-def refuse_overwriting(target: Path, journal: Journal | None, force: bool) -> None:
-    """Raise `UsageError` where ``target`` exists and may not be replaced."""
-    if not force and journal is not None and os.path.lexists(target) and journal.owns(target):
-        raise UsageError(
-            f"{target} was made from another input or with other settings, or changed since",
-            hint="--force to replace it, or another output folder",
-        )
-    require_output(target, force=force, makes_folder=True)
+    def _refuse_overwriting(self, target: Path, key: str) -> None:
+        """Raise `UsageError` where ``target`` exists and may not be replaced."""
+        journal = self._journal
+        made = journal is not None and os.path.lexists(target) and journal.owns(target)
+        if journal is not None and made and not self.force:
+            raise UsageError(
+                f"{target} {self._why_other(journal, target, key)}",
+                hint="--force to replace it, or another output folder",
+            )
+        require_output(target, force=self.force, makes_folder=True)

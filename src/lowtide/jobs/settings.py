@@ -25,7 +25,8 @@ _PRECISION_HINT = (
 _PROBLEMS = {
     "greater_than": "has to be above {gt:g}",
     "greater_than_equal": "has to be at least {ge:g}",
-    "less_than_equal": "has to be at most {le:g}",
+    "less_than_equal": "has to be at most {le:,}",
+    "finite_number": "has to be a finite number",
     "literal_error": "is not one of {expected}",
     "int_parsing": "is not a whole number",
     "int_from_float": "is not a whole number",
@@ -121,7 +122,7 @@ class RunSettings:
         plan_file: Replay a plan from `lowtide plan upscale --json`, or from a report.
     """
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
 
     budget: Annotated[str | int | Budget, Option(flags=("-b", "--budget"))] = "auto"
     host_budget: str | int | None = None

@@ -18,11 +18,13 @@ from lowtide.jobs.trained_forecaster import (
     without_attention_warnings,
 )
 from lowtide.media.table import TimeTable, read_table
+from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.ldm4ts.model import LDM4TSModel
 from lowtide.training.data.batches import Batches
 from lowtide.training.data.file_facts import collect_file_facts
 from lowtide.training.distributed import ProcessGroup
+from lowtide.training.limited_build import limited_build
 from lowtide.training.task import Task, Validator
 from lowtide.training.tasks.forecast_config import ForecastConfig
 from lowtide.training.tasks.forecasting import (
@@ -82,7 +84,12 @@ def make_forecast_task(config: ForecastConfig, processes: ProcessGroup, *, folde
     ``folder`` is that of the run.
     """
     data = config.datasets.train
-    table = read_table(data.table, columns=tuple(data.columns), frequency=data.frequency)
+    table = read_table(
+        data.table,
+        columns=tuple(data.columns),
+        frequency=data.frequency,
+        room=available_host_bytes(),
+    )
     steps = len(table.values) if data.split == "all" else split_steps(table, data.split)[0]
     ridge = fit_forecaster(table, config.horizon, steps)
     saver = _Saver(folder, _facts(config, table, steps), ridge)
@@ -160,12 +167,13 @@ def _make_denoiser(config: ForecastConfig, table: TimeTable) -> LDM4TSModel:
     # A table without a season is folded into a square.
     usual = season if season > 1 else max(2, math.isqrt(config.horizon))
     network["period"] = network["period"] or usual
-    return LDM4TSModel(
-        horizons=tuple(config.horizons),
-        variables=len(table.names),
-        seed=config.manual_seed,
-        **network,
-    )
+    with limited_build("network"):
+        return LDM4TSModel(
+            horizons=tuple(config.horizons),
+            variables=len(table.names),
+            seed=config.manual_seed,
+            **network,
+        )
 
 
 def _facts(config: ForecastConfig, table: TimeTable, steps: int) -> TrainedFacts:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+import bisect
+import functools
 
 from pydantic import BaseModel
 
@@ -12,7 +12,7 @@ from lowtide.core.heap import HeapMode, current_heap, heap_is_tuned
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import DeviceProfile, find_profile
-from lowtide.memory.training.options import AUTOCAST_DTYPES
+from lowtide.memory.training.options import AUTOCAST_DTYPES, divisors
 from lowtide.training.run_config import RunConfig
 from lowtide.training.task import Task
 from lowtide.training.traced_step import TaskModules, TracedTrainStep
@@ -60,18 +60,26 @@ def plan_step(
     Raises:
         BudgetError: No split fits; names the smallest budget that would.
     """
-    least: StepPlan | None = None
+    _require_room_for_batch(config, task, budget)
     modules = TaskModules(config, task)
     profile = find_profile(device)
     heaps: list[HeapMode] = [current_heap()]
     if profile.kind == "cpu" and heap_is_tuned():
         heaps.append("trim")
-    for heap, micro_batches in itertools.product(heaps, _micro_batch_counts(config)):
-        plan = _plan(config, task, modules, micro_batches, budget, profile, heap)
-        if plan.upper_bytes <= budget:
-            return plan
-        least = plan if least is None or plan.upper_bytes < least.upper_bytes else least
-    assert least is not None
+    smallest = list[StepPlan]()
+    for heap in heaps:
+        make = functools.cache(
+            functools.partial(_plan, config, task, modules, budget, profile, heap)
+        )
+        counts = _micro_batch_counts(config)
+        if make(counts[0]).upper_bytes <= budget:
+            return make(counts[0])
+        # The smallest before those between: of a large batch there are a hundred.
+        smallest.append(make(counts[-1]))
+        if smallest[-1].upper_bytes <= budget:
+            fits = bisect.bisect_left(counts, True, key=lambda n: make(n).upper_bytes <= budget)
+            return make(counts[fits])
+    least = min(smallest, key=lambda plan: plan.upper_bytes)
     need = -(-least.upper_bytes // MIB)
     full = config.train.checkpointing != "none"
     raise BudgetError(
@@ -82,24 +90,34 @@ def plan_step(
     )
 
 
-def _micro_batch_counts(config: RunConfig) -> Iterator[int]:
-    """Yield numbers of parts to try: divisors of the batch, so that parts are equal."""
+def _require_room_for_batch(config: RunConfig, task: Task, budget: int) -> None:
+    """Refuse a batch that alone takes more than the budget, by `BudgetError`, before any plan."""
+    batch = config.datasets.train.batch_size_per_gpu
+    taken = batch * sum(one.nbytes for one in task.data.example(1))
+    if taken > budget:
+        raise BudgetError(
+            f"no step fits in {format_bytes(budget)}: {batch:,} {task.title} alone take"
+            f" {format_bytes(taken)}",
+            hint="a smaller datasets.train.batch_size_per_gpu",
+        )
+
+
+def _micro_batch_counts(config: RunConfig) -> list[int]:
+    """Return numbers of parts to try: divisors of the batch, so that parts are equal."""
     data = config.datasets.train
     if data.accum_iter is not None:
-        yield min(data.accum_iter, data.batch_size_per_gpu)
-        return
-    batch = data.batch_size_per_gpu
-    yield from (parts for parts in range(1, batch + 1) if batch % parts == 0)
+        return [min(data.accum_iter, data.batch_size_per_gpu)]
+    return divisors(data.batch_size_per_gpu)
 
 
 def _plan(
     config: RunConfig,
     task: Task,
     modules: TaskModules,
-    micro_batches: int,
     budget: int,
     profile: DeviceProfile,
     heap: HeapMode,
+    micro_batches: int,
 ) -> StepPlan:
     batch = config.datasets.train.batch_size_per_gpu
     step = TracedTrainStep(

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge
-
 from lowtide.core.errors import UsageError
-from lowtide.core.option import Option
+from lowtide.core.option import Count, Option
 from lowtide.jobs.settings import validate_settings
 
 if TYPE_CHECKING:
@@ -49,14 +47,14 @@ class TrainSettings:
         validation_size: Size of the validation images. Default: --size.
     """
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
 
-    batch: Annotated[int, Ge(1), Option(_STEP)] = 4
-    size: Annotated[tuple[int, int] | None, Option(_STEP, metavar="SIZE")] = None
+    batch: Annotated[Count, Option(_STEP)] = 4
+    size: Annotated[tuple[Count, Count] | None, Option(_STEP, metavar="SIZE")] = None
     inputs: Annotated[
         tuple[str, ...], Option(_STEP, flags=("--input",), metavar="SHAPE", repeats=True)
     ] = ()
-    channels: Annotated[Annotated[int, Ge(1)] | None, Option(_STEP)] = None
+    channels: Annotated[Count | None, Option(_STEP)] = None
     optimizer: Annotated[
         Literal["adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentum"] | Literal["auto"],
         Option(_STEP),
@@ -64,9 +62,9 @@ class TrainSettings:
     checkpointing: Annotated[Literal["none", "selective", "full"], Option(_STEP)] = "none"
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Option(_STEP)] = "fp32"
     ema: Annotated[bool, Option(_STEP)] = False
-    accumulate: Annotated[int, Ge(1), Option(_STEP)] = 1
-    validation_batch: Annotated[Annotated[int, Ge(1)] | None, Option(_STEP, metavar="N")] = None
-    validation_size: Annotated[tuple[int, int] | None, Option(_STEP, metavar="SIZE")] = None
+    accumulate: Annotated[Count, Option(_STEP)] = 1
+    validation_batch: Annotated[Count | None, Option(_STEP, metavar="N")] = None
+    validation_size: Annotated[tuple[Count, Count] | None, Option(_STEP, metavar="SIZE")] = None
 
     @classmethod
     def of(cls, **values: Any) -> TrainSettings:

@@ -18,6 +18,7 @@ from lowtide.core.input_file import exists, is_folder, require_input
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.media.table import TimeTable, read_table
 from lowtide.memory.library_memory import require_room_for_libraries
+from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.forecaster_file import load_forecaster, save_forecaster
 from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS, Distribution, PathSampler
@@ -137,7 +138,9 @@ class TrainedForecaster:
                 f" {', '.join(columns)}",
                 hint="drop --columns; --target forecasts one of them",
             )
-        table = read_table(data, columns=self.facts.columns, frequency=frequency)
+        table = read_table(
+            data, columns=self.facts.columns, frequency=frequency, room=available_host_bytes()
+        )
         self.require_table(table)
         return table
 

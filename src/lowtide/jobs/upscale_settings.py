@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt, Le
 
 from lowtide.core.errors import UsageError
-from lowtide.core.option import Option
+from lowtide.core.option import Count, Option
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.models.model_files import is_onnx
 
@@ -40,9 +40,9 @@ class UpscaleSettings(ImageSettings):
     scale: Annotated[
         Annotated[float, Gt(0), Le(64)] | None, Option(_SIZE, flags=("-s", "--scale"), example=2)
     ] = None
-    width: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
-    height: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
-    max_side: Annotated[Annotated[int, Ge(1)] | None, Option(_SIZE)] = None
+    width: Annotated[Count | None, Option(_SIZE)] = None
+    height: Annotated[Count | None, Option(_SIZE)] = None
+    max_side: Annotated[Count | None, Option(_SIZE)] = None
 
     hashed: ClassVar[str] = (
         "scale width height max_side format precision accuracy strategy self_ensemble compile"

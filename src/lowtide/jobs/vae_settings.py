@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from annotated_types import Ge, Gt
+from annotated_types import Gt
 
 from lowtide.core.errors import UsageError
-from lowtide.core.option import Option
+from lowtide.core.option import Count, Option, Seed
 from lowtide.jobs.settings import validate_settings
 from lowtide.jobs.video_settings import CodecName, VideoSettings
 
@@ -44,6 +44,8 @@ class VaeSettings:
         preset: Speed of the encoder in its own words: medium, or 8 for svtav1. Slower is smaller.
     """
 
+    __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
+
     model: Annotated[Path | None, Option(flags=("-m", "--model"))] = None
     budget: Annotated[str | int, Option(flags=("-b", "--budget"))] = "auto"
     device: str = "auto"
@@ -52,9 +54,9 @@ class VaeSettings:
     frames: Annotated[str | None, Option(metavar="A:B", example="24:48")] = None
     time: Annotated[str | None, Option(metavar="A:B", example="1.5:4")] = None
     deinterlace: Annotated[bool, Option(_VIDEO)] = False
-    max_side: Annotated[Annotated[int, Ge(1)] | None, Option(metavar="PIXELS")] = None
+    max_side: Annotated[Count | None, Option(metavar="PIXELS")] = None
     sample: bool = False
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Seed = 0
     fps: Annotated[Annotated[float, Gt(0)] | None, Option(_VIDEO, example=25)] = None
     codec: Annotated[CodecName, Option(_VIDEO)] = "auto"
     quality: Annotated[float | None, Option(_VIDEO, example=18)] = None

@@ -8,11 +8,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from annotated_types import Ge
-
 from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
-from lowtide.core.option import Option
+from lowtide.core.option import Count, Option
 from lowtide.jobs.upscale_settings import UpscaleSettings, whole_side
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ class VideoSettings(UpscaleSettings):
     sound: Annotated[str | Path, Option(_VIDEO, metavar="auto|copy|aac|opus|flac|none|FILE")] = (
         "auto"
     )
-    segment: Annotated[int, Ge(1), Option(_VIDEO, metavar="FRAMES")] = 120
+    segment: Annotated[Count, Option(_VIDEO, metavar="FRAMES")] = 120
     damaged: Annotated[Literal["refuse", "keep"], Option(_VIDEO)] = "refuse"
     deinterlace: Annotated[bool, Option(_VIDEO)] = False
 

@@ -208,7 +208,7 @@ class VolumeJob(DenoiseJob):
                 check_cancel(pipeline.cancel)
                 volume, number = divmod(place, facts.shape[2])
                 stored = volumes.read(place, place + 1)
-                before = after = facts.to_units(stored)[0]
+                before = after = survey.ranges[volume].known(facts.to_units(stored)[0])
                 scale = survey.scales[volume]
                 if scale is not None and scale.has_noise:
                     network = partial(self._run_slice, within, place, scale, outcome)

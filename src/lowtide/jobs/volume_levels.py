@@ -48,7 +48,9 @@ def estimate_levels(
     # Volumes that are copies of each other do not tell their noise.
     told = [one for one in near if one is not None and one > rounding]
     series = float(np.median(told)) if told else None
-    shown = [_slice_noise(*one) for one in zip(ranges, volumes_of(facts, cancel), strict=True)]
+    shown = [
+        _slice_noise(*one) for one in zip(ranges, volumes_of(facts, ranges, cancel), strict=True)
+    ]
     found = []
     for own, slices in zip(near, shown, strict=True):
         known = slices.background if series is None else own if own in told else series
@@ -109,7 +111,7 @@ def neighbor_noise(
         return [None]
     stride = max(1, width * height * slices // voxels)
     found = []
-    for volume, images in enumerate(neighbors_of(facts, 1, cancel)):
+    for volume, images in enumerate(neighbors_of(facts, ranges, 1, cancel)):
         near = [one for one in (volume - 1, volume + 1) if 0 <= one < count]
         threshold = np.mean([ranges[one].threshold for one in near])
         statistics = NeighborStatistics(float(threshold), stride)

@@ -19,6 +19,8 @@ from lowtide.models.denoiser.volume_level import RangeStatistics, VolumeRange
 
 # Most by which a table's level and what a file shows may differ: structure only adds to the latter.
 _MOST_BETWEEN = 3.0
+# Squares of smaller values are no numbers of 32 bits.
+_LEAST_VALUE = 1e-18
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def survey_volume(
 
     Raises:
         InputError: The file is damaged, or no voxel is finite.
-        UsageError: The table's noise is not in the file.
+        UsageError: The table's noise is not in the file, nor can ``sigma`` be.
     """
     ranges, notes = survey_ranges(facts, cancel), []
     count, source, noise = len(ranges), "estimated", "gaussian"
@@ -74,6 +76,12 @@ def survey_volume(
         notes += _compare_noise(facts, ranges, chosen, sigma, cancel)
     elif sigma is not None:
         source = "given"
+        widest = max(one.span for one in ranges)
+        if 0 < widest < sigma:
+            raise UsageError(
+                f"--sigma {sigma:g} is more than all values of {facts.path} span: {widest:.4g}",
+                hint="give it in data units, or drop it: it is estimated",
+            )
     levels: tuple[float | None, ...] = (sigma,) * count
     if sigma is None:
         estimate = estimate_levels(facts, ranges, cancel)
@@ -119,7 +127,7 @@ def _notes(
 ) -> list[str]:
     notes = []
     if missing := sum(one.not_finite for one in ranges):
-        notes.append(f"{missing:,} voxels are NaN or infinite, and kept as they are")
+        notes.append(f"{missing:,} voxels are NaN, infinite or far beyond all others, and kept")
     unknown = sum(level is None for level in levels)
     if unknown:
         notes.append(
@@ -136,14 +144,20 @@ def survey_ranges(facts: VolumeFacts, cancel: Cancel = None) -> list[VolumeRange
     """Return the range of each volume.
 
     Raises:
-        InputError: The file is damaged, or no voxel is finite.
+        InputError: The file is damaged, no voxel is finite, or all are too small to compute with.
     """
     found = []
-    for slices in volumes_of(facts, cancel):
+    for slices in volumes_of(facts, cancel=cancel):
         statistics = RangeStatistics()
         for image in slices:
             statistics.add(image)
         found.append(statistics.result())
     if sum(one.not_finite for one in found) == facts.slices * facts.shape[0] * facts.shape[1]:
         raise InputError(f"{facts.path}: no voxel is finite: all are NaN or infinite")
+    largest = max(max(one.high, -one.low) for one in found)
+    if 0 < largest < _LEAST_VALUE:
+        raise InputError(
+            f"{facts.path}: values up to {largest:.3g} are too small to compute with",
+            hint="store it in another unit, or with a larger scl_slope",
+        )
     return found

@@ -6,6 +6,7 @@ Series are refused, or remarked on, by their sizes, frequencies, holes and const
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.errors import InputError, UsageError
+from lowtide.core.errors import InputError, UsageError, shorten, shown
 from lowtide.media.table_file import RowError, numbers, place_of, read_frame, stamps
 from lowtide.media.time_grid import TimeGrid, fit_grid
 
@@ -88,6 +89,7 @@ def read_table(
     *,
     columns: tuple[str, ...] = (),
     frequency: str | None = None,
+    room: int = sys.maxsize,
 ) -> TimeTable:
     """Read a table of series.
 
@@ -97,6 +99,7 @@ def read_table(
             timestamp, target``.
         columns: Names of the series to read; all by default.
         frequency: pandas' name of the distance of stamps; None finds it.
+        room: Bytes of memory that there are for a file's table and what is made of it.
 
     Raises:
         InputError: The file cannot be read, a cell is no number or no date, stamps are doubled or
@@ -116,7 +119,7 @@ def read_table(
         )
     path = None if isinstance(data, pd.DataFrame) else Path(data)
     try:
-        frame = _flat(data if isinstance(data, pd.DataFrame) else read_frame(Path(data)))
+        frame = _flat(data if isinstance(data, pd.DataFrame) else read_frame(Path(data), room))
         wide, labels, notes = _wide(frame)
         names = list(map(str, wide.columns))
         wide = wide.iloc[:, [_place(name, names) for name in columns]] if columns else wide
@@ -142,8 +145,9 @@ def _flat(frame: pd.DataFrame) -> pd.DataFrame:
     elif set(frame.index.names) & {*_STAMPS, *(name for names in _LONG for name in names)}:
         frame = frame.reset_index()
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
-    if not frame.columns.is_unique:
-        raise InputError(f"two columns are called {frame.columns[frame.columns.duplicated()][0]!r}")
+    doubled = frame.columns[frame.columns.duplicated()]
+    if len(doubled):
+        raise InputError(f"two columns are called {shown(doubled[0])}")
     return frame.reset_index(drop=True)
 
 
@@ -165,7 +169,7 @@ def _wide(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, str, str], list
 
     stamp = next((name for name in names if name.lower() in _STAMPS), names[0])
     if re.match(r"\d{1,4}[-/.]\d", stamp):
-        raise InputError(f"there is no header: {stamp!r} is no name of a column of dates")
+        raise InputError(f"there is no header: {shown(stamp)} is no name of a column of dates")
     found, notes = stamps(frame[stamp])
     _require_once(found.to_frame(), found)
     nameless = [name for name in names if name != stamp and _NAMELESS.fullmatch(name)]
@@ -183,7 +187,7 @@ def _pivot(frame: pd.DataFrame, labels: tuple[str, str, str]) -> tuple[pd.DataFr
     series, stamp, value = labels
     nameless = frame[series].isna()
     if nameless.any():
-        raise RowError(int(nameless.argmax()), f"column {series!r} is empty")
+        raise RowError(int(nameless.argmax()), f"column {shown(series)} is empty")
     found, notes = stamps(frame[stamp])
     long = numbers(frame[value]).to_frame("value")
     long = long.assign(series=frame[series].astype(str), stamp=found)
@@ -208,7 +212,7 @@ def _require_once(keys: pd.DataFrame, found: pd.Series) -> None:
 def _place(name: str, names: Sequence[str]) -> int:
     """Return the place of a series among ``names``."""
     if name not in names:
-        raise UsageError(f"there is no series {name!r}", hint=f"there are: {', '.join(names[:20])}")
+        raise UsageError(f"there is no series {shown(name)}", hint=f"there are: {few(names)}")
     return names.index(name)
 
 
@@ -249,7 +253,8 @@ def require_sizes(values: np.ndarray, names: tuple[str, ...]) -> None:
     if wrong.any():
         place = int(wrong.argmax())
         raise InputError(
-            f"series {names[place]!r} has values up to {peaks[place]:.3g}, which cannot be squared",
+            f"series {shown(names[place])} has values up to {peaks[place]:.3g}, which cannot be"
+            " squared",
             hint="use another unit",
         )
 
@@ -261,7 +266,7 @@ def require_one_frequency(values: np.ndarray, names: tuple[str, ...]) -> None:
         distance = int(np.gcd.reduce(np.diff(places))) if len(places) >= _FEWEST_EVEN else 1
         if distance > 1:
             raise InputError(
-                f"series {name!r} has a value only once in {distance:,} steps of the others",
+                f"series {shown(name)} has a value only once in {distance:,} steps of the others",
                 hint="resample all series to one distance, or forecast them one by one",
             )
 
@@ -295,7 +300,9 @@ def listed(names: Sequence[str], chosen: np.ndarray) -> str:
     return few([names[one] for one in np.flatnonzero(chosen).tolist()])
 
 
-def few(words: list[str]) -> str:
+def few(words: Sequence[str]) -> str:
     """Return the first of many words, and how many there are besides."""
     more = len(words) - _MOST_NAMES
-    return ", ".join(words[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(shorten, words[:_MOST_NAMES])) + (
+        f" and {more:,} more" if more > 0 else ""
+    )

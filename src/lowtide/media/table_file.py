@@ -5,17 +5,21 @@ Cells are numbers or stamps; of the first that is neither, an error says the row
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
+import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowtide.core.errors import InputError
+from lowtide.core.errors import InputError, shown
 from lowtide.core.input_file import require_input
+from lowtide.core.units import format_bytes
 from lowtide.media.time_grid import fit_grid
 
 if TYPE_CHECKING:
@@ -35,24 +39,37 @@ _THOUSANDS = r"^\s*[+-]?\d{1,3}(?:[,.' \u00a0\u202f]\d{3})+(?:[.,]\d+)?\s*$"
 _WITH_DECIMAL_COMMA = r"^\s*[+-]?\d+,\d+\s*$"
 # pandas 2.3 ends the process at exponents of ten digits and more.
 HUGE_EXPONENT = r"[eE](?<=[\d.,][eE])[+-]?\d{9}"
+# Bytes that a table takes from its file to a forecast: measured were 75 to 212 for each cell of
+# Parquet, and 8 to 11 for each byte of a CSV.
+_CELL_BYTES, _BYTES_PER_BYTE = 200, 10
+# pandas takes a minute to name a hundred thousand columns.
+_MOST_NAMELESS = 1000
 _WRITE_DATES = "write dates as 2026-01-31 or 2026-01-31 13:00, from 1678 to 2261"
 
 
-def read_frame(path: Path) -> pd.DataFrame:
+def read_frame(path: Path, room: int = sys.maxsize) -> pd.DataFrame:
     """Return a file as a data frame.
 
     A CSV with more semicolons than commas in its header has decimal commas.
 
+    Args:
+        room: Bytes of memory that there are for the table and what is made of it.
+
     Raises:
-        InputError: The file is not there or no table.
+        InputError: The file is not there or no table, or takes more than ``room``.
         RowError: A number may have a decimal point or one of thousands.
     """
     import pandas as pd
 
     require_input(path)
-    try:
-        if path.suffix.lower() in PARQUET:
+    if path.suffix.lower() in PARQUET:
+        with _reading(path):
+            _require_room(path, room, *_parquet_size(path))
+        with _reading(path):
             return pd.read_parquet(path)
+    size = path.stat().st_size
+    _require_room(path, room, f"{size:,} bytes", size * _BYTES_PER_BYTE)
+    with _reading(path):
         separator = _separator(path)
         _require_distinct(path, separator)
         _require_exponents(path)
@@ -68,22 +85,54 @@ def read_frame(path: Path) -> pd.DataFrame:
                 low_memory=False,
                 **style,
             )
-    except (ValueError, OSError, ImportError, csv.Error, Warning) as error:
+    frame.columns = [str(name).strip() for name in frame]
+    return _with_decimal_points(frame) if separator == ";" else frame
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Refuse a file that makes a reader fail, by whatever it raises: readers have no one error."""
+    try:
+        yield
+    except (MemoryError, InputError):
+        raise
+    except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, KeyError):
+            reason = f"without {reason}"
         hint = "save it as CSV in UTF-8" if isinstance(error, UnicodeError) else None
         if isinstance(error, ImportError):
             hint = "pip install 'lowtide[forecast]'"
         raise InputError(f"{path}: cannot be read as a table ({reason})", hint=hint) from error
-    frame.columns = [str(name).strip() for name in frame]
-    return _with_decimal_points(frame) if separator == ";" else frame
+
+
+def _parquet_size(path: Path) -> tuple[str, int]:
+    """Return the rows and columns that a file's footer tells, in words, and the bytes they take."""
+    import pyarrow.parquet
+
+    footer = pyarrow.parquet.read_metadata(path)
+    rows, columns = footer.num_rows, footer.num_columns
+    groups = (footer.row_group(place) for place in range(footer.num_row_groups))
+    # Lists have more values than rows.
+    values = sum(one.column(place).num_values for one in groups for place in range(columns))
+    return f"{rows:,} rows of {columns:,} columns", max(values, rows * columns) * _CELL_BYTES
+
+
+def _require_room(path: Path, room: int, size: str, needed: int) -> None:
+    if needed > room:
+        raise InputError(
+            f"{path}: {size} take up to {format_bytes(needed)} of memory, and there are"
+            f" {format_bytes(room)}",
+            hint="give fewer rows or columns, such as the last years or coarser steps",
+        )
 
 
 def place_of(path: Path | None, row: int) -> str:
     """Return where a row, from 0, is: its line in a CSV, its number elsewhere."""
     if path is None or path.suffix.lower() in PARQUET:
         return f"row {row}"
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader, last, seen = csv.reader(file, delimiter=_separator(path)), 0, -1
+    with _cells_of(path, _separator(path)) as reader:
+        last, seen = 0, -1
         for cells in reader:
             # Quoted cells may have several lines, and empty lines are no rows.
             seen += bool(cells)
@@ -93,6 +142,17 @@ def place_of(path: Path | None, row: int) -> str:
     return f"row {row}"
 
 
+@contextlib.contextmanager
+def _cells_of(path: Path, separator: str) -> Iterator[Any]:
+    """Read the cells of a CSV, row by row, of any length; the module's limit is put back."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        limit = csv.field_size_limit(2**31 - 1)
+        try:
+            yield csv.reader(file, delimiter=separator)
+        finally:
+            csv.field_size_limit(limit)
+
+
 def _separator(path: Path) -> str:
     with path.open(encoding="utf-8-sig") as file:
         header = file.readline()
@@ -100,12 +160,14 @@ def _separator(path: Path) -> str:
 
 
 def _require_distinct(path: Path, separator: str) -> None:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        header = next((cells for cells in csv.reader(file, delimiter=separator) if cells), [])
+    with _cells_of(path, separator) as reader:
+        header = next((cells for cells in reader if cells), [])
     names = Counter(name.strip() for name in header)
     twice = [name for name, count in names.items() if count > 1 and name]
     if twice:
-        raise ValueError(f"two columns are called {twice[0]!r}")
+        raise ValueError(f"two columns are called {shown(twice[0])}")
+    if names[""] > _MOST_NAMELESS:
+        raise ValueError(f"{names['']:,} columns have no name")
 
 
 def _require_exponents(path: Path) -> None:
@@ -142,7 +204,8 @@ def _require_no_groups(name: str, text: pd.Series) -> None:
         row = int(unclear.argmax())
         raise RowError(
             row,
-            f"column {name!r}: {text[row]!r} may have a decimal point or one of thousands",
+            f"column {shown(name)}: {shown(text[row])} may have a decimal point or one of"
+            " thousands",
             hint="a file with semicolons has decimal commas: write 1234 or 1,234",
         )
 
@@ -169,14 +232,16 @@ def numbers(column: pd.Series) -> pd.Series:
     numeric = kinds.is_numeric_dtype(column) and not kinds.is_bool_dtype(column)
     text = kinds.is_object_dtype(column) or kinds.is_string_dtype(column)
     if kinds.is_complex_dtype(column) or not (numeric or text or _categories(column)):
-        raise InputError(f"column {name!r} holds no numbers, but {column.dtype}")
+        raise InputError(f"column {shown(name)} holds no numbers, but {column.dtype}")
     if numeric:
         return column.astype(float)
     if text:
         huge = column.astype(str).str.contains(HUGE_EXPONENT)
         if huge.any():
             row = int(huge.argmax())
-            raise RowError(row, f"column {name!r}: {column.iloc[row]!r} is too large or small")
+            raise RowError(
+                row, f"column {shown(name)}: {shown(column.iloc[row])} is too large or small"
+            )
     found = pd.to_numeric(column, errors="coerce").astype(float)
     wrong = found.isna() & column.notna()
     if not wrong.any():
@@ -184,12 +249,12 @@ def numbers(column: pd.Series) -> pd.Series:
     row = int(wrong.argmax())
     cell = column.iloc[row]
     if pd.Series([str(cell)]).str.match(_THOUSANDS).all():
-        message = f"column {name!r}: {cell!r} has a thousands separator"
+        message = f"column {shown(name)}: {shown(cell)} has a thousands separator"
         raise RowError(row, message, hint="write numbers without: 1234.5")
     if pd.Series([str(cell)]).str.match(_WITH_DECIMAL_COMMA).all():
-        message = f"column {name!r}: {cell!r} has a decimal comma"
+        message = f"column {shown(name)}: {shown(cell)} has a decimal comma"
         raise RowError(row, message, hint="write 1.5, or separate columns by semicolons")
-    message = f"column {name!r}: {cell!r} is no number"
+    message = f"column {shown(name)}: {shown(cell)} is no number"
     raise RowError(row, message, hint="leave cells without a value empty")
 
 
@@ -211,6 +276,10 @@ def stamps(column: pd.Series) -> tuple[pd.Series, list[str]]:
     if isinstance(column.dtype, pd.DatetimeTZDtype):
         utc = column.dt.tz_convert("UTC").dt.tz_localize(None)
         return _without_zone(column, utc, column.dt.tz_localize(None))
+    if pd.api.types.is_datetime64_dtype(column):
+        found = column.where(column.between(pd.Timestamp.min, pd.Timestamp.max)).dt.as_unit("ns")
+        _require_stamps(column, found)
+        return found, []
     if pd.api.types.is_numeric_dtype(column):
         return _years(column), []
     text = column.astype(str).str.strip()
@@ -243,9 +312,9 @@ def _years(column: pd.Series) -> pd.Series:
     import pandas as pd
 
     years = column.dropna()
-    if len(years) < len(column) or not ((years % 1 == 0) & years.between(1000, 2261)).all():
+    if len(years) < len(column) or not ((years % 1 == 0) & years.between(1678, 2261)).all():
         raise InputError(
-            f"column {str(column.name)!r} holds numbers where dates are expected",
+            f"column {shown(str(column.name))} holds numbers where dates are expected",
             hint=_WRITE_DATES,
         )
     return pd.to_datetime(column.astype(int).astype(str) + "-01-01")
@@ -269,8 +338,8 @@ def _days_and_months(column: pd.Series, text: pd.Series) -> tuple[pd.Series, lis
     even = {name: read for name, read in whole.items() if _evenly_spaced(read)}
     if len(whole) == 2 and len(even) != 1:
         raise InputError(
-            f"column {str(column.name)!r}: {text.iloc[0]} may be of day and month or of month and"
-            " day, and its distance to the others does not tell",
+            f"column {shown(str(column.name))}: {text.iloc[0]} may be of day and month or of month"
+            " and day, and its distance to the others does not tell",
             hint=_WRITE_DATES,
         )
     name = next(iter(even or whole))
@@ -292,5 +361,5 @@ def _require_stamps(column: pd.Series, found: pd.Series) -> None:
     """Name the first cell that is no date."""
     if found.isna().any():
         row = int(found.isna().argmax())
-        message = f"column {str(column.name)!r}: {column.iloc[row]!r} is no date"
+        message = f"column {shown(str(column.name))}: {shown(column.iloc[row])} is no date"
         raise RowError(row, message, hint=_WRITE_DATES)

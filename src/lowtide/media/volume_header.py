@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 VOLUME_SUFFIXES = (".nii.gz", ".nii")
 READ_ERRORS = (OSError, EOFError, zlib.error)
 _TYPES = "int8, uint8, int16, uint16, int32, uint32, float32 and float64"
+# Squares of larger values are no numbers of 32 bits; what a scanner measures is far below.
+_MOST_UNITS = 1e18
 _MOST_SHIFT = 0.5  # voxels between the corners that qform and sform give
 
 
@@ -72,8 +74,11 @@ class VolumeFacts:
         return float(info.min), float(info.max)
 
     def to_units(self, stored: np.ndarray) -> np.ndarray:
-        """Return stored values in data units, float32."""
-        return (stored.astype(np.float64) * self.slope + self.inter).astype(np.float32)
+        """Return stored values in data units, float32: infinity beyond `_MOST_UNITS`."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            units = stored.astype(np.float64) * self.slope + self.inter
+            units[np.abs(units) > _MOST_UNITS] *= np.inf
+            return units.astype(np.float32)
 
     def to_stored(self, stored: np.ndarray, change: np.ndarray) -> tuple[np.ndarray, int]:
         """Add a finite change in data units to stored values.

@@ -1,7 +1,7 @@
-"""Limits on memory and work while a network is built from an untrusted file.
+"""Limits on memory and work while a network is built from an untrusted file, or from options.
 
 A name or a side in a hostile file can ask for a network of any width and depth; the limits are
-proportional to the file's tensors.
+proportional to the file's tensors. Those of options are the memory that there is.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ _CALLS_PER_TENSOR, _BASE_CALLS = 1000, 100_000
 _RANGES = ("arange", "linspace", "eye", "tril_indices", "triu_indices")
 _FACTORIES = ("empty", "zeros", "ones", "full", "rand", "randn", "randint", "normal", "repeat")
 _VIEWS = ("expand", "view", "as_strided", "broadcast_to", "unfold")
+
+
+_LARGEST_ITEM = 4  # bytes of a weight: what a function is going to make is counted in elements
 
 
 class TooLargeError(RuntimeError):
@@ -45,6 +48,13 @@ class BuildLimits(TorchFunctionMode):
         self._bytes = _BYTES_FACTOR * sum(sizes) + _BASE_BYTES
         self._calls = _CALLS_PER_TENSOR * len(sizes) + _BASE_CALLS
         self._storages: set[int] = set()
+
+    @classmethod
+    def of_memory(cls, room: int) -> Self:
+        """Return limits for a network that may take ``room`` bytes, whatever it is built from."""
+        limits = cls(())
+        limits._bytes = room // _LARGEST_ITEM
+        return limits
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

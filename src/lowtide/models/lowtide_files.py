@@ -19,7 +19,7 @@ from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import ModelError
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.descriptor import ModelDescriptor, Tiling
-from lowtide.models.model_files import metadata_error, parse_json
+from lowtide.models.model_files import metadata_error, parse_json, require_finite
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 
@@ -73,15 +73,17 @@ def read_metadata(path: Path) -> dict[str, str]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file, of any shape, on the CPU.
 
-    Raises ModelError for dtypes PyTorch does not have.
+    Raises ModelError for dtypes PyTorch does not have, and for values that are not finite.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} has tensors that PyTorch does not support: {error}") from error
+    require_finite(path, tensors)
+    return tensors
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.errors import ModelError
+from lowtide.core.errors import ModelError, shown
 from lowtide.core.hashing import file_sha256
 from lowtide.core.input_file import require_input
 from lowtide.models.descriptor import SizeRule
@@ -48,6 +48,30 @@ def require_model_file(path: Path) -> None:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     _require_content(path, head)
+
+
+def require_finite(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Raise `ModelError` for weights that are NaN or infinite, with the name of the first.
+
+    Masks of attention may be infinite. Values of ``tensors`` that are no tensors are left out.
+    """
+    import torch
+
+    for name, one in tensors.items():
+        if not isinstance(one, torch.Tensor) or not one.is_floating_point() or not one.numel():
+            continue
+        # Without a copy of the weights; of fp8 there is no minimum.
+        if one.itemsize < 2 or "mask" in name or all(map(torch.isfinite, torch.aminmax(one))):
+            continue
+        raise not_finite(path, name)
+
+
+def not_finite(path: Path, name: str) -> ModelError:
+    """Return the error for weights of this ``name`` that are not finite."""
+    return ModelError(
+        f"{path} has weights that are NaN or infinite, such as {shown(name)}",
+        hint="take an earlier state of its training, or another model",
+    )
 
 
 def sha256_of(path: Path) -> str:

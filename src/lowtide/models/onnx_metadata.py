@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lowtide.core.errors import ModelError
-from lowtide.models.model_files import DOWNLOAD_AGAIN, MOST_CHARACTERS, metadata_error
+from lowtide.models.model_files import (
+    DOWNLOAD_AGAIN,
+    MOST_CHARACTERS,
+    metadata_error,
+    not_finite,
+)
 
 _DYNAMIC_SIZE_HINT = (
     "export it for any height and width, as `lowtide export onnx` does,"
@@ -83,6 +90,7 @@ def _facts(path: Path, model: Any) -> OnnxMetadata:
     weights = [*_stored(model.graph), *_tensors(nodes)]
     _require_names(nodes)
     _require_one_file(path, weights)
+    _require_finite(path, weights)
     low = [one for one in weights if one.data_type in _low_types() and len(one.dims) > 1]
     return OnnxMetadata(
         signature=_parse_signature(path, model.graph),
@@ -176,6 +184,18 @@ def _require_one_file(path: Path, weights: list[Any]) -> None:
                 f"{path} stores its weights in another file, {where.get('location')}",
                 hint='merge them into one file: onnx.save(onnx.load("model.onnx"), "one.onnx")',
             )
+
+
+def _require_finite(path: Path, weights: Iterable[Any]) -> None:
+    """Refuse weights with NaN or infinity: of single values and masks, that may be meant."""
+    from onnx import TensorProto, numpy_helper
+
+    for one in weights:
+        if one.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16) or not one.dims:
+            continue
+        values = numpy_helper.to_array(one)
+        if values.size and not values.max() < np.inf:
+            raise not_finite(path, one.name)
 
 
 def _parse_signature(path: Path, graph: Any) -> GraphSignature:

@@ -16,6 +16,7 @@ from lowtide.models.munet import MUNet, MUNetConfig
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier, Tier, TierConfig
 from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
+from lowtide.training.limited_build import limited_build
 
 _TIERS: tuple[Tier, ...] = ("realtime", "stream", "photo", "pro")
 _VARIANT_PREFIX, _CONV, _MUNET = "paragonsr2_", "paragonconv", "munet"
@@ -40,7 +41,8 @@ def make_generator(config: Mapping[str, Any], scale: int, seed: int) -> nn.Modul
         raise _unknown_type("network_g.type", kind, GENERATORS)
     torch.manual_seed(seed)
     try:
-        return _build_generator(kind, scale, options)
+        with limited_build("network_g"):
+            return _build_generator(kind, scale, options)
     except (TypeError, ModelError) as error:
         raise UsageError(f"network_g ({kind}): {_first_line(error)}") from error
 
@@ -65,7 +67,8 @@ def make_discriminator(config: Mapping[str, Any], seed: int) -> nn.Module:
         raise _unknown_type("network_d.type", kind, (_MUNET,))
     torch.manual_seed(seed + 1)
     try:
-        return MUNet(MUNetConfig.from_dict(options))
+        with limited_build("network_d"):
+            return MUNet(MUNetConfig.from_dict(options))
     except (TypeError, ModelError) as error:
         raise UsageError(f"network_d ({kind}): {_first_line(error)}") from error
 

@@ -11,9 +11,18 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from lowtide.core.errors import UsageError, closest_name
+from lowtide.core.option import MOST_COUNT, MOST_SEED
 
 # Errors named in one message, and characters of each name.
 _MAX_ERRORS, _MAX_NAME_LENGTH = 8, 60
@@ -26,8 +35,24 @@ Folders = Annotated[list[Path], Field(min_length=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+def _require_bounded(value: Any) -> None:
+    """Refuse numbers of which no size can be made, in lists and dictionaries too."""
+    if isinstance(value, int | float) and abs(value) > MOST_COUNT:
+        raise PydanticCustomError("too_large", f"has to be at most {MOST_COUNT:,}")
+    if isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            _require_bounded(one)
+
+
 class ConfigSection(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
-    """Base of all sections: frozen, without unknown entries, inf or NaN."""
+    """Base of all sections: frozen, without unknown entries, inf, NaN or numbers beyond 2**31."""
+
+    @field_validator("*")
+    @classmethod
+    def _require_bounded(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name != "manual_seed":
+            _require_bounded(value)
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -64,11 +89,11 @@ class Optim(ConfigSection, frozen=True):
     """Optimizer of one network: Adam or AdamW."""
 
     type: Literal["adamw", "adam"] = Field(default="adamw", description="The optimizer.")
-    lr: float = Field(default=1e-3, gt=0, description="Learning rate.")
+    lr: float = Field(default=1e-3, gt=0, le=10, description="Learning rate.")
     betas: tuple[Beta, Beta] = Field(
         default=(0.9, 0.99), description="Decay of the gradient's mean and of its square."
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay.")
+    weight_decay: float = Field(default=0.0, ge=0, le=1000, description="Weight decay.")
 
 
 class Scheduler(ConfigSection, frozen=True):
@@ -97,6 +122,11 @@ class LossEntry(BaseModel, extra="allow", frozen=True, allow_inf_nan=False):
     loss_weight: float = Field(default=1.0, gt=0)
     start_iter: int = Field(default=0, ge=0)
     ramp_iter: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _require_bounded(self) -> Self:
+        _require_bounded(self.model_dump())
+        return self
 
     @property
     def options(self) -> dict[str, Any]:
@@ -153,7 +183,7 @@ class RunConfig(ConfigSection, frozen=True):
         pattern=r"^[\w.-]+$", max_length=100, description="Name of the run's folder and weights."
     )
     manual_seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seed of first weights and of all samples."
+        default=0, ge=0, le=MOST_SEED, description="Seed of first weights and of all samples."
     )
     precision: TrainPrecision = Field(
         default="fp32", description="bf16 and fp16 are autocast over fp32 weights."

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.core.changes import describe_changes
 from lowtide.core.errors import Cancelled, LowtideError, OutOfMemoryError, OutputError, UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.memory.oom import is_out_of_memory
@@ -148,11 +149,11 @@ class Trainer:
             self._warn(
                 f"{path} is damaged ({reason}): the state of step {state.step} was loaded instead"
             )
-        if _fixed_entries(state.config) != _fixed_entries(self._config_record()):
+        before, now = map(_fixed_entries, (state.config, self._config_record()))
+        if changes := describe_changes(before, now):
             raise UsageError(
-                f"{self.folder} contains a training with another configuration"
-                " or another number of processes",
-                hint="choose another name, or remove the folder to start over",
+                f"{self.folder} contains a training with another configuration: {changes}",
+                hint="set them as they were, choose another name, or remove the folder",
             )
         if state.files:
             self._check_files(state.files, accept_changed_data)
@@ -160,6 +161,11 @@ class Trainer:
             part.load_state_dict(state.parts[name])
         state.files = dict(self.task.files)
         self._state, self._saved_step = state, state.step
+        if state.step > self.config.train.total_iter:
+            self._warn(
+                f"train.total_iter is {self.config.train.total_iter:,}, and {state.step:,} steps"
+                " were done already: the weights are those"
+            )
         return state.step
 
     def _check_files(self, before: Mapping[str, FileFacts], accepted: bool) -> None:

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError, UsageError
+from lowtide.core.option import MOST_COUNT
+from lowtide.core.units import TIB, format_bytes
 
 Inputs = Callable[[int, tuple[int, int]], tuple[Any, ...]]
+# Of inputs: with what a network makes of them, sizes stay below 64 bits.
+_MOST_BYTES = TIB
 _SHAPE = re.compile(r"([^:]*)(?::(\w+))?")
 _SIDE = re.compile(r"([hw])(?:/(\d+))?|(\d+)")
 
@@ -48,13 +52,25 @@ def make_inputs(
     (height, width).
 
     Raises:
-        UsageError: for a model that has neither.
+        UsageError: for a model that has neither, and for inputs that no device holds.
     """
-    make = inputs or getattr(model, "example_inputs", None)
-    if make is not None:
+    make = inputs or getattr(model, "example_inputs", None) or image_inputs(image_channels(model))
+    try:
         made = make(batch, size)
-        return tuple(made) if isinstance(made, tuple | list) else (made,)
-    return image_inputs(image_channels(model))(batch, size)
+        made = tuple(made) if isinstance(made, tuple | list) else (made,)
+        taken = sum(one.nbytes for one in made if isinstance(one, Tensor))
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        taken, made = 2**63, ()
+    if taken > _MOST_BYTES:
+        height, width = size
+        raise UsageError(
+            f"{batch:,} inputs of {width:,}×{height:,} take more than {format_bytes(_MOST_BYTES)},"
+            " which no device has",
+            hint="a smaller --batch, --size or --input",
+        )
+    return made
 
 
 def image_inputs(channels: int) -> Inputs:
@@ -108,7 +124,8 @@ def _parse_shape(text: str) -> tuple[list[int | tuple[str, int]], torch.dtype]:
     match = _SHAPE.fullmatch(text.replace(" ", ""))
     dtype = getattr(torch, match[2] or "float32", None) if match else None
     sides = [_SIDE.fullmatch(part) for part in match[1].split(",") if match[1]] if match else []
-    if not isinstance(dtype, torch.dtype) or None in sides or any(s and s[2] == "0" for s in sides):
+    wrong = None in sides or any(s and (s[2] == "0" or int(s[3] or 0) > MOST_COUNT) for s in sides)
+    if not isinstance(dtype, torch.dtype) or wrong:
         raise UsageError(
             f"input {text!r} is not a shape",
             hint="dimensions without the batch, h and w for the size: 3,h,w or 4,h/8,w/8 or :int64",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -212,7 +213,7 @@ def _batch_changes(now: StepSettings, resizable: bool, normalizes: bool) -> Iter
     while batch > 1:
         largest = batch == now.batch
         # The effective batch stays the same, so only divisors are possible.
-        batch = max(part for part in range(1, batch // 2 + 1) if batch % part == 0)
+        batch = divisors(batch)[-2]
         count = now.batch * now.accumulate // batch
         yield OptionChange(
             f"batch {batch}, accumulate {count}",
@@ -221,6 +222,12 @@ def _batch_changes(now: StepSettings, resizable: bool, normalizes: bool) -> Iter
             intermediate=not largest and batch > 1,
             note="batch norms see fewer images at once" if normalizes else "",
         )
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
+    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})
 
 
 def _size_changes(now: StepSettings, resizable: bool, multiple: int) -> Iterator[OptionChange]:

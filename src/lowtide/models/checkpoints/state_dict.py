@@ -21,7 +21,7 @@ from lowtide.models.checkpoints.containers import (
     ZipCheckpoint,
 )
 from lowtide.models.checkpoints.pickle_objects import DamagedError, ForbiddenNameError, TensorRef
-from lowtide.models.model_files import DOWNLOAD_AGAIN
+from lowtide.models.model_files import DOWNLOAD_AGAIN, require_finite
 
 # Keys that wrap a state_dict, as in spandrel; EMA weights before the others.
 _WRAPPERS = """
@@ -48,7 +48,7 @@ def read_state_dict(path: Path) -> dict[str, Any]:
     """Read the named tensors of a torch.save file on the CPU, and plain values.
 
     Raises `ModelError` for damage, for a file of another kind, for one that asks for objects that
-    no model's weights need, and for one without named tensors.
+    no model's weights need, for one without named tensors, and for values that are not finite.
     """
     try:
         with path.open("rb") as file:
@@ -60,7 +60,7 @@ def read_state_dict(path: Path) -> dict[str, Any]:
             found = (ZipCheckpoint if head == ZIP else LegacyCheckpoint)(file, size)
             table = _find_state_dict(path, found.content)
             _require_bounded(table.values(), size)
-            return _tensors(table, found)
+            tensors = _tensors(table, found)
     except ForbiddenNameError as error:
         raise ModelError(
             f"{path} has an object of {error.name[:100]}, which no model's weights need and"
@@ -75,6 +75,8 @@ def read_state_dict(path: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+    require_finite(path, tensors)
+    return tensors
 
 
 def _find_state_dict(path: Path, content: Any) -> dict[str, Any]:

@@ -60,8 +60,9 @@ class NeighborStatistics:
         around = np.stack([_windows(one, _REACH)[at] for one in neighbors], 1, dtype=np.float64)
         own = _windows(target[1:-1, 1:-1], 3)[at].astype(np.float64)
         finite = np.isfinite(around).all((1, 2, 3)) & np.isfinite(own).all((1, 2))
+        around[~finite] = 0
         # Chosen by the neighbors alone: the target's noise must not decide.
-        used = finite & (np.where(finite, around.mean((1, 2, 3)), 0) > self._threshold)
+        used = finite & (around.mean((1, 2, 3)) > self._threshold)
         self._inputs.append(around[used])
         self._targets.append(own[used])
 

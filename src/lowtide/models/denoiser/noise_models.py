@@ -19,6 +19,8 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # Where a level that depends on the value is one number.
 MID_GRAY = 0.5
+# Standard deviations above which Rician noise is Gaussian, to all digits that its moments leave.
+_FAR_ABOVE = 1e5
 
 
 class NoiseModel(BaseModel, ABC):
@@ -125,15 +127,20 @@ class RicianNoise(NoiseModel):
 
     def mean(self, value: np.ndarray | float) -> np.ndarray:
         """Return the expected noisy value, which is above the clean one."""
-        half = torch.as_tensor((np.asarray(value, np.float64) / self.std) ** 2 / 4)
+        ratio = np.asarray(value, np.float64) / self.std
+        half = torch.as_tensor(np.minimum(ratio, _FAR_ABOVE) ** 2 / 4)
         # Laguerre's L½ by Bessel functions that are scaled, since they would overflow.
         laguerre = (1 + 2 * half) * torch.special.i0e(half) + 2 * half * torch.special.i1e(half)
-        return self.std * np.sqrt(np.pi / 2) * laguerre.numpy()
+        near = self.std * np.sqrt(np.pi / 2) * laguerre.numpy()
+        return np.where(ratio < _FAR_ABOVE, near, value)
 
     def sigma(self, value: np.ndarray | float) -> np.ndarray:
         """Return the standard deviation at clean values: two thirds of ``std`` at 0."""
-        second = 2 * self.std**2 + np.asarray(value, np.float64) ** 2
-        return np.sqrt(np.maximum(second - self.mean(value) ** 2, 0.0))
+        value = np.asarray(value, np.float64)
+        near = value < _FAR_ABOVE * self.std
+        second = 2 * self.std**2 + np.where(near, value, 0) ** 2
+        spread = np.sqrt(np.maximum(second - np.where(near, self.mean(value), 0) ** 2, 0.0))
+        return np.where(near, spread, self.std)
 
     @property
     def level(self) -> float:

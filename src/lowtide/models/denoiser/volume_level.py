@@ -16,6 +16,8 @@ _SIGN = np.uint32(1 << 31)
 _TAIL = 1e-3  # share of voxels below and above the range
 # Of Rayleigh noise this times the median is above all but a thousandth.
 _MEDIANS = 3.0
+# Times what nearly all voxels but zeros reach: scanners have at most 16 bits.
+_NEARLY_ALL, _BEYOND = 0.95, 1e3
 _MOST_ROUNDS = 50
 
 _SIDE = 5  # voxels of a window
@@ -64,9 +66,12 @@ class FloatHistogram:
 
     def quantile(self, share: float) -> float:
         """Return the value below which a share of all lies, interpolated between bins."""
-        values, counts = self.filled()
-        middles = np.cumsum(counts) - counts / 2
-        return float(np.interp(share * middles[-1] + share * counts[-1] / 2, middles, values))
+        return _quantile(*self.filled(), share)
+
+
+def _quantile(values: np.ndarray, counts: np.ndarray, share: float) -> float:
+    middles = np.cumsum(counts) - counts / 2
+    return float(np.interp(share * middles[-1] + share * counts[-1] / 2, middles, values))
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,8 @@ class VolumeRange:
     Attributes:
         threshold: Value between the two classes of voxels with the largest variance between them
             (Otsu).
-        not_finite: Number of NaN and infinite voxels, which are left out.
+        not_finite: Number of NaN and infinite voxels, and those beyond ``most``: all are left out.
+        most: Largest magnitude that counts as a value.
         background: Most of what the background's noise reaches, if there is one; 0 where magnitudes
             are negative or nothing is below the threshold.
     """
@@ -85,12 +91,18 @@ class VolumeRange:
     high: float
     threshold: float
     not_finite: int
+    most: float
     background: float = 0.0
 
     @property
     def span(self) -> float:
         """Difference of the robust maximum and minimum; 0 for a constant volume."""
         return self.high - self.low
+
+    def known(self, values: np.ndarray) -> np.ndarray:
+        """Return values in data units with those beyond ``most`` as infinity, which they mean."""
+        beyond = np.abs(values) > self.most
+        return np.where(beyond, np.copysign(np.float32(np.inf), values), values)
 
 
 class RangeStatistics:
@@ -108,12 +120,30 @@ class RangeStatistics:
     def result(self) -> VolumeRange:
         """Return the range; all zeros where no voxel is finite."""
         if not self._values.count:
-            return VolumeRange(0.0, 0.0, 0.0, self._not_finite)
-        low, high = (self._values.quantile(share) for share in (_TAIL, 1 - _TAIL))
+            return VolumeRange(0.0, 0.0, 0.0, self._not_finite, np.inf)
         values, counts = self._values.filled()
+        most = _most(values, counts)
+        inside = np.abs(values) <= most
+        not_finite = self._not_finite + int(counts[~inside].sum())
+        values, counts = values[inside], counts[inside]
+        low, high = (_quantile(values, counts, share) for share in (_TAIL, 1 - _TAIL))
         threshold = _otsu(values, counts)
         background = _background(values, counts, threshold)
-        return VolumeRange(low, high, threshold, self._not_finite, background)
+        return VolumeRange(low, high, threshold, not_finite, most, background)
+
+
+def _most(values: np.ndarray, counts: np.ndarray) -> float:
+    """Return the magnitude beyond which a voxel is damage: far above nearly all but zeros."""
+    sizes, at = np.unique(np.abs(values), return_inverse=True)
+    counts = np.bincount(at, counts)
+    if sizes[0] == 0:
+        sizes, counts = sizes[1:], counts[1:]
+    if not len(sizes):
+        return np.inf
+    # A value that is there, not between two: of few voxels one must not decide.
+    reached = np.cumsum(counts)
+    place = np.searchsorted(reached, _NEARLY_ALL * (reached[-1] - 1), side="right")
+    return _BEYOND * float(sizes[place])
 
 
 def _otsu(values: np.ndarray, counts: np.ndarray) -> float:

@@ -7,6 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator
 
+from lowtide.core.option import MOST_SEED
+
+_LARGEST_SIDE = 4096
 Backend = Literal["default", "sdpa", "flash", "sage"]
 
 
@@ -36,12 +39,12 @@ class LDM4TSConfig(BaseModel, frozen=True, extra="forbid"):
 
     image_size: tuple[int, int] = (64, 64)
     horizons: tuple[int, ...] = Field(default=(96,), min_length=1)
-    diffusion_steps: int = Field(default=1000, ge=2)
+    diffusion_steps: int = Field(default=1000, ge=2, le=100_000)
     attention_backend: Backend = "default"
     gradient_checkpointing: bool = False
     look_back: int = Field(default=336, ge=2)
     variables: int = Field(default=1, ge=1)
-    period: int = Field(default=24, ge=1)
+    period: int = Field(default=24, ge=1, le=100_000)
     autoencoder: Path | None = None
     latent_channels: int = Field(default=4, ge=1)
     width: int = Field(default=32, ge=8)
@@ -49,14 +52,14 @@ class LDM4TSConfig(BaseModel, frozen=True, extra="forbid"):
     frequency: bool = True
     temporal: bool = True
     diffusion: bool = True
-    sampling_steps: int = Field(default=10, ge=1)
-    seed: int = Field(default=0, ge=0)
+    sampling_steps: int = Field(default=10, ge=1, le=100_000)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
 
     @field_validator("image_size")
     @classmethod
     def _check_image_size(cls, value: tuple[int, int]) -> tuple[int, int]:
-        if any(side < 16 or side % 8 for side in value):
-            raise ValueError("sides must be multiples of 8, at least 16")
+        if any(side < 16 or side % 8 or side > _LARGEST_SIDE for side in value):
+            raise ValueError(f"sides must be multiples of 8, from 16 to {_LARGEST_SIDE:,}")
         return value
 
     @field_validator("horizons")

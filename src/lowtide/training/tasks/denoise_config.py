@@ -103,7 +103,9 @@ class SlimNetwork(ConfigSection, frozen=True):
     multipliers: Positives = Field(
         default=[1, 2, 4], description="Channels of each level, times features."
     )
-    blocks: int = Field(default=1, ge=1, description="Blocks of each level on either side.")
+    blocks: int = Field(
+        default=1, ge=1, le=1000, description="Blocks of each level on either side."
+    )
     groups: int = Field(default=8, ge=1, description="Groups of norms.")
     embedding: int = Field(default=128, ge=4, description="Values that embed the noise level.")
     attention: AttentionName = Field(default="linear", description="Kind of attention.")

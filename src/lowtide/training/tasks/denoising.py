@@ -14,6 +14,7 @@ from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.training.data.file_facts import FileFacts
 from lowtide.training.data.photographs import PhotographFolders
+from lowtide.training.limited_build import limited_build
 from lowtide.training.task import Batch, Data, Losses, Objective, Task, Term, Validator
 from lowtide.training.tasks.denoise_config import DenoiseConfig
 from lowtide.training.tasks.drawn_noise import DrawnNoise, clipped_share, is_linear
@@ -113,8 +114,10 @@ def make_denoiser_task(
     """Build the task of a denoiser's training, with weights initialized from the seed."""
     torch.manual_seed(config.manual_seed)
     train = config.datasets.train
+    with limited_build("network"):
+        unet = SlimUNet(network)
     return Task(
-        {NETWORK: SlimUNet(network)},
+        {NETWORK: unet},
         {NETWORK: config.train.optim},
         [CleanImageObjective()],
         data,

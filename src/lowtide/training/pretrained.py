@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lowtide.core.errors import UsageError
-from lowtide.core.input_file import require_input
+from lowtide.core.input_file import exists, require_input
 
 
 def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
@@ -24,6 +24,8 @@ def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
     suffix = path.suffix.lower()
     if suffix not in (".pth", ".safetensors"):
         raise UsageError(f"{what} must be a .pth or .safetensors file, not {path}", hint=hint)
+    if not exists(path):
+        raise UsageError(f"there is no file with {what} at {path}", hint=hint)
     require_input(path, UsageError, hint=hint)
     try:
         if suffix == ".safetensors":

@@ -120,7 +120,7 @@ def test_damage_inside_is_named_with_its_time(tmp_path):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda path: path.with_suffix(".none"), "No such file"),
+        (lambda path: path.with_suffix(".none"), "no such file"),
         (lambda path: _bytes(path, b""), "not a video"),
         (lambda path: _bytes(path, b"hello\n" * 99), "not a video"),
         (lambda path: _bytes(path, Clip(frames=9).write(path).read_bytes()[:900]), "cut short"),

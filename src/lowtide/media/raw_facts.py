@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from lowtide.core.errors import ImageError, UsageError
+from lowtide.core.input_file import require_input
 from lowtide.media import codec_memory
 from lowtide.media.encode import EncodeOptions, OutputCost, output_cost
 from lowtide.media.formats import JPEG, PNG, TIFF, WEBP, check_output
@@ -90,10 +91,7 @@ def inspect_raw(path: Path, *, max_pixels: int, black_level: float | None = None
         ImageError: It cannot be read, is larger than ``max_pixels``, or its black level does not
             suit its data.
     """
-    try:
-        state = path.stat()
-    except OSError as error:
-        raise ImageError(f"{path}: cannot be read: {error.strerror}") from error
+    state = require_input(path, ImageError)
     return _inspect(path, max_pixels, black_level, state.st_mtime_ns, state.st_size)
 
 

@@ -156,10 +156,10 @@ def _load_kl(folder: Path) -> Any:
         ) from error
     hint = "name a folder with the config.json and .safetensors that its save_pretrained wrote"
     sizes = folder / "config.json"
-    require_input(sizes, ModelError, hint=hint)
     try:
+        require_input(sizes)
         kind = json.loads(sizes.read_text()).get("_class_name")
-    except (OSError, ValueError, AttributeError) as error:
+    except (InputError, OSError, ValueError, AttributeError) as error:
         raise ModelError(
             f"{folder} is no folder of an AutoencoderKL: {error}", hint=hint
         ) from error

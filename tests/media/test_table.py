@@ -306,7 +306,7 @@ def test_whatever_a_reader_raises_is_a_refusal(tmp_path):
 
     path = tmp_path / "odd.parquet"
     facts = pyarrow.Table.from_pandas(frame()).schema.metadata[b"pandas"].decode()
-    odd = facts.replace('"name"', '"nome"').encode()
+    odd = facts.replace('"name"', '"title"').encode()
     columns = pyarrow.Table.from_pandas(frame()).replace_schema_metadata({b"pandas": odd})
     parquet.write_table(columns, path)
     with pytest.raises(InputError, match=r"odd.parquet: cannot be read as a table \("):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel
 
 from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.option import MOST_COUNT
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, format_seconds
 from lowtide.jobs.vae_settings import VaePrecision
@@ -68,6 +69,10 @@ class VaePartPlan(BaseModel):
             f" {format_seconds(self.seconds_per_frame)} a frame\n"
             f"  {'':<9} {self.title}"
         )
+
+
+# Of frames and of a clip: with the channels of a network sizes stay below 64 bits.
+_LARGEST_SIDE, _MOST_PIXELS = 1 << 14, 1 << 46
 
 
 class VaePlan(BaseModel):
@@ -147,8 +152,13 @@ def plan_vae(
     from lowtide.streaming.tiles.tile_step import DTYPES
 
     width, height = _parse_size(size)
-    if frames < 1:
-        raise UsageError(f"{frames} frames: at least 1 is needed")
+    if not 1 <= frames <= MOST_COUNT:
+        raise UsageError(f"{frames:,} frames: from 1 to {MOST_COUNT:,} are possible")
+    if frames * width * height > _MOST_PIXELS:
+        raise UsageError(
+            f"{frames:,} frames of {width:,}×{height:,} are more pixels than any disk holds",
+            hint="--size 1280x720 --frames 240",
+        )
     profile = device if isinstance(device, DeviceProfile) else find_profile(device)
     if profile.kind == "cpu":
         raise UsageError(
@@ -188,7 +198,13 @@ def _parse_size(size: str | tuple[int, int]) -> tuple[int, int]:
     sides = size.lower().split("x") if isinstance(size, str) else [str(one) for one in size]
     if len(sides) != 2 or not all(one.isdecimal() and int(one) for one in sides):
         raise UsageError(f"{size} is no size of frames", hint="--size 1280x720")
-    return int(sides[0]), int(sides[1])
+    width, height = int(sides[0]), int(sides[1])
+    if max(width, height) > _LARGEST_SIDE:
+        raise UsageError(
+            f"frames of {width:,}×{height:,}: sides are at most {_LARGEST_SIDE:,}",
+            hint="--size 1280x720",
+        )
+    return width, height
 
 
 def _usual_precision(profile: DeviceProfile) -> VaePrecision:

@@ -131,9 +131,8 @@ class ResultRecorder:
         """Return why a file that ``journal`` made is not the result of ``key``."""
         (content, _, settings), now = journal.key_of(target).partition("-"), key.partition("-")
         if settings != self._key:
-            before = journal.settings_of(settings)
-            known = before is not None and self._made_with is not None
-            changes = describe_changes(before, self._made_with) if known else ""
+            before, now_with = journal.settings_of(settings), self._made_with
+            changes = describe_changes(before, now_with) if before and now_with else ""
             return f"was made with other settings{': ' if changes else ''}{changes}"
         if content != now[0]:
             return "was made from another input"

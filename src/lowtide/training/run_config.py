@@ -38,7 +38,9 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 def _require_bounded(value: Any) -> None:
     """Refuse numbers of which no size can be made, in lists and dictionaries too."""
     if isinstance(value, int | float) and abs(value) > MOST_COUNT:
-        raise PydanticCustomError("too_large", f"has to be at most {MOST_COUNT:,}")
+        raise PydanticCustomError(
+            "too_large", "has to be at most {most}", {"most": f"{MOST_COUNT:,}"}
+        )
     if isinstance(value, list | tuple | dict):
         for one in value.values() if isinstance(value, dict) else value:
             _require_bounded(one)

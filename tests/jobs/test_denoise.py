@@ -142,7 +142,7 @@ def test_streamed_steps_equal_whole_ones(denoise):
 
 REFUSED = [
     ({"steps": 0}, "--steps 0 has to be at least 1$"),
-    ({"steps": 1001}, "--steps 1001 has to be at most 1000$"),
+    ({"steps": 1001}, "--steps 1001 has to be at most 1,000$"),
     ({"sigma": -1}, "--sigma -1 has to be at least 0$"),
     ({"sigma": float("nan")}, "--sigma nan has to be"),
     ({"scheduler": "euler", "steps": 2}, "--scheduler euler is not one of"),

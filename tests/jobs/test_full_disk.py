@@ -54,16 +54,17 @@ def test_a_journal_that_cannot_grow(tiny, tmp_path, files_of_at_most):
     """Wherever the disk is full in it, the job ends with a report, and the next one goes on."""
     calm = tmp_path / "calm"
     upscale(tiny, calm)
-    pin = len((calm / JOURNAL_NAME).read_text().partition("\n")[0]) + 1
+    records = (calm / JOURNAL_NAME).read_text().splitlines(keepends=True)
+    pin, settings = map(len, records[:2])
     assert all(len(data) < pin for data in files_of(calm).values())
     seen = set()
-    for more in (-9, 9, 150, 300, 450, 700):
-        out = tmp_path / f"out{more}"
+    for most in (pin - 9, pin + 9, *range(pin + settings + 9, pin + settings + 900, 90)):
+        out = tmp_path / f"out{most}"
         try:
-            with files_of_at_most(pin + more):
+            with files_of_at_most(most):
                 report = upscale(tiny, out)
         except OutputError as error:
-            assert more < 0
+            assert most < pin
             assert f"{JOURNAL_NAME}: the disk is full" in error.message
             assert not out.exists()
             continue

@@ -131,7 +131,7 @@ def scaled_dot_product(node: Node, context: RuleContext) -> RowOp | None:
     masks: tuple[int, ...] = () if mask is None else (mask.node,)
     aligned = {one: aligned_dim(query, rank, context.graph.meta(one).shape) for one in masks}
     slices = {one: dim for one, dim in aligned.items() if dim is not None}
-    scores = _scores_bytes(node, context, query, has_mask=bool(masks))
+    scores = _scores_bytes(node, context, query)
     if query.dim < rank - 2:
         if not (query == key == value):
             return None
@@ -175,25 +175,30 @@ def _unit_strided(run: Run) -> Run:
     return run_laid_out
 
 
-def _scores_bytes(
-    node: Node, context: RuleContext, rows: RowAxis, *, has_mask: bool
-) -> Callable[[int], int]:
-    """Return the bytes of a number of rows' scores, 0 where PyTorch's kernel keeps none."""
-    query, key, value = (context.meta(arg) for arg in node.args[:3])
-    shape, gpu = query.shape, context.graph.gpu
-    call = AttentionCall(
-        query.dtype,
-        shape[-1],
-        shape[-2],
-        key.shape[-2],
-        value.shape[-1],
-        has_mask=has_mask,
+def _attention_call(node: Node, context: RuleContext) -> AttentionCall:
+    """Describe the whole attention, whose tensors are laid out as `_unit_strided` does."""
+    query, key, value = (context.meta(arg).shape for arg in node.args[:3])
+    heads, key_heads = (one[-3] if len(one) > 2 else 1 for one in (query, key))
+    return AttentionCall(
+        context.meta(node.args[0]).dtype,
+        query[-1],
+        query[-2],
+        key[-2],
+        value[-1],
+        has_mask=argument(node, 3, "attn_mask") is not None,
         is_causal=bool(argument(node, 5, "is_causal", False)),
         dropout=argument(node, 4, "dropout_p", 0.0),
-        batch=math.prod(shape[:-2]),
-        dims=len(shape),
-        is_uniform=shape[:-2] == key.shape[:-2] == value.shape[:-2],
+        batch=math.prod(query[:-3]),
+        heads=heads,
+        key_heads=key_heads,
+        dims=len(query),
+        is_uniform=query[:-2] == key[:-2] == value[:-2],
     )
+
+
+def _scores_bytes(node: Node, context: RuleContext, rows: RowAxis) -> Callable[[int], int]:
+    """Return the bytes of a number of rows' scores, 0 where PyTorch's kernel keeps none."""
+    call, gpu = _attention_call(node, context), context.graph.gpu
     device = LocalDevice() if gpu is None else LocalDevice.of(gpu)
     if sdpa_kernel_for(device, call) != "math":
         return lambda _: 0
@@ -213,20 +218,9 @@ def _onednn_attention(node: Node, context: RuleContext, step: RowOp) -> RowOp | 
     It is chosen for the whole and used for all bands, since another backend would round
     differently.
     """
-    query, key, value = (context.meta(arg) for arg in node.args[:3])
-    if len(query.shape) != 4 or not context.graph.on_cpu:
+    call = _attention_call(node, context)
+    if call.dims != 4 or not context.graph.on_cpu:
         return None
-    batch, heads, queries, width = query.shape
-    call = AttentionCall(
-        query.dtype,
-        width,
-        queries,
-        key.shape[2],
-        value.shape[3],
-        batch=batch,
-        heads=heads,
-        key_heads=key.shape[1],
-    )
     backend = get(resolve_cached(call, LocalDevice(), None, None).backend)
     if not isinstance(backend, OneDnn):
         return None
@@ -235,12 +229,12 @@ def _onednn_attention(node: Node, context: RuleContext, step: RowOp) -> RowOp | 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
         return backend.run(pieces[0], whole[0], whole[1], None, spec)
 
-    tokens = queries // step.rows.size
+    tokens = call.query_tokens // step.rows.size
 
     def taken(rows: int) -> int:
         return backend.block_bytes(replace(call, query_tokens=rows * tokens))
 
-    copies = 0 if heads == 1 else backend.copied_bytes(call)
+    copies = 0 if call.heads == 1 else backend.copied_bytes(call)
     return replace(step, run=run, row_workspace_bytes=taken, fixed_workspace_bytes=copies)
 
 

@@ -13,6 +13,7 @@ av = pytest.importorskip("av")
 
 import lowtide  # noqa: E402
 from lowtide import Cancelled, LowtideError, UsageError, VideoError  # noqa: E402
+from lowtide.jobs.video_settings import VideoSettings  # noqa: E402
 from lowtide.jobs.video_work import work_folder  # noqa: E402
 from support.video_clips import Clip, Sound, Text, picture_bytes  # noqa: E402
 
@@ -149,3 +150,13 @@ def test_damaged_clips_are_refused_or_run(tmp_path):
         target = tmp_path / f"{draw} out.{chance.choice(('mp4', 'mkv'))}"
         with contextlib.suppress(LowtideError):
             lowtide.video(source, target, damaged=chance.choice(("keep", "refuse")))
+
+
+def test_what_a_video_was_made_with_names_its_sound():
+    """Where it is another one than release 0.2 had; the journals of that release stay good."""
+    made_with = {
+        sound: VideoSettings.of(sound=sound).made_with("0" * 64, "fp32")
+        for sound in ("auto", "none")
+    }
+    assert "sound" not in made_with["auto"]
+    assert made_with["none"] == {**made_with["auto"], "sound": "none"}

@@ -56,7 +56,12 @@ class ResultRecorder:
                     self.record(index, skipped)
                     return False
                 self._keys[index] = key
-            self._refuse_overwriting(pair.target, self._keys.get(index, ""))
+                if not self.force and os.path.lexists(pair.target) and journal.owns(pair.target):
+                    raise UsageError(
+                        f"{pair.target} {self._why_other(journal, pair.target, key)}",
+                        hint="--force to replace it, or another output folder",
+                    )
+            require_output(pair.target, force=self.force, makes_folder=True)
             if self._sidecar:
                 require_output(sidecar_path(pair.target), force=True, makes_folder=True)
         except LowtideError as error:
@@ -82,7 +87,7 @@ class ResultRecorder:
         """
         target, journal = self.pairs[index - 1].target, self._journal
         if journal is None or not journal.owns(target):
-            self._refuse_overwriting(target, self._keys.get(index, ""))
+            require_output(target, force=self.force, makes_folder=True)
         if journal is not None:
             if self._made_with is not None:
                 journal.note_settings(self._key, self._made_with)
@@ -141,14 +146,3 @@ class ResultRecorder:
         except OSError as error:
             text = f"{source}: cannot be read: {error.strerror}"
             raise self._report.input_error(text) from error
-
-    def _refuse_overwriting(self, target: Path, key: str) -> None:
-        """Raise `UsageError` where ``target`` exists and may not be replaced."""
-        journal = self._journal
-        made = journal is not None and os.path.lexists(target) and journal.owns(target)
-        if journal is not None and made and not self.force:
-            raise UsageError(
-                f"{target} {self._why_other(journal, target, key)}",
-                hint="--force to replace it, or another output folder",
-            )
-        require_output(target, force=self.force, makes_folder=True)

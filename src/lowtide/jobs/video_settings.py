@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from lowtide.core.errors import UsageError
 from lowtide.core.hashing import file_sha256
@@ -71,7 +70,7 @@ class VideoSettings(UpscaleSettings):
     hashed: ClassVar[str] = (
         "scale width height max_side format precision accuracy strategy self_ensemble compile"
         " cuda_graphs provider tile tile_overlap tile_batch_size hann_blend fps frames time codec"
-        " quality preset segment deinterlace"
+        " quality preset segment deinterlace sound"
     )
 
     def check(self) -> None:
@@ -84,13 +83,12 @@ class VideoSettings(UpscaleSettings):
             if getattr(self, name) != usual[name]:
                 raise UsageError(f"{name} is for image files, not for videos", hint="drop it")
 
-    def content_hash(self, model_sha256: str, precision: str) -> str:
-        """Return a SHA-256 of all that determines the result's bytes, except the input."""
-        own, sound = super().content_hash(model_sha256, precision), Path(self.sound)
-        if self.sound == "auto":
-            return own
-        content = file_sha256(sound) if sound.is_file() else ""
-        return hashlib.sha256(f"{own} {sound} {content}".encode()).hexdigest()
+    def _hashed_values(self) -> dict[str, Any]:
+        values, sound = super()._hashed_values(), Path(self.sound)
+        if "sound" in values:
+            content = file_sha256(sound) if sound.is_file() else ""
+            values["sound"] = f"{sound} {content}".rstrip()
+        return values
 
     @property
     def keeps_damaged(self) -> bool:

@@ -30,7 +30,7 @@ class VideoCodec:
         presets: All presets.
         preset_option: FFmpeg's name of the option for presets.
         sides: Least and largest width and height.
-        least_width: Width below which the encoder writes beside its memory.
+        least_width: Width below which the encoder writes out of bounds.
         whole_chroma: Whether sizes must be multiples of the chroma step.
         full_range: Whether full-range pictures can be tagged.
         locations: Chroma locations that can be tagged.

@@ -138,7 +138,7 @@ def decoder_of(stream: VideoStream) -> VideoCodecContext:
     Raises:
         VideoError: It has transparency that cannot be read here.
     """
-    if not has_alpha_apart(stream):
+    if not has_separate_alpha(stream):
         return stream.codec_context
     av, name = load_av(), stream.codec_context.name
     try:
@@ -152,7 +152,7 @@ def decoder_of(stream: VideoStream) -> VideoCodecContext:
     return decoder
 
 
-def has_alpha_apart(stream: VideoStream) -> bool:
+def has_separate_alpha(stream: VideoStream) -> bool:
     """Whether a WebM or Matroska file keeps the transparency of a stream beside its frames."""
     marked = any(key.lower() == ALPHA_MODE and text != "0" for key, text in stream.metadata.items())
     return marked and stream.codec_context.name in _TRANSPARENT_BY

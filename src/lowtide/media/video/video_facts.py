@@ -23,7 +23,7 @@ from lowtide.media.video.hdr10_light import Hdr10Light, light_of, side_data
 from lowtide.media.video.opened_video import (
     damaged_error,
     decoder_of,
-    has_alpha_apart,
+    has_separate_alpha,
     load_av,
     open_video,
     readable,
@@ -174,7 +174,7 @@ def _inspect(path: Path, _changed: int, _size: int, deinterlace: bool) -> VideoF
             damage=packets.damage,
             notes=(),
             crop=crop,
-            has_alpha=first.format.name != format.name or has_alpha_apart(stream),
+            has_alpha=first.format.name != format.name or has_separate_alpha(stream),
             deinterlaces=deinterlace,
         )
         return replace(facts, notes=(*packets.notes, *_notes(format, facts, first)))

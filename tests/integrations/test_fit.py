@@ -1,7 +1,10 @@
 """`lowtide.fit` makes autoencoders of diffusers encode and decode by bands, in place."""
 
+import warnings
+
 import pytest
 import torch
+from diffusers import AutoencoderKLWan
 from torch import nn
 
 import lowtide
@@ -35,6 +38,13 @@ def test_it_is_run_by_bands():
         decoded(vae)
     lowtide.unfit(vae)
     assert torch.equal(decoded(vae), decoded(small_vae()))
+
+
+def small_wan():
+    torch.manual_seed(0)
+    sizes = {"base_dim": 8, "z_dim": 4, "dim_mult": [1, 1], "num_res_blocks": 1}
+    moments = {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
+    return AutoencoderKLWan(temperal_downsample=[False], **sizes, **moments).eval()
 
 
 class Scaled(nn.Module):
@@ -77,6 +87,33 @@ def test_says_what_it_cannot_fit():
         assert same(vae.decoder(sample=latents(), latent_embeds=None), wanted)
         with pytest.raises(UsageError, match="takes a single tensor, not latent_embeds"):
             vae.decoder(latents(), torch.ones(1))
+
+
+def test_tiles_switched_on_again_are_warned_of():
+    vae = lowtide.fit(small_vae(), budget="64MiB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wanted = decoded(vae)
+    vae.enable_tiling()
+    with pytest.warns(UserWarning, match=r"AutoencoderKL .*enable_tiling\(\) was called after"):
+        decoded(vae)
+    vae.disable_tiling()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(decoded(vae), wanted)
+    lowtide.unfit(vae).enable_tiling()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decoded(vae)
+
+
+@pytest.mark.parametrize("wrong", [{"pages": "ram"}, {"budget": "2 bananas"}])
+@pytest.mark.parametrize("make", [small_vae, small_wan], ids=["image", "video"])
+def test_wrong_options_are_refused_at_once_and_change_nothing(make, wrong):
+    vae = make()
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        lowtide.fit(vae, **wrong)
+    lowtide.fit(vae, budget="64MiB")
 
 
 def test_a_pipeline_error_names_the_part_to_pass():

@@ -6,6 +6,8 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from spandrel.architectures.ESRGAN import ESRGAN
 
 import lowtide
 from lowtide.core import heap
@@ -196,3 +198,14 @@ def test_a_run_is_timed_in_passing(run, source, unmeasured, monkeypatch, cache, 
     # The clock says how long a run takes, and decides nothing.
     assert again.model_copy(update={"seconds": 0, "choice": ""}).title == first.title
     assert predicted_without_runtime(again) == predicted_without_runtime(first)
+
+
+def test_a_tile_that_is_known_to_be_too_small_is_refused_unmeasured(tmp_path, no_probe):
+    network = ESRGAN(in_nc=12, num_filters=8, num_blocks=1, scale=4, plus=False, shuffle_factor=2)
+    torch.save(network.state_dict(), tmp_path / "model.pth")
+    Image.new("RGB", (40, 32)).save(tmp_path / "photo.png")
+    with pytest.raises(lowtide.UsageError, match="--tile 6 is too small") as refused:
+        lowtide.plan(
+            tmp_path / "photo.png", tmp_path / "large.png", model=tmp_path / "model.pth", tile=6
+        )
+    assert refused.value.hint == "--tile 8 or more"

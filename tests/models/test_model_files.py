@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import shutil
 import zipfile
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,7 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lowtide.core.errors import ModelError
-from lowtide.models import load, spandrel_files
+from lowtide.models import bundled, load, lowtide_files, spandrel_files
 
 Networks = Callable[[str], nn.Module]
 
@@ -154,6 +156,36 @@ def test_unknown_family(tmp_path: Path) -> None:
         load(path)
     assert "DRCT" in (caught.value.hint or "")
     assert "SwinIR" in (caught.value.hint or "")
+
+
+def _with_metadata(path: Path, entries: Any) -> Path:
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = {**json.loads(content[8 : 8 + size]), "__metadata__": entries}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    return path
+
+
+@pytest.mark.parametrize("entries", [{"epoch": 3, "name": "a"}, {"loss": None}, [1, 2], "text"])
+def test_metadata_that_are_not_all_text_are_read(
+    network: Networks, tmp_path: Path, entries: Any
+) -> None:
+    state, image = network("compact").state_dict(), torch.rand(1, 3, 9, 8)
+    paths = [tmp_path / f"{name}.safetensors" for name in ("sound", "odd")]
+    for path in paths:
+        save_file(state, path)
+    _with_metadata(paths[1], entries)
+    assert torch.equal(load(paths[1])(image), load(paths[0])(image))
+
+
+def test_our_own_metadata_beside_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "odd.safetensors"
+    shutil.copy(bundled.find("lowtide-x2").path, path)
+    _with_metadata(path, {**lowtide_files.read_metadata(path), "epoch": 3})
+    model, image = load(path), torch.rand(1, 3, 9, 8)
+    assert model.descriptor.architecture == "ParagonConv"
+    assert torch.equal(model(image), load("lowtide-x2")(image))
 
 
 def test_known_family_with_a_tensor_missing(network: Networks, tmp_path: Path) -> None:

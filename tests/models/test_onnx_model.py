@@ -228,6 +228,22 @@ def test_a_fixed_size_names_a_way_out(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("Reshape", [[1, 3, 2, 16, 48], [1, 3, 32, 48]]), ("Resize", [[1, 3, 96, 96]])],
+)
+def test_sizes_that_were_fixed_behind_dynamic_names_are_told(name, sizes, tmp_path):
+    weights = {f"s{at}": np.array(one) for at, one in enumerate(sizes)}
+    names = ["x", *(f"h{at}" for at in range(1, len(sizes))), "y"]
+    nodes = [
+        helper.make_node(name, [given, *([] if name == "Reshape" else ["", ""]), size], [made])
+        for given, size, made in zip(names, weights, names[1:], strict=False)
+    ]
+    with pytest.raises(ModelError) as caught:
+        lowtide.load(graph_file(tmp_path / "model.onnx", nodes, weights))
+    assert "export it again with dynamic shapes" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
     ("made", "words"),
     [
         (node("Frobnicate", "x"), "No Op registered for Frobnicate"),
@@ -280,4 +296,4 @@ def test_without_the_packages(package, bundled, monkeypatch):
     )
     with pytest.raises(UsageError, match=f"running ONNX files needs {package}$") as caught:
         lowtide.load(bundled)
-    assert caught.value.hint == "pip install 'lowtide[export]'"
+    assert caught.value.hint.endswith("pip install '.[export]'")

@@ -315,11 +315,27 @@ def test_refuses_with_a_reason(name):
         lowtide.stream(Refused(call).eval(), budget="64MiB")(torch.rand(1, 3, 80, 80))
 
 
+@pytest.mark.parametrize(("least", "grid"), [(1, 128), (200, 1)])
+def test_a_module_that_takes_no_small_image_is_compared_at_a_larger_one(least, grid):
+    class Large(nn.Conv2d):
+        def forward(self, image):
+            if image.shape[2] < least or image.shape[2] % grid:
+                raise ValueError(f"{image.shape[2]} rows are none of mine")
+            return super().forward(image)
+
+    module, image = Large(3, 3, 3, padding=1).eval(), torch.rand(1, 3, 640, 16)
+    torch.testing.assert_close(lowtide.stream(module, budget="64MiB")(image), module(image))
+    module, image = Large(3, 3, 3, padding=1).eval(), torch.rand(1, 3, 640, 16)
+    least = 600
+    with pytest.raises(ModelError, match=r"at a size below 16×640: .* rows are none of mine"):
+        lowtide.stream(module, budget="64MiB")(image)
+
+
 def test_refuses_what_is_no_image(model):
     small = lowtide.stream(model, budget="64MiB")
     with pytest.raises(UsageError, match="batch, channels"):
         small(torch.rand(3, 8, 8))
-    with pytest.raises(UsageError, match="floating-point"):
+    with pytest.raises(ModelError, match="cannot be captured"):
         small(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     with pytest.raises(UsageError, match="one image, not a batch of 2"):
         next(small.rows(torch.rand(2, 3, 8, 8)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import UsageError
+from lowtide.core.install_hints import install_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +26,7 @@ def new_figure(
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("a plot needs matplotlib", hint="pip install 'lowtide[plot]'") from error
+        raise UsageError("a plot needs matplotlib", hint=install_extra("plot")) from error
     return Figure(figsize=(width, height), layout=layout, dpi=DOTS_PER_INCH)
 
 

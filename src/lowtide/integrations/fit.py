@@ -42,7 +42,8 @@ def fit(
     Takes `AutoencoderKL`, `AutoencoderTiny`, `AutoencoderDC` and any module with an ``encoder`` and
     a ``decoder`` that map one (B, C, H, W) tensor to another. Results equal those of the original
     module to rounding, so its own tiling and slicing, which this replaces, are switched off until
-    `unfit`. A call that fits the budget runs as it is, equal bit for bit: bands are planned where
+    `unfit`; tiling that is switched on again afterwards gives tiled results, each tile in bands.
+    A call that fits the budget runs as it is, equal bit for bit: bands are planned where
     it does not fit and, on a CPU, where they are faster, after as many calls of one size as pay for
     planning them. Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own
     weights.
@@ -70,7 +71,8 @@ def fit(
             mode.
 
     Warns:
-        UserWarning: As `lowtide.stream`, at the first call in bands.
+        UserWarning: As `lowtide.stream`, at the first call in bands; and at a call of an image
+            autoencoder whose tiling was switched on after it was fitted.
     """
     module, settings = _unwrapped(autoencoder), FitSettings(budget, pages, scratch)
     if (reason := refusal_of(type(module))) is not None:
@@ -87,7 +89,7 @@ def fit(
     else:
         _check_parts(module, chosen, suggest_parts=parts is None)
         for part in chosen.values():
-            fit_part(part, settings)
+            fit_part(part, settings, module if whole else None)
     if whole:
         vars(module)[_SWITCHED_OFF] = tuple(_switch_off(module))
     return autoencoder

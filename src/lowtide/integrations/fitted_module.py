@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +92,8 @@ class _Fitted:
 # of the parts, so that copies get their own, and without a reference back to the part, so that it
 # is freed with its last user.
 _streams: WeakKeyDictionary[nn.Module, dict[str, PartCalls | ClipPartStream]] = WeakKeyDictionary()
+# The autoencoder of each part whose tiling `fit` has switched off.
+_owners: WeakKeyDictionary[nn.Module, ref[nn.Module]] = WeakKeyDictionary()
 # Calls of a part run one at a time: while one is traced, its weights are replaced.
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
@@ -101,14 +103,16 @@ def is_fitted(module: nn.Module) -> bool:
     return isinstance(module, _Fitted)
 
 
-def fit_part(part: nn.Module, settings: FitSettings) -> None:
-    """Make ``part`` run in bands from now on."""
+def fit_part(part: nn.Module, settings: FitSettings, untiled: nn.Module | None = None) -> None:
+    """Make ``part`` run in bands from now on; calls warn if ``untiled`` is tiled after all."""
     streams = _streamed(part, settings)
     part.__class__ = _fitted_class(type(part))
     # When accelerate removes a hook, it leaves the class's method on the instance.
     vars(part).pop("forward", None)
     vars(part)[_SETTINGS_ATTRIBUTE] = settings
     _streams[part] = streams
+    if untiled is not None:
+        _owners[part] = ref(untiled)
 
 
 def unfit_part(part: nn.Module) -> None:
@@ -123,6 +127,7 @@ def unfit_part(part: nn.Module) -> None:
     part.__class__ = part.unfitted  # pyright: ignore[reportAttributeAccessIssue]
     del vars(part)[_SETTINGS_ATTRIBUTE]
     _streams.pop(part, None)
+    _owners.pop(part, None)
 
 
 def is_own_forward(part: nn.Module, forward: object) -> bool:
@@ -165,11 +170,23 @@ def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     title = f"this {part.unfitted.__name__}"
     image = _only_tensor(title, part, args, kwargs)
     check_not_traced(title, image)
+    _warn_of_tiles(part)
     with _lock_of(part):
         check_eval_mode(title, part)
         check_state(title, part)
         return run_in_range(
             title, part, image, lambda one, given: _streams_of(one)["forward"](given)
+        )
+
+
+def _warn_of_tiles(part: nn.Module) -> None:
+    owner = _owners[part]() if part in _owners else None
+    if getattr(owner, "use_tiling", False):
+        warnings.warn(
+            f"this {type(owner).__name__} runs large images in tiles, which change the result:"
+            " enable_tiling() was called after lowtide.fit; disable_tiling() gives the result of"
+            " the whole image, within the budget too",
+            stacklevel=2,
         )
 
 

@@ -18,6 +18,7 @@ from lowtide.core.figure_file import (
     save_figure,
 )
 from lowtide.core.input_file import is_folder
+from lowtide.core.install_hints import install_extra
 from lowtide.core.metrics import psnr
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.report import DenoisedImageReport
@@ -115,7 +116,7 @@ def non_local_means(noisy: np.ndarray, sigma: float) -> np.ndarray:
         from skimage.restoration import denoise_nl_means
     except ImportError as error:
         raise UsageError(
-            "non-local means needs scikit-image", hint="pip install 'lowtide[train]'"
+            "non-local means needs scikit-image", hint=install_extra("train")
         ) from error
     found = denoise_nl_means(
         noisy, patch_size=5, patch_distance=6, h=0.6 * sigma, sigma=sigma, channel_axis=-1

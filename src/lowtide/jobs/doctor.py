@@ -12,6 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from lowtide.attention.availability import availability
+from lowtide.core.install_hints import install_extra
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.report import versions
 from lowtide.memory.measurement.cpu_half_precision import low_precision_slowdown
@@ -83,7 +84,7 @@ def _extras() -> list[dict[str, Any]]:
                 "name": extra,
                 "complete": not missing,
                 "missing": missing,
-                "fix": f"pip install 'lowtide[{extra}]'" if missing else "",
+                "fix": install_extra(extra) if missing else "",
             }
         )
     return rows

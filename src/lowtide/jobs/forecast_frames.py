@@ -10,6 +10,7 @@ import numpy as np
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import UsageError
+from lowtide.core.install_hints import install_extra
 from lowtide.media.table import TimeTable
 from lowtide.media.table_file import PARQUET
 
@@ -64,9 +65,7 @@ def require_table_name(path: Path) -> None:
             hint=f"use one of .csv, {', '.join(PARQUET)}",
         )
     if path.suffix.lower() in PARQUET and not any(map(find_spec, ("pyarrow", "fastparquet"))):
-        raise UsageError(
-            f"{path}: Parquet files need pyarrow", hint="pip install 'lowtide[forecast]'"
-        )
+        raise UsageError(f"{path}: Parquet files need pyarrow", hint=install_extra("forecast"))
 
 
 def write_frame(frame: pd.DataFrame, path: Path, *, replace: bool) -> None:

@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 
 from lowtide.core.errors import UsageError
+from lowtide.core.install_hints import install_extra
 from lowtide.models.forecaster.paths import energy_score
 
 # Steps whose sums and maxima are scored: a day of hours.
@@ -120,7 +121,5 @@ def load_scoringrules() -> ModuleType:
     try:
         import scoringrules
     except ImportError as error:
-        raise UsageError(
-            "scores need scoringrules", hint="pip install 'lowtide[forecast]'"
-        ) from error
+        raise UsageError("scores need scoringrules", hint=install_extra("forecast")) from error
     return scoringrules

@@ -11,7 +11,7 @@ from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError
 from lowtide.core.input_file import require_input
 from lowtide.jobs.clip_facts import ClipFacts
-from lowtide.models.lowtide_files import read_metadata
+from lowtide.models.lowtide_files import read_metadata, read_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,17 +39,15 @@ def read_latents(path: Path) -> tuple[Tensor, ClipFacts | None]:
         ModelError: It is no .safetensors file.
     """
     import torch
-    from safetensors import safe_open
 
     require_input(path)
     entries = read_metadata(path)
-    with safe_open(path, framework="pt") as file:
-        names = list(file.keys())
-        if KEY not in names:
-            raise InputError(
-                f"{path} holds no tensor {KEY!r}, only {', '.join(names[:3]) or 'nothing'}"
-            )
-        latents = file.get_tensor(KEY)
+    names, found = _stored_latents(path)
+    if found is None:
+        raise InputError(
+            f"{path} holds no tensor {KEY!r}, only {', '.join(names[:3]) or 'nothing'}"
+        )
+    latents = found
     if latents.dim() == 4:
         latents = latents.unsqueeze(0)
     shape = "×".join(map(str, latents.shape))
@@ -66,6 +64,19 @@ def read_latents(path: Path) -> tuple[Tensor, ClipFacts | None]:
     if not torch.isfinite(latents).all():
         raise InputError(f"{path}: latents are not finite (NaN or infinity)")
     return latents.float(), _facts(path, entries)
+
+
+def _stored_latents(path: Path) -> tuple[list[str], Tensor | None]:
+    """Return the names of a file's tensors, and its latents."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            return names, file.get_tensor(KEY) if KEY in names else None
+    except SafetensorError:  # metadata that are not all text
+        tensors = read_tensors(path)
+        return list(tensors), tensors.get(KEY)
 
 
 def _facts(path: Path, entries: dict[str, str]) -> ClipFacts | None:

@@ -40,6 +40,7 @@ from lowtide.models.self_ensemble import as_ensemble
 from lowtide.models.spandrel_files import families
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache, preload_capture
+from lowtide.streaming.planner.tile_candidates import check_overrides
 from lowtide.streaming.specialize import require_cuda_graphs
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
@@ -110,6 +111,7 @@ def prepare(
         if settings.self_ensemble:
             descriptor, network = as_ensemble(descriptor), ensemble_network(network)
         loaded = _Loaded(model, descriptor, network, runtime_identity(descriptor))
+        check_overrides(loaded.geometry, settings.overrides)
         if known is not None and not known.hold_for(descriptor.sha256, device, precision):
             known = None
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from lowtide.core.errors import ImageError, UsageError
 from lowtide.core.input_file import require_input
+from lowtide.core.install_hints import install_extra
 from lowtide.media.detect import HEAD_BYTES, camera_raw, describe, identify
 from lowtide.media.image_info import ImageInfo
 
@@ -31,7 +32,7 @@ def load_rawpy() -> ModuleType:
     except ImportError as error:
         raise UsageError(
             "camera RAW files need rawpy, which is not installed",
-            hint="pip install 'lowtide[raw]'",
+            hint=install_extra("raw"),
         ) from error
     return rawpy
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, shorten, shown
+from lowtide.core.install_hints import install_extra
 from lowtide.media.table_file import RowError, numbers, place_of, read_frame, stamps
 from lowtide.media.time_grid import TimeGrid, fit_grid
 
@@ -110,7 +111,7 @@ def read_table(
     try:
         import pandas as pd
     except ImportError as error:
-        raise UsageError("tables need pandas", hint="pip install 'lowtide[forecast]'") from error
+        raise UsageError("tables need pandas", hint=install_extra("forecast")) from error
 
     if not isinstance(data, str | Path | pd.DataFrame):
         raise UsageError(

@@ -19,6 +19,7 @@ import numpy as np
 
 from lowtide.core.errors import InputError, shown
 from lowtide.core.input_file import require_input
+from lowtide.core.install_hints import install_extra
 from lowtide.core.units import format_bytes
 from lowtide.media.time_grid import fit_grid
 
@@ -102,7 +103,7 @@ def _reading(path: Path) -> Iterator[None]:
             reason = f"without {reason}"
         hint = "save it as CSV in UTF-8" if isinstance(error, UnicodeError) else None
         if isinstance(error, ImportError):
-            hint = "pip install 'lowtide[forecast]'"
+            hint = install_extra("forecast")
         raise InputError(f"{path}: cannot be read as a table ({reason})", hint=hint) from error
 
 

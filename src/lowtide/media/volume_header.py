@@ -17,6 +17,7 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.input_file import require_input
+from lowtide.core.install_hints import install_extra
 from lowtide.media.image_info import ImageInfo
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _read_header(path: Path) -> Nifti1Header:
         from nibabel.spatialimages import HeaderDataError
         from nibabel.wrapstruct import WrapStructError
     except ImportError as error:
-        raise UsageError("NIfTI files need nibabel", hint="pip install 'lowtide[mri]'") from error
+        raise UsageError("NIfTI files need nibabel", hint=install_extra("mri")) from error
     require_input(path)
     try:
         with open_bytes(path) as file:

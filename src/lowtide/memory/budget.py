@@ -165,6 +165,12 @@ class _FreeBytes:
     owner: str = "this machine"
 
 
+def check_budget(text: str | int | Budget) -> None:
+    """Raise `UsageError` for what is no budget of any device."""
+    if not isinstance(text, Budget):
+        _resolve(text, _FreeBytes(sys.maxsize, sys.maxsize, 1.0), "budget")
+
+
 def _resolve(text: str | int | None, available: _FreeBytes, what: str) -> int:
     normalized = "auto" if text is None else str(text).strip().lower()
     if normalized == "auto":

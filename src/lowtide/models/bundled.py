@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lowtide.core.errors import ModelError, closest_name
+from lowtide.core.install_hints import REINSTALL
 from lowtide.models import lowtide_files
 from lowtide.models.descriptor import ModelDescriptor
 from lowtide.models.model_files import sha256_of
@@ -74,14 +75,14 @@ def describe(name: str) -> ModelDescriptor:
     if not model.path.is_file():
         raise ModelError(
             f"{model.path} is missing from the installation",
-            hint="pip install --force-reinstall lowtide",
+            hint=REINSTALL,
         )
     digest = sha256_of(model.path)
     if digest != model.sha256:
         raise ModelError(
             f"{model.path} is not the released file: its SHA-256 is {digest}, "
             f"expected {model.sha256}",
-            hint="pip install --force-reinstall lowtide",
+            hint=REINSTALL,
         )
     facts = lowtide_files.describe_file(
         model.path, lowtide_files.read_metadata(model.path), name, digest

@@ -19,7 +19,12 @@ from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import ModelError
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.descriptor import ModelDescriptor, Tiling
-from lowtide.models.model_files import metadata_error, parse_json, require_finite
+from lowtide.models.model_files import (
+    DOWNLOAD_AGAIN,
+    metadata_error,
+    parse_json,
+    require_finite,
+)
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.paragonsr2.variant_config import VariantConfig
 
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
 ARCHITECTURE = "lowtide.architecture"
 CONFIG = "lowtide.config"
 _METADATA_KEY = "__metadata__"
+# Bytes of a header that safetensors reads at most.
+_LARGEST_HEADER = 100_000_000
 # Upper limit of widths and depths; below it, the file's tensors bound the network.
 _LARGEST = 1 << 20
 Config = ParagonConvConfig | VariantConfig | SlimUNetConfig
@@ -64,10 +71,13 @@ def read_metadata(path: Path) -> dict[str, str]:
         with safe_open(path, framework="numpy") as file:
             return file.metadata() or {}
     except SafetensorError as error:
-        raise ModelError(
-            f"{path} is not a safetensors file, or is damaged: {error}",
-            hint="download it again, and compare its size with the one given at its source",
-        ) from error
+        if (header := _header_of_other_values(path)) is None:
+            raise ModelError(
+                f"{path} is not a safetensors file, or is damaged: {error}", hint=DOWNLOAD_AGAIN
+            ) from error
+        entries = header[_METADATA_KEY]
+        items = entries.items() if isinstance(entries, dict) else ()
+        return {name: one if isinstance(one, str) else json.dumps(one) for name, one in items}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -76,14 +86,42 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Raises ModelError for dtypes PyTorch does not have, and for values that are not finite.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load, load_file
 
     try:
-        tensors = load_file(path)
+        header = _header_of_other_values(path)
+        tensors = load_file(path) if header is None else load(_without_metadata(path, header))
     except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} has tensors that PyTorch does not support: {error}") from error
     require_finite(path, tensors)
     return tensors
+
+
+def _header_of_other_values(path: Path) -> dict[str, Any] | None:
+    """Return the header of a safetensors file whose metadata are not all text, else None.
+
+    The format allows text alone, and the library reads no other file; some programs write numbers.
+    """
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(size)) if size <= _LARGEST_HEADER else None
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(header, dict) or _METADATA_KEY not in header:
+        return None
+    entries = header[_METADATA_KEY]
+    text = isinstance(entries, dict) and all(isinstance(one, str) for one in entries.values())
+    return None if text else header
+
+
+def _without_metadata(path: Path, header: dict[str, Any]) -> bytes:
+    """Return the bytes of a safetensors file with this header, less its metadata."""
+    tensors = {name: one for name, one in header.items() if name != _METADATA_KEY}
+    text = json.dumps(tensors).encode()
+    with path.open("rb") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        return len(text).to_bytes(8, "little") + text + file.read()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
@@ -181,10 +219,13 @@ def load_network(path: Path, entries: dict[str, str]) -> nn.Module:
 
 def _count(path: Path) -> int:
     """Count the values in a file by its header."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, framework="numpy") as file:
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return sum(math.prod(file.get_slice(one).get_shape()) for one in file.keys())  # noqa: SIM118
+    except SafetensorError:  # metadata that are not all text
+        return sum(one.numel() for one in read_tensors(path).values())
 
 
 def _config(path: Path, entries: dict[str, str]) -> Config:
@@ -192,7 +233,7 @@ def _config(path: Path, entries: dict[str, str]) -> Config:
         raise ModelError(
             f"{path} needs the architecture {entries[ARCHITECTURE]!r}, "
             f"which this version of Lowtide does not know",
-            hint="pip install --upgrade lowtide",
+            hint="install a newer version of Lowtide",
         )
     values: Any = parse_json(path, CONFIG, entries.get(CONFIG, "null"))
     if not isinstance(values, dict):

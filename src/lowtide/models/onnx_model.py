@@ -157,7 +157,9 @@ class OnnxNetwork(nn.Module):
         try:
             return self.session.run(image, (1, self.out_channels, height, width))
         except CannotRunError as error:
-            raise ModelError(f"{self.session.path}: ONNX Runtime failed {error.message}") from error
+            raise ModelError(
+                f"{self.session.path}: ONNX Runtime failed {error.message}", hint=error.hint
+            ) from error
 
 
 class OnnxModel(Model):

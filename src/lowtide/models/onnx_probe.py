@@ -27,6 +27,7 @@ from lowtide.models.descriptor import SizeRule
 from lowtide.models.model_files import metadata_error, parse_json, size_rule
 from lowtide.models.onnx_metadata import GraphSignature, OnnxMetadata, read_onnx_metadata
 from lowtide.models.onnx_runtime import (
+    ONE_SIZE,
     CannotRunError,
     convert_error,
     open_session,
@@ -245,7 +246,7 @@ def cannot_run(path: Path, error: CannotRunError) -> ModelError:
     """Build the ModelError of a file that ONNX Runtime refuses."""
     return ModelError(
         f"{path} cannot be run by ONNX Runtime: {error.message}",
-        hint="a newer onnxruntime may run it: pip install --upgrade onnxruntime",
+        hint=error.hint or "a newer onnxruntime may run it: pip install --upgrade onnxruntime",
     )
 
 
@@ -266,7 +267,8 @@ def _scale(path: Path, given: tuple[int, ...], made: tuple[int, ...]) -> int:
     if not scale or made != (1, made[1], given[2] * scale, given[3] * scale):
         raise ModelError(
             f"{path} maps {'×'.join(map(str, given))} to {'×'.join(map(str, made))}, which is not"
-            " an image upscaled by an integer factor"
+            " an image upscaled by an integer factor",
+            hint=ONE_SIZE if len(made) == 4 and made[2] > given[2] else None,
         )
     if made[1] != given[1]:
         raise ModelError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.core.errors import LowtideError, UsageError
+from lowtide.core.install_hints import install_extra
 
 # onnxruntime has no base class of its errors, which derive from Exception.
 _REFUSALS = """
@@ -25,6 +26,9 @@ LOG_FATAL = 4
 _OUT_OF_MEMORY = "Failed to allocate memory", "bad_alloc"
 
 
+ONE_SIZE = "a file exported at one size runs at no other: export it again with dynamic shapes"
+
+
 class CannotRunError(LowtideError):
     """ONNX Runtime cannot run the file: it lacks an operator, or it failed."""
 
@@ -33,7 +37,7 @@ def require_packages(*names: str, what: str = "exporting to ONNX") -> None:
     """Raise `UsageError` with the first of these packages that is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise UsageError(f"{what} needs {name}", hint="pip install 'lowtide[export]'")
+            raise UsageError(f"{what} needs {name}", hint=install_extra("export"))
 
 
 def load_runtime() -> None:
@@ -81,7 +85,10 @@ def open_session(path: Path | str, threads: int, *, memory_patterns: bool = Fals
 
 
 def convert_error(error: Exception, where: str = "") -> Exception:
-    """Convert a runtime error to a one-line `CannotRunError`, or to MemoryError."""
+    """Convert a runtime error to a one-line `CannotRunError`, or to MemoryError.
+
+    ``where`` is the size of the image of a run that failed.
+    """
     if any(words in str(error) for words in _OUT_OF_MEMORY):
         return MemoryError(f"ONNX Runtime: {short_reason(error)}")
-    return CannotRunError(where + short_reason(error))
+    return CannotRunError(where + short_reason(error), hint=ONE_SIZE if where else None)

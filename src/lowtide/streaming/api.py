@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,19 @@ from torch import Tensor, nn
 from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
-from lowtide.memory.budget import Budget
+from lowtide.memory.budget import Budget, check_budget
 from lowtide.memory.library_memory import reason_not_to_plan
 from lowtide.streaming.batch_independence import require_independent_images
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.model_inputs import ModelInputs, StreamAxis
+from lowtide.streaming.capture.plain_tensors import (
+    require_module,
+    require_plain_tensors,
+    require_plain_weights,
+)
 from lowtide.streaming.certificate import tf32_is_allowed
 from lowtide.streaming.engine.executor import allocate_result, collect_rows
-from lowtide.streaming.engine.placement import PagePlacement, Placement
+from lowtide.streaming.engine.placement import PagePlacement, check_pages
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.planner.program_cache import preload_capture
 from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
@@ -81,10 +86,9 @@ class Streamed(nn.Module):
         axis: StreamAxis | None = None,
     ) -> None:
         super().__init__()
-        if pages not in get_args(Placement) and pages != "auto":
-            raise UsageError(
-                f"pages {pages!r} is not known", hint=f"auto, {', '.join(get_args(Placement))}"
-            )
+        require_module(module)
+        check_pages(pages)
+        check_budget(budget)
         self.module, self._axis = module, axis
         self._scratch = ScratchSpace(scratch)
         self._settings = StreamSettings(budget, pages, self._scratch, certified)
@@ -144,10 +148,15 @@ class Streamed(nn.Module):
         Captured once for each size, dtype and setting that changes what the module computes, and
         again when the module has changed.
         """
-        return self._prepare(ModelInputs.bind(self.module, args, kwargs, self._axis))
+        return self._prepare(self._arguments(args, kwargs))
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInputs:
+        inputs = ModelInputs.bind(self.module, args, kwargs, self._axis)
+        require_plain_tensors(inputs.tensors)
+        return inputs
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelInputs:
-        inputs = ModelInputs.bind(self.module, args, kwargs, self._axis)
+        inputs = self._arguments(args, kwargs)
         reject_gradients(self.module, inputs.tensors)
         return inputs.with_tensors([one.detach() for one in inputs.tensors])
 
@@ -166,6 +175,7 @@ class Streamed(nn.Module):
             ]:
                 del self._prepared[other]
             if key not in self._prepared:
+                require_plain_weights(self.module)
                 with TRACE_LOCK:
                     self._prepared[key] = prepare_stream(
                         self.module, inputs.sample(0), self._settings

@@ -92,10 +92,18 @@ def _halves(batch: int) -> list[list[int]]:
 
 
 def _scaled(inputs: ModelInputs, places: Sequence[int], factor: float) -> ModelInputs:
-    """Return the call with the images at ``places`` times ``factor``."""
+    """Return the call with the images at ``places`` times ``factor``.
+
+    Of whole numbers, which may name classes, the largest become the least.
+    """
     scaled = [tensor.clone() for tensor in inputs.streamed]
     for tensor in scaled:
-        tensor[places] *= factor
+        if tensor.is_floating_point():
+            tensor[places] *= factor
+        elif tensor.dtype == torch.bool:
+            tensor[places] = ~tensor[places]
+        else:
+            tensor[places] = tensor.max() + tensor.min() - tensor[places]
     return inputs.with_streamed(scaled)
 
 

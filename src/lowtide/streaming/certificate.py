@@ -25,13 +25,13 @@ from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES, AttributeKey
 from lowtide.streaming.pages.page import input_pages
-from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_bytes
+from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_budget
 from lowtide.streaming.tolerance import tolerance
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
-# second size is for models with a special case at their training size. Volumes and clips have
-# smaller sides.
-_REST, _LEAST = (64, 16), ((64, 128), (32, 64))
+# larger sizes are for models with a special case at their training size, or that take none below.
+# Volumes and clips have smaller sides.
+_REST, _LEAST = ((64, 64, 256), (16, 16, 128)), ((64, 128, 256), (32, 64, 128))
 # For models that upscale by more, these are sides of the result: an autoencoder's decoder, which
 # upscales by 8, would run at its real size, in more time and memory than the run it is to prove.
 _MAX_SCALE = 4, 1
@@ -41,9 +41,11 @@ _FP32_HINT = (
     "run it in fp32: module.float(); an autoencoder of diffusers by .to(torch.float32), and its"
     " pipeline converts what it decodes if vae.config.force_upcast is set"
 )
-# What the whole result of a small image takes: with what the heap keeps, its maps took 1.6 to 2.5
-# times the bytes that are alive, and copies of the largest weight in other layouts four times that.
-_MAP_COPIES, _WEIGHT_COPIES = 2, 4
+_AXES_HINT = (
+    "an argument of the image's size is streamed too: axis={'image': 2, 'mask': 2} names both"
+)
+# Copies of the largest weight in other layouts, beside the maps of a small image.
+_WEIGHT_COPIES = 4
 # Segments of the program and bands of each to try: two choices with little in common.
 _TRIED = (1, 3), (6, 5)
 
@@ -89,12 +91,13 @@ def certify(
 
     Raises:
         ModelError: The two differ by more than rounding, or the model runs other operators at
-            another size.
+            another size, or takes no small one.
     """
+    refusal: ModelError | None = None
     wanted = program.operators_digest
     allowed = tolerance(node.meta.dtype for node in program.graph.nodes)
     inputs = ModelInputs.of(inputs)
-    for small in (_small_inputs(inputs, program, which) for which in range(2)):
+    for small in (_small_inputs(inputs, program, which) for which in range(len(_LEAST[0]))):
         # What the last run left, of another size perhaps, does not change what the next computes.
         key = module_key(module, small, wanted, program.graph.written_attributes)
         stored = PlanStore().get("proof", "bands", *key)
@@ -105,9 +108,14 @@ def certify(
             # A small model, or the second size, may be of the real size.
             known = program if small.key == inputs.key else None
             with tf32(False):
-                known = known or lower_to_rows(capture(module, small))
+                try:
+                    known = known or lower_to_rows(capture(module, small))
+                except ModelError as error:  # below its least size, or no multiple of its own
+                    refusal = error
+                    continue
                 _announce(module, small, known, budget_bytes)
                 found = _measure(module, small, allowed, known)
+            refusal = None
             PlanStore().put("proof", "bands", *key, value=asdict(found))
         if not found.holds(allowed):
             raise ModelError(
@@ -118,14 +126,26 @@ def certify(
         if found.operators == wanted:
             return found
     size = "×".join(str(inputs.first.shape[dim]) for dim in reversed(inputs.side_dims()))
+    if refusal is not None:
+        raise ModelError(
+            f"bands of this model cannot be compared with itself at a size below {size}:"
+            f" {refusal.message}",
+            hint=_AXES_HINT if _is_of_its_size(inputs) else "run it whole or in tiles",
+        )
     raise ModelError(
         f"at {size} this model runs other operators than at the smaller"
         " sizes at which its bands were compared"
     )
 
 
+def _is_of_its_size(inputs: ModelInputs) -> bool:
+    """Whether a tensor that is taken whole ends in the sides of the streamed one."""
+    sides = inputs.first.shape[min(inputs.side_dims()) :]
+    return any(one.shape[-len(sides) :] == sides for one in inputs.fixed)
+
+
 def _small_inputs(inputs: ModelInputs, program: StreamProgram, which: int) -> ModelInputs:
-    """Return random inputs of the smaller (``which`` 0) or the larger of two small sizes."""
+    """Return random inputs of one of three small sizes, of which ``which`` 0 is the smallest."""
     shape, result = inputs.first.shape, program.graph.meta(program.output).shape
     axis, dims = program.rows[program.graph.inputs[0]], inputs.side_dims()
     large = len(dims) > 2
@@ -135,7 +155,8 @@ def _small_inputs(inputs: ModelInputs, program: StreamProgram, which: int) -> Mo
         if len(result) == len(shape):
             scale = result[dim] / shape[dim]
         share = 1 / scale if scale > _MAX_SCALE[large] else 1
-        rest, least = (max(1, int(side * share)) for side in (_REST[large], _LEAST[large][which]))
+        both = _REST[large][which], _LEAST[large][which]
+        rest, least = (max(1, int(side * share)) for side in both)
         sides[dim] = min(shape[dim], least + shape[dim] % rest)
     return inputs.resized(sides)
 
@@ -177,7 +198,7 @@ def _announce(
 def _comparison_bytes(module: nn.Module, program: StreamProgram) -> int:
     """Return about how many bytes the maps of a small image and copies of weights take."""
     weight = max((one.nbytes for one in module.parameters()), default=0)
-    return _MAP_COPIES * whole_run_bytes(program.graph) + _WEIGHT_COPIES * weight
+    return whole_run_budget(program.graph) + _WEIGHT_COPIES * weight
 
 
 def _measure(
@@ -251,7 +272,7 @@ def relative_error(result: Tensor, whole: Tensor) -> float:
         return float("inf")
     apart = (result.double() - whole.double()).abs().max().item()
     # Written so that a NaN difference counts as infinite.
-    return apart / max(whole.abs().max().item(), 1e-30) if apart >= 0 else float("inf")
+    return apart / max(whole.double().abs().max().item(), 1e-30) if apart >= 0 else float("inf")
 
 
 def module_key(

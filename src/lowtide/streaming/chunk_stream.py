@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
-from lowtide.memory.budget import Budget
+from lowtide.memory.budget import Budget, check_budget
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.api import reject_gradients
 from lowtide.streaming.capture.autocast_state import AutocastState
@@ -32,7 +32,7 @@ from lowtide.streaming.clip_plan import (
     run_clip,
 )
 from lowtide.streaming.clip_planner import ChunksTogether, ClipPlanner
-from lowtide.streaming.engine.placement import PagePlacement
+from lowtide.streaming.engine.placement import PagePlacement, check_pages
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.prepared_stream import StreamSettings
@@ -87,6 +87,8 @@ class ChunkStream:
     ) -> None:
         if together != "auto" and together < 1:
             raise UsageError(f"{together} chunks together: at least 1 runs, or 'auto'")
+        check_pages(pages)
+        check_budget(budget)
         self._modules = first, later
         self._frames = frames
         self._together: ChunksTogether = together

@@ -30,7 +30,7 @@ from lowtide.streaming.module_fingerprint import AttributeKey, ModuleFingerprint
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.planner.stream_planner import HeldBytes, StreamPlanner
-from lowtide.streaming.planning_memory import kept_bytes, warn_beyond
+from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_budget
 
 _SPILL_LABELS = {"host": " on the host", "disk": " on disk"}
 # Share of the budget for what the heap keeps and libraries allocate in addition to rows. Smaller on
@@ -234,11 +234,16 @@ def _choose_layout(
             layout = planner.choose(_room_for_rows(allowed, device), settings.held)
     except BudgetError as error:
         least = _smallest_budget(error.smallest or 0, device, kept)
+        whole = whole_run_budget(planner.program.graph)
+        instead, hint = "", f"a budget of {-(-least // MIB)}MiB"
+        if whole < least:
+            instead = f", and the model itself about {format_bytes(whole)}"
+            hint = f"call the model itself, without streaming; or {hint}"
         raise BudgetError(
             f"this model cannot be streamed in {format_bytes(allowed)}: its bands and its result"
-            f" need at least {format_bytes(least)}",
+            f" need at least {format_bytes(least)}{instead}",
             smallest=least,
-            hint=f"a budget of {-(-least // MIB)}MiB",
+            hint=hint,
         ) from error
     if layout.peak_bytes > room:
         title = f"the first call of this {type(planner.module).__name__} with its planning"

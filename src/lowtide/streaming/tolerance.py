@@ -10,5 +10,5 @@ _BY_TYPE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2, tor
 
 
 def tolerance(types: Iterable[torch.dtype]) -> float:
-    """Return the tolerance of the coarsest dtype; one must be floating point."""
-    return max(_BY_TYPE[dtype] for dtype in set(types) if dtype in _BY_TYPE)
+    """Return the tolerance of the coarsest dtype; whole numbers have none."""
+    return max((_BY_TYPE[dtype] for dtype in set(types) if dtype in _BY_TYPE), default=0.0)

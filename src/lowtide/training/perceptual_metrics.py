@@ -21,6 +21,7 @@ from torchvision.models import AlexNet_Weights, VGG16_Weights, alexnet, vgg16
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import UsageError
+from lowtide.core.install_hints import install_extra
 from lowtide.training.pretrained import read_tensors, select_features
 
 Kind = Literal["lpips", "dists"]
@@ -56,7 +57,7 @@ class PerceptualMetric(nn.Module):
         if importlib.util.find_spec("torchmetrics") is None:
             raise UsageError(
                 f"{kind} is computed by torchmetrics, which is not installed",
-                hint="pip install 'lowtide[train]'",
+                hint=install_extra("train"),
             )
         self.kind: Kind = kind
         self.net: Net = net or ("alex" if kind == "lpips" else "vgg")

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from lowtide.core.errors import UsageError
+from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.input_file import exists, require_input
+from lowtide.models import lowtide_files
 
 
 def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
@@ -29,9 +28,9 @@ def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
     require_input(path, UsageError, hint=hint)
     try:
         if suffix == ".safetensors":
-            return load_file(path)
+            return lowtide_files.read_tensors(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ModelError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(f"{path} cannot be read: {reason}", hint=hint) from error
     if not isinstance(found, dict):

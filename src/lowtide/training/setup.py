@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
+from lowtide.core.install_hints import install_extra
 from lowtide.training.run_config import LossEntry, Optim, RunConfig, Scheduler
 
 # Supported `DistributedType` values of accelerate.
@@ -34,9 +35,7 @@ def make_accelerator(config: RunConfig, device: str) -> Any:
         from accelerate import Accelerator, InitProcessGroupKwargs
         from accelerate.state import AcceleratorState
     except ImportError as error:
-        raise UsageError(
-            "training needs accelerate", hint="pip install 'lowtide[train]'"
-        ) from error
+        raise UsageError("training needs accelerate", hint=install_extra("train")) from error
     if config.precision == "fp16" and device == "cpu":
         raise UsageError("precision: fp16 needs a GPU", hint="precision: bf16, or fp32")
     mixed = "no" if config.precision == "fp32" else config.precision

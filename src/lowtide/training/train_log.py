@@ -16,6 +16,7 @@ from lowtide.core.atomic_file import (
     write_error,
 )
 from lowtide.core.errors import UsageError
+from lowtide.core.install_hints import install_extra
 
 _LOG_NAME = "log.jsonl"
 
@@ -93,6 +94,6 @@ def _summary_writer(folder: Path, completed_steps: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise UsageError(
-            "logger.use_tb_logger needs TensorBoard", hint="pip install 'lowtide[train]'"
+            "logger.use_tb_logger needs TensorBoard", hint=install_extra("train")
         ) from error
     return SummaryWriter(str(folder / "tensorboard"), purge_step=completed_steps + 1)

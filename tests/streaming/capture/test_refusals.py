@@ -44,7 +44,8 @@ class Net(nn.Module):
         self.pack = pack
 
     def forward(self, image):
-        return self.pack(self.last(self.middle["odd"](self.first(image))))
+        found = self.middle["odd"](self.first(image))
+        return self.pack(self.last(found) if found.dim() == 4 else found)
 
 
 def fails(x):
@@ -55,7 +56,7 @@ ODD = {
     "branch": (lambda x: x if x.mean() > 0 else -x, "depends on the values of the image"),
     "shape": (lambda x: x * x[x > 0].numel(), "depends on the values of the image"),
     "error": (fails, "no luck today"),
-    "order": (lambda x: x.cumsum(2), "no rule for"),
+    "flat": (lambda x: x.flatten(1), "no rule for"),
     "random": (torch.rand_like, "draws random numbers"),
 }
 

@@ -87,9 +87,12 @@ def test_several_streamed_tensors():
         small = in_bands(model, axis, image, timestep, mask=mask)
         assert_same(small(image, timestep, mask=mask), expected)
         assert_same(small(image=image, timestep=timestep, mask=mask), expected)
-    # A mask that is not streamed is taken whole, and then is not that of the small image.
-    with pytest.raises(ModelError):
+    # A mask that is not streamed is taken whole, and then is not that of a smaller image.
+    assert_same(lowtide.stream(model, budget="24MiB")(image, timestep, mask=mask), expected)
+    image, mask = torch.rand(1, 3, 520, 24), torch.rand(1, 1, 520, 24)
+    with pytest.raises(ModelError) as refused:
         lowtide.stream(model, budget="24MiB")(image, timestep, mask=mask)
+    assert "axis={'image': 2, 'mask': 2}" in refused.value.hint
 
 
 class Encoder(nn.Module):
@@ -181,7 +184,7 @@ REFUSED = {
     "no tensor": ((3,), {}, None, "none is among"),
     "no such argument": ((torch.rand(1, 3, 8, 8),), {}, {"mask": 2}, "'mask', which is not passed"),
     "a number": ((torch.rand(1, 3, 8, 8), 4), {}, {1: 2}, "only tensors"),
-    "integers": ((torch.ones(1, 3, 8, 8, dtype=torch.int64),), {}, 2, "floating-point"),
+    "complex": ((torch.ones(1, 3, 8, 8, dtype=torch.complex64),), {}, 2, "real tensors"),
     "batches": (
         (torch.rand(1, 3, 8, 8), torch.rand(2, 3, 8, 8)),
         {},

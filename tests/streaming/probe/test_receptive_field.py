@@ -56,6 +56,23 @@ def test_dependence_on_position_is_detected_by_comparison():
     assert reach(Vignette(), scale=1) is None
 
 
+@pytest.mark.parametrize("drop", [torch.nan_to_num, lambda x: torch.where(x > 0, x, 0.0)])
+def test_a_network_that_drops_nan_is_measured_by_what_changes(drop):
+    class Dropping(nn.Sequential):
+        def forward(self, x):
+            return super().forward(drop(x))
+
+    assert reach(Dropping(*[nn.Conv2d(3, 3, 5, padding=2) for _ in range(2)]), scale=1) == 4
+
+
+def test_a_network_that_returns_a_constant_reaches_nowhere():
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.ones_like(x)
+
+    assert reach(Constant(), scale=1) == 0
+
+
 def test_a_network_that_wraps_round_has_no_bound():
     class Wrapping(nn.Module):
         def forward(self, x):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lowtide.attention.backends.backend import Backend, Missing, scale_of
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
+from lowtide.core.install_hints import install_extra
 
 _FLASH_NEEDS = (
     "flash-attn 2, an NVIDIA GPU (Ampere or newer), and nvcc with a C++ compiler to build it"
@@ -33,7 +34,7 @@ class Flash2(Backend):
     def missing_requirement(self, device: AttentionDevice) -> Missing | None:
         """Require the package and an NVIDIA GPU of compute capability 8.0 or more."""
         if importlib.util.find_spec("flash_attn") is None:
-            return Missing(f"not installed; needs {_FLASH_NEEDS}", "pip install lowtide[flash]")
+            return Missing(f"not installed; needs {_FLASH_NEEDS}", install_extra("flash"))
         if device.kind != "cuda" or device.capability < (8, 0):
             return Missing("needs an NVIDIA GPU of compute capability 8.0 or more")
         return None
@@ -85,7 +86,7 @@ class Sage(Backend):
             return Missing(
                 "not installed; needs Triton and an NVIDIA GPU, Ampere or newer (PyPI has"
                 " version 1; version 2 is built from its sources with nvcc)",
-                "pip install lowtide[sage]",
+                install_extra("sage"),
             )
         if device.kind != "cuda" or device.capability not in _SAGE_CAPABILITIES:
             names = ", ".join(f"{major}.{minor}" for major, minor in _SAGE_CAPABILITIES)

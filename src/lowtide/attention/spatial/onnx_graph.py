@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
+from lowtide.core.install_hints import install_extra
 from lowtide.core.logging import silence_warnings
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ def export_onnx(
     """
     for package in ("onnx", "onnxscript"):
         if importlib.util.find_spec(package) is None:
-            raise UsageError(
-                f"writing ONNX files needs {package}", hint="pip install 'lowtide[onnx]'"
-            )
+            raise UsageError(f"writing ONNX files needs {package}", hint=install_extra("onnx"))
     free = torch.export.Dim.DYNAMIC
     rows, columns = (
         free if limits is None else torch.export.Dim(name, min=limits[0], max=limits[1])

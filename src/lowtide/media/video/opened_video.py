@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lowtide.core.errors import InputError, UsageError, VideoError
 from lowtide.core.input_file import require_input
+from lowtide.core.install_hints import install_extra
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -43,7 +44,7 @@ def load_av() -> ModuleType:
         import av
     except ImportError as error:
         raise UsageError(
-            "video files need PyAV, which is not installed", hint="pip install 'lowtide[video]'"
+            "video files need PyAV, which is not installed", hint=install_extra("video")
         ) from error
     return av
 

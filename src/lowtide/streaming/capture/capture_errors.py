@@ -7,8 +7,12 @@ import io
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 # Names of PyTorch's exceptions: some are in libraries that only a capture loads.
 _DATA_DEPENDENT_ERRORS = frozenset(
@@ -18,16 +22,36 @@ _DATA_DEPENDENT_ERRORS = frozenset(
         "GuardOnDataDependentSymNode",
     }
 )
+READS_VALUES = (
+    "its control flow, a number that it reads, or the shape of a tensor in it, depends on the"
+    " values of the image or of a weight"
+)
 _WHOLE = "run it whole"
+# Ways to read a number out of a tensor whose symbols a trace goes on with.
+_SYMBOLS = torch.SymBool, torch.SymInt, torch.SymFloat
+_READS = frozenset({torch.Tensor.item, torch.Tensor.tolist})
+
+
+class RefuseNumbers(TorchFunctionMode):
+    """Mode that ends a trace where a number is read that is only known when the model runs.
+
+    Otherwise the trace goes on with a symbol, and the part that reads it is not known any more.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Return what ``func`` returns; raise `RuntimeError` for a symbol."""
+        result = func(*args, **(kwargs or {}))
+        if func in _READS and any(isinstance(one, _SYMBOLS) for one in tree_leaves(result)):
+            raise RuntimeError("a data-dependent number is read from a tensor")
+        return result
 
 
 def capture_error_reason(error: Exception) -> tuple[str, str]:
     """Return (reason, hint) for an error of `torch.export`."""
     if type(error).__name__ in _DATA_DEPENDENT_ERRORS or "data-dependent" in str(error):
-        return (
-            "its control flow, or the shape of a tensor in it, depends on the values of the image",
-            _WHOLE,
-        )
+        return READS_VALUES, _WHOLE
     if isinstance(error, TypeError) and "argument" in str(error):
         return (
             f"the arguments of the call do not fit it: {first_line(error)}",
@@ -39,7 +63,9 @@ def capture_error_reason(error: Exception) -> tuple[str, str]:
             "compute it once before, as lowtide.models.fold_conv.fold_convs(module) does for SPAN;"
             f" or {_WHOLE}",
         )
-    return first_line(error), _WHOLE
+    return first_line(
+        error
+    ), "call the model itself: where that fails too, its arguments do not fit"
 
 
 def first_line(error: Exception) -> str:

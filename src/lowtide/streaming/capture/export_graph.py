@@ -22,6 +22,8 @@ from lowtide.memory.library_memory import require_room_to_plan
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import (
+    READS_VALUES,
+    RefuseNumbers,
     capture_error_reason,
     module_path_of,
     silence_graph_printing,
@@ -125,7 +127,8 @@ class _FlatModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the module's result tensors for these tensors of its arguments."""
-        with restore_attributes(self.module) as changed, watch_attributes(self.module) as written:
+        changes, writes = restore_attributes(self.module), watch_attributes(self.module)
+        with changes as changed, writes as written, RefuseNumbers():
             found, pack = unpack_output(self.inputs.call(self.module, tensors))
         self.call.pack, self.call.written = pack, changed | written
         # an output that is an input itself would be no operator of the graph
@@ -336,27 +339,31 @@ def _add_call(
 
 def _reject_random(node: fx.Node) -> None:
     tags = getattr(node.target, "tags", ())
-    if torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(node):
+    if torch.Tag.nondeterministic_seeded in tags and not _draws_nothing(node):
         part = f" of {module_path_of(node)}" if module_path_of(node) else ""
         raise ModelError(
             f"{op_name(node.target)}{part} draws random numbers, and a streamed run would draw"
-            " different ones"
+            " different ones",
+            hint="draw them before, and pass them as an argument; or run it whole",
         )
 
 
-def _drops_nothing(node: fx.Node) -> bool:
-    """Whether a dropout or attention operator drops nothing here."""
-    name = str(node.target)
-    if "dropout" in name:
-        return not (node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True))
-    if "scaled_dot_product_attention" in name:
-        return not (node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
-    return False
+def _draws_nothing(node: fx.Node) -> bool:
+    """Whether an operator that may draw, such as dropout or an LSTM, draws nothing here."""
+    target: Any = node.target
+    arguments = target._schema.arguments
+    given = {one.name: one.default_value for one in arguments if one.has_default_value()}
+    given |= dict(zip((one.name for one in arguments), node.args, strict=False)) | node.kwargs
+    trains = given.get("train", given.get("training"))
+    return trains is False or any(given.get(one) == 0 for one in ("p", "dropout", "dropout_p"))
 
 
 def _to_node_refs(tree: Any, places: dict[fx.Node, int]) -> Any:
     """Return arguments with a `NodeRef` for each node, in plain containers."""
     if isinstance(tree, fx.Node):
+        if tree not in places:  # a number, not a tensor
+            part = module_path_of(tree) or "this model"
+            raise ModelError(f"{part} cannot be captured: {READS_VALUES}", hint="run it whole")
         return NodeRef(places[tree])
     if isinstance(tree, dict):
         return {key: _to_node_refs(item, places) for key, item in tree.items()}

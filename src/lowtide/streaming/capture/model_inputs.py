@@ -76,7 +76,10 @@ class ModelInputs:
                 axes[position] = _checked_axis(value, chosen[key])
             position += sum(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
         if not axes:
-            raise UsageError("streaming takes a tensor, and none is among the arguments")
+            raise UsageError(
+                "streaming takes a tensor, and none is among the arguments",
+                hint="pass the image as an argument of its own, not in a list or dictionary",
+            )
         leaves, spec = tree_flatten((args, dict(kwargs)))
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         others = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
@@ -178,7 +181,10 @@ class ModelInputs:
         return side_dims(self.first.dim(), self.axis)
 
     def resized(self, sides: Mapping[int, int]) -> ModelInputs:
-        """Return the call with random streamed tensors in 0..1 of another size.
+        """Return the call with random streamed tensors of another size.
+
+        Their values are in 0..1, or those of the tensor itself where they are whole numbers, which
+        may name classes.
 
         Args:
             sides: New sizes of dims of the first streamed tensor. The others keep their
@@ -191,7 +197,11 @@ class ModelInputs:
                 at = dim - self.axis + axis
                 if 0 <= at < len(shape):
                     shape[at] = shape[at] * size // self.first.shape[dim]
-            values = torch.rand(shape, generator=generator).to(tensor.device, tensor.dtype)
+            if tensor.is_floating_point():
+                values = torch.rand(shape, generator=generator).to(tensor.device, tensor.dtype)
+            else:
+                places = torch.randint(tensor.numel(), shape, generator=generator)
+                values = tensor.flatten()[places.to(tensor.device)]
             made.append(values.contiguous(memory_format=memory_format_of(tensor)))
         return self.with_streamed(made)
 
@@ -246,6 +256,9 @@ def _checked_axis(value: Any, axis: int | None) -> int:
         raise UsageError(f"streaming takes no empty tensor, and this one is {shape}")
     if not -value.dim() <= axis < value.dim():
         raise UsageError(f"a tensor of shape {shape} has no dim {axis} to stream along")
-    if not value.is_floating_point():
-        raise UsageError(f"streaming takes floating-point tensors, not {value.dtype}")
+    if value.is_complex():
+        raise UsageError(
+            f"streaming takes real tensors, not {value.dtype}",
+            hint="torch.view_as_real makes floating-point numbers of it",
+        )
     return axis % value.dim()

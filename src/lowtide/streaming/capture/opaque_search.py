@@ -81,7 +81,9 @@ class OpaqueModules:
         if threading.get_ident() != self._thread:
             return
         image = given[0] if len(given) == 1 and isinstance(given[0], Tensor) else None
-        if image is not None and not self._is_like_input(image.shape):
+        if image is not None and not (
+            image.is_floating_point() and self._is_like_input(image.shape)
+        ):
             image = None
         self._call_stack.append((self._originals.get(id(vars(module)), module), image))
 

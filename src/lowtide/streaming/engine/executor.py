@@ -17,7 +17,7 @@ from lowtide.streaming.engine.band_schedule import (
     schedule_bands,
 )
 from lowtide.streaming.engine.constants import Constants
-from lowtide.streaming.engine.program import StreamProgram
+from lowtide.streaming.engine.program import FullTensorOp, StreamProgram
 from lowtide.streaming.engine.segments import Segment, last_reads
 from lowtide.streaming.pages.page import MemoryPage, Page
 from lowtide.streaming.rules.row_op import Reduction, RowOp
@@ -53,8 +53,11 @@ class BandExecutor:
         self._program, self._segments, self._make_page = program, segments, make_page
         self._bands = bands
         self._last_reads = last_reads(segments)
+        self._whole_until = _last_whole_uses(program, segments)
         self._pages: dict[int, Page] = {}
         self._full_tensors: dict[int, Tensor] = {}
+        # Pages that the segment at work only takes whole, and no later one reads.
+        self._gathered_once = set[int]()
         self._constants = constants or Constants(program)
         # Schedules of earlier runs by segment, if there are few: a GPU is idle while bands are
         # scheduled. On the CPU they are worth their memory only for repeated runs.
@@ -122,8 +125,11 @@ class BandExecutor:
         for segment_index, (segment, bands) in enumerate(
             zip(self._segments, self._bands, strict=True)
         ):
+            read = {one for step in segment.steps for one in self._program.steps[step].inputs}
+            self._gathered_once = self._last_reads.get(segment_index, set()) - read
             for index in segment.full_steps:
                 self._full_tensor(index)
+                self._free_whole(self._whole_until.get((segment_index, index), ()))
             schedule = self._schedule(segment_index, segment, bands)
             yield from self._run_segment(
                 segment,
@@ -132,11 +138,8 @@ class BandExecutor:
                 self._work[segment_index] / max(sum(self._work), 1) / bands,
             )
             self._constants.free_full_tensors()
-            self._full_tensors = {
-                index: value
-                for index, value in self._full_tensors.items()
-                if index not in self._program.rows
-            }
+            self._free_whole(self._whole_until.get((segment_index, None), ()))
+            self._free_whole(self._full_tensors.keys() & self._program.rows.keys())
         for position, index in enumerate(outputs):
             if index not in self._program.rows:
                 yield position, 0, self._full_tensor(index)
@@ -170,13 +173,13 @@ class BandExecutor:
             yield from self._run_band(segment, band, buffers, states)
             for following in islice(schedule, 1):
                 self._prefetch(following, ahead)
-            for index in last_read_pages:
+            for index in last_read_pages & self._pages.keys():
                 # the first band to take a page whole may come later
                 if index not in taken_whole or index in self._full_tensors:
                     self._pages[index].retain(band.later_reads.get(index, []))
             if self._on_band is not None:
                 self._on_band(band_share)
-        for index in last_read_pages:
+        for index in last_read_pages & self._pages.keys():
             self._pages.pop(index).close()
         for page in self._pages.values():
             page.prefetch([])
@@ -279,13 +282,38 @@ class BandExecutor:
         if index in self._program.constants:
             return self._constants.full_tensor(index)
         if index not in self._full_tensors:
-            rows = self._program.rows.get(index)
-            self._full_tensors[index] = (
-                self._program.graph.nodes[index].call(self._full_tensor)
-                if rows is None
-                else self._pages[index].read([(0, rows.size)])
-            )
+            step, rows = self._program.steps.get(index), self._program.rows.get(index)
+            if rows is not None:
+                self._full_tensors[index] = self._pages[index].read([(0, rows.size)])
+                if index in self._gathered_once:
+                    self._pages.pop(index).close()
+            else:
+                assert isinstance(step, FullTensorOp)
+                self._full_tensors[index] = step.node.call(self._full_tensor)
         return self._full_tensors[index]
+
+    def _free_whole(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            self._full_tensors.pop(index, None)
+
+
+def _last_whole_uses(
+    program: StreamProgram, segments: Sequence[Segment]
+) -> dict[tuple[int, int | None], list[int]]:
+    """Return what nothing takes whole any more after a whole-tensor step of a segment.
+
+    Or after its bands, which None stands for.
+    """
+    last: dict[int, tuple[int, int | None]] = {}
+    for place, segment in enumerate(segments):
+        for step in segment.full_steps:
+            last |= dict.fromkeys(program.full_inputs(step), (place, step))
+        for step in segment.steps:
+            last |= dict.fromkeys(program.full_inputs(step), (place, None))
+    found: dict[tuple[int, int | None], list[int]] = {}
+    for index in last.keys() - set(program.outputs):
+        found.setdefault(last[index], []).append(index)
+    return found
 
 
 def _next_in_inference_mode(results: Iterator[OutputRows], device_type: str) -> list[OutputRows]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
+from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.streaming.engine.executor import MakePage
 from lowtide.streaming.engine.program import StreamProgram
@@ -18,6 +19,13 @@ from lowtide.streaming.pages.transfer import HostTransfer, host_transfer_for
 # Device memory, pinned host memory, or files.
 Placement = Literal["memory", "host", "disk"]
 PagePlacement = Placement | Literal["auto"]
+
+
+def check_pages(requested: str) -> None:
+    """Raise `UsageError` for pages that are none of `PagePlacement`."""
+    known = "auto", *get_args(Placement)
+    if requested not in known:
+        raise UsageError(f"pages {requested!r} is not known", hint=", ".join(known))
 
 
 def allowed_placements(device: torch.device, requested: PagePlacement) -> tuple[Placement, ...]:

@@ -13,7 +13,12 @@ from lowtide.streaming.rules import RULES, RuleContext
 from lowtide.streaming.rules.fuse_unfold import fuse_unfold
 from lowtide.streaming.rules.fuse_upsample_conv import fuse_upsample_convs, upsample_conv2d
 from lowtide.streaming.rules.pointwise import is_pointwise, pointwise
-from lowtide.streaming.rules.row_op import Reduction, RowAxis, RowOp
+from lowtide.streaming.rules.row_op import (
+    Reduction,
+    RowAxis,
+    RowOp,
+    identity_receptive_field,
+)
 from lowtide.streaming.rules.rule import RuleResult, op_name
 
 
@@ -25,7 +30,7 @@ class FullTensorOp:
     inputs: tuple[int, ...]
 
 
-_HINT = "stream along another dim by axis=, or run the model whole"
+_HINT = "run the model whole, or stream that part of it which returns a map of its input"
 Step = RowOp | Reduction | FullTensorOp
 
 
@@ -119,6 +124,8 @@ def lower_to_rows(graph: Graph) -> StreamProgram:
     if any(program.graph.nodes[index].target is upsample_conv2d for index in program.unsupported):
         program = _lower(graph)  # the fused form goes by height, and here rows are not
     if program.output < 0 and program.unsupported:
+        program = _lower(graph, rows_again=True)
+    if program.output < 0 and program.unsupported:
         names = ", ".join(program.graph.nodes[index].title for index in program.unsupported[:3])
         raise ModelError(f"cannot run this model band by band: no rule for {names}", hint=_HINT)
     if program.output < 0:
@@ -129,7 +136,8 @@ def lower_to_rows(graph: Graph) -> StreamProgram:
     return program
 
 
-def _lower(graph: Graph) -> StreamProgram:
+def _lower(graph: Graph, *, rows_again: bool = False) -> StreamProgram:
+    """Lower a graph; with ``rows_again``, whole results of the image's rank have rows again."""
     program = StreamProgram(graph, outputs=tuple(dict.fromkeys(graph.outputs)))
     context = RuleContext(graph, program.rows, program.constants)
     for index, dim in zip(graph.inputs, graph.axes, strict=True):
@@ -140,7 +148,7 @@ def _lower(graph: Graph) -> StreamProgram:
         if node.kind == "tensor" or all(ref in program.constants for ref in node.refs):
             program.constants.add(node.index)
         else:
-            _add_step(program, context, node)
+            _add_step(program, context, node, rows_again=rows_again)
     return program
 
 
@@ -157,7 +165,9 @@ def _drop_unused_steps(program: StreamProgram) -> None:
     program.unsupported = [index for index in program.unsupported if index in wanted]
 
 
-def _add_step(program: StreamProgram, context: RuleContext, node: Node) -> None:
+def _add_step(
+    program: StreamProgram, context: RuleContext, node: Node, *, rows_again: bool
+) -> None:
     with_rows = any(ref in program.rows for ref in node.refs)
     found = _apply_rule(node, context) if with_rows else None
     if isinstance(found, tuple):
@@ -173,9 +183,32 @@ def _add_step(program: StreamProgram, context: RuleContext, node: Node) -> None:
         found = _full_tensor_op(program, node)
         if with_rows:
             program.unsupported.append(node.index)
-    elif isinstance(found, RowOp):
+    if rows_again and isinstance(found, FullTensorOp):
+        found = _rows_of_whole(program, node, found)
+    if isinstance(found, RowOp):
         program.rows[node.index] = found.rows
     program.steps[node.index] = found
+
+
+def _rows_of_whole(program: StreamProgram, node: Node, whole: FullTensorOp) -> FullTensorOp | RowOp:
+    """Return a step that hands out a whole result by rows, if it may be a map of the image.
+
+    Any dim would be exact; that of the image's rows is most likely one of rows here too.
+    """
+    shape, dim = node.meta.shape, program.graph.axes[0]
+    if len(shape) != len(program.graph.meta(program.graph.inputs[0]).shape) or shape[dim] < 2:
+        return whole
+    index = len(program.graph.nodes) + len(program.steps)
+    program.steps[index] = whole
+    return RowOp(
+        RowAxis(dim, shape[dim]),
+        inputs=(),
+        full_inputs=(index,),
+        input_spans=identity_receptive_field(0),
+        run=lambda _, pieces, full: full[0],
+        cheap=True,
+        sliced_dims={index: dim},
+    )
 
 
 def _full_tensor_op(program: StreamProgram, node: Node) -> FullTensorOp:

@@ -49,6 +49,7 @@ def tile_candidates(
 
     Raises `UsageError` for overrides that contradict each other.
     """
+    check_overrides(geometry, overrides)
     overlap, blend = _overlap(costs, overrides)
     if overrides.batch is not None and overrides.batch > 1 and not costs.batchable:
         raise UsageError(
@@ -56,13 +57,7 @@ def tile_candidates(
             " of a batch",
             hint="--tile-batch-size 1",
         )
-    if not geometry.tileable:
-        if overrides.strategy == "tiled" or overrides.requires_tiles:
-            raise UsageError(
-                "this model needs the whole image at once, not tiles", hint="--strategy whole"
-            )
-        overrides = replace(overrides, strategy="whole")
-    if costs.only_whole:
+    if not geometry.tileable or costs.only_whole:
         overrides = replace(overrides, strategy="whole")
     plans = []
     if overrides.strategy in ("auto", "tiled"):
@@ -87,6 +82,32 @@ def tile_candidates(
     if not plans or (overrides.strategy == "auto" and not overrides.requires_tiles):
         plans.insert(0, _plan(costs, geometry, image_task, overlap))
     return with_heap_modes(plans, image_task.tiled_bounds)
+
+
+def check_overrides(geometry: ModelGeometry, overrides: Overrides) -> None:
+    """Raise `UsageError` for overrides that are known to contradict the model or each other.
+
+    Nothing has to be measured for that.
+    """
+    if not geometry.tileable and (overrides.strategy == "tiled" or overrides.requires_tiles):
+        raise UsageError(
+            "this model needs the whole image at once, not tiles", hint="--strategy whole"
+        )
+    if overrides.hann_blend and overrides.overlap == 0:
+        raise UsageError("blending needs an overlap", hint="--tile-overlap 16")
+    _least_tile(geometry, overrides, overrides.overlap or 0)
+
+
+def _least_tile(geometry: ModelGeometry, overrides: Overrides, overlap: int) -> int:
+    """Return the least side of a tile; raise `UsageError` if the one asked for is smaller."""
+    least = max(min_tile(overlap, geometry.align), geometry.minimum, 2 * geometry.align)
+    if overrides.tile is not None and overrides.tile < least:
+        beside = f" with an overlap of {overlap}" if overlap else ""
+        raise UsageError(
+            f"--tile {overrides.tile} is too small for this model{beside}",
+            hint=f"--tile {least} or more",
+        )
+    return least
 
 
 def _drop_high_tiles(plans: list[Plan], limit: int | None) -> list[Plan]:
@@ -133,8 +154,6 @@ def _overlap(costs: ModelCosts, overrides: Overrides) -> tuple[int, int]:
     wanted = overrides.hann_blend if overrides.hann_blend is not None else needed is None
     if overrides.overlap is not None:
         overlap = overrides.overlap
-        if overrides.hann_blend and not overlap:
-            raise UsageError("blending needs an overlap", hint="--tile-overlap 16")
         spare = overlap if needed is None else max(overlap - needed, overlap // 2)
         return overlap, min(spare, overlap, _DEFAULT_BLEND) if wanted else 0
     if needed is None:
@@ -146,14 +165,9 @@ def _tiles(
     geometry: ModelGeometry, image_task: ImageTask, overrides: Overrides, overlap: int
 ) -> Iterator[tuple[int, int]]:
     """Yield (height, width) of tiles to price, on the grid, smaller than the image."""
-    floor = max(min_tile(overlap, geometry.align), geometry.minimum, 2 * geometry.align)
+    floor = _least_tile(geometry, overrides, overlap)
     height, width = image_task.padded_size
     if overrides.tile is not None:
-        if overrides.tile < floor:
-            raise UsageError(
-                f"--tile {overrides.tile} is too small for this model with an overlap of {overlap}",
-                hint=f"--tile {floor} is the smallest",
-            )
         side = round_up(overrides.tile, geometry.align)
         yield (side, side) if geometry.square else (min(side, height), min(side, width))
         return

@@ -69,7 +69,7 @@ def measure_receptive_field(
             than twice as large.
         propagates_nan: False for operators that are not PyTorch's, some of which (maximum, for
             example) may drop NaN. Each line is then tried with large values too, and any output
-            that changes at all depends on them.
+            that changes at all depends on them. So it is where no NaN arrives.
     """
     generator = torch.Generator().manual_seed(0)
     least = round_up(max(sides[0], minimum, 4 * align), align)
@@ -127,6 +127,10 @@ def _spread_along(
             index = (slice(None),) * axis + (slice(line, None) if after else slice(None, line),)
             bad = _changed_outputs(forward, image, poisons, index, clean)
             hit = bad.movedim(axis, 0).flatten(1).any(1).nonzero().flatten()
+            if not len(hit):
+                if propagates_nan:  # the model drops it: masks made by comparison do
+                    return _spread_along(forward, image, axis, scale, align, False)
+                continue  # constant
             first, last = int(hit[0]) // scale, int(hit[-1]) // scale
             filled = first == 0 if after else last == side - 1
             if filled:

@@ -43,6 +43,7 @@ UNTAGGED_POINTWISE_OPS = {
     "ones_like",
     "relu6",
     "to",
+    "where",
     "zeros_like",
     "_to_copy",
     "selu",

@@ -42,7 +42,10 @@ _MEAN_OPS = {"mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg
 
 
 def reduction(node: Node, context: RuleContext) -> RuleResult:
-    """Lower mean, sum, amax, amin, var, std and the 2-norm of vectors."""
+    """Lower mean, sum, amax, amin, var, std and the 2-norm of vectors.
+
+    Others, such as argmax over the channels, where the rows are not among their dims.
+    """
     rows = context.row_axis(node.args[0])
     if rows is None:
         return None
@@ -151,8 +154,10 @@ def adaptive_pool(node: Node, context: RuleContext) -> RuleResult:
     return _reduce_over_rows(node, rows, kind, list(dims), shape)
 
 
+_OTHERS = "argmax argmin max[0] max[1] min[0] min[1] any all prod logsumexp".split()
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std", "linalg_vector_norm"), reduction),
+    **dict.fromkeys(_OTHERS, reduction),
     **{
         f"adaptive_{kind}_pool{count}d{which}": adaptive_pool
         for count in (1, 2, 3)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError, UsageError
+from lowtide.memory.tracing.python_places import PythonPlaces
 
 Inputs = Callable[[int, tuple[int, int]], tuple[Any, ...]]
 _SHAPE = re.compile(r"([^:]*)(?::(\w+))?")
@@ -26,7 +27,7 @@ def build_on_meta(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
     try:
-        with torch.device("meta"), warnings.catch_warnings():
+        with PythonPlaces(model).kept(), torch.device("meta"), warnings.catch_warnings():
             # Loading a state dict into meta weights warns that it has no effect.
             warnings.simplefilter("ignore")
             built = model()

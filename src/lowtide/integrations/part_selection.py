@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextvars import copy_context
 
 import torch
 from torch import Tensor, nn
@@ -204,14 +205,16 @@ def _result_shapes(part: nn.Module, channels: int) -> list[torch.Size]:
             with traced_code(part) as code, FakeTensorMode(allow_non_fake_inputs=True) as mode:
                 code.watch(mode)
                 shape = 1, channels, _FAKE_SIDE, _FAKE_SIDE
-                return _shapes(type(part).forward(part, torch.empty(shape, **like)))
+                return _forward_shapes(part, torch.empty(shape, **like))
         except Exception:  # noqa: BLE001  (it may read values, which a real image has)
             with traced_code(part):
                 shape = 1, channels, _REAL_SIDE, _REAL_SIDE
-                return _shapes(type(part).forward(part, torch.zeros(shape, **like)))
+                return _forward_shapes(part, torch.zeros(shape, **like))
 
 
-def _shapes(result: object) -> list[torch.Size]:
+def _forward_shapes(part: nn.Module, image: Tensor) -> list[torch.Size]:
+    # in a copy of the context variables, which are put back so
+    result = copy_context().run(type(part).forward, part, image)
     return [leaf.shape for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 

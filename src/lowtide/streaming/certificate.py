@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -225,7 +226,9 @@ def _measure(
 
 def call_model(module: Callable[..., Any], inputs: ModelInputs) -> list[Tensor]:
     """Return the model's result tensors, of any shape, for copies of its inputs."""
-    return unpack_output(inputs.call(module, [one.clone() for one in inputs.tensors]))[0]
+    copies = [one.clone() for one in inputs.tensors]
+    # in a copy of the context variables, which are put back so
+    return unpack_output(copy_context().run(inputs.call, module, copies))[0]
 
 
 def _require_same_again(module: nn.Module, small: ModelInputs, allowed: float) -> None:

@@ -6,6 +6,7 @@ The step is traced on fake tensors, and the trace is priced for a device.
 from __future__ import annotations
 
 import time
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Literal
 
@@ -261,7 +262,9 @@ def trace_step(
     with traced_code(model) as code:
         if twins is None:
             code.watch(faker.mode)
-        return _trace(model, step, faker, profile or load_profile("cpu"))
+        # in a copy of the context variables, which are put back so
+        run = copy_context().run
+        return run(_trace, model, step, faker, profile or load_profile("cpu"))
 
 
 def _trace(model: nn.Module, step: Traceable, faker: FakeTwins, profile: DeviceProfile) -> Trace:

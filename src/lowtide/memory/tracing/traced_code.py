@@ -20,7 +20,8 @@ from lowtide.memory.tracing.python_places import PythonPlaces, is_library
 
 # What holds values only while it runs.
 _RUNNING = FrameType, GeneratorType, CellType
-_MOST_HOLDERS = 10_000
+# Containers within containers that a tensor may be in.
+_DEPTH = 12
 
 
 class TracedCode:
@@ -74,7 +75,7 @@ def traced_code(module: nn.Module) -> Iterator[TracedCode]:
         left = code.left()
         if frozen:
             gc.unfreeze()
-        names = [name for one in left if (name := _let_go(one, left))]
+        names = _let_go(left)
     if names:
         raise ModelError(
             f"{type(module).__name__} keeps a tensor of each call in {names[0]}, and tracing it"
@@ -83,41 +84,52 @@ def traced_code(module: nn.Module) -> Iterator[TracedCode]:
         )
 
 
-def _forget_variables(error: BaseException | None) -> None:
+def _forget_variables(error: BaseException) -> None:
     """Clear the variables of all calls that an error ended."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    waiting: list[BaseException | None] = [error]
+    seen = set[int]()
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            waiting += [one.__cause__, one.__context__]
 
 
-def _let_go(value: Any, others: list[Any]) -> str | None:
-    """Remove a tensor from the Python module, or the cache of a function, that holds it.
+def _let_go(left: list[Any]) -> list[str]:
+    """Remove tensors from the Python modules, and the caches of functions, that hold them.
 
-    Return the name of that, or None where only PyTorch holds the tensor.
+    Return the names of these; what only PyTorch holds stays.
     """
-    # Holders, and the place in the same list of what each holds.
-    found, held = [value], [0]
-    seen = {id(value), id(found), id(others)}
-    for place, item in enumerate(found):  # which grows meanwhile
-        for holder in gc.get_referrers(item):
+    names, levels = list[str](), [left]
+    seen = {id(one) for one in [*left, left, levels]}
+    while levels[-1] and len(levels) < _DEPTH:
+        holders = list[Any]()
+        seen.add(id(holders))
+        for holder in gc.get_referrers(*levels[-1]):
             kind = type(holder)
             if id(holder) in seen or kind in _RUNNING or kind.__module__.startswith("torch."):
                 continue
             seen.add(id(holder))
-            found.append(holder)
-            held.append(place)
-            if (name := _name_of(holder)) is None or is_library(name):
-                continue
-            chain = [len(found) - 1]
-            while chain[-1]:
-                chain.append(held[chain[-1]])
-            # what is nearest to the tensor
-            for inner, outer in pairwise(reversed(chain)):
-                if _remove(found[outer], found[inner]):
-                    return name
-        if len(found) > _MOST_HOLDERS:
-            break
-    return None
+            name = _name_of(holder)
+            if name is None:
+                holders.append(holder)
+            elif len(levels) == 1 or not is_library(name):
+                _cut(holder, levels)
+                names.append(name)
+        levels.append(holders)
+    return names
+
+
+def _cut(holder: Any, levels: list[list[Any]]) -> None:
+    """Remove what a namespace or cache holds, as near to the tensor as possible."""
+    chain = [holder]
+    for level in reversed(levels):
+        inside = {id(one) for one in level}
+        chain.append(next(one for one in gc.get_referents(chain[-1]) if id(one) in inside))
+    for inner, outer in pairwise(reversed(chain)):
+        if _remove(outer, inner):
+            return
 
 
 def _name_of(holder: Any) -> str | None:
@@ -135,7 +147,7 @@ def _remove(container: Any, item: Any) -> bool:
         container.cache_clear()
     elif isinstance(container, dict):
         for key in [key for key, one in container.items() if one is item]:
-            if _name_of(container) is None:
+            if (name := _name_of(container)) is None or is_library(name):
                 del container[key]
             else:
                 container[key] = None  # as most are before they are made

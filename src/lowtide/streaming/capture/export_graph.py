@@ -6,12 +6,13 @@ import linecache
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import config as fx_config
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.graph_module import _loader
@@ -143,7 +144,9 @@ class _FlatModule(nn.Module):
         if (mode := detect_fake_mode(tensors)) is not None:
             self._code.watch(mode)
         with self._code.places.kept() as changes, watch_writes(self.module) as written:
-            found, pack = unpack_output(self.inputs.call(self.module, tensors))
+            # in a copy of the context variables, which are put back so
+            called = copy_context().run(self.inputs.call, self.module, tensors)
+            found, pack = unpack_output(called)
         self.call.pack, self.call.written, self.call.changes = pack, written, changes
         # an output that is an input itself would be no operator of the graph
         return tuple(one.clone() if any(one is it for it in tensors) else one for one in found)
@@ -246,6 +249,12 @@ def _build_graph(module: _FlatModule, exported: Any, opaque: Sequence[AnyOpaqueM
             else:
                 name = signature.inputs_to_lifted_tensor_constants[node.name]
                 tensors[place] = exported.constants[name]
+                if isinstance(tensors[place], FakeTensor):
+                    raise ModelError(
+                        "this model reads a tensor without values, which an earlier trace of its"
+                        " code left",
+                        hint="make the model anew",
+                    )
         else:
             place = _add_call(nodes, node, places, opaque)
         places[node] = _deduplicate(nodes, _skip_identity_scale(nodes, place), known)

@@ -17,6 +17,7 @@ from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
 from lowtide.integrations.video_autoencoders.families import VideoFamily
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import DeviceProfile
+from lowtide.memory.tracing.python_places import PythonPlaces
 from lowtide.streaming.clip_plan import ClipPlan, ReadChunk, WriteChunk
 
 PartName = Literal["encoder", "decoder"]
@@ -65,7 +66,8 @@ class ClipAutoencoder:
         part, weight = self.family.encoder(self.module), next(self.module.parameters())
         state: tuple[Tensor, ...] = ()
         frames, latents = 0, torch.empty(0)
-        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        kept, fake = PythonPlaces(self.module).kept(), FakeTensorMode(allow_non_fake_inputs=True)
+        with kept, torch.no_grad(), fake:
             for chunk, count in ((part.first, 1), (part.later, part.frames[1])):
                 shape = 1, _COLORS, count, _TRIAL_SIDE, _TRIAL_SIDE
                 given = torch.empty(shape, dtype=weight.dtype, device=weight.device)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextvars import copy_context
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from lowtide.integrations.call_checks import (
 )
 from lowtide.integrations.fitted_module import is_fitted, is_own_forward
 from lowtide.integrations.video_autoencoders.families import VideoFamily
+from lowtide.memory.tracing.traced_code import traced_code
 
 PARTS = ("encoder", "decoder")
 # Sides of the trial image: enough for autoencoders that downsample by 128. An image with real
@@ -164,11 +166,11 @@ def _try(title: str, part: nn.Module) -> None:
     refusals: list[Exception] = []
     for count in channels:
         try:
-            result, entered = _run_watched(part, count)
+            shapes, entered = _run_watched(part, count)
         except Exception as error:  # noqa: BLE001  (any error that third-party code raises)
             refusals.append(error)
         else:
-            _check_result(title, result)
+            _check_result(title, shapes)
             _check_called(title, part, entered)
             return
     reason = str(refusals[0]).strip().splitlines() or [type(refusals[0]).__name__]
@@ -181,41 +183,46 @@ def _channels(part: nn.Module) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _run_watched(part: nn.Module, channels: int) -> tuple[object, set[nn.Module]]:
-    """Return the result for a trial image, and the submodules that were called."""
+def _run_watched(part: nn.Module, channels: int) -> tuple[list[torch.Size], set[nn.Module]]:
+    """Return the shapes of the results for a trial image, and the submodules called."""
     called: set[nn.Module] = set()
     hooks = [
         inner.register_forward_pre_hook(lambda module, _: called.add(module))
         for inner in part.modules()
     ]
     try:
-        return _result(part, channels), called
+        return _result_shapes(part, channels), called
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _result(part: nn.Module, channels: int) -> object:
+def _result_shapes(part: nn.Module, channels: int) -> list[torch.Size]:
     weight = next(part.parameters())
     like = {"device": weight.device, "dtype": weight.dtype}
     with torch.no_grad():
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                return type(part).forward(
-                    part, torch.empty(1, channels, _FAKE_SIDE, _FAKE_SIDE, **like)
-                )
+            with traced_code(part) as code, FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                code.watch(mode)
+                shape = 1, channels, _FAKE_SIDE, _FAKE_SIDE
+                return _forward_shapes(part, torch.empty(shape, **like))
         except Exception:  # noqa: BLE001  (it may read values, which a real image has)
-            return type(part).forward(
-                part, torch.zeros(1, channels, _REAL_SIDE, _REAL_SIDE, **like)
-            )
+            with traced_code(part):
+                shape = 1, channels, _REAL_SIDE, _REAL_SIDE
+                return _forward_shapes(part, torch.zeros(shape, **like))
 
 
-def _check_result(title: str, result: object) -> None:
-    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-    if len(tensors) != 1 or tensors[0].dim() != 4:
-        shapes = ", ".join("×".join(map(str, one.shape)) for one in tensors)
+def _forward_shapes(part: nn.Module, image: Tensor) -> list[torch.Size]:
+    # in a copy of the context variables, which are put back so
+    result = copy_context().run(type(part).forward, part, image)
+    return [leaf.shape for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def _check_result(title: str, shapes: list[torch.Size]) -> None:
+    if len(shapes) != 1 or len(shapes[0]) != 4:
+        found = ", ".join("×".join(map(str, one)) for one in shapes)
         raise UsageError(
-            f"{title} does not map one image to one image: it returns {shapes or 'no tensor'}"
+            f"{title} does not map one image to one image: it returns {found or 'no tensor'}"
         )
 
 

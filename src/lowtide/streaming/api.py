@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget, check_budget
 from lowtide.memory.library_memory import reason_not_to_plan
+from lowtide.memory.tracing.fake import model_tensors
+from lowtide.memory.tracing.global_hooks import global_hooks
 from lowtide.streaming.batch_independence import require_independent_images
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.model_inputs import ModelInputs, StreamAxis
@@ -52,10 +55,11 @@ class Streamed(nn.Module):
     The first image of a size takes seconds longer: the graph is captured and compared with the
     module itself on a small image. The outcome of that comparison is cached on disk. The program is
     captured again when the module has changed: its parameters, buffers, submodules, hooks, modes
-    and dtypes, and attributes that are numbers, strings or containers of these. Weight values are
-    read at each call. Not noticed is what ``forward`` reads elsewhere: global variables, closures,
-    files, attributes of other objects. After such a change, create another `Streamed`. Hooks of
-    submodules may change the values that pass through, but are not called for each image.
+    and dtypes, and attributes that are numbers, strings, arrays or containers of these. Weight
+    values are read at each call. Not noticed is what ``forward`` reads elsewhere: global variables,
+    closures, files, what is deep inside of other objects. After such a change, create another
+    `Streamed`. Hooks of submodules may change the values that pass through, but are not called for
+    each image. A module that remembers its calls, such as its last result, is refused.
 
     There is no backward pass: a call that needs gradients raises `UsageError`. Several threads may
     call it; calls run one at a time. A copy, by pickle or `copy`, prepares its own programs.
@@ -105,6 +109,18 @@ class Streamed(nn.Module):
         # The libraries of captures are no part of a call's memory, so they are here before it.
         if reason_not_to_plan() is None:
             preload_capture()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what ``module`` returns, after hooks of this wrapper."""
+        if not any(global_hooks()):
+            return super().__call__(*args, **kwargs)
+        # Those of all modules are called for the module's own, in its program.
+        if self._forward_hooks or self._forward_pre_hooks:
+            raise UsageError(
+                "a streamed module has hooks of its own, and there are hooks of all modules too",
+                hint="put its own on the module that is streamed",
+            )
+        return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what ``module`` returns for these arguments."""
@@ -212,7 +228,18 @@ class Streamed(nn.Module):
 
 
 def reject_gradients(module: nn.Module, tensors: Sequence[Tensor]) -> None:
-    """Raise `UsageError` if a call with these tensors, of any shapes, needs gradients."""
+    """Raise `UsageError` if a call with these tensors, of any shapes, needs gradients.
+
+    Or tangents, of forward-mode differentiation.
+    """
+    if forward_ad._current_level >= 0:
+        for one in (*tensors, *model_tensors(module)):
+            if forward_ad.unpack_dual(one).tangent is not None:
+                raise UsageError(
+                    "a streamed module has no forward-mode derivative, and a tensor of this call"
+                    " has a tangent",
+                    hint="call the module itself, after lowtide.unfit(module) if it is fitted",
+                )
     if not torch.is_grad_enabled():
         return
     names = (name for name, one in module.named_parameters() if one.requires_grad)

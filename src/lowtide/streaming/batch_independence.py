@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.memory.plan_store import PlanStore
+from lowtide.memory.tracing.python_places import PythonPlaces
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.graph import Graph
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.output_container import Repack
-from lowtide.streaming.certificate import call_model, module_key, relative_error, tf32
+from lowtide.streaming.certificate import call_model, module_key, tf32
 from lowtide.streaming.rules.rule import op_name
-from lowtide.streaming.tolerance import tolerance
+from lowtide.streaming.tolerance import relative_error, tolerance
 
 # Image sides to try until the operators are those at the real size.
 _SIDES = (16, 64, 128)
@@ -45,8 +46,8 @@ def require_independent_images(module: nn.Module, inputs: Tensor | ModelInputs) 
         What turns tensors into the module's output container, for this batch.
     """
     inputs = ModelInputs.of(inputs)
-    key = module_key(module, inputs)
     whole = capture(module, inputs)
+    key = module_key(module, inputs, whole.digest, whole.written_attributes)
     if PlanStore().get("proof", "images", *key):
         return whole.repack
     wanted = _names(whole)
@@ -61,7 +62,7 @@ def require_independent_images(module: nn.Module, inputs: Tensor | ModelInputs) 
             continue  # too small for it, for example for a reflection padding
         if _names(graph) == wanted:
             limit = tolerance(node.meta.dtype for node in graph.nodes)
-            with tf32(False), torch.inference_mode():
+            with PythonPlaces(module).kept(), tf32(False), torch.inference_mode():
                 alone = [call_model(module, sample) for sample in small.samples()]
                 images = range(small.batch_size)
                 _require_equal_results(call_model(module, small), alone, images, limit)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,19 +16,21 @@ from torch import Tensor, nn
 from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap
 from lowtide.memory.plan_store import PlanStore, machine
+from lowtide.memory.tracing.python_place import AttributeKey
+from lowtide.memory.tracing.python_places import PythonPlaces
 from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs, memory_format_of
 from lowtide.streaming.capture.output_container import unpack_output
+from lowtide.streaming.capture.remembered import require_no_memory
 from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES, AttributeKey
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_budget
-from lowtide.streaming.tolerance import tolerance
+from lowtide.streaming.tolerance import relative_error, tolerance
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
 # larger sizes are for models with a special case at their training size, or that take none below.
@@ -99,7 +103,8 @@ def certify(
     inputs = ModelInputs.of(inputs)
     for small in (_small_inputs(inputs, program, which) for which in range(len(_LEAST[0]))):
         # What the last run left, of another size perhaps, does not change what the next computes.
-        key = module_key(module, small, wanted, program.graph.written_attributes)
+        operators = f"{wanted} {program.constants_digest}"
+        key = module_key(module, small, operators, program.graph.written_attributes)
         stored = PlanStore().get("proof", "bands", *key)
         if stored is not None:
             found = Certificate(**stored)
@@ -118,6 +123,7 @@ def certify(
             refusal = None
             PlanStore().put("proof", "bands", *key, value=asdict(found))
         if not found.holds(allowed):
+            _require_same_again(module, small, allowed)
             raise ModelError(
                 f"bands of this model differ from the whole result by {found.error:.1e} of its"
                 " range",
@@ -209,15 +215,17 @@ def _measure(
     device, dtype = small.first.device, small.first.dtype
     # Each step leaves garbage and free blocks of other sizes, which would add up to the next's.
     trim_heap(collect=True)
-    with torch.inference_mode():
+    with PythonPlaces(module).kept() as changes, torch.inference_mode():
         whole = call_model(module, small)
-    trim_heap()
     if not all(one.isfinite().all() for one in whole):
         raise ModelError(
             f"this model returns NaN or infinity for random input in {dtype}, so its bands"
             " cannot be compared",
             hint=None if dtype == torch.float32 else _FP32_HINT,
         )
+    if not all(one.is_report for one in changes):
+        require_no_memory(module, small, partial(call_model, module), whole, allowed)
+    trim_heap()
     results: list[list[Tensor]] = []
     cutter = CutPoints(program)
     for parts, bands in _TRIED:
@@ -239,7 +247,23 @@ def _measure(
 
 def call_model(module: Callable[..., Any], inputs: ModelInputs) -> list[Tensor]:
     """Return the model's result tensors, of any shape, for copies of its inputs."""
-    return unpack_output(inputs.call(module, [one.clone() for one in inputs.tensors]))[0]
+    copies = [one.clone() for one in inputs.tensors]
+    # in a copy of the context variables, which are put back so
+    return unpack_output(copy_context().run(inputs.call, module, copies))[0]
+
+
+def _require_same_again(module: nn.Module, small: ModelInputs, allowed: float) -> None:
+    """Raise `ModelError` if two calls of the module as it is differ."""
+    results = list[list[Tensor]]()
+    for _ in range(2):
+        with PythonPlaces(module).kept(), torch.inference_mode():
+            results.append(call_model(module, small))
+    if _largest_error(*results) > allowed:
+        raise ModelError(
+            "this model returns something else each time for the same image, as one does that draws"
+            " random numbers or reads a clock",
+            hint="call the model itself",
+        )
 
 
 def _in_fp32(module: nn.Module, inputs: ModelInputs) -> list[Tensor]:
@@ -255,7 +279,8 @@ def _in_fp32(module: nn.Module, inputs: ModelInputs) -> list[Tensor]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return torch.func.functional_call(module, weights, args, kwargs)
 
-    with torch.inference_mode(), no_autocast(inputs.first.device.type):
+    places = PythonPlaces(module)
+    with places.kept(), torch.inference_mode(), no_autocast(inputs.first.device.type):
         return call_model(call, exact)
 
 
@@ -263,53 +288,31 @@ def _largest_error(results: Sequence[Tensor], whole: Sequence[Tensor]) -> float:
     return max(relative_error(*pair) for pair in zip(results, whole, strict=True))
 
 
-def relative_error(result: Tensor, whole: Tensor) -> float:
-    """Return the largest difference, relative to the largest value of ``whole``.
-
-    Infinite where it is NaN, or if the tensors do not have the same shape.
-    """
-    if result.shape != whole.shape:
-        return float("inf")
-    apart = (result.double() - whole.double()).abs().max().item()
-    # Written so that a NaN difference counts as infinite.
-    return apart / max(whole.double().abs().max().item(), 1e-30) if apart >= 0 else float("inf")
-
-
 def module_key(
     module: nn.Module,
     inputs: ModelInputs,
-    expected_operators: str = "",
+    operators: str,
     ignored: Set[AttributeKey] = frozenset(),
 ) -> tuple[str, ...]:
-    """Return what facts about a module are stored by: weights, inputs, machine.
+    """Return what facts about a module are stored by: weights, code, inputs, machine.
 
-    Attributes that are ``ignored`` do not count.
+    Its class, weights and ``operators`` do not determine what it computes and remembers: its code
+    does, with the values that this can reach. Attributes that are ``ignored`` do not count.
     """
     digest = hashlib.sha256()
-    # Operators are part of the key: class name and weights do not determine what a module computes.
     facts = (
         type(module).__qualname__,
         repr(module),
         [(one.dtype, one.device.type, memory_format_of(one), one.shape) for one in inputs.tensors],
         inputs.axes,
         inputs.arguments,
-        expected_operators,
+        operators,
+        PythonPlaces(module).digest(ignored),
         AutocastState.current(inputs.first.device.type),
         torch.get_default_dtype(),
-        *_settings(module, ignored),
     )
     digest.update(repr(facts).encode())
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest(), *machine(str(inputs.first.device))
-
-
-def _settings(module: nn.Module, ignored: Set[AttributeKey]) -> Iterator[str]:
-    """Yield submodule attributes that are numbers, strings or containers of these."""
-    for name, part in module.named_modules():
-        for key, value in vars(part).items():
-            if key in MODULE_ATTRIBUTES or (id(part), key) in ignored:
-                continue
-            if isinstance(value, (bool, int, float, str, tuple, list)):
-                yield f"{name}.{key}={value!r}"

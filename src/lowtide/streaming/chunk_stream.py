@@ -17,6 +17,7 @@ from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget, check_budget
 from lowtide.memory.profiles import DeviceProfile
+from lowtide.memory.tracing.python_places import PythonPlaces
 from lowtide.streaming.api import reject_gradients
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.graph import TensorMeta
@@ -250,7 +251,12 @@ def _fake_inputs(
 
     The module is called once, so that errors are those that it raises itself.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    # What the module itself keeps of the call, such as the nesting of its state, is its own.
+    kept, fake = (
+        PythonPlaces([*module.children()]).kept(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    )
+    with kept, fake:
         chunk = torch.empty(shape, dtype=clip.dtype, device=clip.device)
         caches = [torch.empty(one.shape, dtype=one.dtype, device=clip.device) for one in state]
         module(chunk, *caches)

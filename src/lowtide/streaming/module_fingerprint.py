@@ -3,22 +3,25 @@
 A captured program fixes what Python decided during capture. Each call compares what that can depend
 on and is kept in the module: which parameters, buffers, submodules and hooks there are, and every
 attribute that is a number, a string or a container of these. Weight values are not compared:
-programs read them in place. What a module sets while it is traced is found, and restored after.
+programs read them in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
-from types import FunctionType
+import hashlib
+from collections import deque
+from collections.abc import Mapping, Set
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-# Attributes of every module: its tables of tensors, submodules and hooks.
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+from lowtide.memory.tracing.global_hooks import global_hooks
+from lowtide.memory.tracing.python_place import AttributeKey
+from lowtide.memory.tracing.python_places import MODULE_ATTRIBUTES, slots_of
+
 _PLAIN = (
     int,
     float,
@@ -32,14 +35,9 @@ _PLAIN = (
     torch.memory_format,
 )
 _PLAIN_KINDS = frozenset(_PLAIN)
-# Of longer containers only the length and the identity are compared.
-_LONG = 1000
+# Objects within objects that are compared.
+_DEPTH = 2
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-
-# An attribute of a module: id of its owner, and its name.
-AttributeKey = tuple[int, str]
-_NOTHING = object()
-_WATCHED = bool, int, float, str, tuple, list, type(None)
 
 
 class ModuleFingerprint:
@@ -52,6 +50,9 @@ class ModuleFingerprint:
     def __init__(self, module: nn.Module) -> None:
         self._held: list[object] = []
         self._facts: dict[int, dict[str, Any]] = {}
+        hooks = [one for table in global_hooks() for one in table.items()]
+        self._held.append(hooks)
+        self._facts[0] = {"": [(key, id(hook)) for key, hook in hooks]}
         self._waiting = [module]
         while self._waiting:
             one = self._waiting.pop()
@@ -92,13 +93,11 @@ class ModuleFingerprint:
         return facts
 
     def _class(self, kind: type) -> dict[str, Any]:
-        """Return the class's functions and numbers, which may be monkey-patched."""
+        """Return the class's functions and values, which may be monkey-patched."""
         found: dict[str, Any] = {}
         for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
             for name, value in vars(base).items():
-                if name.startswith("__") and name != "__call__":
-                    continue
-                if isinstance(value, (FunctionType, tuple, *_PLAIN)):
+                if not name.startswith("__") or name == "__call__":
                     found.setdefault(name, self._fact(value))
         return found
 
@@ -107,79 +106,47 @@ class ModuleFingerprint:
         kind = type(value)
         if kind in _PLAIN_KINDS or isinstance(value, _PLAIN):
             return kind, value if value == value else "nan"
-        if kind is tuple and len(value) <= _LONG and _PLAIN_KINDS.issuperset(map(type, value)):
-            return value, *map(type, value)
+        if isinstance(value, (tuple, list)) and _PLAIN_KINDS.issuperset(map(type, value)):
+            return kind, *value, *map(type, value)
         if isinstance(value, Tensor):
-            return self._tensor(value)
+            return *self._tensor(value), _written(value)
         self._held.append(value)
         if isinstance(value, nn.Module):  # in a list, where it is not registered as a submodule
             self._waiting.append(value)
         elif isinstance(value, np.ndarray):
-            if value.nbytes <= _LONG:
-                return value.shape, str(value.dtype), value.tobytes()
-        elif isinstance(value, (tuple, list, set, frozenset, Mapping)):
-            if len(value) > _LONG:
-                return id(value), len(value)
-            items = value.items() if isinstance(value, Mapping) else value
-            found = [self._fact(item, inside) for item in items]
+            return value.shape, str(value.dtype), hashlib.sha256(value.tobytes()).digest()
+        elif isinstance(value, Mapping):
+            return id(kind), self._fact([*value], inside), self._fact([*value.values()], inside)
+        elif isinstance(value, (tuple, list, Set, deque)):
+            found = [self._fact(item, inside) for item in value]
             return id(kind), sorted(found, key=repr) if isinstance(value, Set) else found
-        elif not (inside or isinstance(value, (type, FunctionType))) and hasattr(value, "__dict__"):
+        elif isinstance(value, FunctionType):  # an editor that reloads it replaces its code
+            self._held.append(value.__code__)
+            return id(value), id(value.__code__)
+        elif isinstance(value, (staticmethod, classmethod, MethodType)):
+            return id(kind), self._fact(value.__func__)
+        elif inside < _DEPTH and not isinstance(value, (type, ModuleType)):
             # For example a configuration: the same object may still have changed inside.
-            return id(value), self._fact(vars(value), inside + 1)
+            own = {one: getattr(value, one) for one in slots_of(kind) if hasattr(value, one)}
+            own |= getattr(value, "__dict__", {})
+            return id(value), self._fact(own, inside + 1) if own else None
         return id(value)
 
-    def _tensor(self, value: Tensor) -> Any:
+    def _tensor(self, value: Tensor) -> tuple[Any, ...]:
         self._held.append(value)
         return id(value), value.dtype, value.device, value.shape
 
 
+def _written(tensor: Tensor) -> object:
+    """Return what tells whether the values of a tensor changed that is no parameter or buffer.
+
+    Python reads them in the trace, as it reads those of a number.
+    """
+    if type(tensor) is not Tensor or tensor.is_inference():
+        return None
+    one = tensor.numel() == 1 and tensor.device.type == "cpu"
+    return repr(tensor.item()) if one else tensor._version
+
+
 def _without(where: int, facts: dict[str, Any], ignored: Set[AttributeKey]) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if (where, name) not in ignored}
-
-
-@contextmanager
-def restore_attributes(module: nn.Module) -> Iterator[set[AttributeKey]]:
-    """Restore all attributes of a module and its parts on exit; yield those it changed.
-
-    What is set in a trace has no values.
-    """
-    parts = list(module.modules())
-    tables = [table for one in parts for table in (vars(one), one._buffers)]
-    owners = [id(one) for one in parts for _ in range(2)]
-    before = [dict(table) for table in tables]
-    written = set[AttributeKey]()
-    try:
-        yield written
-    finally:
-        for owner, table, was in zip(owners, tables, before, strict=True):
-            for name in [*was, *(name for name in table if name not in was)]:
-                if name in was and table.get(name, _NOTHING) is was[name]:
-                    continue
-                written.add((owner, name))
-                if name in was:
-                    table[name] = was[name]
-                else:
-                    del table[name]
-
-
-@contextmanager
-def watch_attributes(module: nn.Module) -> Iterator[set[AttributeKey]]:
-    """Yield the plain attributes that a module and its parts set, those set as they were too.
-
-    Many remember the size of their last input, which may be of this size already. Only while
-    `TRACE_LOCK` is held, since it watches all modules.
-    """
-    parts = {id(one) for one in module.modules()}
-    written = set[AttributeKey]()
-    own: Any = nn.Module.__setattr__
-
-    def set_attribute(self: nn.Module, name: str, value: Any) -> None:
-        if isinstance(value, _WATCHED) and id(self) in parts:
-            written.add((id(self), name))
-        own(self, name, value)
-
-    nn.Module.__setattr__ = set_attribute
-    try:
-        yield written
-    finally:
-        nn.Module.__setattr__ = own

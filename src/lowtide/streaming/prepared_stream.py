@@ -18,6 +18,7 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.heap_limit import HeapLimit
 from lowtide.memory.process_memory import anonymous_bytes
 from lowtide.memory.profiles import DeviceProfile
+from lowtide.memory.tracing.python_place import AttributeKey
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_module import OpaqueModule
 from lowtide.streaming.capture.output_container import Repack
@@ -26,7 +27,7 @@ from lowtide.streaming.engine.executor import BandExecutor, OutputRows
 from lowtide.streaming.engine.placement import PagePlacement, page_factory
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.source_run import FloatAdapter, run_source
-from lowtide.streaming.module_fingerprint import AttributeKey, ModuleFingerprint
+from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.planner.stream_planner import HeldBytes, StreamPlanner

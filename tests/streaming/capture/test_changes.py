@@ -2,11 +2,14 @@
 
 import copy
 import pickle
+from collections import OrderedDict, deque
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import lowtide
 from lowtide.core.errors import ModelError, UsageError
@@ -196,6 +199,94 @@ def test_long_lists_and_nan_are_compared_too():
     assert before.matches(ModuleFingerprint(module))
     module.many.append(1)
     assert not before.matches(ModuleFingerprint(module))
+
+
+class Slotted:
+    __slots__ = ("power",)
+
+
+class Plain(nn.Conv2d):
+    """With whatever Python code may decide by."""
+
+    steps = [1, 2]  # noqa: RUF012 - as it is often written
+
+    def __init__(self):
+        super().__init__(3, 3, 1)
+        self.many, self.table = [0.5] * 5000, np.zeros(4000)
+        self.pairs, self.last = deque([1, 2]), torch.tensor(2.0)
+        self.settings = SimpleNamespace(inner=SimpleNamespace(power=1), slotted=Slotted())
+        self.settings.slotted.power = 1
+
+    def act(self, x):
+        return x.relu()
+
+    @staticmethod
+    def scale(x):
+        return x
+
+
+DEEP = {
+    "item of a long list": lambda m: m.many.__setitem__(4000, 1.5),
+    "type of an item": lambda m: m.many.__setitem__(4000, np.float64(0.5)),
+    "array in place": lambda m: m.table.__setitem__(3000, 1),
+    "queue": lambda m: m.pairs.append(3),
+    "number in a tensor": lambda m: m.last.fill_(3),
+    "number in its data": lambda m: m.last.data.fill_(4),
+    "object in an object": lambda m: put(m.settings.inner, power=2),
+    "slot": lambda m: put(m.settings.slotted, power=2),
+    "list of a class": lambda m: Plain.steps.append(3),
+    "code of a method": lambda m: put(Plain.act, __code__=(lambda self, x: x.abs()).__code__),
+    "code of a function": lambda m: put(Plain.scale, __code__=(lambda x: 2 * x).__code__),
+    "hook of all modules": lambda m: nn.modules.module.register_module_forward_hook(print),
+}
+
+
+def test_all_that_code_can_decide_by_is_compared(monkeypatch):
+    monkeypatch.setattr(nn.modules.module, "_global_forward_hooks", OrderedDict())
+    module = Plain()
+    for name, change in DEEP.items():
+        before = ModuleFingerprint(module)
+        assert before.matches(ModuleFingerprint(module)), name
+        change(module)
+        assert not before.matches(ModuleFingerprint(module)), name
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_of_all_modules_are_called_for_those_of_the_model(before):
+    module, image = Net().eval(), torch.rand(1, 3, 16, 12)
+    small = lowtide.stream(module, budget="64MiB")
+    expected, home = module(image), nn.modules.module
+    if not before:
+        small(image)
+    handles = [
+        home.register_module_forward_hook(lambda part, given, made: made * 1.5),
+        home.register_module_forward_pre_hook(lambda part, given: (given[0] + 0.1,)),
+    ]
+    try:
+        hooked = module(image)
+        assert (small(image) - hooked).abs().max() <= 1e-5 * hooked.abs().max()
+        small.register_forward_hook(print)
+        with pytest.raises(UsageError, match="hooks of its own"):
+            small(image)
+        small._forward_hooks.clear()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert (small(image) - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
+def test_tangents_are_refused():
+    module, image = Net().eval(), torch.rand(1, 3, 16, 12)
+    small = lowtide.stream(module, budget="64MiB")
+    with forward_ad.dual_level():
+        with pytest.raises(UsageError, match="has a tangent"):
+            small(forward_ad.make_dual(image, torch.rand_like(image)))
+        expected = module(image)
+        assert (small(image) - expected).abs().max() <= 1e-5
+        module.place = forward_ad.make_dual(module.place, torch.rand_like(module.place))
+        with pytest.raises(UsageError, match="has a tangent"):
+            small(image)
 
 
 def test_a_module_that_holds_its_own_streamed_run_is_not_changed_by_it():

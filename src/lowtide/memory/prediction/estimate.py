@@ -6,6 +6,7 @@ The step is traced on fake tensors, and the trace is priced for a device.
 from __future__ import annotations
 
 import time
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Literal
 
@@ -32,8 +33,10 @@ from lowtide.memory.profiles.attention import simulate_attention
 from lowtide.memory.tracing.autocast import simulate_autocast
 from lowtide.memory.tracing.fake import FakeTwins, model_tensors
 from lowtide.memory.tracing.fake_calls import CachedFakeCalls
+from lowtide.memory.tracing.python_places import PythonPlaces
 from lowtide.memory.tracing.steps import Step, Traceable, TrainingStep, input_tensors
 from lowtide.memory.tracing.trace import Trace
+from lowtide.memory.tracing.traced_code import traced_code
 from lowtide.memory.tracing.tracer import Tracer
 
 _HEAP_TITLES: dict[HeapMode, str] = {
@@ -163,7 +166,8 @@ def estimate(
     except LowtideError:
         raise  # one of our own errors: the fallback would fail in the same way
     except Exception as error:  # noqa: BLE001 - any error of a trace leads to the fallback
-        predicted = extrapolate_peak(model, step, error, dtype)
+        with PythonPlaces(model).kept():
+            predicted = extrapolate_peak(model, step, error, dtype)
     if profile.kind == "cpu":
         heap = heap or current_heap()
         activations = predicted.rows[-1].value
@@ -251,12 +255,21 @@ def trace_step(
 
     Raises:
         BudgetError: A limit on this process leaves too little for what tracing imports.
+        ModelError: The model's code keeps fake tensors where they cannot be taken back.
     """
     require_room_to_plan("tracing a network")
     faker = twins or FakeTwins(dtype)
+    with traced_code(model) as code:
+        if twins is None:
+            code.watch(faker.mode)
+        # in a copy of the context variables, which are put back so
+        run = copy_context().run
+        return run(_trace, model, step, faker, profile or load_profile("cpu"))
+
+
+def _trace(model: nn.Module, step: Traceable, faker: FakeTwins, profile: DeviceProfile) -> Trace:
     twin, fake_step = faker.model(model), faker.step(step)
     tracer = Tracer(keep_calls=True, call=faker.calls)
-    profile = profile or load_profile("cpu")
     with faker.fake_mode(), simulate_autocast(profile), simulate_attention(profile):
         tracer.label(model_tensors(twin), "weights")
         tracer.label(input_tensors(fake_step), "inputs")

@@ -48,7 +48,12 @@ def extrapolate_peak(
         ModelError: From ``reason``, where the model does not run on smaller inputs either, or is
             on the ``meta`` device.
     """
-    model = copy.deepcopy(model) if dtype is None else copy.deepcopy(model).to(dtype)
+    try:
+        model = copy.deepcopy(model)
+    except Exception as error:  # of any attribute
+        raise _failure(reason, f"it cannot be copied to run it instead: {error}") from error
+    if dtype is not None:
+        model = model.to(dtype)
     weight_bytes = sum(tensor.untyped_storage().nbytes() for tensor in model_tensors(model))
     points: list[tuple[int, int]] = []
     for share in _SHARES:

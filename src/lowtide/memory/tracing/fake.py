@@ -30,6 +30,7 @@ class FakeTwins:
 
     Attributes:
         calls: `FakeCallCache` that calls operators on the twins.
+        mode: The mode of the twins.
 
     Args:
         dtype: Type of the twins of floating-point tensors; by default that of the originals.
@@ -38,8 +39,8 @@ class FakeTwins:
     """
 
     def __init__(self, dtype: torch.dtype | None = None, *, keeps_weights: bool = False) -> None:
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.calls = FakeCallCache(self._mode)
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.calls = FakeCallCache(self.mode)
         self._dtype = dtype
         self._storages: dict[tuple[int, torch.dtype], Tensor] = {}
         self._keeps_weights = keeps_weights
@@ -54,7 +55,7 @@ class FakeTwins:
         """
         # Only the model and the step keep the twins from here on, so that replaced ones are freed.
         self._storages.clear()
-        with self._mode, value_cache(), warnings.catch_warnings():
+        with self.mode, value_cache(), warnings.catch_warnings():
             # Fake copies of constants raise warnings that only matter to compilers.
             warnings.simplefilter("ignore")
             yield
@@ -98,7 +99,7 @@ class FakeTwins:
             dtype = self._dtype
         storage = tensor.untyped_storage()
         key = storage._cdata, dtype
-        with self._mode:
+        with self.mode:
             if key not in self._storages:
                 count = storage.nbytes() // tensor.element_size()
                 self._storages[key] = torch.empty(count, dtype=dtype, device="cpu")

@@ -6,11 +6,13 @@ import linecache
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import config as fx_config
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.graph_module import _loader
@@ -20,6 +22,10 @@ from lowtide.core.logging import silence_warnings
 from lowtide.core.trace_cache import TRACE_LOCK, trace_cache
 from lowtide.memory.library_memory import require_room_to_plan
 from lowtide.memory.oom import is_out_of_memory
+from lowtide.memory.tracing.global_hooks import hooks_for_parts_only
+from lowtide.memory.tracing.python_place import AttributeKey, Change
+from lowtide.memory.tracing.traced_code import TracedCode, traced_code
+from lowtide.streaming.capture.attribute_use import watch_writes
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import (
     READS_VALUES,
@@ -40,7 +46,6 @@ from lowtide.streaming.capture.graph import (
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_search import AnyOpaqueModule, OpaqueModules
 from lowtide.streaming.capture.output_container import Repack, unpack_output
-from lowtide.streaming.module_fingerprint import AttributeKey, restore_attributes, watch_attributes
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"}
 
@@ -72,20 +77,31 @@ def capture(module: nn.Module, inputs: Tensor | ModelInputs) -> Graph:
             "a model in training mode cannot be streamed: its norms depend on all rows at once",
             hint="model.eval()",
         )
-    with TRACE_LOCK, restore_attributes(module) as written:
-        inputs = ModelInputs.of(inputs)
-        flat = _FlatModule(module, inputs)
-        autocast = AutocastState.current(inputs.first.device.type)
-        graph = _capture_with_opaque(flat, OpaqueModules(module, inputs, autocast))
-        graph.written_attributes |= written | flat.call.written
+    with TRACE_LOCK, traced_code(module) as code:
+        return _capture(module, ModelInputs.of(inputs), code)
+
+
+def _capture(module: nn.Module, inputs: ModelInputs, code: TracedCode) -> Graph:
+    flat = _FlatModule(module, inputs, code)
+    autocast = AutocastState.current(inputs.first.device.type)
+    graph = _capture_with_opaque(flat, OpaqueModules(module, inputs, autocast))
+    for change in flat.call.changes:
+        if change.draws:
+            raise ModelError(
+                f"this model draws random numbers from {change.name}, and a streamed run would"
+                " draw different ones"
+            )
+    changed = {one.attribute for one in flat.call.changes if one.owned and one.attribute}
+    graph.written_attributes |= changed | flat.call.written
     return graph
 
 
 def _capture_with_opaque(module: _FlatModule, opaque: OpaqueModules) -> Graph:
     while True:
         try:
-            with opaque.with_placeholders():
+            with opaque.with_placeholders(), hooks_for_parts_only(module.module):
                 exported = _export(module, module.inputs.tensors)
+            return _build_graph(module, exported, opaque.modules)
         except ModelError:
             raise
         except Exception as error:
@@ -102,35 +118,39 @@ def _capture_with_opaque(module: _FlatModule, opaque: OpaqueModules) -> Graph:
                 raise ModelError(problem, hint=hint) from error
             if not found:
                 raise ModelError(problem, hint=hint) from error
-        else:
-            return _build_graph(module, exported, opaque.modules)
 
 
 class _TracedCall:
     """What a call left besides tensors.
 
-    ``pack`` puts tensors back into the module's output container; the module set ``written``.
+    ``pack`` puts tensors back into the module's output container; the module set ``written``, and
+    made ``changes``.
     """
 
     pack: Repack
     written: set[AttributeKey]
+    changes: list[Change]
 
 
 class _FlatModule(nn.Module):
     """Wrapper that takes only tensors and returns only those of a module's result."""
 
-    def __init__(self, module: nn.Module, inputs: ModelInputs) -> None:
+    def __init__(self, module: nn.Module, inputs: ModelInputs, code: TracedCode) -> None:
         super().__init__()
-        self.module, self.inputs = module, inputs
+        self.module, self.inputs, self._code = module, inputs, code
         # an object of its own: older versions of PyTorch refuse attributes that forward creates
         self.call = _TracedCall()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the module's result tensors for these tensors of its arguments."""
-        changes, writes = restore_attributes(self.module), watch_attributes(self.module)
-        with changes as changed, writes as written, RefuseNumbers():
-            found, pack = unpack_output(self.inputs.call(self.module, tensors))
-        self.call.pack, self.call.written = pack, changed | written
+        if (mode := detect_fake_mode(tensors)) is not None:
+            self._code.watch(mode)
+        kept, writes = self._code.places.kept(), watch_writes(self.module)
+        with kept as changes, writes as written, RefuseNumbers():
+            # in a copy of the context variables, which are put back so
+            called = copy_context().run(self.inputs.call, self.module, tensors)
+            found, pack = unpack_output(called)
+        self.call.pack, self.call.written, self.call.changes = pack, written, changes
         # an output that is an input itself would be no operator of the graph
         return tuple(one.clone() if any(one is it for it in tensors) else one for one in found)
 
@@ -199,7 +219,7 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _build_graph(module: _FlatModule, exported: Any, opaque: Sequence[AnyOpaqueModule]) -> Graph:
     signature = exported.graph_signature
-    _reject_buffer_updates(exported)
+    _reject_buffer_updates(module, exported)
     sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     own = dict(_tensors(module))
     nodes: list[Node] = []
@@ -232,6 +252,12 @@ def _build_graph(module: _FlatModule, exported: Any, opaque: Sequence[AnyOpaqueM
             else:
                 name = signature.inputs_to_lifted_tensor_constants[node.name]
                 tensors[place] = exported.constants[name]
+                if isinstance(tensors[place], FakeTensor):
+                    raise ModelError(
+                        "this model reads a tensor without values, which an earlier trace of its"
+                        " code left",
+                        hint="make the model anew",
+                    )
         else:
             place = _add_call(nodes, node, places, opaque)
         places[node] = _deduplicate(nodes, _skip_identity_scale(nodes, place), known)
@@ -241,21 +267,20 @@ def _build_graph(module: _FlatModule, exported: Any, opaque: Sequence[AnyOpaqueM
     return Graph(nodes, streamed, list(axes.values()), fixed, outputs, tensors, module.call.pack)
 
 
-def _reject_buffer_updates(exported: Any) -> None:
-    """Raise `ModelError` for a model that updates its buffers from its input."""
-    signature, image_dependent = exported.graph_signature, set[fx.Node]()
+def _reject_buffer_updates(module: _FlatModule, exported: Any) -> None:
+    """Raise `ModelError` for a model that writes into its buffers."""
+    signature = exported.graph_signature
     for node in exported.graph.nodes:
-        given = node.op == "placeholder" and node.name in signature.user_inputs
-        if given or any(one in image_dependent for one in node.all_input_nodes):
-            image_dependent.add(node)
         buffer = signature.buffers_to_mutate.get(node.name)
         if op_name(node.target) == "instance_norm" and node.args[3] is not None and node.args[5]:
             buffer = signature.inputs_to_buffers[node.args[3].name]
-        if buffer is not None and node in image_dependent:
+        if buffer is not None:
+            training = any(one.training for one in module.module.modules())
             raise ModelError(
-                f"in training mode this model updates its {buffer.removeprefix('module.')} with"
-                " each image, which a streamed run would not do",
-                hint="model.eval()",
+                f"{'in training mode ' * training}this model updates its"
+                f" {buffer.removeprefix('module.')} with each image, which a streamed run would not"
+                " do",
+                hint="model.eval()" if training else "call the model itself",
             )
 
 

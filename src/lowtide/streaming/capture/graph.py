@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -118,6 +119,14 @@ class Graph:
     tensors: dict[int, Tensor]
     repack: Callable[[Sequence[Tensor]], Any]
     written_attributes: set[tuple[int, str]] = field(default_factory=set)
+
+    @property
+    def digest(self) -> str:
+        """Hash of the operators, their arguments and all shapes, without weights."""
+        facts = (
+            f"{op_name(node.target)} {node.args} {node.kwargs} {node.meta}" for node in self.nodes
+        )
+        return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
 
     @cached_property
     def on_cpu(self) -> bool:

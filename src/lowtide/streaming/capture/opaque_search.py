@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from lowtide.attention.spatial.local_window import RowRegionModule
 from lowtide.core.errors import ModelError
+from lowtide.memory.tracing.python_places import MODULE_ATTRIBUTES
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.halo_probe import probe_halo
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_module import OpaqueModule, RegionModule
-from lowtide.streaming.module_fingerprint import MODULE_ATTRIBUTES
 
 AnyOpaqueModule = OpaqueModule | RegionModule
 

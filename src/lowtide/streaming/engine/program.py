@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from torch.utils._pytree import tree_leaves
+
 from lowtide.core.errors import ModelError
 from lowtide.streaming.capture.graph import Graph, Node
 from lowtide.streaming.rules import RULES, RuleContext
@@ -61,14 +63,10 @@ class StreamProgram:
     @cached_property
     def digest(self) -> str:
         """Hash of the operators, their arguments and all shapes, without weights."""
-        facts = (
-            f"{op_name(node.target)} {node.args} {node.kwargs} {node.meta}"
-            for node in self.graph.nodes
-        )
         steps = (f"{index} {type(step).__name__}" for index, step in self.steps.items())
         if self.graph.axes != [2] or self.graph.fixed:
             steps = *steps, f"{self.graph.inputs} along {self.graph.axes}"
-        return hashlib.sha256("\n".join((*facts, *steps)).encode()).hexdigest()[:24]
+        return hashlib.sha256("\n".join((self.graph.digest, *steps)).encode()).hexdigest()[:24]
 
     @property
     def output(self) -> int:
@@ -85,6 +83,12 @@ class StreamProgram:
             for index, step in self.steps.items()
         )
         return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+    @cached_property
+    def constants_digest(self) -> str:
+        """Hash of the constants that operators take, without sizes and places, of any image."""
+        facts = (f"{op_name(node.target)} {_constants_of(node)}" for node in self.graph.nodes)
+        return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
     def bytes_of(self, index: int) -> int:
         """Return the bytes of a whole result."""
@@ -111,6 +115,16 @@ class StreamProgram:
         if isinstance(step, RowOp):
             return step.full_inputs
         return step.inputs if isinstance(step, FullTensorOp) else ()
+
+
+def _constants_of(node: Node) -> list[object]:
+    """Return arguments that are numbers to compute with, rather than sizes and places."""
+    values = tree_leaves((node.args, node.kwargs))
+    return [
+        one
+        for one in values
+        if isinstance(one, (float, bool, str)) or (type(one) is int and is_pointwise(node))
+    ]
 
 
 def lower_to_rows(graph: Graph) -> StreamProgram:

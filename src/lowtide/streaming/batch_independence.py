@@ -21,7 +21,7 @@ from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.output_container import Repack
 from lowtide.streaming.certificate import call_model, module_key, tf32
 from lowtide.streaming.rules.rule import op_name
-from lowtide.streaming.tolerance import relative_error, tolerance
+from lowtide.streaming.tolerance import error_words, relative_error, tolerance
 
 # Image sides to try until the operators are those at the real size.
 _SIDES = (16, 64, 128)
@@ -123,7 +123,6 @@ def _require_equal_results(
             if difference > limit or len(result) != len(alone):
                 raise ModelError(
                     "this model mixes the images of a batch, so they cannot be streamed one after"
-                    f" another: a result differs from that for one image by {difference:.1e} of its"
-                    " range",
+                    f" another: a result differs from that for one image {error_words(difference)}",
                     hint=_HINT,
                 )

@@ -30,7 +30,7 @@ from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_budget
-from lowtide.streaming.tolerance import relative_error, tolerance
+from lowtide.streaming.tolerance import error_words, relative_error, tolerance
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
 # larger sizes are for models with a special case at their training size, or that take none below.
@@ -125,8 +125,7 @@ def certify(
         if not found.holds(allowed):
             _require_same_again(module, small, allowed)
             raise ModelError(
-                f"bands of this model differ from the whole result by {found.error:.1e} of its"
-                " range",
+                f"bands of this model differ from the whole result {error_words(found.error)}",
                 hint="run it whole or in tiles",
             )
         if found.operators == wanted:

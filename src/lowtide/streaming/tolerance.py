@@ -25,3 +25,8 @@ def relative_error(result: Tensor, whole: Tensor) -> float:
     apart = (result.double() - whole.double()).abs().max().item()
     # Written so that a NaN difference counts as infinite.
     return apart / max(whole.double().abs().max().item(), 1e-30) if apart >= 0 else float("inf")
+
+
+def error_words(error: float) -> str:
+    """Return a `relative_error` for a message, after "differs"."""
+    return f"by {error:.1e} of its range" if error < 1 else "altogether"

@@ -186,6 +186,9 @@ def test_all_devices(lowtide, net: str) -> None:
 
 def test_a_plot(plan, tmp_path: Path) -> None:
     assert plan("-q", "--plot", tmp_path / "memory.png").code == 0
+    again = plan("-q", "--plot", tmp_path / "memory.png")
+    assert again.code == 2 and "--force" in again.err
+    assert plan("-q", "--force", "--plot", tmp_path / "memory.png").code == 0
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -68,6 +68,9 @@ def train(
             help="Plot the step's memory over time to a .png or .svg file.",
         ),
     ] = None,
+    force: Annotated[
+        bool, option("--force", panel="Output", help="Replace the plot if it exists.")
+    ] = False,
     as_json: JsonReport = False,
     quiet: Quiet = False,
     **settings: Any,
@@ -87,6 +90,8 @@ def train(
         if all_devices:
             result = job.plan_training_on_all_gpus(model, progress=tell, **settings)
         else:
-            result = job.plan_training(model, device=device, plot=plot, progress=tell, **settings)
+            result = job.plan_training(
+                model, device=device, plot=plot, force=force, progress=tell, **settings
+            )
     # The plan is printed even if nothing fits, which is an error.
     print_result(result, lambda: typer.echo(str(result)), result.require, as_json=as_json)

@@ -124,6 +124,7 @@ def plan_training(
     budget: str | int = "auto",
     full: bool = True,
     plot: str | Path | None = None,
+    force: bool = False,
     loss: Callable[[Any], Tensor] | None = None,
     progress: Callable[[str], None] | None = None,
     **settings: Any,
@@ -138,6 +139,7 @@ def plan_training(
             display usually takes.
         full: As in `fit_to_budget`, and so is ``progress``.
         plot: File to draw the step's memory to.
+        force: Replace it if it exists.
         loss: Maps the model's output to a scalar; by default the mean square of its elements.
         settings: Fields of `TrainSettings`.
 
@@ -151,7 +153,7 @@ def plan_training(
     if plot is not None:
         require_name(plot)  # fail before a minute of tracing
         require_figure_name(Path(plot))
-        require_output(Path(plot), force=True)
+        require_output(Path(plot), force=force)
     user_model = load_user_model(model)
     budget_bytes = _budget(budget, profile)
     plan = _plan(user_model, chosen, profile, budget_bytes, full, loss, progress)
@@ -160,6 +162,7 @@ def plan_training(
             plan.fit_report.requested,
             plot,
             budget_bytes=budget_bytes,
+            replace=force,
             title=f"{user_model.name} on {profile.title}: {plan.fit_report.options[0].settings}",
         )
     return plan

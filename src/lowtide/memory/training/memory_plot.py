@@ -47,7 +47,14 @@ def memory_curve(trace: Trace, points: int = _MAX_POINTS) -> list[tuple[int, dic
     ]
 
 
-def plot_memory(estimate: Estimate, path: str | Path, *, budget_bytes: int, title: str) -> None:
+def plot_memory(
+    estimate: Estimate,
+    path: str | Path,
+    *,
+    budget_bytes: int,
+    title: str,
+    replace: bool = False,
+) -> None:
     """Plot the memory of a traced run, by operator and kind, to a file that matplotlib writes.
 
     Areas are bytes that tensors hold, exact, on top of the CUDA context. What the allocator would
@@ -91,7 +98,7 @@ def plot_memory(estimate: Estimate, path: str | Path, *, budget_bytes: int, titl
     axes.legend(
         frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True
     )
-    save_figure(figure, path, replace=True)
+    save_figure(figure, path, replace=replace)
 
 
 def _draw_areas(axes: Axes, trace: Trace, context: int) -> int:

@@ -110,12 +110,12 @@ def test_a_budget_that_is_too_small_is_refused_without_other_orders(monkeypatch)
     planned, computed = [], []
     plan = ClipPlanner.plan
     monkeypatch.setattr(ClipPlanner, "plan", lambda *args: planned.append(args[1:]) or plan(*args))
-    later.register_forward_hook(lambda module, args, result: computed.append(result[0]))
+    later.register_forward_hook(lambda module, args, result: computed.append(str(type(result[0]))))
     for budget in ("1MiB", "16MiB"):
         with pytest.raises(BudgetError) as refusal:
             ChunkStream(first, later, budget=budget).plan(clip)
     assert planned == 2 * [(1, "memory"), (1, "disk")]
-    assert not any(type(one) is torch.Tensor for one in computed)  # nothing is certified
+    assert str(torch.Tensor) not in computed  # nothing is certified
     found = ChunkStream(first, later, budget=refusal.value.smallest)
     assert (found(clip) - whole_clip(later, clip)).abs().max() <= 3e-6
 

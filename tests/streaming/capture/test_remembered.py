@@ -78,12 +78,12 @@ def counted_in_buffer(net, x):
 
 
 REMEMBERING = {
-    recurrent: "remembers its calls: last is read",
-    temporal: "remembers its calls: kept is read",
-    registered: "remembers its calls: registers is read",
-    counted: "remembers its calls: count is read",
-    counted_outside: "remembers its calls: the global TOTAL is read",
-    first_size: "remembers its calls: last is read",
+    recurrent: "remembers its calls in last,",
+    temporal: "remembers its calls in kept,",
+    registered: "remembers its calls in registers,",
+    counted: "remembers its calls in count,",
+    counted_outside: "remembers its calls in the global TOTAL,",
+    first_size: "remembers its calls in last,",
     counted_in_buffer: "updates its calls with each image",
     lambda net, x: x * random.random(): "draws random numbers from Python's random",
     lambda net, x: x * float(np.random.rand()): "draws random numbers from NumPy's random",
@@ -153,7 +153,7 @@ def test_a_proof_is_of_the_code_as_it_is():
         return x * 2
 
     edited(keeps)
-    with pytest.raises(ModelError, match="remembers its calls: last is read"):
+    with pytest.raises(ModelError, match="remembers its calls in last,"):
         edited(reads)
     edited(lambda net, x: x - x.mean(1, keepdim=True))
     with pytest.raises(ModelError, match="mixes the images"):

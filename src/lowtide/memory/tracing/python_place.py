@@ -106,6 +106,8 @@ def are_alike(one: Any, other: Any, tensors: Callable[[Tensor, Tensor], bool]) -
         return tensors(one, other)
     if kind in PLAIN_KINDS:
         return one == other or one != one
+    if kind is np.ndarray:
+        return one.dtype == other.dtype and np.array_equal(one, other)
     if kind is dict:
         return are_alike([*one, *one.values()], [*other, *other.values()], tensors)
     if kind not in (tuple, list) or len(one) != len(other):

@@ -52,9 +52,9 @@ def require_no_memory(
     if differs or remembered:
         names = ", ".join(dict.fromkeys(one.name for one in remembered or changes or left))
         raise ModelError(
-            f"this model remembers its calls: {names} is read after an earlier call wrote it, and a"
-            " streamed run writes nothing",
-            hint="set it at the start of each forward, or call the model itself",
+            f"this model remembers its calls in {names}, and a streamed run writes nothing there",
+            hint="set it at the start of each forward, remove the hook that does it, or call the model"
+            " itself",
         )
 
 

@@ -1,6 +1,6 @@
 """Memory of LDM4TS: training steps predicted and measured, what saves some, and sampling.
 
-    python benchmarks/ldm4ts_memory.py [--part prediction|checkpointing|sampling|estimates|presets]
+    python benchmarks/ldm4ts_memory.py [--part prediction|checkpointing|sampling|presets]
         [--only TEXT] [--pairs 5] [--fresh]
 
 fp32 on the CPU, one variable, with as many threads as OMP_NUM_THREADS says.
@@ -10,14 +10,12 @@ prediction: what `lowtide train forecast` says of a step, and the peak of three 
 checkpointing: what a step holds beyond weights, averages and the optimizer's state, by the
     allocator's events; and its processor seconds, in turns, with a heap that keeps.
 sampling: peaks of drawing few and many samples of a window, less the samples themselves.
-estimates: what `estimate_vram_usage` says without a model.
 presets: for GPUs by their memory, the largest batches whose upper bound fits. Not measured.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import ldm4ts_runs as runs
 import torch
@@ -25,8 +23,7 @@ from common import HEAP_KEEPS, ResultFile, row_parser
 from subprocess_run import measure_in_subprocess
 from training_memory import ENOUGH, WAYS, compare, error_percent
 
-from lowtide import TrainingStep, estimate, estimate_vram_usage
-from lowtide.core.errors import UsageError
+from lowtide import TrainingStep, estimate
 from lowtide.jobs.train_memory import plan_step
 from lowtide.jobs.user_models import load_user_model
 from lowtide.memory.prediction.estimate import traced_estimate
@@ -43,7 +40,6 @@ PREDICTED = [
 ]
 CHECKPOINTED = ((64, 16), (224, 4))
 SAMPLES = [20, 500]
-ESTIMATED = ("default", "flash", "math", "sage")
 CARDS = ("laptop-6gb", "rtx3070-8gb", "rtx3060-12gb", "rtx5070ti-16gb")
 SIZE = (224, 224)
 # Batches by which the memory of a sample is found.
@@ -113,24 +109,6 @@ def sample(results: ResultFile, only: str, pairs: int) -> None:
         results.add(row, part="sampling", peak_bytes=found, growth_percent=error_percent(many, few))
 
 
-def estimate_all(results: ResultFile, only: str, pairs: int) -> None:
-    """The documented call, for each backend."""
-    for backend in ESTIMATED:
-        for checkpointing in (False, True):
-            row = f"estimates, {backend}{', checkpointing' if checkpointing else ''}"
-            if only not in row or results.has(row):
-                continue
-            figures: dict[str, Any] = {"part": "estimates", "backend": backend, "batch": 4}
-            try:
-                found = estimate_vram_usage(4, backend, checkpointing)
-            except UsageError as error:
-                figures["refused"] = error.message
-            else:
-                figures |= {name: found[name] for name in found if name.endswith(("_gb", "_pct"))}
-                figures["notes"] = found["notes"]
-            results.add(row, checkpointing=checkpointing, **figures)
-
-
 def plan_presets(results: ResultFile, only: str, pairs: int) -> None:
     """The largest power of two that fits each card, with checkpointing and without."""
     for name in CARDS:
@@ -175,7 +153,6 @@ PARTS = {
     "prediction": predict,
     "checkpointing": checkpoint,
     "sampling": sample,
-    "estimates": estimate_all,
     "presets": plan_presets,
 }
 

@@ -164,9 +164,8 @@ def _speed(row: Row) -> str:
 
 
 def ldm4ts_memory(rows: Rows) -> str:
-    """Estimates and presets of LDM4TS for GPUs, then what was measured on the CPU."""
+    """Presets of LDM4TS for GPUs, then what was measured on the CPU."""
     shapes = {
-        "estimates": _estimated,
         "presets": _presets,
         "prediction": _ldm4ts_predicted,
         "checkpointing": _ldm4ts_checkpointed,
@@ -175,7 +174,9 @@ def ldm4ts_memory(rows: Rows) -> str:
     return by_part(rows, shapes)
 
 
-def _estimated(rows: Rows) -> str:
+def ldm4ts_estimates(rows: Rows) -> str:
+    """What a training step is estimated to take, by weights, backend and checkpointing."""
+
     def found(row: Row) -> str:
         if "refused" in row:
             return f"refused: {row['refused']} | {NONE} | {NONE}"
@@ -187,13 +188,16 @@ def _estimated(rows: Rows) -> str:
 
     estimates = tabled(
         rows,
-        "backend | checkpointing | expected | at most | saved, of default",
-        "`{backend}` | {checkpointing:yes} | {found}",
+        "weights | backend | checkpointing | expected | at most | saved, of default | claimed",
+        "{parameters:,} | `{backend}` | {checkpointing:yes} | {found} | {claimed}",
         found=found,
+        claimed=lambda row: f"{row['claimed_gb']} GB" if row["claimed_gb"] else NONE,
     )
     return (
         f"`estimate_vram_usage` for {rows[0]['batch']} images of 224×224 in bf16 on an RTX 3060,"
-        f" predicted and not measured:\n\n{estimates}"
+        " attention at all levels (784, 196 and 49 pixels), predicted and not measured. `math`"
+        " holds whole score matrices. Claimed is what a guide to another implementation says of"
+        f" such trainings, whose network is not stated:\n\n{estimates}"
     )
 
 
@@ -258,5 +262,6 @@ SHAPES = {
     "adversarial": adversarial,
     "bundled": bundled,
     "attention_helps": attention_helps,
+    "ldm4ts_estimates": ldm4ts_estimates,
     "ldm4ts_memory": ldm4ts_memory,
 }

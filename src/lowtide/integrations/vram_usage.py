@@ -23,7 +23,7 @@ from lowtide.memory.training.meta_build import Inputs, build_on_meta, make_input
 
 GB = 10**9
 # The default model, as those who ask without one have it.
-_HORIZONS, _DIFFUSION_STEPS = (15, 60, 240), 1000
+_HORIZONS, _DIFFUSION_STEPS, _TOKENS = (15, 60, 240), 1000, 784
 
 _FLASH, _EFFICIENT, _CUDNN, _MATH = (
     SDPBackend.FLASH_ATTENTION,
@@ -67,8 +67,9 @@ def estimate_vram_usage(
         gradient_checkpointing: recompute every block in the backward pass.
         model: a module or a function that builds one; a function is called with the ``meta`` device
             as default, so that its weights take no memory, and again without where that fails. By
-            default `LDM4TSModel` for horizons of 15, 60 and 240 steps and images of this size. The
-            number of its diffusion steps makes no difference.
+            default `LDM4TSModel` for horizons of 15, 60 and 240 steps and images of this size, with
+            attention at all levels of up to 784 pixels. The number of its diffusion steps makes no
+            difference.
         image_size: (height, width).
         device: name of a device profile, or the profile.
         dtype: precision of suitable operators by autocast, the weights staying unchanged;
@@ -120,7 +121,7 @@ def estimate_vram_usage(
 def _default_model(image_size: tuple[int, int]) -> nn.Module:
     from lowtide.models.ldm4ts.model import LDM4TSModel
 
-    return LDM4TSModel(image_size, _HORIZONS, _DIFFUSION_STEPS)
+    return LDM4TSModel(image_size, _HORIZONS, _DIFFUSION_STEPS, attention_tokens=_TOKENS)
 
 
 class _Watch(TorchFunctionMode):

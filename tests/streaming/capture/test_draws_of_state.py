@@ -1,4 +1,4 @@
-"""Modules that keep something somewhere, drawn at random: run right in each call, or are refused."""
+"""Modules that keep something somewhere, drawn at random: each call is right, or refused."""
 
 import array
 import collections

@@ -21,6 +21,9 @@ class LDM4TSConfig(BaseModel, frozen=True, extra="forbid"):
         horizons: Steps ahead that are asked for; paths are as long as the longest.
         diffusion_steps: Noise levels in training; they cost no memory.
         attention_backend: Attention of the U-Net.
+        attention_tokens: Pixels that a level of the U-Net has at most to attend to itself; 0 for no
+            attention, 784 for all levels of images of 224×224.
+        head_dim: Channels of an attention head. SageAttention takes 64, 96 and 128.
         gradient_checkpointing: Recompute activations in the backward pass.
         look_back: Steps that a forecast sees, L.
         variables: Series that are forecast together, D.
@@ -41,6 +44,8 @@ class LDM4TSConfig(BaseModel, frozen=True, extra="forbid"):
     horizons: tuple[int, ...] = Field(default=(96,), min_length=1)
     diffusion_steps: int = Field(default=1000, ge=2, le=100_000)
     attention_backend: Backend = "default"
+    attention_tokens: int = Field(default=64, ge=0, le=784)
+    head_dim: int = Field(default=64, ge=8, le=256)
     gradient_checkpointing: bool = False
     look_back: int = Field(default=336, ge=2)
     variables: int = Field(default=1, ge=1)

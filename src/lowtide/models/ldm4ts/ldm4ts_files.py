@@ -38,6 +38,8 @@ def read_model(path: Path) -> tuple[LDM4TSConfig, dict[str, Tensor]]:
             )
         require_input(file, ModelError)
     values = parse_json(sizes, _NAME, sizes.read_text(errors="replace"))
+    if isinstance(values, dict):
+        values.setdefault("head_dim", 32)  # as heads were before this was stored
     try:
         config = LDM4TSConfig.model_validate(values)
     except ValidationError as error:

@@ -74,7 +74,7 @@ class LDM4TSModel(nn.Module):
             **sizes,
         )
         place = torch.get_default_device() if device is None else torch.device(device)
-        self._attention = choice = AttentionChoice(config.attention_backend, place)
+        self._attention = choice = AttentionChoice(config.attention_backend, place, config.head_dim)
         self.autoencoder = build_autoencoder(config)
         self.autoencoder.requires_grad_(False)
         self.angles = Angles(config.diffusion_steps)
@@ -94,6 +94,7 @@ class LDM4TSModel(nn.Module):
                     self.encoder.vector_size,
                     config.diffusion_steps,
                     choice,
+                    attention_tokens=config.attention_tokens,
                     checkpointing=config.gradient_checkpointing,
                 )
         if device is not None:

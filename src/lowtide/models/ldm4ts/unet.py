@@ -25,9 +25,7 @@ from lowtide.models.ldm4ts.config import Backend
 _WIDTHS = 1, 2, 2  # of the levels, in widths of the first
 _LONGEST_WAVE = 10_000.0
 
-# Attention holds scores of all pairs of tokens unless its kernel is fused.
-_MOST_TOKENS = 64
-_HEAD_DIM, _GROUPS = 32, 8
+_GROUPS = 8
 _PACKAGES = {"flash": "flash2", "sage": "sage"}
 _SPEC = AttentionSpec()
 
@@ -36,7 +34,8 @@ class LatentUNet(nn.Module):
     """Velocity of a noisy latent, given features of the look-back.
 
     Three levels, each half as large as the one above, the lower two twice as wide; attention only
-    where a level has few pixels. The output begins at zero.
+    where a level has few pixels, because without a fused kernel it holds scores of all pairs. The
+    output begins at zero.
 
     Args:
         latent_shape: Channels, height and width of the latent.
@@ -44,7 +43,8 @@ class LatentUNet(nn.Module):
         map_channels: Channels of the feature map, M; it is concatenated to the latent.
         vector: Size of the feature vector, V.
         diffusion_steps: Number of times.
-        choice: Attention backend.
+        choice: Attention backend, and the size of its heads.
+        attention_tokens: Pixels that a level has at most to attend.
         checkpointing: Recompute each block in the backward pass.
     """
 
@@ -57,6 +57,7 @@ class LatentUNet(nn.Module):
         diffusion_steps: int,
         choice: AttentionChoice,
         *,
+        attention_tokens: int = 64,
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
@@ -67,7 +68,8 @@ class LatentUNet(nn.Module):
         sizes = [(-(-height >> level), -(-spread >> level)) for level in levels]
 
         def block(in_channels: int, level: int) -> LatentBlock:
-            return LatentBlock(in_channels, widths[level], vector, sizes[level], choice)
+            attends = math.prod(sizes[level]) <= attention_tokens
+            return LatentBlock(in_channels, widths[level], vector, choice if attends else None)
 
         self.time = nn.Sequential(
             nn.Linear(vector, vector), nn.SiLU(), nn.Linear(vector, vector), nn.SiLU()
@@ -130,13 +132,14 @@ class AttentionChoice:
     Args:
         name: Name of the backend.
         device: Where the model is.
+        head_dim: Channels of a head.
 
     Attributes:
         notes: What is not as asked for; each is a warning, too.
     """
 
-    def __init__(self, name: Backend, device: torch.device) -> None:
-        self.name, self.notes = name, list[str]()
+    def __init__(self, name: Backend, device: torch.device, head_dim: int = 64) -> None:
+        self.name, self.head_dim, self.notes = name, head_dim, list[str]()
         self._package: str | None = _PACKAGES.get(name)
         if self._package is not None:
             missing = get(self._package).missing_requirement(LocalDevice.of(device))
@@ -180,7 +183,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, channels: int, choice: AttentionChoice) -> None:
         super().__init__()
-        self.heads = max(1, channels // _HEAD_DIM)
+        self.heads = max(1, channels // choice.head_dim)
         while channels % self.heads:
             self.heads -= 1
         self.qkv, self.out = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
@@ -214,7 +217,7 @@ class TransformerLayer(nn.Module):
 class LatentBlock(nn.Module):
     """Residual block of two convolutions; a vector scales and shifts its features (FiLM).
 
-    Where an image of ``size`` has few pixels, self-attention of all of them follows.
+    With a ``choice`` of attention, that of all pixels follows.
     """
 
     def __init__(
@@ -222,8 +225,7 @@ class LatentBlock(nn.Module):
         in_channels: int,
         channels: int,
         vector: int,
-        size: tuple[int, int],
-        choice: AttentionChoice,
+        choice: AttentionChoice | None,
     ) -> None:
         super().__init__()
         self.norm_in, self.norm = group_norm(in_channels), group_norm(channels)
@@ -232,9 +234,7 @@ class LatentBlock(nn.Module):
         self.film = nn.Linear(vector, 2 * channels)
         same = in_channels == channels
         self.skip = nn.Identity() if same else nn.Conv2d(in_channels, channels, 1)
-        self.attention: TransformerLayer | None = None
-        if math.prod(size) <= _MOST_TOKENS:
-            self.attention = TransformerLayer(channels, choice)
+        self.attention = None if choice is None else TransformerLayer(channels, choice)
 
     def forward(self, image: Tensor, vector: Tensor) -> Tensor:
         """Map (B, C, h, w) and a vector (B, V) to (B, C', h, w)."""

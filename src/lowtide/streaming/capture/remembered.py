@@ -53,8 +53,8 @@ def require_no_memory(
         names = ", ".join(dict.fromkeys(one.name for one in remembered or changes or left))
         raise ModelError(
             f"this model remembers its calls in {names}, and a streamed run writes nothing there",
-            hint="set it at the start of each forward, remove the hook that does it, or call the model"
-            " itself",
+            hint="set it at the start of each forward, remove the hook that does it, or call the"
+            " model itself",
         )
 
 

@@ -101,6 +101,12 @@ class DiffusionNetwork(ConfigSection, frozen=True):
     attention_backend: Literal["default", "sdpa", "flash", "sage"] = Field(
         default="default", description="Attention of the U-Net, where it is installed."
     )
+    attention_tokens: int = Field(
+        default=64,
+        ge=0,
+        le=784,
+        description="Pixels that a level of the U-Net has at most to attend to itself.",
+    )
 
 
 class ForecastTrain(Train, frozen=True):

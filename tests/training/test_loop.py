@@ -204,6 +204,46 @@ def test_the_best_score_is_of_one_measure(tmp_path):
     assert best_of(6, "ssim", [0.85, 0.95]) == [1, 3, 6]
 
 
+class Scored:
+    """Validation whose scores are given by the step."""
+
+    lower_is_better, conditions = True, {"metric": "given"}
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def __call__(self, network, step):
+        return {"error": self.scores[step]}
+
+
+def test_a_run_that_gains_nothing_ends(tmp_path):
+    scores = {1: 0.5, 2: 0.4, 3: 0.6, 4: 0.5, 5: 0.7, 6: 0.3, 7: 0.9, 8: 0.9}
+
+    def run(folder, total=8, patience=3):
+        config = config_of(total=total, scheduler={"type": "constant"})
+        val = config.val.model_copy(update={"val_freq": 1, "patience": patience})
+        one = trainer(config.model_copy(update={"val": val}), tmp_path / folder)
+        one.resume()
+        one.run(Scored(scores))
+        return one
+
+    first = run("a")
+    assert (first.completed_steps, first.best_score) == (5, 0.4)
+    assert first.notes == [
+        "stopped after 5 of 8 steps: 3 validations were no better than that after step 2"
+    ]
+    assert [row["best"] for row in log_of(tmp_path / "a") if "best" in row] == [
+        *(True, True, False, False, False)
+    ]
+    run("b", total=4)  # stopped in between
+    again = run("b")
+    assert again.completed_steps == 5 and run("b").completed_steps == 5
+    for name, weight in weights_of(first).items():
+        assert torch.equal(weight, again.ema_network.state_dict()[name]), name
+    longer = run("a", patience=4)
+    assert (longer.completed_steps, longer.best_score) == (8, 0.3)
+
+
 def test_a_longer_run_goes_on_and_another_is_refused(tmp_path):
     trainer(config_of(total=4), tmp_path).run()
     longer = trainer(config_of(total=6), tmp_path)

@@ -50,8 +50,9 @@ _MADE = (
 class TrainReport(BaseModel):
     """Report of a training run.
 
-    ``plan`` is the predicted memory of a step, ``scores`` the last validation's. ``weights`` and
-    ``best_weights`` are files: the averaged weights at the end, and those with the best score.
+    ``plan`` is the predicted memory of a step, ``scores`` the last validation's, ``best_score`` the
+    first of the best's. ``weights`` and ``best_weights`` are files: the averaged weights at the
+    end, and those with the best score. ``notes`` are sentences on how the training ended.
     ``warnings`` are sentences on what was unexpected but did not stop the run: a damaged state,
     images that were rewritten, a step that was repeated with less memory.
     """
@@ -67,8 +68,10 @@ class TrainReport(BaseModel):
     weights: str
     best_weights: str | None
     scores: dict[str, float]
+    best_score: float | None = None
     skipped_images: dict[str, str]
     warnings: list[str] = []
+    notes: list[str] = []
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.steps:,} steps, {self.parameters:,} parameters"]
@@ -76,6 +79,7 @@ class TrainReport(BaseModel):
             lines.append(f"resumed after step {self.resumed_step:,}")
         lines += [f"{name}: {score:.4f}" for name, score in self.scores.items()]
         lines += [f"warning: {text}" for text in self.warnings]
+        lines += [f"note: {text}" for text in self.notes]
         lines += [f"skipped: {path} ({why})" for path, why in self.skipped_images.items()]
         lines.append(f"weights: {self.weights}")
         if self.best_weights:
@@ -175,8 +179,10 @@ def _train(
         weights=str(weights),
         best_weights=str(best) if best is not None and best.is_file() else None,
         scores=trainer.scores,
+        best_score=trainer.best_score,
         skipped_images={str(path): why for path, why in task.data.skipped.items()},
         warnings=([slow] if slow else []) + trainer.warnings,
+        notes=trainer.notes,
     )
 
 

@@ -38,6 +38,9 @@ from lowtide.training.tasks.forecasting import (
 if TYPE_CHECKING:
     from torch import nn
 
+# Share of the error of held-out paths below which a gain is none.
+_LEAST_GAIN = 1e-3
+
 
 @without_attention_warnings()
 def train_forecast(
@@ -48,7 +51,8 @@ def train_forecast(
     """Train the forecaster of ``config`` in ``output``/name, which `lowtide.forecast` takes.
 
     The mean and the scale are fitted in closed form; the denoiser of residual paths is trained for
-    a fixed number of steps. Resuming, budgets and processes are as in `train_sr`.
+    as long as it gains, by errors on windows that are held out. Resuming, budgets and processes are
+    as in `train_sr`.
 
     Args:
         config: A configuration, or its file.
@@ -75,7 +79,16 @@ def train_forecast(
     denoiser = tasks[0].networks[DENOISER]
     assert isinstance(denoiser, LDM4TSModel)
     report.warnings += denoiser.notes
+    if report.best_score is not None:
+        report.notes.append(_gain(report.best_score))
     return report
+
+
+def _gain(share: float) -> str:
+    """Return what training added, by the ``share`` of the closed form's error that is left."""
+    if share > 1 - _LEAST_GAIN:
+        return "training added nothing: lowtide forecast with --paths copula is as good without it"
+    return f"training took {1 - share:.1%} off the error of held-out paths in closed form"
 
 
 def make_forecast_task(config: ForecastConfig, processes: ProcessGroup, *, folder: Path) -> Task:

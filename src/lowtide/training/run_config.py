@@ -163,6 +163,17 @@ class Val(ConfigSection, frozen=True):
     """Section ``val`` as far as all trainings have it."""
 
     val_freq: int = Field(default=1000, ge=1, description="Steps between validations.")
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        description=(
+            "Validations without a better score after which the training stops. Default: never."
+        ),
+    )
+
+    def is_due(self, step: int) -> bool:
+        """Whether there is a validation after this step."""
+        return step % self.val_freq == 0
 
 
 class Logger(ConfigSection, frozen=True):

@@ -23,8 +23,9 @@ class TrainState:
     """Checkpoint of a training after ``step`` steps.
 
     ``parts`` are state dicts by name. ``sums`` are the losses since the last log row, summed over
-    ``counted`` steps. ``best`` is the best score so far, ``scored_by`` how it was measured.
-    ``files`` are the training images.
+    ``counted`` steps. ``best`` is the best score so far, after ``best_step`` steps, ``scored_by``
+    how it was measured, and ``since_best`` how many validations were no better since. ``files`` are
+    the training images.
 
     No RNG state is needed: every sample is drawn from the seed, the step and its place in the
     batch.
@@ -35,6 +36,8 @@ class TrainState:
     sums: dict[str, float] = field(default_factory=dict)
     counted: int = 0
     best: float | None = None
+    best_step: int = 0
+    since_best: int = 0
     config: dict[str, Any] = field(default_factory=dict)
     scored_by: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileFacts] = field(default_factory=dict)

@@ -52,7 +52,7 @@ class Trainer:
 
     `resume` restores the newest intact state in ``folder``; the losses are then those of a run
     that was never stopped. ``warnings`` has a sentence for each thing that was not as expected,
-    ``scores`` are those of the last validation.
+    ``notes`` say why it ended early, ``scores`` are those of the last validation.
 
     Args:
         config: The configuration of the run.
@@ -104,6 +104,7 @@ class Trainer:
         self._state = TrainState(0, {}, files=dict(task.files))
         self._saved_step = 0
         self.warnings: list[str] = []
+        self.notes: list[str] = []
         self._on_warning = on_warning
         self.scores: dict[str, float] = {}
 
@@ -126,6 +127,11 @@ class Trainer:
     def best_weights(self) -> Path:
         """File of the weights with the best first score, which exists after a validation."""
         return self.folder / "models" / f"{self.config.name}_best.safetensors"
+
+    @property
+    def best_score(self) -> float | None:
+        """The best first score of a validation, if there was one."""
+        return self._state.best
 
     @property
     def completed_steps(self) -> int:
@@ -201,12 +207,12 @@ class Trainer:
         on_step: Callable[[StepEvent], None] | None = None,
         cancel: Cancel = None,
     ) -> None:
-        """Train to the last step of the configuration.
+        """Train to the last step of the configuration, or until nothing is gained any more.
 
         If the state is there already or past it, nothing is done.
 
         Args:
-            validate: Validation every ``val_freq`` steps and at the end.
+            validate: Validation when the configuration says so, and at the end.
             on_step: Called after each step.
             cancel: Checked after each step but the last.
 
@@ -227,7 +233,7 @@ class Trainer:
         total = config.train.total_iter
         try:
             # Empty if the state is as far or further, as when total_iter was lowered.
-            steps = range(first, total)
+            steps = range(first, total if not self._gains_nothing else first)
             for _, batch in zip(steps, self.task.data.prefetch(first), strict=False):
                 losses = self._run_step(batch)
                 done = self.completed_steps
@@ -235,6 +241,8 @@ class Trainer:
                     on_step(StepEvent(done, total, losses, time.perf_counter() - started))
                 if log is not None:
                     self._log_and_save(log, validate)
+                if self._has_ended():
+                    break
                 if done < total:
                     self._stop_if_cancelled(cancel)
         except OutputError as error:
@@ -261,13 +269,35 @@ class Trainer:
     def _log_and_save(self, log: TrainLog, validate: Validator | None) -> None:
         """Write the log rows, scores and states that are due after this step."""
         config, logger, done = self.config, self.config.logger, self.completed_steps
-        last = done == config.train.total_iter
+        last, scores = done == config.train.total_iter, dict[str, Any]()
+        if validate is not None and (config.val.is_due(done) or last):
+            scores = self._saved_if_it_fails(validate)
+        last = last or self._gains_nothing
         if done % logger.print_freq == 0 or last:
             log.add(done, self._log_row())
-        if validate is not None and (done % config.val.val_freq == 0 or last):
-            log.add(done, self._saved_if_it_fails(validate))
+        if scores:
+            log.add(done, scores)
         if done % logger.save_checkpoint_freq == 0 or last:
             self._save_state()
+
+    @property
+    def _gains_nothing(self) -> bool:
+        patience = self.config.val.patience
+        return patience is not None and self._state.since_best >= patience
+
+    def _has_ended(self) -> bool:
+        """Whether rank 0, which validates, has found no gain; after the same step for all."""
+        config, done = self.config, self.completed_steps
+        if config.val.patience is None or not config.val.is_due(done):
+            return False
+        ended = self._process_group.any(self._gains_nothing, self._accelerator.device)
+        if ended and done < config.train.total_iter and self._process_group.is_main:
+            self.notes.append(
+                f"stopped after {done:,} of {config.train.total_iter:,} steps:"
+                f" {self._state.since_best} validations were no better than that after step"
+                f" {self._state.best_step:,}"
+            )
+        return ended
 
     def _run_step(self, batch: Batch) -> dict[str, float]:
         config, step = self.config.train, self.completed_steps
@@ -323,8 +353,10 @@ class Trainer:
         best = state.best if state.scored_by in ({}, validate.conditions) else None
         state.scored_by = validate.conditions
         if best is None or (score < best if lower else score > best):
-            state.best = score
+            state.best, state.best_step, state.since_best = score, self.completed_steps, 0
             self.task.save(self.best_weights, self.ema_network)
+        else:
+            state.since_best += 1
         return {**scores, "best": state.best == score}
 
     def _save_state(self) -> None:

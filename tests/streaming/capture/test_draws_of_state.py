@@ -228,12 +228,12 @@ def make_net(draw):
 def test_right_or_refused(seed, tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     draw = random.Random(seed)
-    Net, what = make_net(draw)
+    make, what = make_net(draw)
     images = [torch.rand(1, 3, 16, side) for side in draw.choice([(12, 12, 12), (12, 20, 12)])]
     with torch.no_grad():
-        whole = Net().eval()
+        whole = make().eval()
         wanted = [whole(image) for image in images]
-        streamed = Net().eval()
+        streamed = make().eval()
         run = lowtide.stream(streamed, budget="64MiB")
         for image, one in zip(images, wanted, strict=True):
             try:

@@ -34,6 +34,9 @@ def _words_of(value: Any) -> Any:
     return [str(one) for one in found] if isinstance(found, list) else found
 
 
+# Steps after which there is a first validation, if those of `val_freq` come later.
+_EARLY = 2, 5, 10, 20, 50
+
 Count = Annotated[int, Field(ge=1)]
 Side = Annotated[int, Field(ge=16, multiple_of=8)]
 Counts = Annotated[list[Count], Field(min_length=1), BeforeValidator(_split_words)]
@@ -113,15 +116,28 @@ class ForecastTrain(Train, frozen=True):
     """Section ``train``: length, optimizer, schedule and EMA."""
 
     total_iter: int = Field(
-        default=300, ge=1, description="Steps of the training, which never stops before them."
+        default=300, ge=1, description="Steps of the training, if it goes on gaining."
     )
     optim: Optim = Optim(lr=5e-4)
 
 
 class ForecastVal(Val, frozen=True):
-    """Section ``val``: how often the best weights are chosen anew."""
+    """Section ``val``: how often the best weights are chosen anew.
 
-    val_freq: int = Field(default=100, ge=1, description="Steps between validations.")
+    There are validations after 2, 5, 10, 20 and 50 steps too: of a short table all windows are soon
+    known by heart.
+    """
+
+    val_freq: int = Field(default=100, ge=1, description="Steps between later validations.")
+    patience: int | None = Field(
+        default=4,
+        ge=1,
+        description="Validations without a better score after which the training stops.",
+    )
+
+    def is_due(self, step: int) -> bool:
+        """Whether there is a validation after this step."""
+        return super().is_due(step) or (step < self.val_freq and step in _EARLY)
 
 
 class ForecastConfig(RunConfig, frozen=True):

@@ -197,7 +197,7 @@ def forecast(
     if plot is not None:
         from lowtide.jobs.forecast_plot import plot_forecast
 
-        plot_forecast(Path(plot), table, stamps, drawn, replace=force)
+        plot_forecast(Path(plot), table, frame, replace=force)
     return Forecast(frame, drawn, report)
 
 

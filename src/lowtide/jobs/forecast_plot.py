@@ -1,4 +1,4 @@
-"""Pictures of forecasts: history, median and bands of each series; PIT histograms."""
+"""Pictures of forecasts: history, bands, median and mean of each series; PIT histograms."""
 
 from __future__ import annotations
 
@@ -12,44 +12,79 @@ from lowtide.media.table import TimeTable
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
     from lowtide.jobs.backtest_report import BacktestReport
 
 _MOST_SERIES = 12
-_BANDS = ((0.05, 0.95, 0.2, "90 %"), (0.25, 0.75, 0.4, "50 %"))
 _HISTORY = 3  # horizons
 
 
-def plot_forecast(
-    path: Path, table: TimeTable, stamps: pd.DatetimeIndex, paths: np.ndarray, *, replace: bool
-) -> None:
+def plot_forecast(path: Path, table: TimeTable, frame: pd.DataFrame, *, replace: bool) -> None:
     """Write a picture with one panel for each series, the first twelve of many.
 
     Args:
         path: A file that matplotlib can write: PNG, SVG, PDF.
         table: The measurements.
-        stamps: Stamps [H] of the steps ahead.
-        paths: Sample paths [S, H, D].
+        frame: Its forecast: one row for each series and step, means and quantiles. Levels that
+            belong together, such as 0.1 and 0.9, are drawn as a band.
         replace: Whether a file that is there in the end is replaced.
     """
+    import pandas as pd
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    series, stamp, _ = table.columns
     names = table.names[:_MOST_SERIES]
-    shown = min(len(table.values), max(_HISTORY * len(stamps), 4 * table.grid.season))
-    figure = new_figure(9, 1 + 2.2 * len(names))
-    panels = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
+    steps = int((frame[series] == names[0]).sum())
+    shown = max(_HISTORY * steps, 4 * table.grid.season)
+    zone = pd.DatetimeIndex(frame[stamp]).tz
+    past = table.grid.stamps if zone is None else table.grid.stamps.tz_localize("UTC")
+    figure = new_figure(9, 1.4 + 2.2 * len(names))
+    panels = figure.subplots(len(names), 1, squeeze=False)[:, 0]
     for number, (name, panel) in enumerate(zip(names, panels, strict=True)):
-        panel.plot(table.grid.stamps[-shown:], table.values[-shown:, number], color="0.3", lw=1)
-        for low, high, alpha, label in _BANDS:
-            band = np.quantile(paths[..., number], (low, high), axis=0)
-            panel.fill_between(stamps, *band, alpha=alpha, color="C0", lw=0, label=label)
-        panel.plot(
-            stamps, np.median(paths[..., number], axis=0), color="C0", lw=1.2, label="median"
-        )
-        panel.set_title(name, loc="left", fontsize=9)
+        ahead = frame[frame[series] == name]
+        begun = past < ahead[stamp].iloc[0]
+        _draw_history(panel, past[begun][-shown:], table.values[begun, number][-shown:])
+        _draw_forecast(panel, ahead, stamp)
+        panel.set_ylabel(name, fontsize=9)
         panel.margins(x=0.01)
-    panels[0].legend(fontsize=8, loc="upper left")
-    if len(table.names) > len(names):
-        figure.suptitle(f"the first {len(names)} of {len(table.names)} series", fontsize=9)
+        locator = AutoDateLocator(tz=zone)
+        panel.xaxis.set_major_locator(locator)
+        panel.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=zone))
+        panel.spines[["top", "right"]].set_visible(False)
+    some = f", the first {len(names)} of {len(table.names)} series" * (
+        len(table.names) > len(names)
+    )
+    figure.suptitle(
+        f"{steps:,} steps ({table.grid.frequency}) ahead{some}", x=0.02, ha="left", fontsize=10
+    )
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), fontsize=8)
     save_figure(figure, path, replace=replace)
+
+
+def _draw_history(panel: Axes, stamps: pd.DatetimeIndex, values: np.ndarray) -> None:
+    """Draw values [T] as a line, with gaps where there are none, and as points between gaps."""
+    panel.plot(stamps, values, color="0.3", lw=1, label="history")
+    known = np.pad(np.isfinite(values), 1)
+    alone = known[1:-1] & ~known[:-2] & ~known[2:]
+    panel.plot(stamps[alone], values[alone], ".", color="0.3", ms=3)
+
+
+def _draw_forecast(panel: Axes, ahead: pd.DataFrame, stamp: str) -> None:
+    """Draw the bands that the levels of one series make, its median and its mean."""
+    place = list(ahead.columns).index("mean")
+    levels = {round(float(name), 6): name for name in ahead.columns[place + 1 :]}
+    bands = [(low, round(1 - low, 6)) for low in sorted(levels) if low < 0.5]
+    bands = [(low, high) for low, high in bands if high in levels]
+    for number, (low, high) in enumerate(bands):
+        between = ahead[levels[low]], ahead[levels[high]]
+        shade = 0.15 + 0.3 * number / max(len(bands), 1)
+        label = f"{100 * (high - low):g} % band"
+        panel.fill_between(ahead[stamp], *between, alpha=shade, color="C0", lw=0, label=label)
+    if 0.5 in levels:
+        panel.plot(ahead[stamp], ahead[levels[0.5]], color="C0", lw=1.2, label="median")
+    panel.plot(ahead[stamp], ahead["mean"], color="C1", lw=1, ls="--", label="mean")
 
 
 def plot_pit(path: Path, report: BacktestReport, *, replace: bool) -> None:

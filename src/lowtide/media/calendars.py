@@ -1,0 +1,390 @@
+"""Calendars: the rules by which stamps of tables follow each other, by the names they have.
+
+Stamps are whole microseconds since 1970, so that no year is out of bounds. Names are those of
+pandas (``h``, ``D``, ``B``, ``W-MON``, ``QS-FEB``, ``BME``), and where it has none: ``MS-15`` for
+the 15th of each month, ``Mon Tue Wed`` for these days, ``h Mon Tue 09:00-16:00`` for these hours.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lowtide.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SECOND = 1_000_000
+MINUTE, HOUR, DAY = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND
+WEEK, WEEKDAYS = 7 * DAY, ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_LONGEST_SEASON, _WORKING = 336, (0, 1, 2, 3, 4)
+_EVERY = tuple(range(7))
+# Places in a month, with pandas' names of steps of a month, a quarter and a year.
+PLACES = {
+    "start": ("MS", "QS", "YS"),
+    "end": ("ME", "QE", "YE"),
+    "first": ("BMS", "BQS", "BYS"),
+    "last": ("BME", "BQE", "BYE"),
+}
+_LENGTHS = (1, 3, 12)
+# Names of pandas before 2.2.
+_OLD = {"M": "ME", "BM": "BME", "Q": "QE", "BQ": "BQE", "A": "YE", "Y": "YE", "AS": "YS"}
+_OLD |= {"BA": "BYE", "BAS": "BYS", "H": "h", "T": "min", "S": "s", "L": "ms", "C": "B"}
+_HINT = "--frequency h, 15min, D, B, W, MS, QS-FEB, 'Mon Tue Wed Thu Fri Sat' or another"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of one length, of which a week may have some alone.
+
+    Attributes:
+        step: Microseconds of a step.
+        weekdays: Days of the week that have steps, 0 is Monday.
+        times: Times of the day that have steps, in microseconds; empty for all.
+    """
+
+    step: int
+    weekdays: tuple[int, ...] = _EVERY
+    times: tuple[int, ...] = ()
+
+    @cached_property
+    def name(self) -> str:
+        """The name that ``--frequency`` takes."""
+        if self.step % WEEK == 0:
+            day = WEEKDAYS[self.weekdays[0]].upper()
+            count = self.step // WEEK
+            return f"{count if count > 1 else ''}W" + (f"-{day}" if len(self.weekdays) == 1 else "")
+        if self.step == DAY and self.weekdays == _WORKING:
+            return "B"
+        days = [WEEKDAYS[day] for day in self.weekdays] if self.weekdays != _EVERY else []
+        if self.step == DAY and days:
+            return " ".join(days)
+        return " ".join([_tick(self.step), *days, *_spans(self.times, self.step)])
+
+    def anchored(self, first: int) -> Steps:
+        """Return the calendar whose weeks begin on the day of a stamp, where it is of weeks."""
+        if self.step % WEEK or len(self.weekdays) == 1:
+            return self
+        return replace(self, weekdays=(int(weekday(np.array([first]))[0]),))
+
+    def at_least(self, first: int, last: int) -> int:
+        """Return a number of steps between two stamps, as many or fewer, without making them."""
+        share = len(self.weekdays) / 7 if self.step < WEEK else 1.0
+        share *= len(self.times) * self.step / DAY if self.times else 1.0
+        return int(max(0, (last - first) / self.step - 7 * DAY / self.step) * share)
+
+    def between(self, first: int, last: int) -> np.ndarray:
+        """Return the stamps from one to another, if they are on the calendar."""
+        return self._open(np.arange(first, last + 1, self.step))
+
+    def following(self, last: int, count: int) -> np.ndarray:
+        """Return the ``count`` stamps after one."""
+        week = max(1, WEEK // self.step)
+        slots = max(1, len(self._open(last + self.step * np.arange(week))))
+        raw = week * (-(-count // slots) + 1)
+        return self._open(last + self.step * np.arange(1, raw + 1))[:count]
+
+    def _open(self, stamps: np.ndarray) -> np.ndarray:
+        if self.weekdays != _EVERY:
+            stamps = stamps[np.isin(weekday(stamps), self.weekdays)]
+        return stamps[np.isin(stamps % DAY, self.times)] if self.times else stamps
+
+    @property
+    def season(self) -> int:
+        """Steps of a day, else of a week, an hour or a minute; weeks have those of a year."""
+        if self.step == DAY and 1 < len(self.weekdays) < 7:
+            return len(self.weekdays)
+        if self.step % WEEK == 0:
+            return _whole(52 * WEEK, self.step) or 1
+        if self.step >= DAY:
+            return _whole(WEEK, self.step) or 1
+        a_day = len(self.times) or _whole(DAY, self.step)
+        cycles = (a_day, *(_whole(one, self.step) for one in (WEEK, HOUR, MINUTE)))
+        return next((one for one in cycles if 1 < one <= _LONGEST_SEASON), 1)
+
+    def phases(self, stamps: np.ndarray) -> np.ndarray:
+        """Return the phase of stamps in their season: the hour of the day, or the weekday."""
+        if self.step < DAY:
+            return stamps // HOUR % 24
+        return weekday(stamps) if self.step == DAY else np.zeros(len(stamps), int)
+
+
+@dataclass(frozen=True)
+class Months:
+    """Steps of months.
+
+    Attributes:
+        months: Months of a step.
+        place: Where in the month: its start or end, its first or last working day, or a day.
+        month: A month that has a step, from 0; None for any.
+    """
+
+    months: int
+    place: str | int = "start"
+    month: int | None = None
+
+    @cached_property
+    def name(self) -> str:
+        """The name that ``--frequency`` takes."""
+        if isinstance(self.place, int):
+            return f"{self.months if self.months > 1 else ''}MS-{self.place}"
+        names = PLACES[self.place]
+        if self.months not in _LENGTHS:
+            return f"{self.months}{names[0]}"
+        name = names[_LENGTHS.index(self.months)]
+        if self.months == 1 or self.month is None:
+            return name
+        month = self.month % self.months
+        # Ends are named by the last month of a year, as pandas names them.
+        late = self.place in ("end", "last") and self.months == 3
+        return f"{name}-{MONTHS[month + 9 if late else month]}"
+
+    def anchored(self, first: int) -> Months:
+        """Return the calendar that has a step in the month of a stamp, where none is named."""
+        if self.month is not None or self.months == 1:
+            return self
+        return replace(self, month=int(month_of(np.array([first]))[0] % min(self.months, 12)))
+
+    def at_least(self, first: int, last: int) -> int:
+        """Return a number of steps between two stamps, as many or fewer, without making them."""
+        return int((last - first) / (31 * DAY) / self.months)
+
+    def between(self, first: int, last: int) -> np.ndarray:
+        """Return the stamps from one to another, if they are on the calendar."""
+        start, end = month_of(np.array([first, last]))
+        return self.stamps_in(np.arange(start, end + 1, self.months), first % DAY)
+
+    def following(self, last: int, count: int) -> np.ndarray:
+        """Return the ``count`` stamps after one."""
+        start = month_of(np.array([last]))[0]
+        return self.stamps_in(start + self.months * np.arange(1, count + 1), last % DAY)
+
+    def stamps_in(self, months: np.ndarray, time: int | np.ndarray = 0) -> np.ndarray:
+        """Return the stamps in ``months`` since 1970, at a time of the day."""
+        start = months.astype("datetime64[M]").astype("datetime64[D]")
+        end = (months + 1).astype("datetime64[M]").astype("datetime64[D]") - 1
+        if self.place == "start":
+            days = start
+        elif self.place == "end":
+            days = end
+        elif self.place == "first":
+            days = np.busday_offset(start, 0, roll="forward")
+        elif self.place == "last":
+            days = np.busday_offset(end, 0, roll="backward")
+        else:
+            days = np.minimum(start + (int(self.place) - 1), end)
+        return days.astype(np.int64) * DAY + time
+
+    @property
+    def season(self) -> int:
+        """Steps of a year."""
+        return _whole(12, self.months) or 1
+
+    def phases(self, stamps: np.ndarray) -> np.ndarray:
+        """Return the phase of stamps in their season: the month, or the quarter."""
+        return month_of(stamps) % 12 // self.months if self.season > 1 else stamps * 0
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Steps that are numbers, of no time."""
+
+    step: int = 1
+    name: str = field(default="step", init=False)
+    season: int = field(default=1, init=False)
+
+    def anchored(self, first: int) -> Counted:
+        """Return the calendar."""
+        return self
+
+    def at_least(self, first: int, last: int) -> int:
+        """Return the number of steps between two numbers."""
+        return (last - first) // self.step
+
+    def between(self, first: int, last: int) -> np.ndarray:
+        """Return the numbers from one to another."""
+        return np.arange(first, last + 1, self.step)
+
+    def following(self, last: int, count: int) -> np.ndarray:
+        """Return the ``count`` numbers after one."""
+        return last + self.step * np.arange(1, count + 1)
+
+    def phases(self, stamps: np.ndarray) -> np.ndarray:
+        """Return zeros: there is no season."""
+        return np.zeros(len(stamps), int)
+
+
+@dataclass(frozen=True)
+class Named:
+    """Another calendar of pandas, such as ``SMS`` or ``WOM-3FRI``."""
+
+    name: str
+    offset: pd.DateOffset = field(compare=False)
+
+    def anchored(self, first: int) -> Named:
+        """Return the calendar."""
+        return self
+
+    def at_least(self, first: int, last: int) -> int:
+        """Return a number of steps between two stamps, as many or fewer, without making them."""
+        import pandas as pd
+
+        some = pd.date_range(pd.Timestamp(first, unit="us"), periods=9, freq=self.offset)
+        return int((last - first) / max(1, (some[-1] - some[0]) / pd.Timedelta(1, "us")) * 4)
+
+    def between(self, first: int, last: int) -> np.ndarray:
+        """Return the stamps from one to another, if they are on the calendar."""
+        import pandas as pd
+
+        ends = (pd.Timestamp(one, unit="us") for one in (first, last))
+        return microseconds(pd.date_range(*ends, freq=self.offset))
+
+    def following(self, last: int, count: int) -> np.ndarray:
+        """Return the ``count`` stamps after one."""
+        import pandas as pd
+
+        start = pd.Timestamp(last, unit="us")
+        return microseconds(pd.date_range(start, periods=count + 1, freq=self.offset))[1:]
+
+    @property
+    def season(self) -> int:
+        """Steps of a year: twice a month, or once."""
+        return 24 if self.name.startswith("SM") else 12 if "WOM" in self.name else 1
+
+    def phases(self, stamps: np.ndarray) -> np.ndarray:
+        """Return the month of stamps, or zeros."""
+        return month_of(stamps) % 12 if self.season > 1 else np.zeros(len(stamps), int)
+
+
+Calendar = Steps | Months | Counted | Named
+
+
+def calendar_of(name: str) -> Calendar:
+    """Return the calendar of a name; raises `UsageError` for one that is of none."""
+    import pandas as pd
+
+    words = name.split()
+    days = [word for word in words if word[:3].capitalize() in WEEKDAYS and word.isalpha()]
+    if days:
+        rest = [word for word in words if word not in days]
+        times = [word for word in rest if ":" in word]
+        ticks = [word for word in rest if word not in times] or ["D"]
+        places = sorted({WEEKDAYS.index(day[:3].capitalize()) for day in days})
+        return _within_weeks(name, ticks, tuple(places), times)
+    if len(words) > 1 and all(":" in word for word in words[1:]):
+        return _within_weeks(name, words[:1], _EVERY, words[1:])
+    if name == Counted().name:
+        return Counted()
+    found = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-(\w+))?", name.strip())
+    if found is None:
+        raise _unknown(name)
+    count, base, anchor = int(found[1] or 1), _OLD.get(found[2], found[2]), found[3]
+    if count and base == "W" and (anchor is None or anchor.capitalize() in WEEKDAYS):
+        at = _EVERY if anchor is None else (WEEKDAYS.index(anchor.capitalize()),)
+        return Steps(count * WEEK, at)
+    if count and (months := _months(count, base, anchor)):
+        return months
+    if count == 1 and base == "B" and anchor is None:
+        return Steps(DAY, _WORKING)
+    try:
+        offset = pd.tseries.frequencies.to_offset(f"{found[1]}{base}" + (f"-{anchor}" * bool(anchor)))
+    except ValueError as error:
+        raise _unknown(name) from error
+    if isinstance(offset, pd.tseries.offsets.Tick):
+        step = offset.nanos // 1000
+        if step < 1:
+            raise UsageError(f"steps of {name} are too short", hint=_HINT)
+        return Steps(step)
+    assert offset is not None
+    return Named(offset.freqstr, offset)
+
+
+def _unknown(name: str) -> UsageError:
+    return UsageError(f"frequency {name!r} is unknown", hint=_HINT)
+
+
+def _within_weeks(
+    name: str, ticks: list[str], days: tuple[int, ...], times: list[str]
+) -> Calendar:
+    """Return steps of some days of the week, at some times of the day."""
+    found = calendar_of(ticks[0]) if len(ticks) == 1 else None
+    if not isinstance(found, Steps) or DAY % found.step or found.weekdays != _EVERY:
+        raise _unknown(name)
+    chosen: list[int] = []
+    for span in times:
+        ends = [_time(word) for word in span.split("-")]
+        if None in ends or len(ends) > 2:
+            raise _unknown(name)
+        chosen += range(int(ends[0] or 0), int(ends[-1] or 0) + 1, found.step)
+    return Steps(found.step, days, tuple(chosen) if found.step < DAY else ())
+
+
+def _time(word: str) -> int | None:
+    found = re.fullmatch(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", word)
+    parts = [int(part or 0) for part in found.groups()] if found else []
+    return parts[0] * HOUR + parts[1] * MINUTE + parts[2] * SECOND if parts else None
+
+
+def _months(count: int, base: str, anchor: str | None) -> Months | None:
+    for place, names in PLACES.items():
+        if base not in names:
+            continue
+        length = _LENGTHS[names.index(base)]
+        if base == "MS" and anchor is not None and anchor.isdigit() and 1 <= int(anchor) <= 31:
+            return Months(count, int(anchor))
+        if anchor is None:
+            return Months(count * length, place)
+        if length > 1 and anchor.upper() in MONTHS:
+            return Months(count * length, place, MONTHS.index(anchor.upper()) % length)
+    return None
+
+
+def weekday(stamps: np.ndarray) -> np.ndarray:
+    """Return the weekday of stamps, 0 is Monday; the first of 1970 was a Thursday."""
+    return (stamps // DAY + 3) % 7
+
+
+def month_of(stamps: np.ndarray) -> np.ndarray:
+    """Return the month of stamps, counted from January 1970."""
+    return (stamps // DAY).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
+
+
+def microseconds(stamps: pd.Index) -> np.ndarray:
+    """Return stamps as microseconds since 1970; nanoseconds overflow after 292 years."""
+    return stamps.to_numpy("datetime64[us]").astype(np.int64)
+
+
+def clock(time: int) -> str:
+    """Return a time of the day in words: ``09:30``."""
+    minutes, seconds = divmod(time // SECOND, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}" + (f":{seconds:02}" if seconds else "")
+
+
+def _tick(step: int) -> str:
+    import pandas as pd
+
+    offset = pd.tseries.frequencies.to_offset(pd.Timedelta(step, "us"))
+    assert offset is not None
+    return offset.freqstr
+
+
+def _spans(times: tuple[int, ...], step: int) -> list[str]:
+    """Return times of the day in words, neighbors as one: ``09:00-11:00 13:00-16:00``."""
+    if not times:
+        return []
+    breaks = [place for place, gap in enumerate(np.diff(times), 1) if gap != step]
+    parts = [times[a:b] for a, b in zip([0, *breaks], [*breaks, len(times)], strict=True)]
+    words = [(clock(part[0]), clock(part[-1])) for part in parts]
+    return [first if first == last else f"{first}-{last}" for first, last in words]
+
+
+def _whole(cycle: int, step: int) -> int:
+    """Return the steps of a cycle, or 0 where they are no whole number."""
+    return cycle // step if math.gcd(cycle, step) == step else 0

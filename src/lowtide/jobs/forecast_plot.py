@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,28 +22,32 @@ _HISTORY = 3  # horizons
 
 
 def plot_forecast(
-    path: Path, table: TimeTable, stamps: pd.DatetimeIndex, paths: np.ndarray, *, replace: bool
+    path: Path, table: TimeTable, stamps: Sequence[pd.Index], paths: np.ndarray, *, replace: bool
 ) -> None:
     """Write a picture with one panel for each series, the first twelve of many.
 
     Args:
         path: A file that matplotlib can write: PNG, SVG, PDF.
         table: The measurements.
-        stamps: Stamps [H] of the steps ahead.
+        stamps: Stamps [D][H] of the steps ahead of each series.
         paths: Sample paths [S, H, D].
         replace: Whether a file that is there in the end is replaced.
     """
     names = table.names[:_MOST_SERIES]
-    shown = min(len(table.values), max(_HISTORY * len(stamps), 4 * table.grid.season))
+    shown = min(len(table.values), max(_HISTORY * paths.shape[1], 4 * table.grid.season))
     figure = new_figure(9, 1 + 2.2 * len(names))
     panels = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
     for number, (name, panel) in enumerate(zip(names, panels, strict=True)):
         panel.plot(table.grid.stamps[-shown:], table.values[-shown:, number], color="0.3", lw=1)
         for low, high, alpha, label in _BANDS:
             band = np.quantile(paths[..., number], (low, high), axis=0)
-            panel.fill_between(stamps, *band, alpha=alpha, color="C0", lw=0, label=label)
+            panel.fill_between(stamps[number], *band, alpha=alpha, color="C0", lw=0, label=label)
         panel.plot(
-            stamps, np.median(paths[..., number], axis=0), color="C0", lw=1.2, label="median"
+            stamps[number],
+            np.median(paths[..., number], axis=0),
+            color="C0",
+            lw=1.2,
+            label="median",
         )
         panel.set_title(name, loc="left", fontsize=9)
         panel.margins(x=0.01)

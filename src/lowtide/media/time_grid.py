@@ -69,6 +69,11 @@ class TimeGrid:
     own_season: int | None = None
 
     @property
+    def numbers(self) -> np.ndarray:
+        """The stamps in microseconds since 1970, or the numbers of steps [T]."""
+        return self._numbers(self.stamps)
+
+    @property
     def frequency(self) -> str:
         """Name of the distance: ``h``, ``15min``, ``D``, ``B``, ``MS``, ``YS-JAN``, ..."""
         return self.calendar.name

@@ -1,0 +1,389 @@
+"""Dates of tables: columns as stamps, or as numbers of steps, and in what zone they are.
+
+Nothing is guessed: of several readings the one that is evenly spaced counts, or an option's.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lowtide.core.errors import InputError, UsageError, shown
+from lowtide.media.calendars import DAY, SECOND, microseconds
+from lowtide.media.date_forms import NOT_A_TIME, readings
+from lowtide.media.table_options import TableOptions
+from lowtide.media.table_rows import RowError
+from lowtide.media.table_zones import in_zone, of_zone, to_utc, zone_of_midnights
+from lowtide.media.time_grid import Zone, fit_grid, index_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_OFFSET = r"\s*(?:z|utc|gmt|[+-]\d{2}(?::?\d{2})?)$"
+_WITH_OFFSET = rf"\d:\d{{2}}(?::\d{{2}}(?:[.,]\d+)?)?(?:\s*[ap]m)?{_OFFSET}"
+_ISO = r"-?\d{4}(?:-?\d{2}(?:-?\d{2})?)?(?:[t ]\d{2}(?::?\d{2}(?::?\d{2}(?:[.,]\d{1,9})?)?)?)?$"
+_NUMBER = r"[+-]?\d+(?:\.\d+)?$"
+_WRITE_DATES = (
+    "write dates as 2026-01-31 or 2026-01-31 13:00, say how they are written"
+    " (--date-format %d.%m.%Y), or count rows (--consecutive)"
+)
+_SAY_WHICH = "--day-first or --month-first says which, as does --date-format %d/%m/%Y"
+_UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": 0.001}
+_EXCEL_EPOCH = -25_569 * DAY  # 1899-12-30
+_LEAST_YEAR, _MOST_YEAR = 1, 9999
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """A column of stamps.
+
+    Attributes:
+        numbers: Microseconds since 1970 [rows] without a zone, or numbers of steps.
+        counted: Whether they are numbers of steps.
+        zone: Their zones, if they have one.
+        notes: Sentences on how they were read.
+    """
+
+    numbers: np.ndarray
+    counted: bool = False
+    zone: Zone | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def words(self, row: int) -> str:
+        """Return the stamp of a row as text."""
+        number = self.numbers[row : row + 1]
+        return str(number[0]) if self.counted else str(index_of(number)[0])
+
+
+def read_stamps(column: pd.Series, options: TableOptions) -> Stamps:
+    """Return a column as stamps.
+
+    Stamps with an offset are converted to UTC, but for those that are all midnight in their zone,
+    which count as dates. Days and months that could be exchanged are distinguished where one
+    reading alone is evenly spaced.
+
+    Raises:
+        RowError: A cell is no date.
+        InputError: Cells may be read in several ways.
+        UsageError: The format asked for is none.
+    """
+    import pandas as pd
+
+    kinds = pd.api.types
+    if isinstance(column.dtype, pd.DatetimeTZDtype):
+        return _with_zone(column, options)
+    if isinstance(column.dtype, pd.PeriodDtype):
+        column = column.dt.to_timestamp()
+    if kinds.is_datetime64_dtype(column):
+        numbers = microseconds(pd.DatetimeIndex(column))
+        _require(column, numbers, _in_bounds(numbers))
+        return _zoned(column, numbers, options, [])
+    if kinds.is_numeric_dtype(column) and not kinds.is_bool_dtype(column):
+        found = column.to_numpy(float, na_value=np.nan)
+        return _from_numbers(column, found, column.astype(str), options)
+    text = column.astype(str).str.strip()
+    return _from_text(column, text, options)
+
+
+def reads_as_stamps(column: pd.Series, options: TableOptions) -> bool:
+    """Return whether the first cells of a column, and some more, are dates."""
+    some = column.iloc[np.unique(np.linspace(0, len(column) - 1, 50).astype(int))]
+    some = some[some.notna()].reset_index(drop=True)
+    try:
+        return len(some) > 0 and not read_stamps(some, options).counted
+    except RowError:
+        return False
+    except InputError:
+        return True  # of two readings
+
+
+def _from_text(column: pd.Series, text: pd.Series, options: TableOptions) -> Stamps:
+    """Read text: numbers, a format that is asked for, ISO 8601, and other forms."""
+    import pandas as pd
+
+    codes, distinct = pd.factorize(text)
+    cells = pd.Series(distinct, dtype=object).astype(str)
+    wanted = options.date_format
+    if wanted is None or "%" not in wanted:
+        plain = cells.str.match(_NUMBER)
+        if plain.mean() > 0.5 or wanted is not None:
+            found = pd.to_numeric(cells.where(plain), errors="coerce").to_numpy(float)[codes]
+            return _from_numbers(column, found, text, options)
+    lower = cells.str.lower()
+    has_offset = lower.str.contains(_WITH_OFFSET)
+    offsets, local = np.zeros(len(cells), np.int64), cells
+    if has_offset.any():
+        _require_all(text, has_offset.to_numpy()[codes])
+        parts = lower.str.extract(f"({_OFFSET})")[0].str.strip()
+        offsets = np.array([_seconds(one) for one in parts]) * SECOND
+        local = lower.str.replace(_OFFSET, "", regex=True)
+    stamps, notes = _local_stamps(column, local, codes, options)
+    if not has_offset.any():
+        return _zoned(column, stamps, options, notes)
+    utc = stamps - offsets[codes]
+    if options.timezone is None and not (stamps % DAY).any():
+        notes.append("stamps are all midnight at their offset from UTC and count as dates")
+        return Stamps(stamps, notes=notes)
+    one = np.unique(offsets)
+    written = datetime.timezone(datetime.timedelta(seconds=int(one[0] // SECOND)))
+    return _from_utc(utc, written if len(one) == 1 else datetime.UTC, options, notes)
+
+
+def _local_stamps(
+    column: pd.Series, cells: pd.Series, codes: np.ndarray, options: TableOptions
+) -> tuple[np.ndarray, list[str]]:
+    """Return the stamps of distinct cells, by their codes, where they were written, and notes."""
+    import pandas as pd
+
+    if options.date_format is not None:
+        return _by_format(column, cells, options.date_format)[codes], []
+    lower = cells.str.lower()
+    iso = lower.str.match(_ISO)
+    if iso.mean() > 0.5:
+        stamps = _isos(lower, iso)
+        _require(column, stamps[codes], (stamps != NOT_A_TIME)[codes])
+        return stamps[codes], []
+    found = readings(cells)
+    whole = {name: one[codes] for name, one in found.items() if (one != NOT_A_TIME).all()}
+    if options.day_first is not None:
+        first = "month" if options.day_first else "day"
+        order = {name: one for name, one in whole.items() if not name.startswith(f"{first}/")}
+        whole = {n: o for n, o in order.items() if n.startswith(("day/", "month/"))} or order
+    if not whole:
+        best = max(found.values(), key=lambda one: (one != NOT_A_TIME).sum(), default=None)
+        fits = np.zeros(len(codes), bool) if best is None else (best != NOT_A_TIME)[codes]
+        _require(column, codes, fits)
+    even = {name: one for name, one in whole.items() if len(whole) == 1 or _evenly_spaced(one)}
+    if len(even) != 1:
+        raise InputError(
+            f"column {shown(str(column.name))}: {shown(str(column.iloc[0]))} may be"
+            f" {' or '.join(whole)}, and its distance to the others does not tell",
+            hint=_SAY_WHICH,
+        )
+    name, stamps = next(iter(even.items()))
+    return stamps, [f"dates were read as {name}"]
+
+
+def _isos(cells: pd.Series, fits: pd.Series) -> np.ndarray:
+    """Return ISO 8601 as microseconds, by pandas where its bounds allow."""
+    import pandas as pd
+
+    found = pd.to_datetime(cells.where(fits), errors="coerce", format="ISO8601")
+    stamps = microseconds(pd.DatetimeIndex(found))
+    for place in np.flatnonzero(found.isna().to_numpy()):
+        stamps[place] = _iso(cells.iloc[place]) if fits.iloc[place] else NOT_A_TIME
+    return stamps
+
+
+def _iso(cell: str) -> int:
+    """Return ISO 8601 as microseconds, of any year; `NOT_A_TIME` where there is no such day."""
+    digits = re.match(_ISO, cell)
+    date, _, time = cell.replace("t", " ").partition(" ")
+    if digits is None or date.startswith("-"):
+        return NOT_A_TIME
+    plain, clock = date.replace("-", ""), time.replace(":", "").replace(",", ".")
+    written = "-".join([plain[:4], *filter(None, (plain[4:6], plain[6:8]))])
+    if clock:
+        written += "T" + ":".join(filter(None, (clock[:2], clock[2:4] or "00", clock[4:])))
+    try:
+        return int(np.datetime64(written, "us").astype(np.int64))
+    except ValueError:
+        return NOT_A_TIME
+
+
+def _by_format(column: pd.Series, cells: pd.Series, form: str) -> np.ndarray:
+    """Return the stamps of cells by a format of strptime."""
+    made = np.full(len(cells), NOT_A_TIME)
+    for place, cell in enumerate(cells):
+        try:
+            found = datetime.datetime.strptime(cell, form)  # noqa: DTZ007  (zones are apart)
+        except ValueError as error:
+            if "directive" in str(error) or "stray" in str(error):
+                raise UsageError(
+                    f"there is no date format {shown(form)}", hint="--date-format %d.%m.%Y"
+                ) from error
+            row = int((column.astype(str).str.strip() == cell).to_numpy().argmax())
+            name = shown(str(column.name))
+            raise RowError(row, f"column {name}: {shown(cell)} is not written as {form}") from error
+        made[place] = int(np.datetime64(found, "us").astype(np.int64))
+    return made
+
+
+def _from_numbers(
+    column: pd.Series, found: np.ndarray, text: pd.Series, options: TableOptions
+) -> Stamps:
+    """Read numbers: years, days without dashes, seconds since 1970, Excel's days, or steps."""
+    _require(column, found, np.isfinite(found))
+    name = str(column.name)
+    kind = options.date_format or _kind_of_numbers(name, found, text)
+    note = [f"numbers in column {shown(name)} were read as {{}}"]
+    if kind == "step":
+        if (found % 1 != 0).any() or np.abs(found).max(initial=0) > 2**53:
+            raise InputError(
+                f"column {shown(name)} holds numbers where dates are expected", hint=_WRITE_DATES
+            )
+        words = "the numbers of steps, without a calendar"
+        return Stamps(found.astype(np.int64), counted=True, notes=[note[0].format(words)])
+    if kind in _UNITS:
+        stamps = np.round(found * _UNITS[kind]).astype(np.int64)
+        words = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+        said = f"{words[kind]} since 1970, of UTC"
+        _require(column, stamps, _in_bounds(stamps))
+        return _from_utc(stamps, datetime.UTC, options, [note[0].format(said)], quiet=True)
+    if kind == "excel":
+        # Times are fractions of a day: to the second.
+        stamps = np.round(found * DAY / SECOND).astype(np.int64) * SECOND + _EXCEL_EPOCH
+        _require(column, stamps, _in_bounds(stamps) & (found >= 1))
+        said = note[0].format("Excel's days since 1899-12-30 (--consecutive counts rows)")
+        return _zoned(column, stamps, options, [said])
+    if kind not in ("year", "month", "day"):
+        raise UsageError(
+            f"there is no date format {shown(kind)}",
+            hint="--date-format %d.%m.%Y, or excel, year, s, ms, us, ns, step for numbers",
+        )
+    digits = found.astype(np.int64)
+    year = digits // {"year": 1, "month": 100, "day": 10_000}[kind]
+    month = {"year": digits * 0 + 1, "month": digits % 100, "day": digits // 100 % 100}[kind]
+    days = digits % 100 if kind == "day" else digits * 0 + 1
+    start = ((year - 1970) * 12 + month - 1).astype("datetime64[M]").astype("datetime64[D]")
+    stamps = (start.astype(np.int64) + days - 1) * DAY
+    good = (found % 1 == 0) & (month >= 1) & (month <= 12) & (days >= 1) & (days <= 31)
+    _require(column, stamps, good & (year >= _LEAST_YEAR) & (year <= _MOST_YEAR))
+    said = {"year": [], "month": ["year and month"], "day": ["year, month and day"]}[kind]
+    return _zoned(column, stamps, options, [note[0].format(one) for one in said])
+
+
+def _kind_of_numbers(name: str, found: np.ndarray, text: pd.Series) -> str:
+    """Return what numbers are, by their name, their digits and where they begin."""
+    low, high = found.min(initial=np.inf), found.max(initial=-np.inf)
+    whole = bool((found % 1 == 0).all())
+    if whole and name.lower() in ("year", "jahr", "année", "annee", "año", "anno", "yr", "years"):
+        return "year"
+    if whole and low >= 10_000_101 and high <= 99_991_231 and _are_days(found):
+        return "day"
+    if whole and low >= 100_001 and high <= 999_912 and _are_months(found):
+        return "month"
+    for unit, least in (("s", 1e8), ("ms", 1e11), ("us", 1e14), ("ns", 1e17)):
+        if least <= low and high < 1e11 * least / 1e8 and (whole or unit == "s"):
+            return unit
+    if 25_569 <= low and high <= 73_050:
+        return "excel"
+    if whole and 1000 <= low and high <= 2999 and text.str.fullmatch(r"\d{4}(?:\.0+)?").all():
+        return "year"
+    return "step"
+
+
+def _are_days(found: np.ndarray) -> bool:
+    days, months = found % 100, found // 100 % 100
+    return bool(((days >= 1) & (days <= 31) & (months >= 1) & (months <= 12)).all())
+
+
+def _are_months(found: np.ndarray) -> bool:
+    years, months = found // 100, found % 100
+    good = (years >= 1500) & (years <= 2200) & (months >= 1) & (months <= 12)
+    return bool(good.all())
+
+
+def _with_zone(column: pd.Series, options: TableOptions) -> Stamps:
+    """Read stamps of a data frame that have a zone."""
+    import pandas as pd
+
+    index = pd.DatetimeIndex(column)
+    numbers = microseconds(index.tz_convert("UTC").tz_localize(None))
+    _require(column, numbers, _in_bounds(numbers))
+    local = microseconds(index.tz_localize(None))
+    zone = index.tz
+    assert zone is not None
+    if options.timezone is None and not (local % DAY).any():
+        notes = ["stamps are all midnight at their offset from UTC and count as dates"]
+        return Stamps(local, zone=Zone(zone, zone), notes=notes)
+    return _from_utc(numbers, zone, options, [])
+
+
+def _from_utc(
+    utc: np.ndarray,
+    written: datetime.tzinfo,
+    options: TableOptions,
+    notes: list[str],
+    *,
+    quiet: bool = False,
+) -> Stamps:
+    """Return stamps of UTC: as days of a zone that they are all midnights of, or as they are."""
+    zone = options.timezone
+    if zone is None and (found := zone_of_midnights(utc)):
+        said = f"stamps are midnights of {found}, or of a zone with the same clock, and count as days"
+        return Stamps(in_zone(utc, found), zone=Zone(found, written), notes=[*notes, said])
+    if zone is not None:
+        local = in_zone(utc, zone)
+        if not (local % DAY).any():
+            said = f"stamps are midnights of {zone} and count as days"
+            return Stamps(local, zone=Zone(zone, zone), notes=[*notes, said])
+        written = of_zone(zone)
+    said = f"stamps were converted to UTC, whose hours count; results are in {_zone_name(written)}"
+    return Stamps(utc, zone=Zone("UTC", written), notes=notes if quiet else [*notes, said])
+
+
+def _zoned(
+    column: pd.Series, local: np.ndarray, options: TableOptions, notes: list[str]
+) -> Stamps:
+    """Return stamps without a zone, or of the one that is asked for."""
+    if options.timezone is None:
+        return Stamps(local, notes=notes)
+    zone = options.timezone
+    if not (local % DAY).any():
+        said = f"dates are those of {zone}"
+        return Stamps(local, zone=Zone(zone, zone), notes=[*notes, said])
+    utc = to_utc(local, zone)
+    _require(column, utc, utc != NOT_A_TIME, f"no time of {zone}, whose clock skips it")
+    said = f"stamps are of {zone} and were converted to UTC, whose hours count; results are in {zone}"
+    return Stamps(utc, zone=Zone("UTC", of_zone(zone)), notes=[*notes, said])
+
+
+def _zone_name(zone: datetime.tzinfo) -> str:
+    return str(getattr(zone, "key", None) or getattr(zone, "zone", None) or zone)
+
+
+def _in_bounds(stamps: np.ndarray) -> np.ndarray:
+    years = stamps.astype("datetime64[us]").astype("datetime64[Y]").astype(np.int64) + 1970
+    return (stamps != NOT_A_TIME) & (years >= _LEAST_YEAR) & (years <= _MOST_YEAR)
+
+
+def _seconds(offset: str) -> int:
+    """Return the seconds of an offset from UTC."""
+    if not isinstance(offset, str) or offset in ("z", "utc", "gmt"):
+        return 0
+    digits = offset[1:].replace(":", "").ljust(4, "0")
+    return (int(digits[:2]) * 3600 + int(digits[2:4]) * 60) * (-1 if offset[0] == "-" else 1)
+
+
+def _require_all(text: pd.Series, offsets: np.ndarray) -> None:
+    """Refuse stamps of which some have an offset and some have none."""
+    if not offsets.all():
+        row = int((offsets != offsets[0]).argmax())
+        has = "has an offset" if offsets[row] else "has no offset"
+        raise RowError(row, f"{text.iloc[row]} {has} from UTC, unlike the rows before")
+
+
+def _evenly_spaced(stamps: np.ndarray) -> bool:
+    """Return whether stamps are of one distance, without a gap."""
+    distinct = np.unique(stamps)
+    try:
+        return len(fit_grid(index_of(distinct)).stamps) == len(distinct)
+    except InputError:
+        return False
+
+
+def _require(
+    column: pd.Series, found: np.ndarray, good: np.ndarray, what: str = "no date"
+) -> None:
+    """Name the first cell that is no date."""
+    if not good.all():
+        row = int((~good).argmax())
+        cell = column.iloc[row]
+        written = shown(cell) if isinstance(cell, str) else str(cell)
+        message = f"column {shown(str(column.name))}: {written} is {what}"
+        raise RowError(row, message, hint=_WRITE_DATES)

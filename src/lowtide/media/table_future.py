@@ -1,0 +1,96 @@
+"""Rows of the future in tables, and columns that are known ahead: holidays, prices, plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lowtide.core.errors import InputError, shown
+from lowtide.media.table_columns import few
+
+# Names of what is forecast, beside which columns that go on are known ahead.
+_FORECAST = ("y", "target", "value", "sales", "demand", "load")
+_FEWEST_KNOWN = 2
+
+
+@dataclass(frozen=True)
+class Future:
+    """What of a table is known ahead.
+
+    Attributes:
+        steps: Steps until the last value of any series, T.
+        known: Places of columns that are known ahead.
+        notes: Sentences on what was found.
+    """
+
+    steps: int
+    known: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def find_future(
+    values: np.ndarray, names: Sequence[str], asked: Sequence[str], known: Sequence[str]
+) -> Future:
+    """Return where the future of a table begins, and which of its columns are known there.
+
+    Args:
+        values: Columns of numbers [rows, columns] on the table's grid, NaN where there is none.
+        names: Their names.
+        asked: Names of those that are to be forecast; empty for all that are not known ahead.
+        known: Names of those that are said to be known ahead; empty to find them.
+
+    Raises:
+        InputError: A column that is said to be known ahead lacks a value.
+    """
+    ends, rows = ends_of(values), len(values)
+    if known:
+        places = [names.index(name) for name in known]
+        for place in places:
+            if not np.isfinite(values[:, place]).all():
+                row = int((~np.isfinite(values[:, place])).argmax())
+                raise InputError(
+                    f"column {shown(names[place])}, which is known ahead, has no value at step"
+                    f" {row + 1:,} of {rows:,}",
+                    hint="fill it, or leave it out of --known",
+                )
+        others = [place for place in range(len(names)) if place not in places]
+        return _with_words(Future(int(ends[others].max(initial=0)), places), names, rows)
+    complete = np.isfinite(values).all(axis=0)
+    wanted = [names.index(name) for name in asked] if asked else []
+    if wanted:
+        last = int(ends[wanted].max())
+        places = [p for p in range(len(names)) if p not in wanted and complete[p] and last < rows]
+        return _with_words(Future(last, places), names, rows)
+    late, early = np.flatnonzero(complete), np.flatnonzero(ends < rows)
+    last = int(ends[early].max(initial=0))
+    together = len(early) and (ends[early] == last).all() and last >= rows / 2
+    if not len(late) or not together or len(late) + len(early) < len(names):
+        return _with_words(Future(int(ends.max(initial=0))), names, rows)
+    switches = all(len(np.unique(values[:, place])) <= _FEWEST_KNOWN for place in late)
+    if switches or all(names[place].lower() in _FORECAST for place in early):
+        return _with_words(Future(last, late.tolist()), names, rows)
+    later = few([names[place] for place in late])
+    hint = f"{later} go on after the others: if they are known ahead, say --known {later}"
+    return Future(rows, notes=[hint.replace(", ", ",") if len(late) > 1 else hint])
+
+
+def ends_of(values: np.ndarray) -> np.ndarray:
+    """Return the step after the last value of each column of ``values`` [T, D], or 0."""
+    finite = np.isfinite(values)
+    return np.where(finite.any(axis=0), len(values) - finite[::-1].argmax(axis=0), 0)
+
+
+def _with_words(future: Future, names: Sequence[str], rows: int) -> Future:
+    notes = list(future.notes)
+    if rows > future.steps:
+        notes.append(f"{rows - future.steps:,} rows after the last value are the future")
+    if future.known:
+        notes.append(known_words([names[place] for place in future.known]))
+    return Future(future.steps, future.known, notes)
+
+
+def known_words(names: Sequence[str]) -> str:
+    """Return the note on columns that are known ahead."""
+    return f"known ahead: {few(names)} (not used by ridge yet)"

@@ -24,6 +24,7 @@ SECOND = 1_000_000
 MINUTE, HOUR, DAY = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND
 WEEK, WEEKDAYS = 7 * DAY, ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_UNITS = {"D": DAY, "h": HOUR, "min": MINUTE, "s": SECOND, "ms": 1000, "us": 1}
 _LONGEST_SEASON, _WORKING = 336, (0, 1, 2, 3, 4)
 _EVERY = tuple(range(7))
 # Places in a month, with pandas' names of steps of a month, a quarter and a year.
@@ -68,11 +69,17 @@ class Steps:
             return " ".join(days)
         return " ".join([_tick(self.step), *days, *_spans(self.times, self.step)])
 
-    def anchored(self, first: int) -> Steps:
-        """Return the calendar whose weeks begin on the day of a stamp, where it is of weeks."""
+    def anchored(self, rows: np.ndarray) -> Steps:
+        """Return the calendar on the weekday that most rows have, where it is of weeks."""
         if self.step % WEEK or len(self.weekdays) == 1:
             return self
-        return replace(self, weekdays=(int(weekday(np.array([first]))[0]),))
+        return replace(self, weekdays=(int(np.bincount(weekday(rows)).argmax()),))
+
+    def nearest(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows on the weekday of their week, where the calendar is of weeks."""
+        if self.step % WEEK or len(self.weekdays) > 1:
+            return rows
+        return rows + (self.weekdays[0] - weekday(rows)) * DAY
 
     def at_least(self, first: int, last: int) -> int:
         """Return a number of steps between two stamps, as many or fewer, without making them."""
@@ -146,11 +153,15 @@ class Months:
         late = self.place in ("end", "last") and self.months == 3
         return f"{name}-{MONTHS[month + 9 if late else month]}"
 
-    def anchored(self, first: int) -> Months:
-        """Return the calendar that has a step in the month of a stamp, where none is named."""
+    def anchored(self, rows: np.ndarray) -> Months:
+        """Return the calendar that has a step in the month of the first row, if none is named."""
         if self.month is not None or self.months == 1:
             return self
-        return replace(self, month=int(month_of(np.array([first]))[0] % min(self.months, 12)))
+        return replace(self, month=int(month_of(rows[:1])[0] % min(self.months, 12)))
+
+    def nearest(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows at the place of their month."""
+        return self.stamps_in(month_of(rows), rows % DAY)
 
     def at_least(self, first: int, last: int) -> int:
         """Return a number of steps between two stamps, as many or fewer, without making them."""
@@ -200,9 +211,13 @@ class Counted:
     name: str = field(default="step", init=False)
     season: int = field(default=1, init=False)
 
-    def anchored(self, first: int) -> Counted:
+    def anchored(self, rows: np.ndarray) -> Counted:
         """Return the calendar."""
         return self
+
+    def nearest(self, rows: np.ndarray) -> np.ndarray:
+        """Return the rows."""
+        return rows
 
     def at_least(self, first: int, last: int) -> int:
         """Return the number of steps between two numbers."""
@@ -228,9 +243,13 @@ class Named:
     name: str
     offset: pd.DateOffset = field(compare=False)
 
-    def anchored(self, first: int) -> Named:
+    def anchored(self, rows: np.ndarray) -> Named:
         """Return the calendar."""
         return self
+
+    def nearest(self, rows: np.ndarray) -> np.ndarray:
+        """Return the rows."""
+        return rows
 
     def at_least(self, first: int, last: int) -> int:
         """Return a number of steps between two stamps, as many or fewer, without making them."""
@@ -293,16 +312,14 @@ def calendar_of(name: str) -> Calendar:
         return months
     if count == 1 and base == "B" and anchor is None:
         return Steps(DAY, _WORKING)
+    if count and anchor is None and (unit := _UNITS.get(base)):
+        return Steps(count * unit)
     try:
         offset = pd.tseries.frequencies.to_offset(f"{found[1]}{base}" + (f"-{anchor}" * bool(anchor)))
     except ValueError as error:
         raise _unknown(name) from error
-    if isinstance(offset, pd.tseries.offsets.Tick):
-        step = offset.nanos // 1000
-        if step < 1:
-            raise UsageError(f"steps of {name} are too short", hint=_HINT)
-        return Steps(step)
-    assert offset is not None
+    if offset is None or isinstance(offset, pd.tseries.offsets.Tick) or not count:
+        raise _unknown(name)
     return Named(offset.freqstr, offset)
 
 
@@ -368,11 +385,9 @@ def clock(time: int) -> str:
 
 
 def _tick(step: int) -> str:
-    import pandas as pd
-
-    offset = pd.tseries.frequencies.to_offset(pd.Timedelta(step, "us"))
-    assert offset is not None
-    return offset.freqstr
+    """Return the name of a step of one length, in the longest unit that divides it."""
+    unit, length = next(one for one in _UNITS.items() if step % one[1] == 0)
+    return f"{step // length if step > length else ''}{unit}"
 
 
 def _spans(times: tuple[int, ...], step: int) -> list[str]:

@@ -101,7 +101,8 @@ def _times(timed: pd.DataFrame) -> np.ndarray:
     """Return times of the day; 0 where there is none."""
     hour, minute, second = (_int(timed[name]) for name in ("hour", "minute", "second"))
     half = timed["half"].fillna("").str[:1].to_numpy()
-    wrong = (hour > 23) | (minute > 59) | (second > 59)
+    # The end of a day is the beginning of the next.
+    wrong = (minute > 59) | (second > 59) | (hour * HOUR + minute * MINUTE + second * SECOND > DAY)
     wrong |= (half != "") & ((hour < 1) | (hour > 12))
     hour = np.where(half == "", hour, hour % 12 + 12 * (half == "p"))
     part = _int(timed["part"].str.ljust(6, "0").str[:6])
@@ -110,7 +111,7 @@ def _times(timed: pd.DataFrame) -> np.ndarray:
 
 def _days(parts: pd.DataFrame) -> np.ndarray:
     """Return days since 1970 of a date's parts, `NOT_A_TIME` where there is no such day."""
-    absent = parts.isna().any(axis=1).to_numpy()
+    absent = parts.isna().any(axis=1).to_numpy(copy=True)
     year = _int(parts["year"])
     if (parts["year"].str.len() == 2).any():
         year += np.where(year < _TWO_DIGITS_FROM, 2000, 1900)
@@ -145,7 +146,7 @@ def _days(parts: pd.DataFrame) -> np.ndarray:
 
 
 def _int(texts: pd.Series) -> np.ndarray:
-    return texts.fillna("0").astype("int64").to_numpy().copy()
+    return texts.fillna("0").astype("int64").to_numpy(copy=True)
 
 
 def _month(name: str) -> int:

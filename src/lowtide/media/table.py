@@ -23,6 +23,7 @@ from lowtide.media.table_options import TableOptions
 from lowtide.media.table_remarks import (
     empty_steps,
     listed,
+    moved_rows,
     remarks,
     require_one_frequency,
     require_sizes,
@@ -138,7 +139,7 @@ def read_table(
             hint='pandas.DataFrame({"ds": dates, "y": values})',
         )
     options = TableOptions() if options is None else options
-    where = "the frame" if isinstance(data, pd.DataFrame) else str(data)
+    where = "the frame" if isinstance(data, pd.DataFrame) else str(Path(data))
     source = None
     try:
         if isinstance(data, pd.DataFrame):
@@ -163,8 +164,13 @@ def _flat(frame: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     usual = {*STAMPS, *(name for names in LONG for name in names)}
+    # Of an index that is a column too, the column counts.
+    both = {str(name) for name in frame.index.names} & {str(name) for name in frame.columns}
     if isinstance(frame.index, pd.DatetimeIndex | pd.PeriodIndex):
-        frame = frame.reset_index(names=str(frame.index.name or "date"))
+        name = str(frame.index.name or "date")
+        frame = frame.reset_index(names=name, drop=name in map(str, frame.columns))
+    elif both:
+        frame = frame.reset_index(drop=True)
     elif any(str(name).lower() in usual for name in frame.index.names):
         frame = frame.reset_index()
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
@@ -275,8 +281,11 @@ def _on_grid(
         wide = wide.drop(columns=empty)
     names = [str(name) for name in wide.columns]
     rows = np.full((len(grid.stamps), len(names)), np.nan)
-    places = np.searchsorted(grid.numbers, stamps)
-    rows[places] = wide.to_numpy(float)
+    moved = grid.calendar.nearest(stamps)
+    kept = np.isin(moved, grid.numbers)
+    notes += moved_rows(index, moved != stamps, ~kept, grid.frequency)
+    places = np.searchsorted(grid.numbers, moved[kept])
+    rows[places] = wide.to_numpy(float)[kept]
     present = np.isin(np.arange(len(rows)), places)
     infinite = int(np.isinf(rows).sum())
     if infinite:

@@ -219,6 +219,8 @@ def _series_columns(
     named = [name for name in names if name.lower().strip() in _IDS]
     text = [name for name in names if name not in named and not is_number_like(frame[name])]
     counts = [name for name in names if name not in named and _is_count(frame[name])]
+    # As they are written: 01 and 1 are two names.
+    frame = source.text([*named, *text, *counts])
     for group in ([*named, *text], counts):
         working = [name for name in group if _is_series(frame[name], stamps)]
         kinds = {tuple(pd.factorize(frame[name])[0].tolist()): name for name in reversed(working)}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, shown
-from lowtide.media.calendars import DAY, SECOND, microseconds
+from lowtide.media.calendars import DAY, HOUR, MINUTE, SECOND, microseconds
 from lowtide.media.date_forms import NOT_A_TIME, readings
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_rows import RowError
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _OFFSET = r"\s*(?:z|utc|gmt|[+-]\d{2}(?::?\d{2})?)$"
 _WITH_OFFSET = rf"\d:\d{{2}}(?::\d{{2}}(?:[.,]\d+)?)?(?:\s*[ap]m)?{_OFFSET}"
 _ISO = r"-?\d{4}(?:-?\d{2}(?:-?\d{2})?)?(?:[t ]\d{2}(?::?\d{2}(?::?\d{2}(?:[.,]\d{1,9})?)?)?)?$"
-_NUMBER = r"[+-]?\d+(?:\.\d+)?$"
+# Whole numbers, and those that are days or seconds with a fraction: 01.2015 is a month.
+_NUMBER = r"[+-]?(?:\d+(?:\.0+)?|\d{5,}\.\d+|\d+(?:\.\d+)?e\+?\d+)$"
 _WRITE_DATES = (
     "write dates as 2026-01-31 or 2026-01-31 13:00, say how they are written"
     " (--date-format %d.%m.%Y), or count rows (--consecutive)"
@@ -35,6 +36,24 @@ _SAY_WHICH = "--day-first or --month-first says which, as does --date-format %d/
 _UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": 0.001}
 _EXCEL_EPOCH = -25_569 * DAY  # 1899-12-30
 _LEAST_YEAR, _MOST_YEAR = 1, 9999
+# Numbers whose digits are a date, and between which they are taken for one.
+_DIGITS = {
+    "month": "year and month",
+    "ordinal": "year and day of the year",
+    "day": "year, month and day",
+    "hour": "year, month, day and hour",
+    "minute": "year, month, day, hour and minute",
+    "second": "year, month, day, hour, minute and second",
+}
+_DIGIT_BOUNDS = (
+    ("month", 150_001, 220_012),
+    ("ordinal", 1_500_001, 2_200_366),
+    *(
+        (kind, 15_000_101 * 100**place, 22_001_232 * 100**place)
+        for place, kind in enumerate(("day", "hour", "minute", "second"))
+    ),
+)
+_KINDS = ("year", *_DIGITS, *_UNITS, "excel", "step")
 
 
 @dataclass(frozen=True)
@@ -108,8 +127,13 @@ def _from_text(column: pd.Series, text: pd.Series, options: TableOptions) -> Sta
     codes, distinct = pd.factorize(text)
     cells = pd.Series(distinct, dtype=object).astype(str)
     wanted = options.date_format
+    if wanted is not None and "%" not in wanted and wanted not in _KINDS:
+        raise UsageError(
+            f"there is no date format {shown(wanted)}",
+            hint=f"--date-format %d.%m.%Y, or of numbers one of {', '.join(_KINDS)}",
+        )
     if wanted is None or "%" not in wanted:
-        plain = cells.str.match(_NUMBER)
+        plain = cells.str.lower().str.match(_NUMBER)
         if plain.mean() > 0.5 or wanted is not None:
             found = pd.to_numeric(cells.where(plain), errors="coerce").to_numpy(float)[codes]
             return _from_numbers(column, found, text, options)
@@ -187,10 +211,11 @@ def _iso(cell: str) -> int:
         return NOT_A_TIME
     plain, clock = date.replace("-", ""), time.replace(":", "").replace(",", ".")
     written = "-".join([plain[:4], *filter(None, (plain[4:6], plain[6:8]))])
-    if clock:
+    end = DAY if re.fullmatch(r"240*(?:\.0+)?", clock) else 0
+    if clock and not end:
         written += "T" + ":".join(filter(None, (clock[:2], clock[2:4] or "00", clock[4:])))
     try:
-        return int(np.datetime64(written, "us").astype(np.int64))
+        return int(np.datetime64(written, "us").astype(np.int64)) + end
     except ValueError:
         return NOT_A_TIME
 
@@ -208,7 +233,11 @@ def _by_format(column: pd.Series, cells: pd.Series, form: str) -> np.ndarray:
                 ) from error
             row = int((column.astype(str).str.strip() == cell).to_numpy().argmax())
             name = shown(str(column.name))
-            raise RowError(row, f"column {name}: {shown(cell)} is not written as {form}") from error
+            raise RowError(
+                row,
+                f"column {name}: {shown(cell)} is not written as {form}",
+                hint="--date-format as the dates are written, such as %d.%m.%Y",
+            ) from error
         made[place] = int(np.datetime64(found, "us").astype(np.int64))
     return made
 
@@ -222,10 +251,10 @@ def _from_numbers(
     kind = options.date_format or _kind_of_numbers(name, found, text)
     note = [f"numbers in column {shown(name)} were read as {{}}"]
     if kind == "step":
-        if (found % 1 != 0).any() or np.abs(found).max(initial=0) > 2**53:
-            raise InputError(
-                f"column {shown(name)} holds numbers where dates are expected", hint=_WRITE_DATES
-            )
+        odd = (found % 1 != 0) | (np.abs(found) > 2**53)
+        if odd.any():
+            message = f"column {shown(name)} holds numbers where dates are expected"
+            raise RowError(int(odd.argmax()), message, hint=_WRITE_DATES)
         words = "the numbers of steps, without a calendar"
         return Stamps(found.astype(np.int64), counted=True, notes=[note[0].format(words)])
     if kind in _UNITS:
@@ -240,21 +269,38 @@ def _from_numbers(
         _require(column, stamps, _in_bounds(stamps) & (found >= 1))
         said = note[0].format("Excel's days since 1899-12-30 (--consecutive counts rows)")
         return _zoned(column, stamps, options, [said])
-    if kind not in ("year", "month", "day"):
-        raise UsageError(
-            f"there is no date format {shown(kind)}",
-            hint="--date-format %d.%m.%Y, or excel, year, s, ms, us, ns, step for numbers",
-        )
-    digits = found.astype(np.int64)
-    year = digits // {"year": 1, "month": 100, "day": 10_000}[kind]
-    month = {"year": digits * 0 + 1, "month": digits % 100, "day": digits // 100 % 100}[kind]
-    days = digits % 100 if kind == "day" else digits * 0 + 1
-    start = ((year - 1970) * 12 + month - 1).astype("datetime64[M]").astype("datetime64[D]")
-    stamps = (start.astype(np.int64) + days - 1) * DAY
-    good = (found % 1 == 0) & (month >= 1) & (month <= 12) & (days >= 1) & (days <= 31)
-    _require(column, stamps, good & (year >= _LEAST_YEAR) & (year <= _MOST_YEAR))
-    said = {"year": [], "month": ["year and month"], "day": ["year, month and day"]}[kind]
-    return _zoned(column, stamps, options, [note[0].format(one) for one in said])
+    stamps = _from_digits(found, kind)
+    _require(column, found, stamps != NOT_A_TIME)
+    said = [] if kind == "year" else [note[0].format(_DIGITS[kind])]
+    return _zoned(column, stamps, options, said)
+
+
+def _from_digits(found: np.ndarray, kind: str) -> np.ndarray:
+    """Return the stamps of numbers whose digits are a date; `NOT_A_TIME` where there is none."""
+    digits = np.where(np.abs(found) < 2**53, found, -1).astype(np.int64)
+    time, places = 0, {"hour": 2, "minute": 4, "second": 6}.get(kind, 0)
+    if places:
+        clock = digits % 10**places * 10 ** (6 - places)
+        hour, minute, second = clock // 10_000, clock // 100 % 100, clock % 100
+        time = hour * HOUR + minute * MINUTE + second * SECOND
+        found = np.where((hour > 23) | (minute > 59) | (second > 59), -1.0, found)
+        digits = digits // 10**places
+    ones = np.ones_like(digits)
+    if kind == "year":
+        year, month, day = digits, ones, ones
+    elif kind == "month":
+        year, month, day = digits // 100, digits % 100, ones
+    elif kind == "ordinal":
+        year, month, day = digits // 1000, ones, digits % 1000
+    else:
+        year, month, day = digits // 10_000, digits // 100 % 100, digits % 100
+    good = (found % 1 == 0) & (year >= _LEAST_YEAR) & (year <= _MOST_YEAR) & (day >= 1)
+    good &= (month >= 1) & (month <= 12) & (found >= 0)
+    months = np.where(good, (year - 1970) * 12 + month - 1, 0)
+    after = months + np.where(kind == "ordinal", 12, 1)
+    start, end = (one.astype("datetime64[M]").astype("datetime64[D]") for one in (months, after))
+    days = start.astype(np.int64) + day - 1
+    return np.where(good & (days < end.astype(np.int64)), days * DAY + time, NOT_A_TIME)
 
 
 def _kind_of_numbers(name: str, found: np.ndarray, text: pd.Series) -> str:
@@ -263,10 +309,9 @@ def _kind_of_numbers(name: str, found: np.ndarray, text: pd.Series) -> str:
     whole = bool((found % 1 == 0).all())
     if whole and name.lower() in ("year", "jahr", "année", "annee", "año", "anno", "yr", "years"):
         return "year"
-    if whole and low >= 10_000_101 and high <= 99_991_231 and _are_days(found):
-        return "day"
-    if whole and low >= 100_001 and high <= 999_912 and _are_months(found):
-        return "month"
+    for kind, least, most in _DIGIT_BOUNDS:
+        if least <= low and high <= most and (_from_digits(found, kind) != NOT_A_TIME).all():
+            return kind
     for unit, least in (("s", 1e8), ("ms", 1e11), ("us", 1e14), ("ns", 1e17)):
         if least <= low and high < 1e11 * least / 1e8 and (whole or unit == "s"):
             return unit
@@ -275,17 +320,6 @@ def _kind_of_numbers(name: str, found: np.ndarray, text: pd.Series) -> str:
     if whole and 1000 <= low and high <= 2999 and text.str.fullmatch(r"\d{4}(?:\.0+)?").all():
         return "year"
     return "step"
-
-
-def _are_days(found: np.ndarray) -> bool:
-    days, months = found % 100, found // 100 % 100
-    return bool(((days >= 1) & (days <= 31) & (months >= 1) & (months <= 12)).all())
-
-
-def _are_months(found: np.ndarray) -> bool:
-    years, months = found // 100, found % 100
-    good = (years >= 1500) & (years <= 2200) & (months >= 1) & (months <= 12)
-    return bool(good.all())
 
 
 def _with_zone(column: pd.Series, options: TableOptions) -> Stamps:

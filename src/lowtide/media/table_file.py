@@ -111,8 +111,8 @@ def _excel(source: TableBytes) -> TableSource:
 
     with source.open() as file, pd.ExcelFile(io.BytesIO(file.read()), engine="openpyxl") as book:
         sheet = str(book.sheet_names[0])
-        frame = book.parse(sheet)
-        written = book.parse(sheet, dtype=str, keep_default_na=False)
+        frame = pd.read_excel(book, sheet_name=sheet)
+        written = pd.read_excel(book, sheet_name=sheet, dtype=str, keep_default_na=False)
     names = [str(name).strip() for name in frame]
     frame.columns = written.columns = names
     twice = [name for name, count in Counter(names).items() if count > 1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lowtide.core.errors import InputError, shown
+from lowtide.core.errors import InputError, shorten, shown
 from lowtide.media.table_columns import few
 
 # Names of what is forecast, beside which columns that go on are known ahead.
@@ -71,9 +71,9 @@ def find_future(
     switches = all(len(np.unique(values[:, place])) <= _FEWEST_KNOWN for place in late)
     if switches or all(names[place].lower() in _FORECAST for place in early):
         return _with_words(Future(last, late.tolist()), names, rows)
-    later = few([names[place] for place in late])
-    hint = f"{later} go on after the others: if they are known ahead, say --known {later}"
-    return Future(rows, notes=[hint.replace(", ", ",") if len(late) > 1 else hint])
+    later = ",".join(names[place] for place in late)
+    hint = f"some go on after the others; if they are known ahead: --known {shorten(later)}"
+    return Future(rows, notes=[hint])
 
 
 def ends_of(values: np.ndarray) -> np.ndarray:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lowtide.core.errors import InputError, shown
 from lowtide.media.table_columns import few
 from lowtide.media.time_grid import TimeGrid
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Values that are too many to be at every k-th step by chance.
 _FEWEST_EVEN = 8
@@ -56,6 +60,29 @@ def empty_steps(grid: TimeGrid, present: np.ndarray) -> list[str]:
     share = missing / len(present)
     large = f" ({share:.0%} of {len(present):,})" if share > _LARGE_SHARE else ""
     return [f"{missing:,} steps{large} without a row count as missing values", *_others(grid, present)]
+
+
+def moved_rows(
+    stamps: pd.Index, moved: np.ndarray, left_out: np.ndarray, frequency: str
+) -> list[str]:
+    """Return notes on rows that are not on the calendar itself.
+
+    Args:
+        stamps: Stamps [rows].
+        moved: Mask [rows] of those that count as on its day in their week or month.
+        left_out: Mask [rows] of those that are on none of its days.
+        frequency: The calendar's name.
+    """
+    notes = []
+    for chosen, words in (
+        (moved & ~left_out, f"{{}} rows on other days count as those of {frequency}"),
+        (left_out, f"left out, {{}} rows on other days than {frequency}"),
+    ):
+        if chosen.any():
+            days = [str(one).removesuffix(" 00:00:00") for one in stamps[chosen][:13]]
+            days += [""] * (int(chosen.sum()) - len(days))
+            notes.append(f"{words.format(f'{chosen.sum():,}')}: {few(days)}")
+    return notes
 
 
 def _others(grid: TimeGrid, present: np.ndarray) -> list[str]:

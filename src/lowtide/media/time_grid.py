@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 # Gaps that are more than this are no gaps, and steps that are looked at to find closed hours.
 _MOST_STEPS_PER_ROW, _MOST_RAW_STEPS = 4, 64
+# Shares of rows that may be left out on rare days, and off a calendar that is asked for; and that
+# may be on another day of their week or month: holidays move them.
+_RARE, _MOST_LEFT_OUT, _MOST_MOVED, _MOST_MOVED_TOLD = 0.01, 0.05, 0.2, 0.5
 # Chances that days without a row are open all the same: of weekends, and of any others.
 _WEEKEND_CHANCE, _CHANCE, _FEWEST_DAYS = 0.05, 0.01, 5
 _MILLISECOND = 1000
@@ -137,9 +140,8 @@ def index_of(numbers: np.ndarray, calendar: Calendar | None = None) -> pd.Index:
 
     if isinstance(calendar, Counted):
         return pd.Index(numbers.astype(np.int64))
-    stamps, bounds = numbers.astype("datetime64[us]"), (pd.Timestamp.min, pd.Timestamp.max)
-    low, high = (int(one.value // 1000) for one in bounds)
-    fits = not len(numbers) or (numbers.min() > low and numbers.max() < high)
+    stamps, bound = numbers.astype("datetime64[us]"), np.iinfo(np.int64).max // 1000
+    fits = not len(numbers) or (numbers.min() > -bound and numbers.max() < bound)
     return pd.DatetimeIndex(stamps.astype("datetime64[ns]") if fits else stamps)
 
 
@@ -166,30 +168,37 @@ def fit_grid(stamps: pd.Index, frequency: str | None = None) -> TimeGrid:
     if counted:
         candidates: Iterator[Calendar] = iter([Counted(int(np.gcd.reduce(np.diff(rows))))])
     else:
-        candidates = iter([given.anchored(int(rows[0]))]) if given else _candidates(stamps, rows)
-    grids = [(grid, one) for one in candidates if (grid := _filled(rows, one)) is not None]
+        candidates = iter([given.anchored(rows)]) if given else _candidates(rows)
+    allowed = (_MOST_MOVED_TOLD, _MOST_LEFT_OUT) if given else (_MOST_MOVED, _RARE)
+    grids = [(grid, one) for one in candidates if (grid := _filled(rows, one, *allowed)) is not None]
     if not grids:
         raise InputError(_irregular(stamps, rows, given), hint=_SPARSE_HINT)
     numbers, calendar = min(grids, key=lambda one: len(one[0]))  # the first of equals
     return TimeGrid(index_of(numbers, calendar), calendar)
 
 
-def _filled(rows: np.ndarray, calendar: Calendar) -> np.ndarray | None:
+def _filled(
+    rows: np.ndarray, calendar: Calendar, most_moved: float, most_left_out: float
+) -> np.ndarray | None:
     """Return all steps of a calendar from the first to the last of ``rows``.
 
-    None where rows are not on it, or it has too many steps. Counted first: seconds over a century
-    would take all memory.
+    None where it has too many steps, or more than these shares of the rows are not on it.
     """
-    first, last = int(rows[0]), int(rows[-1])
+    moved = calendar.nearest(rows)
+    if (np.diff(moved) <= 0).any() or (moved != rows).mean() > most_moved:
+        return None
+    first, last = int(moved[0]), int(moved[-1])
     most = _MOST_STEPS_PER_ROW * len(rows)
+    # Counted first: seconds over a century would take all memory.
     if calendar.at_least(first, last) > most:
         return None
     full = calendar.between(first, last)
-    return full if len(full) <= most and np.isin(rows, full).all() else None
+    off = 1 - np.isin(moved, full).mean()
+    return full if 2 < len(full) <= most and off <= most_left_out else None
 
 
-def _candidates(stamps: pd.DatetimeIndex, rows: np.ndarray) -> Iterator[Calendar]:
-    """Yield calendars that the stamps may lie on; of those with as many steps the first counts."""
+def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
+    """Yield calendars that rows may lie on; of those with as many steps the first counts."""
     import pandas as pd
 
     distances = np.diff(rows)
@@ -197,23 +206,31 @@ def _candidates(stamps: pd.DatetimeIndex, rows: np.ndarray) -> Iterator[Calendar
     days = step % DAY == 0
     # Less than a day: steps that never follow one another are none.
     if days or (step == distances.min() and step % _MILLISECOND == 0):
-        whole = Steps(step).anchored(int(rows[0]))
+        whole = Steps(step).anchored(rows)
         if step < 28 * DAY or not step % WEEK:
             yield whole
         if DAY % step == 0 or (days and step < WEEK):
             yield _open_steps(rows, min(step, DAY))
+        if days:
+            yield Steps(DAY, _open_weekdays(rows // DAY, but_rare=True))
+            weeks = (rows // DAY + 3) // 7
+            if np.diff(weeks).all():
+                yield Steps(int(np.gcd.reduce(np.diff(weeks))) * WEEK).anchored(rows)
     yield from _months(rows)
+    stamps = index_of(rows)
+    if stamps.dtype != "datetime64[ns]":
+        return  # pandas' own calendars are of the years that it has nanoseconds for
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pandas 3 warns that it will return an object
         inferred = pd.infer_freq(stamps)
     if inferred is not None:
-        yield calendar_of(getattr(inferred, "freqstr", inferred)).anchored(int(rows[0]))
+        yield calendar_of(getattr(inferred, "freqstr", inferred)).anchored(rows)
     else:
         yield from (calendar_of(name) for name in ("SMS", "SME"))
 
 
 def _months(rows: np.ndarray) -> Iterator[Calendar]:
-    """Yield the calendars of months that all rows lie on, at one time of the day."""
+    """Yield the calendars of months that most rows lie on, at one time of the day."""
     months, times = month_of(rows), rows % DAY
     distances = np.diff(months)
     if not distances.all() or (times != times[0]).any():
@@ -221,10 +238,8 @@ def _months(rows: np.ndarray) -> Iterator[Calendar]:
     length = int(np.gcd.reduce(distances))
     start = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY
     latest = int(((rows - start) // DAY).max()) + 1
-    for place in (*PLACES, latest):
-        calendar = Months(length, place).anchored(int(rows[0]))
-        if (calendar.stamps_in(months, times) == rows).all():
-            yield calendar
+    found = [Months(length, place).anchored(rows) for place in (*PLACES, latest)]
+    yield from sorted(found, key=lambda one: int((one.nearest(rows) != rows).sum()))
 
 
 def _open_steps(rows: np.ndarray, step: int) -> Calendar:
@@ -244,13 +259,17 @@ def _open_steps(rows: np.ndarray, step: int) -> Calendar:
     return Steps(step, weekdays, () if is_open.all() else tuple(times[is_open].tolist()))
 
 
-def _open_weekdays(days: np.ndarray) -> tuple[int, ...]:
+def _open_weekdays(days: np.ndarray, *, but_rare: bool = False) -> tuple[int, ...]:
     """Return the weekdays but those of which too many never occur to be open by chance.
 
-    The chance is that of the empty days among the weekdays that occur.
+    The chance is that of the empty days among the weekdays that occur. With ``but_rare`` weekdays
+    with next to no row are closed too: exchanges open on some Saturdays.
     """
     every = np.arange(days[0], days[-1] + 1)
     steps, seen = (np.bincount(weekday(one * DAY), minlength=7) for one in (every, days))
+    if but_rare:
+        days = days[~np.isin(weekday(days * DAY), np.flatnonzero(seen <= _RARE * len(days)))]
+        seen = np.bincount(weekday(days * DAY), minlength=7)
     empty = 1 - len(days) / (steps[seen > 0].sum() + 1)
     never = {day for day in range(7) if steps[day] and not seen[day]}
     closed = {day for day in never if empty ** int(steps[day]) <= _CHANCE}
@@ -261,6 +280,8 @@ def _open_weekdays(days: np.ndarray) -> tuple[int, ...]:
 
 def _irregular(stamps: pd.Index, rows: np.ndarray, given: Calendar | None) -> str:
     """Return what is wrong with stamps of no grid, with the first row that spoils one."""
+    import pandas as pd
+
     distances = np.diff(rows)
     values, counts = np.unique(distances, return_counts=True)
     usual, least = int(values[counts.argmax()]), int(np.gcd.reduce(distances))
@@ -269,7 +290,8 @@ def _irregular(stamps: pd.Index, rows: np.ndarray, given: Calendar | None) -> st
     off = _first_off(rows, given, usual)
     if off is None:
         share = len(rows) / max(1, (int(rows[-1]) - int(rows[0])) / usual)
-        step = "such steps" if given else f"steps of {_words(usual)}"
+        words = _words(usual) if isinstance(stamps, pd.DatetimeIndex) else f"{usual:,}"
+        step = "such steps" if given else f"steps of {words}"
         return f"the stamps are not {wanted}: of {step} only {share:.0%} have a row"
     near = off - 1 if off else 1
     apart = _words(abs(int(rows[off] - rows[near])))
@@ -280,7 +302,7 @@ def _irregular(stamps: pd.Index, rows: np.ndarray, given: Calendar | None) -> st
 def _first_off(rows: np.ndarray, given: Calendar | None, usual: int) -> int | None:
     """Return the first row that is not where most are: on a calendar, or by distance."""
     if given is not None:
-        anchored = given.anchored(int(rows[0]))
+        anchored = given.anchored(rows)
         if anchored.at_least(int(rows[0]), int(rows[-1])) > 100 * len(rows):
             return None
         off = ~np.isin(rows, anchored.between(int(rows[0]), int(rows[-1])))

@@ -192,7 +192,7 @@ def bad_files():
     yield ["v", "1", "2"], "a column of dates"
     yield ["date,v", *(f"{line.split(',')[0]}," for line in good)], "no series has a single value"
     yield [""], "cannot be read as a table"
-    yield ["n,v", "1.5,2", "2,3", "3,4"], "numbers where dates are expected"
+    yield ["n,v", "1.5,2", "2,3", "3,4"], "line 2, column .n.: .1.5. is no date"
     yield good, "there is no header"
     yield ["date,v,v", *(f"{line},1" for line in good)], "two columns are called 'v'"
     yield ["date,v", *(f"{line},1" for line in good)], "cannot be read as a table"

@@ -89,5 +89,7 @@ def _long_frame(table: TimeTable, stamps: Sequence[pd.Index]) -> pd.DataFrame:
 
     series, stamp, _ = table.columns
     names = np.array(table.names, object).repeat([len(one) for one in stamps])
+    if table.number_ids:
+        names = names.astype(np.int64)
     joined = stamps[0].append(list(stamps[1:]))
     return pd.DataFrame({series: names, stamp: table.grid.with_zone(joined)})

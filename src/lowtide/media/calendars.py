@@ -76,10 +76,10 @@ class Steps:
         return replace(self, weekdays=(int(np.bincount(weekday(rows)).argmax()),))
 
     def nearest(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows on the weekday of their week, where the calendar is of weeks."""
+        """Return rows on the calendar's weekday that is nearest, where it is of weeks."""
         if self.step % WEEK or len(self.weekdays) > 1:
             return rows
-        return rows + (self.weekdays[0] - weekday(rows)) * DAY
+        return rows + ((self.weekdays[0] - weekday(rows) + 3) % 7 - 3) * DAY
 
     def at_least(self, first: int, last: int) -> int:
         """Return a number of steps between two stamps, as many or fewer, without making them."""
@@ -170,6 +170,8 @@ class Months:
     def between(self, first: int, last: int) -> np.ndarray:
         """Return the stamps from one to another, if they are on the calendar."""
         start, end = month_of(np.array([first, last]))
+        if self.month is not None and self.months <= 12:
+            start += (self.month - start) % self.months
         return self.stamps_in(np.arange(start, end + 1, self.months), first % DAY)
 
     def following(self, last: int, count: int) -> np.ndarray:
@@ -296,6 +298,8 @@ def calendar_of(name: str) -> Calendar:
         times = [word for word in rest if ":" in word]
         ticks = [word for word in rest if word not in times] or ["D"]
         places = sorted({WEEKDAYS.index(day[:3].capitalize()) for day in days})
+        if len(words) == 1:
+            return Steps(WEEK, tuple(places))
         return _within_weeks(name, ticks, tuple(places), times)
     if len(words) > 1 and all(":" in word for word in words[1:]):
         return _within_weeks(name, words[:1], _EVERY, words[1:])

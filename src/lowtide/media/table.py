@@ -17,7 +17,7 @@ from lowtide.media.calendars import Counted
 from lowtide.media.table_columns import LONG, STAMPS, Columns, few, find_columns
 from lowtide.media.table_dates import Stamps
 from lowtide.media.table_file import TableSource, read_source
-from lowtide.media.table_future import ends_of, find_future
+from lowtide.media.table_future import ends_of, find_future, find_shared
 from lowtide.media.table_numbers import is_number_like, numbers
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_remarks import (
@@ -48,6 +48,7 @@ class TimeTable:
         known: Values [T + H, K] of columns that are known H steps ahead of the last value.
         known_names: Names [K] of those.
         long: Whether the values are one column of a long table.
+        number_ids: Whether results have the names of series as whole numbers.
     """
 
     grid: TimeGrid
@@ -58,6 +59,7 @@ class TimeTable:
     known: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
     known_names: tuple[str, ...] = ()
     long: bool = False
+    number_ids: bool = False
 
     @property
     def ends(self) -> np.ndarray:
@@ -191,7 +193,7 @@ def _read(source: TableSource, options: TableOptions) -> TimeTable:
     if missing:
         words = ", ".join(shown(word) for word, _ in missing.most_common(5))
         notes.append(f"{missing.total():,} cells count as missing: {words}")
-    return _on_grid(wide, found, options, notes)
+    return _on_grid(wide, source, found, options, notes)
 
 
 def _wide(
@@ -258,13 +260,17 @@ def _place(name: str, names: Sequence[str]) -> int:
 
 
 def _on_grid(
-    wide: pd.DataFrame, found: Columns, options: TableOptions, notes: list[str]
+    wide: pd.DataFrame,
+    source: TableSource,
+    found: Columns,
+    options: TableOptions,
+    notes: list[str],
 ) -> TimeTable:
     """Return a table of numbers by stamp on its grid, without the rows of the future."""
     if not wide.index.is_monotonic_increasing:
         wide = wide.sort_index()
         notes.append("rows were put in the order of their stamps")
-    stamps = wide.index.to_numpy(np.int64)
+    stamps = given = wide.index.to_numpy(np.int64)
     if options.consecutive:
         if not found.stamps.counted:
             ends = " to ".join(str(one) for one in index_of(stamps[[0, -1]])) if len(stamps) else ""
@@ -291,43 +297,78 @@ def _on_grid(
     if infinite:
         notes.append(f"{infinite:,} infinite values count as missing")
     rows[np.isinf(rows)] = np.nan
-    return _table(grid, rows, names, (found, options), present, notes)
+    if found.series is None:
+        values, known = _ahead(rows, names, options, notes)
+    else:
+        steps = dict(zip(given[kept].tolist(), places.tolist(), strict=True))
+        values, known = rows, _ahead_of_all(rows, source, (found, options), steps, notes)
+    kept_names = [name for name in names if name not in known] if found.series is None else names
+    if found.series is None and options.columns:
+        used = {*options.columns, options.target}
+        kept_names = [name for name in kept_names if name in used]
+    if not kept_names:
+        raise InputError("no series has a single value")
+    values = values[:, [names.index(name) for name in kept_names]]
+    return _table(grid, values, kept_names, (found, known), present, notes)
+
+
+def _ahead(
+    rows: np.ndarray, names: list[str], options: TableOptions, notes: list[str]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return the rows of a wide table until its last value, and the columns known ahead."""
+    # Of all that a model is of, the target alone says where the future begins.
+    asked = [options.target] if options.target else list(options.columns)
+    future = find_future(rows, names, [name for name in asked if name in names], options.known)
+    notes += future.notes
+    return rows[: future.steps], {names[place]: rows[:, place] for place in future.known}
+
+
+def _ahead_of_all(
+    rows: np.ndarray,
+    source: TableSource,
+    how: tuple[Columns, TableOptions],
+    steps: dict[int, int],
+    notes: list[str],
+) -> dict[str, np.ndarray]:
+    """Return the columns of a long table that are known ahead for all series alike.
+
+    ``steps`` has the step of each stamp.
+    """
+    found, options = how
+    last = int(ends_of(rows).max(initial=0))
+    for name in options.known:
+        _place(name, found.unused)
+    looked_at = list(options.known)
+    if len(rows) > last:
+        notes.append(f"{len(rows) - last:,} rows after the last value are the future")
+        of_numbers = [name for name in found.unused if is_number_like(source.frame[name])]
+        looked_at = looked_at or of_numbers
+    places = np.array([steps.get(stamp, 0) for stamp in found.stamps.numbers.tolist()])
+    columns = {
+        name: (places, numbers(source.frame[name], options.decimal).to_numpy())
+        for name in looked_at
+    }
+    known, said = find_shared(columns, len(rows))
+    unused = [name for name in found.unused if name not in looked_at]
+    if unused:
+        notes.append(f"columns of a long table that are not used: {few(unused)}")
+    notes += said
+    return known
 
 
 def _table(
     grid: TimeGrid,
-    rows: np.ndarray,
+    values: np.ndarray,
     names: list[str],
-    how: tuple[Columns, TableOptions],
+    how: tuple[Columns, dict[str, np.ndarray]],
     present: np.ndarray,
     notes: list[str],
 ) -> TimeTable:
-    """Return the table of ``rows`` [T + H, D + K], cut after the last value of its series."""
-    found, options = how
-    long = found.series is not None
-    asked = [] if long else [*options.columns, *([options.target] if options.target else [])]
-    # Of all that a model is of, the target alone says where the future begins.
-    wanted = [options.target] if options.target and not long else asked
-    if long:
-        kept, known = list(range(len(names))), []
-        future_steps = int(ends_of(rows).max(initial=0))
-        if len(rows) > future_steps:
-            notes.append(f"{len(rows) - future_steps:,} rows after the last value are the future")
-    else:
-        future = find_future(rows, names, [n for n in wanted if n in names], options.known)
-        future_steps, known = future.steps, future.known
-        notes += future.notes
-        used = set(options.columns) | ({options.target} if options.target else set())
-        kept = [
-            place
-            for place, name in enumerate(names)
-            if place not in known and (not options.columns or name in used)
-        ]
-    if not kept:
-        raise InputError("no series has a single value")
-    values, present = rows[:future_steps, kept], present[:future_steps]
-    series = tuple(names[place] for place in kept)
-    grid = replace(grid, stamps=grid.stamps[:future_steps])
+    """Return the table of ``values`` [T + H, D], cut after the last of them."""
+    found, known = how
+    steps, series = int(ends_of(values).max(initial=0)), tuple(names)
+    values, present = values[:steps], present[:steps]
+    grid = replace(grid, stamps=grid.stamps[:steps])
     require_sizes(values, series)
     require_one_frequency(values, series)
     notes += [*empty_steps(grid, present), *remarks(values, present, series)]
@@ -337,7 +378,8 @@ def _table(
         series,
         found.names,
         tuple(notes),
-        known=rows[:, known],
-        known_names=tuple(names[place] for place in known),
-        long=long,
+        known=np.stack(list(known.values()), axis=1) if known else np.empty((steps, 0)),
+        known_names=tuple(known),
+        long=found.series is not None,
+        number_ids=found.number_ids,
     )

@@ -52,7 +52,8 @@ class Columns:
         series: Names of the rows' series as text, in a long table; None in a wide one.
         values: Names of the columns of values: one in a long table.
         notes: Sentences on what was read and left out.
-        others: Names of columns of numbers that a long table has besides.
+        unused: Names of columns that a long table has besides.
+        number_ids: Whether names of series are whole numbers in a data frame.
     """
 
     stamps: Stamps
@@ -60,7 +61,8 @@ class Columns:
     series: pd.Series | None
     values: list[str]
     notes: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    number_ids: bool = False
 
 
 def find_columns(source: TableSource, options: TableOptions) -> Columns:
@@ -218,11 +220,14 @@ def _series_columns(
     frame = source.frame
     named = [name for name in names if name.lower().strip() in _IDS]
     text = [name for name in names if name not in named and not is_number_like(frame[name])]
-    counts = [name for name in names if name not in named and _is_count(frame[name])]
+    counts = [name for name in names if name not in [*named, *text] and _may_name(frame[name])]
     # As they are written: 01 and 1 are two names.
     frame = source.text([*named, *text, *counts])
     for group in ([*named, *text], counts):
         working = [name for name in group if _is_series(frame[name], stamps)]
+        # As few names as there can be: amounts may differ at each stamp, and are many.
+        fewest = int(np.unique(stamps.numbers, return_counts=True)[1].max())
+        working = [name for name in working if frame[name].nunique() == fewest] or working
         kinds = {tuple(pd.factorize(frame[name])[0].tolist()): name for name in reversed(working)}
         if len(kinds) == 1:
             return [working[0]]
@@ -263,6 +268,11 @@ def _is_count(column: pd.Series) -> bool:
     return pd.api.types.is_integer_dtype(column)
 
 
+def _may_name(column: pd.Series) -> bool:
+    """Return whether a column's cells may be names though they look like numbers."""
+    return not _is_numeric(column) or bool((column.dropna() % 1 == 0).all())
+
+
 def _value_column(frame: pd.DataFrame, rest: list[str], options: TableOptions) -> str:
     """Return a long table's column of values: by option, the only one of numbers, or by name."""
     if options.target in rest:
@@ -297,11 +307,12 @@ def _long(
     for part in parts[1:]:
         series = series + "/" + part
     unused = [one for one in rest if one not in (*ids, value)]
-    notes = [f"columns of a long table that are not used: {few(unused)}"] if unused else []
+    notes = []
     if (*ids, name, value) not in LONG:
-        notes.insert(0, f"a long table: series by {few(ids)}, dates in {name}, values in {value}")
-    others = [one for one in unused if is_number_like(source.frame[one])]
-    return Columns(stamps, ("/".join(ids), name, value), series, [value], notes, others)
+        notes = [f"a long table: series by {few(ids)}, dates in {name}, values in {value}"]
+    numbered = len(ids) == 1 and _is_count(written[ids[0]])
+    names = ("/".join(ids), name, value)
+    return Columns(stamps, names, series, [value], notes, unused, numbered)
 
 
 def _wide(

@@ -76,6 +76,34 @@ def find_future(
     return Future(rows, notes=[hint])
 
 
+def find_shared(
+    columns: dict[str, tuple[np.ndarray, np.ndarray]], rows: int
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the columns of a long table that are known ahead for all series alike, and notes.
+
+    Args:
+        columns: By name, the step [cells] and the value [cells] of each cell of a column.
+        rows: Steps until the last row.
+
+    Returns:
+        Values [rows] of columns that have one value at each step, and sentences on the others.
+    """
+    found, others = {}, []
+    for name, (places, cells) in columns.items():
+        low, high = np.full(rows, np.inf), np.full(rows, -np.inf)
+        finite = np.isfinite(cells)
+        np.minimum.at(low, places[finite], cells[finite])
+        np.maximum.at(high, places[finite], cells[finite])
+        if (low == high).all():
+            found[name] = low
+        else:
+            others.append(name)
+    notes = [known_words(list(found))] if found else []
+    if others:
+        notes.append(f"columns that are not one for all series at each step, not used: {few(others)}")
+    return found, notes
+
+
 def ends_of(values: np.ndarray) -> np.ndarray:
     """Return the step after the last value of each column of ``values`` [T, D], or 0."""
     finite = np.isfinite(values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 # Gaps that are more than this are no gaps, and steps that are looked at to find closed hours.
 _MOST_STEPS_PER_ROW, _MOST_RAW_STEPS = 4, 64
-# Shares of rows that may be left out on rare days, and off a calendar that is asked for; and that
-# may be on another day of their week or month: holidays move them.
-_RARE, _MOST_LEFT_OUT, _MOST_MOVED, _MOST_MOVED_TOLD = 0.01, 0.05, 0.2, 0.5
+# Shares of rows that may be left out, on weekdays that have a row so much less often than others;
+# and that may be on another day of their week or month: weekends and holidays move them.
+_MOST_LEFT_OUT, _RARE, _MOST_MOVED, _MOST_MOVED_TOLD = 0.05, 0.15, 0.35, 0.5
 # Chances that days without a row are open all the same: of weekends, and of any others.
 _WEEKEND_CHANCE, _CHANCE, _FEWEST_DAYS = 0.05, 0.01, 5
 _MILLISECOND = 1000
@@ -169,17 +169,15 @@ def fit_grid(stamps: pd.Index, frequency: str | None = None) -> TimeGrid:
         candidates: Iterator[Calendar] = iter([Counted(int(np.gcd.reduce(np.diff(rows))))])
     else:
         candidates = iter([given.anchored(rows)]) if given else _candidates(rows)
-    allowed = (_MOST_MOVED_TOLD, _MOST_LEFT_OUT) if given else (_MOST_MOVED, _RARE)
-    grids = [(grid, one) for one in candidates if (grid := _filled(rows, one, *allowed)) is not None]
+    most = _MOST_MOVED_TOLD if given else _MOST_MOVED
+    grids = [(grid, one) for one in candidates if (grid := _filled(rows, one, most)) is not None]
     if not grids:
         raise InputError(_irregular(stamps, rows, given), hint=_SPARSE_HINT)
     numbers, calendar = min(grids, key=lambda one: len(one[0]))  # the first of equals
     return TimeGrid(index_of(numbers, calendar), calendar)
 
 
-def _filled(
-    rows: np.ndarray, calendar: Calendar, most_moved: float, most_left_out: float
-) -> np.ndarray | None:
+def _filled(rows: np.ndarray, calendar: Calendar, most_moved: float) -> np.ndarray | None:
     """Return all steps of a calendar from the first to the last of ``rows``.
 
     None where it has too many steps, or more than these shares of the rows are not on it.
@@ -194,7 +192,7 @@ def _filled(
         return None
     full = calendar.between(first, last)
     off = 1 - np.isin(moved, full).mean()
-    return full if 2 < len(full) <= most and off <= most_left_out else None
+    return full if 2 < len(full) <= most and off <= _MOST_LEFT_OUT else None
 
 
 def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
@@ -212,10 +210,13 @@ def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
         if DAY % step == 0 or (days and step < WEEK):
             yield _open_steps(rows, min(step, DAY))
         if days:
-            yield Steps(DAY, _open_weekdays(rows // DAY, but_rare=True))
-            weeks = (rows // DAY + 3) // 7
-            if np.diff(weeks).all():
-                yield Steps(int(np.gcd.reduce(np.diff(weeks))) * WEEK).anchored(rows)
+            weeks = Steps(WEEK).anchored(rows)
+            apart = np.diff(weeks.nearest(rows)) // WEEK
+            if apart.all():
+                yield replace(weeks, step=int(np.gcd.reduce(apart)) * WEEK)
+            often = _open_weekdays(rows // DAY, but_rare=True)
+            if len(often) > 1:
+                yield Steps(DAY, often)
     yield from _months(rows)
     stamps = index_of(rows)
     if stamps.dtype != "datetime64[ns]":
@@ -268,7 +269,9 @@ def _open_weekdays(days: np.ndarray, *, but_rare: bool = False) -> tuple[int, ..
     every = np.arange(days[0], days[-1] + 1)
     steps, seen = (np.bincount(weekday(one * DAY), minlength=7) for one in (every, days))
     if but_rare:
-        days = days[~np.isin(weekday(days * DAY), np.flatnonzero(seen <= _RARE * len(days)))]
+        shares = seen / np.maximum(steps, 1)
+        rare = np.flatnonzero(shares <= _RARE * shares.max())
+        days = days[~np.isin(weekday(days * DAY), rare)]
         seen = np.bincount(weekday(days * DAY), minlength=7)
     empty = 1 - len(days) / (steps[seen > 0].sum() + 1)
     never = {day for day in range(7) if steps[day] and not seen[day]}

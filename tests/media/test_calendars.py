@@ -146,7 +146,9 @@ def test_one_calendar_has_several_names(one, other):
 
 
 def test_a_change_of_distance_is_told():
-    quarters = pd.date_range("1970-01-01", "1978-10-01", freq="QS").map(pd.offsets.BDay().rollforward)
+    quarters = pd.date_range("1970-01-01", "1978-10-01", freq="QS").map(
+        pd.offsets.BDay().rollforward
+    )
     found = table(quarters.union(pd.bdate_range("1979-01-01", periods=3000)))
     assert found.grid.frequency == "B"
     assert "from 1970-01-01 to 1979-01-01 rows are about 65 steps apart" in found.notes[-1]

@@ -145,7 +145,9 @@ def test_years_are_from_1_to_9999(year):
     for given in (days.astype("datetime64[s]"), days.astype(str)):
         grid = read_table(frame().assign(date=given)).grid
         assert grid.frequency == "D" and str(grid.after(1)[0])[:10] == f"{year:04}-01-11"
-    years = read_table(frame().assign(date=np.arange(year, year + 10)).rename(columns={"date": "year"}))
+    years = read_table(
+        frame().assign(date=np.arange(year, year + 10)).rename(columns={"date": "year"})
+    )
     assert years.grid.frequency == "YS-JAN" and years.grid.after(2)[1].year == year + 11
 
 
@@ -197,7 +199,10 @@ def bad_files():
     yield ["date,v,v", *(f"{line},1" for line in good)], "two columns are called 'v'"
     yield ["date,v", *(f"{line},1" for line in good)], "cannot be read as a table"
     yield ["unique_id,ds,y", f"a,{good[0]}", f",{good[1]}"], "line 3, column 'unique_id' is empty"
-    yield ["date,v", *(f"0{day}/0{day % 2 + 1}/2026,1" for day in range(1, 9))], "day/month/year or month/day"
+    yield (
+        ["date,v", *(f"0{day}/0{day % 2 + 1}/2026,1" for day in range(1, 9))],
+        "day/month/year or month/day",
+    )
     yield ["date,v", "01/02/2026,1", "01/03/2026,1", "31/31/2026,1"], "line 4, column 'date'"
     yield ["date,v", "2026-01-01 00:00Z,1", "2026-01-01 01:00,2"], "line 3, .* has no offset"
     hours = [f"2026-10-25 {hour:02}:00,1" for hour in (0, 1, 2, 2, 3)]

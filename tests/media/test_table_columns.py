@@ -49,7 +49,7 @@ def test_other_names_are_found_by_content(names):
 
 def test_several_readings_are_refused_with_the_option_that_settles_it():
     two_values = long(("shop", "day", "x"), z=1.0)
-    with pytest.raises(InputError, match="several columns may be the values.*: x, z") as refused:
+    with pytest.raises(InputError, match=r"several columns may be the values.*: x, z") as refused:
         read_table(two_values)
     assert refused.value.hint == "--target x"
     assert read_table(two_values, TableOptions(target="z")).columns[2] == "z"
@@ -60,7 +60,9 @@ def test_several_readings_are_refused_with_the_option_that_settles_it():
     table = read_table(nested, TableOptions(id_column="store,item"))
     assert table.names == ("1/7", "1/8", "2/7", "2/8")
     either = long(("k", "date", "sales"), ("p", "q"))
-    either["m"] = np.where(np.arange(60) % 30 < 15, either["k"], either["k"].map({"p": "q", "q": "p"}))
+    either["m"] = np.where(
+        np.arange(60) % 30 < 15, either["k"], either["k"].map({"p": "q", "q": "p"})
+    )
     with pytest.raises(InputError, match="several columns may be names of series: k, m"):
         read_table(either)
     with pytest.raises(InputError, match="is there twice, first in row 0") as refused:

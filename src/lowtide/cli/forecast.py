@@ -21,8 +21,8 @@ Data = Annotated[
     typer.Argument(
         metavar="DATA",
         help=(
-            "CSV (.gz, .zip), Excel or Parquet; - is standard input. Wide: a column of dates and one"
-            " for each series. Long: one of names of series, one of dates, one of values."
+            "CSV (.gz, .zip), Excel or Parquet; - is standard input. Wide: a column of dates and"
+            " one for each series. Long: one of names of series, one of dates, one of values."
         ),
     ),
 ]

@@ -347,8 +347,8 @@ def require_outputs(
     wanted = [*files, *named_outputs(plot)]
     for path in wanted:
         require_output(path, force=force)
-    files = isinstance(data, str | Path) and not is_stdin(data)
-    require_distinct(wanted, [Path(data)] if files else [])
+    inputs = [Path(data)] if isinstance(data, str | Path) and not is_stdin(data) else []
+    require_distinct(wanted, inputs)
     if plot is not None:
         require_figure_name(Path(plot))
     return wanted

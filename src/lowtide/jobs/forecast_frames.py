@@ -47,9 +47,7 @@ def quantile_frame(
     return frame
 
 
-def sample_frame(
-    table: TimeTable, stamps: Sequence[pd.Index], paths: np.ndarray
-) -> pd.DataFrame:
+def sample_frame(table: TimeTable, stamps: Sequence[pd.Index], paths: np.ndarray) -> pd.DataFrame:
     """Return one row for each series and step, and a column for each of ``paths`` [S, H, D].
 
     ``stamps`` [D][H] are those of the steps of each series.

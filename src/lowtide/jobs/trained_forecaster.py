@@ -130,9 +130,7 @@ class TrainedForecaster:
         """Steps before an origin that a forecast needs."""
         return max(self.ridge.context, self.denoiser.config.look_back)
 
-    def read_table(
-        self, data: str | Path | pd.DataFrame, options: TableOptions
-    ) -> TimeTable:
+    def read_table(self, data: str | Path | pd.DataFrame, options: TableOptions) -> TimeTable:
         """Read the trained series of a table; raises as `require_table` and `media.read_table`."""
         if options.columns and set(options.columns) != set(self.facts.columns):
             raise UsageError(

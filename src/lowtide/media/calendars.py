@@ -19,6 +19,7 @@ from lowtide.core.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pandas.tseries.offsets import BaseOffset
 
 SECOND = 1_000_000
 MINUTE, HOUR, DAY = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND
@@ -26,7 +27,7 @@ WEEK, WEEKDAYS = 7 * DAY, ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _UNITS = {"D": DAY, "h": HOUR, "min": MINUTE, "s": SECOND, "ms": 1000, "us": 1}
 _LONGEST_SEASON, _WORKING = 336, (0, 1, 2, 3, 4)
-_EVERY = tuple(range(7))
+_EVERY: tuple[int, ...] = tuple(range(7))
 # Places in a month, with pandas' names of steps of a month, a quarter and a year.
 PLACES = {
     "start": ("MS", "QS", "YS"),
@@ -59,9 +60,9 @@ class Steps:
     def name(self) -> str:
         """The name that ``--frequency`` takes."""
         if self.step % WEEK == 0:
-            day = WEEKDAYS[self.weekdays[0]].upper()
+            day = f"-{WEEKDAYS[self.weekdays[0]].upper()}" if len(self.weekdays) == 1 else ""
             count = self.step // WEEK
-            return f"{count if count > 1 else ''}W" + (f"-{day}" if len(self.weekdays) == 1 else "")
+            return f"{count if count > 1 else ''}W{day}"
         if self.step == DAY and self.weekdays == _WORKING:
             return "B"
         days = [WEEKDAYS[day] for day in self.weekdays] if self.weekdays != _EVERY else []
@@ -243,7 +244,7 @@ class Named:
     """Another calendar of pandas, such as ``SMS`` or ``WOM-3FRI``."""
 
     name: str
-    offset: pd.DateOffset = field(compare=False)
+    offset: BaseOffset = field(compare=False)
 
     def anchored(self, rows: np.ndarray) -> Named:
         """Return the calendar."""
@@ -319,7 +320,9 @@ def calendar_of(name: str) -> Calendar:
     if count and anchor is None and (unit := _UNITS.get(base)):
         return Steps(count * unit)
     try:
-        offset = pd.tseries.frequencies.to_offset(f"{found[1]}{base}" + (f"-{anchor}" * bool(anchor)))
+        offset = pd.tseries.frequencies.to_offset(
+            f"{found[1]}{base}" + (f"-{anchor}" * bool(anchor))
+        )
     except ValueError as error:
         raise _unknown(name) from error
     if offset is None or isinstance(offset, pd.tseries.offsets.Tick) or not count:
@@ -331,9 +334,7 @@ def _unknown(name: str) -> UsageError:
     return UsageError(f"frequency {name!r} is unknown", hint=_HINT)
 
 
-def _within_weeks(
-    name: str, ticks: list[str], days: tuple[int, ...], times: list[str]
-) -> Calendar:
+def _within_weeks(name: str, ticks: list[str], days: tuple[int, ...], times: list[str]) -> Calendar:
     """Return steps of some days of the week, at some times of the day."""
     found = calendar_of(ticks[0]) if len(ticks) == 1 else None
     if not isinstance(found, Steps) or DAY % found.step or found.weekdays != _EVERY:

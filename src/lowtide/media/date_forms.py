@@ -128,7 +128,9 @@ def _days(parts: pd.DataFrame) -> np.ndarray:
         day = _int(parts["day"])
     absent |= (month < 1) | (month > 12) | (day < 1) | (year < 1)
     months = (year - 1970) * 12 + np.clip(month, 1, 12) - 1
-    start, after = (one.astype("datetime64[M]").astype("datetime64[D]") for one in (months, months + 1))
+    start, after = (
+        one.astype("datetime64[M]").astype("datetime64[D]") for one in (months, months + 1)
+    )
     days = start.astype(np.int64) + day - 1
     absent |= days >= after.astype(np.int64)
     if "ordinal" in parts:
@@ -151,6 +153,4 @@ def _int(texts: pd.Series) -> np.ndarray:
 
 def _month(name: str) -> int:
     """Return the month of a name, or 0."""
-    return next(
-        (number for number, starts in enumerate(_MONTHS, 1) if re.match(starts, name)), 0
-    )
+    return next((number for number, starts in enumerate(_MONTHS, 1) if re.match(starts, name)), 0)

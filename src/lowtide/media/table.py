@@ -274,7 +274,9 @@ def _on_grid(
     if options.consecutive:
         if not found.stamps.counted:
             ends = " to ".join(str(one) for one in index_of(stamps[[0, -1]])) if len(stamps) else ""
-            notes.append(f"rows are counted, whatever their distance: {ends} are 1 to {len(stamps)}")
+            notes.append(
+                f"rows are counted, whatever their distance: {ends} are 1 to {len(stamps)}"
+            )
         stamps = np.arange(1, len(stamps) + 1)
         wide = wide.set_axis(stamps, axis=0)
     counted = found.stamps.counted or options.consecutive

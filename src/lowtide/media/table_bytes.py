@@ -1,4 +1,4 @@
-"""Bytes of table files: plain or packed files, standard input, and what their text is encoded in."""
+"""Bytes of table files: plain or packed files, standard input, and the encoding of their text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class TableBytes:
         if str(path) == STDIN:
             return cls(path, "", _bounded(path, sys.stdin.buffer, room))
         if str(path).startswith(("http:/", "https:/", "s3:/", "ftp:/")):
-            raise InputError(f"{path}: addresses are not fetched", hint="download it and name the file")
+            raise InputError(
+                f"{path}: addresses are not fetched", hint="download it and name the file"
+            )
         size, suffix = require_input(path).st_size, path.suffix.lower()
         if suffix in _HINTS:
             raise InputError(f"{path}: tables are not read as {suffix}", hint=_HINTS[suffix])
@@ -95,7 +97,7 @@ class TableBytes:
         return self.path.open("rb") if self.held is None else io.BytesIO(self.held)
 
     def encoding(self) -> str:
-        """Return what the text is encoded in: UTF-8, UTF-16, or Windows-1252 where it is neither."""
+        """Return the encoding of the text: UTF-8, UTF-16, or Windows-1252 where it is neither."""
         with self.open() as file:
             start = file.read(4096)
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -125,7 +127,7 @@ def require_room(path: Path, room: int, size: str, needed: int) -> None:
         )
 
 
-def _bounded(path: Path, file: IO[bytes], room: int) -> bytes:
+def _bounded(path: Path, file: IO[bytes] | gzip.GzipFile, room: int) -> bytes:
     """Read bytes that are not known beforehand, and no more than there is room for."""
     most = min(room // BYTES_PER_BYTE, sys.maxsize - 1)
     parts, size = [], 0

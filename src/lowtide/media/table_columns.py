@@ -29,10 +29,32 @@ LONG = (
     ("item_id", "timestamp", "target"),
     ("id", "timestamp", "target"),
 )
-STAMPS = ("date", "ds", "timestamp", "datetime", "time", "year", "month", "day", "period", "quarter")
+STAMPS = (
+    "date",
+    "ds",
+    "timestamp",
+    "datetime",
+    "time",
+    "year",
+    "month",
+    "day",
+    "period",
+    "quarter",
+)
 _IDS = ("unique_id", "item_id", "series_id", "id", "series", "symbol", "ticker", "store", "shop")
 _IDS += ("item", "sku", "product", "country", "region", "station", "sensor", "location", "name")
-_VALUES = ("y", "target", "value", "sales", "close", "price", "demand", "load", "quantity", "amount")
+_VALUES = (
+    "y",
+    "target",
+    "value",
+    "sales",
+    "close",
+    "price",
+    "demand",
+    "load",
+    "quantity",
+    "amount",
+)
 # Columns that are a date or a time together.
 _PARTS = (("month", "quarter", "week"), ("day",), ("hour", "time"))
 # What pandas calls a column of a CSV that has no name, such as an index that was written.
@@ -40,6 +62,8 @@ _NAMELESS = re.compile(r"Unnamed: \d+")
 _MOST_NAMES, _STEP = 12, "step"
 # Rows of a series, on average, of which there are several.
 _FEWEST_ROWS = 2
+# Rows at a stamp, on average, of which numbers may be names of series: fewer are rows twice.
+_MANY_ROWS = 1.5
 
 
 @dataclass(frozen=True)
@@ -136,9 +160,7 @@ def _time_columns(
     return [chosen, *_parts_of(source.frame, chosen, names)]
 
 
-def _dates_by_content(
-    source: TableSource, names: list[str], options: TableOptions
-) -> str | None:
+def _dates_by_content(source: TableSource, names: list[str], options: TableOptions) -> str | None:
     """Return the first column, or where it has no dates the only one that has."""
     first = names[0]
     if re.match(r"\d{1,4}[-/.]\d", first):
@@ -148,11 +170,13 @@ def _dates_by_content(
     with_dates = [
         name
         for name in names[1:]
-        if not _is_numeric(source.frame[name]) and reads_as_stamps(source.text([name])[name], options)
+        if not _is_numeric(source.frame[name])
+        and reads_as_stamps(source.text([name])[name], options)
     ]
     if len(with_dates) > 1:
         raise InputError(
-            f"several columns are of dates: {few(with_dates)}", hint=f"--time-column {with_dates[0]}"
+            f"several columns are of dates: {few(with_dates)}",
+            hint=f"--time-column {with_dates[0]}",
         )
     if with_dates:
         return with_dates[0]
@@ -174,9 +198,7 @@ def _parts_of(frame: pd.DataFrame, time: str, names: list[str]) -> list[str]:
     return [part for part in parts if part]
 
 
-def _stamps_of(
-    source: TableSource, time: list[str], options: TableOptions
-) -> tuple[Stamps, str]:
+def _stamps_of(source: TableSource, time: list[str], options: TableOptions) -> tuple[Stamps, str]:
     """Return the stamps of the rows, and the name of their column."""
     import pandas as pd
 
@@ -223,11 +245,14 @@ def _series_columns(
     counts = [name for name in names if name not in [*named, *text] and _may_name(frame[name])]
     # As they are written: 01 and 1 are two names.
     frame = source.text([*named, *text, *counts])
+    distinct, times = np.unique(stamps.numbers, return_counts=True)
     for group in ([*named, *text], counts):
         working = [name for name in group if _is_series(frame[name], stamps)]
         # As few names as there can be: amounts may differ at each stamp, and are many.
-        fewest = int(np.unique(stamps.numbers, return_counts=True)[1].max())
-        working = [name for name in working if frame[name].nunique() == fewest] or working
+        few_names = [name for name in working if frame[name].nunique() == times.max()]
+        often = len(stamps.numbers) >= _MANY_ROWS * len(distinct)
+        working = few_names if few_names or group is counts else working
+        working = working if often or group is not counts else []
         kinds = {tuple(pd.factorize(frame[name])[0].tolist()): name for name in reversed(working)}
         if len(kinds) == 1:
             return [working[0]]

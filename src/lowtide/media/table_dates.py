@@ -161,7 +161,6 @@ def _local_stamps(
     column: pd.Series, cells: pd.Series, codes: np.ndarray, options: TableOptions
 ) -> tuple[np.ndarray, list[str]]:
     """Return the stamps of distinct cells, by their codes, where they were written, and notes."""
-    import pandas as pd
 
     if options.date_format is not None:
         return _by_format(column, cells, options.date_format)[codes], []
@@ -225,7 +224,7 @@ def _by_format(column: pd.Series, cells: pd.Series, form: str) -> np.ndarray:
     made = np.full(len(cells), NOT_A_TIME)
     for place, cell in enumerate(cells):
         try:
-            found = datetime.datetime.strptime(cell, form)  # noqa: DTZ007  (zones are apart)
+            found = datetime.datetime.strptime(cell, form)
         except ValueError as error:
             if "directive" in str(error) or "stray" in str(error):
                 raise UsageError(
@@ -315,9 +314,9 @@ def _kind_of_numbers(name: str, found: np.ndarray, text: pd.Series) -> str:
     for unit, least in (("s", 1e8), ("ms", 1e11), ("us", 1e14), ("ns", 1e17)):
         if least <= low and high < 1e11 * least / 1e8 and (whole or unit == "s"):
             return unit
-    if 25_569 <= low and high <= 73_050:
+    if low >= 25_569 and high <= 73_050:
         return "excel"
-    if whole and 1000 <= low and high <= 2999 and text.str.fullmatch(r"\d{4}(?:\.0+)?").all():
+    if whole and low >= 1000 and high <= 2999 and text.str.fullmatch(r"\d{4}(?:\.0+)?").all():
         return "year"
     return "step"
 
@@ -349,7 +348,9 @@ def _from_utc(
     """Return stamps of UTC: as days of a zone that they are all midnights of, or as they are."""
     zone = options.timezone
     if zone is None and (found := zone_of_midnights(utc)):
-        said = f"stamps are midnights of {found}, or of a zone with the same clock, and count as days"
+        said = (
+            f"stamps are midnights of {found}, or of a zone with the same clock, and count as days"
+        )
         return Stamps(in_zone(utc, found), zone=Zone(found, written), notes=[*notes, said])
     if zone is not None:
         local = in_zone(utc, zone)
@@ -361,9 +362,7 @@ def _from_utc(
     return Stamps(utc, zone=Zone("UTC", written), notes=notes if quiet else [*notes, said])
 
 
-def _zoned(
-    column: pd.Series, local: np.ndarray, options: TableOptions, notes: list[str]
-) -> Stamps:
+def _zoned(column: pd.Series, local: np.ndarray, options: TableOptions, notes: list[str]) -> Stamps:
     """Return stamps without a zone, or of the one that is asked for."""
     if options.timezone is None:
         return Stamps(local, notes=notes)
@@ -373,7 +372,9 @@ def _zoned(
         return Stamps(local, zone=Zone(zone, zone), notes=[*notes, said])
     utc = to_utc(local, zone)
     _require(column, utc, utc != NOT_A_TIME, f"no time of {zone}, whose clock skips it")
-    said = f"stamps are of {zone} and were converted to UTC, whose hours count; results are in {zone}"
+    said = (
+        f"stamps are of {zone} and were converted to UTC, whose hours count; results are in {zone}"
+    )
     return Stamps(utc, zone=Zone("UTC", of_zone(zone)), notes=[*notes, said])
 
 
@@ -411,9 +412,7 @@ def _evenly_spaced(stamps: np.ndarray) -> bool:
         return False
 
 
-def _require(
-    column: pd.Series, found: np.ndarray, good: np.ndarray, what: str = "no date"
-) -> None:
+def _require(column: pd.Series, found: np.ndarray, good: np.ndarray, what: str = "no date") -> None:
     """Name the first cell that is no date."""
     if not good.all():
         row = int((~good).argmax())

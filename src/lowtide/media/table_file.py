@@ -132,7 +132,6 @@ def _excel(source: TableBytes) -> TableSource:
 
 def _csv(source: TableBytes, decimal: str | None) -> TableSource:
     """Read a text file, and again what of it is wanted as text."""
-    import pandas as pd
 
     layout = _Layout.of(source)
     _require_distinct(layout)
@@ -242,8 +241,7 @@ class _Layout:
             for cells in reader:
                 if len(cells) > len(header):
                     return (
-                        f"line {last + 1} has {len(cells):,} cells, and the header"
-                        f" {len(header):,}"
+                        f"line {last + 1} has {len(cells):,} cells, and the header {len(header):,}"
                     )
                 last = reader.line_num
         return "a quote is opened and never closed"

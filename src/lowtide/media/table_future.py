@@ -12,7 +12,7 @@ from lowtide.media.table_columns import few
 
 # Names of what is forecast, beside which columns that go on are known ahead.
 _FORECAST = ("y", "target", "value", "sales", "demand", "load")
-_FEWEST_KNOWN = 2
+_MOST_OF_SWITCH = 2
 
 
 @dataclass(frozen=True)
@@ -47,33 +47,46 @@ def find_future(
     ends, rows = ends_of(values), len(values)
     if known:
         places = [names.index(name) for name in known]
-        for place in places:
-            if not np.isfinite(values[:, place]).all():
-                row = int((~np.isfinite(values[:, place])).argmax())
-                raise InputError(
-                    f"column {shown(names[place])}, which is known ahead, has no value at step"
-                    f" {row + 1:,} of {rows:,}",
-                    hint="fill it, or leave it out of --known",
-                )
+        _require_complete(values, names, places)
         others = [place for place in range(len(names)) if place not in places]
         return _with_words(Future(int(ends[others].max(initial=0)), places), names, rows)
-    complete = np.isfinite(values).all(axis=0)
-    wanted = [names.index(name) for name in asked] if asked else []
+    complete = np.asarray(np.isfinite(values).all(axis=0))
+    wanted = [names.index(name) for name in asked]
     if wanted:
         last = int(ends[wanted].max())
-        places = [p for p in range(len(names)) if p not in wanted and complete[p] and last < rows]
-        return _with_words(Future(last, places), names, rows)
-    late, early = np.flatnonzero(complete), np.flatnonzero(ends < rows)
+        late = [place for place in np.flatnonzero(complete).tolist() if place not in wanted]
+        return _with_words(Future(last, late if last < rows else []), names, rows)
+    return _with_words(_by_content(values, names, complete), names, rows)
+
+
+def _by_content(values: np.ndarray, names: Sequence[str], complete: np.ndarray) -> Future:
+    """Return what is known ahead where nothing is asked for.
+
+    Columns that all end together, beside others without a hole, leave rows of the future: where the
+    others are switches, such as holidays, or those that end have names of what is forecast.
+    """
+    ends, rows = ends_of(values), len(values)
+    late, early = np.flatnonzero(complete).tolist(), np.flatnonzero(ends < rows).tolist()
     last = int(ends[early].max(initial=0))
-    together = len(early) and (ends[early] == last).all() and last >= rows / 2
-    if not len(late) or not together or len(late) + len(early) < len(names):
-        return _with_words(Future(int(ends.max(initial=0))), names, rows)
-    switches = all(len(np.unique(values[:, place])) <= _FEWEST_KNOWN for place in late)
+    together = early and (ends[early] == last).all() and last >= rows / 2
+    if not late or not together or len(late) + len(early) < len(names):
+        return Future(int(ends.max(initial=0)))
+    switches = all(len(np.unique(values[:, place])) <= _MOST_OF_SWITCH for place in late)
     if switches or all(names[place].lower() in _FORECAST for place in early):
-        return _with_words(Future(last, late.tolist()), names, rows)
-    later = ",".join(names[place] for place in late)
-    hint = f"some go on after the others; if they are known ahead: --known {shorten(later)}"
-    return Future(rows, notes=[hint])
+        return Future(last, late)
+    later = shorten(",".join(names[place] for place in late))
+    return Future(rows, notes=[f"some go on after the others; if known ahead: --known {later}"])
+
+
+def _require_complete(values: np.ndarray, names: Sequence[str], places: list[int]) -> None:
+    for place in places:
+        missing = ~np.isfinite(values[:, place])
+        if missing.any():
+            raise InputError(
+                f"column {shown(names[place])}, which is known ahead, has no value at step"
+                f" {int(missing.argmax()) + 1:,} of {len(values):,}",
+                hint="fill it, or leave it out of --known",
+            )
 
 
 def find_shared(
@@ -100,7 +113,9 @@ def find_shared(
             others.append(name)
     notes = [known_words(list(found))] if found else []
     if others:
-        notes.append(f"columns that are not one for all series at each step, not used: {few(others)}")
+        notes.append(
+            f"columns that are not one for all series at each step, not used: {few(others)}"
+        )
     return found, notes
 
 

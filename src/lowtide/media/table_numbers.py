@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from lowtide.core.errors import InputError, shown
 from lowtide.media.table_rows import RowError
 

@@ -59,7 +59,10 @@ def empty_steps(grid: TimeGrid, present: np.ndarray) -> list[str]:
         return []
     share = missing / len(present)
     large = f" ({share:.0%} of {len(present):,})" if share > _LARGE_SHARE else ""
-    return [f"{missing:,} steps{large} without a row count as missing values", *_others(grid, present)]
+    return [
+        f"{missing:,} steps{large} without a row count as missing values",
+        *_others(grid, present),
+    ]
 
 
 def moved_rows(
@@ -118,7 +121,7 @@ def remarks(values: np.ndarray, present: np.ndarray, names: Sequence[str]) -> li
     if inside:
         notes.append(f"{inside:,} cells without a value, between others, count as missing")
     for steps, words in zip(holes, ("begin later than the table", "end before it"), strict=True):
-        ragged = [f"{names[one]} by {steps[one]:,}" for one in np.flatnonzero(steps)]
+        ragged = [f"{names[one]} by {steps[one]:,}" for one in np.flatnonzero(steps).tolist()]
         if ragged:
             notes.append(f"{len(ragged):,} series {words}, in steps: {few(ragged)}")
     constant = np.nanmax(values, axis=0) == np.nanmin(values, axis=0)

@@ -50,12 +50,13 @@ def to_utc(local: np.ndarray, zone: str) -> np.ndarray:
     import pandas as pd
 
     index = pd.DatetimeIndex(local.astype("datetime64[us]"))
-    unclear = index.tz_localize(zone, ambiguous="NaT", nonexistent="shift_forward").isna()
+    clear = index.tz_localize(zone, ambiguous="NaT", nonexistent="shift_forward")
+    unclear = np.asarray(clear.isna())
     moves = np.diff(local, prepend=local[:1] - DAY)
     # Rows of several series at one time are no repeated hour.
     several = ((moves == 0) & ~unclear).any()
     first, second = np.ones(len(local), bool), False
-    for place in np.flatnonzero(unclear):
+    for place in np.flatnonzero(unclear).tolist():
         back = -2 * HOUR < moves[place] < 0 or (moves[place] == 0 and not several)
         if not back and (abs(moves[place]) > 2 * HOUR or not unclear[place - 1]):
             second = False

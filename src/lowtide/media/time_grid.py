@@ -22,7 +22,6 @@ from lowtide.media.calendars import (
     Calendar,
     Counted,
     Months,
-    Named,
     Steps,
     calendar_of,
     microseconds,
@@ -89,8 +88,9 @@ class TimeGrid:
     @property
     def steps_per_day(self) -> int | None:
         """Steps of a day; None where a day is no whole number of them."""
-        whole = isinstance(self.calendar, Steps) and not DAY % self.calendar.step
-        return DAY // self.calendar.step if whole else None
+        if not isinstance(self.calendar, Steps) or DAY % self.calendar.step:
+            return None
+        return DAY // self.calendar.step
 
     def phases(self, stamps: pd.Index | None = None) -> np.ndarray:
         """Return the phase of stamps in their season, from 0: the hour of day, weekday or month."""
@@ -109,7 +109,9 @@ class TimeGrid:
         ahead = self.calendar.following(last, steps - len(inside))
         numbers = np.concatenate([inside, ahead])
         if not isinstance(self.calendar, Counted) and month_of(numbers[-1:])[0] // 12 > 8029:
-            raise InputError(f"{steps:,} steps after {self.stamps[end - 1]:%Y-%m-%d} end after 9999")
+            raise InputError(
+                f"{steps:,} steps after {self.stamps[end - 1]:%Y-%m-%d} end after 9999"
+            )
         return index_of(numbers, self.calendar)
 
     def with_zone(self, stamps: pd.Index) -> pd.Index:
@@ -118,8 +120,9 @@ class TimeGrid:
             return stamps
         import pandas as pd
 
+        first = np.ones(len(stamps), bool)  # of an hour that a clock repeats
         local = pd.DatetimeIndex(stamps).tz_localize(
-            self.zone.reckoned, ambiguous=True, nonexistent="shift_forward"
+            self.zone.reckoned, ambiguous=first, nonexistent="shift_forward"
         )
         return local.tz_convert(self.zone.written)
 
@@ -218,7 +221,7 @@ def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
             if len(often) > 1:
                 yield Steps(DAY, often)
     yield from _months(rows)
-    stamps = index_of(rows)
+    stamps = pd.DatetimeIndex(index_of(rows))
     if stamps.dtype != "datetime64[ns]":
         return  # pandas' own calendars are of the years that it has nanoseconds for
     with warnings.catch_warnings():
@@ -289,7 +292,7 @@ def _irregular(stamps: pd.Index, rows: np.ndarray, given: Calendar | None) -> st
     values, counts = np.unique(distances, return_counts=True)
     usual, least = int(values[counts.argmax()]), int(np.gcd.reduce(distances))
     usual = least if given is None and least == values[0] else usual
-    wanted = f"{given.name} steps" if given else f"evenly spaced"
+    wanted = f"{given.name} steps" if given else "evenly spaced"
     off = _first_off(rows, given, usual)
     if off is None:
         share = len(rows) / max(1, (int(rows[-1]) - int(rows[0])) / usual)

@@ -102,8 +102,8 @@ def test_yes_and_no_are_one_and_zero(tmp_path):
     table = read_table(path)
     np.testing.assert_array_equal(table.values[:, 0], np.arange(30) % 7 > 0)
     np.testing.assert_array_equal(table.values[:, 1], np.arange(30) % 2 == 0)
-    frame = pd.DataFrame({"date": DAYS, "holiday": DAYS.weekday > 4})
-    np.testing.assert_array_equal(read_table(frame).values[:, 0], DAYS.weekday > 4)
+    frame = pd.DataFrame({"date": DAYS, "holiday": DAYS.day_of_week > 4})
+    np.testing.assert_array_equal(read_table(frame).values[:, 0], DAYS.day_of_week > 4)
 
 
 def test_words_for_no_value_are_missing_and_told(tmp_path):

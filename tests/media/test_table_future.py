@@ -19,10 +19,10 @@ def plan(**columns):
 
 @pytest.mark.parametrize("options", [{}, {"columns": ("load",)}, {"target": "load"}])
 def test_rows_of_the_future_are_forecast_and_their_columns_known(options):
-    table = read_table(plan(holiday=STAMPS.weekday > 4), TableOptions(**options))
+    table = read_table(plan(holiday=STAMPS.day_of_week > 4), TableOptions(**options))
     assert (table.names, table.values.shape) == (("load",), (40, 1))
     assert table.known_names == ("holiday",)
-    np.testing.assert_array_equal(table.known[:, 0], STAMPS.weekday > 4)
+    np.testing.assert_array_equal(table.known[:, 0], STAMPS.day_of_week > 4)
     assert table.grid.after(1)[0] == STAMPS[40]
     assert "10 rows after the last value are the future" in table.notes
     assert any("known ahead: holiday" in note for note in table.notes)
@@ -64,11 +64,11 @@ def test_series_that_end_earlier_stay_series():
 
 def test_a_long_table_knows_what_is_alike_for_all():
     parts = [
-        plan(holiday=STAMPS.weekday > 4, price=k).assign(unique_id=name)
+        plan(holiday=STAMPS.day_of_week > 4, price=k).assign(unique_id=name)
         for k, name in enumerate("ab")
     ]
     long = pd.concat(parts).rename(columns={"date": "ds", "load": "y"})
     table = read_table(long)
     assert table.values.shape == (40, 2) and table.known_names == ("holiday",)
-    np.testing.assert_array_equal(table.known[:, 0], STAMPS.weekday > 4)
+    np.testing.assert_array_equal(table.known[:, 0], STAMPS.day_of_week > 4)
     assert any("not one for all series at each step, not used: price" in one for one in table.notes)

@@ -110,7 +110,7 @@ def test_options_of_reading_are_the_same_for_forecasts_and_backtests(tmp_path):
     days, path = pd.date_range("2025-01-01", periods=200, tz="Europe/Berlin"), tmp_path / "t.csv"
     midnights = days.tz_convert("UTC").strftime("%d/%m/%Y %H:%M:%SZ")
     values = [f"1.{100 + k % 7 * 10},{k % 10}" for k in range(200)]
-    rows = [f"{one};0{k // 100};{value}" for k, (one, value) in enumerate(zip(midnights, values))]
+    rows = [f"{midnights[k]};0{k // 100};{values[k]}" for k in range(200)]
     path.write_text("when;shop;sold\n" + "\n".join(rows))
     words = ["--time-column", "when", "--id-column", "shop", "--target", "sold", "--day-first"]
     words += ["--decimal", ",", "--timezone", "Europe/Berlin", "--season", "7", "--horizon", "2"]
@@ -119,7 +119,7 @@ def test_options_of_reading_are_the_same_for_forecasts_and_backtests(tmp_path):
     assert done.exit_code == 0, done.output
     out = pd.read_csv(tmp_path / "out.csv", dtype=str)
     assert list(out)[:2] == ["shop", "when"] and set(out["shop"]) == {"00", "01"}
-    assert list(out["when"][out["shop"] == "01"])[0] == "2025-07-20 00:00:00+02:00"
+    assert out["when"][out["shop"] == "01"].iloc[0] == "2025-07-20 00:00:00+02:00"
     done = run("backtest", path, *words, "--json")
     assert done.exit_code == 0, done.output
     refused = run("forecast", path, "--horizon", 2, "--decimal", ";")

@@ -6,7 +6,7 @@ import pytest
 pd = pytest.importorskip("pandas")
 
 from lowtide.core.errors import InputError, UsageError  # noqa: E402
-from lowtide.media.calendars import calendar_of  # noqa: E402
+from lowtide.media.calendar_names import calendar_of  # noqa: E402
 from lowtide.media.table import read_table  # noqa: E402
 from lowtide.media.table_options import TableOptions  # noqa: E402
 
@@ -84,7 +84,9 @@ def test_a_day_that_is_missing_by_chance_is_open():
 
 def test_closed_hours_are_in_no_forecast():
     hours = pd.date_range("2021-01-01", periods=24 * 60, freq="h")
-    market = hours[(hours.day_of_week < 5) & (hours.hour >= 9) & (hours.hour < 17) & (hours.hour != 12)]
+    market = hours[
+        (hours.day_of_week < 5) & (hours.hour >= 9) & (hours.hour < 17) & (hours.hour != 12)
+    ]
     name = "h Mon Tue Wed Thu Fri 09:00-11:00 13:00-16:00"
     for told in (None, name):
         found = table(market, told)

@@ -73,6 +73,13 @@ def test_several_readings_are_refused_with_the_option_that_settles_it():
             read_table(two_values, TableOptions(**options))
 
 
+def test_series_of_a_long_table_are_chosen_by_their_names():
+    given = long(("store", "date", "sales"), ("a", "b", "c"))
+    assert read_table(given, TableOptions(columns=("c", "a"))).names == ("c", "a")
+    with pytest.raises(UsageError, match="no series 'd'"):
+        read_table(given, TableOptions(columns=("d",)))
+
+
 def test_two_columns_that_name_the_same_series_are_one_reading():
     table = read_table(long(("symbol", "date", "close"), company=np.repeat(["A Inc", "B Inc"], 30)))
     assert table.columns[0] == "symbol"

@@ -23,8 +23,9 @@ from lowtide.jobs.forecast import (
 )
 from lowtide.jobs.forecast_scores import Scores, load_scoringrules
 from lowtide.jobs.trained_forecaster import TrainedForecaster, without_attention_warnings
-from lowtide.media.table import TimeTable, read_table
+from lowtide.media.table import read_table
 from lowtide.media.table_options import TableKeywords, TableOptions
+from lowtide.media.time_table import TimeTable
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution

@@ -27,10 +27,11 @@ from lowtide.jobs.trained_forecaster import (
     TrainedForecaster,
     without_attention_warnings,
 )
-from lowtide.media.table import TimeTable, read_table
+from lowtide.media.table import read_table
 from lowtide.media.table_bytes import is_stdin
 from lowtide.media.table_options import TableKeywords, TableOptions
-from lowtide.media.table_remarks import listed
+from lowtide.media.table_words import listed
+from lowtide.media.time_table import TimeTable
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster

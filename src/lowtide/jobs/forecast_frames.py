@@ -12,8 +12,8 @@ import numpy as np
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import UsageError
 from lowtide.core.install_hints import install_extra
-from lowtide.media.table import TimeTable
 from lowtide.media.table_file import PARQUET
+from lowtide.media.time_table import TimeTable
 
 if TYPE_CHECKING:
     import pandas as pd

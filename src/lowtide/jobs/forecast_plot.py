@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.figure_file import new_figure, save_figure
-from lowtide.media.table import TimeTable
+from lowtide.media.time_table import TimeTable
 
 if TYPE_CHECKING:
     import pandas as pd

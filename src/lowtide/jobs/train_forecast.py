@@ -17,8 +17,9 @@ from lowtide.jobs.trained_forecaster import (
     standardized,
     without_attention_warnings,
 )
-from lowtide.media.table import TimeTable, read_table
+from lowtide.media.table import read_table
 from lowtide.media.table_options import TableKeywords, TableOptions
+from lowtide.media.time_table import TimeTable
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.ldm4ts.model import LDM4TSModel

@@ -16,9 +16,10 @@ from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, ModelError, UsageError
 from lowtide.core.input_file import exists, is_folder, require_input
 from lowtide.core.schema import SCHEMA_VERSION
-from lowtide.media.calendars import calendar_of
-from lowtide.media.table import TimeTable, read_table
+from lowtide.media.calendar_names import calendar_of
+from lowtide.media.table import read_table
 from lowtide.media.table_options import TableOptions
+from lowtide.media.time_table import TimeTable
 from lowtide.memory.library_memory import require_room_for_libraries
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster

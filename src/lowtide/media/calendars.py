@@ -8,14 +8,11 @@ the 15th of each month, ``Mon Tue Wed`` for these days, ``h Mon Tue 09:00-16:00`
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from lowtide.core.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,9 +22,9 @@ SECOND = 1_000_000
 MINUTE, HOUR, DAY = 60 * SECOND, 3600 * SECOND, 86_400 * SECOND
 WEEK, WEEKDAYS = 7 * DAY, ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
-_UNITS = {"D": DAY, "h": HOUR, "min": MINUTE, "s": SECOND, "ms": 1000, "us": 1}
-_LONGEST_SEASON, _WORKING = 336, (0, 1, 2, 3, 4)
-_EVERY: tuple[int, ...] = tuple(range(7))
+UNITS = {"D": DAY, "h": HOUR, "min": MINUTE, "s": SECOND, "ms": 1000, "us": 1}
+_LONGEST_SEASON, WORKING = 336, (0, 1, 2, 3, 4)
+EVERY: tuple[int, ...] = tuple(range(7))
 # Places in a month, with pandas' names of steps of a month, a quarter and a year.
 PLACES = {
     "start": ("MS", "QS", "YS"),
@@ -35,11 +32,7 @@ PLACES = {
     "first": ("BMS", "BQS", "BYS"),
     "last": ("BME", "BQE", "BYE"),
 }
-_LENGTHS = (1, 3, 12)
-# Names of pandas before 2.2.
-_OLD = {"M": "ME", "BM": "BME", "Q": "QE", "BQ": "BQE", "A": "YE", "Y": "YE", "AS": "YS"}
-_OLD |= {"BA": "BYE", "BAS": "BYS", "H": "h", "T": "min", "S": "s", "L": "ms", "C": "B"}
-_HINT = "--frequency h, 15min, D, B, W, MS, QS-FEB, 'Mon Tue Wed Thu Fri Sat' or another"
+LENGTHS = (1, 3, 12)
 
 
 @dataclass(frozen=True)
@@ -53,19 +46,20 @@ class Steps:
     """
 
     step: int
-    weekdays: tuple[int, ...] = _EVERY
+    weekdays: tuple[int, ...] = EVERY
     times: tuple[int, ...] = ()
 
     @cached_property
     def name(self) -> str:
         """The name that ``--frequency`` takes."""
         if self.step % WEEK == 0:
-            day = f"-{WEEKDAYS[self.weekdays[0]].upper()}" if len(self.weekdays) == 1 else ""
+            days = [WEEKDAYS[day].upper() for day in self.weekdays]
+            day = f"-{days[0]}" if len(days) == 1 else ""
             count = self.step // WEEK
             return f"{count if count > 1 else ''}W{day}"
-        if self.step == DAY and self.weekdays == _WORKING:
+        if self.step == DAY and self.weekdays == WORKING:
             return "B"
-        days = [WEEKDAYS[day] for day in self.weekdays] if self.weekdays != _EVERY else []
+        days = [WEEKDAYS[day] for day in self.weekdays] if self.weekdays != EVERY else []
         if self.step == DAY and days:
             return " ".join(days)
         return " ".join([_tick(self.step), *days, *_spans(self.times, self.step)])
@@ -100,7 +94,7 @@ class Steps:
         return self._open(last + self.step * np.arange(1, raw + 1))[:count]
 
     def _open(self, stamps: np.ndarray) -> np.ndarray:
-        if self.weekdays != _EVERY:
+        if self.weekdays != EVERY:
             stamps = stamps[np.isin(weekday(stamps), self.weekdays)]
         return stamps[np.isin(stamps % DAY, self.times)] if self.times else stamps
 
@@ -144,9 +138,9 @@ class Months:
         if isinstance(self.place, int):
             return f"{self.months if self.months > 1 else ''}MS-{self.place}"
         names = PLACES[self.place]
-        if self.months not in _LENGTHS:
+        if self.months not in LENGTHS:
             return f"{self.months}{names[0]}"
-        name = names[_LENGTHS.index(self.months)]
+        name = names[LENGTHS.index(self.months)]
         if self.months == 1 or self.month is None:
             return name
         month = self.month % self.months
@@ -288,86 +282,6 @@ class Named:
 Calendar = Steps | Months | Counted | Named
 
 
-def calendar_of(name: str) -> Calendar:
-    """Return the calendar of a name; raises `UsageError` for one that is of none."""
-    import pandas as pd
-
-    words = name.split()
-    days = [word for word in words if word[:3].capitalize() in WEEKDAYS and word.isalpha()]
-    if days:
-        rest = [word for word in words if word not in days]
-        times = [word for word in rest if ":" in word]
-        ticks = [word for word in rest if word not in times] or ["D"]
-        places = sorted({WEEKDAYS.index(day[:3].capitalize()) for day in days})
-        if len(words) == 1:
-            return Steps(WEEK, tuple(places))
-        return _within_weeks(name, ticks, tuple(places), times)
-    if len(words) > 1 and all(":" in word for word in words[1:]):
-        return _within_weeks(name, words[:1], _EVERY, words[1:])
-    if name == Counted().name:
-        return Counted()
-    found = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-(\w+))?", name.strip())
-    if found is None:
-        raise _unknown(name)
-    count, base, anchor = int(found[1] or 1), _OLD.get(found[2], found[2]), found[3]
-    if count and base == "W" and (anchor is None or anchor.capitalize() in WEEKDAYS):
-        at = _EVERY if anchor is None else (WEEKDAYS.index(anchor.capitalize()),)
-        return Steps(count * WEEK, at)
-    if count and (months := _months(count, base, anchor)):
-        return months
-    if count == 1 and base == "B" and anchor is None:
-        return Steps(DAY, _WORKING)
-    if count and anchor is None and (unit := _UNITS.get(base)):
-        return Steps(count * unit)
-    try:
-        offset = pd.tseries.frequencies.to_offset(
-            f"{found[1]}{base}" + (f"-{anchor}" * bool(anchor))
-        )
-    except ValueError as error:
-        raise _unknown(name) from error
-    if offset is None or isinstance(offset, pd.tseries.offsets.Tick) or not count:
-        raise _unknown(name)
-    return Named(offset.freqstr, offset)
-
-
-def _unknown(name: str) -> UsageError:
-    return UsageError(f"frequency {name!r} is unknown", hint=_HINT)
-
-
-def _within_weeks(name: str, ticks: list[str], days: tuple[int, ...], times: list[str]) -> Calendar:
-    """Return steps of some days of the week, at some times of the day."""
-    found = calendar_of(ticks[0]) if len(ticks) == 1 else None
-    if not isinstance(found, Steps) or DAY % found.step or found.weekdays != _EVERY:
-        raise _unknown(name)
-    chosen: list[int] = []
-    for span in times:
-        ends = [_time(word) for word in span.split("-")]
-        if None in ends or len(ends) > 2:
-            raise _unknown(name)
-        chosen += range(int(ends[0] or 0), int(ends[-1] or 0) + 1, found.step)
-    return Steps(found.step, days, tuple(chosen) if found.step < DAY else ())
-
-
-def _time(word: str) -> int | None:
-    found = re.fullmatch(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", word)
-    parts = [int(part or 0) for part in found.groups()] if found else []
-    return parts[0] * HOUR + parts[1] * MINUTE + parts[2] * SECOND if parts else None
-
-
-def _months(count: int, base: str, anchor: str | None) -> Months | None:
-    for place, names in PLACES.items():
-        if base not in names:
-            continue
-        length = _LENGTHS[names.index(base)]
-        if base == "MS" and anchor is not None and anchor.isdigit() and 1 <= int(anchor) <= 31:
-            return Months(count, int(anchor))
-        if anchor is None:
-            return Months(count * length, place)
-        if length > 1 and anchor.upper() in MONTHS:
-            return Months(count * length, place, MONTHS.index(anchor.upper()) % length)
-    return None
-
-
 def weekday(stamps: np.ndarray) -> np.ndarray:
     """Return the weekday of stamps, 0 is Monday; the first of 1970 was a Thursday."""
     return (stamps // DAY + 3) % 7
@@ -391,7 +305,7 @@ def clock(time: int) -> str:
 
 def _tick(step: int) -> str:
     """Return the name of a step of one length, in the longest unit that divides it."""
-    unit, length = next(one for one in _UNITS.items() if step % one[1] == 0)
+    unit, length = next(one for one in UNITS.items() if step % one[1] == 0)
     return f"{step // length if step > length else ''}{unit}"
 
 

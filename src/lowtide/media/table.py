@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,100 +11,18 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, shown
 from lowtide.core.install_hints import install_extra
-from lowtide.media.calendars import Counted
-from lowtide.media.table_columns import LONG, STAMPS, Columns, few, find_columns
+from lowtide.media.series_columns import LONG
+from lowtide.media.table_columns import STAMPS, Columns, find_columns
 from lowtide.media.table_dates import Stamps
 from lowtide.media.table_file import TableSource, read_source
-from lowtide.media.table_future import ends_of, find_future, find_shared
+from lowtide.media.table_grid import table_on_grid
 from lowtide.media.table_numbers import is_number_like, numbers
 from lowtide.media.table_options import TableOptions
-from lowtide.media.table_remarks import (
-    empty_steps,
-    listed,
-    moved_rows,
-    remarks,
-    require_one_frequency,
-    require_sizes,
-)
 from lowtide.media.table_rows import RowError
-from lowtide.media.time_grid import TimeGrid, fit_grid, index_of
+from lowtide.media.time_table import TimeTable, place_among
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True)
-class TimeTable:
-    """Several series on one time grid.
-
-    Attributes:
-        grid: Stamps [T], until the last value of any series.
-        values: Values [T, D] in their own units, NaN where there is none.
-        names: Names [D] of the series.
-        columns: Names of the columns of series, stamp and value in a long frame.
-        notes: Sentences on what was read, repaired or left out.
-        known: Values [T + H, K] of columns that are known H steps ahead of the last value.
-        known_names: Names [K] of those.
-        long: Whether the values are one column of a long table.
-        number_ids: Whether results have the names of series as whole numbers.
-    """
-
-    grid: TimeGrid
-    values: np.ndarray
-    names: tuple[str, ...]
-    columns: tuple[str, str, str] = LONG[0]
-    notes: tuple[str, ...] = ()
-    known: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
-    known_names: tuple[str, ...] = ()
-    long: bool = False
-    number_ids: bool = False
-
-    @property
-    def ends(self) -> np.ndarray:
-        """Step [D] after the last value of each series, where its forecast begins."""
-        return ends_of(self.values)
-
-    def index(self, name: str) -> int:
-        """Return the place of a series among the names.
-
-        Raises:
-            UsageError: There is no series of this name.
-        """
-        return _place(name, self.names)
-
-    def place_of_target(self, target: str | None) -> int | None:
-        """Return the place of the one series that is wanted; None for all.
-
-        In a long table the name of the column of values means all; raises as `index`.
-        """
-        if target is None or (self.long and target == self.columns[2] and target not in self.names):
-            return None
-        return self.index(target)
-
-    def ahead(self, steps: int) -> list[pd.Index]:
-        """Return the stamps of ``steps`` [D] after the last value of each series."""
-        made = {end: self.grid.after(steps, end) for end in set(self.ends.tolist())}
-        return [made[end] for end in self.ends.tolist()]
-
-    def only(self, place: int) -> TimeTable:
-        """Return the table of one series."""
-        part = slice(place, place + 1)
-        return replace(self, values=self.values[:, part], names=self.names[part])
-
-    def without(self, left_out: np.ndarray, reason: str) -> TimeTable:
-        """Return the table without the series of a mask [D], and a note that has the reason.
-
-        Raises:
-            InputError: No series is left.
-        """
-        if left_out.all():
-            raise InputError(f"no series is left: all are {reason}")
-        if not left_out.any():
-            return self
-        note = f"left out, {reason}: {listed(self.names, left_out)}"
-        names = tuple(np.array(self.names, object)[~left_out].tolist())
-        values, notes = self.values[:, ~left_out], (*self.notes, note)
-        return replace(self, values=values, names=names, notes=notes)
 
 
 def read_table(
@@ -193,7 +109,7 @@ def _read(source: TableSource, options: TableOptions) -> TimeTable:
     if missing:
         words = ", ".join(shown(word) for word, _ in missing.most_common(5))
         notes.append(f"{missing.total():,} cells count as missing: {words}")
-    return _on_grid(wide, source, found, options, notes)
+    return table_on_grid(wide, source, found, options, notes)
 
 
 def _wide(
@@ -208,7 +124,7 @@ def _wide(
     chosen = [*wanted, *options.known, *([options.target] if options.target else [])]
     chosen = list(dict.fromkeys(chosen))
     for name in chosen:
-        _place(name, found.values)
+        place_among(name, found.values)
     # Others are looked at because they may be known ahead.
     others = [] if options.known else [name for name in found.values if name not in chosen]
     values = {name: numbers(frame[name], options.decimal, missing) for name in chosen}
@@ -224,7 +140,7 @@ def _wide(
 def _pivot(
     source: TableSource, found: Columns, options: TableOptions, missing: Counter[str]
 ) -> pd.DataFrame:
-    """Return a long table's numbers with a column for each series, by stamp."""
+    """Return a long table's numbers with a column for each series that is wanted, by stamp."""
     import pandas as pd
 
     assert found.series is not None
@@ -233,7 +149,10 @@ def _pivot(
     long = numbers(source.frame[value], options.decimal, missing).to_numpy()
     keys = pd.DataFrame({"series": found.series.to_numpy(object), "stamp": stamps})
     _require_once(found.stamps, keys)
-    return keys.assign(value=long).pivot(index="stamp", columns="series", values="value")
+    wide = keys.assign(value=long).pivot(index="stamp", columns="series", values="value")
+    names = [str(name) for name in wide.columns]
+    places = [place_among(name, names) for name in options.columns]
+    return wide.iloc[:, places] if places else wide
 
 
 def _require_once(stamps: Stamps, keys: pd.DataFrame | np.ndarray) -> None:
@@ -250,138 +169,3 @@ def _require_once(stamps: Stamps, keys: pd.DataFrame | np.ndarray) -> None:
             hint += "; an hour that a clock repeats needs its zone (--timezone) or its offset"
         first = int(same.argmax())
         raise RowError(row, f"{stamps.words(row)} is there twice", hint=hint, first=first)
-
-
-def _place(name: str, names: Sequence[str]) -> int:
-    """Return the place of a series among ``names``."""
-    if name not in names:
-        raise UsageError(f"there is no series {shown(name)}", hint=f"there are: {few(names)}")
-    return list(names).index(name)
-
-
-def _on_grid(
-    wide: pd.DataFrame,
-    source: TableSource,
-    found: Columns,
-    options: TableOptions,
-    notes: list[str],
-) -> TimeTable:
-    """Return a table of numbers by stamp on its grid, without the rows of the future."""
-    if not wide.index.is_monotonic_increasing:
-        wide = wide.sort_index()
-        notes.append("rows were put in the order of their stamps")
-    stamps = given = wide.index.to_numpy(np.int64)
-    if options.consecutive:
-        if not found.stamps.counted:
-            ends = " to ".join(str(one) for one in index_of(stamps[[0, -1]])) if len(stamps) else ""
-            notes.append(
-                f"rows are counted, whatever their distance: {ends} are 1 to {len(stamps)}"
-            )
-        stamps = np.arange(1, len(stamps) + 1)
-        wide = wide.set_axis(stamps, axis=0)
-    counted = found.stamps.counted or options.consecutive
-    index = index_of(stamps, Counted() if counted else None)
-    grid = fit_grid(index, options.frequency)
-    grid = replace(grid, zone=None if counted else found.stamps.zone, own_season=options.own_season)
-    empty = [str(name) for name in wide.columns if not np.isfinite(wide[name]).any()]
-    if empty:
-        notes.append(f"left out, without a single value: {few(empty)}")
-        wide = wide.drop(columns=empty)
-    names = [str(name) for name in wide.columns]
-    rows = np.full((len(grid.stamps), len(names)), np.nan)
-    moved = grid.calendar.nearest(stamps)
-    kept = np.isin(moved, grid.numbers)
-    notes += moved_rows(index, moved != stamps, ~kept, grid.frequency)
-    places = np.searchsorted(grid.numbers, moved[kept])
-    rows[places] = wide.to_numpy(float)[kept]
-    present = np.isin(np.arange(len(rows)), places)
-    infinite = int(np.isinf(rows).sum())
-    if infinite:
-        notes.append(f"{infinite:,} infinite values count as missing")
-    rows[np.isinf(rows)] = np.nan
-    if found.series is None:
-        values, known = _ahead(rows, names, options, notes)
-    else:
-        steps = dict(zip(given[kept].tolist(), places.tolist(), strict=True))
-        values, known = rows, _ahead_of_all(rows, source, (found, options), steps, notes)
-    kept_names = [name for name in names if name not in known] if found.series is None else names
-    if found.series is None and options.columns:
-        used = {*options.columns, options.target}
-        kept_names = [name for name in kept_names if name in used]
-    if not kept_names:
-        raise InputError("no series has a single value")
-    values = values[:, [names.index(name) for name in kept_names]]
-    return _table(grid, values, kept_names, (found, known), present, notes)
-
-
-def _ahead(
-    rows: np.ndarray, names: list[str], options: TableOptions, notes: list[str]
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the rows of a wide table until its last value, and the columns known ahead."""
-    # Of all that a model is of, the target alone says where the future begins.
-    asked = [options.target] if options.target else list(options.columns)
-    future = find_future(rows, names, [name for name in asked if name in names], options.known)
-    notes += future.notes
-    return rows[: future.steps], {names[place]: rows[:, place] for place in future.known}
-
-
-def _ahead_of_all(
-    rows: np.ndarray,
-    source: TableSource,
-    how: tuple[Columns, TableOptions],
-    steps: dict[int, int],
-    notes: list[str],
-) -> dict[str, np.ndarray]:
-    """Return the columns of a long table that are known ahead for all series alike.
-
-    ``steps`` has the step of each stamp.
-    """
-    found, options = how
-    last = int(ends_of(rows).max(initial=0))
-    for name in options.known:
-        _place(name, found.unused)
-    looked_at = list(options.known)
-    if len(rows) > last:
-        notes.append(f"{len(rows) - last:,} rows after the last value are the future")
-        of_numbers = [name for name in found.unused if is_number_like(source.frame[name])]
-        looked_at = looked_at or of_numbers
-    places = np.array([steps.get(stamp, 0) for stamp in found.stamps.numbers.tolist()])
-    columns = {
-        name: (places, numbers(source.frame[name], options.decimal).to_numpy())
-        for name in looked_at
-    }
-    known, said = find_shared(columns, len(rows))
-    unused = [name for name in found.unused if name not in looked_at]
-    if unused:
-        notes.append(f"columns of a long table that are not used: {few(unused)}")
-    notes += said
-    return known
-
-
-def _table(
-    grid: TimeGrid,
-    values: np.ndarray,
-    names: list[str],
-    how: tuple[Columns, dict[str, np.ndarray]],
-    present: np.ndarray,
-    notes: list[str],
-) -> TimeTable:
-    """Return the table of ``values`` [T + H, D], cut after the last of them."""
-    found, known = how
-    steps, series = int(ends_of(values).max(initial=0)), tuple(names)
-    values, present = values[:steps], present[:steps]
-    grid = replace(grid, stamps=grid.stamps[:steps])
-    require_sizes(values, series)
-    require_one_frequency(values, series)
-    notes += [*empty_steps(grid, present), *remarks(values, present, series)]
-    return TimeTable(
-        grid,
-        values,
-        series,
-        found.names,
-        tuple(notes),
-        known=np.stack(list(known.values()), axis=1) if known else np.empty((steps, 0)),
-        known_names=tuple(known),
-        long=found.series is not None,
-        number_ids=found.number_ids,
-    )

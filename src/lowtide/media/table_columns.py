@@ -13,22 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.errors import InputError, UsageError, shorten, shown
+from lowtide.core.errors import InputError, UsageError, shown
+from lowtide.media.series_columns import LONG, is_nameless, series_columns, value_column
 from lowtide.media.table_dates import Stamps, read_stamps, reads_as_stamps
 from lowtide.media.table_file import TableSource
-from lowtide.media.table_numbers import is_number_like
+from lowtide.media.table_numbers import is_count, is_number_like, is_numeric
 from lowtide.media.table_options import TableOptions, names_of
 from lowtide.media.table_rows import RowError
+from lowtide.media.table_words import few
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Long frames: names of the columns of series, stamp and value. Nixtla's, Chronos-2's, ours.
-LONG = (
-    ("unique_id", "ds", "y"),
-    ("item_id", "timestamp", "target"),
-    ("id", "timestamp", "target"),
-)
 STAMPS = (
     "date",
     "ds",
@@ -41,29 +37,9 @@ STAMPS = (
     "period",
     "quarter",
 )
-_IDS = ("unique_id", "item_id", "series_id", "id", "series", "symbol", "ticker", "store", "shop")
-_IDS += ("item", "sku", "product", "country", "region", "station", "sensor", "location", "name")
-_VALUES = (
-    "y",
-    "target",
-    "value",
-    "sales",
-    "close",
-    "price",
-    "demand",
-    "load",
-    "quantity",
-    "amount",
-)
 # Columns that are a date or a time together.
 _PARTS = (("month", "quarter", "week"), ("day",), ("hour", "time"))
-# What pandas calls a column of a CSV that has no name, such as an index that was written.
-_NAMELESS = re.compile(r"Unnamed: \d+")
-_MOST_NAMES, _STEP = 12, "step"
-# Rows of a series, on average, of which there are several.
-_FEWEST_ROWS = 2
-# Rows at a stamp, on average, of which numbers may be names of series: fewer are rows twice.
-_MANY_ROWS = 1.5
+_STEP = "step"
 
 
 @dataclass(frozen=True)
@@ -111,10 +87,10 @@ def find_columns(source: TableSource, options: TableOptions) -> Columns:
     ids = names_of(options.id_column) or ([usual[0]] if usual else [])
     _require_names(ids, names, "--id-column")
     if not ids:
-        ids = _series_columns(source, stamps, rest, options)
+        ids = series_columns(source, stamps, rest, options)
     if not ids:
         return _wide(frame, stamps, name, rest, options)
-    value = usual[2] if usual else _value_column(frame, [n for n in rest if n not in ids], options)
+    value = usual[2] if usual else value_column(frame, [n for n in rest if n not in ids], options)
     return _long(source, stamps, (ids, name, value), rest)
 
 
@@ -170,7 +146,7 @@ def _dates_by_content(source: TableSource, names: list[str], options: TableOptio
     with_dates = [
         name
         for name in names[1:]
-        if not _is_numeric(source.frame[name])
+        if not is_numeric(source.frame[name])
         and reads_as_stamps(source.text([name])[name], options)
     ]
     if len(with_dates) > 1:
@@ -231,92 +207,6 @@ def _stamps_of(source: TableSource, time: list[str], options: TableOptions) -> t
     return stamps, name
 
 
-def _series_columns(
-    source: TableSource, stamps: Stamps, names: list[str], options: TableOptions
-) -> list[str]:
-    """Return the column of names that makes doubled stamps unique, where it is one alone."""
-    import pandas as pd
-
-    if not len(stamps.numbers) or len(np.unique(stamps.numbers)) == len(stamps.numbers):
-        return []
-    frame = source.frame
-    named = [name for name in names if name.lower().strip() in _IDS]
-    text = [name for name in names if name not in named and not is_number_like(frame[name])]
-    counts = [name for name in names if name not in [*named, *text] and _may_name(frame[name])]
-    # As they are written: 01 and 1 are two names.
-    frame = source.text([*named, *text, *counts])
-    distinct, times = np.unique(stamps.numbers, return_counts=True)
-    for group in ([*named, *text], counts):
-        working = [name for name in group if _is_series(frame[name], stamps)]
-        # As few names as there can be: amounts may differ at each stamp, and are many.
-        few_names = [name for name in working if frame[name].nunique() == times.max()]
-        often = len(stamps.numbers) >= _MANY_ROWS * len(distinct)
-        working = few_names if few_names or group is counts else working
-        working = working if often or group is not counts else []
-        kinds = {tuple(pd.factorize(frame[name])[0].tolist()): name for name in reversed(working)}
-        if len(kinds) == 1:
-            return [working[0]]
-        if kinds:
-            raise InputError(
-                f"several columns may be names of series: {few(working)}",
-                hint=f"--id-column {working[0]}",
-            )
-    for group in ([*named, *text], [*named, *text, *counts]):
-        together = frame[group].assign(stamp=stamps.numbers) if len(group) > 1 else None
-        if together is not None and not together.duplicated().any():
-            raise InputError(
-                f"dates are there several times, and columns name series together: {few(group)}",
-                hint=f"--id-column {','.join(group)}",
-            )
-    return []
-
-
-def _is_series(column: pd.Series, stamps: Stamps) -> bool:
-    """Return whether a column's cells are names of several series, each stamp there once."""
-    import pandas as pd
-
-    if column.isna().any() or column.nunique() * _FEWEST_ROWS > len(column):
-        return False
-    keys = pd.DataFrame({"name": column.astype(str), "stamp": stamps.numbers})
-    return not keys.duplicated().any()
-
-
-def _is_numeric(column: pd.Series) -> bool:
-    import pandas as pd
-
-    return pd.api.types.is_numeric_dtype(column)
-
-
-def _is_count(column: pd.Series) -> bool:
-    import pandas as pd
-
-    return pd.api.types.is_integer_dtype(column)
-
-
-def _may_name(column: pd.Series) -> bool:
-    """Return whether a column's cells may be names though they look like numbers."""
-    return not _is_numeric(column) or bool((column.dropna() % 1 == 0).all())
-
-
-def _value_column(frame: pd.DataFrame, rest: list[str], options: TableOptions) -> str:
-    """Return a long table's column of values: by option, the only one of numbers, or by name."""
-    if options.target in rest:
-        return str(options.target)
-    named = [name for name in rest if not _NAMELESS.fullmatch(name) and name not in options.known]
-    values = [name for name in named if is_number_like(frame[name])]
-    by_name = [name for name in values if name.lower().strip() in _VALUES]
-    if len(values) == 1:
-        return values[0]
-    if len(by_name) == 1:
-        return by_name[0]
-    if not values:
-        raise InputError("a long table has no column of numbers")
-    raise InputError(
-        f"several columns may be the values of a long table: {few(values)}",
-        hint=f"--target {(by_name or values)[0]}",
-    )
-
-
 def _long(
     source: TableSource, stamps: Stamps, columns: tuple[list[str], str, str], rest: list[str]
 ) -> Columns:
@@ -335,7 +225,7 @@ def _long(
     notes = []
     if (*ids, name, value) not in LONG:
         notes = [f"a long table: series by {few(ids)}, dates in {name}, values in {value}"]
-    numbered = len(ids) == 1 and _is_count(written[ids[0]])
+    numbered = len(ids) == 1 and is_count(written[ids[0]])
     names = ("/".join(ids), name, value)
     return Columns(stamps, names, series, [value], notes, unused, numbered)
 
@@ -346,7 +236,7 @@ def _wide(
     """Return the columns of a wide table: a series each, but for text that is not asked for."""
     asked = [*options.columns, *([options.target] if options.target else []), *options.known]
     notes = []
-    nameless = [one for one in rest if _NAMELESS.fullmatch(one)]
+    nameless = [one for one in rest if is_nameless(one)]
     if nameless:
         places = few([str(list(frame).index(one)) for one in nameless])
         notes.append(f"left out, columns without a name, counted from 0: {places}")
@@ -361,11 +251,3 @@ def _wide(
         notes.append(f"left out, columns without numbers: {few(left_out)}")
     names = LONG[0]
     return Columns(stamps, (names[0], names[1], names[2]), None, values, notes)
-
-
-def few(words: Sequence[str]) -> str:
-    """Return the first of many words, and how many there are besides."""
-    more = len(words) - _MOST_NAMES
-    return ", ".join(map(shorten, words[:_MOST_NAMES])) + (
-        f" and {more:,} more" if more > 0 else ""
-    )

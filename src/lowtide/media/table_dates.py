@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, shown
-from lowtide.media.calendars import DAY, HOUR, MINUTE, SECOND, microseconds
+from lowtide.media.calendars import DAY, SECOND, microseconds
 from lowtide.media.date_forms import NOT_A_TIME, readings
+from lowtide.media.date_numbers import (
+    DIGITS,
+    EXCEL_EPOCH,
+    KINDS,
+    UNITS,
+    from_digits,
+    kind_of_numbers,
+)
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_rows import RowError
 from lowtide.media.table_zones import in_zone, of_zone, to_utc, zone_of_midnights
@@ -33,27 +41,7 @@ _WRITE_DATES = (
     " (--date-format %d.%m.%Y), or count rows (--consecutive)"
 )
 _SAY_WHICH = "--day-first or --month-first says which, as does --date-format %d/%m/%Y"
-_UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": 0.001}
-_EXCEL_EPOCH = -25_569 * DAY  # 1899-12-30
 _LEAST_YEAR, _MOST_YEAR = 1, 9999
-# Numbers whose digits are a date, and between which they are taken for one.
-_DIGITS = {
-    "month": "year and month",
-    "ordinal": "year and day of the year",
-    "day": "year, month and day",
-    "hour": "year, month, day and hour",
-    "minute": "year, month, day, hour and minute",
-    "second": "year, month, day, hour, minute and second",
-}
-_DIGIT_BOUNDS = (
-    ("month", 150_001, 220_012),
-    ("ordinal", 1_500_001, 2_200_366),
-    *(
-        (kind, 15_000_101 * 100**place, 22_001_232 * 100**place)
-        for place, kind in enumerate(("day", "hour", "minute", "second"))
-    ),
-)
-_KINDS = ("year", *_DIGITS, *_UNITS, "excel", "step")
 
 
 @dataclass(frozen=True)
@@ -127,10 +115,10 @@ def _from_text(column: pd.Series, text: pd.Series, options: TableOptions) -> Sta
     codes, distinct = pd.factorize(text)
     cells = pd.Series(distinct, dtype=object).astype(str)
     wanted = options.date_format
-    if wanted is not None and "%" not in wanted and wanted not in _KINDS:
+    if wanted is not None and "%" not in wanted and wanted not in KINDS:
         raise UsageError(
             f"there is no date format {shown(wanted)}",
-            hint=f"--date-format %d.%m.%Y, or of numbers one of {', '.join(_KINDS)}",
+            hint=f"--date-format %d.%m.%Y, or of numbers one of {', '.join(KINDS)}",
         )
     if wanted is None or "%" not in wanted:
         plain = cells.str.lower().str.match(_NUMBER)
@@ -247,7 +235,7 @@ def _from_numbers(
     """Read numbers: years, days without dashes, seconds since 1970, Excel's days, or steps."""
     _require(column, found, np.isfinite(found))
     name = str(column.name)
-    kind = options.date_format or _kind_of_numbers(name, found, text)
+    kind = options.date_format or kind_of_numbers(name, found, text)
     note = [f"numbers in column {shown(name)} were read as {{}}"]
     if kind == "step":
         odd = (found % 1 != 0) | (np.abs(found) > 2**53)
@@ -256,69 +244,22 @@ def _from_numbers(
             raise RowError(int(odd.argmax()), message, hint=_WRITE_DATES)
         words = "the numbers of steps, without a calendar"
         return Stamps(found.astype(np.int64), counted=True, notes=[note[0].format(words)])
-    if kind in _UNITS:
-        stamps = np.round(found * _UNITS[kind]).astype(np.int64)
+    if kind in UNITS:
+        stamps = np.round(found * UNITS[kind]).astype(np.int64)
         words = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
         said = f"{words[kind]} since 1970, of UTC"
         _require(column, stamps, _in_bounds(stamps))
         return _from_utc(stamps, datetime.UTC, options, [note[0].format(said)], quiet=True)
     if kind == "excel":
         # Times are fractions of a day: to the second.
-        stamps = np.round(found * DAY / SECOND).astype(np.int64) * SECOND + _EXCEL_EPOCH
+        stamps = np.round(found * DAY / SECOND).astype(np.int64) * SECOND + EXCEL_EPOCH
         _require(column, stamps, _in_bounds(stamps) & (found >= 1))
         said = note[0].format("Excel's days since 1899-12-30 (--consecutive counts rows)")
         return _zoned(column, stamps, options, [said])
-    stamps = _from_digits(found, kind)
+    stamps = from_digits(found, kind)
     _require(column, found, stamps != NOT_A_TIME)
-    said = [] if kind == "year" else [note[0].format(_DIGITS[kind])]
+    said = [] if kind == "year" else [note[0].format(DIGITS[kind])]
     return _zoned(column, stamps, options, said)
-
-
-def _from_digits(found: np.ndarray, kind: str) -> np.ndarray:
-    """Return the stamps of numbers whose digits are a date; `NOT_A_TIME` where there is none."""
-    digits = np.where(np.abs(found) < 2**53, found, -1).astype(np.int64)
-    time, places = 0, {"hour": 2, "minute": 4, "second": 6}.get(kind, 0)
-    if places:
-        clock = digits % 10**places * 10 ** (6 - places)
-        hour, minute, second = clock // 10_000, clock // 100 % 100, clock % 100
-        time = hour * HOUR + minute * MINUTE + second * SECOND
-        found = np.where((hour > 23) | (minute > 59) | (second > 59), -1.0, found)
-        digits = digits // 10**places
-    ones = np.ones_like(digits)
-    if kind == "year":
-        year, month, day = digits, ones, ones
-    elif kind == "month":
-        year, month, day = digits // 100, digits % 100, ones
-    elif kind == "ordinal":
-        year, month, day = digits // 1000, ones, digits % 1000
-    else:
-        year, month, day = digits // 10_000, digits // 100 % 100, digits % 100
-    good = (found % 1 == 0) & (year >= _LEAST_YEAR) & (year <= _MOST_YEAR) & (day >= 1)
-    good &= (month >= 1) & (month <= 12) & (found >= 0)
-    months = np.where(good, (year - 1970) * 12 + month - 1, 0)
-    after = months + np.where(kind == "ordinal", 12, 1)
-    start, end = (one.astype("datetime64[M]").astype("datetime64[D]") for one in (months, after))
-    days = start.astype(np.int64) + day - 1
-    return np.where(good & (days < end.astype(np.int64)), days * DAY + time, NOT_A_TIME)
-
-
-def _kind_of_numbers(name: str, found: np.ndarray, text: pd.Series) -> str:
-    """Return what numbers are, by their name, their digits and where they begin."""
-    low, high = found.min(initial=np.inf), found.max(initial=-np.inf)
-    whole = bool((found % 1 == 0).all())
-    if whole and name.lower() in ("year", "jahr", "année", "annee", "año", "anno", "yr", "years"):
-        return "year"
-    for kind, least, most in _DIGIT_BOUNDS:
-        if least <= low and high <= most and (_from_digits(found, kind) != NOT_A_TIME).all():
-            return kind
-    for unit, least in (("s", 1e8), ("ms", 1e11), ("us", 1e14), ("ns", 1e17)):
-        if least <= low and high < 1e11 * least / 1e8 and (whole or unit == "s"):
-            return unit
-    if low >= 25_569 and high <= 73_050:
-        return "excel"
-    if whole and low >= 1000 and high <= 2999 and text.str.fullmatch(r"\d{4}(?:\.0+)?").all():
-        return "year"
-    return "step"
 
 
 def _with_zone(column: pd.Series, options: TableOptions) -> Stamps:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lowtide.core.errors import InputError, shorten, shown
-from lowtide.media.table_columns import few
+from lowtide.media.table_words import few
 
 # Names of what is forecast, beside which columns that go on are known ahead.
 _FORECAST = ("y", "target", "value", "sales", "demand", "load")

@@ -174,3 +174,15 @@ def _refuse(column: pd.Series, row: int) -> None:
         raise RowError(row, f"{where} {shown(cell)} has a decimal comma", hint="--decimal ,")
     hint = "leave cells without a value empty, or name the columns to use: --columns"
     raise RowError(row, f"{where} {shown(cell)} is no number", hint=hint)
+
+
+def is_numeric(column: pd.Series) -> bool:
+    import pandas as pd
+
+    return pd.api.types.is_numeric_dtype(column)
+
+
+def is_count(column: pd.Series) -> bool:
+    import pandas as pd
+
+    return pd.api.types.is_integer_dtype(column)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.errors import InputError, shown
-from lowtide.media.table_columns import few
+from lowtide.media.table_words import few, listed
 from lowtide.media.time_grid import TimeGrid
 
 if TYPE_CHECKING:
@@ -128,8 +128,3 @@ def remarks(values: np.ndarray, present: np.ndarray, names: Sequence[str]) -> li
     if constant.any():
         notes.append(f"a single value throughout: {listed(names, constant)}")
     return notes
-
-
-def listed(names: Sequence[str], chosen: np.ndarray) -> str:
-    """Return the names that a mask [D] has chosen, of many the first."""
-    return few([names[one] for one in np.flatnonzero(chosen).tolist()])

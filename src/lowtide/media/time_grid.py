@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.errors import InputError
+from lowtide.media.calendar_names import calendar_of
 from lowtide.media.calendars import (
     DAY,
     PLACES,
@@ -23,7 +24,6 @@ from lowtide.media.calendars import (
     Counted,
     Months,
     Steps,
-    calendar_of,
     microseconds,
     month_of,
     weekday,

@@ -74,7 +74,7 @@ class Steps:
         """Return rows on the calendar's weekday that is nearest, where it is of weeks."""
         if self.step % WEEK or len(self.weekdays) > 1:
             return rows
-        return rows + ((self.weekdays[0] - weekday(rows) + 3) % 7 - 3) * DAY
+        return rows + ((min(self.weekdays) - weekday(rows) + 3) % 7 - 3) * DAY
 
     def at_least(self, first: int, last: int) -> int:
         """Return a number of steps between two stamps, as many or fewer, without making them."""

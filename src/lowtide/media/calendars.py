@@ -282,6 +282,12 @@ class Named:
 Calendar = Steps | Months | Counted | Named
 
 
+def among(stamps: np.ndarray, ascending: np.ndarray) -> np.ndarray:
+    """Return which of ``stamps`` are among ``ascending``: sooner than `numpy.isin` of many."""
+    places = np.searchsorted(ascending, stamps)
+    return ascending[np.minimum(places, len(ascending) - 1)] == stamps
+
+
 def weekday(stamps: np.ndarray) -> np.ndarray:
     """Return the weekday of stamps, 0 is Monday; the first of 1970 was a Thursday."""
     return (stamps // DAY + 3) % 7

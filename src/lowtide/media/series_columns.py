@@ -51,7 +51,7 @@ def series_columns(
     """Return the column of names that makes doubled stamps unique, where it is one alone."""
     import pandas as pd
 
-    if not len(stamps.numbers) or len(np.unique(stamps.numbers)) == len(stamps.numbers):
+    if pd.Index(stamps.numbers).is_unique:
         return []
     frame = source.frame
     named = [name for name in names if name.lower().strip() in _IDS]

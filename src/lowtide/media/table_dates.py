@@ -112,6 +112,8 @@ def _from_text(column: pd.Series, text: pd.Series, options: TableOptions) -> Sta
     """Read text: numbers, a format that is asked for, ISO 8601, and other forms."""
     import pandas as pd
 
+    if options.date_format is None and (plain := _plain_iso(text)) is not None:
+        return _zoned(column, plain, options, [])
     codes, distinct = pd.factorize(text)
     cells = pd.Series(distinct, dtype=object).astype(str)
     wanted = options.date_format
@@ -177,6 +179,21 @@ def _local_stamps(
         )
     name, stamps = next(iter(even.items()))
     return stamps, [f"dates were read as {name}"]
+
+
+def _plain_iso(text: pd.Series) -> np.ndarray | None:
+    """Return dates that all are of one length and ISO 8601 without an offset, or None."""
+    import pandas as pd
+
+    first = str(text.iloc[0]).lower() if len(text) else ""
+    if len(first) < 10 or not re.match(_ISO, first) or (text.str.len() != len(first)).any():
+        return None
+    try:
+        found = pd.to_datetime(text, errors="coerce", format="ISO8601")
+    except ValueError:  # some have an offset
+        return None
+    plain = pd.api.types.is_datetime64_dtype(found) and not found.isna().any()
+    return microseconds(pd.DatetimeIndex(found)) if plain else None
 
 
 def _isos(cells: pd.Series, fits: pd.Series) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.errors import InputError
-from lowtide.media.calendars import Counted
+from lowtide.media.calendars import Counted, among
 from lowtide.media.table_columns import Columns
 from lowtide.media.table_file import TableSource
 from lowtide.media.table_future import ends_of, find_future, find_shared
@@ -64,7 +64,8 @@ def table_on_grid(
     if not series:
         raise InputError("no series has a single value")
     values = rows[:, [names.index(name) for name in series]]
-    present = np.isin(np.arange(len(rows)), places)
+    present = np.zeros(len(rows), bool)
+    present[places[(places >= 0) & (places < len(rows))]] = True
     return _table(grid, values, series, (found, known), present, notes)
 
 
@@ -83,7 +84,7 @@ def _grid(
     index = index_of(stamps, Counted() if counted else None)
     grid = fit_grid(index, options.frequency)
     moved = grid.calendar.nearest(stamps)
-    on_grid = np.isin(moved, grid.numbers)
+    on_grid = among(moved, grid.numbers)
     notes += moved_rows(index, moved != stamps, ~on_grid, grid.frequency)
     zone = None if counted else found.stamps.zone
     places = np.where(on_grid, np.searchsorted(grid.numbers, moved), -1)

@@ -24,6 +24,7 @@ from lowtide.media.calendars import (
     Counted,
     Months,
     Steps,
+    among,
     microseconds,
     month_of,
     weekday,
@@ -194,8 +195,9 @@ def _filled(rows: np.ndarray, calendar: Calendar, most_moved: float) -> np.ndarr
     if calendar.at_least(first, last) > most:
         return None
     full = calendar.between(first, last)
-    off = 1 - np.isin(moved, full).mean()
-    return full if 2 < len(full) <= most and off <= _MOST_LEFT_OUT else None
+    if not 2 < len(full) <= most:
+        return None
+    return full if among(moved, full).mean() >= 1 - _MOST_LEFT_OUT else None
 
 
 def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
@@ -255,7 +257,7 @@ def _open_steps(rows: np.ndarray, step: int) -> Calendar:
     if (last - first) / step > _MOST_RAW_STEPS * len(rows):
         return Steps(step, weekdays)
     times, counts = np.unique(Steps(step, weekdays).between(first, last) % DAY, return_counts=True)
-    seen = np.isin(times, rows % DAY)
+    seen = np.isin(times, np.unique(rows % DAY))
     empty = 1 - len(rows) / (counts[seen].sum() + 1)
     # Of many times one is empty by chance sooner, and an outage takes many at once.
     chance = len(times) * empty ** counts.astype(float)

@@ -66,6 +66,7 @@ _TIME = (
     r"^(?P<date>.*\d.*?)[\st,]+(?P<hour>\d{1,2})(?::|\.(?=\d\d[:.]))(?P<minute>\d{2})"
     r"(?:[:.](?P<second>\d{2})(?:[.,](?P<part>\d+))?)?\s*(?P<half>[ap]\.?\s?m\.?)?$"
 )
+_CHUNK = 20_000
 # Years of two digits are those from 1969, as in strptime.
 _TWO_DIGITS_FROM = 69
 
@@ -79,22 +80,34 @@ def readings(cells: pd.Series) -> dict[str, np.ndarray]:
     Returns:
         For each form that fits most of the cells, its stamps [n], `NOT_A_TIME` where it fits not.
     """
-    text = cells.str.lower().str.replace(_WEEKDAY, "", regex=True)
-    timed = text.str.extract(_TIME)
-    dates = timed["date"].fillna(text).str.strip()
-    times = _times(timed)
+    some = _parts(cells.iloc[:: max(1, len(cells) // 20)])["date"].tolist()
+    fitting = [
+        name
+        for name, pattern in _PATTERNS.items()
+        if sum(pattern.fullmatch(one) is not None for one in some) * 2 > len(some)
+    ]
+    made: dict[str, list[np.ndarray]] = {name: [] for name in fitting}
+    # Some at a time: parts of texts take many times their memory.
+    for start in range(0, len(cells), _CHUNK):
+        parts = _parts(cells.iloc[start : start + _CHUNK])
+        times = _times(parts)
+        for name in fitting:
+            days = _days(parts["date"].str.extract(rf"^{_PATTERNS[name].pattern}$"))
+            absent = (days == NOT_A_TIME) | (times == NOT_A_TIME)
+            made[name].append(np.where(absent, NOT_A_TIME, np.where(absent, 0, days) * DAY + times))
     found: dict[str, np.ndarray] = {}
-    some = dates.iloc[:: max(1, len(dates) // 20)].tolist()
-    for name, pattern in _PATTERNS.items():
-        if sum(pattern.fullmatch(one) is not None for one in some) * 2 <= len(some):
-            continue
-        parts = dates.str.extract(rf"^{pattern.pattern}$")
-        days = _days(parts)
-        stamps = np.where((days == NOT_A_TIME) | (times == NOT_A_TIME), days, days * DAY + times)
-        stamps[times == NOT_A_TIME] = NOT_A_TIME
+    for name in fitting:
+        stamps = np.concatenate(made[name])
         if not any(np.array_equal(stamps, other) for other in found.values()):
             found[name.rstrip(", ")] = stamps
     return found
+
+
+def _parts(cells: pd.Series) -> pd.DataFrame:
+    """Return the date of texts and the parts of their times."""
+    text = cells.str.lower().str.replace(_WEEKDAY, "", regex=True)
+    parts = text.str.extract(_TIME)
+    return parts.assign(date=parts["date"].fillna(text).str.strip())
 
 
 def _times(timed: pd.DataFrame) -> np.ndarray:

@@ -147,6 +147,14 @@ def test_one_calendar_has_several_names(one, other):
     assert calendar_of(one).name == calendar_of(other).name
 
 
+@pytest.mark.parametrize("frequency", ["h", "D", "W-MON", "MS", "ME", "QS-FEB", "YS-APR"])
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_two_rows_have_a_distance(frequency, rows):
+    stamps = pd.date_range("2021-01-04", periods=rows, freq=frequency)
+    grid = table(stamps).grid
+    assert grid.frequency == frequency and len(grid.stamps) == rows
+
+
 def test_a_change_of_distance_is_told():
     quarters = pd.date_range("1970-01-01", "1978-10-01", freq="QS").map(
         pd.offsets.BDay().rollforward

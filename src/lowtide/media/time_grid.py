@@ -40,7 +40,7 @@ _MOST_STEPS_PER_ROW, _MOST_RAW_STEPS = 4, 64
 _MOST_LEFT_OUT, _RARE, _MOST_MOVED, _MOST_MOVED_TOLD = 0.05, 0.15, 0.35, 0.5
 # Chances that days without a row are open all the same: of weekends, and of any others.
 _WEEKEND_CHANCE, _CHANCE, _FEWEST_DAYS = 0.05, 0.01, 5
-_MILLISECOND = 1000
+_MILLISECOND, _FEWEST_ROWS, _FEWEST_INFERRED = 1000, 2, 3
 _SPARSE_HINT = "resample the data, name their calendar (--frequency), or count rows (--consecutive)"
 
 
@@ -164,7 +164,7 @@ def fit_grid(stamps: pd.Index, frequency: str | None = None) -> TimeGrid:
 
     counted = not isinstance(stamps, pd.DatetimeIndex)
     given = calendar_of(frequency) if frequency else None
-    if len(stamps) < (2 if given or counted else 3):
+    if len(stamps) < _FEWEST_ROWS:
         raise InputError(
             f"{len(stamps)} rows are too few for a forecast: their distance is unclear"
         )
@@ -177,7 +177,7 @@ def fit_grid(stamps: pd.Index, frequency: str | None = None) -> TimeGrid:
     grids = [(grid, one) for one in candidates if (grid := _filled(rows, one, most)) is not None]
     if not grids:
         raise InputError(_irregular(stamps, rows, given), hint=_SPARSE_HINT)
-    numbers, calendar = min(grids, key=lambda one: len(one[0]))  # the first of equals
+    numbers, calendar = min(grids, key=lambda one: _cost(rows, one[0]))  # the first of equals
     return TimeGrid(index_of(numbers, calendar), calendar)
 
 
@@ -195,9 +195,14 @@ def _filled(rows: np.ndarray, calendar: Calendar, most_moved: float) -> np.ndarr
     if calendar.at_least(first, last) > most:
         return None
     full = calendar.between(first, last)
-    if not 2 < len(full) <= most:
+    if not _FEWEST_ROWS <= len(full) <= most:
         return None
     return full if among(moved, full).mean() >= 1 - _MOST_LEFT_OUT else None
+
+
+def _cost(rows: np.ndarray, full: np.ndarray) -> int:
+    """Return the steps of a grid, and the rows that are not on it as they are."""
+    return len(full) + int((~among(rows, full)).sum())
 
 
 def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
@@ -207,6 +212,8 @@ def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
     distances = np.diff(rows)
     step = int(np.gcd.reduce(distances))
     days = step % DAY == 0
+    if step >= 28 * DAY:  # of two rows a month apart, four weeks are chance
+        yield from _months(rows)
     # Less than a day: steps that never follow one another are none.
     if days or (step == distances.min() and step % _MILLISECOND == 0):
         whole = Steps(step).anchored(rows)
@@ -222,9 +229,10 @@ def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
             often = _open_weekdays(rows // DAY, but_rare=True)
             if len(often) > 1:
                 yield Steps(DAY, often)
-    yield from _months(rows)
+    if step < 28 * DAY:
+        yield from _months(rows)
     stamps = pd.DatetimeIndex(index_of(rows))
-    if stamps.dtype != "datetime64[ns]":
+    if stamps.dtype != "datetime64[ns]" or len(stamps) < _FEWEST_INFERRED:
         return  # pandas' own calendars are of the years that it has nanoseconds for
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pandas 3 warns that it will return an object

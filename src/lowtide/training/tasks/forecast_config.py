@@ -52,7 +52,7 @@ class TableData(TrainData, frozen=True):
     frequency: str | None = Field(
         default=None, description="Distance of rows: h, 15min, D, W, MS, ... Default: found."
     )
-    season: int | str | None = Field(
+    season: str | int | None = Field(
         default=None, description="Steps of a season, or none. Default: that of the distance."
     )
     time_column: str | None = Field(default=None, description="Column of dates. Default: found.")

@@ -165,7 +165,7 @@ def forecast(
     source = _source(model, data, steps, paths, options)
     table = source.table
     require_room_for_paths(samples, steps, len(table.names))
-    notes = [*table.notes, *_unverified(table, source.ridge)]
+    notes = [*table.notes, *_own_ends(table), *_unverified(table, source.ridge)]
     place = table.place_of_target(options.target)
     with failing_beyond_container():
         distribution = predict_from_ends(table, source, steps)
@@ -288,6 +288,13 @@ def fit_forecaster(
         season=table.grid.season,
         paths=paths,
     )
+
+
+def _own_ends(table: TimeTable) -> list[str]:
+    """Return what is to be said where series end at different steps."""
+    if len(set(table.ends.tolist())) == 1:
+        return []
+    return ["each series is forecast from its own last value on"]
 
 
 def _unverified(table: TimeTable, model: RidgeForecaster) -> list[str]:

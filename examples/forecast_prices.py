@@ -64,10 +64,13 @@ def main() -> None:
         print("The price is SIMULATED, a random walk: where it goes cannot be forecast.")
     if given.consecutive:
         print("Steps are bars: between the last of a day and the first of the next is one step.")
-        made_up = pd.date_range("2000-01-01", periods=len(bars), freq="min")
-        bars = bars.assign(**{str(bars.columns[0]): made_up})
     report = lowtide.backtest(
-        bars, horizons=HORIZONS, columns=[given.column], samples=100, stride=given.stride
+        bars,
+        horizons=HORIZONS,
+        columns=[given.column],
+        consecutive=given.consecutive,
+        samples=100,
+        stride=given.stride,
     )
     print(report)
     for one in report.horizons:

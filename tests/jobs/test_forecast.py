@@ -75,6 +75,77 @@ def test_paths_are_chosen_or_named(table):
     assert (made["copula"].samples != independent.samples).any()
 
 
+def test_each_series_is_forecast_from_its_own_end():
+    draw = np.random.default_rng(0)
+    parts = []
+    for number in range(3):
+        stamps = pd.date_range("2020-01-01", periods=150) + pd.Timedelta(40 * number, "D")
+        week = 10 * np.sin(2 * np.pi * np.arange(150) / 7)
+        parts.append(pd.DataFrame({"unique_id": number, "ds": stamps, "y": 100 + week}))
+        parts[-1]["y"] += draw.normal(size=150)
+    made = lowtide.forecast(pd.concat(parts), horizon=7, samples=20)
+    assert made.samples.shape == (20, 7, 3)
+    for number, part in enumerate(parts):
+        # Names that are numbers in a frame stay numbers, for the user's joins.
+        one = made.frame[made.frame["unique_id"] == number]
+        after = pd.date_range(part["ds"].iloc[-1], periods=8)[1:]
+        assert list(one["ds"]) == list(after)
+        wave = 100 + 10 * np.sin(2 * np.pi * np.arange(150, 157) / 7)
+        np.testing.assert_allclose(one["mean"], wave, atol=4)
+
+
+def test_rows_of_the_future_are_what_is_forecast(tmp_path):
+    stamps = pd.date_range("2021-01-01", periods=157)
+    load = np.r_[np.sin(2 * np.pi * np.arange(150) / 7), [np.nan] * 7]
+    frame = pd.DataFrame({"date": stamps, "load": load, "holiday": stamps.day_of_week > 4})
+    path = tmp_path / "plan.csv"
+    frame.to_csv(path, index=False)
+    done = run("forecast", path, "--horizon", 7, "-o", tmp_path / "out.csv", "--samples", 20)
+    assert done.exit_code == 0 and "known ahead: holiday" in done.output
+    out = pd.read_csv(tmp_path / "out.csv", parse_dates=["ds"])
+    assert list(out["ds"]) == list(stamps[150:]) and set(out["unique_id"]) == {"load"}
+
+
+def test_options_of_reading_are_the_same_for_forecasts_and_backtests(tmp_path):
+    days, path = pd.date_range("2025-01-01", periods=200, tz="Europe/Berlin"), tmp_path / "t.csv"
+    midnights = days.tz_convert("UTC").strftime("%d/%m/%Y %H:%M:%SZ")
+    values = [f"1.{100 + k % 7 * 10},{k % 10}" for k in range(200)]
+    rows = [f"{midnights[k]};0{k // 100};{values[k]}" for k in range(200)]
+    path.write_text("when;shop;sold\n" + "\n".join(rows))
+    words = ["--time-column", "when", "--id-column", "shop", "--target", "sold", "--day-first"]
+    words += ["--decimal", ",", "--timezone", "Europe/Berlin", "--season", "7", "--horizon", "2"]
+    words += ["--frequency", "D", "--samples", "20"]
+    done = run("forecast", path, *words, "-o", tmp_path / "out.csv")
+    assert done.exit_code == 0, done.output
+    out = pd.read_csv(tmp_path / "out.csv", dtype=str)
+    assert list(out)[:2] == ["shop", "when"] and set(out["shop"]) == {"00", "01"}
+    assert out["when"][out["shop"] == "01"].iloc[0] == "2025-07-20 00:00:00+02:00"
+    done = run("backtest", path, *words, "--json")
+    assert done.exit_code == 0, done.output
+    refused = run("forecast", path, "--horizon", 2, "--decimal", ";")
+    assert refused.exit_code == 2 and "a decimal ';' is none" in refused.output
+
+
+def test_a_table_is_read_from_standard_input(table):
+    words = ["forecast", "-", "--horizon", "2", "--columns", "load", "--samples", "20"]
+    done = CliRunner().invoke(app, words, input=table.read_bytes())
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[1].startswith("load,2026-01-26 00:00:00")
+
+
+def test_counted_rows_go_on_with_numbers(tmp_path):
+    path = tmp_path / "bars.csv"
+    stamps = pd.date_range("2021-01-01", periods=900)[np.random.default_rng(0).random(900) < 0.2]
+    path.write_text("date,v\n" + "\n".join(f"{one},{k % 5}" for k, one in enumerate(stamps)))
+    refused = run("forecast", path, "--horizon", 2)
+    assert refused.exit_code == 2 and "--consecutive" in refused.output
+    done = run("forecast", path, "--horizon", 2, "--consecutive", "--season", 5)
+    assert done.exit_code == 0, done.output
+    assert f"v,{len(stamps) + 1}," in done.stdout
+    plot = run("forecast", path, "--horizon", 2, "--consecutive", "--plot", tmp_path / "p.png")
+    assert plot.exit_code == 0, plot.output
+
+
 def test_an_existing_file_is_kept(table, tmp_path):
     out = tmp_path / "out.csv"
     out.write_text("precious")

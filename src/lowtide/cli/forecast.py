@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lowtide.cli.progress_bar import ProgressLine
+from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import handle_errors, option
 from lowtide.core.errors import UsageError
+from lowtide.media.table_options import TableOptions
 
 _MODEL, _TABLE, _OUT = "Forecast", "Table", "Output"
+_ORDER = "data output model horizon horizons levels split stride samples paths seed columns target"
 
 Data = Annotated[
     Path,
     typer.Argument(
         metavar="DATA",
         help=(
-            "CSV or Parquet. Wide: a column of dates and one for each series. Long: unique_id, ds,"
-            " y, or item_id, timestamp, target."
+            "CSV (.gz, .zip), Excel or Parquet; - is standard input. Wide: a column of dates and"
+            " one for each series. Long: one of names of series, one of dates, one of values."
         ),
     ),
 ]
@@ -50,16 +53,13 @@ Model = Annotated[
     ),
 ]
 Seed = Annotated[int, option(panel=_MODEL, help="Seed of the sample paths.")]
-Columns = Annotated[
-    str, option(panel=_TABLE, metavar="NAME,...", help="Series to use; all by default.")
-]
-Target = Annotated[
-    str | None,
-    option(panel=_TABLE, metavar="NAME", help="The one series wanted; the model is of all."),
-]
-Frequency = Annotated[
-    str,
-    option(panel=_TABLE, metavar="NAME", help="Distance of rows: h, 15min, D, W, MS, ... or auto."),
+DayFirst = Annotated[
+    bool | None,
+    option(
+        "--day-first/--month-first",
+        panel=_TABLE,
+        help="What stands first in dates: 31/1/2026 or 1/31/2026. Default: found.",
+    ),
 ]
 Output = Annotated[
     Path | None, option("-o", "--output", panel=_OUT, metavar="FILE", help="File to write.")
@@ -69,6 +69,7 @@ AsJson = Annotated[bool, option("--json", panel=_OUT, help="Print the report as 
 
 
 @handle_errors
+@with_settings(TableOptions, _ORDER)
 def forecast(
     data: Data,
     output: Output = None,
@@ -81,9 +82,7 @@ def forecast(
     samples: Samples = 200,
     paths: Paths = "auto",
     seed: Seed = 0,
-    columns: Columns = "",
-    target: Target = None,
-    frequency: Frequency = "auto",
+    day_first: DayFirst = None,
     samples_output: Annotated[
         Path | None, option(panel=_OUT, metavar="FILE", help="File of the sample paths.")
     ] = None,
@@ -92,6 +91,7 @@ def forecast(
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
+    **reading: Any,
 ) -> None:
     """Forecast the series of a table: quantiles and sample paths.
 
@@ -111,13 +111,11 @@ def forecast(
         quantile_levels=_numbers(levels, "--levels"),
         samples=samples,
         paths=paths,
-        columns=_words(columns),
-        target=target,
-        frequency=None if frequency == "auto" else frequency,
         seed=seed,
         samples_output=samples_output,
         plot=plot,
         force=force,
+        **_reading(reading, day_first),
     )
     if as_json:
         typer.echo(made.report.model_dump_json(indent=2))
@@ -128,6 +126,7 @@ def forecast(
 
 
 @handle_errors
+@with_settings(TableOptions, _ORDER)
 def backtest(
     data: Data,
     output: Output = None,
@@ -142,9 +141,7 @@ def backtest(
     samples: Samples = 200,
     paths: Paths = "auto",
     seed: Seed = 0,
-    columns: Columns = "",
-    target: Target = None,
-    frequency: Frequency = "auto",
+    day_first: DayFirst = None,
     plot: Annotated[
         Path | None,
         option(panel=_OUT, metavar="FILE", help="Picture of PIT histograms, level where right."),
@@ -152,6 +149,7 @@ def backtest(
     force: Force = False,
     quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
     as_json: AsJson = False,
+    **reading: Any,
 ) -> None:
     """Score the forecasts of a table's last part, compared with simple baselines.
 
@@ -175,17 +173,21 @@ def backtest(
             stride=stride,
             samples=samples,
             paths=paths,
-            columns=_words(columns),
-            target=target,
-            frequency=None if frequency == "auto" else frequency,
             seed=seed,
             plot=plot,
             force=force,
             progress=bar,
+            **_reading(reading, day_first),
         )
     finally:
         bar.close()
     typer.echo(report.model_dump_json(indent=2) if as_json else str(report))
+
+
+def _reading(options: dict[str, Any], day_first: bool | None) -> dict[str, Any]:
+    """Return options as keyword arguments; lists of names are words."""
+    lists = {name: _words(options[name] or "") for name in ("columns", "known")}
+    return {**options, **lists, "day_first": day_first}
 
 
 def _words(text: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -23,7 +23,9 @@ from lowtide.jobs.forecast import (
 )
 from lowtide.jobs.forecast_scores import Scores, load_scoringrules
 from lowtide.jobs.trained_forecaster import TrainedForecaster, without_attention_warnings
-from lowtide.media.table import TimeTable, read_table
+from lowtide.media.table import read_table
+from lowtide.media.table_options import TableKeywords, TableOptions
+from lowtide.media.time_table import TimeTable
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution
@@ -53,15 +55,13 @@ def backtest(
     split: str = "70/10/20",
     samples: int = 200,
     paths: str = AUTO_PATHS,
-    columns: Sequence[str] = (),
-    target: str | None = None,
-    frequency: str | None = None,
     seed: int = 0,
     stride: int = 1,
     plot: str | Path | None = None,
     force: bool = False,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
+    **reading: Unpack[TableKeywords],
 ) -> BacktestReport:
     """Fit to the first part of a table and score the forecasts of its last part.
 
@@ -77,15 +77,13 @@ def backtest(
         samples: Sample paths of each window.
         paths: How steps and series move together in them, as `forecast` takes it; the other ways
             are scored too.
-        columns: Series to use; all by default.
-        target: The one of them to score; the methods are fitted to all.
-        frequency: pandas' name of the distance of stamps; None finds it.
         seed: Seed of the sample paths, from 0 to 2**63 - 1.
         stride: Distance of the windows that are scored.
         plot: Picture of the shares of targets in each tenth of their distribution (PIT).
         force: Overwrite files that exist.
         progress: Called as windows are scored.
         cancel: Stops between windows.
+        reading: How the table is read, as `forecast` takes it; the ``target`` alone is scored.
 
     Raises:
         InputError: The table cannot be used or is too short.
@@ -102,9 +100,10 @@ def backtest(
     for path in reports:
         if path.suffix.lower() not in ("", ".json"):
             raise UsageError(f"{path}: reports are .json files", hint=f"-o {path.stem}.json")
-    table, trained, steps = _read(data, str(model), horizons, split, tuple(columns), frequency)
+    options = TableOptions(**reading)
+    table, trained, steps = _read(data, str(model), horizons, split, options)
     train, first, last = steps
-    place = None if target is None else table.index(target)
+    place = table.place_of_target(options.target)
     scored = slice(None) if place is None else slice(place, place + 1)
     require_room_for_paths(samples, max(horizons), len(table.names))
     few = min(samples, _JOINT_SAMPLES if trained is None else _DIFFUSION_SAMPLES)
@@ -167,17 +166,16 @@ def _read(
     model: str,
     horizons: Sequence[int],
     split: str,
-    columns: tuple[str, ...],
-    frequency: str | None,
+    options: TableOptions,
 ) -> tuple[TimeTable, TrainedForecaster | None, tuple[int, int, int]]:
     """Return the table, the trained model if it is one, and the steps of `split_steps`."""
     if model == RIDGE:
         trained, room = None, available_host_bytes()
-        table = read_table(data, columns=columns, frequency=frequency, room=room)
+        table = read_table(data, options, room=room)
     else:
         trained = TrainedForecaster.load(Path(model))
         trained.require_horizon(max(horizons))
-        table = trained.read_table(data, columns, frequency)
+        table = trained.read_table(data, options)
     train, first, last = split_steps(table, split)
     if max(horizons) > last - first:
         raise InputError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from lowtide.jobs.forecast import RIDGE, fit_forecaster
 from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
-from lowtide.media.table import TimeTable
+from lowtide.media.time_table import TimeTable
 from lowtide.models.forecaster.baselines import (
     Baseline,
     ExponentialSmoothing,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from pydantic import BaseModel
@@ -27,7 +27,11 @@ from lowtide.jobs.trained_forecaster import (
     TrainedForecaster,
     without_attention_warnings,
 )
-from lowtide.media.table import TimeTable, listed, read_table
+from lowtide.media.table import read_table
+from lowtide.media.table_bytes import is_stdin
+from lowtide.media.table_options import TableKeywords, TableOptions
+from lowtide.media.table_words import listed
+from lowtide.media.time_table import TimeTable
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster
@@ -70,12 +74,14 @@ class ForecastReport(BaseModel):
 
     def __str__(self) -> str:
         series = f"{self.series} series" if self.series > 1 else "1 series"
+        season = f"season of {self.season:,}" if self.season > 1 else "no season"
         origin = "fitted to the table itself"
         if self.until is not None:
             origin = f"{self.model}, trained on data until {self.until}"
         made = "learned from" if self.paths == DIFFUSION else "of"
         lines = [
-            f"{series} of {self.history:,} steps ({self.frequency}), {self.horizon:,} ahead",
+            f"{series} of {self.history:,} steps ({self.frequency}, {season}),"
+            f" {self.horizon:,} ahead",
             f"{origin}: ridges that see"
             f" {' and '.join(f'{length:,}' for length in sorted(set(self.look_backs)))} steps,"
             f" {self.paths} paths {made} {self.residual_paths:,} held-out errors",
@@ -113,35 +119,34 @@ def forecast(
     quantile_levels: Sequence[float] = DEFAULT_LEVELS,
     samples: int = 200,
     paths: str = AUTO_PATHS,
-    columns: Sequence[str] = (),
-    target: str | None = None,
-    frequency: str | None = None,
     seed: int = 0,
     samples_output: str | Path | None = None,
     plot: str | Path | None = None,
     force: bool = False,
+    **reading: Unpack[TableKeywords],
 ) -> Forecast:
     """Forecast the series of a table, by a model fitted to the table itself or a trained one.
 
     Args:
-        data: A CSV or Parquet file, or a data frame: wide, with a column of dates, or long
-            (``unique_id, ds, y`` or ``item_id, timestamp, target``).
+        data: A CSV, Excel or Parquet file, ``-`` for standard input, or a data frame: wide, with a
+            column of dates, or long, with a column of names of series besides.
         output: File of means and quantiles, CSV or Parquet.
         model: ``"ridge"``, fitted to the table, or a folder of `lowtide train forecast`.
-        horizon: Steps to forecast.
-        horizons: Steps to forecast, each from the end of the table; the longest covers all.
+        horizon: Steps to forecast, after the last value of each series.
+        horizons: Several of them; the longest covers all.
         quantile_levels: Levels of quantiles, between 0 and 1.
         samples: Sample paths.
         paths: How steps and series move together in them: ``"bootstrap"``, ``"copula"``,
             ``"independent"``, or ``"auto"``, the best of them on blocked folds of the table; of a
             folder also ``"diffusion"``, which is its ``"auto"``.
-        columns: Series to use; all by default, or those of the folder.
-        target: The one of them to forecast; the model is of all.
-        frequency: pandas' name of the distance of stamps; None finds it.
         seed: Seed of the sample paths, from 0 to 2**63 - 1.
         samples_output: File of the sample paths, CSV or Parquet.
         plot: Picture of history, median and bands.
         force: Overwrite files that exist.
+        reading: How the table is read, as `media.table_options.TableOptions` has it: ``columns``
+            to use, by default all or those of the folder; ``target``, the one to forecast by a
+            model of all; ``frequency``, ``season``, ``time_column``, ``id_column``, ``known``,
+            ``date_format``, ``day_first``, ``decimal``, ``timezone``, ``consecutive``.
 
     Raises:
         InputError: The table cannot be used; the message has the line and the column.
@@ -156,20 +161,20 @@ def forecast(
     for path in tables:
         require_table_name(path)
     wanted = require_outputs(data, tables, plot, force=force)
-    source = _source(model, data, steps, paths, tuple(columns), frequency)
+    options = TableOptions(**reading)
+    source = _source(model, data, steps, paths, options)
     table = source.table
     require_room_for_paths(samples, steps, len(table.names))
-    notes = [*table.notes, *_unverified(table, source.ridge)]
-    place = None if target is None else table.index(target)
-    stamps = table.grid.after(steps)
-    phases = table.grid.phases(stamps)[None]
+    notes = [*table.notes, *_own_ends(table), *_unverified(table, source.ridge)]
+    place = table.place_of_target(options.target)
     with failing_beyond_container():
-        distribution = source.predict(table.values, np.array([len(table.values)]), phases)
+        distribution = predict_from_ends(table, source, steps)
         drawn = distribution.sample(source.sampler, samples, seed=seed)[0]
     mean = distribution.mean[0]
     if place is not None:
         table = table.only(place)
         drawn, mean = drawn[..., place : place + 1], mean[:, place : place + 1]
+    stamps = table.ahead(steps)
     frame = quantile_frame(table, stamps, mean, drawn, levels)
     report = ForecastReport(
         model=str(model),
@@ -216,24 +221,28 @@ class _Source:
     until: str | None = None
     attention_notes: Sequence[str] = ()
 
+    @property
+    def context(self) -> int:
+        """Steps before an origin that a forecast needs."""
+        return self.ridge.context
+
 
 def _source(
     model: str | Path,
     data: str | Path | pd.DataFrame,
     steps: int,
     paths: str,
-    columns: tuple[str, ...],
-    frequency: str | None,
+    options: TableOptions,
 ) -> _Source:
     """Return the table of ``data`` and the forecaster fitted to it, or the trained one."""
     if model == RIDGE:
-        table = read_table(data, columns=columns, frequency=frequency, room=available_host_bytes())
+        table = read_table(data, options, room=available_host_bytes())
         with failing_beyond_container():
             ridge = fit_forecaster(table, steps, paths=paths)
         return _Source(table, ridge, ridge.predict, ridge.paths.name, ridge.paths.sampler)
     trained = TrainedForecaster.load(Path(model))
     trained.require_horizon(steps)
-    table, name = trained.read_table(data, columns, frequency), trained.path_name(paths)
+    table, name = trained.read_table(data, options), trained.path_name(paths)
     sampler = trained.sampler(name, table, steps)
     return _Source(
         table,
@@ -244,6 +253,28 @@ def _source(
         trained.facts.until,
         trained.denoiser.notes,
     )
+
+
+def predict_from_ends(table: TimeTable, source: _Source, steps: int) -> Distribution:
+    """Return the distribution of what follows the last value of each series, of one window.
+
+    Series that end together are forecast together, from the table until there.
+    """
+    ends = table.ends
+    made: Distribution | None = None
+    for end in sorted(set(ends.tolist()), reverse=True):
+        # A model looks back at more steps than a series may have had by then.
+        short = max(0, source.context - end)
+        values = np.pad(table.values[:end], ((short, 0), (0, 0)), constant_values=np.nan)
+        phases = table.grid.phases(table.grid.after(steps, end))[None]
+        found = source.predict(values, np.array([len(values)]), phases)
+        if made is None:
+            made = found
+            continue
+        here = ends == end
+        made.mean[..., here], made.scale[..., here] = found.mean[..., here], found.scale[..., here]
+    assert made is not None
+    return made
 
 
 def fit_forecaster(
@@ -257,6 +288,13 @@ def fit_forecaster(
         season=table.grid.season,
         paths=paths,
     )
+
+
+def _own_ends(table: TimeTable) -> list[str]:
+    """Return what is to be said where series end at different steps."""
+    if len(set(table.ends.tolist())) == 1:
+        return []
+    return ["each series is forecast from its own last value on"]
 
 
 def _unverified(table: TimeTable, model: RidgeForecaster) -> list[str]:
@@ -317,7 +355,8 @@ def require_outputs(
     wanted = [*files, *named_outputs(plot)]
     for path in wanted:
         require_output(path, force=force)
-    require_distinct(wanted, [Path(data)] if isinstance(data, str | Path) else [])
+    inputs = [Path(data)] if isinstance(data, str | Path) and not is_stdin(data) else []
+    require_distinct(wanted, inputs)
     if plot is not None:
         require_figure_name(Path(plot))
     return wanted

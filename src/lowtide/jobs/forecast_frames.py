@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +12,8 @@ import numpy as np
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import UsageError
 from lowtide.core.install_hints import install_extra
-from lowtide.media.table import TimeTable
 from lowtide.media.table_file import PARQUET
+from lowtide.media.time_table import TimeTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def quantile_frame(
     table: TimeTable,
-    stamps: pd.DatetimeIndex,
+    stamps: Sequence[pd.Index],
     mean: np.ndarray,
     paths: np.ndarray,
     levels: tuple[float, ...],
@@ -31,13 +32,13 @@ def quantile_frame(
 
     Args:
         table: The measurements.
-        stamps: Stamps [H] of the steps.
+        stamps: Stamps [D][H] of the steps of each series.
         mean: Means [H, D].
         paths: Sample paths [S, H, D].
         levels: Levels [Q] of quantiles.
     """
-    quantiles = np.empty((len(table.names), len(stamps), len(levels)))
-    for step in range(len(stamps)):  # one by one: nothing as large as the paths is made
+    quantiles = np.empty((len(table.names), len(mean), len(levels)))
+    for step in range(len(mean)):  # one by one: nothing as large as the paths is made
         quantiles[:, step] = np.quantile(paths[:, step], levels, axis=0).T
     frame = _long_frame(table, stamps)
     frame["mean"] = mean.T.ravel()
@@ -46,8 +47,11 @@ def quantile_frame(
     return frame
 
 
-def sample_frame(table: TimeTable, stamps: pd.DatetimeIndex, paths: np.ndarray) -> pd.DataFrame:
-    """Return one row for each series and step, and a column for each of ``paths`` [S, H, D]."""
+def sample_frame(table: TimeTable, stamps: Sequence[pd.Index], paths: np.ndarray) -> pd.DataFrame:
+    """Return one row for each series and step, and a column for each of ``paths`` [S, H, D].
+
+    ``stamps`` [D][H] are those of the steps of each series.
+    """
     import pandas as pd
 
     columns = pd.DataFrame(
@@ -77,13 +81,13 @@ def write_frame(frame: pd.DataFrame, path: Path, *, replace: bool) -> None:
             frame.to_csv(part, index=False)
 
 
-def _long_frame(table: TimeTable, stamps: pd.DatetimeIndex) -> pd.DataFrame:
+def _long_frame(table: TimeTable, stamps: Sequence[pd.Index]) -> pd.DataFrame:
+    """Return the names and stamps of results, in the zone of the table."""
     import pandas as pd
 
     series, stamp, _ = table.columns
-    return pd.DataFrame(
-        {
-            series: np.repeat(np.array(table.names, object), len(stamps)),
-            stamp: np.tile(stamps.to_numpy(), len(table.names)),
-        }
-    )
+    names = np.array(table.names, object).repeat([len(one) for one in stamps])
+    if table.number_ids:
+        names = names.astype(np.int64)
+    joined = stamps[0].append(list(stamps[1:]))
+    return pd.DataFrame({series: names, stamp: table.grid.with_zone(joined)})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.figure_file import new_figure, save_figure
-from lowtide.media.table import TimeTable
+from lowtide.media.time_table import TimeTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,28 +30,26 @@ def plot_forecast(path: Path, table: TimeTable, frame: pd.DataFrame, *, replace:
             belong together, such as 0.1 and 0.9, are drawn as a band.
         replace: Whether a file that is there in the end is replaced.
     """
-    import pandas as pd
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-    series, stamp, _ = table.columns
-    names = table.names[:_MOST_SERIES]
-    steps = int((frame[series] == names[0]).sum())
+    stamp = table.columns[1]
+    names, past = table.names[:_MOST_SERIES], table.grid.with_zone(table.grid.stamps)
+    steps = len(frame) // len(table.names)
     shown = max(_HISTORY * steps, 4 * table.grid.season)
-    zone = pd.DatetimeIndex(frame[stamp]).tz
-    past = table.grid.stamps if zone is None else table.grid.stamps.tz_localize("UTC")
     figure = new_figure(9, 1.4 + 2.2 * len(names))
     panels = figure.subplots(len(names), 1, squeeze=False)[:, 0]
     for number, (name, panel) in enumerate(zip(names, panels, strict=True)):
-        ahead = frame[frame[series] == name]
-        begun = past < ahead[stamp].iloc[0]
-        _draw_history(panel, past[begun][-shown:], table.values[begun, number][-shown:])
+        ahead = frame.iloc[number * steps : (number + 1) * steps]
+        part = slice(max(0, table.ends[number] - shown), table.ends[number])
+        _draw_history(panel, past[part], table.values[part, number])
         _draw_forecast(panel, ahead, stamp)
         panel.set_ylabel(name, fontsize=9)
         panel.margins(x=0.01)
-        locator = AutoDateLocator(tz=zone)
-        panel.xaxis.set_major_locator(locator)
-        panel.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=zone))
         panel.spines[["top", "right"]].set_visible(False)
+        if frame[stamp].dtype.kind == "M":
+            locator = AutoDateLocator(tz=getattr(past, "tz", None))
+            panel.xaxis.set_major_locator(locator)
+            panel.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=locator.tz))
     some = f", the first {len(names)} of {len(table.names)} series" * (
         len(table.names) > len(names)
     )

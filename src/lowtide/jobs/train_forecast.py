@@ -17,7 +17,9 @@ from lowtide.jobs.trained_forecaster import (
     standardized,
     without_attention_warnings,
 )
-from lowtide.media.table import TimeTable, read_table
+from lowtide.media.table import read_table
+from lowtide.media.table_options import TableKeywords, TableOptions
+from lowtide.media.time_table import TimeTable
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.ldm4ts.model import LDM4TSModel
@@ -26,7 +28,7 @@ from lowtide.training.data.file_facts import collect_file_facts
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.limited_build import limited_build
 from lowtide.training.task import Task, Validator
-from lowtide.training.tasks.forecast_config import ForecastConfig
+from lowtide.training.tasks.forecast_config import ForecastConfig, TableData
 from lowtide.training.tasks.forecasting import (
     DENOISER,
     DenoisingValidation,
@@ -97,16 +99,17 @@ def make_forecast_task(config: ForecastConfig, processes: ProcessGroup, *, folde
     ``folder`` is that of the run.
     """
     data = config.datasets.train
-    table = read_table(
-        data.table,
-        columns=tuple(data.columns),
-        frequency=data.frequency,
-        room=available_host_bytes(),
-    )
+    table = read_table(data.table, reading_options(data), room=available_host_bytes())
     steps = len(table.values) if data.split == "all" else split_steps(table, data.split)[0]
     ridge = fit_forecaster(table, config.horizon, steps)
     saver = _Saver(folder, _facts(config, table, steps), ridge)
     return make_windows_task(config, table, _windows(config, table, ridge), processes, save=saver)
+
+
+def reading_options(data: TableData) -> TableOptions:
+    """Return how the table of a configuration is read."""
+    named = TableKeywords.__annotations__
+    return TableOptions(**{name: getattr(data, name) for name in named})
 
 
 def make_windows_task(
@@ -198,7 +201,7 @@ def _facts(config: ForecastConfig, table: TimeTable, steps: int) -> TrainedFacts
         phases=int(table.grid.phases()[:steps].max()) + 1,
         horizons=tuple(config.horizons),
         split=config.datasets.train.split,
-        until=table.grid.stamps[steps - 1].isoformat(),
+        until=table.grid.label(steps - 1),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,10 @@ from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, ModelError, UsageError
 from lowtide.core.input_file import exists, is_folder, require_input
 from lowtide.core.schema import SCHEMA_VERSION
-from lowtide.media.table import TimeTable, read_table
+from lowtide.media.calendar_names import calendar_of
+from lowtide.media.table import read_table
+from lowtide.media.table_options import TableOptions
+from lowtide.media.time_table import TimeTable
 from lowtide.memory.library_memory import require_room_for_libraries
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster
@@ -128,19 +131,16 @@ class TrainedForecaster:
         """Steps before an origin that a forecast needs."""
         return max(self.ridge.context, self.denoiser.config.look_back)
 
-    def read_table(
-        self, data: str | Path | pd.DataFrame, columns: Sequence[str], frequency: str | None
-    ) -> TimeTable:
+    def read_table(self, data: str | Path | pd.DataFrame, options: TableOptions) -> TimeTable:
         """Read the trained series of a table; raises as `require_table` and `media.read_table`."""
-        if columns and set(columns) != set(self.facts.columns):
+        if options.columns and set(options.columns) != set(self.facts.columns):
             raise UsageError(
                 f"{self.folder} was trained on the series {', '.join(self.facts.columns)}, not on"
-                f" {', '.join(columns)}",
+                f" {', '.join(options.columns)}",
                 hint="drop --columns; --target forecasts one of them",
             )
-        table = read_table(
-            data, columns=self.facts.columns, frequency=frequency, room=available_host_bytes()
-        )
+        options = replace(options, columns=self.facts.columns)
+        table = read_table(data, options, room=available_host_bytes())
         self.require_table(table)
         return table
 
@@ -184,10 +184,9 @@ class TrainedForecaster:
             UsageError: Step ``first`` is not after the training.
             InputError: The steps before it are too few for a forecast.
         """
-        import pandas as pd
-
-        stamp = table.grid.stamps[first]
-        if stamp <= pd.Timestamp(self.facts.until):
+        stamp, until = table.grid.label(first), self.facts.until
+        seen = int(stamp) <= int(until) if stamp.isdecimal() else stamp <= until
+        if seen:
             raise UsageError(
                 f"the part to score begins at {stamp}, and {self.folder} was trained on data until"
                 f" {self.facts.until}",
@@ -257,7 +256,5 @@ def _read_facts(path: Path) -> TrainedFacts:
 
 
 def _same_distance(one: str, other: str) -> bool:
-    """Return whether two of pandas' names are of one distance, as ``h`` and ``60min`` are."""
-    from pandas.tseries.frequencies import to_offset
-
-    return to_offset(one) == to_offset(other)
+    """Return whether two names are of one distance, as ``h`` and ``60min`` are."""
+    return calendar_of(one).name == calendar_of(other).name

@@ -1,34 +1,58 @@
-"""Regular time grids: frequency of stamps, gaps, seasons and what comes after."""
+"""Regular time grids: the calendar that stamps lie on, gaps, seasons and what comes after.
+
+A table's calendar is the one with the fewest empty steps. It has no steps on days of the week, or
+at times of the day, that never occur in the table.
+"""
 
 from __future__ import annotations
 
 import datetime
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lowtide.core.errors import InputError
+from lowtide.media.calendar_names import calendar_of
+from lowtide.media.calendars import (
+    DAY,
+    PLACES,
+    WEEK,
+    Calendar,
+    Counted,
+    Months,
+    Steps,
+    among,
+    microseconds,
+    month_of,
+    weekday,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Calendar grids that have no fixed length of a step.
-_CALENDAR = ("MS", "ME", "QS", "QE", "YS", "YE", "B")
-# Steps of a season by pandas' name of a frequency, and the part of a date that is its phase.
-_SEASONS = {
-    "B": (5, "day_of_week"),
-    "D": (7, "day_of_week"),
-    "W": (52, None),
-    "MS": (12, "month"),
-    "ME": (12, "month"),
-    "QS": (4, "quarter"),
-    "QE": (4, "quarter"),
-}
-# Gaps that are more than this are no gaps.
-_MOST_STEPS_PER_ROW = 4
-_DAY_SECONDS, _LONGEST_SEASON = 86_400, 336
+# Gaps that are more than this are no gaps, and steps that are looked at to find closed hours.
+_MOST_STEPS_PER_ROW, _MOST_RAW_STEPS = 4, 64
+# Shares of rows that may be left out, on weekdays that have a row so much less often than others;
+# and that may be on another day of their week or month: weekends and holidays move them.
+_MOST_LEFT_OUT, _RARE, _MOST_MOVED, _MOST_MOVED_TOLD = 0.05, 0.15, 0.35, 0.5
+# Chances that days without a row are open all the same: of weekends, and of any others.
+_WEEKEND_CHANCE, _CHANCE, _FEWEST_DAYS = 0.05, 0.01, 5
+_MILLISECOND, _FEWEST_ROWS, _FEWEST_INFERRED = 1000, 2, 3
+_SPARSE_HINT = "resample the data, name their calendar (--frequency), or count rows (--consecutive)"
+
+
+@dataclass(frozen=True)
+class Zone:
+    """Time zones of stamps: those that a grid is ``reckoned`` in, and that results are ``written``.
+
+    Names are those of `zoneinfo`, or offsets such as ``UTC+02:00``.
+    """
+
+    reckoned: str | datetime.tzinfo
+    written: str | datetime.tzinfo
 
 
 @dataclass(frozen=True)
@@ -36,142 +60,278 @@ class TimeGrid:
     """Evenly spaced stamps.
 
     Attributes:
-        stamps: Stamps [T], ascending, without a gap.
-        frequency: pandas' name of the distance: ``h``, ``15min``, ``D``, ``MS``, ``YS-JAN``, ...
+        stamps: Stamps [T], ascending, without a gap; numbers of steps where rows are counted.
+        calendar: The rule by which they follow each other.
+        zone: Zones of the stamps, which have none themselves; None where there is none.
+        own_season: Steps of the season as a user said them.
     """
 
-    stamps: pd.DatetimeIndex
-    frequency: str
+    stamps: pd.Index
+    calendar: Calendar
+    zone: Zone | None = None
+    own_season: int | None = None
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The stamps in microseconds since 1970, or the numbers of steps [T]."""
+        return self._numbers(self.stamps)
+
+    @property
+    def frequency(self) -> str:
+        """Name of the distance: ``h``, ``15min``, ``D``, ``B``, ``MS``, ``YS-JAN``, ..."""
+        return self.calendar.name
 
     @property
     def season(self) -> int:
-        """Steps of the season that data of this frequency usually have; 1 for none."""
-        seconds = _step_seconds(self.frequency)
-        if seconds is not None and seconds < _DAY_SECONDS:
-            day = _DAY_SECONDS // seconds
-            return int(day if day <= _LONGEST_SEASON else max(1, 3600 // seconds))
-        return _SEASONS.get(_base(self.frequency), (1, None))[0]
+        """Steps of the season that data of this calendar usually have; 1 for none."""
+        return self.own_season or self.calendar.season
 
     @property
     def steps_per_day(self) -> int | None:
         """Steps of a day; None where a day is no whole number of them."""
-        seconds = _step_seconds(self.frequency)
-        whole = seconds is not None and seconds <= _DAY_SECONDS and not _DAY_SECONDS % seconds
-        return int(_DAY_SECONDS // seconds) if seconds and whole else None
+        if not isinstance(self.calendar, Steps) or DAY % self.calendar.step:
+            return None
+        return DAY // self.calendar.step
 
-    def phases(self, stamps: pd.DatetimeIndex | None = None) -> np.ndarray:
+    def phases(self, stamps: pd.Index | None = None) -> np.ndarray:
         """Return the phase of stamps in their season, from 0: the hour of day, weekday or month."""
-        stamps = self.stamps if stamps is None else stamps
-        seconds = _step_seconds(self.frequency)
-        if seconds is not None and seconds < _DAY_SECONDS:
-            return stamps.hour.to_numpy()
-        part = _SEASONS.get(_base(self.frequency), (1, None))[1]
-        if part is None:
-            return np.zeros(len(stamps), int)
-        return getattr(stamps, part).to_numpy() - (part != "day_of_week")
+        found = self._numbers(self.stamps if stamps is None else stamps)
+        return found * 0 if self.own_season == 1 else self.calendar.phases(found)
 
-    def after(self, steps: int) -> pd.DatetimeIndex:
-        """Return the ``steps`` stamps after the last.
+    def after(self, steps: int, end: int | None = None) -> pd.Index:
+        """Return the ``steps`` stamps after the first ``end``, by default after all.
 
         Raises:
-            InputError: Some of them are after 2262, where pandas' stamps end.
+            InputError: Some of them are after 9999, where dates end.
         """
+        end = len(self.stamps) if end is None else end
+        inside = self._numbers(self.stamps[end : end + steps])
+        last = int(self._numbers(self.stamps[-1:])[0])
+        ahead = self.calendar.following(last, steps - len(inside))
+        numbers = np.concatenate([inside, ahead])
+        if not isinstance(self.calendar, Counted) and month_of(numbers[-1:])[0] // 12 > 8029:
+            raise InputError(
+                f"{steps:,} steps after {self.stamps[end - 1]:%Y-%m-%d} end after 9999"
+            )
+        return index_of(numbers, self.calendar)
+
+    def with_zone(self, stamps: pd.Index) -> pd.Index:
+        """Return stamps as results have them: in the zone of the table."""
+        if self.zone is None:
+            return stamps
         import pandas as pd
 
-        try:
-            return pd.date_range(self.stamps[-1], periods=steps + 1, freq=self.frequency)[1:]
-        except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
-            last = f"{self.stamps[-1]:%Y-%m-%d}"
-            raise InputError(
-                f"{steps:,} steps after {last} end after 2262, the last year of stamps"
-            ) from error
+        first = np.ones(len(stamps), bool)  # of an hour that a clock repeats
+        local = pd.DatetimeIndex(stamps).tz_localize(
+            self.zone.reckoned, ambiguous=first, nonexistent="shift_forward"
+        )
+        return local.tz_convert(self.zone.written)
+
+    def label(self, step: int) -> str:
+        """Return a stamp as text that sorts as stamps do: ISO 8601, or the number."""
+        stamp = self.stamps[step]
+        return str(stamp) if isinstance(self.calendar, Counted) else stamp.isoformat()
+
+    def _numbers(self, stamps: pd.Index) -> np.ndarray:
+        if isinstance(self.calendar, Counted):
+            return stamps.to_numpy(np.int64)
+        return microseconds(stamps)
 
 
-def fit_grid(stamps: pd.DatetimeIndex, frequency: str | None = None) -> TimeGrid:
+def index_of(numbers: np.ndarray, calendar: Calendar | None = None) -> pd.Index:
+    """Return microseconds since 1970 as an index of stamps: of nanoseconds where they fit."""
+    import pandas as pd
+
+    if isinstance(calendar, Counted):
+        return pd.Index(numbers.astype(np.int64))
+    stamps, bound = numbers.astype("datetime64[us]"), np.iinfo(np.int64).max // 1000
+    fits = not len(numbers) or (numbers.min() > -bound and numbers.max() < bound)
+    return pd.DatetimeIndex(stamps.astype("datetime64[ns]") if fits else stamps)
+
+
+def fit_grid(stamps: pd.Index, frequency: str | None = None) -> TimeGrid:
     """Return the grid that ascending, distinct ``stamps`` lie on, gaps filled.
 
     Args:
-        stamps: Stamps of the rows that there are.
-        frequency: pandas' name of the distance; None finds it.
+        stamps: Stamps of the rows that there are, or whole numbers.
+        frequency: Name of the distance; None finds it.
 
     Raises:
         InputError: The stamps are of no grid, or not of the one that is asked for.
+        UsageError: There is no such frequency.
     """
     import pandas as pd
 
-    if len(stamps) < 3:
+    counted = not isinstance(stamps, pd.DatetimeIndex)
+    given = calendar_of(frequency) if frequency else None
+    if len(stamps) < _FEWEST_ROWS:
         raise InputError(
             f"{len(stamps)} rows are too few for a forecast: their distance is unclear"
         )
-    for name in [frequency] if frequency else _candidates(stamps):
-        try:
-            seconds = _step_seconds(name)
-        except ValueError as error:
-            raise InputError(
-                f"frequency {name!r} is unknown", hint="--frequency h, 15min, D, W, MS or another"
-            ) from error
-        # Counted first: seconds over a century would take all memory, its working days seconds.
-        span = int(_distances(stamps[[0, -1]])[0]) / 1e6
-        least = seconds or (2 * _DAY_SECONDS if name == "B" else None)
-        if least is not None and span / least > _MOST_STEPS_PER_ROW * len(stamps):
-            continue
-        full = pd.date_range(stamps[0], stamps[-1], freq=name)
-        if len(full) <= _MOST_STEPS_PER_ROW * len(stamps) and stamps.isin(full).all():
-            return TimeGrid(full, str(full.freqstr))
-    raise InputError(
-        _irregular(stamps, frequency),
-        hint="resample the data, pass --frequency, or number the rows where nights are left out",
-    )
+    rows = stamps.to_numpy(np.int64) if counted else microseconds(stamps)
+    if counted:
+        candidates: Iterator[Calendar] = iter([Counted(int(np.gcd.reduce(np.diff(rows))))])
+    else:
+        candidates = iter([given.anchored(rows)]) if given else _candidates(rows)
+    most = _MOST_MOVED_TOLD if given else _MOST_MOVED
+    grids = [(grid, one) for one in candidates if (grid := _filled(rows, one, most)) is not None]
+    if not grids:
+        raise InputError(_irregular(stamps, rows, given), hint=_SPARSE_HINT)
+    numbers, calendar = min(grids, key=lambda one: _cost(rows, one[0]))  # the first of equals
+    return TimeGrid(index_of(numbers, calendar), calendar)
 
 
-def _candidates(stamps: pd.DatetimeIndex) -> list[str]:
-    """Return the names of grids that the stamps may lie on: without gaps, then with some."""
+def _filled(rows: np.ndarray, calendar: Calendar, most_moved: float) -> np.ndarray | None:
+    """Return all steps of a calendar from the first to the last of ``rows``.
+
+    None where it has too many steps, or more than these shares of the rows are not on it.
+    """
+    moved = calendar.nearest(rows)
+    if (np.diff(moved) <= 0).any() or (moved != rows).mean() > most_moved:
+        return None
+    first, last = int(moved[0]), int(moved[-1])
+    most = _MOST_STEPS_PER_ROW * len(rows)
+    # Counted first: seconds over a century would take all memory.
+    if calendar.at_least(first, last) > most:
+        return None
+    full = calendar.between(first, last)
+    if not _FEWEST_ROWS <= len(full) <= most:
+        return None
+    return full if among(moved, full).mean() >= 1 - _MOST_LEFT_OUT else None
+
+
+def _cost(rows: np.ndarray, full: np.ndarray) -> int:
+    """Return the steps of a grid, and the rows that are not on it as they are."""
+    return len(full) + int((~among(rows, full)).sum())
+
+
+def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
+    """Yield calendars that rows may lie on; of those with as many steps the first counts."""
     import pandas as pd
 
+    distances = np.diff(rows)
+    step = int(np.gcd.reduce(distances))
+    days = step % DAY == 0
+    if step >= 28 * DAY:  # of two rows a month apart, four weeks are chance
+        yield from _months(rows)
+    # Less than a day: steps that never follow one another are none.
+    if days or (step == distances.min() and step % _MILLISECOND == 0):
+        whole = Steps(step).anchored(rows)
+        if step < 28 * DAY or not step % WEEK:
+            yield whole
+        if DAY % step == 0 or (days and step < WEEK):
+            yield _open_steps(rows, min(step, DAY))
+        if days:
+            weeks = Steps(WEEK).anchored(rows)
+            apart = np.diff(weeks.nearest(rows)) // WEEK
+            if apart.all():
+                yield replace(weeks, step=int(np.gcd.reduce(apart)) * WEEK)
+            often = _open_weekdays(rows // DAY, but_rare=True)
+            if len(often) > 1:
+                yield Steps(DAY, often)
+    if step < 28 * DAY:
+        yield from _months(rows)
+    stamps = pd.DatetimeIndex(index_of(rows))
+    if stamps.dtype != "datetime64[ns]" or len(stamps) < _FEWEST_INFERRED:
+        return  # pandas' own calendars are of the years that it has nanoseconds for
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pandas 3 warns that it will return an object
         inferred = pd.infer_freq(stamps)
-    seconds = int(_distances(stamps).min()) / 1e6
-    fixed = seconds >= 1 and seconds < 28 * _DAY_SECONDS
-    # Named as pandas names them, "D" and not "86400s", because seasons go by the name.
-    step = pd.Timedelta(seconds=int(seconds))
-    offset = pd.tseries.frequencies.to_offset(step)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    names = [offset.freqstr] if fixed else []
-    regular = [getattr(inferred, "freqstr", inferred)] if inferred is not None else []
-    return [*regular, *names, *_CALENDAR]
+    if inferred is not None:
+        yield calendar_of(getattr(inferred, "freqstr", inferred)).anchored(rows)
+    else:
+        yield from (calendar_of(name) for name in ("SMS", "SME"))
 
 
-def _irregular(stamps: pd.DatetimeIndex, frequency: str | None) -> str:
-    """Return what is wrong with stamps of no grid, with the first that is."""
-    distances = _distances(stamps)
-    values, counts = np.unique(distances, return_counts=True)
-    usual = values[counts.argmax()]
-    odd = int((distances != usual).argmax())
-    between = f"{stamps[odd]} and {stamps[odd + 1]}"
-    wanted = f"{frequency} steps" if frequency else f"evenly spaced; most are {_words(usual)} apart"
-    return f"the stamps are not {wanted}, but {_words(distances[odd])} lie between {between}"
+def _months(rows: np.ndarray) -> Iterator[Calendar]:
+    """Yield the calendars of months that most rows lie on, at one time of the day."""
+    months, times = month_of(rows), rows % DAY
+    distances = np.diff(months)
+    if not distances.all() or (times != times[0]).any():
+        return
+    length = int(np.gcd.reduce(distances))
+    start = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY
+    latest = int(((rows - start) // DAY).max()) + 1
+    found = [Months(length, place).anchored(rows) for place in (*PLACES, latest)]
+    yield from sorted(found, key=lambda one: int((one.nearest(rows) != rows).sum()))
 
 
-def _distances(stamps: pd.DatetimeIndex) -> np.ndarray:
-    """Return the microseconds between neighbors; nanoseconds overflow after 292 years."""
-    return np.diff(stamps.to_numpy("datetime64[us]").astype(np.int64))
+def _open_steps(rows: np.ndarray, step: int) -> Calendar:
+    """Return steps without the weekdays, and times of the day, that never occur."""
+    weekdays = _open_weekdays(np.unique(rows // DAY))
+    if step == DAY:
+        return Steps(DAY, weekdays)
+    first, last = int(rows[0]), int(rows[-1])
+    if (last - first) / step > _MOST_RAW_STEPS * len(rows):
+        return Steps(step, weekdays)
+    times, counts = np.unique(Steps(step, weekdays).between(first, last) % DAY, return_counts=True)
+    seen = np.isin(times, np.unique(rows % DAY))
+    empty = 1 - len(rows) / (counts[seen].sum() + 1)
+    # Of many times one is empty by chance sooner, and an outage takes many at once.
+    chance = len(times) * empty ** counts.astype(float)
+    is_open = seen | (chance > _CHANCE) | (counts < _FEWEST_DAYS)
+    return Steps(step, weekdays, () if is_open.all() else tuple(times[is_open].tolist()))
 
 
-def _words(microseconds: int) -> str:
-    return str(datetime.timedelta(microseconds=int(microseconds))).replace(", 0:00:00", "")
+def _open_weekdays(days: np.ndarray, *, but_rare: bool = False) -> tuple[int, ...]:
+    """Return the weekdays but those of which too many never occur to be open by chance.
+
+    The chance is that of the empty days among the weekdays that occur. With ``but_rare`` weekdays
+    with next to no row are closed too: exchanges open on some Saturdays.
+    """
+    every = np.arange(days[0], days[-1] + 1)
+    steps, seen = (np.bincount(weekday(one * DAY), minlength=7) for one in (every, days))
+    if but_rare:
+        shares = seen / np.maximum(steps, 1)
+        rare = np.flatnonzero(shares <= _RARE * shares.max())
+        days = days[~np.isin(weekday(days * DAY), rare)]
+        seen = np.bincount(weekday(days * DAY), minlength=7)
+    empty = 1 - len(days) / (steps[seen > 0].sum() + 1)
+    never = {day for day in range(7) if steps[day] and not seen[day]}
+    closed = {day for day in never if empty ** int(steps[day]) <= _CHANCE}
+    if {5, 6} <= never and empty ** int(steps[5] + steps[6]) <= _WEEKEND_CHANCE:
+        closed |= {5, 6}
+    return tuple(day for day in range(7) if day not in closed)
 
 
-def _step_seconds(frequency: str) -> float | None:
-    """Return the seconds of a step of fixed length, None for one of a calendar."""
+def _irregular(stamps: pd.Index, rows: np.ndarray, given: Calendar | None) -> str:
+    """Return what is wrong with stamps of no grid, with the first row that spoils one."""
     import pandas as pd
 
-    offset = pd.tseries.frequencies.to_offset(frequency)
-    return offset.nanos / 1e9 if isinstance(offset, pd.tseries.offsets.Tick) else None
+    distances = np.diff(rows)
+    values, counts = np.unique(distances, return_counts=True)
+    usual, least = int(values[counts.argmax()]), int(np.gcd.reduce(distances))
+    usual = least if given is None and least == values[0] else usual
+    wanted = f"{given.name} steps" if given else "evenly spaced"
+    off = _first_off(rows, given, usual)
+    if off is None:
+        share = len(rows) / max(1, (int(rows[-1]) - int(rows[0])) / usual)
+        words = _words(usual) if isinstance(stamps, pd.DatetimeIndex) else f"{usual:,}"
+        step = "such steps" if given else f"steps of {words}"
+        return f"the stamps are not {wanted}: of {step} only {share:.0%} have a row"
+    near = off - 1 if off else 1
+    apart = _words(abs(int(rows[off] - rows[near])))
+    most = "" if given else f"; most are {_words(usual)} apart"
+    return f"the stamps are not {wanted}{most}, but {stamps[off]} is {apart} from {stamps[near]}"
 
 
-def _base(frequency: str) -> str:
-    """Return a frequency's name without anchor: ``W`` of ``W-SUN``; ``7D`` is a week."""
-    seconds = _step_seconds(frequency)
-    if seconds == 7 * _DAY_SECONDS:
-        return "W"
-    return frequency.split("-")[0]
+def _first_off(rows: np.ndarray, given: Calendar | None, usual: int) -> int | None:
+    """Return the first row that is not where most are: on a calendar, or by distance."""
+    if given is not None:
+        anchored = given.anchored(rows)
+        if anchored.at_least(int(rows[0]), int(rows[-1])) > 100 * len(rows):
+            return None
+        off = ~np.isin(rows, anchored.between(int(rows[0]), int(rows[-1])))
+        return int(off.argmax()) if off.any() else None
+    if 28 * DAY <= usual <= 366 * DAY:
+        days = rows // DAY
+        place = days - month_of(rows).astype("datetime64[M]").astype("datetime64[D]").astype(int)
+    else:
+        place = rows % usual
+    values, counts = np.unique(place, return_counts=True)
+    off = place != values[counts.argmax()]
+    return int(off.argmax()) if off.any() else None
+
+
+def _words(time: int) -> str:
+    return str(datetime.timedelta(microseconds=int(time))).replace(", 0:00:00", "")

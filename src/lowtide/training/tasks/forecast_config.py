@@ -55,6 +55,34 @@ class TableData(TrainData, frozen=True):
     frequency: str | None = Field(
         default=None, description="Distance of rows: h, 15min, D, W, MS, ... Default: found."
     )
+    season: str | int | None = Field(
+        default=None, description="Steps of a season, or none. Default: that of the distance."
+    )
+    time_column: str | None = Field(default=None, description="Column of dates. Default: found.")
+    id_column: str | None = Field(
+        default=None, description="Column of a long table's names of series. Default: found."
+    )
+    target: str | None = Field(
+        default=None, description="Column of a long table's values. Default: found."
+    )
+    known: Words = Field(
+        default=[], description="Columns that are known ahead of the last value. Default: found."
+    )
+    date_format: str | None = Field(
+        default=None, description="How dates are written: %d.%m.%Y, excel, ms, ... Default: found."
+    )
+    day_first: bool | None = Field(
+        default=None, description="Whether days stand before months. Default: found."
+    )
+    decimal: Literal[".", ","] | None = Field(
+        default=None, description="What separates decimals: . or , Default: found."
+    )
+    timezone: str | None = Field(
+        default=None, description="Zone of the stamps: Europe/Berlin. Default: found."
+    )
+    consecutive: bool = Field(
+        default=False, description="Count rows, whatever the distance of their stamps."
+    )
     split: Literal["70/10/20", "ett", "all"] = Field(
         default="70/10/20",
         description=(

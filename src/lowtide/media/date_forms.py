@@ -1,0 +1,169 @@
+"""Forms of dates as spreadsheets, databases and statistics offices write them.
+
+A form may read ``1/2/2026`` in several ways; which is meant is for who knows the other rows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lowtide.media.calendars import DAY, HOUR, MINUTE, SECOND
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOT_A_TIME = np.iinfo(np.int64).min
+# Beginnings of the months' names: English, German, French, Spanish, Italian, Portuguese, Dutch.
+_MONTHS = (
+    "jan|ene|gen",
+    "feb|fév|fev",
+    "mar|mär|maa|mrt",
+    "apr|avr|abr",
+    "may|mai|mag|mei",
+    "jun|juin|giu",
+    "jul|juil|lug",
+    "aug|ago|aoû|aou",
+    "sep|set",
+    "oct|okt|ott|out",
+    "nov",
+    "dec|dez|dic|déc",
+)
+_Y, _YY, _D = r"(?P<year>\d{4})", r"(?P<year>\d{2})", r"(?P<day>\d{1,2})(?:st|nd|rd|th|\.)?"
+_M, _NAME = r"(?P<month>\d{1,2})", r"(?P<name>[^\W\d_]{3,})\.?"
+_OR = r"[-/. ,]+"
+# What a form is called, and its parts; the first that reads all is said where others do too.
+_FORMS = {
+    "year-month-day": _Y + _OR + _M + _OR + _D,
+    "day/month/year": _D + _OR + _M + _OR + _Y,
+    "month/day/year": _M + _OR + _D + _OR + _Y,
+    "day/month/year of two digits": _D + _OR + _M + _OR + _YY,
+    "month/day/year of two digits": _M + _OR + _D + _OR + _YY,
+    "year of two digits/month/day": _YY + _OR + _M + _OR + _D,
+    "day, name of the month, year": rf"{_D}[-/. ,]*(?:de )?{_NAME}[-/. ,]*(?:de )?{_Y}",
+    "day, name of the month, year of two digits": rf"{_D}[-/. ,]*{_NAME}[-/. ,]*{_YY}",
+    "name of the month, day, year": _NAME + _OR + _D + _OR + _Y,
+    "year, name of the month, day": _Y + r"[-/. ,]*" + _NAME + r"[-/. ,]*" + _D,
+    "name of the month, year": _NAME + r"[-/. ,']*(?:de )?" + _Y,
+    "name of the month, year of two digits": _NAME + r"[-/. ,']*" + _YY,
+    "year, name of the month": _Y + r"[-/. ,]*" + _NAME,
+    "month/year": _M + r"[-/.]" + _Y,
+    "year, month": _Y + r"(?:[-/. ]|[-: ]?m)" + _M,
+    "quarters, by their first day": _Y + r"[-: /]*[qtk](?P<quarter>[1-4])",
+    "quarters, by their first day, ": r"[qtk](?P<quarter>[1-4])[-: /]*" + _Y,
+    "quarters, by their first day,": r"(?P<quarter>[1-4])\.?[-: ]*[qtk][a-z.]*[-: /]*" + _Y,
+    "quarters, by their first day, of years of two digits": r"q(?P<quarter>[1-4])[-: /']*" + _YY,
+    "half-years, by their first day": _Y + r"[-: /]*[hs](?P<half>[12])",
+    "weeks of ISO, by their Monday": _Y + r"[-: ]*w(?P<week>\d{1,2})",
+    "weeks of ISO and days": _Y + r"-?w(?P<week>\d{2})-?(?P<weekday>[1-7])",
+    "year-day of the year": _Y + r"-?(?P<ordinal>\d{3})",
+}
+_PATTERNS = {name: re.compile(form + r"\.?") for name, form in _FORMS.items()}
+_WEEKDAY = r"^(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\.?,?\s+"
+_TIME = (
+    r"^(?P<date>.*\d.*?)[\st,]+(?P<hour>\d{1,2})(?::|\.(?=\d\d[:.]))(?P<minute>\d{2})"
+    r"(?:[:.](?P<second>\d{2})(?:[.,](?P<part>\d+))?)?\s*(?P<half>[ap]\.?\s?m\.?)?$"
+)
+_CHUNK = 20_000
+# Years of two digits are those from 1969, as in strptime.
+_TWO_DIGITS_FROM = 69
+
+
+def readings(cells: pd.Series) -> dict[str, np.ndarray]:
+    """Return what text may mean, by the name of the form, in microseconds since 1970.
+
+    Args:
+        cells: Distinct texts [n], without spaces around them.
+
+    Returns:
+        For each form that fits most of the cells, its stamps [n], `NOT_A_TIME` where it fits not.
+    """
+    some = _parts(cells.iloc[:: max(1, len(cells) // 20)])["date"].tolist()
+    fitting = [
+        name
+        for name, pattern in _PATTERNS.items()
+        if sum(pattern.fullmatch(one) is not None for one in some) * 2 > len(some)
+    ]
+    made: dict[str, list[np.ndarray]] = {name: [] for name in fitting}
+    # Some at a time: parts of texts take many times their memory.
+    for start in range(0, len(cells), _CHUNK):
+        parts = _parts(cells.iloc[start : start + _CHUNK])
+        times = _times(parts)
+        for name in fitting:
+            days = _days(parts["date"].str.extract(rf"^{_PATTERNS[name].pattern}$"))
+            absent = (days == NOT_A_TIME) | (times == NOT_A_TIME)
+            made[name].append(np.where(absent, NOT_A_TIME, np.where(absent, 0, days) * DAY + times))
+    found: dict[str, np.ndarray] = {}
+    for name in fitting:
+        stamps = np.concatenate(made[name])
+        if not any(np.array_equal(stamps, other) for other in found.values()):
+            found[name.rstrip(", ")] = stamps
+    return found
+
+
+def _parts(cells: pd.Series) -> pd.DataFrame:
+    """Return the date of texts and the parts of their times."""
+    text = cells.str.lower().str.replace(_WEEKDAY, "", regex=True)
+    parts = text.str.extract(_TIME)
+    return parts.assign(date=parts["date"].fillna(text).str.strip())
+
+
+def _times(timed: pd.DataFrame) -> np.ndarray:
+    """Return times of the day; 0 where there is none."""
+    hour, minute, second = (_int(timed[name]) for name in ("hour", "minute", "second"))
+    half = timed["half"].fillna("").str[:1].to_numpy()
+    # The end of a day is the beginning of the next.
+    wrong = (minute > 59) | (second > 59) | (hour * HOUR + minute * MINUTE + second * SECOND > DAY)
+    wrong |= (half != "") & ((hour < 1) | (hour > 12))
+    hour = np.where(half == "", hour, hour % 12 + 12 * (half == "p"))
+    part = _int(timed["part"].str.ljust(6, "0").str[:6])
+    return np.where(wrong, NOT_A_TIME, hour * HOUR + minute * MINUTE + second * SECOND + part)
+
+
+def _days(parts: pd.DataFrame) -> np.ndarray:
+    """Return days since 1970 of a date's parts, `NOT_A_TIME` where there is no such day."""
+    absent = parts.isna().any(axis=1).to_numpy(copy=True)
+    year = _int(parts["year"])
+    if (parts["year"].str.len() == 2).any():
+        year += np.where(year < _TWO_DIGITS_FROM, 2000, 1900)
+    month, day = np.ones_like(year), np.ones_like(year)
+    if "month" in parts:
+        month = _int(parts["month"])
+    elif "name" in parts:
+        month = np.array([_month(name) for name in parts["name"].fillna("")])
+    elif "quarter" in parts:
+        month = 3 * _int(parts["quarter"]) - 2
+    elif "half" in parts:
+        month = 6 * _int(parts["half"]) - 5
+    if "day" in parts:
+        day = _int(parts["day"])
+    absent |= (month < 1) | (month > 12) | (day < 1) | (year < 1)
+    months = (year - 1970) * 12 + np.clip(month, 1, 12) - 1
+    start, after = (
+        one.astype("datetime64[M]").astype("datetime64[D]") for one in (months, months + 1)
+    )
+    days = start.astype(np.int64) + day - 1
+    absent |= days >= after.astype(np.int64)
+    if "ordinal" in parts:
+        ordinal = _int(parts["ordinal"])
+        leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+        days, absent = days + ordinal - 1, absent | (ordinal < 1) | (ordinal > 365 + leap)
+    if "week" in parts:
+        # The first week has the fourth of January.
+        fourth, week = days + 3, _int(parts["week"])
+        absent |= (week < 1) | (week > 53)
+        days = fourth - (fourth + 3) % 7 + 7 * (week - 1)
+        if "weekday" in parts:
+            days = days + _int(parts["weekday"]) - 1
+    return np.where(absent, NOT_A_TIME, days)
+
+
+def _int(texts: pd.Series) -> np.ndarray:
+    return texts.fillna("0").astype("int64").to_numpy(copy=True)
+
+
+def _month(name: str) -> int:
+    """Return the month of a name, or 0."""
+    return next((number for number, starts in enumerate(_MONTHS, 1) if re.match(starts, name)), 0)

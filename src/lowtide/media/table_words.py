@@ -1,0 +1,24 @@
+"""Lists of names in notes and errors: of many the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lowtide.core.errors import shorten
+
+_MOST_NAMES = 12
+
+
+def listed(names: Sequence[str], chosen: np.ndarray) -> str:
+    """Return the names that a mask [D] has chosen, of many the first."""
+    return few([names[one] for one in np.flatnonzero(chosen).tolist()])
+
+
+def few(words: Sequence[str]) -> str:
+    """Return the first of many words, and how many there are besides."""
+    more = len(words) - _MOST_NAMES
+    return ", ".join(map(shorten, words[:_MOST_NAMES])) + (
+        f" and {more:,} more" if more > 0 else ""
+    )

@@ -1,0 +1,99 @@
+"""Series on one time grid, as forecasts take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lowtide.core.errors import InputError, UsageError, shown
+from lowtide.media.series_columns import LONG
+from lowtide.media.table_future import ends_of
+from lowtide.media.table_words import few, listed
+from lowtide.media.time_grid import TimeGrid
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class TimeTable:
+    """Several series on one time grid.
+
+    Attributes:
+        grid: Stamps [T], until the last value of any series.
+        values: Values [T, D] in their own units, NaN where there is none.
+        names: Names [D] of the series.
+        columns: Names of the columns of series, stamp and value in a long frame.
+        notes: Sentences on what was read, repaired or left out.
+        known: Values [T + H, K] of columns that are known H steps ahead of the last value.
+        known_names: Names [K] of those.
+        long: Whether the values are one column of a long table.
+        number_ids: Whether results have the names of series as whole numbers.
+    """
+
+    grid: TimeGrid
+    values: np.ndarray
+    names: tuple[str, ...]
+    columns: tuple[str, str, str] = LONG[0]
+    notes: tuple[str, ...] = ()
+    known: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+    known_names: tuple[str, ...] = ()
+    long: bool = False
+    number_ids: bool = False
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Step [D] after the last value of each series, where its forecast begins."""
+        return ends_of(self.values)
+
+    def index(self, name: str) -> int:
+        """Return the place of a series among the names.
+
+        Raises:
+            UsageError: There is no series of this name.
+        """
+        return place_among(name, self.names)
+
+    def place_of_target(self, target: str | None) -> int | None:
+        """Return the place of the one series that is wanted; None for all.
+
+        In a long table the name of the column of values means all; raises as `index`.
+        """
+        if target is None or (self.long and target == self.columns[2] and target not in self.names):
+            return None
+        return self.index(target)
+
+    def ahead(self, steps: int) -> list[pd.Index]:
+        """Return the stamps of ``steps`` [D] after the last value of each series."""
+        made = {end: self.grid.after(steps, end) for end in set(self.ends.tolist())}
+        return [made[end] for end in self.ends.tolist()]
+
+    def only(self, place: int) -> TimeTable:
+        """Return the table of one series."""
+        part = slice(place, place + 1)
+        return replace(self, values=self.values[:, part], names=self.names[part])
+
+    def without(self, left_out: np.ndarray, reason: str) -> TimeTable:
+        """Return the table without the series of a mask [D], and a note that has the reason.
+
+        Raises:
+            InputError: No series is left.
+        """
+        if left_out.all():
+            raise InputError(f"no series is left: all are {reason}")
+        if not left_out.any():
+            return self
+        note = f"left out, {reason}: {listed(self.names, left_out)}"
+        names = tuple(np.array(self.names, object)[~left_out].tolist())
+        values, notes = self.values[:, ~left_out], (*self.notes, note)
+        return replace(self, values=values, names=names, notes=notes)
+
+
+def place_among(name: str, names: Sequence[str]) -> int:
+    """Return the place of a series among ``names``."""
+    if name not in names:
+        raise UsageError(f"there is no series {shown(name)}", hint=f"there are: {few(names)}")
+    return list(names).index(name)

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import BaseModel
-
 from lowtide.core.atomic_file import require_distinct, require_name, require_output
-from lowtide.core.errors import UsageError
+from lowtide.core.errors import InputError, UsageError
 from lowtide.core.figure_file import require_figure_name
 from lowtide.core.option import MOST_COUNT, MOST_SEED
-from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes
 from lowtide.jobs.forecast_frames import (
     quantile_frame,
@@ -22,6 +19,7 @@ from lowtide.jobs.forecast_frames import (
     sample_frame,
     write_frame,
 )
+from lowtide.jobs.forecast_report import ForecastReport, chosen_facts
 from lowtide.jobs.trained_forecaster import (
     DIFFUSION,
     TrainedForecaster,
@@ -30,61 +28,18 @@ from lowtide.jobs.trained_forecaster import (
 from lowtide.media.table import TimeTable, listed, read_table
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.process_memory import available_host_bytes
+from lowtide.models.forecaster.choice import Choice, fit_model
+from lowtide.models.forecaster.chosen import ChosenForecaster
 from lowtide.models.forecaster.forecaster import RidgeForecaster
+from lowtide.models.forecaster.methods import AUTO, METHODS
 from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS, Distribution, PathSampler
 
 if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_LEVELS = (0.1, 0.5, 0.9)
-RIDGE = "ridge"
-
-
-class ForecastReport(BaseModel):
-    """Report of a forecast.
-
-    ``history`` counts the steps of the table, ``look_backs`` those that each ridge sees, and
-    ``residual_paths`` the held-out errors that samples are drawn from, by the sampler ``paths``;
-    ``path_energy`` has the energy scores it was chosen by. ``until`` is the last stamp that a
-    trained ``model`` was trained on; without one, that is the end of the table. ``notes`` are
-    sentences on what was repaired in the table or left out, and attention backends that cannot run.
-    """
-
-    schema_version: int = SCHEMA_VERSION
-    model: str = RIDGE
-    until: str | None = None
-    series: int
-    history: int
-    frequency: str
-    season: int
-    horizon: int
-    samples: int
-    quantile_levels: tuple[float, ...]
-    seed: int
-    look_backs: tuple[int, ...]
-    residual_paths: int
-    paths: str
-    path_energy: dict[str, float]
-    outputs: list[str] = []
-    notes: list[str] = []
-
-    def __str__(self) -> str:
-        series = f"{self.series} series" if self.series > 1 else "1 series"
-        origin = "fitted to the table itself"
-        if self.until is not None:
-            origin = f"{self.model}, trained on data until {self.until}"
-        made = "learned from" if self.paths == DIFFUSION else "of"
-        lines = [
-            f"{series} of {self.history:,} steps ({self.frequency}), {self.horizon:,} ahead",
-            f"{origin}: ridges that see"
-            f" {' and '.join(f'{length:,}' for length in sorted(set(self.look_backs)))} steps,"
-            f" {self.paths} paths {made} {self.residual_paths:,} held-out errors",
-        ]
-        if self.path_energy:
-            tried = ", ".join(f"{name} {score:.4g}" for name, score in self.path_energy.items())
-            lines.append(f"paths chosen by energy score on blocked folds: {tried}")
-        lines += [f"note: {text}" for text in self.notes]
-        return "\n".join([*lines, *(f"written: {path}" for path in self.outputs)])
+# What `model` may be besides a folder.
+NAMES = (AUTO, *METHODS)
 
 
 @dataclass(frozen=True)
@@ -107,10 +62,12 @@ def forecast(
     data: str | Path | pd.DataFrame,
     output: str | Path | None = None,
     *,
-    model: str | Path = RIDGE,
+    model: str | Path = AUTO,
     horizon: int | None = None,
     horizons: Sequence[int] = (),
-    quantile_levels: Sequence[float] = DEFAULT_LEVELS,
+    quantile_levels: Sequence[float] | None = None,
+    intervals: Sequence[float] = (),
+    non_negative: bool | None = None,
     samples: int = 200,
     paths: str = AUTO_PATHS,
     columns: Sequence[str] = (),
@@ -127,10 +84,15 @@ def forecast(
         data: A CSV or Parquet file, or a data frame: wide, with a column of dates, or long
             (``unique_id, ds, y`` or ``item_id, timestamp, target``).
         output: File of means and quantiles, CSV or Parquet.
-        model: ``"ridge"``, fitted to the table, or a folder of `lowtide train forecast`.
+        model: ``"auto"``, the best method of each series on what it was not fitted to; one of
+            ``"naive"``, ``"ets"``, ``"theta"``, ``"mean"`` (of these three), ``"plain-ridge"``,
+            ``"dlinear"`` and ``"ridge"``; or a folder of `lowtide train forecast`.
         horizon: Steps to forecast.
         horizons: Steps to forecast, each from the end of the table; the longest covers all.
-        quantile_levels: Levels of quantiles, between 0 and 1.
+        quantile_levels: Levels of quantiles, between 0 and 1; by default .1, .5 and .9, or .5
+            beside ``intervals``.
+        intervals: Bands by the percentage inside, such as 80 and 95: columns ``lo-80``, ``hi-80``.
+        non_negative: Whether bands are cut at 0; None cuts those of series that never were below.
         samples: Sample paths.
         paths: How steps and series move together in them: ``"bootstrap"``, ``"copula"``,
             ``"independent"``, or ``"auto"``, the best of them on blocked folds of the table; of a
@@ -150,8 +112,8 @@ def forecast(
         OutputError: A file cannot be written.
     """
     steps = _horizon(horizon, horizons)
-    levels = _levels(quantile_levels)
-    require_sampling(samples, paths, seed, trained=model != RIDGE)
+    levels = _levels(quantile_levels, intervals)
+    require_sampling(samples, paths, seed, trained=str(model) not in NAMES)
     tables = named_outputs(output, samples_output)
     for path in tables:
         require_table_name(path)
@@ -159,18 +121,24 @@ def forecast(
     source = _source(model, data, steps, paths, tuple(columns), frequency)
     table = source.table
     require_room_for_paths(samples, steps, len(table.names))
-    notes = [*table.notes, *_unverified(table, source.ridge)]
     place = None if target is None else table.index(target)
     stamps = table.grid.after(steps)
     phases = table.grid.phases(stamps)[None]
+    floor = floors(table, non_negative)
     with failing_beyond_container():
         distribution = source.predict(table.values, np.array([len(table.values)]), phases)
+        distribution = distribution.above(floor)
         drawn = distribution.sample(source.sampler, samples, seed=seed)[0]
+    notes = [*table.notes, *_unverified(table, source.forecaster)]
+    if non_negative is None and (cut := (drawn <= floor).any(axis=(0, 1))).any():
+        names = listed(table.names, cut)
+        notes.append(f"bands end at 0, below which the data never were: {names}")
     mean = distribution.mean[0]
     if place is not None:
         table = table.only(place)
         drawn, mean = drawn[..., place : place + 1], mean[:, place : place + 1]
-    frame = quantile_frame(table, stamps, mean, drawn, levels)
+    frame = quantile_frame(table, stamps, mean, drawn, levels, _bands(intervals))
+    ridge = source.forecaster if isinstance(source.forecaster, RidgeForecaster) else None
     report = ForecastReport(
         model=str(model),
         until=source.until,
@@ -181,11 +149,13 @@ def forecast(
         horizon=steps,
         samples=samples,
         quantile_levels=levels,
+        intervals=_bands(intervals),
         seed=seed,
-        look_backs=tuple(len(matrix) for matrix in source.ridge.ridges),
-        residual_paths=len(source.ridge.residuals),
+        look_backs=() if ridge is None else tuple(len(matrix) for matrix in ridge.ridges),
+        residual_paths=len(source.forecaster.residuals),
         paths=source.paths,
-        path_energy={} if source.paths == DIFFUSION else source.ridge.paths.energy,
+        path_energy={} if source.paths == DIFFUSION or ridge is None else ridge.paths.energy,
+        **chosen_facts(source.table, source.choice, place),
         outputs=[str(path) for path in wanted],
         notes=[*notes, *source.attention_notes],
     )
@@ -205,14 +175,16 @@ def forecast(
 class _Source:
     """What a forecast is made of; ``paths`` is the name of ``sampler``.
 
-    ``attention_notes`` are those of a trained model, which samples may add to.
+    ``choice`` is how its method was chosen, None of a trained model, and ``attention_notes`` are
+    those of a trained one, which samples may add to.
     """
 
     table: TimeTable
-    ridge: RidgeForecaster
+    forecaster: RidgeForecaster | ChosenForecaster
     predict: Callable[[np.ndarray, np.ndarray, np.ndarray], Distribution]
     paths: str
     sampler: PathSampler
+    choice: Choice | None = None
     until: str | None = None
     attention_notes: Sequence[str] = ()
 
@@ -226,11 +198,12 @@ def _source(
     frequency: str | None,
 ) -> _Source:
     """Return the table of ``data`` and the forecaster fitted to it, or the trained one."""
-    if model == RIDGE:
+    if str(model) in NAMES:
         table = read_table(data, columns=columns, frequency=frequency, room=available_host_bytes())
         with failing_beyond_container():
-            ridge = fit_forecaster(table, steps, paths=paths)
-        return _Source(table, ridge, ridge.predict, ridge.paths.name, ridge.paths.sampler)
+            choice = choose_method(table, steps, str(model), paths=paths)
+        made = choice.forecaster
+        return _Source(table, made, made.predict, made.paths.name, made.paths.sampler, choice)
     trained = TrainedForecaster.load(Path(model))
     trained.require_horizon(steps)
     table, name = trained.read_table(data, columns, frequency), trained.path_name(paths)
@@ -241,8 +214,30 @@ def _source(
         trained.predict,
         name,
         sampler,
-        trained.facts.until,
-        trained.denoiser.notes,
+        until=trained.facts.until,
+        attention_notes=trained.denoiser.notes,
+    )
+
+
+def choose_method(
+    table: TimeTable,
+    horizon: int,
+    model: str,
+    *,
+    steps: int | None = None,
+    paths: str = AUTO_PATHS,
+) -> Choice:
+    """Return the method called ``model``, or the best, of the first ``steps`` of a table."""
+    values = table.values[:steps]
+    if len(values) < 2:
+        raise InputError("1 row is too few for a forecast", hint="give 2 rows at least")
+    return fit_model(
+        model,
+        values,
+        table.grid.phases()[:steps],
+        horizon=horizon,
+        season=table.grid.season,
+        paths=paths,
     )
 
 
@@ -259,7 +254,7 @@ def fit_forecaster(
     )
 
 
-def _unverified(table: TimeTable, model: RidgeForecaster) -> list[str]:
+def _unverified(table: TimeTable, model: RidgeForecaster | ChosenForecaster) -> list[str]:
     """Return what is to be said of series that have too few values to judge forecasts by."""
     if not model.unverified.any():
         return []
@@ -333,7 +328,26 @@ def _horizon(horizon: int | None, horizons: Sequence[int]) -> int:
     return int(max(wanted))
 
 
-def _levels(levels: Sequence[float]) -> tuple[float, ...]:
+def floors(table: TimeTable, non_negative: bool | None) -> np.ndarray:
+    """Return what no path [D] is below: 0, or nothing; None is 0 where no value is below it."""
+    if non_negative is None:
+        return np.where(np.nanmin(table.values, axis=0) >= 0, 0.0, -np.inf)
+    return np.full(len(table.names), 0.0 if non_negative else -np.inf)
+
+
+def _bands(intervals: Sequence[float]) -> tuple[float, ...]:
+    """Return percentages of bands, ascending."""
+    wrong = [one for one in intervals if not 0 < one < 100]
+    if wrong:
+        raise UsageError(
+            f"a band holds between 0 and 100 percent, not {wrong[0]:g}", hint="--interval 80,95"
+        )
+    return tuple(sorted(set(map(float, intervals))))
+
+
+def _levels(levels: Sequence[float] | None, intervals: Sequence[float]) -> tuple[float, ...]:
+    if levels is None:
+        return (0.5,) if _bands(intervals) else DEFAULT_LEVELS
     wrong = [level for level in levels if not 0 < level < 1]
     if wrong or not levels:
         raise UsageError(

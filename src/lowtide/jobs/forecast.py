@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from lowtide.core.atomic_file import require_distinct, require_name, require_output
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.figure_file import require_figure_name
@@ -154,7 +155,7 @@ def forecast(
         look_backs=() if ridge is None else tuple(len(matrix) for matrix in ridge.ridges),
         residual_paths=len(source.forecaster.residuals),
         paths=source.paths,
-        path_energy={} if source.paths == DIFFUSION or ridge is None else ridge.paths.energy,
+        path_energy={} if source.paths == DIFFUSION else source.forecaster.paths.energy,
         **chosen_facts(source.table, source.choice, place),
         outputs=[str(path) for path in wanted],
         notes=[*notes, *source.attention_notes],
@@ -259,7 +260,8 @@ def _unverified(table: TimeTable, model: RidgeForecaster | ChosenForecaster) -> 
     if not model.unverified.any():
         return []
     names = listed(table.names, model.unverified)
-    return [f"too few values to judge forecasts by, bands are those of other series: {names}"]
+    bands = "guesses" if isinstance(model, ChosenForecaster) else "those of other series"
+    return [f"too few values to judge forecasts by, bands are {bands}: {names}"]
 
 
 def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> None:

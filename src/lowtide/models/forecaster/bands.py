@@ -13,14 +13,24 @@ import math
 import numpy as np
 
 from lowtide.core.philox import philox
+from lowtide.models.forecaster.paths import drawn_chunks
 
 # Independent windows from which on the errors that occurred are taken as they are.
 ENOUGH_WINDOWS = 20
 # What the deviation that a method claims counts for, in independent windows.
 _CLAIM_WINDOWS = 4.0
-_LEAST = 1e-9
 _MADE_PATHS, _FEWEST_PATHS, _MOST_NUMBERS = 512, 64, 1 << 25
 _PURPOSE = 0x62616E64  # "band", in the keys of generators
+_GAUSSIAN = 0x676175  # "gau"
+
+
+class GaussianPaths:
+    """Standard normal errors, each step and variable on its own."""
+
+    def sample(self, origin: int, paths: np.ndarray, *, seed: int) -> None:
+        """Fill ``paths`` [S, H, D] for the window at ``origin``."""
+        for part, draw in drawn_chunks(paths, seed, _GAUSSIAN, origin):
+            part[:] = draw.standard_normal(part.shape, np.float32)
 
 
 def error_scale(errors: np.ndarray, deviation: np.ndarray, growth: np.ndarray) -> np.ndarray:
@@ -31,16 +41,19 @@ def error_scale(errors: np.ndarray, deviation: np.ndarray, growth: np.ndarray) -
         deviation: Standard deviation [D] of errors one step ahead that the method claims.
         growth: Standard deviation [H, D] by step that it claims, in units of the first.
     """
-    claimed = np.maximum(deviation * growth, np.finfo(float).tiny)
     seen = np.isfinite(errors)
     count = seen.sum(axis=0)
     squares = np.where(seen, np.square(errors), 0.0).sum(axis=0) / np.maximum(count, 1)
-    independent = count / np.arange(1, len(growth) + 1)[:, None]
+    # A method that claims to make no errors, as of a constant that has changed, is not believed.
+    claimed = np.where(deviation > 0, deviation, np.sqrt(squares.mean(axis=0))) * growth
     if len(errors) >= ENOUGH_WINDOWS * len(growth):
-        few = count < ENOUGH_WINDOWS
-        return np.where(few, claimed, np.maximum(np.sqrt(squares), _LEAST * claimed))
-    share = (independent * squares / np.square(claimed)).sum(axis=0) + _CLAIM_WINDOWS
-    return claimed * np.sqrt(share / (independent.sum(axis=0) + _CLAIM_WINDOWS))
+        scale = np.where(count < ENOUGH_WINDOWS, claimed, np.sqrt(squares))
+    else:
+        independent = count / np.arange(1, len(growth) + 1)[:, None]
+        shares = squares / np.square(np.where(claimed > 0, claimed, 1.0))
+        total = (independent * shares).sum(axis=0) + _CLAIM_WINDOWS
+        scale = claimed * np.sqrt(total / (independent.sum(axis=0) + _CLAIM_WINDOWS))
+    return np.where(np.isnan(scale), np.nan, np.maximum(scale, np.finfo(float).tiny))
 
 
 def crps(errors: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -51,7 +64,6 @@ def crps(errors: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """
     from scipy.special import ndtr
 
-    scale = np.maximum(scale, np.finfo(float).tiny)
     ratio = errors / scale
     density = np.exp(-np.square(ratio) / 2) / math.sqrt(2 * math.pi)
     found = scale * (ratio * (2 * ndtr(ratio) - 1) + 2 * density - 1 / math.sqrt(math.pi))

@@ -10,7 +10,7 @@ import numpy as np
 from lowtide.core.errors import InputError
 from lowtide.models.forecaster.bands import crps, error_scale
 from lowtide.models.forecaster.chosen import ChosenForecaster
-from lowtide.models.forecaster.forecaster import RidgeForecaster, independent_windows
+from lowtide.models.forecaster.forecaster import RidgeForecaster, independent_windows, require_size
 from lowtide.models.forecaster.history import Fitted, History
 from lowtide.models.forecaster.methods import (
     AUTO,
@@ -87,6 +87,7 @@ def fit_model(
     Raises:
         InputError: The history has too few rows for the ``model``, or none can forecast so much.
     """
+    require_size(horizon, values.shape[1])
     history = History(values, season)
     windows = independent_windows(len(values), horizon, season)
     able = windows >= _FEWEST_WINDOWS

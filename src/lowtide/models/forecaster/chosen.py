@@ -19,7 +19,7 @@ from lowtide.models.forecaster.paths import (
 from lowtide.models.forecaster.rolling import HeldOut
 from lowtide.models.forecaster.windows import forward_fill
 
-_MOST_PATHS, _USUAL_PATHS = 2048, "bootstrap"
+_MOST_PATHS, _FEWEST_JUDGED, _USUAL_PATHS = 2048, 8, "bootstrap"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ChosenForecaster:
         scale: Scale of errors [H, D].
         paths: Sampler of joint paths of errors in units of the scale.
         residuals: The paths [n, H, D] that it is made from.
-        unverified: Mask [D] of variables of which no error is known; those of others stand for it.
+        unverified: Mask [D] of variables that have fewer held-out errors than others.
     """
 
     horizon: int
@@ -70,12 +70,11 @@ class ChosenForecaster:
             scale[:, own], growth[:, own] = scales[name][:, own], fitted[name].growth[:, own]
             if name in held.errors:
                 errors[..., own] = held.errors[name][..., own]
-        known = np.isfinite(scale).all(axis=0) & (scale > 0).all(axis=0)
-        others = (
-            scale[:, known].mean(axis=1, keepdims=True) if known.any() else np.full((1, 1), 1e-12)
-        )
-        unverified = ~np.isfinite(scale).all(axis=0)
-        scale = np.where(unverified, others, scale)
+        known = np.isfinite(scale).all(axis=0)
+        others = scale[:, known].mean(axis=1) if known.any() else np.ones(len(scale))
+        scale = np.where(known, scale, others[:, None])
+        judged = np.isfinite(errors).sum(axis=(0, 1))
+        unverified = ~known | (judged < np.minimum(_FEWEST_JUDGED, judged.max()))
         used = {name: fitted[name] for name in sorted(set(chosen))}
         residuals, choice = _paths(paths, errors, scale, growth, held)
         return cls(shape[0], chosen, used, scale, choice, residuals, unverified)

@@ -10,7 +10,7 @@ import numpy as np
 from lowtide.models.forecaster.history import History
 from lowtide.models.forecaster.paths import Scaler
 from lowtide.models.forecaster.ridge import RidgeConfig, fit_ridge, held_out, predict, ridge_configs
-from lowtide.models.forecaster.windows import forward_fill, targets
+from lowtide.models.forecaster.windows import few_errors, forward_fill, targets
 
 # Windows that a ridge is fitted to at least; its penalty is chosen on four folds of them.
 _FEWEST_WINDOWS = 8
@@ -26,7 +26,8 @@ class Direct:
     Attributes:
         scaler: Standardizes a series in its own units.
         matrices: Matrix [L, H] of each.
-        deviation: Standard deviation [D] of held-out errors one step ahead.
+        deviation: Standard deviation [D] of held-out errors one step ahead; NaN of a variable that
+            has few of them.
         growth: Standard deviation [H, D] of held-out errors by step, in units of the first.
     """
 
@@ -104,5 +105,6 @@ def measured(
     )
     # Of few windows a later step may look easier than an earlier one, which it is not.
     sizes = np.maximum.accumulate(sizes, axis=0)
-    growth = sizes / np.where(sizes[0] > 0, sizes[0], 1.0)
-    return Direct(scaler, matrices, sizes[0] * scaler.deviation, np.maximum(growth, 1.0))
+    growth = np.maximum(sizes / np.where(sizes[0] > 0, sizes[0], 1.0), 1.0)
+    deviation = np.where(few_errors(judged.sum(axis=0))[0], np.nan, sizes[0] * scaler.deviation)
+    return Direct(scaler, matrices, deviation, growth)

@@ -119,13 +119,7 @@ class RidgeForecaster:
             InputError: The series is too short for the horizon, or horizon times variables is more
                 than 1,048,576.
         """
-        largest = horizon * values.shape[1]
-        if largest > _LARGEST_PATH:
-            raise InputError(
-                f"{horizon:,} steps of {values.shape[1]:,} series are {largest:,} values to"
-                f" forecast at once, of at most {_LARGEST_PATH:,}",
-                hint="choose fewer series by --columns, or forecast fewer steps",
-            )
+        largest = require_size(horizon, values.shape[1])
         scaler, steps = Scaler.fit(values), len(values)
         known, standardized = np.isfinite(values), forward_fill(scaler.transform(values))
         configs = ridge_configs(steps, horizon, season)
@@ -210,6 +204,18 @@ class RidgeForecaster:
             seed: Seed, at least 0; with it, a window's paths depend on its origin alone.
         """
         return distribution.sample(self.paths.sampler, samples, seed=seed)
+
+
+def require_size(horizon: int, variables: int) -> int:
+    """Return how many values a path has; raises `InputError` if those are too many."""
+    largest = horizon * variables
+    if largest > _LARGEST_PATH:
+        raise InputError(
+            f"{horizon:,} steps of {variables:,} series are {largest:,} values to forecast at once,"
+            f" of at most {_LARGEST_PATH:,}",
+            hint="choose fewer series by --columns, or forecast fewer steps",
+        )
+    return largest
 
 
 def independent_windows(steps: int, horizon: int, season: int) -> float:

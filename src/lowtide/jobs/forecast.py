@@ -131,6 +131,7 @@ def forecast(
         distribution = distribution.above(floor)
         drawn = distribution.sample(source.sampler, samples, seed=seed)[0]
     notes = [*table.notes, *_unverified(table, source.forecaster)]
+    notes += source.choice.notes if source.choice is not None else ()
     if non_negative is None and (cut := (drawn <= floor).any(axis=(0, 1))).any():
         names = listed(table.names, cut)
         notes.append(f"bands end at 0, below which the data never were: {names}")

@@ -38,7 +38,7 @@ class ForecastReport(BaseModel):
     ``history`` counts the steps of the table. ``methods`` counts the series of each method, and
     ``by_series`` has what each was chosen by. ``held_out`` is the number of forecasts that methods
     were judged on without having seen what came, ``windows`` how many of them do not overlap, and
-    ``against_naive`` the mean ratio of their CRPS to that of the seasonal naive with drift, None
+    ``against_repeating`` the mean ratio of their CRPS to that of repeating the last season, None
     where it is not known. ``look_backs`` are the steps that each of four ridges sees.
     ``residual_paths`` counts the paths of errors that samples are drawn from, by the sampler
     ``paths``; ``path_energy`` has the energy scores it was chosen by. ``until`` is the last stamp
@@ -63,7 +63,7 @@ class ForecastReport(BaseModel):
     by_series: dict[str, SeriesFacts] = {}
     held_out: int = 0
     windows: float = 0.0
-    against_naive: float | None = None
+    against_repeating: float | None = None
     look_backs: tuple[int, ...]
     residual_paths: int
     paths: str
@@ -94,8 +94,8 @@ class ForecastReport(BaseModel):
         chosen = "chosen on what came after its fit" if self.held_out else "the usual one"
         how = f", {chosen}" if self.model == AUTO else ""
         lines = [f"method: {', '.join(parts)}{how}"]
-        ratio = self.against_naive
-        if ratio is not None and any(name != NAIVE for name in self.methods):
+        ratio = self.against_repeating
+        if ratio is not None:
             side = "below" if ratio <= 1 else "above"
             lines.append(
                 f"error on {self.held_out:,} forecasts of what it had not seen:"
@@ -123,12 +123,12 @@ def chosen_facts(table: TimeTable, choice: Choice | None, place: int | None) -> 
         known = {key: score for key, score in scores.items() if np.isfinite(score)}
         by_series[table.names[one]] = SeriesFacts(method=name, scores=known)
         methods[name] = methods.get(name, 0) + 1
-        if name in known and known.get(NAIVE, 0.0) > 0:
-            ratios.append(known[name] / known[NAIVE])
+        if name in known and choice.repeating[one] > 0:
+            ratios.append(known[name] / float(choice.repeating[one]))
     return {
         "methods": dict(sorted(methods.items(), key=lambda pair: -pair[1])),
         "by_series": by_series,
         "held_out": choice.held_out,
         "windows": choice.windows,
-        "against_naive": float(np.mean(ratios)) if ratios else None,
+        "against_repeating": float(np.mean(ratios)) if ratios else None,
     }

@@ -120,4 +120,4 @@ def made_paths(first: np.ndarray, growth: np.ndarray, windows: float) -> np.ndar
         scores[:, lag:] += reply * own[:, :-lag]
     ranks = scores.argsort(axis=0).argsort(axis=0)
     levels = (np.arange(count) + 0.5) / count
-    return stdtrit(3 + 2 * windows, levels).astype(np.float32)[ranks]
+    return stdtrit(2.5 + windows, levels).astype(np.float32)[ranks]

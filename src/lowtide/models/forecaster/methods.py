@@ -37,7 +37,7 @@ _OF_ALL: dict[str, Callable[[History, int], Fitted | None]] = {
 def left_out(name: str, history: History) -> str | None:
     """Return why ``name`` is not fitted to a history of any length like this one; None if it is."""
     steps = len(history.values)
-    if name in (ETS, THETA) and steps > MOST_ROWS:
+    if name in (ETS, THETA, MEAN) and steps > MOST_ROWS:
         return f"{steps:,} rows are more than {MOST_ROWS:,}"
     if name == ETS and history.season > _LONGEST_SEASON:
         return f"a season of {history.season} steps is longer than {_LONGEST_SEASON}"

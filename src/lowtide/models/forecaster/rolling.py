@@ -71,3 +71,16 @@ def held_out_errors(
         if sum(map(len, found)) == len(origins)
     }
     return HeldOut(origins, (steps - first) / horizon, whole)
+
+
+def repeated_errors(history: History, origins: np.ndarray, horizon: int) -> np.ndarray:
+    """Return the errors [n, H, D] of repeating the last season before each of ``origins`` [n].
+
+    A season that is longer than what comes before the first of them counts as none.
+    """
+    steps, variables = history.values.shape
+    season = history.season if not len(origins) or history.season <= origins[0] else 1
+    ahead = np.arange(horizon)
+    after = np.concatenate([history.values, np.full((horizon, variables), np.nan)])
+    before = history.filled[np.minimum(origins[:, None] - season + ahead % season, steps - 1)]
+    return after[origins[:, None] + ahead] - before

@@ -1,8 +1,8 @@
 """Seasonal adjustment: one index for each step of a season, found by a moving average.
 
-The classical decomposition, multiplicative where all values are well above zero, and only of series
-whose autocorrelation at the season is significant, as in Assimakopoulos and Nikolopoulos, "The
-theta model: a decomposition approach to forecasting", 2000.
+The classical decomposition, multiplicative where all values are well above zero. Indices are drawn
+to nothing by as much of them as chance explains (James and Stein, "Estimation with Quadratic Loss",
+1961): a strong season is found in two of them, and none in noise.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Of the normal distribution: 90 % of series without a season are found to have none.
-_SIGNIFICANT = 1.645
 _FEWEST_SEASONS = 2
 # Least value, as a share of the mean, of a series whose changes are taken as relative ones.
 _LEAST_SHARE = 0.01
@@ -40,12 +38,13 @@ class Seasonal:
             return cls(none, relative)
         around = _moving_average(values, season)
         steps = np.arange(season // 2, season // 2 + len(around))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rest = np.where(relative, values[steps] / around, values[steps] - around)
+        level = np.where(relative, around, 1.0)
+        rest = np.where(relative, values[steps] / level, values[steps] - around)
         found = np.stack([rest[steps % season == one].mean(axis=0) for one in range(season)])
         mean = found.mean(axis=0)
-        found = np.where(relative, found / np.where(relative, mean, 1.0), found - mean)
-        return cls(np.where(_is_seasonal(values, season), found, none), relative)
+        unit = np.where(relative, mean, 1.0)
+        indices, rest = found / unit - (mean / unit), rest / unit - (mean / unit)
+        return cls(none + indices * _kept(indices, rest, steps % season), relative)
 
     def remove(self, values: np.ndarray) -> np.ndarray:
         """Return ``values`` [T, D], from the first step on, without their season."""
@@ -65,11 +64,11 @@ def _moving_average(values: np.ndarray, season: int) -> np.ndarray:
     return means if season % 2 else (means[1:] + means[:-1]) / 2
 
 
-def _is_seasonal(values: np.ndarray, season: int) -> np.ndarray:
-    """Return the mask [D] of series whose autocorrelation at the season is significant."""
-    centered = values - values.mean(axis=0)
-    power = np.square(centered).sum(axis=0)
-    power = np.where(power > 0, power, 1.0)
-    lags = [(centered[lag:] * centered[:-lag]).sum(axis=0) / power for lag in range(1, season + 1)]
-    limit = np.sqrt((1 + 2 * np.square(lags[:-1]).sum(axis=0)) / len(values))
-    return np.abs(lags[-1]) > _SIGNIFICANT * limit
+def _kept(indices: np.ndarray, rest: np.ndarray, phases: np.ndarray) -> np.ndarray:
+    """Return the share [D] of ``indices`` [m, D] that is not chance.
+
+    ``rest`` [n, D] are what they are means of, at ``phases`` [n].
+    """
+    around = np.square(rest - indices[phases]).sum(axis=0) / max(len(rest) - len(indices), 1)
+    between = np.square(indices[phases]).sum(axis=0) / (len(indices) - 1)
+    return np.maximum(0.0, 1 - around / np.where(between > 0, between, np.inf))

@@ -15,7 +15,7 @@ class Naive:
         season: Steps of a season; 1 repeats the last value.
         horizon: Steps ahead, H.
         drift: What a series [D] gains in each season.
-        deviation: Standard deviation [D] of its changes from season to season.
+        deviation: Standard deviation [D] of its changes from season to season; NaN of one value.
     """
 
     season: int
@@ -29,7 +29,7 @@ class Naive:
         season = season if len(values) > season + 1 else 1
         if len(values) == 1:
             nothing = np.zeros(values.shape[1])
-            return cls(season, horizon, nothing, nothing)
+            return cls(season, horizon, nothing, np.full_like(nothing, np.nan))
         changes = values[season:] - values[:-season]
         drift, freedom = changes.mean(axis=0), max(len(changes) - 1, 1)
         around = np.square(changes - drift).sum(axis=0) / freedom

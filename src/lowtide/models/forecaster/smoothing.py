@@ -16,7 +16,7 @@ import numpy as np
 
 from lowtide.models.forecaster.seasonal import Seasonal
 
-# Parameters of the largest shape of ETS with its start, and values that they need.
+# Shapes of ETS, and the values that they need.
 _SHAPES: tuple[dict[str, Any], ...] = (
     {},
     {"trend": "add"},
@@ -125,9 +125,9 @@ def fit_ets(values: np.ndarray, season: int, horizon: int) -> Smoothing | None:
     seasonal = Seasonal.fit(values, season)
     adjusted = seasonal.remove(values).T
     found = [_fit_one(*one) for one in zip(adjusted, seasonal.relative, strict=True)]
-    columns = np.array(found).T
-    logs = np.zeros(values.shape[1], bool)
-    made = Smoothing(horizon, seasonal, logs, *columns, columns[0])
+    level, slope, alpha, beta, phi = np.array(found).T
+    logs, zeros = np.zeros(values.shape[1], bool), np.zeros(values.shape[1])
+    made = Smoothing(horizon, seasonal, logs, level, slope, alpha, beta, phi, zeros)
     return made.measured(values, 3)
 
 

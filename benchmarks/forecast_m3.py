@@ -55,6 +55,7 @@ print(json.dumps(made))
 PEERS_CODE = """
 import json, sys, time, warnings
 warnings.simplefilter("ignore")
+import statsforecast
 from statsforecast import models
 season, levels = int(sys.argv[1]), [20, 40, 60, 80, 90, 95]
 made = {}
@@ -69,7 +70,7 @@ for name in sys.argv[2].split(","):
         high = [found[f"hi-{level}"] for level in levels]
         rows.append(np.stack([*low, found["mean"], *high], 1).tolist())
     made[name] = [rows, time.process_time() - started]
-print(json.dumps(made))
+print(json.dumps([made, statsforecast.__version__]))
 """
 Case = tuple[list[float], list[float]]
 
@@ -130,7 +131,7 @@ def _beside(
         found["seasonal naive"].append(
             _scores(history, truth, _naive(history, truth, season), season)
         )
-    made = _run(
+    made, version = _run(
         peers, PEERS_CODE, str(season), names, given=[(one, len(two)) for one, two in cases]
     )
     for name, (rows, took) in made.items():
@@ -143,6 +144,7 @@ def _beside(
     return {
         "cases": len(cases),
         "refused": refused,
+        "statsforecast": version,
         "mean_outside_80": round(outside / max(len(cases) - refused, 1), 4),
         "scores": scores,
     }

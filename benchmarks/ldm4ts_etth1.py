@@ -23,8 +23,8 @@ import torch
 from common import ResultFile, row_parser
 
 from lowtide.jobs.backtest import split_steps
-from lowtide.jobs.forecast import fit_forecaster
 from lowtide.jobs.forecast_scores import Scores
+from lowtide.jobs.forecast_source import fit_forecaster
 from lowtide.jobs.train import run_training
 from lowtide.jobs.train_forecast import make_windows_task, train_forecast
 from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster, standardized

@@ -44,6 +44,29 @@ def forecast_etth1(rows: Rows) -> str:
     return joined(*parts)
 
 
+def forecast_m3(rows: Rows) -> str:
+    """Scores of each group beside peers, then what 1,000 series took."""
+    names = {"mase": "MASE", "crps": "CRPS", "c80": "in the 80 % band", "c95": "in the 95 % band"}
+    every = " | ".join([*(f"{{{name}:.3f}}" for name in names), "{cpu_s?:.3f}"])
+    scored = [row for row in rows if "scores" in row]
+    tables = table(
+        " | ".join(["row", "method", *names.values(), "processor seconds each"]),
+        [
+            f"{row['row']} | {name} | {filled(one, every)}"
+            for row in scored
+            for name, one in row["scores"].items()
+        ],
+    )
+    costs = [
+        f"{row['row']} of 150 months took {row['cpu_s']:.0f} processor seconds and"
+        f" {row['peak_mib']:,} MiB."
+        for row in rows
+        if "peak_mib" in row
+    ]
+    refused, total = (sum(row[name] for row in scored) for name in ("refused", "cases"))
+    return joined(f"Refused: {refused} of {total} tables.", tables, *costs)
+
+
 def ldm4ts_etth1(rows: Rows) -> str:
     """Each row beside the others: scores, then what its training found."""
 
@@ -70,4 +93,8 @@ def ldm4ts_etth1(rows: Rows) -> str:
     )
 
 
-SHAPES = {"forecast_etth1": forecast_etth1, "ldm4ts_etth1": ldm4ts_etth1}
+SHAPES = {
+    "forecast_etth1": forecast_etth1,
+    "forecast_m3": forecast_m3,
+    "ldm4ts_etth1": ldm4ts_etth1,
+}

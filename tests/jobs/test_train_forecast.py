@@ -137,7 +137,7 @@ def test_a_backtest_scores_what_it_was_not_trained_on(home):
     diffusion = scores["scores"]["ridge, diffusion paths"]
     assert {"crps", "coverage90", "energy", "crps_sum24"} <= set(diffusion)
     assert diffusion["energy"] < 1.5 * scores["scores"]["ridge"]["energy"]
-    assert {"ridge, Gaussian errors", "DLinear", "naive (random walk)"} <= set(scores["scores"])
+    assert {"ridge, Gaussian errors", "dlinear", "naive (random walk)"} <= set(scores["scores"])
     seen = run("backtest", home / "load.csv", "-m", home / "whole", "--horizon", 12)
     assert seen.exit_code == 2 and "is no folder" in seen.stderr
 

@@ -152,23 +152,6 @@ def test_filling_forward_keeps_the_grid():
     np.testing.assert_array_equal(forward_fill(values), [[2.0, 1.0], [2.0, 1.0], [2.0, 3.0]])
 
 
-def test_smoothing_goes_on_from_its_fit():
-    """A window after the fitted part is forecast as one at its end, whatever season it began in."""
-    pytest.importorskip("statsforecast")
-    from lowtide.models.forecaster.baselines import ExponentialSmoothing
-
-    draw, steps = np.random.default_rng(0), np.arange(1500)
-    values = (5 * np.sin(2 * np.pi * steps / 24) + draw.normal(size=1500))[:, None]
-    model = ExponentialSmoothing.fit(values[:1107], season=24, horizon=36)
-    made = model.predict(values, np.array([1107, 1290, 1441]))
-    for mean, origin in zip(made.mean, (1107, 1290, 1441), strict=True):
-        assert np.abs(mean - values[origin : origin + 36]).mean() < 1.2
-    own = model.models[0].predict(36, level=[90])
-    np.testing.assert_allclose(made.mean[0, :, 0], own["mean"])
-    half = (own["hi-90"] - own["lo-90"]) / 2
-    np.testing.assert_allclose(made.scale[0, :, 0] * 1.6448536, half, rtol=1e-6)
-
-
 def test_wide_tables_keep_fewer_paths_and_too_wide_ones_are_refused(monkeypatch):
     phases = np.arange(120) % 24
     values = np.random.default_rng(0).normal(size=(120, 3))

@@ -49,7 +49,11 @@ Model = Annotated[
         "--model",
         panel=_MODEL,
         metavar="NAME",
-        help="ridge, fitted to the table, or a folder of lowtide train forecast.",
+        help=(
+            "auto takes the best method of each series on what it was not fitted to: mean (of the"
+            " next three), naive, ets, theta, plain-ridge, dlinear, ridge. Or one of these, or a"
+            " folder of lowtide train forecast."
+        ),
     ),
 ]
 Seed = Annotated[int, option(panel=_MODEL, help="Seed of the sample paths.")]
@@ -73,12 +77,33 @@ AsJson = Annotated[bool, option("--json", panel=_OUT, help="Print the report as 
 def forecast(
     data: Data,
     output: Output = None,
-    model: Model = "ridge",
+    model: Model = "auto",
     horizon: Horizon = None,
     horizons: Horizons = "",
     levels: Annotated[
-        str, option(panel=_MODEL, metavar="LEVEL,...", help="Levels of quantiles.")
-    ] = ".1,.5,.9",
+        str | None,
+        option(
+            panel=_MODEL,
+            metavar="LEVEL,...",
+            help="Levels of quantiles: .1,.5,.9, or .5 beside --interval.",
+        ),
+    ] = None,
+    interval: Annotated[
+        str,
+        option(
+            panel=_MODEL,
+            metavar="PERCENT,...",
+            help="Bands by what is inside: 80,95 writes lo-95, lo-80, hi-80 and hi-95.",
+        ),
+    ] = "",
+    non_negative: Annotated[
+        bool | None,
+        option(
+            "--non-negative/--no-non-negative",
+            panel=_MODEL,
+            help="Nothing is below 0; by default of series that never were.",
+        ),
+    ] = None,
     samples: Samples = 200,
     paths: Paths = "auto",
     seed: Seed = 0,
@@ -95,10 +120,10 @@ def forecast(
 ) -> None:
     """Forecast the series of a table: quantiles and sample paths.
 
-    The model is fitted to the table itself in seconds: ridge regressions for the mean, a scale that
-    follows recent volatility, and paths of held-out errors, which keep how steps and series move
-    together. With -m FOLDER it is one of `lowtide train forecast`, whose paths are drawn by
-    diffusion. `lowtide backtest` says how good it is on your data.
+    Each series gets the method that was best on what it was not fitted to: simple ones such as
+    ETS and Theta where it is short, ridge regressions where it is long. Its bands are of the errors
+    that it made there. With -m FOLDER it is one of `lowtide train forecast`, whose paths are drawn
+    by diffusion. `lowtide backtest` says how good it is on your data.
     """
     from lowtide.jobs.forecast import forecast as run
 
@@ -108,7 +133,9 @@ def forecast(
         model=model,
         horizon=horizon,
         horizons=_integers(horizons, "--horizons"),
-        quantile_levels=_numbers(levels, "--levels"),
+        quantile_levels=None if levels is None else _numbers(levels, "--levels"),
+        intervals=_numbers(interval, "--interval"),
+        non_negative=non_negative,
         samples=samples,
         paths=paths,
         seed=seed,
@@ -130,7 +157,7 @@ def forecast(
 def backtest(
     data: Data,
     output: Output = None,
-    model: Model = "ridge",
+    model: Model = "auto",
     horizon: Horizon = None,
     horizons: Horizons = "",
     split: Annotated[
@@ -151,7 +178,7 @@ def backtest(
     as_json: AsJson = False,
     **reading: Any,
 ) -> None:
-    """Score the forecasts of a table's last part, compared with simple baselines.
+    """Score the forecasts of a table's last part, compared with every method.
 
     The first 70 % of the rows are fitted to, the last 20 % scored: every window of them. Scores are
     of values standardized by the first part. What the forecaster is without each of its parts is

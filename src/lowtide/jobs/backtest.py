@@ -15,7 +15,7 @@ from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_canc
 from lowtide.jobs.backtest_methods import Method, fit_methods
 from lowtide.jobs.backtest_report import BacktestReport, HorizonScores
 from lowtide.jobs.forecast import (
-    RIDGE,
+    NAMES,
     named_outputs,
     require_outputs,
     require_room_for_paths,
@@ -28,6 +28,7 @@ from lowtide.media.table_options import TableKeywords, TableOptions
 from lowtide.media.time_table import TimeTable
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.process_memory import available_host_bytes
+from lowtide.models.forecaster.methods import AUTO
 from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution
 from lowtide.models.forecaster.windows import targets
 
@@ -50,7 +51,7 @@ def backtest(
     data: str | Path | pd.DataFrame,
     output: str | Path | None = None,
     *,
-    model: str | Path = RIDGE,
+    model: str | Path = AUTO,
     horizons: Sequence[int],
     split: str = "70/10/20",
     samples: int = 200,
@@ -71,7 +72,8 @@ def backtest(
     Args:
         data: A table as `forecast` takes it.
         output: File of the report, JSON.
-        model: ``"ridge"``, or a folder as `forecast` takes it, trained on nothing of the last part.
+        model: ``"auto"``, the name of a method, or a folder, as `forecast` takes it; a folder's
+            training has seen nothing of the last part. All methods are scored beside it.
         horizons: Steps ahead; each is fitted and scored on its own.
         split: ``"70/10/20"``, or ``"ett"``: 12, 4 and 4 months of 30 days.
         samples: Sample paths of each window.
@@ -92,7 +94,7 @@ def backtest(
         OutputError: A file cannot be written.
     """
     _require_arguments(split, horizons, stride)
-    require_sampling(samples, paths, seed, trained=model != RIDGE)
+    require_sampling(samples, paths, seed, trained=str(model) not in NAMES)
     # Here, as far below a limit as can be: OpenBLAS, which it imports, would wait for memory.
     load_scoringrules()
     reports = named_outputs(output)
@@ -123,7 +125,7 @@ def backtest(
     )
     for horizon in horizons:
         with failing_beyond_container():
-            fitted = fit_methods(table, horizon, train, paths, trained)
+            fitted = fit_methods(table, horizon, train, str(model), paths, trained)
         report.notes += [text for text in fitted.notes if text not in report.notes]
         origins = np.arange(first, last - horizon + 1, stride)
         distance = _joint_stride(len(origins), stride, diffusion=trained is not None)
@@ -139,6 +141,7 @@ def backtest(
                 joint_samples=few,
                 paths=fitted.paths,
                 path_energy=fitted.path_energy,
+                chosen=fitted.chosen,
                 scores={name: one.means() for name, one in scores.items()},
                 pit={name: shares for name, one in scores.items() if (shares := one.pit())},
             )
@@ -169,7 +172,7 @@ def _read(
     options: TableOptions,
 ) -> tuple[TimeTable, TrainedForecaster | None, tuple[int, int, int]]:
     """Return the table, the trained model if it is one, and the steps of `split_steps`."""
-    if model == RIDGE:
+    if model in NAMES:
         trained, room = None, available_host_bytes()
         table = read_table(data, options, room=room)
     else:

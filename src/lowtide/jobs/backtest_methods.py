@@ -1,30 +1,25 @@
-"""Methods that a backtest compares: the forecaster, what it is without its parts, baselines."""
+"""Methods that a backtest compares: the forecaster, its other paths, and each method alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from lowtide.jobs.forecast import RIDGE, fit_forecaster
+from lowtide.core.errors import InputError
+from lowtide.jobs.forecast import floors
+from lowtide.jobs.forecast_source import choose_method
 from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
 from lowtide.media.time_table import TimeTable
-from lowtide.models.forecaster.baselines import (
-    Baseline,
-    ExponentialSmoothing,
-    GaussianPaths,
-    GaussianRidge,
-    NaiveForecaster,
-    smoothing_refusal,
-)
-from lowtide.models.forecaster.paths import PATHS, Distribution, PathSampler
-from lowtide.models.forecaster.windows import forward_fill
+from lowtide.models.forecaster.bands import GaussianPaths
+from lowtide.models.forecaster.choice import Choice, fit_model
+from lowtide.models.forecaster.methods import METHODS, NAIVE, RIDGE
+from lowtide.models.forecaster.paths import PATHS, Distribution, PathSampler, Scaler
 
 # The last value, with errors that occurred.
 RANDOM_WALK = "naive (random walk)"
-SMOOTHING = "AutoETS (statsforecast)"
 # Steps of diffusion's sampler at most, which takes long.
 _SAMPLING_STEPS = 10
 
@@ -51,14 +46,16 @@ class Method:
 class FittedMethods:
     """The forecaster and what it is compared with.
 
-    ``deviation`` [D] is the unit of scores, ``paths`` the forecaster's sampler, and ``path_energy``
-    what it was chosen by. ``notes`` are sentences on what was left out.
+    ``deviation`` [D] is the unit of scores, ``paths`` the forecaster's sampler, ``path_energy``
+    what that was chosen by, and ``chosen`` the method that the forecaster has for each series,
+    empty of a trained one. ``notes`` are sentences on what was left out.
     """
 
     methods: list[Method]
     deviation: np.ndarray
     paths: str
     path_energy: dict[str, float]
+    chosen: dict[str, str]
     notes: list[str]
 
 
@@ -66,60 +63,71 @@ def fit_methods(
     table: TimeTable,
     horizon: int,
     train: int,
+    model: str,
     paths: str,
     trained: TrainedForecaster | None = None,
 ) -> FittedMethods:
     """Fit the forecaster and what it is compared with to the first ``train`` steps of a table.
 
-    A ``trained`` forecaster is taken as it is. The methods are in the order of what they lack: the
-    forecaster, its other paths, Gaussian errors, a single ridge, DLinear, and the naive ones.
+    A ``trained`` forecaster is taken as it is and called ``ridge``. After the forecaster come its
+    other paths, it with Gaussian errors, every other method by its name, and the last value.
     """
-    model = fit_forecaster(table, horizon, train, paths) if trained is None else trained.ridge
-    chosen = paths if trained is not None and paths in PATHS else model.paths.name
-    forecast = model.predict if trained is None else trained.predict
-    residuals = np.ascontiguousarray(model.residuals[:, :horizon])
-    phases = table.grid.phases()
-
-    def predict(origins: np.ndarray) -> Distribution:
-        steps = origins[:, None] + np.arange(horizon)
-        return forecast(table.values, origins, phases[steps])
-
-    methods = [Method(RIDGE, predict, PATHS[chosen](residuals))]
-    if trained is not None:
-        sampler = trained.sampler(DIFFUSION, table, horizon, _SAMPLING_STEPS)
-        methods.append(Method(f"{RIDGE}, {DIFFUSION} paths", predict, sampler, "joint"))
-    for name, kind in PATHS.items():
-        if name != chosen:
-            methods.append(Method(f"{RIDGE}, {name} paths", predict, kind(residuals), "none"))
-    methods.append(Method(f"{RIDGE}, Gaussian errors", predict, GaussianPaths()))
-    filled = forward_fill(table.values)
-    for name, one in _baselines(table, horizon, train, len(model.ridges[0])).items():
-        methods.append(Method(name, _bound(one, filled), one.sampler))
-    season = table.grid.season
-    if refusal := smoothing_refusal(filled[:train], season):
-        notes = [f"{SMOOTHING} is left out: {refusal}"]
+    bound = _Binding(table, horizon, train)
+    if trained is None:
+        choice = choose_method(table, horizon, model, steps=train, paths=paths)
+        methods = [bound.method(model, choice)]
+        name, forecaster, predict = model, choice.forecaster, methods[0].predict
+        chosen = dict(zip(table.names, choice.chosen, strict=True))
+        notes, drawn = list(choice.notes), choice.paths.name
     else:
-        notes = [f"{SMOOTHING} is scored on the windows of joint scores alone"]
-        ets = ExponentialSmoothing.fit(filled[:train], season=season, horizon=horizon)
-        methods.append(Method(SMOOTHING, _bound(ets, filled), ets.sampler, "joint"))
-    return FittedMethods(methods, model.scaler.deviation, chosen, model.paths.energy, notes)
+        name, forecaster, chosen, notes = RIDGE, trained.ridge, {}, []
+        predict, drawn = bound.predict(trained.predict), paths
+        if paths not in PATHS:
+            drawn = trained.ridge.paths.name
+        residuals = np.ascontiguousarray(forecaster.residuals[:, :horizon])
+        sampler = trained.sampler(DIFFUSION, table, horizon, _SAMPLING_STEPS)
+        methods = [
+            Method(name, predict, PATHS[drawn](residuals)),
+            Method(f"{name}, {DIFFUSION} paths", predict, sampler, "joint"),
+        ]
+    residuals = np.ascontiguousarray(forecaster.residuals[:, :horizon])
+    for other, kind in PATHS.items():
+        if other != drawn:
+            methods.append(Method(f"{name}, {other} paths", predict, kind(residuals), "none"))
+    methods.append(Method(f"{name}, Gaussian errors", predict, GaussianPaths()))
+    for other in METHODS:
+        if other != name:
+            try:
+                choice = choose_method(table, horizon, other, steps=train)
+                methods.append(bound.method(other, choice))
+            except InputError as error:
+                notes.append(f"not scored: {error.message}")
+    methods.append(bound.method(RANDOM_WALK, bound.last_value()))
+    deviation = Scaler.fit(table.values[:train]).deviation
+    return FittedMethods(methods, deviation, drawn, forecaster.paths.energy, chosen, notes)
 
 
-def _baselines(table: TimeTable, horizon: int, train: int, look_back: int) -> dict[str, Baseline]:
-    # Here, because it imports torch.
-    from lowtide.models.forecaster.dlinear import DLinearForecaster
+class _Binding:
+    """Forecasts of a table as functions of origins alone, at 0 or above where its first part is."""
 
-    values, season = table.values[:train], table.grid.season
-    found: dict[str, Baseline] = {
-        "one ridge, Gaussian errors": GaussianRidge.fit(
-            values, look_back=look_back, horizon=horizon
-        ),
-        "DLinear": DLinearForecaster.fit(values, look_back=look_back, horizon=horizon),
-    }
-    if 1 < season <= train - horizon:
-        found["seasonal naive"] = NaiveForecaster.fit(values, season=season, horizon=horizon)
-    return {**found, RANDOM_WALK: NaiveForecaster.fit(values, season=1, horizon=horizon)}
+    def __init__(self, table: TimeTable, horizon: int, train: int) -> None:
+        self._table, self._horizon, self._train = table, horizon, train
+        self._phases = table.grid.phases()
+        self._floor = floors(replace(table, values=table.values[:train]), None)
 
+    def predict(
+        self, forecast: Callable[[np.ndarray, np.ndarray, np.ndarray], Distribution]
+    ) -> Callable[[np.ndarray], Distribution]:
+        def at(origins: np.ndarray) -> Distribution:
+            phases = self._phases[origins[:, None] + np.arange(self._horizon)]
+            return forecast(self._table.values, origins, phases).above(self._floor)
 
-def _bound(baseline: Baseline, values: np.ndarray) -> Callable[[np.ndarray], Distribution]:
-    return lambda origins: baseline.predict(values, origins)
+        return at
+
+    def method(self, name: str, choice: Choice) -> Method:
+        return Method(name, self.predict(choice.forecaster.predict), choice.paths.sampler)
+
+    def last_value(self) -> Choice:
+        first = self._table.values[: self._train]
+        phases = self._phases[: self._train]
+        return fit_model(NAIVE, first, phases, horizon=self._horizon, season=1)

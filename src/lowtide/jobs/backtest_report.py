@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from pydantic import BaseModel
@@ -14,8 +15,9 @@ _METHOD_WIDTH, _WIDTH = 27, 12
 class HorizonScores(BaseModel):
     """Scores of one horizon, by the name of the method, and the windows they are means of.
 
-    ``paths`` is the sampler of the forecaster's joint paths and ``path_energy`` what it was chosen
-    by. ``pit`` has the shares of targets in each tenth of their forecast distribution.
+    ``paths`` is the sampler of the forecaster's joint paths, ``path_energy`` what that was chosen
+    by, and ``chosen`` has the method it took for each series. ``pit`` has the shares of targets in
+    each tenth of their forecast distribution.
     """
 
     horizon: int
@@ -24,6 +26,7 @@ class HorizonScores(BaseModel):
     joint_samples: int
     paths: str
     path_energy: dict[str, float]
+    chosen: dict[str, str] = {}
     scores: dict[str, dict[str, float]]
     pit: dict[str, list[float]]
 
@@ -40,7 +43,7 @@ class BacktestReport(BaseModel):
     """
 
     schema_version: int = SCHEMA_VERSION
-    model: str = "ridge"
+    model: str = "auto"
     until: str | None = None
     series: int
     history: int
@@ -74,13 +77,21 @@ def _table(one: HorizonScores) -> list[str]:
     names = list(next(iter(one.scores.values())))
     model = next(iter(one.scores))
     lines = [
-        f"{one.horizon:,} steps ahead, {one.windows:,} windows; {model} is with {one.paths} paths;"
+        f"{one.horizon:,} steps ahead, {one.windows:,} windows; {_words(model, one)};"
         f" joint scores, from energy on, are of {one.joint_windows:,} windows",
         _row("", names),
     ]
     for method, scores in one.scores.items():
         lines.append(_row(method, [_number(scores.get(name)) for name in names]))
     return lines
+
+
+def _words(model: str, one: HorizonScores) -> str:
+    """Return what the forecaster is: its methods, and its paths."""
+    counts = Counter(one.chosen.values()).most_common()
+    taken = [name if len(counts) == 1 else f"{name} of {count:,} series" for name, count in counts]
+    paths = f"with {one.paths} paths"
+    return " ".join([model, "is", *([] if taken in ([], [model]) else [", ".join(taken)]), paths])
 
 
 def _row(name: str, cells: Sequence[str]) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
-from pydantic import BaseModel
 
 from lowtide.core.atomic_file import require_distinct, require_name, require_output
 from lowtide.core.errors import UsageError
 from lowtide.core.figure_file import require_figure_name
 from lowtide.core.option import MOST_COUNT, MOST_SEED
-from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes
 from lowtide.jobs.forecast_frames import (
     quantile_frame,
@@ -22,12 +20,12 @@ from lowtide.jobs.forecast_frames import (
     sample_frame,
     write_frame,
 )
+from lowtide.jobs.forecast_report import ForecastReport, chosen_facts
+from lowtide.jobs.forecast_source import NAMES, forecast_sources
 from lowtide.jobs.trained_forecaster import (
     DIFFUSION,
-    TrainedForecaster,
     without_attention_warnings,
 )
-from lowtide.media.table import read_table
 from lowtide.media.table_bytes import is_stdin
 from lowtide.media.table_options import TableKeywords, TableOptions
 from lowtide.media.table_words import listed
@@ -35,62 +33,13 @@ from lowtide.media.time_table import TimeTable
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster
-from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS, Distribution, PathSampler
+from lowtide.models.forecaster.methods import AUTO
+from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_LEVELS = (0.1, 0.5, 0.9)
-RIDGE = "ridge"
-
-
-class ForecastReport(BaseModel):
-    """Report of a forecast.
-
-    ``history`` counts the steps of the table, ``look_backs`` those that each ridge sees, and
-    ``residual_paths`` the held-out errors that samples are drawn from, by the sampler ``paths``;
-    ``path_energy`` has the energy scores it was chosen by. ``until`` is the last stamp that a
-    trained ``model`` was trained on; without one, that is the end of the table. ``notes`` are
-    sentences on what was repaired in the table or left out, and attention backends that cannot run.
-    """
-
-    schema_version: int = SCHEMA_VERSION
-    model: str = RIDGE
-    until: str | None = None
-    series: int
-    history: int
-    frequency: str
-    season: int
-    horizon: int
-    samples: int
-    quantile_levels: tuple[float, ...]
-    seed: int
-    look_backs: tuple[int, ...]
-    residual_paths: int
-    paths: str
-    path_energy: dict[str, float]
-    outputs: list[str] = []
-    notes: list[str] = []
-
-    def __str__(self) -> str:
-        series = f"{self.series} series" if self.series > 1 else "1 series"
-        season = f"season of {self.season:,}" if self.season > 1 else "no season"
-        origin = "fitted to the table itself"
-        if self.until is not None:
-            origin = f"{self.model}, trained on data until {self.until}"
-        made = "learned from" if self.paths == DIFFUSION else "of"
-        lines = [
-            f"{series} of {self.history:,} steps ({self.frequency}, {season}),"
-            f" {self.horizon:,} ahead",
-            f"{origin}: ridges that see"
-            f" {' and '.join(f'{length:,}' for length in sorted(set(self.look_backs)))} steps,"
-            f" {self.paths} paths {made} {self.residual_paths:,} held-out errors",
-        ]
-        if self.path_energy:
-            tried = ", ".join(f"{name} {score:.4g}" for name, score in self.path_energy.items())
-            lines.append(f"paths chosen by energy score on blocked folds: {tried}")
-        lines += [f"note: {text}" for text in self.notes]
-        return "\n".join([*lines, *(f"written: {path}" for path in self.outputs)])
 
 
 @dataclass(frozen=True)
@@ -113,10 +62,12 @@ def forecast(
     data: str | Path | pd.DataFrame,
     output: str | Path | None = None,
     *,
-    model: str | Path = RIDGE,
+    model: str | Path = AUTO,
     horizon: int | None = None,
     horizons: Sequence[int] = (),
-    quantile_levels: Sequence[float] = DEFAULT_LEVELS,
+    quantile_levels: Sequence[float] | None = None,
+    intervals: Sequence[float] = (),
+    non_negative: bool | None = None,
     samples: int = 200,
     paths: str = AUTO_PATHS,
     seed: int = 0,
@@ -131,10 +82,15 @@ def forecast(
         data: A CSV, Excel or Parquet file, ``-`` for standard input, or a data frame: wide, with a
             column of dates, or long, with a column of names of series besides.
         output: File of means and quantiles, CSV or Parquet.
-        model: ``"ridge"``, fitted to the table, or a folder of `lowtide train forecast`.
+        model: ``"auto"``, the best method of each series on what it was not fitted to; one of
+            ``"naive"``, ``"ets"``, ``"theta"``, ``"mean"`` (of these three), ``"plain-ridge"``,
+            ``"dlinear"`` and ``"ridge"``; or a folder of `lowtide train forecast`.
         horizon: Steps to forecast, after the last value of each series.
         horizons: Several of them; the longest covers all.
-        quantile_levels: Levels of quantiles, between 0 and 1.
+        quantile_levels: Levels of quantiles, between 0 and 1; by default .1, .5 and .9, or .5
+            beside ``intervals``.
+        intervals: Bands by the percentage inside, such as 80 and 95: columns ``lo-80``, ``hi-80``.
+        non_negative: Whether bands are cut at 0; None cuts those of series that never were below.
         samples: Sample paths.
         paths: How steps and series move together in them: ``"bootstrap"``, ``"copula"``,
             ``"independent"``, or ``"auto"``, the best of them on blocked folds of the table; of a
@@ -155,30 +111,42 @@ def forecast(
         OutputError: A file cannot be written.
     """
     steps = _horizon(horizon, horizons)
-    levels = _levels(quantile_levels)
-    require_sampling(samples, paths, seed, trained=model != RIDGE)
+    levels = _levels(quantile_levels, intervals)
+    require_sampling(samples, paths, seed, trained=str(model) not in NAMES)
     tables = named_outputs(output, samples_output)
     for path in tables:
         require_table_name(path)
     wanted = require_outputs(data, tables, plot, force=force)
     options = TableOptions(**reading)
-    source = _source(model, data, steps, paths, options)
-    table = source.table
+    table, sources = forecast_sources(model, data, steps, paths, options)
     require_room_for_paths(samples, steps, len(table.names))
-    notes = [*table.notes, *_own_ends(table), *_unverified(table, source.ridge)]
     place = table.place_of_target(options.target)
+    floor = floors(table, non_negative)
+    mean, drawn = np.empty((steps, len(table.names))), np.empty((samples, steps, len(table.names)))
+    notes = list(table.notes)
     with failing_beyond_container():
-        distribution = predict_from_ends(table, source, steps)
-        drawn = distribution.sample(source.sampler, samples, seed=seed)[0]
-    mean = distribution.mean[0]
+        for source in sources:
+            made = source.predict(steps).above(floor[source.places])
+            mean[:, source.places] = made.mean[0]
+            drawn[..., source.places] = made.sample(source.sampler, samples, seed=seed)[0]
+            notes += [text for text in source.notes if text not in notes]
+    if len(set(table.ends.tolist())) > 1:
+        notes.append("each series is forecast from its own last value on")
+    cut = np.atleast_1d((drawn <= floor).any(axis=(0, 1)))
+    if non_negative is None and cut.any():
+        names = listed(table.names, cut)
+        notes.append(f"bands end at 0, below which the data never were: {names}")
+    facts = chosen_facts(sources, place)
     if place is not None:
         table = table.only(place)
         drawn, mean = drawn[..., place : place + 1], mean[:, place : place + 1]
     stamps = table.ahead(steps)
-    frame = quantile_frame(table, stamps, mean, drawn, levels)
+    frame = quantile_frame(table, stamps, mean, drawn, levels, _bands(intervals))
+    first = sources[0]  # of the series that end last
+    ridge = first.forecaster if isinstance(first.forecaster, RidgeForecaster) else None
     report = ForecastReport(
         model=str(model),
-        until=source.until,
+        until=first.until,
         series=len(table.names),
         history=len(table.values),
         frequency=table.grid.frequency,
@@ -186,13 +154,15 @@ def forecast(
         horizon=steps,
         samples=samples,
         quantile_levels=levels,
+        intervals=_bands(intervals),
         seed=seed,
-        look_backs=tuple(len(matrix) for matrix in source.ridge.ridges),
-        residual_paths=len(source.ridge.residuals),
-        paths=source.paths,
-        path_energy={} if source.paths == DIFFUSION else source.ridge.paths.energy,
+        look_backs=() if ridge is None else tuple(len(matrix) for matrix in ridge.ridges),
+        residual_paths=len(first.forecaster.residuals),
+        paths=first.paths,
+        path_energy={} if first.paths == DIFFUSION else first.forecaster.paths.energy,
+        **facts,
         outputs=[str(path) for path in wanted],
-        notes=[*notes, *source.attention_notes],
+        notes=[*notes, *(text for text in first.model_notes if text not in notes)],
     )
     if output is not None:
         write_frame(frame, Path(output), replace=force)
@@ -204,105 +174,6 @@ def forecast(
 
         plot_forecast(Path(plot), table, frame, replace=force)
     return Forecast(frame, drawn, report)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What a forecast is made of; ``paths`` is the name of ``sampler``.
-
-    ``attention_notes`` are those of a trained model, which samples may add to.
-    """
-
-    table: TimeTable
-    ridge: RidgeForecaster
-    predict: Callable[[np.ndarray, np.ndarray, np.ndarray], Distribution]
-    paths: str
-    sampler: PathSampler
-    until: str | None = None
-    attention_notes: Sequence[str] = ()
-
-    @property
-    def context(self) -> int:
-        """Steps before an origin that a forecast needs."""
-        return self.ridge.context
-
-
-def _source(
-    model: str | Path,
-    data: str | Path | pd.DataFrame,
-    steps: int,
-    paths: str,
-    options: TableOptions,
-) -> _Source:
-    """Return the table of ``data`` and the forecaster fitted to it, or the trained one."""
-    if model == RIDGE:
-        table = read_table(data, options, room=available_host_bytes())
-        with failing_beyond_container():
-            ridge = fit_forecaster(table, steps, paths=paths)
-        return _Source(table, ridge, ridge.predict, ridge.paths.name, ridge.paths.sampler)
-    trained = TrainedForecaster.load(Path(model))
-    trained.require_horizon(steps)
-    table, name = trained.read_table(data, options), trained.path_name(paths)
-    sampler = trained.sampler(name, table, steps)
-    return _Source(
-        table,
-        trained.ridge,
-        trained.predict,
-        name,
-        sampler,
-        trained.facts.until,
-        trained.denoiser.notes,
-    )
-
-
-def predict_from_ends(table: TimeTable, source: _Source, steps: int) -> Distribution:
-    """Return the distribution of what follows the last value of each series, of one window.
-
-    Series that end together are forecast together, from the table until there.
-    """
-    ends = table.ends
-    made: Distribution | None = None
-    for end in sorted(set(ends.tolist()), reverse=True):
-        # A model looks back at more steps than a series may have had by then.
-        short = max(0, source.context - end)
-        values = np.pad(table.values[:end], ((short, 0), (0, 0)), constant_values=np.nan)
-        phases = table.grid.phases(table.grid.after(steps, end))[None]
-        found = source.predict(values, np.array([len(values)]), phases)
-        if made is None:
-            made = found
-            continue
-        here = ends == end
-        made.mean[..., here], made.scale[..., here] = found.mean[..., here], found.scale[..., here]
-    assert made is not None
-    return made
-
-
-def fit_forecaster(
-    table: TimeTable, horizon: int, steps: int | None = None, paths: str = AUTO_PATHS
-) -> RidgeForecaster:
-    """Return a forecaster fitted to the first ``steps`` of a table, by default all."""
-    return RidgeForecaster.fit(
-        table.values[:steps],
-        table.grid.phases()[:steps],
-        horizon=horizon,
-        season=table.grid.season,
-        paths=paths,
-    )
-
-
-def _own_ends(table: TimeTable) -> list[str]:
-    """Return what is to be said where series end at different steps."""
-    if len(set(table.ends.tolist())) == 1:
-        return []
-    return ["each series is forecast from its own last value on"]
-
-
-def _unverified(table: TimeTable, model: RidgeForecaster) -> list[str]:
-    """Return what is to be said of series that have too few values to judge forecasts by."""
-    if not model.unverified.any():
-        return []
-    names = listed(table.names, model.unverified)
-    return [f"too few values to judge forecasts by, bands are those of other series: {names}"]
 
 
 def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> None:
@@ -372,7 +243,26 @@ def _horizon(horizon: int | None, horizons: Sequence[int]) -> int:
     return int(max(wanted))
 
 
-def _levels(levels: Sequence[float]) -> tuple[float, ...]:
+def floors(table: TimeTable, non_negative: bool | None) -> np.ndarray:
+    """Return what no path [D] is below: 0, or nothing; None is 0 where no value is below it."""
+    if non_negative is None:
+        return np.where(np.nanmin(table.values, axis=0) >= 0, 0.0, -np.inf)
+    return np.full(len(table.names), 0.0 if non_negative else -np.inf)
+
+
+def _bands(intervals: Sequence[float]) -> tuple[float, ...]:
+    """Return percentages of bands, ascending."""
+    wrong = [one for one in intervals if not 0 < one < 100]
+    if wrong:
+        raise UsageError(
+            f"a band holds between 0 and 100 percent, not {wrong[0]:g}", hint="--interval 80,95"
+        )
+    return tuple(sorted(set(map(float, intervals))))
+
+
+def _levels(levels: Sequence[float] | None, intervals: Sequence[float]) -> tuple[float, ...]:
+    if levels is None:
+        return (0.5,) if _bands(intervals) else DEFAULT_LEVELS
     wrong = [level for level in levels if not 0 < level < 1]
     if wrong or not levels:
         raise UsageError(

@@ -25,10 +25,12 @@ def quantile_frame(
     mean: np.ndarray,
     paths: np.ndarray,
     levels: tuple[float, ...],
+    bands: tuple[float, ...] = (),
 ) -> pd.DataFrame:
     """Return one row for each series and step, in the column names of the table.
 
-    A column of quantiles has the level as its name, as Chronos-2's has: ``"0.1"``, ``"0.5"``.
+    A column of quantiles has the level as its name, as Chronos-2's has: ``"0.1"``, ``"0.5"``; the
+    ends of a band are named as Nixtla's: ``"lo-80"``, ``"hi-80"``.
 
     Args:
         table: The measurements.
@@ -36,15 +38,28 @@ def quantile_frame(
         mean: Means [H, D].
         paths: Sample paths [S, H, D].
         levels: Levels [Q] of quantiles.
+        bands: Percentages inside of bands.
     """
-    quantiles = np.empty((len(table.names), len(mean), len(levels)))
+    wanted = {str(float(level)): level for level in levels}
+    wanted |= {f"lo-{band:g}": (1 - band / 100) / 2 for band in reversed(bands)}
+    wanted |= {f"hi-{band:g}": (1 + band / 100) / 2 for band in bands}
+    quantiles = np.empty((len(table.names), len(mean), len(wanted)))
     for step in range(len(mean)):  # one by one: nothing as large as the paths is made
-        quantiles[:, step] = np.quantile(paths[:, step], levels, axis=0).T
+        quantiles[:, step] = np.quantile(paths[:, step], list(wanted.values()), axis=0).T
     frame = _long_frame(table, stamps)
     frame["mean"] = mean.T.ravel()
-    for number, level in enumerate(levels):
-        frame[str(float(level))] = quantiles[..., number].ravel()
+    for number, name in enumerate(wanted):
+        frame[name] = quantiles[..., number].ravel()
     return frame
+
+
+def level_of(column: str) -> float:
+    """Return the level of a column of quantiles, 0.1 of ``"0.1"`` and of ``"lo-80"``."""
+    side, _, band = column.partition("-")
+    if side not in ("lo", "hi"):
+        return round(float(column), 6)
+    outside = (1 - float(band) / 100) / 2
+    return round(outside if side == "lo" else 1 - outside, 6)
 
 
 def sample_frame(table: TimeTable, stamps: Sequence[pd.Index], paths: np.ndarray) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.figure_file import new_figure, save_figure
+from lowtide.jobs.forecast_frames import level_of
 from lowtide.media.time_table import TimeTable
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def plot_forecast(path: Path, table: TimeTable, frame: pd.DataFrame, *, replace:
     save_figure(figure, path, replace=replace)
 
 
-def _draw_history(panel: Axes, stamps: pd.DatetimeIndex, values: np.ndarray) -> None:
+def _draw_history(panel: Axes, stamps: pd.Index, values: np.ndarray) -> None:
     """Draw values [T] as a line, with gaps where there are none, and as points between gaps."""
     panel.plot(stamps, values, color="0.3", lw=1, label="history")
     known = np.pad(np.isfinite(values), 1)
@@ -71,8 +72,7 @@ def _draw_history(panel: Axes, stamps: pd.DatetimeIndex, values: np.ndarray) -> 
 
 def _draw_forecast(panel: Axes, ahead: pd.DataFrame, stamp: str) -> None:
     """Draw the bands that the levels of one series make, its median and its mean."""
-    place = list(ahead.columns).index("mean")
-    levels = {round(float(name), 6): name for name in ahead.columns[place + 1 :]}
+    levels = {level_of(name): name for name in ahead.columns[list(ahead).index("mean") + 1 :]}
     bands = [(low, round(1 - low, 6)) for low in sorted(levels) if low < 0.5]
     bands = [(low, high) for low, high in bands if high in levels]
     for number, (low, high) in enumerate(bands):

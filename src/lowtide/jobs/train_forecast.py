@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from lowtide.core.errors import InputError
 from lowtide.jobs.backtest import split_steps
-from lowtide.jobs.forecast import fit_forecaster
+from lowtide.jobs.forecast_source import fit_forecaster
 from lowtide.jobs.train import RunOptions, TrainReport, run_training
 from lowtide.jobs.trained_forecaster import (
     TrainedFacts,

@@ -76,6 +76,12 @@ class TimeTable:
         part = slice(place, place + 1)
         return replace(self, values=self.values[:, part], names=self.names[part])
 
+    def until(self, end: int, places: np.ndarray) -> TimeTable:
+        """Return the series at ``places`` [d], up to before a step."""
+        grid = replace(self.grid, stamps=self.grid.stamps[:end])
+        names = tuple(self.names[one] for one in places.tolist())
+        return replace(self, grid=grid, values=self.values[:end, places], names=names)
+
     def without(self, left_out: np.ndarray, reason: str) -> TimeTable:
         """Return the table without the series of a mask [D], and a note that has the reason.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from lowtide.core.errors import InputError
+from lowtide.models.forecaster.bands import crps, occurred
 from lowtide.models.forecaster.paths import (
     AUTO_PATHS,
     Distribution,
@@ -16,7 +17,16 @@ from lowtide.models.forecaster.paths import (
     choose_paths,
     fill_residuals,
 )
-from lowtide.models.forecaster.ridge import RidgeConfig, RidgeFit, fit_ridge, held_out, predict
+from lowtide.models.forecaster.ridge import (
+    FOLDS,
+    LOOK_BACKS,
+    RidgeConfig,
+    RidgeFit,
+    fit_ridge,
+    held_out,
+    predict,
+    ridge_configs,
+)
 from lowtide.models.forecaster.scale import ConditionalScale, volatility_features
 from lowtide.models.forecaster.windows import (
     few_errors,
@@ -25,7 +35,6 @@ from lowtide.models.forecaster.windows import (
     targets,
 )
 
-_LOOK_BACKS = (336, 512)
 # Held-out residual paths that scales are fitted to and samples are drawn from, and numbers in them:
 # of wide tables and long horizons fewer are kept.
 _MOST_PATHS, _MOST_NUMBERS = 2048, 1 << 25
@@ -64,6 +73,8 @@ class RidgeForecaster:
         block: Steps of a forecast that are verified, as one, against what came.
         unverified: Mask [D] of variables that have a step with few held-out errors; those of others
             stand for it.
+        fold_crps: CRPS [D] of Gaussian bands on the last fold, in the series' own units; NaN where
+            that is not known.
     """
 
     horizon: int
@@ -77,6 +88,7 @@ class RidgeForecaster:
     recent: int
     block: int
     unverified: np.ndarray
+    fold_crps: np.ndarray = field(default_factory=lambda: np.full(1, np.nan))
 
     @property
     def context(self) -> int:
@@ -107,20 +119,12 @@ class RidgeForecaster:
             InputError: The series is too short for the horizon, or horizon times variables is more
                 than 1,048,576.
         """
-        largest = horizon * values.shape[1]
-        if largest > _LARGEST_PATH:
-            raise InputError(
-                f"{horizon:,} steps of {values.shape[1]:,} series are {largest:,} values to"
-                f" forecast at once, of at most {_LARGEST_PATH:,}",
-                hint="choose fewer series by --columns, or forecast fewer steps",
-            )
+        largest = require_size(horizon, values.shape[1])
         scaler, steps = Scaler.fit(values), len(values)
         known, standardized = np.isfinite(values), forward_fill(scaler.transform(values))
         configs = ridge_configs(steps, horizon, season)
-        longest = configs[-1].look_back
-        block = min(season, horizon)
-        recent = min(max(7 * season, 14), _LOOK_BACKS[0], max(1, (steps - longest) // 8))
-        origins = np.arange(longest + recent + block, steps - horizon + 1)
+        block, recent, first = _beginning(configs, steps, horizon, season)
+        origins = np.arange(first, steps - horizon + 1)
         if len(origins) < _FEWEST_PATHS:
             raise InputError(
                 f"{steps:,} steps are too few for a horizon of {horizon:,}",
@@ -148,6 +152,9 @@ class RidgeForecaster:
         residuals = (errors / scales).astype(np.float32)
         complete = _complete(residuals)
         residuals = fill_residuals(residuals[complete])
+        windows = independent_windows(steps, horizon, season)
+        residuals = occurred(residuals, windows)
+        late = origins >= steps - (steps - first) // FOLDS
         return cls(
             horizon=horizon,
             scaler=scaler,
@@ -160,6 +167,7 @@ class RidgeForecaster:
             paths=choose_paths(paths, residuals, scales[complete], origins[complete]),
             recent=recent,
             block=block,
+            fold_crps=crps(errors[late], scales[late]) * scaler.deviation,
         )
 
     def predict(self, values: np.ndarray, origins: np.ndarray, phases: np.ndarray) -> Distribution:
@@ -198,16 +206,31 @@ class RidgeForecaster:
         return distribution.sample(self.paths.sampler, samples, seed=seed)
 
 
-def ridge_configs(steps: int, horizon: int, season: int) -> list[RidgeConfig]:
-    """Return the settings of the ridges of a series of ``steps``, shortest look-back first.
+def require_size(horizon: int, variables: int) -> int:
+    """Return how many values a path has; raises `InputError` if those are too many."""
+    largest = horizon * variables
+    if largest > _LARGEST_PATH:
+        raise InputError(
+            f"{horizon:,} steps of {variables:,} series are {largest:,} values to forecast at once,"
+            f" of at most {_LARGEST_PATH:,}",
+            hint="choose fewer series by --columns, or forecast fewer steps",
+        )
+    return largest
 
-    Look-backs are whole seasons where they are longer than one.
-    """
-    lengths = []
-    for longest, share in zip(_LOOK_BACKS, (3, 2), strict=True):
-        length = max(1, min(longest, (steps - horizon) // share))
-        lengths.append(length - length % season if longest > length >= season else length)
-    return [RidgeConfig(length, weighted) for length in lengths for weighted in (False, True)]
+
+def independent_windows(steps: int, horizon: int, season: int) -> float:
+    """Return how many held-out windows of a series of ``steps`` do not overlap; 0 without any."""
+    first = _beginning(ridge_configs(steps, horizon, season), steps, horizon, season)[2]
+    return max(0, steps - horizon + 1 - first) / horizon
+
+
+def _beginning(
+    configs: list[RidgeConfig], steps: int, horizon: int, season: int
+) -> tuple[int, int, int]:
+    """Return the steps verified as one, those of recent volatility, and the first origin."""
+    longest, block = configs[-1].look_back, min(season, horizon)
+    recent = min(max(7 * season, 14), LOOK_BACKS[0], max(1, (steps - longest) // 8))
+    return block, recent, longest + recent + block
 
 
 def _stride(count: int, season: int, most: int) -> int:

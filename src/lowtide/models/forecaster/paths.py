@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Protocol
 
@@ -200,15 +200,21 @@ class Scaler:
 class Distribution:
     """Forecast distributions of n windows in the series' own units.
 
-    ``origins`` [n] are the windows' forecast origins, ``mean`` and ``scale`` are [n, H, D].
+    ``origins`` [n] are the windows' forecast origins, ``mean`` and ``scale`` are [n, H, D]. No path
+    is below ``floor`` [D].
     """
 
     origins: np.ndarray
     mean: np.ndarray
     scale: np.ndarray
+    floor: np.ndarray | float = -np.inf
 
     def __getitem__(self, part: slice) -> Distribution:
-        return Distribution(self.origins[part], self.mean[part], self.scale[part])
+        return Distribution(self.origins[part], self.mean[part], self.scale[part], self.floor)
+
+    def above(self, floor: np.ndarray | float) -> Distribution:
+        """Return the same with nothing below ``floor`` [D]."""
+        return replace(self, mean=np.maximum(self.mean, floor), floor=floor)
 
     def sample(self, paths: PathSampler, samples: int, *, seed: int) -> np.ndarray:
         """Return sample paths [n, samples, H, D]: the mean plus the scale times drawn ``paths``.
@@ -221,6 +227,7 @@ class Distribution:
             paths.sample(origin, result[number], seed=seed)
             result[number] *= self.scale[number]
             result[number] += self.mean[number]
+            np.maximum(result[number], self.floor, out=result[number])
         return result
 
 

@@ -29,7 +29,9 @@ _MOMENT_ROWS = 4096
 # Windows of each fold that a penalty is judged by, fewer of more than 256 variables.
 _JUDGED_WINDOWS, _JUDGED_ROWS = 256, 1 << 16
 
-_FOLDS = 4
+FOLDS = 4
+# Steps that the four ridges see, where a series is long.
+LOOK_BACKS = (336, 512)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,18 @@ class RidgeConfig:
 
     look_back: int
     weighted: bool = False
+
+
+def ridge_configs(steps: int, horizon: int, season: int) -> list[RidgeConfig]:
+    """Return the settings of the ridges of a series of ``steps``, shortest look-back first.
+
+    Look-backs are whole seasons where they are longer than one.
+    """
+    lengths = []
+    for longest, share in zip(LOOK_BACKS, (3, 2), strict=True):
+        length = max(1, min(longest, (steps - horizon) // share))
+        lengths.append(length - length % season if longest > length >= season else length)
+    return [RidgeConfig(length, weighted) for length in lengths for weighted in (False, True)]
 
 
 @dataclass(frozen=True)
@@ -172,7 +186,7 @@ def fit_ridge(values: np.ndarray, known: np.ndarray, config: RidgeConfig, horizo
         horizon: Steps ahead, H.
     """
     origins = np.arange(config.look_back, len(values) - horizon + 1)
-    stretches = np.array_split(origins, _FOLDS)
+    stretches = np.array_split(origins, FOLDS)
     aims = interpolate(values, known)
     inside = [moments(values, known, aims, stretch, config, horizon) for stretch in stretches]
     everything = functools.reduce(operator.add, inside)

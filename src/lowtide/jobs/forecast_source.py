@@ -1,0 +1,176 @@
+"""What a forecast is made of: methods fitted to series that end together, or a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lowtide.core.errors import InputError
+from lowtide.jobs.trained_forecaster import TrainedForecaster
+from lowtide.media.table import read_table
+from lowtide.media.table_options import TableOptions
+from lowtide.media.table_words import listed
+from lowtide.media.time_table import TimeTable
+from lowtide.memory.memory_limits import failing_beyond_container
+from lowtide.memory.process_memory import available_host_bytes
+from lowtide.models.forecaster.choice import Choice, fit_model
+from lowtide.models.forecaster.chosen import ChosenForecaster
+from lowtide.models.forecaster.forecaster import RidgeForecaster
+from lowtide.models.forecaster.methods import AUTO, METHODS
+from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution, PathSampler
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What a model may be besides a folder.
+NAMES = (AUTO, *METHODS)
+
+
+@dataclass(frozen=True)
+class ForecastSource:
+    """Forecaster of some series of a table.
+
+    Attributes:
+        table: The series, until their last value.
+        places: Their places [d] in the whole table.
+        forecaster: What was fitted to them.
+        predict: Returns their distribution of some steps ahead, of one window.
+        paths: Name of the sampler.
+        sampler: Sampler of their joint paths.
+        choice: How methods were chosen; None of a trained model.
+        until: Last stamp that a trained model was trained on.
+        model_notes: Notes of a trained model, which samples may add to.
+    """
+
+    table: TimeTable
+    places: np.ndarray
+    forecaster: RidgeForecaster | ChosenForecaster
+    predict: Callable[[int], Distribution]
+    paths: str
+    sampler: PathSampler
+    choice: Choice | None = None
+    until: str | None = None
+    model_notes: list[str] | tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said of methods, and of series that forecasts cannot be judged by."""
+        found = [*(self.choice.notes if self.choice is not None else ()), *self.model_notes]
+        if self.forecaster.unverified.any():
+            names = listed(self.table.names, self.forecaster.unverified)
+            own = isinstance(self.forecaster, ChosenForecaster)
+            bands = "guesses" if own else "those of other series"
+            found.append(f"too few values to judge forecasts by, bands are {bands}: {names}")
+        return found
+
+
+def forecast_sources(
+    model: str | Path,
+    data: str | Path | pd.DataFrame,
+    steps: int,
+    paths: str,
+    options: TableOptions,
+) -> tuple[TimeTable, list[ForecastSource]]:
+    """Return the table of ``data`` and what forecasts it ``steps`` ahead.
+
+    Series that end together have one source: the method called ``model``, or the best, is fitted
+    to them until there. A trained model is one source of all.
+    """
+    if str(model) in NAMES:
+        table = read_table(data, options, room=available_host_bytes())
+        ends = table.ends
+        with failing_beyond_container():
+            found = [
+                _fitted(table, np.flatnonzero(ends == end), str(model), steps, paths)
+                for end in sorted(set(ends.tolist()), reverse=True)
+            ]
+        return table, found
+    trained = TrainedForecaster.load(Path(model))
+    trained.require_horizon(steps)
+    table, name = trained.read_table(data, options), trained.path_name(paths)
+    source = ForecastSource(
+        table,
+        np.arange(len(table.names)),
+        trained.ridge,
+        lambda ahead: _predict_from_ends(table, trained, ahead),
+        name,
+        trained.sampler(name, table, steps),
+        until=trained.facts.until,
+        model_notes=trained.denoiser.notes,
+    )
+    return table, [source]
+
+
+def _fitted(
+    whole: TimeTable, places: np.ndarray, model: str, steps: int, paths: str
+) -> ForecastSource:
+    """Fit to the series at ``places``, which end together."""
+    table = whole.until(int(whole.ends[places[0]]), places)
+    choice = choose_method(table, steps, model, paths=paths)
+    made = choice.forecaster
+
+    def predict(ahead: int) -> Distribution:
+        end = len(table.values)
+        phases = table.grid.phases(table.grid.after(ahead))[None]
+        return made.predict(table.values, np.array([end]), phases)
+
+    name, sampler = made.paths.name, made.paths.sampler
+    return ForecastSource(table, places, made, predict, name, sampler, choice)
+
+
+def choose_method(
+    table: TimeTable,
+    horizon: int,
+    model: str,
+    *,
+    steps: int | None = None,
+    paths: str = AUTO_PATHS,
+) -> Choice:
+    """Return the method called ``model``, or the best, of the first ``steps`` of a table."""
+    values = table.values[:steps]
+    if len(values) < 2:
+        raise InputError("1 row is too few for a forecast", hint="give 2 rows at least")
+    return fit_model(
+        model,
+        values,
+        table.grid.phases()[:steps],
+        horizon=horizon,
+        season=table.grid.season,
+        paths=paths,
+    )
+
+
+def fit_forecaster(
+    table: TimeTable, horizon: int, steps: int | None = None, paths: str = AUTO_PATHS
+) -> RidgeForecaster:
+    """Return the four ridges fitted to the first ``steps`` of a table, by default all."""
+    return RidgeForecaster.fit(
+        table.values[:steps],
+        table.grid.phases()[:steps],
+        horizon=horizon,
+        season=table.grid.season,
+        paths=paths,
+    )
+
+
+def _predict_from_ends(table: TimeTable, trained: TrainedForecaster, steps: int) -> Distribution:
+    """Return the distribution of what follows the last value of each series, of one window."""
+    ends = table.ends
+    made: Distribution | None = None
+    for end in sorted(set(ends.tolist()), reverse=True):
+        # A model looks back at more steps than a series may have had by then.
+        short = max(0, trained.ridge.context - end)
+        values = np.pad(table.values[:end], ((short, 0), (0, 0)), constant_values=np.nan)
+        phases = table.grid.phases(table.grid.after(steps, end))[None]
+        found = trained.predict(values, np.array([len(values)]), phases)
+        if made is None:
+            made = found
+            continue
+        here = ends == end
+        made.mean[..., here], made.scale[..., here] = found.mean[..., here], found.scale[..., here]
+    assert made is not None
+    return made

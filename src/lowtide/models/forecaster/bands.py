@@ -1,0 +1,123 @@
+"""Bands of a forecast: how large its errors will be at each step, from those that it made.
+
+Errors of rolling origins overlap: n origins in a row are about n / H independent windows of H
+steps. Where those are many, bands are of the errors that occurred. Where they are few, they are of
+a Student distribution, whose deviation is drawn between the one the method claims and the one its
+few held-out errors had, and whose steps move together as errors do that each step adds to.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lowtide.core.philox import philox
+from lowtide.models.forecaster.paths import drawn_chunks
+
+# Independent windows from which on the errors that occurred are taken as they are.
+ENOUGH_WINDOWS = 20
+# What the deviation that a method claims counts for, in independent windows.
+_CLAIM_WINDOWS = 4.0
+_MADE_PATHS, _FEWEST_PATHS, _MOST_NUMBERS = 512, 64, 1 << 25
+_PURPOSE = 0x62616E64  # "band", in the keys of generators
+_GAUSSIAN = 0x676175  # "gau"
+
+
+class GaussianPaths:
+    """Standard normal errors, each step and variable on its own."""
+
+    def sample(self, origin: int, paths: np.ndarray, *, seed: int) -> None:
+        """Fill ``paths`` [S, H, D] for the window at ``origin``."""
+        for part, draw in drawn_chunks(paths, seed, _GAUSSIAN, origin):
+            part[:] = draw.standard_normal(part.shape, np.float32)
+
+
+def error_scale(errors: np.ndarray, deviation: np.ndarray, growth: np.ndarray) -> np.ndarray:
+    """Return the scale [H, D] of errors.
+
+    Args:
+        errors: Held-out errors [n, H, D] at origins in a row, NaN without a target; n may be 0.
+        deviation: Standard deviation [D] of errors one step ahead that the method claims.
+        growth: Standard deviation [H, D] by step that it claims, in units of the first.
+    """
+    seen = np.isfinite(errors)
+    count = seen.sum(axis=0)
+    squares = np.where(seen, np.square(errors), 0.0).sum(axis=0) / np.maximum(count, 1)
+    # A method that claims to make no errors, as of a constant that has changed, is not believed.
+    claimed = np.where(deviation > 0, deviation, np.sqrt(squares.mean(axis=0))) * growth
+    if len(errors) >= ENOUGH_WINDOWS * len(growth):
+        scale = np.where(count < ENOUGH_WINDOWS, claimed, np.sqrt(squares))
+    else:
+        independent = count / np.arange(1, len(growth) + 1)[:, None]
+        shares = squares / np.square(np.where(claimed > 0, claimed, 1.0))
+        total = (independent * shares).sum(axis=0) + _CLAIM_WINDOWS
+        scale = claimed * np.sqrt(total / (independent.sum(axis=0) + _CLAIM_WINDOWS))
+    return np.where(np.isnan(scale), np.nan, np.maximum(scale, np.finfo(float).tiny))
+
+
+def crps(errors: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Return the mean CRPS [D] of Gaussian bands of ``scale`` [..., H, D].
+
+    Windows count alike, whatever targets they have; NaN for a variable without any error. The
+    formula is Gneiting and Raftery's, "Strictly Proper Scoring Rules", 2007.
+    """
+    from scipy.special import ndtr
+
+    ratio = errors / scale
+    density = np.exp(-np.square(ratio) / 2) / math.sqrt(2 * math.pi)
+    found = scale * (ratio * (2 * ndtr(ratio) - 1) + 2 * density - 1 / math.sqrt(math.pi))
+    seen = np.isfinite(found)
+    count = seen.sum(axis=1)
+    windows = np.where(seen, found, 0.0).sum(axis=1) / np.maximum(count, 1)
+    judged = (count > 0).sum(axis=0)
+    return np.where(judged > 0, windows.sum(axis=0) / np.maximum(judged, 1), np.nan)
+
+
+def occurred(residuals: np.ndarray, windows: float) -> np.ndarray:
+    """Return errors [n, H, D] in units of their scale, around 0 and without NaN, as float32.
+
+    They are widened as those of a Student distribution of as many independent ``windows`` are.
+    """
+    centered = residuals - residuals.mean(axis=0)
+    return (centered * student_widening(windows)).astype(np.float32)
+
+
+def student_widening(windows: float) -> float:
+    """Return by how much a 95 % band of Student's distribution is wider than a Gaussian one."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(windows, 2.0), 0.975)) / 1.959964
+
+
+def made_paths(first: np.ndarray, growth: np.ndarray, windows: float) -> np.ndarray:
+    """Return paths [N, H, D] of errors in units of their scale, each step's a Student distribution.
+
+    Args:
+        first: Held-out errors [n, D] one step ahead, whose correlation the variables have; NaN
+            without a target.
+        growth: Standard deviation [H, D] of errors by step, in units of the first.
+        windows: Independent windows of errors that the scale is from.
+    """
+    from scipy.special import stdtrit
+
+    horizon, variables = growth.shape
+    count = max(_FEWEST_PATHS, min(_MADE_PATHS, _MOST_NUMBERS // growth.size))
+    draw = philox(0, _PURPOSE, horizon, variables)
+    known = np.where(np.isfinite(first), first, 0.0)
+    size = np.sqrt(np.square(known).sum(axis=0))
+    directions = known / np.where(size > 0, size, 1.0)
+    # Of few origins a correlation is mostly chance.
+    together = len(first) / (len(first) + 20) if variables > 1 else 0.0
+    own = draw.standard_normal((count, horizon, variables), np.float32)
+    own *= np.sqrt(1 - together * (size > 0)).astype(np.float32)
+    if together:
+        common = draw.standard_normal((count, horizon, len(first)), np.float32)
+        own += common @ (math.sqrt(together) * directions).astype(np.float32)
+    later = np.sqrt(np.maximum(np.diff(np.square(growth), axis=0), 0.0)).astype(np.float32)
+    scores = own.copy()
+    for lag, reply in enumerate(later, start=1):
+        scores[:, lag:] += reply * own[:, :-lag]
+    ranks = scores.argsort(axis=0).argsort(axis=0)
+    levels = (np.arange(count) + 0.5) / count
+    return stdtrit(2.5 + windows, levels).astype(np.float32)[ranks]

@@ -1,0 +1,206 @@
+"""The choice of a method, by CRPS on what it was not fitted to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lowtide.core.errors import InputError
+from lowtide.models.forecaster.bands import crps, error_scale
+from lowtide.models.forecaster.chosen import ChosenForecaster
+from lowtide.models.forecaster.forecaster import RidgeForecaster, independent_windows, require_size
+from lowtide.models.forecaster.history import Fitted, History
+from lowtide.models.forecaster.methods import (
+    AUTO,
+    DLINEAR,
+    MEAN,
+    MOST_ROWS,
+    NAIVE,
+    PLAIN,
+    RIDGE,
+    SIMPLE,
+    left_out,
+)
+from lowtide.models.forecaster.paths import AUTO_PATHS, PathChoice
+from lowtide.models.forecaster.rolling import (
+    HeldOut,
+    fit_methods,
+    held_out_errors,
+    repeated_errors,
+)
+
+# A method takes the place of a simpler one only if it is better by more than chance on n windows
+# that do not overlap: by 1.4 n^-0.8, which is all of it on one, 22 % on ten and 4 % on a hundred.
+_CHANCE, _POWER = 1.4, 0.8
+# Methods of a series on its own, the mean of simple ones first, and of long series that share one.
+_SHORT, _LONG = (MEAN, *SIMPLE, PLAIN, RIDGE), (NAIVE, PLAIN, DLINEAR)
+# Independent windows that the four ridges' own bands need; long series are judged on a quarter.
+_FEWEST_WINDOWS, _JUDGED_SHARE = 4.0, 0.75
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A forecaster and how its methods were chosen.
+
+    Attributes:
+        forecaster: What was fitted to the whole history.
+        chosen: Name of the method of each of the D variables.
+        scores: CRPS [D] of each method on what it was not fitted to, by name; NaN without any.
+        held_out: Number of forecasts that were judged.
+        windows: How many of them do not overlap.
+        repeating: CRPS [D] of repeating the last season there; NaN where it is not known.
+        notes: Sentences on methods that were left out.
+    """
+
+    forecaster: RidgeForecaster | ChosenForecaster
+    chosen: tuple[str, ...]
+    scores: dict[str, np.ndarray]
+    held_out: int
+    windows: float
+    repeating: np.ndarray
+    notes: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> PathChoice:
+        """Sampler of joint paths."""
+        return self.forecaster.paths
+
+
+def fit_model(
+    model: str,
+    values: np.ndarray,
+    phases: np.ndarray,
+    *,
+    horizon: int,
+    season: int,
+    paths: str = AUTO_PATHS,
+) -> Choice:
+    """Fit a method by its name, or ``"auto"`` for the best.
+
+    Series of at most 2,000 rows have one each; longer ones share one, which is the four ridges
+    unless another is better beyond chance.
+
+    Args:
+        model: A name in `METHODS`, or ``"auto"``.
+        values: Series [T, D] in its own units, NaN where a value is missing; every variable has one
+            at least.
+        phases: Phase [T] of each step in its season, from 0.
+        horizon: Steps ahead.
+        season: Steps of a season; 1 for none.
+        paths: A name in `PATHS`, or ``"auto"``.
+
+    Raises:
+        InputError: The history has too few rows for the ``model``, or none can forecast so much.
+    """
+    require_size(horizon, values.shape[1])
+    history = History(values, season)
+    windows = independent_windows(len(values), horizon, season)
+    able = windows >= _FEWEST_WINDOWS
+    long = model == AUTO and len(values) > MOST_ROWS
+    if not able or not (long or model == RIDGE):
+        found = _choose(model, history, horizon, paths)
+        if not able or set(found.chosen) != {RIDGE}:
+            return found
+        scores, repeating, notes = found.scores, found.repeating, found.notes
+    else:
+        scores, repeating, notes = {}, np.full(values.shape[1], np.nan), ()
+    ridge = RidgeForecaster.fit(values, phases, horizon=horizon, season=season, paths=paths)
+    if long:
+        held = held_out_errors(history, horizon, list(_LONG), _JUDGED_SHARE, 1)
+        scores = {name: _score(errors) for name, errors in held.errors.items()}
+        repeating = _score(repeated_errors(history, held.origins, horizon))
+        scores[RIDGE], notes = ridge.fold_crps, _reasons(history)
+        best = _best_for_all(RIDGE, scores, held.windows)
+        if best != RIDGE:
+            found = _choose(best, history, horizon, paths)
+            return replace(found, scores=scores, repeating=repeating, notes=notes)
+    chosen = (RIDGE,) * values.shape[1]
+    return Choice(ridge, chosen, scores, len(ridge.origins), windows, repeating, notes)
+
+
+def _choose(model: str, history: History, horizon: int, paths: str) -> Choice:
+    """Fit methods, choose one for each variable and make its bands."""
+    names = list(_SHORT) if model == AUTO else [model]
+    fitted = fit_methods(names, history, horizon)
+    if not fitted:
+        steps = len(history.values)
+        why = left_out(model, history) or f"{steps:,} rows are too few"
+        raise InputError(f"{model} cannot forecast {horizon:,} steps: {why}", hint="--model auto")
+    held = held_out_errors(history, horizon, list(fitted))
+    none = np.empty((0, horizon, history.values.shape[1]))
+    scales, scores = {}, {}
+    for name, one in fitted.items():
+        errors = held.errors.get(name, none)
+        scales[name] = error_scale(errors, one.deviation, one.growth)
+        scores[name] = crps(errors, scales[name])
+    chosen = _best_for_each(fitted, scores, _windows_of_each(held, len(history.first)))
+    return Choice(
+        forecaster=ChosenForecaster.build(chosen, fitted, scales, held, paths),
+        chosen=chosen,
+        scores=scores,
+        held_out=len(held.origins),
+        windows=held.windows,
+        repeating=_score(repeated_errors(history, held.origins, horizon)),
+        notes=_reasons(history) if model == AUTO else (),
+    )
+
+
+def _best_for_each(
+    fitted: dict[str, Fitted], scores: dict[str, np.ndarray], windows: np.ndarray
+) -> tuple[str, ...]:
+    """Return the method of each variable: the simplest that no other beats by more than chance.
+
+    ``windows`` [D] are those of each that do not overlap. What is best for all of them together is
+    the first that others have to beat.
+    """
+    able = {name: np.isfinite(one.deviation) for name, one in fitted.items()}
+    first = _best_for_all(next(iter(fitted)), scores, float(windows.mean()))
+    spare = NAIVE if NAIVE in fitted else first
+    chosen = np.where(able[first], first, spare)
+    least = np.where(able[first], scores[first], scores[spare])
+    for name, score in scores.items():
+        better = able[name] & (score < _margin(windows) * least)
+        chosen, least = np.where(better, name, chosen), np.where(better, score, least)
+    return tuple(chosen.tolist())
+
+
+def _best_for_all(first: str, scores: dict[str, np.ndarray], windows: float) -> str:
+    """Return the method that is best for all variables: ``first`` if none beats it clearly."""
+    usual = np.where(scores[first] > 0, scores[first], np.nan)
+    shares = {}
+    for name, score in scores.items():
+        known = np.isfinite(score / usual)
+        # One that some variables have no score of is for these alone.
+        whole = known.sum() == np.isfinite(usual).sum() > 0
+        shares[name] = float((score / usual)[known].mean()) if whole else math.inf
+    best = min(shares, key=shares.__getitem__)
+    # Variables do not err independently: a hundred of them tell as much as ten that did.
+    enough = windows * math.sqrt(len(usual))
+    return best if shares[best] < _margin(enough) else first
+
+
+def _windows_of_each(held: HeldOut, variables: int) -> np.ndarray:
+    """Return how many windows of each variable [D] do not overlap: fewer where it begins late."""
+    if not held.errors:
+        return np.zeros(variables)
+    shares = [np.isfinite(errors[:, 0]).mean(axis=0) for errors in held.errors.values()]
+    return held.windows * np.max(shares, axis=0)
+
+
+def _margin(windows: np.ndarray | float) -> np.ndarray:
+    return np.maximum(0.0, 1 - _CHANCE * np.maximum(windows, 1.0) ** -_POWER)
+
+
+def _score(errors: np.ndarray) -> np.ndarray:
+    """Return the CRPS [D] of errors [n, H, D] with bands of their own size."""
+    seen = np.isfinite(errors)
+    squares = np.where(seen, np.square(errors), 0.0).sum(axis=0)
+    scale = np.sqrt(squares / np.maximum(seen.sum(axis=0), 1))
+    return crps(errors, np.maximum(scale, np.finfo(float).tiny))
+
+
+def _reasons(history: History) -> tuple[str, ...]:
+    found = [(name, left_out(name, history)) for name in SIMPLE]
+    return tuple(f"{name} is left out: {reason}" for name, reason in found if reason)

@@ -189,7 +189,7 @@ def test_models(lowtide):
     assert listed["schema_version"] == 2
     names = [model["name"] for model in listed["models"]]
     upscalers = ["lowtide-x2", "lowtide-x4", "lowtide-large-x2", "lowtide-large-x4"]
-    assert names == [*upscalers, "lowtide-photo-x4", "lowtide-denoise"]
+    assert names == [*upscalers, "lowtide-photo-x2", "lowtide-photo-x4", "lowtide-denoise"]
 
 
 def test_models_describes_a_file(lowtide, tmp_path):
@@ -233,3 +233,14 @@ def test_a_terminal_whose_encoding_lacks_characters(lowtide_process, source, out
     assert done.stderr == ""
     assert "exact: the whole image at once" in done.stdout
     assert out.exists()
+
+
+def test_upscale_says_which_model_and_why(lowtide, tmp_path):
+    import pyvips
+    import skimage.data
+
+    picture = pyvips.Image.new_from_array(skimage.data.coffee()[:60, 200:280])
+    picture.write_to_file(str(tmp_path / "a.jpg[Q=75]"))
+    done = lowtide("upscale", tmp_path / "a.jpg", "-o", tmp_path / "b.png")
+    line = "model      lowtide-photo-x2: a JPEG of quality about 75; -m takes another"
+    assert done.code == 0 and line in done.out

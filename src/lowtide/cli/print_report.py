@@ -35,6 +35,9 @@ def print_report(report: JobReport) -> None:
         if report.skipped_inputs:
             counts.append(f"{len(report.skipped_inputs)} not {report.noun}")
         typer.echo(f"{', '.join(counts)} in {format_seconds(report.seconds)}")
+    if report.model_choice:
+        text = f"{report.model.get('name')}: {report.model_choice}; -m takes another"
+        _print_lines([("model", text)])
     if report.process is not None:
         _print_lines([("process", str(report.process))])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -81,6 +81,19 @@ class ImageJob:
         self.prepared, self.settings, self.budget = prepared, settings, budget
         self._plan_file, self._images = plan_file, images
         self._fp32_job: Self | None = None
+
+    @classmethod
+    def suited(
+        cls, settings: Any, pairs: Sequence[FilePair], before: Iterable[str] = ()
+    ) -> tuple[Any, str]:
+        """Return settings that suit the files, and why; a kind of job may choose its model.
+
+        Args:
+            settings: Those of the job.
+            pairs: Its files.
+            before: Names of the models that files of the output folder were made with.
+        """
+        return settings, ""
 
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header."""

@@ -125,36 +125,40 @@ class _ImageRun:
             divide_threads(len(self.devices)) as threads,
             contextlib.ExitStack() as opened,
         ):
-            now = versions(self.settings.model_name, self.job_type.packages)
+            before = () if journal is None else journal.models
+            settings, why = self.job_type.suited(self.settings, self.pairs, before)
+            run = replace(self, settings=settings)
+            now = versions(run.settings.model_name, run.job_type.packages)
             pin = Pin.read(journal, now)
-            budget = self.budget(pin)
-            share = budget_share(budget, self.devices)
-            child = opened.enter_context(self.child(share)) if PlanInChild.helps(share) else None
-            prepared = self.prepare(share, pin, child)
+            budget = run.budget(pin)
+            share = budget_share(budget, run.devices)
+            child = opened.enter_context(run.child(share)) if PlanInChild.helps(share) else None
+            prepared = run.prepare(share, pin, child)
             Pin.write(journal, now, budget, prepared.measurements)
-            report = self.job_type.report_type(
+            report = run.job_type.report_type(
                 model=prepared.descriptor.to_dict(),
-                device=",".join(self.devices),
+                model_choice=why,
+                device=",".join(run.devices),
                 versions=now,
-                skipped_inputs=SkippedInput.of(self.found),
+                skipped_inputs=SkippedInput.of(run.found),
             )
-            key = self.settings.content_hash(prepared.descriptor.sha256, prepared.precision)
+            key = run.settings.content_hash(prepared.descriptor.sha256, prepared.precision)
             results = ResultRecorder(
-                self.pairs,
+                run.pairs,
                 report,
                 journal,
                 key,
                 force=force,
                 sidecar=sidecar,
-                made_with=self.settings.made_with(prepared.descriptor.sha256, prepared.precision),
+                made_with=run.settings.made_with(prepared.descriptor.sha256, prepared.precision),
             )
-            if len(self.devices) == 1 or len(self.pairs) == 1:
+            if len(run.devices) == 1 or len(run.pairs) == 1:
                 # A single image stays in this process, which distributes its tiles.
-                self.pipeline(prepared, budget, results, threads).run(results.due_items())
+                run.pipeline(prepared, budget, results, threads).run(results.due_items())
             else:
-                workers = self.workers(prepared, budget, results, threads)
+                workers = run.workers(prepared, budget, results, threads)
                 del prepared  # free this copy: each worker loads the model
-                workers.run(self.cancel)
+                workers.run(run.cancel)
         return report
 
     def budget(self, pin: Pin | None) -> Budget:

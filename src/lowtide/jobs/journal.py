@@ -144,6 +144,12 @@ class Journal:
         """Whether any file of the folder was finished, with any settings."""
         return bool(self._done or self._begun)
 
+    @property
+    def models(self) -> set[str]:
+        """Names of the models that files of the folder were made with."""
+        found = {str(values.get("model", "")) for values in self._settings.values()}
+        return {one.partition(" (")[0] for one in found} if self.has_results else set()
+
     def is_finished(self, target: Path, key: str) -> bool:
         """Return whether ``target`` is the complete result of ``key``, by content hash."""
         name = self._name(target)

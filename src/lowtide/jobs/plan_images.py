@@ -38,10 +38,12 @@ def plan_images(
     """
     found, _ = find_jobs(inputs, output, chosen, job_type)
     pairs = found.pairs
+    chosen, why = job_type.suited(chosen, pairs)
     plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
     job = _load_job(job_type, chosen, pairs, plan_file, Path(output), progress, cancel)
     report = job_type.report_type(
         model=job.prepared.descriptor.to_dict(),
+        model_choice=why,
         device=job.prepared.network.device,
         versions=versions(chosen.model_name, job_type.packages),
         skipped_inputs=SkippedInput.of(found),

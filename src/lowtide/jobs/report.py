@@ -198,7 +198,8 @@ class SkippedInput(BaseModel):
 class JobReport(BaseModel):
     """Report of a job of any kind; ``skipped_inputs`` lists inputs that are of another.
 
-    ``process`` is known when the job has ended, where the kernel tells.
+    ``model_choice`` says why a bundled model was taken where none was named. ``process`` is known
+    when the job has ended, where the kernel tells.
 
     A kind of job adds its items under their own name, the ``noun``, and says here what they are
     and the error of one that cannot be read.
@@ -211,6 +212,7 @@ class JobReport(BaseModel):
     schema_version: int = SCHEMA_VERSION
     lowtide: str = __version__
     model: dict[str, Any] = {}
+    model_choice: str = ""
     device: str = "cpu"
     versions: dict[str, str] = {}
     skipped_inputs: list[SkippedInput] = []

@@ -11,6 +11,7 @@ from annotated_types import Gt, Le
 from lowtide.core.errors import UsageError
 from lowtide.core.option import Count, Option
 from lowtide.jobs.image_settings import ImageSettings
+from lowtide.jobs.model_choice import CLEAN
 from lowtide.models.model_files import is_onnx
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from lowtide.models import Model
 
 _SIZE = "Target size"
-DEFAULT_MODELS = {2: "lowtide-x2", 4: "lowtide-x4"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class UpscaleSettings(ImageSettings):
 
     Attributes:
         model: A bundled model or a file (.safetensors, .pth, .ckpt, .onnx). Default: lowtide-x2, or
-            lowtide-x4 for a --scale above 2.
+            lowtide-photo-x2 for pictures that are or were JPEGs of a quality up to 92; -x4 for a
+            --scale above 2.
         scale: Size of the result relative to the input; resized after the model if necessary.
         width: Width of the result; the height follows unless --height is given too.
         height: Height of the result.
@@ -93,10 +94,13 @@ class UpscaleSettings(ImageSettings):
 
     @property
     def model_name(self) -> str:
-        """The model requested, or the bundled one that suits the target size."""
-        if self.model is not None:
-            return str(self.model)
-        return DEFAULT_MODELS[4 if self.scale is not None and self.scale > 2 else 2]
+        """The model requested, or the bundled one for clean pictures that suits the target size."""
+        return CLEAN.format(self.bundled_scale) if self.model is None else str(self.model)
+
+    @property
+    def bundled_scale(self) -> int:
+        """Scale of the bundled model that suits the target size."""
+        return 4 if self.scale is not None and self.scale > 2 else 2
 
     def check_model(self, model: Model) -> None:
         """Raise `UsageError` for a denoiser, which has to be told the noise level."""

@@ -38,6 +38,7 @@ _MODELS = (
     Bundled("lowtide-x4", "31e3da8669b94b65254cc81e198841fbd6c6cde2b70925efa936441a573fbcf4"),
     Bundled("lowtide-large-x2", "846ec65099f3d2f2559aeccbb08cc16e164106ae20c3abc9315620ca8c5bff72"),
     Bundled("lowtide-large-x4", "66ed9957203536e77d672165939ce2327240e00a19f15372df0fb897a9153881"),
+    Bundled("lowtide-photo-x2", "9bde3311d7f497c53ee24da1c6d1e1f9f621413915ba5397be9d5831d7977ea9"),
     Bundled("lowtide-photo-x4", "dcc50ead8233df2815c4a68abb7ed941d6cc7fe1a9344dff153972389aa126d4"),
     Bundled("lowtide-denoise", "3fc4239f35eae642836493db5e999f866d6824d6fa6b428d82158cbe14f9bc25"),
 )

@@ -10,11 +10,12 @@ import numpy as np
 
 from lowtide.core.errors import InputError
 from lowtide.jobs.forecast import floors
-from lowtide.jobs.forecast_source import choose_method
+from lowtide.jobs.forecast_source import choose_method, known_notes, without_known
 from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
 from lowtide.media.time_table import TimeTable
 from lowtide.models.forecaster.bands import GaussianPaths
 from lowtide.models.forecaster.choice import Choice, fit_model
+from lowtide.models.forecaster.known_effects import KnownEffects
 from lowtide.models.forecaster.methods import METHODS, NAIVE, RIDGE
 from lowtide.models.forecaster.paths import PATHS, Distribution, PathSampler, Scaler
 
@@ -72,14 +73,18 @@ def fit_methods(
     A ``trained`` forecaster is taken as it is and called ``ridge``. After the forecaster come its
     other paths, it with Gaussian errors, every other method by its name, and the last value.
     """
-    bound = _Binding(table, horizon, train)
+    deviation = Scaler.fit(table.values[:train]).deviation
     if trained is None:
+        table, effects = without_known(table, train)
+        bound = _Binding(table, horizon, train, effects)
         choice = choose_method(table, horizon, model, steps=train, paths=paths)
         methods = [bound.method(model, choice)]
         name, forecaster, predict = model, choice.forecaster, methods[0].predict
         chosen = dict(zip(table.names, choice.chosen, strict=True))
         notes, drawn = list(choice.notes), choice.paths.name
+        notes += known_notes(table, 0, [] if effects is None else [effects])
     else:
+        bound = _Binding(table, horizon, train)
         name, forecaster, chosen, notes = RIDGE, trained.ridge, {}, []
         predict, drawn = bound.predict(trained.predict), paths
         if paths not in PATHS:
@@ -103,24 +108,30 @@ def fit_methods(
             except InputError as error:
                 notes.append(f"not scored: {error.message}")
     methods.append(bound.method(RANDOM_WALK, bound.last_value()))
-    deviation = Scaler.fit(table.values[:train]).deviation
     return FittedMethods(methods, deviation, drawn, forecaster.paths.energy, chosen, notes)
 
 
 class _Binding:
     """Forecasts of a table as functions of origins alone, at 0 or above where its first part is."""
 
-    def __init__(self, table: TimeTable, horizon: int, train: int) -> None:
+    def __init__(
+        self, table: TimeTable, horizon: int, train: int, effects: KnownEffects | None = None
+    ) -> None:
+        """Bind to a table whose values are without ``effects`` of columns that are known ahead."""
         self._table, self._horizon, self._train = table, horizon, train
         self._phases = table.grid.phases()
-        self._floor = floors(replace(table, values=table.values[:train]), None)
+        self._effects = None if effects is None else effects.of(table.known[: len(table.values)])
+        whole = table.values if self._effects is None else table.values + self._effects
+        self._floor = floors(replace(table, values=whole[:train]), None)
 
     def predict(
         self, forecast: Callable[[np.ndarray, np.ndarray, np.ndarray], Distribution]
     ) -> Callable[[np.ndarray], Distribution]:
         def at(origins: np.ndarray) -> Distribution:
-            phases = self._phases[origins[:, None] + np.arange(self._horizon)]
-            return forecast(self._table.values, origins, phases).above(self._floor)
+            targets = origins[:, None] + np.arange(self._horizon)
+            found = forecast(self._table.values, origins, self._phases[targets])
+            found = found if self._effects is None else found.plus(self._effects[targets])
+            return found.above(self._floor)
 
         return at
 

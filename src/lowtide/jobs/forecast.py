@@ -21,7 +21,7 @@ from lowtide.jobs.forecast_frames import (
     write_frame,
 )
 from lowtide.jobs.forecast_report import ForecastReport, chosen_facts
-from lowtide.jobs.forecast_source import NAMES, forecast_sources
+from lowtide.jobs.forecast_source import NAMES, forecast_sources, known_notes
 from lowtide.jobs.trained_forecaster import (
     DIFFUSION,
     without_attention_warnings,
@@ -130,6 +130,8 @@ def forecast(
             mean[:, source.places] = made.mean[0]
             drawn[..., source.places] = made.sample(source.sampler, samples, seed=seed)[0]
             notes += [text for text in source.notes if text not in notes]
+    effects = [one.effects for one in sources if one.effects is not None]
+    notes += known_notes(table, steps, effects)
     if len(set(table.ends.tolist())) > 1:
         notes.append("each series is forecast from its own last value on")
     cut = np.atleast_1d((drawn <= floor).any(axis=(0, 1)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.choice import Choice, fit_model
 from lowtide.models.forecaster.chosen import ChosenForecaster
 from lowtide.models.forecaster.forecaster import RidgeForecaster
+from lowtide.models.forecaster.known_effects import KnownEffects
 from lowtide.models.forecaster.methods import AUTO, METHODS
 from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution, PathSampler
 
@@ -42,6 +43,7 @@ class ForecastSource:
         paths: Name of the sampler.
         sampler: Sampler of their joint paths.
         choice: How methods were chosen; None of a trained model.
+        effects: Those of columns that are known ahead, if there are any.
         until: Last stamp that a trained model was trained on.
         model_notes: Notes of a trained model, which samples may add to.
     """
@@ -53,6 +55,7 @@ class ForecastSource:
     paths: str
     sampler: PathSampler
     choice: Choice | None = None
+    effects: KnownEffects | None = None
     until: str | None = None
     model_notes: list[str] | tuple[str, ...] = ()
 
@@ -109,17 +112,57 @@ def _fitted(
     whole: TimeTable, places: np.ndarray, model: str, steps: int, paths: str
 ) -> ForecastSource:
     """Fit to the series at ``places``, which end together."""
-    table = whole.until(int(whole.ends[places[0]]), places)
+    end = int(whole.ends[places[0]])
+    table, effects = without_known(whole.until(end, places))
     choice = choose_method(table, steps, model, paths=paths)
     made = choice.forecaster
 
     def predict(ahead: int) -> Distribution:
-        end = len(table.values)
         phases = table.grid.phases(table.grid.after(ahead))[None]
-        return made.predict(table.values, np.array([end]), phases)
+        found = made.predict(table.values, np.array([end]), phases)
+        return found if effects is None else found.plus(effects.of(known_at(table, end, ahead)))
 
     name, sampler = made.paths.name, made.paths.sampler
-    return ForecastSource(table, places, made, predict, name, sampler, choice)
+    return ForecastSource(table, places, made, predict, name, sampler, choice, effects)
+
+
+def without_known(
+    table: TimeTable, steps: int | None = None
+) -> tuple[TimeTable, KnownEffects | None]:
+    """Return the table less the effects of columns that are known ahead, and these.
+
+    They are fitted to its first ``steps``, by default all.
+    """
+    if not table.known_names:
+        return table, None
+    known = table.known[: len(table.values)]
+    effects = KnownEffects.fit(table.values[:steps], known[:steps], table.grid.season)
+    return replace(table, values=table.values - effects.of(known)), effects
+
+
+def known_at(table: TimeTable, first: int, count: int) -> np.ndarray:
+    """Return what is known of ``count`` steps [count, K] from ``first`` on; NaN where nothing."""
+    found = np.full((count, len(table.known_names)), np.nan)
+    there = table.known[first : first + count]
+    found[: len(there)] = there
+    return found
+
+
+def known_notes(table: TimeTable, steps: int, effects: Sequence[KnownEffects]) -> list[str]:
+    """Return what is to be said of columns that are known ahead of a forecast."""
+    if not effects:
+        return []
+    used = np.any([one.used for one in effects], axis=0)
+    notes = []
+    if not used.all():
+        names = listed(table.known_names, ~used)
+        notes.append(f"known ahead, but without a clear effect, so not used: {names}")
+    there = len(table.known) - len(table.values)
+    if used.any() and there < steps:
+        notes.append(
+            f"known ahead for {there:,} of {steps:,} steps: after them columns are at their mean"
+        )
+    return notes
 
 
 def choose_method(

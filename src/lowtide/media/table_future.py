@@ -136,4 +136,4 @@ def _with_words(future: Future, names: Sequence[str], rows: int) -> Future:
 
 def known_words(names: Sequence[str]) -> str:
     """Return the note on columns that are known ahead."""
-    return f"known ahead: {few(names)} (not used by ridge yet)"
+    return f"known ahead: {few(names)}"

@@ -216,6 +216,10 @@ class Distribution:
         """Return the same with nothing below ``floor`` [D]."""
         return replace(self, mean=np.maximum(self.mean, floor), floor=floor)
 
+    def plus(self, effects: np.ndarray) -> Distribution:
+        """Return the same with ``effects`` [..., H, D] added to the mean."""
+        return replace(self, mean=self.mean + effects)
+
     def sample(self, paths: PathSampler, samples: int, *, seed: int) -> np.ndarray:
         """Return sample paths [n, samples, H, D]: the mean plus the scale times drawn ``paths``.
 

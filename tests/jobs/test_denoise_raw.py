@@ -169,6 +169,56 @@ def test_outputs_go_by_the_suffix(noisy, denoise):
         assert report.written == written and (report.out_width, report.width) == (60, 84)
 
 
+def test_a_sensor_without_colors_is_developed_gray(light, denoise):
+    levels = exposed(light[..., 1] * 0.3, GAIN, READ)
+    copied, report = denoise(levels, None, sigma=0)
+    assert np.array_equal(copied.squeeze(), levels)
+    assert (report.colors, report.black, report.white) == ("gray", 64, 4095)
+    for name, dtype in (("out.tif", np.uint16), ("out.jpg", np.uint8)):
+        result, report = denoise(levels, None, name=name, raw_output="auto", sigma=12)
+        assert result.dtype == dtype and result.squeeze().shape == levels.shape
+        assert result.std() > 1 and report.plan.image.network_inputs == 1
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_pixels_that_are_not_square_are_stretched(orientation, noisy, denoise):
+    high, wide = noisy.shape
+    for pixel, size in (((2, 1), (high, 2 * wide)), ((2, 3), (90, wide))):
+        dng = {"pixel": pixel, "orientation": orientation}
+        result, report = denoise(noisy, raw_output="linear", dng=dng)
+        shown = size if orientation < 5 else size[::-1]
+        assert result.shape == (*shown, 3)
+        assert (report.out_height, report.out_width) == shown
+        assert (report.width, report.height) == (wide, high)  # of the sensor
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_the_crop_of_the_camera_is_taken(orientation, noisy, denoise):
+    """It is where the whole development has it, once both lie as the sensor."""
+    turns = {1: 0, 3: 2, 6: 1, 8: 3}[orientation]
+    options = {"raw_output": "linear", "sigma": 0}
+    whole, _ = denoise(noisy, dng={"orientation": orientation}, **options)
+    dng = {"orientation": orientation, "crop": (12, 8, 60, 40)}
+    result, report = denoise(noisy, dng=dng, **options)
+    lying, expected = (np.rot90(one, turns) for one in (result, whole))
+    assert np.array_equal(lying, expected[8:48, 12:72])
+    size, of = ("60×40", "84×60") if turns % 2 == 0 else ("40×60", "60×84")
+    words = f"the camera's crop is taken: {size} of {of} pixels; --raw-output mosaic writes all"
+    assert words in report.notes
+
+
+def test_a_crop_that_is_not_taken_is_named(noisy, denoise):
+    for crop, output, words in (
+        ((12, 8, 60, 40), "mosaic", "60×40 pixels, is not taken: a mosaic is written whole"),
+        ((2, 2, 8, 8), "linear", "8×8 pixels, is not taken: it leaves half a side or less"),
+    ):
+        result, report = denoise(noisy, dng={"crop": crop}, raw_output=output, sigma=0)
+        assert result.shape[:2] == noisy.shape
+        assert any(words in one for one in report.notes)
+    _, report = denoise(noisy, dng={"crop": (0, 0, 84, 60)}, sigma=0)
+    assert not any("crop" in one for one in report.notes)
+
+
 def test_a_network_for_mosaics_gets_the_mosaic_at_its_phase(light, tmp_path, denoise):
     """The same mosaic, begun one pixel later, has the same values."""
     options = {"channels": 1, "cfa": "RGGB", "linear": True, "noise_model": "poisson-gaussian"}

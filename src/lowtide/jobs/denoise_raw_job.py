@@ -89,6 +89,7 @@ class DenoiseRawJob(DenoiseJob):
                 f"each of the {period**2} places of the filter array is denoised as an image of its"
                 " own, which loses more detail than with a filter of 2 × 2"
             )
+        planned.notes += _crop_notes(self._facts(item), self._result(item))
 
     def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
         """Return a file's noise as the network is given it, and keep that of the sensor."""
@@ -196,6 +197,18 @@ def _sizes(facts: RawFacts, layout: PlaneLayout, result: RawResult) -> TargetSiz
     planes = layout.info(facts.values_shape)
     shown = replace(facts, info=planes)
     return TargetSize(shown, planes, result.info, result.format, result.writing)
+
+
+def _crop_notes(facts: RawFacts, result: RawResult) -> list[str]:
+    """Return a note on the crop that a file has, taken or not."""
+    frame, (height, width) = facts.frame, facts.frame.whole
+    if frame.crop is None:
+        return []
+    if result.output != "mosaic" and frame.is_cropped:
+        out = f"{result.info.width}×{result.info.height} of {width}×{height}"
+        return [f"the camera's crop is taken: {out} pixels; --raw-output mosaic writes all"]
+    why = "a mosaic is written whole" if frame.is_cropped else "it leaves half a side or less"
+    return [f"the camera's crop, {frame.crop[0]}×{frame.crop[1]} pixels, is not taken: {why}"]
 
 
 def _black(facts: RawFacts, layout: PlaneLayout) -> np.ndarray:

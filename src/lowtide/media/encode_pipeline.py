@@ -76,8 +76,9 @@ class EncodePipeline:
             image = resize(image, *self._size)
         if self._zero_alpha:
             image = image.extract_band(0, n=info.color_channels).bandjoin_const([0])
-        stored, _note = output_sample(self._format, info.sample_type)
-        image = attach(convert_samples(image, stored, bits=self._format.bits), self._metadata)
+        stored, _note = output_sample(self._format, info.sample_type, info.value_range)
+        image = convert_samples(image, stored, bits=self._format.bits, value_range=info.value_range)
+        image = attach(image, self._metadata)
         keep, unit = keep_flags(self._metadata), self._metadata.unit
         encode_image(
             image,
@@ -92,7 +93,7 @@ class EncodePipeline:
 
 def _notes(image_format: ImageFormat, info: ImageInfo, metadata: Metadata) -> tuple[str, ...]:
     notes: list[str] = []
-    _stored, rounding = output_sample(image_format, info.sample_type)
+    _stored, rounding = output_sample(image_format, info.sample_type, info.value_range)
     if rounding:
         notes.append(rounding)
     if metadata.icc is not None and metadata.profile_for(info.color_channels) is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.errors import OutputError, UsageError
-from lowtide.media.image_info import ImageInfo, SampleType
+from lowtide.media.image_info import ImageInfo, SampleType, ValueRange
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,10 @@ def _formats_for(info: ImageInfo) -> str:
     return " or ".join(lossless_first) if lossless_first else "a smaller image"
 
 
-def output_sample(image_format: ImageFormat, sample: SampleType) -> tuple[SampleType, str | None]:
-    """Return the sample type that a format stores for ``sample``, and the loss.
+def output_sample(
+    image_format: ImageFormat, sample: SampleType, known: ValueRange | None = None
+) -> tuple[SampleType, str | None]:
+    """Return the sample type that a format stores for ``sample`` of a known range, and the loss.
 
     The second value is a message about the loss, or None if every level is kept. Compression
     losses are not counted.
@@ -161,18 +163,12 @@ def output_sample(image_format: ImageFormat, sample: SampleType) -> tuple[Sample
     if sample in image_format.samples and (sample != "uint16" or image_format.bits == 16):
         return sample, None
     stored: SampleType = "uint8" if image_format.bits == 8 else "uint16"
+    holds = f"{image_format.name} stores {image_format.bits} bits per sample"
     if sample == "float32":
-        return stored, (
-            f"{image_format.name} stores {image_format.bits} bits per sample; the float samples are"
-            f" clipped to 0..1 and rounded"
-        )
+        ends = "0..1" if known is None else f"{known.low:.6g}..{known.white:.6g}"
+        return stored, f"{holds}; the float samples are clipped to {ends} and rounded"
     if image_format.bits < 16 and stored == "uint16":
-        return stored, (
-            f"AVIF holds at most {image_format.bits} bits per sample; the 16-bit samples are"
-            " rounded"
-        )
-    return (
-        stored,
-        f"{image_format.name} stores {image_format.bits} bits per sample; the 16-bit samples are"
-        " rounded",
-    )
+        holds = f"AVIF holds at most {image_format.bits} bits per sample"
+    if known is not None and known.white < (1 << image_format.bits):
+        return stored, None
+    return stored, f"{holds}; the 16-bit samples are rounded"

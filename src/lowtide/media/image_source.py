@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,20 +19,25 @@ from lowtide.media._libvips import (
     is_harmless,
 )
 from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, OpenDecoder, open_decoder
-from lowtide.media.image_info import ImageInfo
+from lowtide.media.image_info import ImageInfo, ValueRange
 from lowtide.media.metadata import Metadata, read_metadata
 from lowtide.media.pixels import dtype_of
 from lowtide.media.row_spool import Spool
 
 
 def open_image(
-    path: Path | str, *, max_pixels: int = MAX_PIXELS, scratch_dir: Path | str | None = None
+    path: Path | str,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    scratch_dir: Path | str | None = None,
+    value_range: ValueRange | None = None,
 ) -> ImageSource:
     """Open an image file for reading by rows, upright.
 
     ``scratch_dir`` is the folder where an image is spooled that must be rotated, the system's
-    temporary folder by default. Raises `ImageError` as `inspect_image`. Damage further down in the
-    file raises `ImageError` from `ImageSource.read`.
+    temporary folder by default. ``value_range`` is what its values are known to be. Raises
+    `ImageError` as `inspect_image`. Damage further down in the file raises `ImageError` from
+    `ImageSource.read`.
     """
     source = Path(path)
     scratch = Path(scratch_dir) if scratch_dir is not None else None
@@ -39,7 +45,9 @@ def open_image(
     zero_alpha = opened.stored_info.alpha and _is_clear(source, open_decoder(source, max_pixels))
     if opened.stored_info.alpha:
         trim_heap()  # what was decoded for that, a frame in some formats, is read again
-    return ImageSource(source, opened, scratch, zero_alpha=zero_alpha)
+    made = ImageSource(source, opened, scratch, zero_alpha=zero_alpha)
+    made.facts = replace(made.facts, info=replace(made.info, value_range=value_range))
+    return made
 
 
 def _is_clear(path: Path, opened: OpenDecoder) -> bool:

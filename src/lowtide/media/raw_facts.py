@@ -49,7 +49,8 @@ class RawFacts(ImageFacts):
     """`ImageFacts` of a camera RAW file, whose ``info`` is the undeveloped mosaic.
 
     Attributes:
-        colors: Letter of each place of the filter array, row by row, ``RGB`` without one, or ``gray``.
+        colors: Letter of each place of the filter array, row by row; ``RGB`` without one, or
+            ``gray``.
         black_levels: Black level of each place or color, in levels of the file.
         white: White level.
         iso: ISO of the file, or None.

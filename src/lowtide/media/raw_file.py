@@ -109,9 +109,10 @@ class RawFile:
     def develop(self, *, bits: int, linear: bool) -> np.ndarray:
         """Return the upright picture (H, W, C) of the values, uint8 or uint16 by ``bits``.
 
-        C is 3, or 1 of a sensor without colors; pixels that are not square are stretched. With the camera's white balance, in sRGB. ``linear`` values are in proportion to light, 0 at
-        the black and the largest at the white level; others have sRGB's curve and LibRaw's
-        automatic brightness.
+        C is 3, or 1 of a sensor without colors. Pixels that are not square are stretched, and the
+        file's crop is taken. With the camera's white balance, in sRGB. ``linear`` values are in
+        proportion to light, 0 at the black and the largest at the white level; others have sRGB's
+        curve and LibRaw's automatic brightness.
 
         Raises:
             ImageError: LibRaw cannot develop it, the picture is of another size than was planned,

@@ -21,7 +21,7 @@ from lowtide.jobs.planning import ImageTaskPlan, plan_image
 from lowtide.jobs.prepare import preload_libraries, prepare
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import ImageReport, JobReport
-from lowtide.jobs.target_size import TargetSize, target_size
+from lowtide.jobs.target_size import TargetSize, drops_alpha, target_size
 from lowtide.jobs.value_range import find_value_range, range_notes
 from lowtide.media import (
     AsyncWriter,
@@ -203,7 +203,12 @@ class ImageJob:
             max_pixels=self.settings.max_pixels,
             scratch_dir=scratch,
             value_range=self._value_range(item, scratch),
+            # What a format cannot hold was found to be opaque, or refused.
+            with_alpha=not drops_alpha(item.target, self.settings, self._facts_of(item)),
         )
+
+    def _facts_of(self, item: Item) -> ImageFacts:
+        return inspect_image(item.source, max_pixels=self.settings.max_pixels)
 
     def _value_range(self, item: Item, scratch: str | Path | None) -> ValueRange | None:
         return find_value_range(item.source, self.settings.max_pixels, scratch)

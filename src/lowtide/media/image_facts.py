@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -15,12 +15,15 @@ from lowtide.core.errors import ImageError
 from lowtide.core.input_file import require_input
 from lowtide.media import codec_memory
 from lowtide.media._libvips import FILE_ERRORS, configure, error_text, is_harmless
+from lowtide.media.color_tags import ColorTags, heif_color, png_chunks, png_color
 from lowtide.media.detect import HEAD_BYTES, camera_raw, describe, identify
 from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, ImageFormat
 from lowtide.media.image_info import ImageInfo
+from lowtide.media.jpeg_parts import JpegParts, jpeg_parts
+from lowtide.media.metadata import Metadata, read_metadata
 from lowtide.media.pixels import info_of, normalize, select_channels
 from lowtide.media.row_spool import spool_bytes, spool_memory, upright_info
-from lowtide.media.tiff_header import largest_strip_bytes
+from lowtide.media.tiff_header import has_resolution_tag, largest_strip_bytes
 
 MAX_PIXELS = 1_000_000_000
 
@@ -33,7 +36,7 @@ class ImageFacts:
     it. ``resident_bytes`` is an upper bound on the host memory of decoding, without the rows that
     are returned; ``typical_bytes`` is the typical value, ``reason`` says why. ``scratch_bytes`` is
     the disk space needed to rotate the image. ``notes`` are messages about conversions of what is
-    stored.
+    stored. ``color`` is what the file says of its color without a profile.
     """
 
     info: ImageInfo
@@ -44,13 +47,15 @@ class ImageFacts:
     scratch_bytes: int
     reason: str
     notes: tuple[str, ...]
+    color: ColorTags | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
 class OpenDecoder:
     """Opened decoder, positioned at the top of a file.
 
-    ``stored_info`` is the image before its orientation is applied. This decoder stops at any flaw;
+    ``stored_info`` is the image before its orientation is applied, ``metadata`` what the file says
+    beside its pixels. This decoder stops at any flaw;
     ``reopen_tolerant`` opens one that continues over harmless ones, None if there is no such
     choice.
     """
@@ -58,6 +63,7 @@ class OpenDecoder:
     image: pyvips.Image
     stored_info: ImageInfo
     facts: ImageFacts
+    metadata: Metadata
     reopen_tolerant: Callable[[], OpenDecoder] | None = None
 
 
@@ -87,6 +93,9 @@ def open_decoder(path: Path, max_pixels: int, *, tolerant: bool = False) -> Open
         header = loader(str(path), access="sequential", fail_on=fail_on)
         _check_size(path, header, max_pixels)
         orientation = _orientation(header)
+        chunks = png_chunks(path) if kind is PNG else {}
+        parts = jpeg_parts(path) if kind is JPEG else JpegParts()
+        color = heif_color(path) if kind is AVIF else png_color(chunks)
         own, notes = select_channels(header, path) if kind is TIFF else (header, [])
         image, more = normalize(own, path)
         stored = info_of(image)
@@ -114,10 +123,24 @@ def open_decoder(path: Path, max_pixels: int, *, tolerant: bool = False) -> Open
         typical_bytes=cost.typical,
         scratch_bytes=scratch,
         reason=why,
-        notes=(*_header_notes(header), *notes, *more),
+        notes=(
+            *_header_notes(header, chunks),
+            *parts.notes,
+            *notes,
+            *more,
+            *_color_notes(color),
+        ),
+        color=color if color is not None and color.matters else None,
     )
     reopen_tolerant = partial(open_decoder, path, max_pixels, tolerant=True) if strict else None
-    return OpenDecoder(image, stored, facts, reopen_tolerant)
+    has_resolution = (
+        parts.has_resolution
+        or chunks.get(b"pHYs", b"")[8:] == b"\1"
+        or (kind is TIFF and has_resolution_tag(path))
+        or header.get_typeof("exif-ifd0-XResolution") != 0
+    )
+    metadata = read_metadata(image, facts.color, has_resolution=has_resolution)
+    return OpenDecoder(image, stored, facts, metadata, reopen_tolerant)
 
 
 def _identify(path: Path) -> ImageFormat:
@@ -164,8 +187,17 @@ def _orientation(image: pyvips.Image) -> int:
     return value if 1 <= value <= 8 else 1
 
 
-def _header_notes(image: pyvips.Image) -> list[str]:
+def _color_notes(color: ColorTags | None) -> list[str]:
+    if color is None or not color.matters:
+        return []
+    kept = "the chunk cICP" if color.description is None else "an ICC profile"
+    return [f"color is {color.name}, kept as {kept}"]
+
+
+def _header_notes(image: pyvips.Image, chunks: dict[bytes, bytes]) -> list[str]:
     notes: list[str] = []
+    if b"acTL" in chunks:
+        notes.append("the first picture of an animation is read")
     pages = cast(int, _field(image, "n-pages", 1))
     if pages > 1:
         notes.append(f"page 1 of {pages} read")

@@ -222,8 +222,8 @@ class DevelopedFrame:
     def size(self) -> tuple[int, int]:
         """(W, H) of the picture, upright."""
         (top, bottom), (left, right) = self.rows, self.columns
-        sides = right - left, bottom - top
-        return sides[::-1] if self.flip & 4 else sides
+        width, height = right - left, bottom - top
+        return (height, width) if self.flip & 4 else (width, height)
 
     def cut(self, picture: np.ndarray) -> np.ndarray:
         """Return the view of the part of an upright development (H, W, C)."""

@@ -123,7 +123,7 @@ def test_faint_noise_below_bright_stars_is_removed(run):
 @pytest.mark.parametrize("ends", [(0, 40), (-2, 1), (-2, 40), (-0.1, 1.1), (0, 1)])
 def test_what_is_compressed_is_expanded_again(ends):
     scale = FloatScale(ValueRange(0, 1, *ends))
-    unit = np.linspace(*ends, 500, dtype=np.float32)
+    unit = np.linspace(ends[0], ends[1], 500, dtype=np.float32)
     made = scale.compressed(unit)
     assert made.min() == pytest.approx(0, abs=1e-6) and made.max() == pytest.approx(1)
     assert (np.diff(made) > 0).all()
@@ -135,4 +135,4 @@ def test_float_results_have_no_predictor(compression, noisy, run, tmp_path):
     """Plain tifffile knows none of floats."""
     run(lowtide.upscale, noisy.astype(np.float32), tiff_compression=compression)
     with tifffile.TiffFile(tmp_path / "out.tif") as file:
-        assert file.pages[0].predictor == 1
+        assert file.pages.first.predictor == 1

@@ -13,13 +13,13 @@ from PIL import Image, ImageCms
 import lowtide
 from lowtide import OutputError
 from lowtide.media import inspect_image
-from lowtide.media.color_tags import heif_color, png_chunks
 from lowtide.media.icc_profile import (
     SRGB_PLACES,
     ColorDescription,
     rgb_profile_of_gray,
 )
 from lowtide.media.jpeg_parts import without_parts
+from lowtide.media.stated_color import heif_color, png_chunks
 from support.media_files import make_exif
 
 SRGB = ImageCms.createProfile("sRGB")
@@ -58,6 +58,7 @@ def in_srgb(rows, profile):
     made = ImageCms.profileToProfile(
         image, ImageCms.ImageCmsProfile(io.BytesIO(profile)), SRGB, outputMode="RGB"
     )
+    assert made is not None
     return np.asarray(made).astype(float)
 
 
@@ -105,7 +106,7 @@ def test_profiles_show_what_they_describe(gamma, colors):
             {
                 "gAMA": struct.pack(">L", 45_455),
                 "cHRM": struct.pack(
-                    ">8L", *(31_270, 32_900, 64_000, 33_000, 21_000, 71_000) + (15_000, 6_000)
+                    ">8L", 31_270, 32_900, 64_000, 33_000, 21_000, 71_000, 15_000, 6_000
                 ),
             },
             ColorDescription(((0.64, 0.33), (0.21, 0.71), (0.15, 0.06), (0.3127, 0.329)), (2.2,)),
@@ -188,7 +189,7 @@ def test_opaque_alpha_is_left_out_of_a_jpeg(sample, piece, tmp_path, save, read)
     upscaled(plain, tmp_path / "plain.jpg")
     assert np.array_equal(read(tmp_path / "out.jpg"), read(tmp_path / "plain.jpg"))
     assert "alpha is full everywhere, and left out" in report.notes
-    assert report.plan.image.network_inputs == 1
+    assert report.plan is not None and report.plan.image.network_inputs == 1
     full[7, 9, 3] = most // 2
     with pytest.raises(OutputError, match="cannot store transparency"):
         upscaled(save(tmp_path / "in.png", full.astype(sample)), tmp_path / "out.jpg")

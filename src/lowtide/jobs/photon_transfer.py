@@ -91,6 +91,7 @@ def _dark(
     variances: list[np.ndarray] = []
     clipped, statistics, neighbors = 0.0, DarkStatistics(), NeighborCorrelation()
     means: list[np.ndarray] = []
+    pixels = 1
     for first, second in zip(paths[::2], paths[1::2], strict=False):
         frames = read_planes(first), read_planes(second)
         if min(frames[0].shape[1:]) < 2:

@@ -15,7 +15,6 @@ import numpy as np
 from lowtide.core.errors import ImageError
 from lowtide.core.input_file import require_input
 from lowtide.media import inspect_image, open_image
-from lowtide.media.formats import AVIF
 from lowtide.media.image_info import ImageInfo, ValueRange
 from lowtide.models.denoiser.volume_level import FloatHistogram
 
@@ -57,8 +56,7 @@ def _find(
     path: Path, max_pixels: int, scratch: str | Path | None, _changed: int, _bytes: int
 ) -> ValueRange | None:
     facts = inspect_image(path, max_pixels=max_pixels)
-    # The bits of an AVIF are known, and were expanded to 16.
-    if facts.info.sample_type == "uint8" or facts.format == AVIF.name:
+    if facts.info.sample_type == "uint8" or facts.spans_type:
         return None
     with open_image(path, max_pixels=max_pixels, scratch_dir=scratch) as source:
         height, width, channels = source.shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lowtide.core.errors import OutputError, UsageError
@@ -13,10 +13,10 @@ from lowtide.media.image_info import ImageInfo, SampleType, ValueRange
 class ImageFormat:
     """Capabilities of one image format, as the bundled encoder writes it.
 
-    ``loader`` is the libvips operation that reads it. ``max_side`` is in pixels. ``samples`` are
-    the sample types it stores; ``bits`` is the maximum bits of an integer sample. ``gray`` is
-    false if a gray image is stored as RGB. ``metadata_kinds`` names the metadata that is written,
-    among ``icc``, ``exif``, ``xmp``, ``iptc`` and ``resolution``.
+    ``loader`` is the libvips operation that reads it, empty if there is none. ``max_side`` is in
+    pixels. ``samples`` are the sample types it stores; ``bits`` is the maximum bits of an integer
+    sample. ``gray`` is false if a gray image is stored as RGB. ``metadata_kinds`` names the
+    metadata that is written, among ``icc``, ``exif``, ``xmp``, ``iptc`` and ``resolution``.
     """
 
     name: str
@@ -88,9 +88,16 @@ AVIF = ImageFormat(
     frozenset({"icc", "exif", "xmp"}),
 )
 
+# Formats that are only read; their results are PNGs where no other format is named.
+GIF = replace(PNG, name="GIF", loader="gifload", suffixes=(".gif",))
+BMP = replace(PNG, name="BMP", loader="", suffixes=(".bmp", ".dib"))
+HEIC = replace(PNG, name="HEIC", loader="", suffixes=(".heic", ".heif", ".hif"))
+READ_ONLY: tuple[ImageFormat, ...] = (GIF, BMP, HEIC)
+
 FORMATS: tuple[ImageFormat, ...] = (PNG, JPEG, WEBP, TIFF, AVIF)
 _BY_SUFFIX = {suffix: entry for entry in FORMATS for suffix in entry.suffixes}
 SUFFIXES: tuple[str, ...] = tuple(_BY_SUFFIX)
+READ_SUFFIXES: tuple[str, ...] = tuple(one for entry in READ_ONLY for one in entry.suffixes)
 
 
 def format_of_suffix(suffix: str) -> ImageFormat | None:

@@ -15,15 +15,26 @@ from lowtide.core.errors import ImageError
 from lowtide.core.input_file import require_input
 from lowtide.media import codec_memory
 from lowtide.media._libvips import FILE_ERRORS, configure, error_text, is_harmless
-from lowtide.media.color_tags import ColorTags, heif_color, png_chunks, png_color
 from lowtide.media.detect import HEAD_BYTES, camera_raw, describe, identify
-from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, ImageFormat
+from lowtide.media.formats import (
+    AVIF,
+    FORMATS,
+    HEIC,
+    JPEG,
+    PNG,
+    READ_ONLY,
+    TIFF,
+    WEBP,
+    ImageFormat,
+)
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.jpeg_parts import JpegParts, jpeg_parts
 from lowtide.media.metadata import Metadata, read_metadata
 from lowtide.media.pixels import info_of, normalize, select_channels
 from lowtide.media.row_spool import spool_bytes, spool_memory, upright_info
+from lowtide.media.stated_color import StatedColor, heif_color, png_chunks, png_color
 from lowtide.media.tiff_header import has_resolution_tag, largest_strip_bytes
+from lowtide.media.whole_file import COPIES, open_whole
 
 MAX_PIXELS = 1_000_000_000
 
@@ -36,7 +47,8 @@ class ImageFacts:
     it. ``resident_bytes`` is an upper bound on the host memory of decoding, without the rows that
     are returned; ``typical_bytes`` is the typical value, ``reason`` says why. ``scratch_bytes`` is
     the disk space needed to rotate the image. ``notes`` are messages about conversions of what is
-    stored. ``color`` is what the file says of its color without a profile.
+    stored. ``color`` is what the file says of its color without a profile, and
+    ``spans_type`` whether integer samples are known to span their type.
     """
 
     info: ImageInfo
@@ -47,7 +59,8 @@ class ImageFacts:
     scratch_bytes: int
     reason: str
     notes: tuple[str, ...]
-    color: ColorTags | None = field(default=None, kw_only=True)
+    color: StatedColor | None = field(default=None, kw_only=True)
+    spans_type: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -73,11 +86,15 @@ def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFac
     Raises `ImageError` for a file that is missing, unreadable, not an image in a supported
     format, damaged in its header, or larger than ``max_pixels``.
     """
-    return open_decoder(Path(path), max_pixels).facts
+    return open_decoder(Path(path), max_pixels, decode=False).facts
 
 
-def open_decoder(path: Path, max_pixels: int, *, tolerant: bool = False) -> OpenDecoder:
+def open_decoder(
+    path: Path, max_pixels: int, *, tolerant: bool = False, decode: bool = True
+) -> OpenDecoder:
     """Open a file for sequential decoding; raises as `inspect_image`.
+
+    Formats that are decoded at once are not where not to ``decode``: their pixels are black.
 
     A JPEG stops at any warning, and is opened again with ``tolerant`` if the warning is
     harmless. This is needed because truncated data is only a warning to libvips, which fills the
@@ -86,16 +103,22 @@ def open_decoder(path: Path, max_pixels: int, *, tolerant: bool = False) -> Open
     configure()
     kind = _identify(path)
     strict = kind is JPEG and not tolerant
+    beside: list[str] = []
     try:
-        loader = getattr(pyvips.Image, kind.loader)
-        # "error" covers truncated files of the other formats.
-        fail_on = "warning" if strict else "error"
-        header = loader(str(path), access="sequential", fail_on=fail_on)
+        if kind.loader:
+            loader = getattr(pyvips.Image, kind.loader)
+            # "error" covers truncated files of the other formats.
+            fail_on = "warning" if strict else "error"
+            header = loader(str(path), access="sequential", fail_on=fail_on)
+        else:
+            header, beside = open_whole(path, kind, decode=False)
         _check_size(path, header, max_pixels)
+        if decode and not kind.loader:
+            header, beside = open_whole(path, kind, decode=True)
         orientation = _orientation(header)
         chunks = png_chunks(path) if kind is PNG else {}
         parts = jpeg_parts(path) if kind is JPEG else JpegParts()
-        color = heif_color(path) if kind is AVIF else png_color(chunks)
+        color = heif_color(path) if kind in (AVIF, HEIC) else png_color(chunks)
         own, notes = select_channels(header, path) if kind is TIFF else (header, [])
         image, more = normalize(own, path)
         stored = info_of(image)
@@ -117,7 +140,7 @@ def open_decoder(path: Path, max_pixels: int, *, tolerant: bool = False) -> Open
         why += ", and a block of rows to rotate the image by its EXIF orientation"
     facts = ImageFacts(
         info=upright_info(stored, orientation),
-        format=kind.name,
+        format=PNG.name if kind in READ_ONLY else kind.name,
         orientation=orientation,
         resident_bytes=cost.upper,
         typical_bytes=cost.typical,
@@ -126,11 +149,13 @@ def open_decoder(path: Path, max_pixels: int, *, tolerant: bool = False) -> Open
         notes=(
             *_header_notes(header, chunks),
             *parts.notes,
+            *beside,
             *notes,
             *more,
             *_color_notes(color),
         ),
         color=color if color is not None and color.matters else None,
+        spans_type=kind in (AVIF, HEIC),
     )
     reopen_tolerant = partial(open_decoder, path, max_pixels, tolerant=True) if strict else None
     has_resolution = (
@@ -162,7 +187,7 @@ def _identify(path: Path) -> ImageFormat:
         )
     kind = identify(head)
     if kind is None:
-        names = ", ".join(entry.name for entry in FORMATS)
+        names = ", ".join(entry.name for entry in (*FORMATS, *READ_ONLY))
         raise ImageError(f"{path}: this is {describe(head)}", hint=f"convert it to one of {names}")
     return kind
 
@@ -187,7 +212,7 @@ def _orientation(image: pyvips.Image) -> int:
     return value if 1 <= value <= 8 else 1
 
 
-def _color_notes(color: ColorTags | None) -> list[str]:
+def _color_notes(color: StatedColor | None) -> list[str]:
     if color is None or not color.matters:
         return []
     kept = "the chunk cICP" if color.description is None else "an ICC profile"
@@ -223,6 +248,9 @@ def _decoding_cost(
     if kind is PNG and _field(header, "interlaced", 0):
         held = codec_memory.whole_image_bytes(info.height * info.row_bytes)
         return rows + held, "an interlaced PNG is decoded as a whole"
+    if kind in READ_ONLY:
+        held = codec_memory.whole_image_bytes(COPIES * info.height * info.row_bytes)
+        return rows + held, f"a {kind.name} is decoded as a whole"
     if kind is WEBP:
         held = codec_memory.webp_decoding(info, path.stat().st_size)
         return rows + held, "a WebP is decoded as a whole"

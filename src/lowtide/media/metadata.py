@@ -9,8 +9,8 @@ from typing import cast
 
 import pyvips
 
-from lowtide.media.color_tags import ColorTags
 from lowtide.media.jpeg_parts import without_parts
+from lowtide.media.stated_color import StatedColor
 
 # libvips's ``keep`` flags of savers.
 _KEEP_EXIF, _KEEP_XMP, _KEEP_IPTC, _KEEP_ICC = 1, 2, 4, 8
@@ -59,7 +59,7 @@ class Metadata:
 
 
 def read_metadata(
-    image: pyvips.Image, color: ColorTags | None = None, *, has_resolution: bool = True
+    image: pyvips.Image, color: StatedColor | None = None, *, has_resolution: bool = True
 ) -> Metadata:
     """Read the metadata of a decoded image, adjusted for upright pixels.
 

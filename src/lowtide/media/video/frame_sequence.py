@@ -251,7 +251,7 @@ def read_header(path: Path) -> FrameHeader:
         ImageError: It cannot be read.
         VideoError: Its samples are of a kind that videos do not have.
     """
-    opened = open_decoder(path, ANY_SIZE)
+    opened = open_decoder(path, ANY_SIZE, decode=False)
     info = opened.facts.info
     kind = None
     if (info.color_channels, info.sample_type) not in _FORMATS:

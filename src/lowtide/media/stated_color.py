@@ -17,7 +17,7 @@ _LONGEST_CHUNK, _LONGEST_META = 4096, 1 << 24
 
 
 @dataclass(frozen=True)
-class ColorTags:
+class StatedColor:
     """Color that a file describes by itself.
 
     Attributes:
@@ -38,7 +38,7 @@ class ColorTags:
         return self.description is None or not self.description.is_srgb
 
     @classmethod
-    def of_codes(cls, source: str, primaries: int, transfer: int) -> ColorTags:
+    def of_codes(cls, source: str, primaries: int, transfer: int) -> StatedColor:
         """Return the color of H.273's numbers."""
         shown = _NAMES.get(primaries, f"primaries {primaries}")
         shown += f" with {HDR[transfer]}" if transfer in HDR else ""
@@ -47,10 +47,10 @@ class ColorTags:
         return cls(name, described, HDR.get(transfer), (primaries, transfer))
 
 
-def png_color(chunks: dict[bytes, bytes]) -> ColorTags | None:
+def png_color(chunks: dict[bytes, bytes]) -> StatedColor | None:
     """Return the color that the chunks of a PNG describe, as far as they go before a profile."""
     if len(code := chunks.get(b"cICP", b"")) == 4:
-        return ColorTags.of_codes("cICP", code[0], code[1])
+        return StatedColor.of_codes("cICP", code[0], code[1])
     if b"iCCP" in chunks or b"sRGB" in chunks or len(chunks.get(b"gAMA", b"")) != 4:
         return None
     (inverse,) = struct.unpack(">L", chunks[b"gAMA"])
@@ -62,7 +62,7 @@ def png_color(chunks: dict[bytes, bytes]) -> ColorTags | None:
         red, green, blue, white = ((x / 1e5, y / 1e5) for x, y in (*colors, white))
         if min(y for _, y in (red, green, blue, white)) > 0:
             places = (red, green, blue, white)
-    return ColorTags(f"gamma {gamma:.4g} (gAMA)", ColorDescription(places, (gamma,)))
+    return StatedColor(f"gamma {gamma:.4g} (gAMA)", ColorDescription(places, (gamma,)))
 
 
 def png_chunks(path: Path) -> dict[bytes, bytes]:
@@ -80,7 +80,7 @@ def png_chunks(path: Path) -> dict[bytes, bytes]:
     return found
 
 
-def heif_color(path: Path) -> ColorTags | None:
+def heif_color(path: Path) -> StatedColor | None:
     """Return the color of an AVIF's or HEIC's nclx box; None without, or beside a profile."""
     with path.open("rb") as file:
         meta = _meta(file)
@@ -97,7 +97,7 @@ def heif_color(path: Path) -> ColorTags | None:
         return None
     for data in colors:
         if data[:4] == b"nclx" and len(data) >= 10:
-            return ColorTags.of_codes("nclx", *struct.unpack_from(">HH", data, 4))
+            return StatedColor.of_codes("nclx", *struct.unpack_from(">HH", data, 4))
     return None
 
 

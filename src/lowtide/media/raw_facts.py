@@ -123,7 +123,7 @@ def _inspect(
             scratch_bytes=0,
             reason="a camera RAW file is decoded as a whole",
             notes=tuple(notes),
-            colors="".join(raw.names[color] for color in raw.colors.flat),
+            colors="".join(raw.names[int(color)] for color in raw.colors.flat),
             period=len(raw.colors) if raw.colors.ndim == 2 else 1,
             black_levels=tuple(map(float, raw.black.flat)),
             white=raw.white,

@@ -270,3 +270,23 @@ def test_the_first_picture_of_an_animated_png_is_read_with_a_note(piece, tmp_pat
     frames[0].save(tmp_path / "in.png", save_all=True, append_images=frames[1:])
     report = upscaled(tmp_path / "in.png", tmp_path / "out.png")
     assert "the first picture of an animation is read" in report.notes
+
+
+def test_texts_of_a_png_are_kept_in_a_png_and_named_elsewhere(piece, tmp_path, save):
+    source = save(tmp_path / "in.png", piece)
+    texts = {"tEXt": b"parameters\0a cup", "iTXt": b"Title\0\0\0\0\0" + "Чашка".encode()}
+    with_chunks(source, **texts)
+    upscaled(source, tmp_path / "out.png")
+    info = info_of(tmp_path / "out.png")
+    assert info["parameters"] == "a cup" and str(info["Title"]) == "Чашка"
+    report = upscaled(source, tmp_path / "out.jpg")
+    words = "JPEG files are written without the texts of a PNG: parameters, Title"
+    assert words in report.notes
+    upscaled(source, tmp_path / "out.png", strip_metadata=True)
+    assert "parameters" not in info_of(tmp_path / "out.png")
+
+
+def test_exif_of_a_tiff_is_named(piece, tmp_path):
+    Image.fromarray(piece).save(tmp_path / "in.tif", exif=make_exif(1))
+    report = upscaled(tmp_path / "in.tif", tmp_path / "out.jpg")
+    assert "EXIF of a TIFF is not read" in report.notes

@@ -22,7 +22,7 @@ from lowtide.core.errors import OutOfMemoryError
 from lowtide.core.units import MIB, format_bytes
 from lowtide.media.encode import EncodeOptions, encode_image
 from lowtide.media.file_heads import correct_head
-from lowtide.media.formats import AVIF, WEBP, ImageFormat, output_sample
+from lowtide.media.formats import AVIF, PNG, WEBP, ImageFormat, output_sample
 from lowtide.media.icc_profile import rgb_profile_of_gray
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import Metadata, attach, keep_flags
@@ -115,6 +115,10 @@ def _notes(
         notes.append("the ICC profile is for another number of color channels and is not written")
     if metadata.exif is not None and "exif" not in image_format.metadata_kinds:
         notes.append(f"{image_format.name} files are written without EXIF")
+    if metadata.texts and image_format is not PNG:
+        keys = list(metadata.texts)
+        named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+        notes.append(f"{image_format.name} files are written without the texts of a PNG: {named}")
     if metadata.iptc is not None and "iptc" not in image_format.metadata_kinds:
         notes.append(f"{image_format.name} files are written without IPTC")
     return tuple(notes)

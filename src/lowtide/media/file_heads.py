@@ -31,10 +31,10 @@ def correct_head(path: Path, image_format: ImageFormat, metadata: Metadata) -> N
 
 
 def _correct_png(path: Path, metadata: Metadata) -> None:
-    made = b""
+    made = b"".join(metadata.texts.values())
     if metadata.codes is not None:
         data = b"cICP" + bytes([*metadata.codes, 0, 1])
-        made = struct.pack(">L", len(data) - 4) + data + struct.pack(">L", zlib.crc32(data))
+        made += struct.pack(">L", len(data) - 4) + data + struct.pack(">L", zlib.crc32(data))
     if not metadata.has_resolution:
         place = _PNG_HEADER_END
         with path.open("rb") as file:

@@ -32,8 +32,8 @@ from lowtide.media.jpeg_parts import JpegParts, jpeg_parts
 from lowtide.media.metadata import Metadata, read_metadata
 from lowtide.media.pixels import info_of, normalize, select_channels
 from lowtide.media.row_spool import spool_bytes, spool_memory, upright_info
-from lowtide.media.stated_color import StatedColor, heif_color, png_chunks, png_color
-from lowtide.media.tiff_header import has_resolution_tag, largest_strip_bytes
+from lowtide.media.stated_color import StatedColor, heif_color, png_chunks, png_color, png_texts
+from lowtide.media.tiff_header import has_exif, has_resolution_tag, largest_strip_bytes
 from lowtide.media.whole_file import COPIES, open_whole
 
 MAX_PIXELS = 1_000_000_000
@@ -117,6 +117,7 @@ def open_decoder(
             header, beside = open_whole(path, kind, decode=True)
         orientation = _orientation(header)
         chunks = png_chunks(path) if kind is PNG else {}
+        texts = png_texts(path) if kind is PNG else {}
         parts = jpeg_parts(path) if kind is JPEG else JpegParts()
         color = heif_color(path) if kind in (AVIF, HEIC) else png_color(chunks)
         own, notes = select_channels(header, path) if kind is TIFF else (header, [])
@@ -153,6 +154,7 @@ def open_decoder(
             *notes,
             *more,
             *_color_notes(color),
+            *(["EXIF of a TIFF is not read"] if kind is TIFF and has_exif(path) else []),
         ),
         color=color if color is not None and color.matters else None,
         spans_type=kind in (AVIF, HEIC),
@@ -164,7 +166,7 @@ def open_decoder(
         or (kind is TIFF and has_resolution_tag(path))
         or header.get_typeof("exif-ifd0-XResolution") != 0
     )
-    metadata = read_metadata(image, facts.color, has_resolution=has_resolution)
+    metadata = read_metadata(image, facts.color, has_resolution=has_resolution, texts=texts)
     return OpenDecoder(image, stored, facts, metadata, reopen_tolerant)
 
 

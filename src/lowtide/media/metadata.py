@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import pyvips
@@ -27,7 +27,8 @@ class Metadata:
     ``icc``, ``exif``, ``xmp`` and ``iptc`` are the raw blocks of the file; where it describes its
     color otherwise, ``icc`` is made of that, or ``codes`` are H.273's numbers of primaries and
     curve, which no profile tells. ``xres`` and ``yres`` are in pixels per millimeter; ``unit``
-    (``in`` or ``cm``) is the unit in the file.
+    (``in`` or ``cm``) is the unit in the file. ``texts`` are
+    those of a PNG by their keywords, as chunks.
     """
 
     icc: bytes | None = None
@@ -38,6 +39,7 @@ class Metadata:
     yres: float = _NO_RESOLUTION
     unit: str = "in"
     codes: tuple[int, int] | None = None
+    texts: dict[str, bytes] = field(default_factory=dict)
 
     def stripped(self) -> Metadata:
         """Return a copy with only what colors depend on: the ICC profile, or the codes.
@@ -59,12 +61,16 @@ class Metadata:
 
 
 def read_metadata(
-    image: pyvips.Image, color: StatedColor | None = None, *, has_resolution: bool = True
+    image: pyvips.Image,
+    color: StatedColor | None = None,
+    *,
+    has_resolution: bool = True,
+    texts: dict[str, bytes] | None = None,
 ) -> Metadata:
     """Read the metadata of a decoded image, adjusted for upright pixels.
 
     ``color`` is what the file says of its color without a profile; that goes before one.
-    Without ``has_resolution`` that of the image is libvips's own.
+    Without ``has_resolution`` that of the image is libvips's own. ``texts`` are those of a PNG.
 
     For an image converted to sRGB it has the sRGB profile, which libvips attaches. The orientation
     in EXIF and XMP becomes 1. The EXIF thumbnail, which shows other pixels, is removed.
@@ -88,6 +94,7 @@ def read_metadata(
         xres=image.xres if has_resolution else _NO_RESOLUTION,
         yres=image.yres if has_resolution else _NO_RESOLUTION,
         unit="cm" if unit == "cm" else "in",
+        texts=texts or {},
         codes=color.codes if color is not None and color.description is None else None,
     )
 

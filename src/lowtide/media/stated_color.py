@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from lowtide.media.icc_profile import SRGB_PLACES, ColorDescription
 # Numbers of ITU-T H.273 for curves of more than white, which no profile tells.
 HDR = {16: "PQ", 18: "HLG"}
 _NAMES = {1: "BT.709", 9: "BT.2020", 11: "DCI-P3", 12: "Display P3"}
+_TEXTS = b"tEXt", b"zTXt", b"iTXt"
 _LONGEST_CHUNK, _LONGEST_META = 4096, 1 << 24
 
 
@@ -68,16 +70,37 @@ def png_color(chunks: dict[bytes, bytes]) -> StatedColor | None:
 def png_chunks(path: Path) -> dict[bytes, bytes]:
     """Return the short chunks of a PNG that come before its pixels, by name; the first of each."""
     found: dict[bytes, bytes] = {}
+    for name, data in _png_chunks(path, _LONGEST_CHUNK):
+        found.setdefault(name, data)
+    return found
+
+
+def png_texts(path: Path) -> dict[str, bytes]:
+    """Return the texts of a PNG before its pixels as whole chunks, by their keywords.
+
+    Without those that hold XMP, EXIF and other profiles, and what is longer than 16 MiB.
+    """
+    found: dict[str, bytes] = {}
+    for name, data in _png_chunks(path, _LONGEST_META):
+        key = data.partition(b"\0")[0].decode("latin-1")
+        if name in _TEXTS and data and not key.startswith(("XML:com.adobe", "Raw profile type")):
+            body = name + data
+            chunk = struct.pack(">L", len(data)) + body + struct.pack(">L", zlib.crc32(body))
+            found[key] = found.get(key, b"") + chunk
+    return found
+
+
+def _png_chunks(path: Path, longest: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield name and content of the chunks before the pixels; longer ones are empty."""
     with path.open("rb") as file:
         file.seek(8)
         while len(head := file.read(8)) == 8:
             size, name = struct.unpack(">L4s", head)
             if name == b"IDAT" or size > 1 << 31:
-                break
-            data = file.read(size) if size <= _LONGEST_CHUNK else b""
+                return
+            data = file.read(size) if size <= longest else b""
             file.seek(size - len(data) + 4, 1)
-            found.setdefault(name, data)
-    return found
+            yield name, data
 
 
 def heif_color(path: Path) -> StatedColor | None:

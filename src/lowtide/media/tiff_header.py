@@ -15,7 +15,7 @@ _TYPES = {1: "u1", 3: "u2", 4: "u4", 13: "u4", 16: "u8", 18: "u8"}
 _COMPRESSION, _STRIP_BYTE_COUNTS, _TILE_BYTE_COUNTS = 259, 279, 325
 _SUBDIRECTORIES, _EXTRA_SAMPLES = 330, 338
 _UNCOMPRESSED = 1
-_RESOLUTION, _UNIT, _NO_UNIT = 282, 296, 1
+_RESOLUTION, _UNIT, _NO_UNIT, _EXIF = 282, 296, 1, 34_665
 _TRANSPARENCY = (1, 2)  # associated (premultiplied) and unassociated alpha
 _MAX_VALUES, _MAX_ENTRIES, _MAX_DIRECTORIES = 4096, 65_535, 64
 _BLOCK = 1 << 18  # values read at once
@@ -133,6 +133,13 @@ def has_resolution_tag(path: Path) -> bool:
     with path.open("rb") as file:
         page = next(directories(file), None)
         return page is not None and _RESOLUTION in page and page.value(_UNIT, 2) != _NO_UNIT
+
+
+def has_exif(path: Path) -> bool:
+    """Return whether the first page refers to EXIF."""
+    with path.open("rb") as file:
+        page = next(directories(file), None)
+        return page is not None and _EXIF in page
 
 
 def extra_samples(path: Path) -> list[bool]:

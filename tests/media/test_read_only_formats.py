@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 import lowtide
 from lowtide import ImageError, UsageError
@@ -120,3 +120,12 @@ def test_without_it_the_hint_names_the_extra(tmp_path, monkeypatch):
     with pytest.raises(ImageError, match="HEIC needs pi-heif") as caught:
         inspect_image(tmp_path / "a.heic")
     assert "pip install '.[heic]'" in (caught.value.hint or "")
+
+
+def test_tiff_of_lab_is_converted(piece, tmp_path):
+    profiles = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
+    lab = ImageCms.profileToProfile(Image.fromarray(piece), *profiles, outputMode="LAB")
+    assert lab is not None
+    lab.save(tmp_path / "a.tif")
+    assert np.abs(rows_of(tmp_path / "a.tif").astype(int) - piece).mean() < 2
+    assert inspect_image(tmp_path / "a.tif").notes == ("lab converted to sRGB",)

@@ -33,7 +33,12 @@ from lowtide.media.metadata import Metadata, read_metadata
 from lowtide.media.pixels import info_of, normalize, select_channels
 from lowtide.media.row_spool import spool_bytes, spool_memory, upright_info
 from lowtide.media.stated_color import StatedColor, heif_color, png_chunks, png_color, png_texts
-from lowtide.media.tiff_header import has_exif, has_resolution_tag, largest_strip_bytes
+from lowtide.media.tiff_header import (
+    has_exif,
+    has_resolution_tag,
+    is_lab_of_bytes,
+    largest_strip_bytes,
+)
 from lowtide.media.whole_file import COPIES, open_whole
 
 MAX_PIXELS = 1_000_000_000
@@ -105,7 +110,8 @@ def open_decoder(
     strict = kind is JPEG and not tolerant
     beside: list[str] = []
     try:
-        if kind.loader:
+        by_vips = bool(kind.loader) and not (kind is TIFF and is_lab_of_bytes(path))
+        if by_vips:
             loader = getattr(pyvips.Image, kind.loader)
             # "error" covers truncated files of the other formats.
             fail_on = "warning" if strict else "error"
@@ -113,14 +119,14 @@ def open_decoder(
         else:
             header, beside = open_whole(path, kind, decode=False)
         _check_size(path, header, max_pixels)
-        if decode and not kind.loader:
+        if decode and not by_vips:
             header, beside = open_whole(path, kind, decode=True)
         orientation = _orientation(header)
         chunks = png_chunks(path) if kind is PNG else {}
         texts = png_texts(path) if kind is PNG else {}
         parts = jpeg_parts(path) if kind is JPEG else JpegParts()
         color = heif_color(path) if kind in (AVIF, HEIC) else png_color(chunks)
-        own, notes = select_channels(header, path) if kind is TIFF else (header, [])
+        own, notes = select_channels(header, path) if kind is TIFF and by_vips else (header, [])
         image, more = normalize(own, path)
         stored = info_of(image)
     except UnicodeEncodeError as error:
@@ -250,7 +256,7 @@ def _decoding_cost(
     if kind is PNG and _field(header, "interlaced", 0):
         held = codec_memory.whole_image_bytes(info.height * info.row_bytes)
         return rows + held, "an interlaced PNG is decoded as a whole"
-    if kind in READ_ONLY:
+    if kind in READ_ONLY or (kind is TIFF and is_lab_of_bytes(path)):
         held = codec_memory.whole_image_bytes(COPIES * info.height * info.row_bytes)
         return rows + held, f"a {kind.name} is decoded as a whole"
     if kind is WEBP:

@@ -1,4 +1,4 @@
-"""Formats that libvips does not read here: BMP by Pillow, and HEIC by pi-heif; as a whole.
+"""What libvips does not read: BMP and TIFF of CIELAB by Pillow, HEIC by pi-heif; as a whole.
 
 pi-heif (extra ``heic``) brings libheif and libde265, both LGPL, without an encoder.
 """
@@ -13,7 +13,7 @@ import pyvips
 
 from lowtide.core.errors import ImageError
 from lowtide.core.install_hints import install_extra
-from lowtide.media.formats import HEIC, ImageFormat
+from lowtide.media.formats import HEIC, TIFF, ImageFormat
 from lowtide.media.pixels import interpretation_of
 
 # Times the picture's bytes: decoder's planes, its picture, and the copy of libvips.
@@ -30,7 +30,8 @@ def open_whole(path: Path, kind: ImageFormat, *, decode: bool) -> tuple[pyvips.I
         ImageError: It is damaged, or pi-heif is not installed.
     """
     try:
-        return _open_heic(path, decode=decode) if kind is HEIC else _open_bmp(path, decode=decode)
+        readers = {HEIC.name: _open_heic, TIFF.name: _open_lab}
+        return readers.get(kind.name, _open_bmp)(path, decode=decode)
     except (OSError, ValueError, SyntaxError, EOFError, RuntimeError) as error:
         raise ImageError(f"{path}: damaged or unsupported {kind.name} file ({error})") from error
 
@@ -44,6 +45,17 @@ def _open_bmp(path: Path, *, decode: bool) -> tuple[pyvips.Image, list[str]]:
         pixels = np.asarray(image.convert(mode)) if decode else None
         notes = ["palette expanded"] if image.mode == "P" else []
         return _image(image.size, channels, np.dtype(np.uint8), pixels), notes
+
+
+def _open_lab(path: Path, *, decode: bool) -> tuple[pyvips.Image, list[str]]:
+    from PIL import Image, ImageCms
+
+    with Image.open(path) as image:
+        pixels = None
+        if decode:
+            profiles = (ImageCms.createProfile(name) for name in ("LAB", "sRGB"))
+            pixels = np.asarray(ImageCms.profileToProfile(image, *profiles, outputMode="RGB"))
+        return _image(image.size, 3, np.dtype(np.uint8), pixels), ["lab converted to sRGB"]
 
 
 def _open_heic(path: Path, *, decode: bool) -> tuple[pyvips.Image, list[str]]:

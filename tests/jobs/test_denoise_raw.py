@@ -111,13 +111,29 @@ def test_each_phase_of_the_filter_is_denoised(name, photo, denoise, table):
 
 
 def test_noise_is_estimated_from_the_planes(photo, denoise):
-    """Texture counts as noise: too much rather than too little."""
+    """And of close pixels of one color, which texture adds less to."""
     clean = mosaic_of(linear_light(photo), BAYER["RGGB"]) * 0.05
     _, report = denoise(exposed(clean, GAIN, READ, seed=3))
     assert report.sigma_source == "estimated"
-    assert GAIN < report.shot_noise * 1.1 < 2 * GAIN
+    assert abs(report.shot_noise - GAIN) < min(2 * report.shot_noise_error, 0.4 * GAIN)
+    assert 0 < report.shot_noise_error < GAIN and 0 < report.read_noise_error < 2 * READ
+    shown = dict(report.details())["noise"]
+    assert shown.startswith("variance (") and shown.count(" ± ") == 2
     _, alone = denoise(np.random.default_rng(0).normal(500, 20, (60, 80)).round())
     assert alone.read_noise == pytest.approx(20, rel=0.15)
+
+
+def test_estimating_the_noise_of_a_textured_file_costs_little(photo, denoise, table):
+    """Beside a table, with the bundled model; every second pixel of the photograph is texture."""
+    coarse = photo[: photo.shape[0] // 4 * 4 : 2, : photo.shape[1] // 4 * 4 : 2]
+    for pattern in (BAYER["RGGB"], BAYER["GBRG"]):
+        clean = mosaic_of(linear_light(coarse), pattern) * 0.6
+        levels = exposed(clean, GAIN, READ)
+        known, report = denoise(levels, pattern, model=None, noise=table(800))
+        assert report.shot_noise_error is None
+        estimated, report = denoise(levels, pattern, model=None)
+        assert db(estimated, clean) > db(known, clean) - 0.5
+        assert abs(report.shot_noise - GAIN) < 2 * report.shot_noise_error
 
 
 def test_every_noise_option_changes_the_result(noisy, denoise, table):
@@ -167,6 +183,92 @@ def test_outputs_go_by_the_suffix(noisy, denoise):
         result, report = denoise(noisy, name=name, raw_output="auto", dng={"orientation": 6})
         assert result.dtype == dtype and result.shape == (84, 60, 3) and result.std() > 1
         assert report.written == written and (report.out_width, report.width) == (60, 84)
+
+
+def test_a_sensor_without_colors_is_developed_gray(light, denoise):
+    levels = exposed(light[..., 1] * 0.3, GAIN, READ)
+    copied, report = denoise(levels, None, sigma=0)
+    assert np.array_equal(copied.squeeze(), levels)
+    assert (report.colors, report.black, report.white) == ("gray", 64, 4095)
+    for name, dtype in (("out.tif", np.uint16), ("out.jpg", np.uint8)):
+        result, report = denoise(levels, None, name=name, raw_output="auto", sigma=12)
+        assert result.dtype == dtype and result.squeeze().shape == levels.shape
+        assert result.std() > 1 and report.plan.image.network_inputs == 1
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_pixels_that_are_not_square_are_stretched(orientation, noisy, denoise):
+    high, wide = noisy.shape
+    for pixel, size in (((2, 1), (high, 2 * wide)), ((2, 3), (90, wide))):
+        dng = {"pixel": pixel, "orientation": orientation}
+        result, report = denoise(noisy, raw_output="linear", dng=dng)
+        shown = size if orientation < 5 else size[::-1]
+        assert result.shape == (*shown, 3)
+        assert (report.out_height, report.out_width) == shown
+        assert (report.width, report.height) == (wide, high)  # of the sensor
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_the_crop_of_the_camera_is_taken(orientation, noisy, denoise):
+    """It is where the whole development has it, once both lie as the sensor."""
+    turns = {1: 0, 3: 2, 6: 1, 8: 3}[orientation]
+    options = {"raw_output": "linear", "sigma": 0}
+    whole, _ = denoise(noisy, dng={"orientation": orientation}, **options)
+    dng = {"orientation": orientation, "crop": (12, 8, 60, 40)}
+    result, report = denoise(noisy, dng=dng, **options)
+    lying, expected = (np.rot90(one, turns) for one in (result, whole))
+    assert np.array_equal(lying, expected[8:48, 12:72])
+    size, of = ("60×40", "84×60") if turns % 2 == 0 else ("40×60", "60×84")
+    words = f"the camera's crop is taken: {size} of {of} pixels; --raw-output mosaic writes all"
+    assert words in report.notes
+
+
+@pytest.mark.parametrize("pattern", [BAYER["GRBG"], XTRANS, None], ids=["GRBG", "XT", "gray"])
+def test_hot_pixels_are_mended_before(pattern, photo, denoise):
+    light = linear_light(photo[100:220, 200:344]) * [0.5, 1, 0.65] * 0.3
+    clean = mosaic_of(light, pattern) if pattern else light[..., 1]
+    levels = exposed(clean, GAIN, READ)
+    random = np.random.default_rng(3)
+    y, x = random.integers(0, 120, 60), random.integers(0, 144, 60)
+    hot = levels.copy()
+    hot[y, x] = 4095
+    kept, report = denoise(hot, pattern, sigma=0)
+    assert (kept.squeeze()[y, x] == 4095).all() and "hot" not in " ".join(report.notes)
+    mended, report = denoise(hot, pattern, sigma=0, hot_pixels=True)
+    (note,) = [one for one in report.notes if "hot pixels were mended" in one]
+    assert (mended.squeeze()[y, x] > 3000).mean() < 0.1
+    assert int(note.split()[0]) == (mended.squeeze() != hot).sum()
+    others = np.ones(hot.shape, bool)
+    others[y, x] = False
+    assert (mended.squeeze() != levels)[others].mean() < 1e-3
+    _, first = denoise(levels, pattern)
+    _, second = denoise(hot, pattern, hot_pixels=True)
+    assert second.shot_noise == pytest.approx(first.shot_noise, rel=0.25)
+
+
+def test_stars_are_no_hot_pixels(denoise):
+    y, x = np.mgrid[:120, :140]
+    sky = np.full(y.shape, 0.03)
+    random = np.random.default_rng(4)
+    for row, column in random.uniform(9, 110, (40, 2)):
+        sky += 0.7 * np.exp(-((y - row) ** 2 + (x - column) ** 2) / 2)
+    levels = exposed(sky.clip(0, 1), GAIN, READ)
+    for pattern in (BAYER["RGGB"], None):
+        result, report = denoise(levels, pattern, sigma=0, hot_pixels=True)
+        assert np.array_equal(result.squeeze(), levels)
+        assert "0 hot pixels were mended" in report.notes
+
+
+def test_a_crop_that_is_not_taken_is_named(noisy, denoise):
+    for crop, output, words in (
+        ((12, 8, 60, 40), "mosaic", "60×40 pixels, is not taken: a mosaic is written whole"),
+        ((2, 2, 8, 8), "linear", "8×8 pixels, is not taken: it leaves half a side or less"),
+    ):
+        result, report = denoise(noisy, dng={"crop": crop}, raw_output=output, sigma=0)
+        assert result.shape[:2] == noisy.shape
+        assert any(words in one for one in report.notes)
+    _, report = denoise(noisy, dng={"crop": (0, 0, 84, 60)}, sigma=0)
+    assert not any("crop" in one for one in report.notes)
 
 
 def test_a_network_for_mosaics_gets_the_mosaic_at_its_phase(light, tmp_path, denoise):
@@ -248,7 +350,7 @@ def test_inputs_of_several_kinds_are_refused_with_their_counts(noisy, weights, t
     options = {"model": weights, "budget": "256MiB", "dry_run": True}
     assert len(lowtide.denoise(*given, kind="raw", **options).images) == 2
     assert len(lowtide.denoise(*given, kind="image", sigma=9, **options).images) == 1
-    for option in ({"black_level": 64}, {"raw_output": "linear"}):
+    for option in ({"black_level": 64}, {"raw_output": "linear"}, {"hot_pixels": True}):
         with pytest.raises(UsageError, match="is for camera RAW files"):
             lowtide.denoise(*given, kind="image", **option, **options)
     with pytest.raises(UsageError, match="--sigma 300 is more than the 255 levels"):

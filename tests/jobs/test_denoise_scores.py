@@ -218,5 +218,5 @@ def test_noise_beyond_the_range_of_float_files_is_kept(denoise, weights, tmp_pat
     import torch
 
     whole = model.module(torch.from_numpy(noise[..., 0])[None, None].expand(1, 3, -1, -1))
-    made = whole.mean(1)[0].clamp(0, 1).numpy()
+    made = whole.mean(1)[0].numpy()
     assert np.abs(read(tmp_path / "dark.tif")[..., 0] - made).max() < 1e-5

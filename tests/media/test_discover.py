@@ -86,6 +86,7 @@ def test_skipped_files_are_named_with_their_reason(tmp_path: Path) -> None:
         "in/.lowtide-journal.jsonl",
         "in/c.CR2",
         "in/d.gif",
+        "in/d.ico",
     )
     (tmp_path / "in" / "a.pdf").write_bytes(b"%PDF-1.7")
     (tmp_path / "in" / "image").write_bytes(b"\x89PNG\r\n\x1a\n")
@@ -94,13 +95,16 @@ def test_skipped_files_are_named_with_their_reason(tmp_path: Path) -> None:
     (tmp_path / "in" / "round").symlink_to(tmp_path / "in", target_is_directory=True)
     os.mkfifo(tmp_path / "in" / "pipe.png")
     found = discover([tmp_path / "in"], tmp_path / "in" / "out")
-    assert [job.name for job in found.pairs] == ["a.png"]
+    assert [(job.name, job.target.name) for job in found.pairs] == [
+        ("a.png", "a.png"),
+        ("d.gif", "d.png"),  # of a format that is only read
+    ]
     assert {one.path.name: one.reason for one in found.skipped} == {
         ".dir": "hidden",
         ".hidden.png": "hidden",
         "a.pdf": "a PDF document",
         "c.CR2": "camera RAW, needs developing first",
-        "d.gif": "a text file",
+        "d.ico": "a text file",
         "empty": "empty",
         "gone.png": "a broken link",
         "image": "PNG by its content, but not by its name",
@@ -192,11 +196,11 @@ def test_an_output_that_is_another_input_is_refused(tmp_path: Path) -> None:
 
 
 def test_unsupported_suffixes_are_refused_with_a_list(tmp_path: Path) -> None:
-    touch(tmp_path, "a.png", "b.gif")
+    touch(tmp_path, "a.png", "b.ico")
     for inputs, output, options in (
         (["a.png"], "b.bmp", {}),
         (["a.png"], "out", {"format": "gif"}),
-        (["b.gif"], "out/", {}),
+        (["b.ico"], "out/", {}),
     ):
         with pytest.raises(UsageError) as caught:
             pairs(tmp_path, inputs, output, **options)

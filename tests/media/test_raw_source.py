@@ -67,7 +67,7 @@ def test_facts_are_those_of_the_file(levels, tmp_path):
     facts = inspect_raw(path, max_pixels=MOST)
     assert (facts.colors, facts.period, facts.iso) == ("RGGB", 2, 1600)
     assert (facts.black_levels, facts.white) == ((60, 61, 62, 63), 4095)
-    assert facts.developed == (37, 51)  # upright
+    assert facts.frame.size == (37, 51)  # upright
     assert inspect_raw(path, max_pixels=MOST, black_level=50).black == 50
     assert inspect_raw(write_dng(tmp_path / "b.dng", levels, iso=None), max_pixels=MOST).iso is None
     with pytest.raises(ImageError, match="is 1,887 pixels and the limit is 100"):

@@ -25,11 +25,22 @@ _PHOTOMETRIC_CFA, _PHOTOMETRIC_LINEAR = 32_803, 34_892
 
 
 def write_dng(
-    path: Path, values, pattern=BAYER["RGGB"], *, black=64, white=4095, iso=800, orientation=1
+    path: Path,
+    values,
+    pattern: list[list[int]] | None = BAYER["RGGB"],
+    *,
+    black=64,
+    white=4095,
+    iso=800,
+    orientation=1,
+    pixel=(1, 1),
+    crop: tuple[int, int, int, int] | None = None,
 ) -> Path:
     """Write levels (H, W), or (H, W, 3) without a filter array, as an uncompressed DNG.
 
-    ``black`` is one level, or four by place of a 2 × 2 filter; ``iso`` None leaves it out.
+    ``pattern`` None is a sensor without colors. ``black`` is one level, or four by place of a 2 × 2
+    filter; ``iso`` None leaves it out. ``pixel`` is what width and height are stretched by, and
+    ``crop`` the camera's: left, top, width and height.
     """
     values = np.asarray(values)
     height, width, *colors = values.shape
@@ -41,7 +52,7 @@ def write_dng(
         (257, _LONG, [height]),
         (258, _SHORT, [16] * count),
         (259, _SHORT, [1]),
-        (262, _SHORT, [_PHOTOMETRIC_LINEAR if colors else _PHOTOMETRIC_CFA]),
+        (262, _SHORT, [_PHOTOMETRIC_LINEAR if colors or pattern is None else _PHOTOMETRIC_CFA]),
         (271, _ASCII, b"Lowtide\0"),
         (272, _ASCII, b"Test\0"),
         (274, _SHORT, [orientation]),
@@ -54,11 +65,17 @@ def write_dng(
         (50713, _SHORT, [2, 2] if len(blacks) == 4 else [1, 1]),
         (50714, _LONG, blacks),
         (50717, _LONG, [white] * count),
-        (50721, _SIGNED, [(int(one % 4 == 0), 1) for one in range(9)]),
-        (50728, _RATIONAL, [(1, 2), (1, 1), (2, 3)]),
-        (50778, _SHORT, [21]),
+        (50718, _RATIONAL, [(side, 1) for side in pixel]),
     ]
-    if not colors:
+    if crop is not None:
+        entries += [(50719, _LONG, list(crop[:2])), (50720, _LONG, list(crop[2:]))]
+    if colors or pattern is not None:
+        entries += [
+            (50721, _SIGNED, [(int(one % 4 == 0), 1) for one in range(9)]),
+            (50728, _RATIONAL, [(1, 2), (1, 1), (2, 3)]),
+            (50778, _SHORT, [21]),
+        ]
+    if not colors and pattern is not None:
         places = np.asarray(pattern)
         entries += [
             (33421, _SHORT, list(places.shape)),

@@ -25,10 +25,10 @@ DEFAULT_OUTPUT = "denoised/"  # for a dry run, which writes nothing
 _MAIN, _OUT = "Main", "Output"
 # Order in help, within each panel.
 _ORDER = (
-    "output model sigma noise iso steps scheduler eta seed black_level raw_output budget device"
-    " devices plan_file dry_run self_ensemble accuracy precision strategy cuda_graphs compile tile"
-    " kind format suffix force strip_metadata max_pixels png_compression jpeg_quality webp_quality"
-    " webp_lossless avif_quality tiff_compression"
+    "output model sigma noise iso steps scheduler eta seed black_level hot_pixels raw_output"
+    " budget device devices plan_file dry_run self_ensemble accuracy precision strategy"
+    " cuda_graphs compile tile kind format suffix force strip_metadata max_pixels"
+    " png_compression jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
 )
 
 

@@ -38,6 +38,7 @@ class DenoiseKeywords(ImageKeywords, total=False):
     eta: float
     seed: int
     black_level: float | None
+    hot_pixels: bool
     raw_output: Literal["auto", "linear", "developed", "mosaic"]
     mask: str | Path | None
 

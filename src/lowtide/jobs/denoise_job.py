@@ -45,6 +45,7 @@ _STATISTICS_PIXELS = 1 << 18
 # Options that are for one kind of files.
 _KIND_OPTIONS = {
     "black_level": "camera RAW files",
+    "hot_pixels": "camera RAW files",
     "raw_output": "camera RAW files",
     "mask": "volumes",
 }

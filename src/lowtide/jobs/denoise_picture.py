@@ -22,6 +22,7 @@ from lowtide.core.install_hints import install_extra
 from lowtide.core.metrics import psnr
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.report import DenoisedImageReport
+from lowtide.jobs.value_range import shared_range
 from lowtide.media import open_image
 from lowtide.media.discover import Found
 
@@ -85,12 +86,16 @@ def draw_comparison(
         OutputError: The picture cannot be written.
     """
     rows = {
-        name: _Rows(Path(one), max_pixels, scratch)
+        name: _Rows(Path(one), Path(image.input), max_pixels, scratch)
         for name, one in (("noisy", image.input), ("denoised", image.output))
     }
     detail = most_detailed(rows["denoised"])
     panels = {name: one.cut(detail) for name, one in rows.items()}
-    clean = None if reference is None else _Rows(reference, max_pixels, scratch).cut(detail)
+    clean = (
+        None
+        if reference is None
+        else _Rows(reference, Path(image.input), max_pixels, scratch).cut(detail)
+    )
     residual = panels["noisy"] - panels["denoised"]
     if image.sigma:
         panels["non-local means"] = non_local_means(panels["noisy"], image.sigma / 255)
@@ -125,14 +130,21 @@ def non_local_means(noisy: np.ndarray, sigma: float) -> np.ndarray:
 
 
 class _Rows:
-    """Color rows (N, W, C) of a file in 0..1, from the top down as often as needed."""
+    """Color rows (N, W, C) of a file in 0..1, from the top down as often as needed.
 
-    def __init__(self, path: Path, max_pixels: int, scratch: Path | None) -> None:
+    0..1 is the range of the values of ``like``.
+    """
+
+    def __init__(self, path: Path, like: Path, max_pixels: int, scratch: Path | None) -> None:
         self._path, self._max_pixels, self._scratch = path, max_pixels, scratch
+        self._range = shared_range(path, like, max_pixels, scratch)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         with open_image(
-            self._path, max_pixels=self._max_pixels, scratch_dir=self._scratch
+            self._path,
+            max_pixels=self._max_pixels,
+            scratch_dir=self._scratch,
+            value_range=self._range,
         ) as source:
             adapter = NoisyImageAdapter(source.info, 3)
             for first in range(0, source.shape[0], _BLOCK):

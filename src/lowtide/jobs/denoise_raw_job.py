@@ -17,6 +17,7 @@ from lowtide.jobs.item import Item
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.raw_adapter import RawAdapter, RawScale
 from lowtide.jobs.raw_noise import (
+    diagonal_parity,
     estimate_shot_and_read,
     shot_and_read,
     stabilizer_for,
@@ -27,6 +28,7 @@ from lowtide.jobs.raw_report import DenoiseRawReport, RawImageReport
 from lowtide.jobs.target_size import TargetSize
 from lowtide.media import ImageFacts
 from lowtide.media.discover import RAW_FILES
+from lowtide.media.hot_pixels import mend_hot_pixels
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.media.raw_facts import RawFacts, RawResult, inspect_raw, raw_result
 from lowtide.media.raw_file import PlaneLayout, PlanesInfo, RawFile, RawSource, load_rawpy
@@ -44,13 +46,15 @@ class DenoiseRawJob(DenoiseJob):
     report_type = DenoiseRawReport
     media_kind = RAW_FILES
     packages = ("rawpy",)
-    own_options = "black_level", "raw_output"
+    own_options = "black_level", "hot_pixels", "raw_output"
     max_level = 65_535
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self._sensor_noise: dict[int, PoissonGaussianNoise] = {}
         self._scales: dict[int, RawScale] = {}
+        self._mended: dict[int, str] = {}
+        self._errors: dict[int, tuple[float, float]] = {}
 
     def _check_noise(self) -> None:
         # After the transform noise is Gaussian; a network for linear values gets it as it is.
@@ -89,6 +93,7 @@ class DenoiseRawJob(DenoiseJob):
                 f"each of the {period**2} places of the filter array is denoised as an image of its"
                 " own, which loses more detail than with a filter of 2 × 2"
             )
+        planned.notes += _crop_notes(self._facts(item), self._result(item))
 
     def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
         """Return a file's noise as the network is given it, and keep that of the sensor."""
@@ -119,8 +124,12 @@ class DenoiseRawJob(DenoiseJob):
         if sigma is not None:
             return shot_and_read(white_noise(sigma, facts), facts, item.source), "given"
         with self.open_source(item, self.settings.scratch) as source:
-            found = estimate_shot_and_read(_bands(source), black, facts.white)
-        return found, "estimated"
+            parity = diagonal_parity(facts, self._layout(item))
+            found = estimate_shot_and_read(_bands(source), black, facts.white, parity)
+        if found is None:
+            return None, "estimated"
+        self._errors[item.index] = found.a_error * facts.range, found.b_error * facts.range
+        return found.noise, "estimated"
 
     def adapter(self, item: Item, info: ImageInfo) -> RawAdapter:
         """Return the conversion between rows of an item's planes and the network."""
@@ -132,12 +141,17 @@ class DenoiseRawJob(DenoiseJob):
         return RawAdapter(info, self.prepared.geometry.in_channels, scale)
 
     def open_source(self, item: Item, scratch: Path | None) -> RawSource:
-        """Open a file; its values are in memory as a whole."""
-        return RawSource(RawFile(item.source, self.settings.black_level), self._layout(item))
+        """Open a file; its values are in memory as a whole, hot pixels mended if that is asked."""
+        raw = RawFile(item.source, self.settings.black_level)
+        if self.settings.hot_pixels:
+            count = mend_hot_pixels(raw.values, self._facts(item).period)
+            self._mended[item.index] = f"{count:,} hot pixels were mended"
+        return RawSource(raw, self._layout(item))
 
     def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> RawSink:
         """Open an item's result, which shares the values of ``source``."""
         assert isinstance(source, RawSource)
+        planned.notes += filter(None, [self._mended.get(item.index)])
         return RawSink(
             item.target,
             source,
@@ -151,6 +165,7 @@ class DenoiseRawJob(DenoiseJob):
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> RawImageReport:
         """Return the report of a planned file: its sensor, its noise and what is written."""
         facts, noise = self._facts(item), self._sensor_noise.get(item.index)
+        errors = (None, None) if noise is None else self._errors.get(item.index, (None, None))
         report = dict(super().item_report(item, planned, status))
         report |= dict(
             width=facts.info.width,
@@ -162,6 +177,8 @@ class DenoiseRawJob(DenoiseJob):
             written=self._result(item).output,
             shot_noise=None if noise is None else noise.a * facts.range,
             read_noise=None if noise is None else noise.b * facts.range,
+            shot_noise_error=errors[0],
+            read_noise_error=errors[1],
         )
         return RawImageReport(**report)
 
@@ -196,6 +213,18 @@ def _sizes(facts: RawFacts, layout: PlaneLayout, result: RawResult) -> TargetSiz
     planes = layout.info(facts.values_shape)
     shown = replace(facts, info=planes)
     return TargetSize(shown, planes, result.info, result.format, result.writing)
+
+
+def _crop_notes(facts: RawFacts, result: RawResult) -> list[str]:
+    """Return a note on the crop that a file has, taken or not."""
+    frame, (height, width) = facts.frame, facts.frame.whole
+    if frame.crop is None:
+        return []
+    if result.output != "mosaic" and frame.is_cropped:
+        out = f"{result.info.width}×{result.info.height} of {width}×{height}"
+        return [f"the camera's crop is taken: {out} pixels; --raw-output mosaic writes all"]
+    why = "a mosaic is written whole" if frame.is_cropped else "it leaves half a side or less"
+    return [f"the camera's crop, {frame.crop[0]}×{frame.crop[1]} pixels, is not taken: {why}"]
 
 
 def _black(facts: RawFacts, layout: PlaneLayout) -> np.ndarray:

@@ -13,6 +13,7 @@ from lowtide.core.errors import ImageError, UsageError
 from lowtide.core.input_file import exists, is_folder, require_input
 from lowtide.core.metrics import SSIM_WINDOW, ssim
 from lowtide.jobs.image_adapter import NoisyImageAdapter
+from lowtide.jobs.value_range import shared_range
 from lowtide.media import inspect_image, open_image
 from lowtide.media.discover import FilePair
 
@@ -127,8 +128,14 @@ class Bands:
         self._paths, self._max_pixels, self._scratch = (first, second), max_pixels, scratch
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        limit, scratch, clean = self._max_pixels, self._scratch, self._paths[1]
         first, second = (
-            open_image(path, max_pixels=self._max_pixels, scratch_dir=self._scratch)
+            open_image(
+                path,
+                max_pixels=limit,
+                scratch_dir=scratch,
+                value_range=shared_range(path, clean, limit, scratch),
+            )
             for path in self._paths
         )
         with first, second:

@@ -40,6 +40,8 @@ class DenoiseSettings(ImageSettings):
             camera.json. Default: gaussian.
         iso: ISO of all inputs, where the table has several. Default: that of a camera RAW file.
         black_level: Black level of camera RAW files, in their levels. Default: that of each file.
+        hot_pixels: Mend pixels of camera RAW files that are far above their neighbors, and alone,
+            before anything else.
         raw_output: What is written of camera RAW files: linear is demosaiced 16-bit values in
             proportion to light, developed a picture, mosaic the sensor's values. auto: linear in a
             TIFF, else developed.
@@ -65,6 +67,7 @@ class DenoiseSettings(ImageSettings):
     black_level: Annotated[
         Annotated[float, Ge(0), Le(65_535)] | None, Option(_RAW, metavar="LEVEL", example=512)
     ] = None
+    hot_pixels: Annotated[bool, Option(_RAW)] = False
     raw_output: Annotated[Literal["auto", "linear", "developed", "mosaic"], Option(_RAW)] = "auto"
     steps: Annotated[int, Ge(1), Le(TIMES), Option("Noise", metavar="N")] = 1
     scheduler: Annotated[SchedulerName | None, Option("Noise")] = None
@@ -76,7 +79,7 @@ class DenoiseSettings(ImageSettings):
         "sigma iso steps scheduler eta seed format precision accuracy strategy self_ensemble"
         " compile cuda_graphs tile tile_overlap tile_batch_size hann_blend strip_metadata"
         " png_compression jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
-        " black_level raw_output"
+        " black_level raw_output hot_pixels"
     )
 
     def check(self) -> None:

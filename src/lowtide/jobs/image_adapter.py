@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from lowtide.core.errors import ModelError
+from lowtide.jobs.float_scale import FloatScale
 from lowtide.media.image_info import ImageInfo
 from lowtide.models.denoiser.slim_unet_config import NOISY_RANGE
 
@@ -42,7 +43,10 @@ class ImageAdapter:
         self._color_inputs = 3 if (info.color_channels, network_channels) == (3, 1) else 1
         self._full_scale = info.full_scale
         self.inputs = self._color_inputs + info.alpha
-        self.context = 1 if info.alpha else None
+        known = info.value_range if info.sample_type == "float32" else None
+        self._floats = None if known is None else FloatScale(known)
+        self._has_gaps = known is not None and known.not_finite > 0
+        self.context = 1 if info.alpha else 0 if self._has_gaps else None
         self.channels = info.channels
         self.dtype = np.dtype(info.sample_type)
 
@@ -51,11 +55,10 @@ class ImageAdapter:
 
         Inputs for alpha come last.
         """
-        unit = self._to_unit(values)
-        color = unit[:, : self.color_channels]
+        color = self._color_to_unit(values)
         if not self._alpha:
             return self.color_to_inputs(color)
-        opacity = unit[:, -1:]
+        opacity = self._opacity(values)
         return np.concatenate(
             [self.color_to_inputs(color * opacity), self._repeat_channels(opacity)]
         )
@@ -67,28 +70,57 @@ class ImageAdapter:
         """
         if not self._alpha:
             color = self.color_from_outputs(np.clip(results, 0, 1, out=results))
-            return np.moveaxis(color, 1, -1)
+            return self._with_gaps(np.moveaxis(color, 1, -1), values)
         assert values is not None
         count = len(values) * self._color_inputs
         color = self.color_from_outputs(results[:count])
         raw = results[count:].mean(1, keepdims=True)
         # Color and alpha ring alike at an edge, and the ringing cancels only if unclamped.
         color = np.where(raw > _INVISIBLE, color / np.maximum(_divisor(raw), _INVISIBLE), 0)
-        before = self._to_unit(values[..., -1:])
-        opacity = _restore_flat_alpha(before, raw.clip(0, 1))
-        return np.moveaxis(np.concatenate([color.clip(0, 1), opacity], 1), 1, -1)
+        opacity = _restore_flat_alpha(self._opacity(values), raw.clip(0, 1))
+        made = np.moveaxis(np.concatenate([color.clip(0, 1), opacity], 1), 1, -1)
+        return self._with_gaps(made, values)
+
+    def _with_gaps(self, made: np.ndarray, values: np.ndarray | None) -> np.ndarray:
+        """Return results (B, H·s, W·s, C) with what is not finite in samples (B, H, W, C)."""
+        if not self._has_gaps or values is None:
+            return made
+        scale = made.shape[1] // values.shape[1]
+        before = values.repeat(scale, 1).repeat(scale, 2)
+        return np.where(np.isfinite(before), made, before)
 
     def to_sink(self, floats: np.ndarray) -> np.ndarray:
-        """Convert (..., C) to samples, clamped to 0..1 and rounded to their type."""
+        """Convert (..., C) to samples, clamped to 0..1 and rounded to their type.
+
+        Floats with a range of their own are not clamped.
+        """
+        if self._floats is not None:
+            color, alpha = np.split(floats, [self.color_channels], -1)
+            made = np.where(np.isfinite(color), self._color_from_unit(color), color)
+            return np.concatenate([made, alpha], -1)
         unit = floats.clip(0, 1)
         if self._full_scale == 1:
             return unit
         unit *= self._full_scale
         return np.rint(unit, out=unit).astype(self.dtype)
 
-    def _to_unit(self, values: np.ndarray) -> np.ndarray:
-        """Convert samples (B, H, W, C) to float32 (B, C, H, W) in 0..1."""
-        channels = np.moveaxis(values, -1, 1)
+    def _color_to_unit(self, values: np.ndarray) -> np.ndarray:
+        """Convert the color of samples (B, H, W, C) to float32 (B, C', H, W) in 0..1."""
+        channels = np.moveaxis(values[..., : self.color_channels], -1, 1)
+        if self._floats is not None:
+            return np.ascontiguousarray(self._floats.compressed(self._floats.to_unit(channels)))
+        return self._to_unit(channels)
+
+    def _color_from_unit(self, color: np.ndarray) -> np.ndarray:
+        """Return float samples of color (..., C')."""
+        assert self._floats is not None
+        return self._floats.from_unit(self._floats.expanded(color))
+
+    def _opacity(self, values: np.ndarray) -> np.ndarray:
+        """Return the alpha of samples (B, H, W, C), float32 (B, 1, H, W) in 0..1."""
+        return self._to_unit(np.moveaxis(values[..., -1:], -1, 1))
+
+    def _to_unit(self, channels: np.ndarray) -> np.ndarray:
         if self._full_scale == 1:
             # A float image may hold any value; networks expect 0..1.
             return np.nan_to_num(np.array(channels, order="C").clip(0, 1), copy=False)
@@ -121,33 +153,53 @@ class NoisyImageAdapter(ImageAdapter):
     def __init__(self, info: ImageInfo, network_channels: int) -> None:
         super().__init__(info, network_channels)
         self.inputs = self._color_inputs
-        self.context = 0 if self._alpha else None
+        self.context = 0 if self._alpha or self._floats is not None else None
 
     def to_network(self, values: np.ndarray) -> np.ndarray:
         """Convert samples (B, H, W, C) to inputs (B·inputs, channels, H, W) in 0..1."""
-        return self.color_to_inputs(self._to_unit(values)[:, : self.color_channels])
+        return self.color_to_inputs(self._color_to_unit(values))
 
     def from_network(self, results: np.ndarray, values: np.ndarray | None) -> np.ndarray:
         """Convert a network's results to (B, H, W, C) in 0..1, alpha that of ``values``."""
         color = np.moveaxis(self.color_from_outputs(results), 1, -1)
-        if values is None:
+        made = self._with_rest(color, values)
+        if not self._alpha or values is None:
+            return made
+        return np.concatenate([made, np.moveaxis(self._opacity(values), 1, -1)], -1)
+
+    def _with_rest(self, color: np.ndarray, values: np.ndarray | None) -> np.ndarray:
+        """Return color (..., C') with what the network was not given of samples (..., C).
+
+        Of floats with a range of their own that is what is far beyond black and white, or not
+        finite; other color is clamped to 0..1.
+        """
+        if self._floats is None or values is None:
             return color.clip(0, 1)
-        alpha = np.moveaxis(self._to_unit(values[..., -1:]), 1, -1)
-        return np.concatenate([color, alpha], -1).clip(0, 1)
+        before = values[..., : self.color_channels]
+        unit = self._floats.to_unit(before)
+        return np.where(np.isfinite(before), color + (unit - unit.clip(*NOISY_RANGE)), before)
 
-    def _to_unit(self, values: np.ndarray) -> np.ndarray:
-        """Convert samples (B, H, W, C) to float32 (B, C, H, W) in 0..1, floats to -1..2.
+    def _color_to_unit(self, values: np.ndarray) -> np.ndarray:
+        """Convert the color of samples (B, H, W, C) to float32 (B, C', H, W) in 0..1.
 
-        Float files hold noise below 0 and above 1, and clipped noise is not what it was.
+        Floats are in -1..2: they hold noise below 0 and above 1, and clipped noise is not what it
+        was.
         """
         if self._full_scale != 1:
-            return super()._to_unit(values)
-        channels = np.array(np.moveaxis(values, -1, 1), order="C")
-        return np.nan_to_num(channels.clip(*NOISY_RANGE), copy=False)
+            return super()._color_to_unit(values)
+        channels = np.moveaxis(values[..., : self.color_channels], -1, 1)
+        if self._floats is not None:
+            channels = self._floats.to_unit(channels)
+        return np.nan_to_num(np.array(channels, order="C").clip(*NOISY_RANGE), copy=False)
+
+    def _color_from_unit(self, color: np.ndarray) -> np.ndarray:
+        """Return float samples of color (..., C'), in proportion."""
+        assert self._floats is not None
+        return self._floats.from_unit(color)
 
     def color(self, values: np.ndarray) -> np.ndarray:
         """Return the color (H, W, C') in 0..1 of samples (H, W, C)."""
-        return np.moveaxis(self._to_unit(values[None])[0, : self.color_channels], 0, -1)
+        return np.moveaxis(self._color_to_unit(values[None])[0], 0, -1)
 
     def visible_color(self, values: np.ndarray) -> np.ndarray:
         """Return the color (H, W, C') in 0..1 of samples (H, W, C); 0 where it is hidden."""
@@ -158,7 +210,7 @@ class NoisyImageAdapter(ImageAdapter):
 
     def to_samples(self, color: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return samples (H, W, C) of color (H, W, C'), with the alpha of samples ``values``."""
-        made = self.to_sink(color)
+        made = self.to_sink(self._with_rest(color, values))
         return np.concatenate([made, values[..., -1:]], -1) if self._alpha else made
 
 

@@ -21,7 +21,8 @@ from lowtide.jobs.planning import ImageTaskPlan, plan_image
 from lowtide.jobs.prepare import preload_libraries, prepare
 from lowtide.jobs.prepared import Measurements, PreparedModel
 from lowtide.jobs.report import ImageReport, JobReport
-from lowtide.jobs.target_size import TargetSize, target_size
+from lowtide.jobs.target_size import TargetSize, drops_alpha, target_size
+from lowtide.jobs.value_range import find_value_range, range_notes
 from lowtide.media import (
     AsyncWriter,
     ImageFacts,
@@ -31,7 +32,7 @@ from lowtide.media import (
     open_sink,
 )
 from lowtide.media.discover import IMAGES, FilePair, Found, MediaKind, discover
-from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows
+from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows, ValueRange
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_file import PlanFile
@@ -101,7 +102,11 @@ class ImageJob:
         if smaller and self.prepared.costs.only_whole:
             self._measure_tiles()
         child = self.prepared.child
-        return self.plan_run(item) if child is None else child.plan(self, item)
+        planned = self.plan_run(item) if child is None else child.plan(self, item)
+        if self.media_kind is IMAGES:
+            known = self._value_range(item, self.settings.scratch)
+            planned.notes += range_notes(replace(planned.facts.info, value_range=known))
+        return planned
 
     def plan_run(self, item: Item) -> ImageTaskPlan:
         """Plan the runs of the network on one image from its header, in this process."""
@@ -206,7 +211,20 @@ class ImageJob:
 
     def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
         """Open an item for reading; may be called more than once."""
-        return open_image(item.source, max_pixels=self.settings.max_pixels, scratch_dir=scratch)
+        return open_image(
+            item.source,
+            max_pixels=self.settings.max_pixels,
+            scratch_dir=scratch,
+            value_range=self._value_range(item, scratch),
+            # What a format cannot hold was found to be opaque, or refused.
+            with_alpha=not drops_alpha(item.target, self.settings, self._facts_of(item)),
+        )
+
+    def _facts_of(self, item: Item) -> ImageFacts:
+        return inspect_image(item.source, max_pixels=self.settings.max_pixels)
+
+    def _value_range(self, item: Item, scratch: str | Path | None) -> ValueRange | None:
+        return find_value_range(item.source, self.settings.max_pixels, scratch)
 
     def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> ImageFile:
         """Open an item's result for writing the rows that the network makes of ``source``."""
@@ -215,7 +233,7 @@ class ImageJob:
             planned.notes.append("alpha is 0 everywhere and is kept; color is run as if opaque")
         return open_sink(
             item.target,
-            planned.upscaled,
+            replace(planned.upscaled, value_range=source.info.value_range),
             metadata=source.metadata,
             strip_metadata=self.settings.strip_metadata,
             options=self.settings.encode_options,

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lowtide.core.errors import InputError
+from lowtide.jobs.frame_checks import (
+    NeighborCorrelation,
+    black_warning,
+    check_dark_levels,
+    check_darks_below_flats,
+    dark_light_warning,
+    plausible_white,
+    require_apart,
+    shot_noise_warning,
+)
 from lowtide.jobs.noise_frames import check_sizes, full_scale, read_planes
 from lowtide.models.denoiser.noise_statistics import block_statistics
 from lowtide.models.denoiser.noise_table import NoiseSetting
@@ -39,17 +49,24 @@ def calibrate_sensor(
             )
     check_sizes([*flat, *dark])
     most = full_scale(flat[0])
-    white = float(most) if white is None else white
-    if white > most:
+    if white is not None and white > most:
         raise InputError(f"{flat[0]}: --white-level {white:g} is above its largest level, {most}")
-    warnings: list[str] = []
+    require_apart([*flat, *dark], most if white is None else white)
+    levels, dark_levels = frame_levels(flat), frame_levels(dark)
+    bright, unlit = ([(one.path, one.mean) for one in of] for of in (levels, dark_levels))
+    check_darks_below_flats(bright, unlit, where)
+    brightest = max(levels, key=lambda one: one.most)
+    white, warnings = plausible_white(white, most, brightest.most, brightest.share, where)
     black, black_error, read, dark_variance = _dark(dark, white, where, warnings)
-    line = _gain(flat, black, dark_variance, white, where, warnings)
+    check_dark_levels(unlit, dark_variance**0.5, where)
+    warnings += black_warning(black, white, where)
+    line = _gain(levels, black, dark_variance, white, where, warnings)
     if line.slope <= 0:
         raise InputError(
             f"{where}the flat frames are no noisier than the dark ones",
             hint="use files of raw, linear values, as the sensor gave them",
         )
+    warnings += shot_noise_warning(dark, line.slope, where)
     parameters = dict(
         gain=line.slope,
         read=read.read,
@@ -72,7 +89,9 @@ def _dark(
     """Return black level with its error, read noise, and the variance of blocks of dark frames."""
     levels: list[float] = []
     variances: list[np.ndarray] = []
-    clipped, statistics = 0.0, DarkStatistics()
+    clipped, statistics, neighbors = 0.0, DarkStatistics(), NeighborCorrelation()
+    means: list[np.ndarray] = []
+    pixels = 1
     for first, second in zip(paths[::2], paths[1::2], strict=False):
         frames = read_planes(first), read_planes(second)
         if min(frames[0].shape[1:]) < 2:
@@ -81,9 +100,13 @@ def _dark(
         clipped = max(clipped, *(float((one <= 0).mean()) for one in frames))
         for one, other in zip(*frames, strict=True):
             statistics.add(one, other)
+            neighbors.add(one, other)
             # Lifted above 0: blocks with clipped pixels count too, and are told below.
-            variances.append(block_statistics(one + 1, other + 1, np.inf)[1])
+            mean, variance, pixels, _ = block_statistics(one + 1, other + 1, np.inf)
+            means.append(mean - mean.mean())
+            variances.append(variance)
     black = float(np.mean(levels))
+    variance = float(np.concatenate(variances).mean())
     if black >= white:
         raise InputError(
             f"{paths[0]}: {where}all saturated: the dark frames' level is {black:.6g}, and white"
@@ -94,17 +117,40 @@ def _dark(
             f"{where}{clipped:.1%} of a dark frame is clipped at 0: read noise and black level are"
             " wrong"
         )
+    warnings += neighbors.check("dark frames", where)
+    warnings += dark_light_warning(np.concatenate(means), pixels, variance, where)
     read = statistics.result()
     if read.too_fine:
         warnings.append(
             f"{where}read noise is below two levels: the shape of its distribution cannot be told"
         )
     error = float(np.std(levels, ddof=1) / np.sqrt(len(levels)))
-    return black, error, read, float(np.concatenate(variances).mean())
+    return black, error, read, variance
+
+
+@dataclass(frozen=True)
+class FrameLevel:
+    """Mean and largest level of a frame, and the share of its pixels that reach that."""
+
+    path: Path
+    mean: float
+    most: float
+    share: float
+
+
+def frame_levels(paths: list[Path]) -> list[FrameLevel]:
+    """Return the levels of frames, in the order of their means."""
+    found = []
+    for path in paths:
+        planes = read_planes(path)
+        most = float(planes.max())
+        mean, share = planes.mean(dtype=np.float64), (planes == most).mean()
+        found.append(FrameLevel(path, float(mean), most, float(share)))
+    return sorted(found, key=lambda one: (one.mean, one.path))
 
 
 def _gain(
-    paths: list[Path],
+    levels: list[FrameLevel],
     black: float,
     dark_variance: float,
     white: float,
@@ -112,12 +158,15 @@ def _gain(
     warnings: list[str],
 ) -> VarianceLine:
     means, variances, counts, lost = [], [], [], 0
-    alone = 0
-    for first, second in _pairs_of_one_exposure(paths):
+    alone, neighbors = 0, NeighborCorrelation()
+    paths = [one.path for one in levels]
+    for first, second in _pairs_of_one_exposure(levels):
         if second is None:
             alone += 1
             continue
         for one, other in zip(read_planes(first), read_planes(second), strict=True):
+            if one.max() < white:
+                neighbors.add(one, other)
             mean, variance, pixels, left_out = block_statistics(one, other, white)
             means.append(mean - black)
             variances.append(variance)
@@ -135,6 +184,7 @@ def _gain(
             f" {white:g}",
             hint="expose less, or correct --white-level",
         )
+    warnings += neighbors.check("flat frames", where)
     if alone:
         warnings.append(
             f"{where}flat frames without another of the same exposure are not used: {alone} of"
@@ -173,17 +223,16 @@ def _checked_line(
     return fit_line(x, y - dark_variance, counts, through_zero=True)
 
 
-def _pairs_of_one_exposure(paths: list[Path]) -> list[tuple[Path, Path | None]]:
+def _pairs_of_one_exposure(levels: list[FrameLevel]) -> list[tuple[Path, Path | None]]:
     """Pair frames of nearly the same mean; None for one that has no partner."""
-    levels = sorted((float(read_planes(path).mean(dtype=np.float64)), path) for path in paths)
     found: list[tuple[Path, Path | None]] = []
     used = False
-    for (level, path), (next_level, next_path) in pairwise([*levels, (np.inf, Path())]):
+    for one, following in zip(levels, [*levels[1:], None], strict=True):
         if used:
             used = False
-        elif next_level - level <= _SAME * abs(level):
-            found.append((path, next_path))
+        elif following is not None and following.mean - one.mean <= _SAME * abs(one.mean):
+            found.append((one.path, following.path))
             used = True
         else:
-            found.append((path, None))
+            found.append((one.path, None))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,19 @@ import numpy as np
 from lowtide.core.errors import UsageError
 from lowtide.jobs.chosen_noise import ChosenNoise
 from lowtide.media.raw_facts import RawFacts
+from lowtide.media.raw_file import PlaneLayout
 from lowtide.models.denoiser.noise_level import NoiseLevel
 from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
 from lowtide.models.denoiser.noise_statistics import ImageStatistics
 from lowtide.models.denoiser.raw_camera_noise import RawCameraNoise
-from lowtide.models.denoiser.variance_line import fit_lower_line
+from lowtide.models.denoiser.variance_line import VarianceLine, fit_lower_line
 from lowtide.models.denoiser.variance_stabilizer import VarianceStabilizer
 
 _CURVE = 0.1  # share of the variance
+# Share of what the noise of pixels farther apart is above that of close ones, which is subtracted
+# from the latter: all of it would be texture's, if that doubled.
+_TEXTURE = 0.75
+_CLEARLY = 2  # standard errors
 
 
 def table_noise(chosen: ChosenNoise, facts: RawFacts, source: Path) -> NoiseModel:
@@ -50,15 +56,40 @@ def shot_and_read(noise: NoiseModel, facts: RawFacts, source: Path) -> PoissonGa
     return PoissonGaussianNoise(a=(bright - dark) * scale, b=float(np.sqrt(dark)) * scale)
 
 
+@dataclass(frozen=True)
+class SensorEstimate:
+    """Estimated noise of values that are 0 at black and 1 at white, with its errors.
+
+    ``a_error`` and ``b_error`` are standard errors, and include what texture may have added.
+    """
+
+    noise: PoissonGaussianNoise
+    a_error: float
+    b_error: float
+
+
+def diagonal_parity(facts: RawFacts, layout: PlaneLayout) -> int | None:
+    """Return the parity of row plus column at which a mosaic has one color, as green; or None."""
+    if facts.period != 2:
+        return None
+    for parity, (one, other) in enumerate(((0, 3), (1, 2))):
+        if facts.colors[one] == facts.colors[other]:
+            return (parity + layout.top + layout.left) % 2
+    return None
+
+
 def estimate_shot_and_read(
-    bands: Iterable[np.ndarray], black: np.ndarray, white: float
-) -> PoissonGaussianNoise | None:
+    bands: Iterable[np.ndarray], black: np.ndarray, white: float, parity: int | None = None
+) -> SensorEstimate | None:
     """Estimate the noise of a file from rows of its planes, as `lowtide train noise` does.
 
     Args:
         bands: Rows (N, W, C) in levels of the file, from the top down.
         black: Black level of each plane, or of all.
         white: White level.
+        parity: That of `diagonal_parity`, of a mosaic or its four planes. Its pixels are the
+            closest of one color, so that they tell the noise; by how much that of the planes is
+            above it texture may have added to it too.
 
     Returns:
         The noise of values that are 0 at black and 1 at white, white alone where the file is too
@@ -66,21 +97,56 @@ def estimate_shot_and_read(
     """
     offset = float(black.mean())
     shift = (offset - black).astype(np.float32)
-    statistics, level = ImageStatistics(), None
+    coarse, fine, level = ImageStatistics(), ImageStatistics(), None
     for rows in bands:
         # Black is not subtracted, so that what is darker does not count as clipped.
         planes = ((rows + shift) / np.float32(white)).astype(np.float32)
+        if parity is not None:
+            mosaic = _mosaic(planes)
+            fine.add_diagonals(mosaic, parity)
+            planes = np.stack([mosaic[y::2, x::2] for y in (0, 1) for x in (0, 1)], -1)
         level = NoiseLevel(planes.shape[-1]) if level is None else level
         level.add(planes)
         for plane in np.moveaxis(planes, -1, 0):
-            statistics.add(plane)
+            coarse.add(plane)
     stretch = white / (white - offset)
-    means, variances, counts = statistics.curve()
-    if means.size:
-        line, _ = fit_lower_line((means - offset / white).clip(0), variances, counts)
-        return PoissonGaussianNoise(a=line.slope * stretch, b=float(np.sqrt(line.offset)) * stretch)
+    lines = [
+        fit_lower_line((means - offset / white).clip(0), variances, counts)[0]
+        for means, variances, counts in (fine.curve(), coarse.curve())
+        if means.size
+    ]
+    if lines:
+        return _without_texture(lines[0], lines[-1], stretch)
     sigma = level.sigma() if level is not None else None
-    return None if sigma is None else PoissonGaussianNoise(a=0, b=sigma * stretch)
+    if sigma is None:
+        return None
+    return SensorEstimate(PoissonGaussianNoise(a=0, b=sigma * stretch), 0.0, 0.0)
+
+
+def _without_texture(fine: VarianceLine, coarse: VarianceLine, stretch: float) -> SensorEstimate:
+    """Return the noise of the line of close pixels, less what texture adds.
+
+    Noise is the same in both, and texture about twice as much in that of pixels farther apart.
+    """
+    slope, offset = fine.slope - coarse.slope, fine.offset - coarse.offset
+    errors = np.hypot(fine.slope_error, coarse.slope_error)
+    share = _TEXTURE if -slope > _CLEARLY * errors else 0.0
+    variance = max(fine.offset + share * offset, 0.0)
+    b, b_error = float(np.sqrt(variance)), float(np.hypot(fine.offset_error, offset))
+    return SensorEstimate(
+        PoissonGaussianNoise(a=max(fine.slope + share * slope, 0.0) * stretch, b=b * stretch),
+        float(np.hypot(fine.slope_error, slope)) * stretch,
+        float(b_error / (2 * b) if b else np.sqrt(b_error)) * stretch,
+    )
+
+
+def _mosaic(planes: np.ndarray) -> np.ndarray:
+    """Return the mosaic (H, W), both even, of rows (N, W', 4) or (N, W', 1) of its planes."""
+    if planes.shape[-1] == 1:
+        height, width = (side // 2 * 2 for side in planes.shape[:2])
+        return planes[:height, :width, 0]
+    blocks = planes.reshape(*planes.shape[:2], 2, 2).swapaxes(1, 2)
+    return blocks.reshape(2 * planes.shape[0], 2 * planes.shape[1])
 
 
 def stabilizer_for(

@@ -14,6 +14,8 @@ class RawImageReport(DenoisedImageReport):
         black: Mean black level, in levels of the file, and ``white`` the white level.
         shot_noise: Variance per level above black, in levels; None where no noise was found.
         read_noise: Standard deviation at black, in levels.
+        shot_noise_error, read_noise_error: Their standard errors, texture included, where they were
+            estimated.
         written: linear, developed or mosaic.
     """
 
@@ -23,6 +25,8 @@ class RawImageReport(DenoisedImageReport):
     white: float = 0.0
     shot_noise: float | None = None
     read_noise: float | None = None
+    shot_noise_error: float | None = None
+    read_noise_error: float | None = None
     written: str = ""
 
     def details(self) -> list[tuple[str, str]]:
@@ -32,12 +36,11 @@ class RawImageReport(DenoisedImageReport):
         rows = [("sensor", f"{shown}, black {self.black:g}, white {self.white:g}, {iso}")]
         if self.shot_noise is not None and self.read_noise is not None:
             source = self.noise if self.sigma_source == "table" else self.sigma_source
-            rows.append(
-                (
-                    "noise",
-                    f"variance {self.shot_noise:.3g} × level + {self.read_noise:.3g}², {source}",
-                )
-            )
+            shot, read = f"{self.shot_noise:.3g}", f"{self.read_noise:.3g}"
+            if self.shot_noise_error is not None and self.read_noise_error is not None:
+                shot = f"({shot} ± {self.shot_noise_error:.2g})"
+                read = f"({read} ± {self.read_noise_error:.2g})"
+            rows.append(("noise", f"variance {shot} × level + {read}², {source}"))
         return [*rows, ("written", self.written)]
 
 

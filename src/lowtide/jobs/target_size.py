@@ -5,14 +5,16 @@ Nothing here waits for a model's costs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lowtide.core.errors import ImageError
+from lowtide.core.errors import ImageError, OutputError
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.media import ImageFacts, OutputCost, check_output, inspect_image, output_cost
+from lowtide.media.formats import output_format
 from lowtide.media.image_info import ImageInfo
+from lowtide.media.image_source import is_opaque
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class TargetSize:
         }
 
 
+def drops_alpha(target: Path, settings: ImageSettings, facts: ImageFacts) -> bool:
+    """Return whether the format of a result holds no alpha."""
+    return not output_format(target, settings.format or facts.format).alpha
+
+
 def target_size(
     source: Path,
     target: Path,
@@ -65,6 +72,11 @@ def target_size(
         OutputError: The format cannot hold the result.
     """
     facts = facts or inspect_image(source, max_pixels=settings.max_pixels)
+    drops = facts.info.alpha and drops_alpha(target, settings, facts)
+    if drops and is_opaque(source, settings.max_pixels):
+        opaque = replace(facts.info, channels=facts.info.color_channels)
+        notes = (*facts.notes, "alpha is full everywhere, and left out")
+        facts = replace(facts, info=opaque, notes=notes)
     info = facts.info
     upscaled = ImageInfo(info.width * scale, info.height * scale, info.channels, info.sample_type)
     width, height = settings.target_size(info, scale)
@@ -75,6 +87,12 @@ def target_size(
             hint="a smaller --scale, or a larger --max-pixels",
         )
     entry = check_output(target, output, settings.format or facts.format)
+    if facts.color is not None and facts.color.description is None and entry.name != "PNG":
+        raise OutputError(
+            f"{target}: the color of {source} is {facts.color.name}, and {entry.name} is written"
+            " with profiles, which do not tell that",
+            hint=f"write a PNG: -o {target.with_suffix('.png')}, or --format png",
+        )
     resized = upscaled if upscaled != output else None
     writing = output_cost(
         target, output, settings.encode_options, resized_from=resized, default_format=entry.name

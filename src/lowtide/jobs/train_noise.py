@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from lowtide.core.atomic_file import require_name, require_output, require_replaceable
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.jobs.frame_checks import require_noisy_pair
 from lowtide.jobs.noise_frames import (
     check_iso,
     frames_by_iso,
@@ -186,6 +187,7 @@ def _from_pairs(folder: Path, iso: int | None) -> _Found:
             if images[0].shape != images[1].shape:
                 sizes = " and ".join(f"{one.shape[2]} × {one.shape[1]}" for one in images)
                 raise InputError(f"{noisy} and {clean} differ in size or channels: {sizes}")
+            require_noisy_pair(noisy, clean, images)
             statistics.add(*images)
         where = str(pairs[0][0])
         curve = _checked(key, where, statistics.curve(), statistics.clipped)

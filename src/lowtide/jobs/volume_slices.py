@@ -47,5 +47,5 @@ class SliceAdapter(NoisyImageAdapter):
         """Return the values as they are."""
         return floats
 
-    def _to_unit(self, values: np.ndarray) -> np.ndarray:
+    def _color_to_unit(self, values: np.ndarray) -> np.ndarray:
         return np.array(np.moveaxis(values, -1, 1), order="C")

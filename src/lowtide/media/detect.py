@@ -11,15 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.input_file import exists, is_file, is_folder
-from lowtide.media.formats import AVIF, JPEG, PNG, TIFF, WEBP, ImageFormat, format_of_suffix
+from lowtide.media.formats import (
+    AVIF,
+    BMP,
+    GIF,
+    HEIC,
+    JPEG,
+    PNG,
+    READ_SUFFIXES,
+    TIFF,
+    WEBP,
+    ImageFormat,
+    format_of_suffix,
+)
 from lowtide.media.tiff_header import Directory, directories
 
 HEAD_BYTES = 512
 
+# Sizes of a BMP's second header, by which others that begin with BM are told from it.
+_BMP_HEADERS = [size.to_bytes(4, "little") for size in (12, 40, 52, 56, 64, 108, 124)]
+_HEIC_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"}
 _TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _UNSUPPORTED: tuple[tuple[bytes, str], ...] = (
-    (b"GIF8", "a GIF image"),
-    (b"BM", "a BMP image"),
     (b"%PDF", "a PDF document"),
     (b"%!PS", "a PostScript document"),
     (b"8BPS", "a Photoshop document"),
@@ -81,9 +94,14 @@ def identify(head: bytes) -> ImageFormat | None:
         return WEBP
     if head.startswith(_TIFF_MAGIC):
         return TIFF
-    if _brands(head) & {b"avif", b"avis"}:
+    if head.startswith(b"GIF8"):
+        return GIF
+    if head.startswith(b"BM") and head[14:18] in _BMP_HEADERS:
+        return BMP
+    brands = _brands(head)
+    if brands & {b"avif", b"avis"}:
         return AVIF
-    return None
+    return HEIC if brands & _HEIC_BRANDS else None
 
 
 def describe(head: bytes) -> str:
@@ -92,8 +110,6 @@ def describe(head: bytes) -> str:
         if head.startswith(magic):
             return name
     brands = _brands(head)
-    if brands & {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"}:
-        return "a HEIC image (HEVC), which this build of libvips cannot decode"
     if brands:
         return "a video or another ISO media file"
     return _describe_text(head)
@@ -182,7 +198,7 @@ def skip_reason(path: Path) -> str:
         return "not a regular file" if exists(path) else "a broken link"
     if is_raw_name(path):
         return "camera RAW, needs developing first"
-    if format_of_suffix(path.suffix or ".") is not None:
+    if format_of_suffix(path.suffix or ".") or path.suffix.lower() in READ_SUFFIXES:
         return "an image"
     try:
         with path.open("rb") as file:

@@ -12,7 +12,7 @@ from lowtide.core.atomic_file import PART_PATTERN, file_key, require_name
 from lowtide.core.errors import ImageError, InputError, UsageError
 from lowtide.core.input_file import exists, is_file, is_folder, require_input
 from lowtide.media.detect import RAW_SUFFIXES, SkippedFile, skip_reason, skipped_summary
-from lowtide.media.formats import SUFFIXES, format_of_suffix
+from lowtide.media.formats import READ_SUFFIXES, SUFFIXES, format_of_suffix
 
 _GLOB_CHARACTERS = set("*?[")
 _SEPARATORS = tuple(sep for sep in (os.sep, os.altsep) if sep)
@@ -30,6 +30,7 @@ class MediaKind:
         error: Raised where there is none of the kind.
         out_suffixes: Suffixes of outputs where they are others than those of inputs; the first one
             is that of results which are named after inputs.
+        fallback: Suffix of such results for inputs whose own format is not written.
     """
 
     noun: str
@@ -37,6 +38,7 @@ class MediaKind:
     format_of: Callable[[str], object | None]
     error: type[InputError] = InputError
     out_suffixes: Sequence[str] = ()
+    fallback: str = ""
 
     def is_named(self, path: Path) -> bool:
         """Return whether the suffix of ``path`` is one of inputs of this kind."""
@@ -55,6 +57,8 @@ class MediaKind:
         """
         own = self.suffix_of(source)
         ending = suffix or (self.out_suffixes[0] if self.out_suffixes else own)
+        if self.fallback and own.lower() in self.suffixes and not self.format_of(ending or "."):
+            ending = self.fallback
         self.check_name(ending, f"{source}: {own or 'a name without a suffix'!r}")
         return source.name.removesuffix(own) + text + ending
 
@@ -74,7 +78,9 @@ class MediaKind:
         return self.error("; ".join([what, *skipped_summary(others)]), hint=hint)
 
 
-IMAGES = MediaKind("image", SUFFIXES, format_of_suffix, ImageError)
+IMAGES = MediaKind(
+    "image", (*SUFFIXES, *READ_SUFFIXES), format_of_suffix, ImageError, fallback=".png"
+)
 RAW_FILES = MediaKind(
     "camera RAW file", RAW_SUFFIXES, format_of_suffix, ImageError, (".tif", *SUFFIXES)
 )

@@ -182,7 +182,8 @@ def _save_tiff(
     image.tiffsave(
         name,
         compression=options.tiff_compression,
-        predictor="float" if sample == 4 else "horizontal",
+        # Of floats a predictor is one that few readers know without further libraries.
+        predictor="none" if sample == 4 else "horizontal",
         # Small strips, since writers and readers of a TIFF hold whole strips in memory.
         tile_height=_strip_rows(image.width * image.bands * sample),
         bigtiff=raw > _CLASSIC_TIFF_BYTES,

@@ -12,6 +12,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,9 @@ import pyvips
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.core.units import MIB, format_bytes
 from lowtide.media.encode import EncodeOptions, encode_image
-from lowtide.media.formats import AVIF, WEBP, ImageFormat, output_sample
+from lowtide.media.file_heads import correct_head
+from lowtide.media.formats import AVIF, PNG, WEBP, ImageFormat, output_sample
+from lowtide.media.icc_profile import rgb_profile_of_gray
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import Metadata, attach, keep_flags
 from lowtide.media.pixels import convert_samples, interpretation_of, resize
@@ -50,7 +53,12 @@ class EncodePipeline:
         *,
         zero_alpha: bool,
     ) -> None:
-        self.notes = _notes(image_format, info, metadata)
+        # A gray profile in a format that stores gray as RGB becomes one of RGB.
+        profile = metadata.profile_for(1) if info.color_channels == 1 else None
+        made = rgb_profile_of_gray(profile) if profile and not image_format.gray else None
+        self._colors = 3 if made is not None else info.color_channels
+        metadata = metadata if made is None else replace(metadata, icc=made)
+        self.notes = _notes(image_format, info, metadata, self._colors)
         # Whether the whole image is encoded when its last row has come.
         self.encodes_at_end = image_format in (WEBP, AVIF)
         # And in a heap that gives blocks back. An AVIF takes seconds, in which another image is
@@ -76,8 +84,13 @@ class EncodePipeline:
             image = resize(image, *self._size)
         if self._zero_alpha:
             image = image.extract_band(0, n=info.color_channels).bandjoin_const([0])
-        stored, _note = output_sample(self._format, info.sample_type)
-        image = attach(convert_samples(image, stored, bits=self._format.bits), self._metadata)
+        stored, _note = output_sample(self._format, info.sample_type, info.value_range)
+        image = convert_samples(image, stored, bits=self._format.bits, value_range=info.value_range)
+        if self._colors > info.color_channels:
+            gray, *alpha = image.bandsplit()
+            space = interpretation_of(self._colors, stored)
+            image = gray.bandjoin([gray, gray, *alpha]).copy(interpretation=space)
+        image = attach(image, self._metadata)
         keep, unit = keep_flags(self._metadata), self._metadata.unit
         encode_image(
             image,
@@ -88,17 +101,24 @@ class EncodePipeline:
             unit=unit,
             keep_hidden_color=self._zero_alpha,
         )
+        correct_head(path, self._format, self._metadata)
 
 
-def _notes(image_format: ImageFormat, info: ImageInfo, metadata: Metadata) -> tuple[str, ...]:
+def _notes(
+    image_format: ImageFormat, info: ImageInfo, metadata: Metadata, colors: int
+) -> tuple[str, ...]:
     notes: list[str] = []
-    _stored, rounding = output_sample(image_format, info.sample_type)
+    _stored, rounding = output_sample(image_format, info.sample_type, info.value_range)
     if rounding:
         notes.append(rounding)
-    if metadata.icc is not None and metadata.profile_for(info.color_channels) is None:
+    if metadata.icc is not None and metadata.profile_for(colors) is None:
         notes.append("the ICC profile is for another number of color channels and is not written")
     if metadata.exif is not None and "exif" not in image_format.metadata_kinds:
         notes.append(f"{image_format.name} files are written without EXIF")
+    if metadata.texts and image_format is not PNG:
+        keys = list(metadata.texts)
+        named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+        notes.append(f"{image_format.name} files are written without the texts of a PNG: {named}")
     if metadata.iptc is not None and "iptc" not in image_format.metadata_kinds:
         notes.append(f"{image_format.name} files are written without IPTC")
     return tuple(notes)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lowtide.core.errors import OutputError, UsageError
-from lowtide.media.image_info import ImageInfo, SampleType
+from lowtide.media.image_info import ImageInfo, SampleType, ValueRange
 
 
 @dataclass(frozen=True)
 class ImageFormat:
     """Capabilities of one image format, as the bundled encoder writes it.
 
-    ``loader`` is the libvips operation that reads it. ``max_side`` is in pixels. ``samples`` are
-    the sample types it stores; ``bits`` is the maximum bits of an integer sample. ``gray`` is
-    false if a gray image is stored as RGB. ``metadata_kinds`` names the metadata that is written,
-    among ``icc``, ``exif``, ``xmp``, ``iptc`` and ``resolution``.
+    ``loader`` is the libvips operation that reads it, empty if there is none. ``max_side`` is in
+    pixels. ``samples`` are the sample types it stores; ``bits`` is the maximum bits of an integer
+    sample. ``gray`` is false if a gray image is stored as RGB. ``metadata_kinds`` names the
+    metadata that is written, among ``icc``, ``exif``, ``xmp``, ``iptc`` and ``resolution``.
     """
 
     name: str
@@ -88,9 +88,16 @@ AVIF = ImageFormat(
     frozenset({"icc", "exif", "xmp"}),
 )
 
+# Formats that are only read; their results are PNGs where no other format is named.
+GIF = replace(PNG, name="GIF", loader="gifload", suffixes=(".gif",))
+BMP = replace(PNG, name="BMP", loader="", suffixes=(".bmp", ".dib"))
+HEIC = replace(PNG, name="HEIC", loader="", suffixes=(".heic", ".heif", ".hif"))
+READ_ONLY: tuple[ImageFormat, ...] = (GIF, BMP, HEIC)
+
 FORMATS: tuple[ImageFormat, ...] = (PNG, JPEG, WEBP, TIFF, AVIF)
 _BY_SUFFIX = {suffix: entry for entry in FORMATS for suffix in entry.suffixes}
 SUFFIXES: tuple[str, ...] = tuple(_BY_SUFFIX)
+READ_SUFFIXES: tuple[str, ...] = tuple(one for entry in READ_ONLY for one in entry.suffixes)
 
 
 def format_of_suffix(suffix: str) -> ImageFormat | None:
@@ -152,8 +159,10 @@ def _formats_for(info: ImageInfo) -> str:
     return " or ".join(lossless_first) if lossless_first else "a smaller image"
 
 
-def output_sample(image_format: ImageFormat, sample: SampleType) -> tuple[SampleType, str | None]:
-    """Return the sample type that a format stores for ``sample``, and the loss.
+def output_sample(
+    image_format: ImageFormat, sample: SampleType, known: ValueRange | None = None
+) -> tuple[SampleType, str | None]:
+    """Return the sample type that a format stores for ``sample`` of a known range, and the loss.
 
     The second value is a message about the loss, or None if every level is kept. Compression
     losses are not counted.
@@ -161,18 +170,12 @@ def output_sample(image_format: ImageFormat, sample: SampleType) -> tuple[Sample
     if sample in image_format.samples and (sample != "uint16" or image_format.bits == 16):
         return sample, None
     stored: SampleType = "uint8" if image_format.bits == 8 else "uint16"
+    holds = f"{image_format.name} stores {image_format.bits} bits per sample"
     if sample == "float32":
-        return stored, (
-            f"{image_format.name} stores {image_format.bits} bits per sample; the float samples are"
-            f" clipped to 0..1 and rounded"
-        )
+        ends = "0..1" if known is None else f"{known.low:.6g}..{known.white:.6g}"
+        return stored, f"{holds}; the float samples are clipped to {ends} and rounded"
     if image_format.bits < 16 and stored == "uint16":
-        return stored, (
-            f"AVIF holds at most {image_format.bits} bits per sample; the 16-bit samples are"
-            " rounded"
-        )
-    return (
-        stored,
-        f"{image_format.name} stores {image_format.bits} bits per sample; the 16-bit samples are"
-        " rounded",
-    )
+        holds = f"AVIF holds at most {image_format.bits} bits per sample"
+    if known is not None and known.white < (1 << image_format.bits):
+        return stored, None
+    return stored, f"{holds}; the 16-bit samples are rounded"

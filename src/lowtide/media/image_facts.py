@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -16,11 +16,30 @@ from lowtide.core.input_file import require_input
 from lowtide.media import codec_memory
 from lowtide.media._libvips import FILE_ERRORS, configure, error_text, is_harmless
 from lowtide.media.detect import HEAD_BYTES, camera_raw, describe, identify
-from lowtide.media.formats import AVIF, FORMATS, JPEG, PNG, TIFF, WEBP, ImageFormat
+from lowtide.media.formats import (
+    AVIF,
+    FORMATS,
+    HEIC,
+    JPEG,
+    PNG,
+    READ_ONLY,
+    TIFF,
+    WEBP,
+    ImageFormat,
+)
 from lowtide.media.image_info import ImageInfo
+from lowtide.media.jpeg_parts import JpegParts, jpeg_parts
+from lowtide.media.metadata import Metadata, read_metadata
 from lowtide.media.pixels import info_of, normalize, select_channels
 from lowtide.media.row_spool import spool_bytes, spool_memory, upright_info
-from lowtide.media.tiff_header import largest_strip_bytes
+from lowtide.media.stated_color import StatedColor, heif_color, png_chunks, png_color, png_texts
+from lowtide.media.tiff_header import (
+    has_exif,
+    has_resolution_tag,
+    is_lab_of_bytes,
+    largest_strip_bytes,
+)
+from lowtide.media.whole_file import COPIES, open_whole
 
 MAX_PIXELS = 1_000_000_000
 
@@ -33,7 +52,8 @@ class ImageFacts:
     it. ``resident_bytes`` is an upper bound on the host memory of decoding, without the rows that
     are returned; ``typical_bytes`` is the typical value, ``reason`` says why. ``scratch_bytes`` is
     the disk space needed to rotate the image. ``notes`` are messages about conversions of what is
-    stored.
+    stored. ``color`` is what the file says of its color without a profile, and
+    ``spans_type`` whether integer samples are known to span their type.
     """
 
     info: ImageInfo
@@ -44,13 +64,16 @@ class ImageFacts:
     scratch_bytes: int
     reason: str
     notes: tuple[str, ...]
+    color: StatedColor | None = field(default=None, kw_only=True)
+    spans_type: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
 class OpenDecoder:
     """Opened decoder, positioned at the top of a file.
 
-    ``stored_info`` is the image before its orientation is applied. This decoder stops at any flaw;
+    ``stored_info`` is the image before its orientation is applied, ``metadata`` what the file says
+    beside its pixels. This decoder stops at any flaw;
     ``reopen_tolerant`` opens one that continues over harmless ones, None if there is no such
     choice.
     """
@@ -58,6 +81,7 @@ class OpenDecoder:
     image: pyvips.Image
     stored_info: ImageInfo
     facts: ImageFacts
+    metadata: Metadata
     reopen_tolerant: Callable[[], OpenDecoder] | None = None
 
 
@@ -67,11 +91,15 @@ def inspect_image(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> ImageFac
     Raises `ImageError` for a file that is missing, unreadable, not an image in a supported
     format, damaged in its header, or larger than ``max_pixels``.
     """
-    return open_decoder(Path(path), max_pixels).facts
+    return open_decoder(Path(path), max_pixels, decode=False).facts
 
 
-def open_decoder(path: Path, max_pixels: int, *, tolerant: bool = False) -> OpenDecoder:
+def open_decoder(
+    path: Path, max_pixels: int, *, tolerant: bool = False, decode: bool = True
+) -> OpenDecoder:
     """Open a file for sequential decoding; raises as `inspect_image`.
+
+    Formats that are decoded at once are not where not to ``decode``: their pixels are black.
 
     A JPEG stops at any warning, and is opened again with ``tolerant`` if the warning is
     harmless. This is needed because truncated data is only a warning to libvips, which fills the
@@ -80,14 +108,25 @@ def open_decoder(path: Path, max_pixels: int, *, tolerant: bool = False) -> Open
     configure()
     kind = _identify(path)
     strict = kind is JPEG and not tolerant
+    beside: list[str] = []
     try:
-        loader = getattr(pyvips.Image, kind.loader)
-        # "error" covers truncated files of the other formats.
-        fail_on = "warning" if strict else "error"
-        header = loader(str(path), access="sequential", fail_on=fail_on)
+        by_vips = bool(kind.loader) and not (kind is TIFF and is_lab_of_bytes(path))
+        if by_vips:
+            loader = getattr(pyvips.Image, kind.loader)
+            # "error" covers truncated files of the other formats.
+            fail_on = "warning" if strict else "error"
+            header = loader(str(path), access="sequential", fail_on=fail_on)
+        else:
+            header, beside = open_whole(path, kind, decode=False)
         _check_size(path, header, max_pixels)
+        if decode and not by_vips:
+            header, beside = open_whole(path, kind, decode=True)
         orientation = _orientation(header)
-        own, notes = select_channels(header, path) if kind is TIFF else (header, [])
+        chunks = png_chunks(path) if kind is PNG else {}
+        texts = png_texts(path) if kind is PNG else {}
+        parts = jpeg_parts(path) if kind is JPEG else JpegParts()
+        color = heif_color(path) if kind in (AVIF, HEIC) else png_color(chunks)
+        own, notes = select_channels(header, path) if kind is TIFF and by_vips else (header, [])
         image, more = normalize(own, path)
         stored = info_of(image)
     except UnicodeEncodeError as error:
@@ -108,16 +147,33 @@ def open_decoder(path: Path, max_pixels: int, *, tolerant: bool = False) -> Open
         why += ", and a block of rows to rotate the image by its EXIF orientation"
     facts = ImageFacts(
         info=upright_info(stored, orientation),
-        format=kind.name,
+        format=PNG.name if kind in READ_ONLY else kind.name,
         orientation=orientation,
         resident_bytes=cost.upper,
         typical_bytes=cost.typical,
         scratch_bytes=scratch,
         reason=why,
-        notes=(*_header_notes(header), *notes, *more),
+        notes=(
+            *_header_notes(header, chunks),
+            *parts.notes,
+            *beside,
+            *notes,
+            *more,
+            *_color_notes(color),
+            *(["EXIF of a TIFF is not read"] if kind is TIFF and has_exif(path) else []),
+        ),
+        color=color if color is not None and color.matters else None,
+        spans_type=kind in (AVIF, HEIC),
     )
     reopen_tolerant = partial(open_decoder, path, max_pixels, tolerant=True) if strict else None
-    return OpenDecoder(image, stored, facts, reopen_tolerant)
+    has_resolution = (
+        parts.has_resolution
+        or chunks.get(b"pHYs", b"")[8:] == b"\1"
+        or (kind is TIFF and has_resolution_tag(path))
+        or header.get_typeof("exif-ifd0-XResolution") != 0
+    )
+    metadata = read_metadata(image, facts.color, has_resolution=has_resolution, texts=texts)
+    return OpenDecoder(image, stored, facts, metadata, reopen_tolerant)
 
 
 def _identify(path: Path) -> ImageFormat:
@@ -139,7 +195,7 @@ def _identify(path: Path) -> ImageFormat:
         )
     kind = identify(head)
     if kind is None:
-        names = ", ".join(entry.name for entry in FORMATS)
+        names = ", ".join(entry.name for entry in (*FORMATS, *READ_ONLY))
         raise ImageError(f"{path}: this is {describe(head)}", hint=f"convert it to one of {names}")
     return kind
 
@@ -164,8 +220,17 @@ def _orientation(image: pyvips.Image) -> int:
     return value if 1 <= value <= 8 else 1
 
 
-def _header_notes(image: pyvips.Image) -> list[str]:
+def _color_notes(color: StatedColor | None) -> list[str]:
+    if color is None or not color.matters:
+        return []
+    kept = "the chunk cICP" if color.description is None else "an ICC profile"
+    return [f"color is {color.name}, kept as {kept}"]
+
+
+def _header_notes(image: pyvips.Image, chunks: dict[bytes, bytes]) -> list[str]:
     notes: list[str] = []
+    if b"acTL" in chunks:
+        notes.append("the first picture of an animation is read")
     pages = cast(int, _field(image, "n-pages", 1))
     if pages > 1:
         notes.append(f"page 1 of {pages} read")
@@ -191,6 +256,9 @@ def _decoding_cost(
     if kind is PNG and _field(header, "interlaced", 0):
         held = codec_memory.whole_image_bytes(info.height * info.row_bytes)
         return rows + held, "an interlaced PNG is decoded as a whole"
+    if kind in READ_ONLY or (kind is TIFF and is_lab_of_bytes(path)):
+        held = codec_memory.whole_image_bytes(COPIES * info.height * info.row_bytes)
+        return rows + held, f"a {kind.name} is decoded as a whole"
     if kind is WEBP:
         held = codec_memory.webp_decoding(info, path.stat().st_size)
         return rows + held, "a WebP is decoded as a whole"

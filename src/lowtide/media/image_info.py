@@ -20,18 +20,38 @@ FULL_SCALE: dict[str, int] = {"uint8": 255, "uint16": 65_535, "float32": 1}
 
 
 @dataclass(frozen=True)
+class ValueRange:
+    """Values of an image whose samples do not span 0 to what their type makes white.
+
+    Attributes:
+        low, white: What is taken as 0 and as 1.
+        least, most: The least and the largest finite sample.
+        mean: Mean of the finite samples.
+        not_finite: Number of samples that are NaN or infinite.
+    """
+
+    low: float
+    white: float
+    least: float
+    most: float
+    mean: float = 0.0
+    not_finite: int = 0
+
+
+@dataclass(frozen=True)
 class ImageInfo:
     """Size, number of channels and sample type of an image.
 
     ``channels`` counts color channels plus the alpha channel, which is always last: 1 gray, 2 gray
     + alpha, 3 RGB, 4 RGB + alpha. Integer samples span the full range of their type, float samples
-    0..1.
+    0..1, unless ``value_range`` says otherwise; alpha of floats is always in 0..1.
     """
 
     width: int
     height: int
     channels: int
     sample_type: SampleType = "uint8"
+    value_range: ValueRange | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -50,7 +70,9 @@ class ImageInfo:
 
     @property
     def full_scale(self) -> int:
-        """Sample of white and of full opacity."""
+        """Sample of white and of full opacity; of floats that of opacity."""
+        if self.value_range is not None and self.sample_type != "float32":
+            return int(self.value_range.white)
         return FULL_SCALE[self.sample_type]
 
     @property

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import pyvips
 
 from lowtide.core.errors import ImageError
 from lowtide.core.heap import trim_heap, trimming_heap
+from lowtide.core.input_file import require_input
 from lowtide.media._libvips import (
     FILE_ERRORS,
     READ_TRIM_BYTES,
@@ -18,35 +22,78 @@ from lowtide.media._libvips import (
     is_harmless,
 )
 from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, OpenDecoder, open_decoder
-from lowtide.media.image_info import ImageInfo
-from lowtide.media.metadata import Metadata, read_metadata
+from lowtide.media.image_info import ImageInfo, ValueRange
+from lowtide.media.metadata import Metadata
 from lowtide.media.pixels import dtype_of
 from lowtide.media.row_spool import Spool
 
 
 def open_image(
-    path: Path | str, *, max_pixels: int = MAX_PIXELS, scratch_dir: Path | str | None = None
+    path: Path | str,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    scratch_dir: Path | str | None = None,
+    value_range: ValueRange | None = None,
+    with_alpha: bool = True,
 ) -> ImageSource:
     """Open an image file for reading by rows, upright.
 
     ``scratch_dir`` is the folder where an image is spooled that must be rotated, the system's
-    temporary folder by default. Raises `ImageError` as `inspect_image`. Damage further down in the
-    file raises `ImageError` from `ImageSource.read`.
+    temporary folder by default. ``value_range`` is what its values are known to be. Not
+    ``with_alpha`` leaves out an alpha channel. Raises `ImageError` as `inspect_image`. Damage
+    further down in the file raises `ImageError` from `ImageSource.read`.
     """
     source = Path(path)
     scratch = Path(scratch_dir) if scratch_dir is not None else None
     opened = open_decoder(source, max_pixels)
+    if not with_alpha:
+        opened = _without_alpha(opened)
     zero_alpha = opened.stored_info.alpha and _is_clear(source, open_decoder(source, max_pixels))
     if opened.stored_info.alpha:
         trim_heap()  # what was decoded for that, a frame in some formats, is read again
-    return ImageSource(source, opened, scratch, zero_alpha=zero_alpha)
+    made = ImageSource(source, opened, scratch, zero_alpha=zero_alpha)
+    made.facts = replace(made.facts, info=replace(made.info, value_range=value_range))
+    return made
+
+
+def _without_alpha(opened: OpenDecoder) -> OpenDecoder:
+    stored, shown = opened.stored_info, opened.facts.info
+    again = opened.reopen_tolerant
+    return replace(
+        opened,
+        image=opened.image.extract_band(0, n=stored.color_channels),
+        stored_info=replace(stored, channels=stored.color_channels),
+        facts=replace(opened.facts, info=replace(shown, channels=shown.color_channels)),
+        reopen_tolerant=None if again is None else lambda: _without_alpha(again()),
+    )
+
+
+def is_opaque(path: Path, max_pixels: int) -> bool:
+    """Return whether the alpha of an image is full everywhere, which may take to read all of it.
+
+    Raises `ImageError` as `inspect_image`, and for damage further down.
+    """
+    state = require_input(path, ImageError)
+    return _is_opaque(path, max_pixels, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=64)
+def _is_opaque(path: Path, max_pixels: int, _changed: int, _bytes: int) -> bool:
+    opened = open_decoder(path, max_pixels)
+    full = opened.stored_info.full_scale
+    return _all_alpha(path, opened, lambda alpha: bool((alpha == full).all()))
 
 
 def _is_clear(path: Path, opened: OpenDecoder) -> bool:
-    """Return whether alpha is 0 everywhere; stops at the first other pixel."""
+    """Return whether alpha is 0 everywhere."""
+    return _all_alpha(path, opened, lambda alpha: not alpha.any())
+
+
+def _all_alpha(path: Path, opened: OpenDecoder, fits: Callable[[np.ndarray], bool]) -> bool:
+    """Return whether alpha fits everywhere; stops at the first rows where it does not."""
     decoder = _Decoder(path, opened)
     while len(rows := decoder.read(_FETCH_ROWS)):
-        if rows[..., -1].any():
+        if not fits(rows[..., -1]):
             return False
     return True
 
@@ -117,7 +164,7 @@ class ImageSource:
     ) -> None:
         self.zero_alpha = zero_alpha
         self.facts: ImageFacts = opened.facts
-        self.metadata: Metadata = read_metadata(opened.image)
+        self.metadata: Metadata = opened.metadata
         self._path = path
         self._stored_info = opened.stored_info
         self._scratch_dir = scratch_dir

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import pyvips
+
+from lowtide.media.jpeg_parts import without_parts
+from lowtide.media.stated_color import StatedColor
 
 # libvips's ``keep`` flags of savers.
 _KEEP_EXIF, _KEEP_XMP, _KEEP_IPTC, _KEEP_ICC = 1, 2, 4, 8
@@ -21,8 +24,11 @@ _NO_RESOLUTION = 1.0
 class Metadata:
     """Metadata of one image.
 
-    ``icc``, ``exif``, ``xmp`` and ``iptc`` are the raw blocks of the file. ``xres`` and ``yres``
-    are in pixels per millimeter; ``unit`` (``in`` or ``cm``) is the unit in the file.
+    ``icc``, ``exif``, ``xmp`` and ``iptc`` are the raw blocks of the file; where it describes its
+    color otherwise, ``icc`` is made of that, or ``codes`` are H.273's numbers of primaries and
+    curve, which no profile tells. ``xres`` and ``yres`` are in pixels per millimeter; ``unit``
+    (``in`` or ``cm``) is the unit in the file. ``texts`` are
+    those of a PNG by their keywords, as chunks.
     """
 
     icc: bytes | None = None
@@ -32,13 +38,20 @@ class Metadata:
     xres: float = _NO_RESOLUTION
     yres: float = _NO_RESOLUTION
     unit: str = "in"
+    codes: tuple[int, int] | None = None
+    texts: dict[str, bytes] = field(default_factory=dict)
 
     def stripped(self) -> Metadata:
-        """Return a copy with only the ICC profile, without which the colors would change.
+        """Return a copy with only what colors depend on: the ICC profile, or the codes.
 
         EXIF, XMP, IPTC and the resolution are dropped; comments are never kept.
         """
-        return Metadata(icc=self.icc)
+        return Metadata(icc=self.icc, codes=self.codes)
+
+    @property
+    def has_resolution(self) -> bool:
+        """Whether the file has a resolution."""
+        return self.xres != _NO_RESOLUTION
 
     def profile_for(self, color_channels: int) -> bytes | None:
         """Return the ICC profile if it is for this number of color channels, else None."""
@@ -47,8 +60,17 @@ class Metadata:
         return self.icc
 
 
-def read_metadata(image: pyvips.Image) -> Metadata:
+def read_metadata(
+    image: pyvips.Image,
+    color: StatedColor | None = None,
+    *,
+    has_resolution: bool = True,
+    texts: dict[str, bytes] | None = None,
+) -> Metadata:
     """Read the metadata of a decoded image, adjusted for upright pixels.
+
+    ``color`` is what the file says of its color without a profile; that goes before one.
+    Without ``has_resolution`` that of the image is libvips's own. ``texts`` are those of a PNG.
 
     For an image converted to sRGB it has the sRGB profile, which libvips attaches. The orientation
     in EXIF and XMP becomes 1. The EXIF thumbnail, which shows other pixels, is removed.
@@ -58,16 +80,22 @@ def read_metadata(image: pyvips.Image) -> Metadata:
         # Not by the list of field names: those of a damaged file may not be valid text.
         return bytes(cast(bytes, image.get(name))) if image.get_typeof(name) else None
 
-    exif, xmp = blob("exif-data"), blob("xmp-data")
+    exif, xmp, icc = blob("exif-data"), blob("xmp-data"), blob("icc-profile-data")
+    if color is not None:
+        channels = image.bands - (image.bands in (2, 4))
+        described = color.description
+        icc = None if described is None else described.profile(channels, color.name)
     unit = str(image.get("resolution-unit")) if image.get_typeof("resolution-unit") else "in"
     return Metadata(
-        icc=blob("icc-profile-data"),
+        icc=icc,
         exif=_upright_exif(exif) if exif is not None else None,
-        xmp=_XMP_ORIENTATION.sub(rb"\g<1>1", xmp) if xmp is not None else None,
+        xmp=_XMP_ORIENTATION.sub(rb"\g<1>1", without_parts(xmp)) if xmp is not None else None,
         iptc=blob("iptc-data"),
-        xres=image.xres,
-        yres=image.yres,
+        xres=image.xres if has_resolution else _NO_RESOLUTION,
+        yres=image.yres if has_resolution else _NO_RESOLUTION,
         unit="cm" if unit == "cm" else "in",
+        texts=texts or {},
+        codes=color.codes if color is not None and color.description is None else None,
     )
 
 
@@ -110,12 +138,9 @@ def attach(image: pyvips.Image, metadata: Metadata) -> pyvips.Image:
 
 
 def keep_flags(metadata: Metadata) -> int:
-    """Return the libvips ``keep`` flags for writing exactly this metadata.
-
-    EXIF is also set if there is only a resolution, because JPEG stores it in EXIF.
-    """
+    """Return the libvips ``keep`` flags for writing exactly this metadata."""
     flags = _KEEP_ICC
-    if metadata.exif is not None or metadata.xres != _NO_RESOLUTION:
+    if metadata.exif is not None:
         flags |= _KEEP_EXIF
     if metadata.xmp is not None:
         flags |= _KEEP_XMP

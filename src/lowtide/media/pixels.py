@@ -9,7 +9,7 @@ import numpy as np
 import pyvips
 
 from lowtide.core.errors import ImageError
-from lowtide.media.image_info import FULL_SCALE, ImageInfo, SampleType
+from lowtide.media.image_info import FULL_SCALE, ImageInfo, SampleType, ValueRange
 from lowtide.media.tiff_header import extra_samples
 
 _SAMPLE_OF_FORMAT: dict[str, SampleType] = {
@@ -107,21 +107,34 @@ def info_of(image: pyvips.Image) -> ImageInfo:
     return ImageInfo(image.width, image.height, image.bands, sample)
 
 
-def convert_samples(image: pyvips.Image, sample: SampleType, *, bits: int = 16) -> pyvips.Image:
+def convert_samples(
+    image: pyvips.Image,
+    sample: SampleType,
+    *,
+    bits: int = 16,
+    value_range: ValueRange | None = None,
+) -> pyvips.Image:
     """Convert an image to another sample type: scaled by white, rounded, clipped.
 
     ``bits`` below 16 rounds 16-bit samples to that many bits, left-aligned, because the encoder,
-    which drops the lower bits, would truncate them.
+    which drops the lower bits, would truncate them. ``value_range`` says what is black and white,
+    for samples that stay of their type too unless their bits are less.
     """
     stored = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
-    if sample == "uint16" and bits < 16:
-        levels = (1 << bits) - 1
-        image = (image * (levels / FULL_SCALE[stored])).rint() * (1 << (16 - bits))
-    elif stored == sample:
+    if stored == sample and (sample != "uint16" or bits == 16):
         return image
-    else:
-        image = image * (FULL_SCALE[sample] / FULL_SCALE[stored])
-        image = image.rint() if sample != "float32" else image
+    low, white = 0.0, float(FULL_SCALE[stored])
+    if value_range is not None:
+        low, white = value_range.low, value_range.white
+    levels = (1 << bits) - 1 if sample == "uint16" else FULL_SCALE[sample]
+    gains, offsets = [levels / (white - low)] * image.bands, [-low * levels / (white - low)]
+    offsets *= image.bands
+    if stored == "float32" and image.bands in (2, 4):  # alpha is in 0..1 whatever the color's range
+        gains[-1], offsets[-1] = levels, 0.0
+    image = image.linear(gains, offsets)
+    image = image.rint() if sample != "float32" else image
+    if sample == "uint16" and bits < 16:
+        image = image * (1 << (16 - bits))
     image = image.cast(_FORMAT_OF_SAMPLE[sample])
     return image.copy(interpretation=interpretation_of(image.bands, sample))
 

@@ -18,7 +18,7 @@ from lowtide.media.encode import EncodeOptions, OutputCost, output_cost
 from lowtide.media.formats import JPEG, PNG, TIFF, WEBP, check_output
 from lowtide.media.image_facts import ImageFacts
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.raw_file import RawFile, developed_size
+from lowtide.media.raw_file import DevelopedFrame, RawFile
 
 RawOutput = Literal["linear", "developed", "mosaic"]
 
@@ -49,12 +49,13 @@ class RawFacts(ImageFacts):
     """`ImageFacts` of a camera RAW file, whose ``info`` is the undeveloped mosaic.
 
     Attributes:
-        colors: Letter of each place of the filter array, row by row, or ``RGB`` without one.
+        colors: Letter of each place of the filter array, row by row; ``RGB`` without one, or
+            ``gray``.
         black_levels: Black level of each place or color, in levels of the file.
         white: White level.
         iso: ISO of the file, or None.
         levels: Levels that its data have.
-        developed: (W, H) of the upright picture.
+        frame: What part of the development is the picture.
         is_xtrans: Whether the filter array is one of 6 × 6.
     """
 
@@ -64,7 +65,7 @@ class RawFacts(ImageFacts):
     white: float
     iso: int | None
     levels: RawLevels
-    developed: tuple[int, int]
+    frame: DevelopedFrame
     is_xtrans: bool
 
     @property
@@ -122,13 +123,13 @@ def _inspect(
             scratch_bytes=0,
             reason="a camera RAW file is decoded as a whole",
             notes=tuple(notes),
-            colors="".join(raw.names[color] for color in raw.colors.flat),
+            colors="".join(raw.names[int(color)] for color in raw.colors.flat),
             period=len(raw.colors) if raw.colors.ndim == 2 else 1,
             black_levels=tuple(map(float, raw.black.flat)),
             white=raw.white,
             iso=raw.iso,
             levels=levels,
-            developed=developed_size(raw),
+            frame=raw.frame,
             is_xtrans=raw.is_xtrans,
         )
     finally:
@@ -171,7 +172,7 @@ def raw_result(
     if output == "mosaic":
         writing = output_cost(target, facts.info, options, default_format=entry.name)
         return RawResult(output, facts.info, entry.name, writing)
-    width, height = facts.developed
+    width, height = facts.frame.size
     if facts.is_xtrans and min(width, height) < _XTRANS_SIDE:
         raise ImageError(
             f"{source}: LibRaw develops X-Trans files only from {_XTRANS_SIDE} × {_XTRANS_SIDE}"
@@ -179,10 +180,11 @@ def raw_result(
             hint="--raw-output mosaic writes the sensor's values",
         )
     bits = 1 if entry in (JPEG, WEBP) else 2
-    info = ImageInfo(width, height, 3, "uint8" if bits == 1 else "uint16")
+    colors = 1 if facts.colors == "gray" else 3
+    info = ImageInfo(width, height, colors, "uint8" if bits == 1 else "uint16")
     check_output(target, info, entry.name)
     encoding = output_cost(target, info, options, default_format=entry.name)
-    pixels = width * height
+    pixels = facts.frame.height * facts.frame.width
     picture = pixels * (_DEVELOPING + 3 * bits) + _TILES
     threads = _TILES * ((os.cpu_count() or 1) - 1)
     writing = OutputCost(

@@ -5,6 +5,7 @@ A mosaic also comes as planes, one for each place of its filter array's period.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -44,12 +45,13 @@ class RawFile:
         values: View of the visible part: a mosaic (H, W), or three colors (H, W, 3), uint16 in
             levels of the file. What is written to it is what `develop` develops.
         colors: Color of each place of the filter array's period (P, P), as an index of ``names``,
-            beginning at the first visible pixel; (0, 1, 2) of three colors.
-        names: Letter of each color, such as ``RGBG``.
+            beginning at the first visible pixel; (0, 1, 2) of three colors, and one of a sensor
+            without colors.
+        names: Letter of each color, such as ``RGBG``; ``gray`` alone without colors.
         black: Level without light of each place or color, of the shape of ``colors``.
         white: Level at which the sensor saturates.
         iso: ISO of the file, or None.
-        orientation: LibRaw's flip of the developed picture; 4 and above swap the sides.
+        frame: The part of the development that is the picture.
         held_bytes: Bytes of the values, with what lies around the visible part.
     """
 
@@ -59,11 +61,20 @@ class RawFile:
         raw = self._handle
         sizes = raw.sizes
         top, left = sizes.top_margin, sizes.left_margin
-        self.names = raw.color_desc.decode("ascii", "replace")
+        self.names: Sequence[str] = raw.color_desc.decode("ascii", "replace")
         pattern = raw.raw_pattern
         values = raw.raw_image_visible
+        if values.shape[:2] != (sizes.height, sizes.width):
+            raise ImageError(
+                f"{path}: the sensor's rows are not those of the picture, as of sensors turned by"
+                f" 45°: {values.shape[1]} × {values.shape[0]} values for {sizes.width} ×"
+                f" {sizes.height} pixels",
+                hint="develop it first with the camera maker's program",
+            )
         if pattern is None:
             self.values, self.colors = values[..., :3], np.arange(3)
+        elif raw.num_colors == 1:
+            self.values, self.colors, self.names = values, np.zeros((1, 1), np.int64), ("gray",)
         else:
             period = len(pattern)
             self.values = values
@@ -76,7 +87,7 @@ class RawFile:
         self.white = float(raw.white_level)
         speed = raw.other.iso_speed
         self.iso = round(speed) if np.isfinite(speed) and 0 < speed < 10_000_000 else None
-        self.orientation = sizes.flip
+        self.frame = DevelopedFrame.of(sizes)
         self.held_bytes = raw.raw_image.nbytes
         if self.white <= self.black.max():
             raise ImageError(
@@ -96,14 +107,16 @@ class RawFile:
         return self._handle.other
 
     def develop(self, *, bits: int, linear: bool) -> np.ndarray:
-        """Return the upright picture (H, W, 3) of the values, uint8 or uint16 by ``bits``.
+        """Return the upright picture (H, W, C) of the values, uint8 or uint16 by ``bits``.
 
-        With the camera's white balance, in sRGB. ``linear`` values are in proportion to light, 0 at
-        the black and the largest at the white level; others have sRGB's curve and LibRaw's
-        automatic brightness.
+        C is 3, or 1 of a sensor without colors. Pixels that are not square are stretched, and the
+        file's crop is taken. With the camera's white balance, in sRGB. ``linear`` values are in
+        proportion to light, 0 at the black and the largest at the white level; others have sRGB's
+        curve and LibRaw's automatic brightness.
 
         Raises:
-            ImageError: LibRaw cannot develop it, or the picture is all black.
+            ImageError: LibRaw cannot develop it, the picture is of another size than was planned,
+                or all black.
         """
         library = load_rawpy()
         black: dict[str, Any] = {}
@@ -134,7 +147,14 @@ class RawFile:
                 f" {self.white:g}",
                 hint="--black-level N if black is wrong, or --raw-output mosaic",
             )
-        return picture
+        if picture.shape[:2] != self.frame.whole:
+            height, width = self.frame.whole
+            raise ImageError(
+                f"{self.path}: LibRaw develops {picture.shape[1]} × {picture.shape[0]} pixels,"
+                f" where the file's header tells {width} × {height}",
+                hint="--raw-output mosaic writes the sensor's values",
+            )
+        return self.frame.cut(picture)
 
     def share(self) -> RawFile:
         """Return itself for one more user, each of which closes it."""
@@ -150,10 +170,72 @@ class RawFile:
         self._handle.close()
 
 
-def developed_size(raw: RawFile) -> tuple[int, int]:
-    """Return (W, H) of what `RawFile.develop` returns."""
-    height, width = raw.values.shape[:2]
-    return (height, width) if raw.orientation & 4 else (width, height)
+@dataclass(frozen=True)
+class DevelopedFrame:
+    """The part of LibRaw's development that is the picture: the camera's own crop, or all.
+
+    Attributes:
+        height, width: Size of the development as the sensor lies, with its pixels made square.
+        rows, columns: The part, each from its first place to before the last.
+        flip: LibRaw's turns of it: 4 swaps the sides, after 2 and 1 mirrored rows and columns.
+        crop: (W, H) of the file's crop, such as a DNG's DefaultCrop, as the sensor lies; None where
+            there is none, or it leaves out nothing.
+    """
+
+    height: int
+    width: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    flip: int
+    crop: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, sizes: Any) -> DevelopedFrame:
+        """Return it for rawpy's sizes of a file.
+
+        A crop to half a side or less, or beyond the sensor, is not taken.
+        """
+        across, down = max(sizes.pixel_aspect, 1.0), 1 / min(sizes.pixel_aspect, 1.0)
+        rows = _part(sizes.crop_top_margin - sizes.top_margin, sizes.crop_height, sizes.height)
+        columns = _part(sizes.crop_left_margin - sizes.left_margin, sizes.crop_width, sizes.width)
+        crop = sizes.crop_width, sizes.crop_height
+        return cls(
+            int(sizes.height * down + 0.5),
+            int(sizes.width * across + 0.5),
+            (round(rows[0] * down), int(rows[1] * down + 0.5)),
+            (round(columns[0] * across), int(columns[1] * across + 0.5)),
+            sizes.flip,
+            crop if all(crop) and crop != (sizes.width, sizes.height) else None,
+        )
+
+    @property
+    def is_cropped(self) -> bool:
+        """Whether the picture is less than the development."""
+        return (self.rows, self.columns) != ((0, self.height), (0, self.width))
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """(H, W) of the whole development, upright."""
+        return (self.width, self.height) if self.flip & 4 else (self.height, self.width)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(W, H) of the picture, upright."""
+        (top, bottom), (left, right) = self.rows, self.columns
+        width, height = right - left, bottom - top
+        return (height, width) if self.flip & 4 else (width, height)
+
+    def cut(self, picture: np.ndarray) -> np.ndarray:
+        """Return the view of the part of an upright development (H, W, C)."""
+        down, across = -1 if self.flip & 2 else 1, -1 if self.flip & 1 else 1
+        lying = (picture.swapaxes(0, 1) if self.flip & 4 else picture)[::down, ::across]
+        part = lying[slice(*self.rows), slice(*self.columns)][::down, ::across]
+        return part.swapaxes(0, 1) if self.flip & 4 else part
+
+
+def _part(first: int, size: int, whole: int) -> tuple[int, int]:
+    inside = first >= 0 and first + size <= whole < 2 * size
+    return (first, first + size) if inside else (0, whole)
 
 
 def _open(path: Path, library: ModuleType) -> rawpy.RawPy:

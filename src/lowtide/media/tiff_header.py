@@ -15,6 +15,8 @@ _TYPES = {1: "u1", 3: "u2", 4: "u4", 13: "u4", 16: "u8", 18: "u8"}
 _COMPRESSION, _STRIP_BYTE_COUNTS, _TILE_BYTE_COUNTS = 259, 279, 325
 _SUBDIRECTORIES, _EXTRA_SAMPLES = 330, 338
 _UNCOMPRESSED = 1
+_PHOTOMETRIC, _CIELAB, _BITS = 262, 8, 258
+_RESOLUTION, _UNIT, _NO_UNIT, _EXIF = 282, 296, 1, 34_665
 _TRANSPARENCY = (1, 2)  # associated (premultiplied) and unassociated alpha
 _MAX_VALUES, _MAX_ENTRIES, _MAX_DIRECTORIES = 4096, 65_535, 64
 _BLOCK = 1 << 18  # values read at once
@@ -125,6 +127,28 @@ def largest_strip_bytes(path: Path) -> int:
             return 0
         largest = page.max_value(_STRIP_BYTE_COUNTS) or page.max_value(_TILE_BYTE_COUNTS)
         return min(largest or size, size)
+
+
+def has_resolution_tag(path: Path) -> bool:
+    """Return whether the first page says a resolution, and not the shape of pixels alone."""
+    with path.open("rb") as file:
+        page = next(directories(file), None)
+        return page is not None and _RESOLUTION in page and page.value(_UNIT, 2) != _NO_UNIT
+
+
+def is_lab_of_bytes(path: Path) -> bool:
+    """Return whether the first page is CIELAB of 8 bits, which libvips does not read."""
+    with path.open("rb") as file:
+        page = next(directories(file), None)
+        known = page is not None and page.value(_PHOTOMETRIC, 0) == _CIELAB
+        return known and page.values(_BITS) == (8, 8, 8)
+
+
+def has_exif(path: Path) -> bool:
+    """Return whether the first page refers to EXIF."""
+    with path.open("rb") as file:
+        page = next(directories(file), None)
+        return page is not None and _EXIF in page
 
 
 def extra_samples(path: Path) -> list[bool]:

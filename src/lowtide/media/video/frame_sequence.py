@@ -18,7 +18,6 @@ from lowtide.core.errors import ImageError, UsageError, VideoError
 from lowtide.core.hashing import file_sha256
 from lowtide.media.image_facts import ImageFacts, open_decoder
 from lowtide.media.image_source import open_image
-from lowtide.media.metadata import read_metadata
 from lowtide.media.video.frame_pattern import FrameFile, FramePattern
 from lowtide.media.video.opened_video import damaged_error
 from lowtide.media.video.picture_format import PictureFormat
@@ -252,11 +251,13 @@ def read_header(path: Path) -> FrameHeader:
         ImageError: It cannot be read.
         VideoError: Its samples are of a kind that videos do not have.
     """
-    opened = open_decoder(path, ANY_SIZE)
+    opened = open_decoder(path, ANY_SIZE, decode=False)
     info = opened.facts.info
     kind = None
     if (info.color_channels, info.sample_type) not in _FORMATS:
         kind = f"samples are {info.sample_type}"
+    elif opened.facts.color is not None and opened.facts.color.description is None:
+        kind = f"its color is {opened.facts.color.name}"
     elif info.alpha and read_frame(path)[..., -1].min() < info.full_scale:
         kind = "it has transparency"
     if kind is not None:
@@ -264,7 +265,7 @@ def read_header(path: Path) -> FrameHeader:
             f"{path}: {kind}, which videos do not keep",
             hint=f"lowtide upscale {path.parent} -o FOLDER does, image by image",
         )
-    return FrameHeader(opened.facts, read_metadata(opened.image).icc)
+    return FrameHeader(opened.facts, opened.metadata.icc)
 
 
 def change_of(found: FrameHeader, usual: FrameHeader) -> str | None:

@@ -16,6 +16,7 @@ _FLATNESS = 256
 _LEVELS = 4096
 _LARGEST = 16 / 6  # of the filter's response to values in 0..1
 _LEAST = 200  # pixels of a bin that counts
+_DIAGONAL_EDGE = 6  # pixels of a mosaic that are needed at each side
 _MOST_CLIPPED = 1e-3  # share of pixels: more would change the variance
 # Neighbors of a pixel share the filter's terms: about every fourth response is independent, and a
 # median tells a variance 2.7 times worse than its mean square.
@@ -129,10 +130,48 @@ class ImageStatistics:
         across = np.abs(means[3:-3, 6:] - means[3:-3, :-6])
         change = across + np.abs(means[6:, 3:-3] - means[:-6, 3:-3])
         inner = plane[5:-5, 5:-5]
-        centers = means[3:-3, 3:-3]
-        places = _bin_of(centers)
         response = np.abs(noise_response(plane)[4:-4, 4:-4])
-        clipped = (inner <= 0) | (inner >= 1)
+        self._count(means[3:-3, 3:-3], change, response, (inner <= 0) | (inner >= 1))
+
+    def add_diagonals(self, mosaic: np.ndarray, parity: int) -> None:
+        """Add the color of a mosaic (H, W) that has every place of row plus column ``parity``.
+
+        The filter lies along the diagonals, where such pixels are closer to each other than along
+        rows: texture leaves less in it than in the color's planes.
+        """
+        edge = _DIAGONAL_EDGE
+        if min(mosaic.shape) < 2 * edge + 2:
+            return
+        values = mosaic.astype(np.float64)
+
+        def at(y: int, x: int) -> np.ndarray:
+            return values[
+                edge + y : values.shape[0] - edge + y, edge + x : values.shape[1] - edge + x
+            ]
+
+        def near(y: int, x: int) -> np.ndarray:
+            return at(y - 1, x - 1) + at(y - 1, x + 1) + at(y + 1, x - 1) + at(y + 1, x + 1)
+
+        def mean(y: int, x: int) -> np.ndarray:
+            return (at(y, x) + near(y, x)) / 5
+
+        inner, beside = at(0, 0), near(0, 0)
+        beyond = at(-2, 0) + at(2, 0) + at(0, -2) + at(0, 2)
+        change = np.abs(mean(-4, 0) - mean(4, 0)) + np.abs(mean(0, -4) - mean(0, 4))
+        rows, columns = np.indices(inner.shape)
+        own = (rows + columns) % 2 == parity  # the edge is even
+        self._count(
+            ((inner + beside + beyond) / 9)[own],
+            change[own],
+            np.abs(4 * inner - 2 * beside + beyond)[own] / 6,
+            ((inner <= 0) | (inner >= 1))[own],
+        )
+
+    def _count(
+        self, centers: np.ndarray, change: np.ndarray, response: np.ndarray, clipped: np.ndarray
+    ) -> None:
+        """Count responses of flat pixels: their local means, and what is around them."""
+        places = _bin_of(centers)
         flat = change <= _thresholds(places, change)[places]
         for sums, weights in zip(self._sums, (None, centers, clipped), strict=True):
             chosen = None if weights is None else weights[flat]

@@ -56,7 +56,7 @@ class DarkStatistics:
         rest = (change - offsets).ravel()
         total = float((rest**2).sum()) / (height * (width - 1))
         # Heavy tails make a variance less certain: normal noise has a spread of 2.
-        spread = float((rest**4).mean() / max((rest**2).mean(), 1e-30) ** 2) - 1
+        spread = max(float((rest**4).mean() / max((rest**2).mean(), 1e-30) ** 2) - 1, 0.0)
         self._totals.append(total)
         self._total_errors.append(total * math.sqrt(spread / (height * (width - 1))))
         self._rows.append(float(offsets.var(ddof=1)) - total / width)

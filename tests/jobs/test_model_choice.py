@@ -1,7 +1,7 @@
 """The default upscaler is chosen by what the files show of having been JPEGs."""
 
-import pyvips
 import pytest
+import pyvips
 import skimage.data
 
 import lowtide

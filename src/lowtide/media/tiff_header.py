@@ -140,8 +140,9 @@ def is_lab_of_bytes(path: Path) -> bool:
     """Return whether the first page is CIELAB of 8 bits, which libvips does not read."""
     with path.open("rb") as file:
         page = next(directories(file), None)
-        known = page is not None and page.value(_PHOTOMETRIC, 0) == _CIELAB
-        return known and page.values(_BITS) == (8, 8, 8)
+        if page is None or page.value(_PHOTOMETRIC, 0) != _CIELAB:
+            return False
+        return page.values(_BITS) == (8, 8, 8)
 
 
 def has_exif(path: Path) -> bool:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.processor import needs_the_compiler
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # The benchmarks are scripts, not a package.
 sys.path.append(str(BENCHMARKS))
@@ -25,7 +27,8 @@ NEEDS_A_GPU = [row.name for row in gpu_rows.ROWS if row.needs(CPU)]
 
 
 def marked(name):
-    return pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+    marks = [pytest.mark.slow] * (name in SLOW) + [needs_the_compiler] * (name == "compiled")
+    return pytest.param(name, marks=marks)
 
 
 def results_in(folder):

@@ -147,7 +147,7 @@ def test_ends_hold_strips_of_what_they_convert():
     converted = 4 * images.numel()
     # The workspace of a convolution differs by processor.
     assert live_peak_bytes(lambda: edge(images)) < 0.75 * converted
-    assert live_peak_bytes(lambda: edge.float()(images.float())) > 1.4 * converted
+    assert live_peak_bytes(lambda: edge.float()(images.float())) > converted
 
 
 @torch.no_grad()

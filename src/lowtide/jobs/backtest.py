@@ -12,7 +12,7 @@ from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.option import MOST_COUNT
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
-from lowtide.jobs.backtest_methods import Method, fit_methods
+from lowtide.jobs.backtest_methods import FittedMethods, Method, fit_methods
 from lowtide.jobs.backtest_report import BacktestReport, HorizonScores
 from lowtide.jobs.forecast import (
     NAMES,
@@ -108,11 +108,12 @@ def backtest(
     place = table.place_of_target(options.target)
     scored = slice(None) if place is None else slice(place, place + 1)
     require_room_for_paths(samples, max(horizons), len(table.names))
+    names = table.names[scored]
     few = min(samples, _JOINT_SAMPLES if trained is None else _DIFFUSION_SAMPLES)
     report = BacktestReport(
         model=str(model),
         until=None if trained is None else trained.facts.until,
-        series=len(table.names[scored]),
+        series=len(names),
         history=last,
         frequency=table.grid.frequency,
         split=split,
@@ -130,7 +131,7 @@ def backtest(
         origins = np.arange(first, last - horizon + 1, stride)
         distance = _joint_stride(len(origins), stride, diffusion=trained is not None)
         joint = np.arange(len(origins)) % distance == 0
-        scoring = _Scoring(table, scored, fitted.deviation, horizon, (samples, few), seed)
+        scoring = _Scoring(table, scored, fitted, horizon, (samples, few), seed)
         with failing_beyond_container():
             scores = scoring.run(fitted.methods, origins, joint, progress, cancel)
         report.horizons.append(
@@ -143,6 +144,11 @@ def backtest(
                 path_energy=fitted.path_energy,
                 chosen=fitted.chosen,
                 scores={name: one.means() for name, one in scores.items()},
+                by_series={
+                    name: dict(zip(names, one.of_series(), strict=True))
+                    for name, one in scores.items()
+                    if "mae" in one.means()
+                },
                 pit={name: shares for name, one in scores.items() if (shares := one.pit())},
             )
         )
@@ -222,14 +228,15 @@ class _Scoring:
         self,
         table: TimeTable,
         scored: slice,
-        deviation: np.ndarray,
+        fitted: FittedMethods,
         horizon: int,
         samples: tuple[int, int],
         seed: int,
     ) -> None:
         """Score with ``samples`` paths: of single steps, and of joint scores."""
         self._values, self._scored = table.values[:, scored], scored
-        self._deviation, self._horizon = deviation[scored], horizon
+        self._deviation, self._unit = fitted.deviation[scored], fitted.unit[scored]
+        self._horizon = horizon
         (self._samples, self._few), self._seed = samples, seed
         window_bytes = 8 * self._samples * horizon * len(table.names)
         self._rows = max(1, _SAMPLE_BYTES // window_bytes)
@@ -243,7 +250,7 @@ class _Scoring:
         cancel: Cancel,
     ) -> dict[str, Scores]:
         """Return the scores of each method at ``origins`` [n], joint ones where ``joint`` [n]."""
-        scores = {method.name: Scores(self._deviation) for method in methods}
+        scores = {method.name: Scores(self._deviation, self._unit) for method in methods}
         for start in range(0, len(origins), _ORIGINS):
             part = slice(start, start + _ORIGINS)
             made: dict[Callable, Distribution] = {}

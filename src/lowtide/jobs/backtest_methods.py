@@ -47,13 +47,15 @@ class Method:
 class FittedMethods:
     """The forecaster and what it is compared with.
 
-    ``deviation`` [D] is the unit of scores, ``paths`` the forecaster's sampler, ``path_energy``
+    ``deviation`` [D] is the unit of scores, and ``unit`` [D] that of scaled errors, the absolute
+    error of repeating the last season in the training part. ``paths`` is the sampler, ``path_energy``
     what that was chosen by, and ``chosen`` the method that the forecaster has for each series,
     empty of a trained one. ``notes`` are sentences on what was left out.
     """
 
     methods: list[Method]
     deviation: np.ndarray
+    unit: np.ndarray
     paths: str
     path_energy: dict[str, float]
     chosen: dict[str, str]
@@ -74,6 +76,10 @@ def fit_methods(
     other paths, it with Gaussian errors, every other method by its name, and the last value.
     """
     deviation = Scaler.fit(table.values[:train]).deviation
+    season = table.grid.season if table.grid.season < train else 1
+    changes = np.abs(table.values[season:train] - table.values[: train - season])
+    known = np.isfinite(changes)
+    unit = np.where(known, changes, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     if trained is None:
         table, effects = without_known(table, train)
         bound = _Binding(table, horizon, train, effects)
@@ -108,7 +114,7 @@ def fit_methods(
             except InputError as error:
                 notes.append(f"not scored: {error.message}")
     methods.append(bound.method(RANDOM_WALK, bound.last_value()))
-    return FittedMethods(methods, deviation, drawn, forecaster.paths.energy, chosen, notes)
+    return FittedMethods(methods, deviation, unit, drawn, forecaster.paths.energy, chosen, notes)
 
 
 class _Binding:

@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from lowtide.core.schema import SCHEMA_VERSION
 
 _METHOD_WIDTH, _WIDTH = 27, 12
+# The scores that are printed.
+_SHOWN = "mase", "smape", "mae", "mse", "crps", "coverage80", "coverage95", "energy"
 
 
 class HorizonScores(BaseModel):
@@ -28,6 +30,7 @@ class HorizonScores(BaseModel):
     path_energy: dict[str, float]
     chosen: dict[str, str] = {}
     scores: dict[str, dict[str, float]]
+    by_series: dict[str, dict[str, dict[str, float]]] = {}
     pit: dict[str, list[float]]
 
 
@@ -35,11 +38,13 @@ class BacktestReport(BaseModel):
     """Report of a backtest.
 
     Scores are of values standardized by the training part, over all windows of the test part, none
-    left out. ``mse`` and ``mae`` are of the mean, ``crps`` is the fair one of the samples, ``wql``
-    the weighted quantile loss at .1 to .9, ``coverage90`` the share inside the 90 % band, whose
-    Winkler score is ``winkler90``. ``energy``, and the CRPS of sums and maxima of 24 steps, are of
-    ``joint_windows`` evenly spaced windows with ``joint_samples`` paths each, as are all scores of
-    diffusion paths. ``until`` is the last stamp that a trained ``model`` was trained on.
+    left out. ``mse`` and ``mae`` are of the mean; ``mase`` is its absolute error in units of that
+    of repeating the last season, in the training part, and ``smape`` in percent of the mean size
+    of forecast and truth. ``crps`` is the fair one of the samples, ``wql`` the weighted quantile
+    loss at .1 to .9, ``coverage80``, ``90`` and ``95`` the shares inside of bands, and
+    ``winkler90`` the Winkler score of one. ``energy``, and the CRPS of sums and maxima of 24 steps,
+    are of ``joint_windows`` evenly spaced windows with ``joint_samples`` paths each, as are all
+    scores of diffusion paths. ``until`` is the last stamp that a trained ``model`` was trained on.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -74,11 +79,11 @@ class BacktestReport(BaseModel):
 
 
 def _table(one: HorizonScores) -> list[str]:
-    names = list(next(iter(one.scores.values())))
-    model = next(iter(one.scores))
+    model, first = next(iter(one.scores.items()))
+    names = [name for name in _SHOWN if name in first]
     lines = [
         f"{one.horizon:,} steps ahead, {one.windows:,} windows; {_words(model, one)};"
-        f" joint scores, from energy on, are of {one.joint_windows:,} windows",
+        f" energy is of {one.joint_windows:,} windows; --json has more",
         _row("", names),
     ]
     for method, scores in one.scores.items():

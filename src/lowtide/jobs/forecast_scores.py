@@ -15,23 +15,37 @@ BLOCK_STEPS = 24
 PIT_BINS = 10
 _LEVELS = np.arange(1, 10) / 10
 _LOW, _HIGH = 0.05, 0.95
+# Shares inside of bands that are counted besides 90 %.
+_BANDS = 80, 95
+# What is told of each series.
+_OF_SERIES = "mase", "smape", "mae", "mse", "crps", "coverage80", "coverage95"
 
 
 class Scores:
-    """Sums of scores over windows, of values divided by ``deviation`` [D]."""
+    """Sums of scores over windows, of values divided by ``deviation`` [D].
 
-    def __init__(self, deviation: np.ndarray) -> None:
+    ``unit`` [D] is the error that scaled errors are of: of repeating the last season, in the part
+    that was fitted to; 0 where there is none.
+    """
+
+    def __init__(self, deviation: np.ndarray, unit: np.ndarray | None = None) -> None:
         self._deviation = deviation
-        self._sums: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
+        self._unit = (
+            np.full_like(deviation, np.nan) if unit is None else np.where(unit, unit, np.nan)
+        )
+        self._sums: dict[str, np.ndarray] = {}
+        self._counts: dict[str, np.ndarray] = {}
         self._magnitude = 0.0
         self._ranks = np.zeros(0)
 
     def add_points(self, truth: np.ndarray, mean: np.ndarray) -> None:
-        """Add squared and absolute errors of ``mean`` [n, H, D]; missing targets do not count."""
+        """Add errors of ``mean`` [n, H, D]; missing targets do not count."""
         error = (mean - truth) / self._deviation
         self._add("mse", np.square(error))
         self._add("mae", np.abs(error))
+        self._add("mase", np.abs(mean - truth) / self._unit)
+        size = np.abs(mean) + np.abs(truth)
+        self._add("smape", 200 * np.abs(mean - truth) / np.where(size > 0, size, 1.0))
 
     def add_samples(self, truth: np.ndarray, samples: np.ndarray) -> None:
         """Add the scores of each step of sample paths [n, S, H, D] for targets [n, H, D]."""
@@ -50,6 +64,10 @@ class Scores:
         self._magnitude += float(np.nansum(np.abs(truth / self._deviation)))
         low, high = _quantile(errors, _LOW), _quantile(errors, _HIGH)
         self._add("coverage90", np.where(seen, (low <= 0) & (high >= 0), np.nan))
+        for band in _BANDS:
+            outside = (1 - band / 100) / 2
+            inside = (_quantile(errors, outside) <= 0) & (_quantile(errors, 1 - outside) >= 0)
+            self._add(f"coverage{band}", np.where(seen, inside, np.nan))
         interval = load_scoringrules().interval_score(np.where(seen, 0, np.nan), low, high, 0.1)
         self._add("winkler90", np.asarray(interval))
         self._add_ranks(errors[seen])
@@ -72,10 +90,25 @@ class Scores:
 
     def means(self) -> dict[str, float]:
         """Return the mean of each score; the quantile loss is weighted by the targets' size."""
-        means = {name: total / max(self._counts[name], 1) for name, total in self._sums.items()}
+        totals = {name: float(total.sum()) for name, total in self._sums.items()}
+        counts = {name: int(self._counts[name].sum()) for name in totals}
+        means = {name: total / max(counts[name], 1) for name, total in totals.items()}
+        if not counts.get("mase", 1):
+            means.pop("mase")
         if "wql" in means:
-            means["wql"] = self._sums["wql"] / max(self._magnitude, 1e-12)
+            means["wql"] = totals["wql"] / max(self._magnitude, 1e-12)
         return means
+
+    def of_series(self) -> list[dict[str, float]]:
+        """Return the mean of each score of single steps [D], without those that are not known."""
+        return [
+            {
+                name: float(self._sums[name][place] / self._counts[name][place])
+                for name in _OF_SERIES
+                if name in self._sums and self._counts[name][place]
+            }
+            for place in range(len(self._deviation))
+        ]
 
     def pit(self) -> list[float]:
         """Return the shares of targets in each tenth of their distribution, 0.1 where it is right.
@@ -96,8 +129,10 @@ class Scores:
         self._ranks = ranks + (self._ranks if len(self._ranks) else 0)
 
     def _add(self, name: str, values: np.ndarray) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + float(np.nansum(values))
-        self._counts[name] = self._counts.get(name, 0) + int(np.isfinite(values).sum())
+        """Add values [..., D], or [n] of all series together."""
+        values = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
+        self._sums[name] = self._sums.get(name, 0.0) + np.nansum(values, axis=0)
+        self._counts[name] = self._counts.get(name, 0) + np.isfinite(values).sum(axis=0)
 
 
 def _crps(truth: np.ndarray, members: np.ndarray, *, ordered: bool = False) -> np.ndarray:

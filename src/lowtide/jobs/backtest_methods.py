@@ -48,9 +48,9 @@ class FittedMethods:
     """The forecaster and what it is compared with.
 
     ``deviation`` [D] is the unit of scores, and ``unit`` [D] that of scaled errors, the absolute
-    error of repeating the last season in the training part. ``paths`` is the sampler, ``path_energy``
-    what that was chosen by, and ``chosen`` the method that the forecaster has for each series,
-    empty of a trained one. ``notes`` are sentences on what was left out.
+    error of repeating the last season in the training part. ``paths`` is the sampler,
+    ``path_energy`` what that was chosen by, and ``chosen`` the method that the forecaster has for
+    each series, empty of a trained one. ``notes`` are sentences on what was left out.
     """
 
     methods: list[Method]

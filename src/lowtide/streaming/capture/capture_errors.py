@@ -30,18 +30,24 @@ _WHOLE = "run it whole"
 # Ways to read a number out of a tensor whose symbols a trace goes on with.
 _SYMBOLS = torch.SymBool, torch.SymInt, torch.SymFloat
 _READS = frozenset({torch.Tensor.item, torch.Tensor.tolist})
+# In a trace this gives a tensor another one's storage; with PyTorch 2.8 it then crashes.
+_SET_DATA = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_SETS_DATA = "a weight is computed anew"
 
 
 class RefuseNumbers(TorchFunctionMode):
     """Mode that ends a trace where a number is read that is only known when the model runs.
 
-    Otherwise the trace goes on with a symbol, and the part that reads it is not known any more.
+    Otherwise the trace goes on with a symbol, and the part that reads it is not known any more. It
+    ends too where a tensor is given other values by its ``data``.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Return what ``func`` returns; raise `RuntimeError` for a symbol."""
+        if func == _SET_DATA:
+            raise RuntimeError(_SETS_DATA)
         result = func(*args, **(kwargs or {}))
         if func in _READS and any(isinstance(one, _SYMBOLS) for one in tree_leaves(result)):
             raise RuntimeError("a data-dependent number is read from a tensor")
@@ -57,7 +63,7 @@ def capture_error_reason(error: Exception) -> tuple[str, str]:
             f"the arguments of the call do not fit it: {first_line(error)}",
             "pass what its forward takes, as in stream(module)(image, timestep)",
         )
-    if "fake tensor in the exported program" in str(error):
+    if "fake tensor in the exported program" in str(error) or str(error) == _SETS_DATA:
         return (
             "it computes a weight anew in each call, and writes it to itself",
             "compute it once before, as lowtide.models.fold_conv.fold_convs(module) does for SPAN;"

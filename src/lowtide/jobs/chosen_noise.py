@@ -11,7 +11,7 @@ import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.core.input_file import exists
-from lowtide.models.denoiser.noise_level import LEAST_SIGMA
+from lowtide.models.denoiser.noise_level import LEAST_SIGMA, LevelEstimate
 from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
 from lowtide.models.denoiser.noise_registry import noise_model_names
 from lowtide.models.denoiser.noise_statistics import ImageStatistics
@@ -24,6 +24,9 @@ _GAUSSIAN, _POISSON_GAUSSIAN = GaussianNoise.name, PoissonGaussianNoise.name
 # Models whose parameters a single image tells.
 ESTIMATED = _GAUSSIAN, _POISSON_GAUSSIAN
 _HASH_DIGITS = 12  # in messages
+# Less does little harm either way; and how many times the level other octaves have where they
+# disagree.
+_WORTH_A_NOTE, _UNLIKE = 4 / 255, 2
 
 
 @dataclass(frozen=True)
@@ -75,12 +78,15 @@ class ChosenNoise:
 class ImageNoise:
     """Noise of one image as its network is given it.
 
-    ``sigma`` is of values in 0..1, and None where the image does not tell it.
+    ``sigma`` is of values in 0..1, and None where the image does not tell it. ``shared`` is whether
+    neighboring pixels were found to share the noise, and ``doubts`` are notes on what was found.
     """
 
     sigma: float | None
     parameters: tuple[float, ...]
     source: NoiseSource
+    shared: bool = False
+    doubts: tuple[str, ...] = ()
 
     @property
     def levels(self) -> float | None:
@@ -161,6 +167,26 @@ def require_trained_noise(chosen: ChosenNoise | None, config: SlimUNetConfig, mo
             hint=f"a model trained by lowtide train denoise DATA --noise"
             f" {chosen.path or chosen.name}",
         )
+
+
+def estimate_doubts(found: LevelEstimate, *, coded: bool) -> tuple[str, ...]:
+    """Return notes on an estimated level that the image leaves open.
+
+    ``coded`` is whether a JPEG's coding explains that noise has no color.
+    """
+    least = _WORTH_A_NOTE
+    if found.detail >= least and found.detail >= _UNLIKE * max(found.sigma, least / _UNLIKE):
+        level = found.detail * 255
+        return (
+            f"detail shared by neighbors, {level:.1f} of 255 in flat parts, was taken for texture;"
+            f" where it is noise, --sigma {level:.2g} removes it",
+        )
+    if found.shared and found.sigma >= least and not (found.has_color or coded):
+        return (
+            "noise shared by neighbors was found in brightness alone, where texture can look like"
+            f" it; where detail is lost, --sigma {found.sigma * 255 / _UNLIKE:.2g} keeps more",
+        )
+    return ()
 
 
 def estimate_poisson_gaussian(bands: Iterable[np.ndarray]) -> PoissonGaussianNoise | None:

@@ -12,8 +12,8 @@ from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.jobs.chosen_noise import (
-    ChosenNoise,
     ImageNoise,
+    estimate_doubts,
     estimate_poisson_gaussian,
     require_trained_noise,
 )
@@ -25,10 +25,11 @@ from lowtide.jobs.item import Item
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
+from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
-from lowtide.models.denoiser.noise_level import NoiseLevel
+from lowtide.models.denoiser.noise_level import LevelEstimate, NoiseLevel
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
     NoiseModel,
@@ -109,6 +110,7 @@ class DenoiseJob(ImageJob):
             **dict(super().item_report(item, planned, status)),
             sigma=noise.levels,
             sigma_source=noise.source,
+            shared_by_neighbors=noise.shared and not noise.is_none,
             noise="gaussian" if chosen is None else chosen.describe(),
             noise_parameters=noise.parameters,
         )
@@ -199,28 +201,27 @@ class DenoiseJob(ImageJob):
         """Return an image's noise: as given, of the table, or estimated from its pixels."""
         chosen, sigma, source = self.settings.chosen_noise, self.settings.sigma, "given"
         known: NoiseModel | None = None
+        shared, doubts = False, ()
         if chosen is not None and chosen.table is not None:
             known, source = chosen.at(), "table"
         elif sigma is not None:
             known = GaussianNoise(std=sigma / 255)
         else:
-            with self.open_source(item, self.settings.scratch) as opened:
-                known = self._estimate(opened, self.adapter(item, opened.info), chosen)
             source = "estimated"
+            with self.open_source(item, self.settings.scratch) as opened:
+                adapter = self.adapter(item, opened.info)
+                if chosen is not None and chosen.name == PoissonGaussianNoise.name:
+                    bands = _bands(opened, pixels=_STATISTICS_PIXELS)
+                    known = estimate_poisson_gaussian(adapter.visible_color(r) for _, r in bands)
+                else:
+                    found = _estimate_level(opened, adapter)
+                    if found is not None:
+                        known = GaussianNoise(std=round(found.sigma * 255, 2) / 255)
+                        coded = planned.facts.format == JPEG.name
+                        shared, doubts = found.shared, estimate_doubts(found, coded=coded)
         if known is None:
             return ImageNoise(None, (0.0,) * self._config.noise_parameters, source)
-        return ImageNoise(*network_terms(known, self._config), source)
-
-    def _estimate(
-        self, source: ImageRows, adapter: NoisyImageAdapter, chosen: ChosenNoise | None
-    ) -> NoiseModel | None:
-        level = NoiseLevel(source.info.color_channels)
-        if chosen is not None and chosen.name == PoissonGaussianNoise.name:
-            bands = _bands(source, pixels=_STATISTICS_PIXELS)
-            return estimate_poisson_gaussian(adapter.visible_color(rows) for _, rows in bands)
-        for _, rows in _bands(source):
-            level.add(adapter.visible_color(rows))
-        return level.gaussian()
+        return ImageNoise(*network_terms(known, self._config), source, shared, doubts)
 
     def level_notes(self, item: Item) -> list[str]:
         """Return what a user has to know of an item's noise."""
@@ -231,15 +232,23 @@ class DenoiseJob(ImageJob):
             return [
                 "no noise was found, so samples are copied"
                 if noise.source == "estimated"
-                else "without noise samples are copied"
+                else "without noise samples are copied",
+                *noise.doubts,
             ]
         most = self._config.max_sigma
-        notes = []
+        notes = list(noise.doubts)
         if noise.sigma > most * 1.001:
             notes.append(f"the model was trained up to a sigma of {most * 255:.3g} of 255")
         if self._config.linear:
             notes.append("the model is for values in proportion to light, as undeveloped files are")
         return notes
+
+
+def _estimate_level(source: ImageRows, adapter: NoisyImageAdapter) -> LevelEstimate | None:
+    level = NoiseLevel(source.info.color_channels)
+    for _, rows in _bands(source):
+        level.add(adapter.visible_color(rows))
+    return level.estimate()
 
 
 def _bands(

@@ -24,9 +24,8 @@ _GAUSSIAN, _POISSON_GAUSSIAN = GaussianNoise.name, PoissonGaussianNoise.name
 # Models whose parameters a single image tells.
 ESTIMATED = _GAUSSIAN, _POISSON_GAUSSIAN
 _HASH_DIGITS = 12  # in messages
-# Less does little harm either way; and how many times the level other octaves have where they
-# disagree.
-_WORTH_A_NOTE, _UNLIKE = 4 / 255, 2
+# Levels of 255 below which it does little harm to be wrong, and how many times a level is another.
+_WORTH_A_NOTE, _UNLIKE = 4, 2
 
 
 @dataclass(frozen=True)
@@ -169,22 +168,29 @@ def require_trained_noise(chosen: ChosenNoise | None, config: SlimUNetConfig, mo
         )
 
 
-def estimate_doubts(found: LevelEstimate, *, coded: bool) -> tuple[str, ...]:
-    """Return notes on an estimated level that the image leaves open.
+def estimate_doubts(found: LevelEstimate, noise: NoiseModel, *, coded: bool) -> tuple[str, ...]:
+    """Return notes on what an image leaves open about its noise.
 
-    ``coded`` is whether a JPEG's coding explains that noise has no color.
+    Args:
+        found: The estimate by octaves of detail.
+        noise: The noise that is removed.
+        coded: Whether a JPEG's coding explains that noise has no color.
     """
-    least = _WORTH_A_NOTE
-    if found.detail >= least and found.detail >= _UNLIKE * max(found.sigma, least / _UNLIKE):
-        level = found.detail * 255
+    seen, detail = found.sigma * 255, found.detail * 255
+    if found.shared and found.sigma > _UNLIKE * noise.level:
         return (
-            f"detail shared by neighbors, {level:.1f} of 255 in flat parts, was taken for texture;"
-            f" where it is noise, --sigma {level:.2g} removes it",
+            f"neighbors share noise of {seen:.1f} of 255, which --noise {noise.name} does not see;"
+            " without that option it is removed",
         )
-    if found.shared and found.sigma >= least and not (found.has_color or coded):
+    if detail >= max(_WORTH_A_NOTE, _UNLIKE * seen):
         return (
-            "noise shared by neighbors was found in brightness alone, where texture can look like"
-            f" it; where detail is lost, --sigma {found.sigma * 255 / _UNLIKE:.2g} keeps more",
+            f"detail that neighbors share, {detail:.1f} of 255 in flat parts, was taken for"
+            f" texture; where it is noise, --sigma {detail:.2g} removes it",
+        )
+    if found.shared and seen >= _WORTH_A_NOTE and not (found.has_color or coded):
+        return (
+            "the noise that neighbors share is in brightness alone, where texture looks like it;"
+            f" where detail is lost, --sigma {seen / _UNLIKE:.2g} keeps more",
         )
     return ()
 

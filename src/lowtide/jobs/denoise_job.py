@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
+
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.jobs.chosen_noise import (
+    ChosenNoise,
     ImageNoise,
     estimate_doubts,
     estimate_poisson_gaussian,
@@ -29,10 +33,9 @@ from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
-from lowtide.models.denoiser.noise_level import LevelEstimate, NoiseLevel
+from lowtide.models.denoiser.noise_level import NoiseLevel
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
-    NoiseModel,
     PoissonGaussianNoise,
     network_terms,
 )
@@ -200,28 +203,39 @@ class DenoiseJob(ImageJob):
     def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
         """Return an image's noise: as given, of the table, or estimated from its pixels."""
         chosen, sigma, source = self.settings.chosen_noise, self.settings.sigma, "given"
-        known: NoiseModel | None = None
-        shared, doubts = False, ()
         if chosen is not None and chosen.table is not None:
             known, source = chosen.at(), "table"
         elif sigma is not None:
             known = GaussianNoise(std=sigma / 255)
         else:
-            source = "estimated"
-            with self.open_source(item, self.settings.scratch) as opened:
-                adapter = self.adapter(item, opened.info)
-                if chosen is not None and chosen.name == PoissonGaussianNoise.name:
-                    bands = _bands(opened, pixels=_STATISTICS_PIXELS)
-                    known = estimate_poisson_gaussian(adapter.visible_color(r) for _, r in bands)
-                else:
-                    found = _estimate_level(opened, adapter)
-                    if found is not None:
-                        known = GaussianNoise(std=round(found.sigma * 255, 2) / 255)
-                        coded = planned.facts.format == JPEG.name
-                        shared, doubts = found.shared, estimate_doubts(found, coded=coded)
-        if known is None:
-            return ImageNoise(None, (0.0,) * self._config.noise_parameters, source)
-        return ImageNoise(*network_terms(known, self._config), source, shared, doubts)
+            return self._estimate(item, planned, chosen)
+        return ImageNoise(*network_terms(known, self._config), source)
+
+    def _estimate(
+        self, item: Item, planned: ImageTaskPlan, chosen: ChosenNoise | None
+    ) -> ImageNoise:
+        by_light = chosen is not None and chosen.name == PoissonGaussianNoise.name
+        with self.open_source(item, self.settings.scratch) as opened:
+            adapter, level = self.adapter(item, opened.info), NoiseLevel(opened.info.color_channels)
+
+            def colors() -> Iterator[np.ndarray]:
+                pixels = _STATISTICS_PIXELS if by_light else _BAND_PIXELS
+                for _, rows in _bands(opened, pixels=pixels):
+                    color = adapter.visible_color(rows)
+                    level.add(color)
+                    yield color
+
+            known = estimate_poisson_gaussian(colors()) if by_light else None
+            if not by_light:
+                deque(colors(), maxlen=0)
+        found, shared = level.estimate(), False
+        if not by_light and found is not None:
+            known = GaussianNoise(std=round(found.sigma * 255, 2) / 255)
+            shared = found.shared
+        if known is None or found is None:
+            return ImageNoise(None, (0.0,) * self._config.noise_parameters, "estimated")
+        doubts = estimate_doubts(found, known, coded=planned.facts.format == JPEG.name)
+        return ImageNoise(*network_terms(known, self._config), "estimated", shared, doubts)
 
     def level_notes(self, item: Item) -> list[str]:
         """Return what a user has to know of an item's noise."""
@@ -242,13 +256,6 @@ class DenoiseJob(ImageJob):
         if self._config.linear:
             notes.append("the model is for values in proportion to light, as undeveloped files are")
         return notes
-
-
-def _estimate_level(source: ImageRows, adapter: NoisyImageAdapter) -> LevelEstimate | None:
-    level = NoiseLevel(source.info.color_channels)
-    for _, rows in _bands(source):
-        level.add(adapter.visible_color(rows))
-    return level.estimate()
 
 
 def _bands(

@@ -7,8 +7,9 @@ tenth, texture is everywhere, and the noise is taken to be less by as much.
 
 White noise is as strong in all octaves. Noise that neighbors share is stronger in coarser ones, and
 counts as what it is there: that is what the eye and a network have to do with. Coarse texture
-looks alike, but has little color: colors tell coarse noise, and brightness alone does from a level
-on that texture of flat blocks seldom has.
+looks alike, but has little color: colors tell coarse noise, and brightness alone tells what is
+beyond the texture that flat blocks have. Clipped noise is weaker by the share of clipped samples,
+and is counted as what it was before.
 """
 
 from __future__ import annotations
@@ -33,20 +34,15 @@ LEAST_SIGMA = 0.5 / 255
 _GROUPS = 4  # of brightness
 # Shares of the blocks that are flattest, and how many blocks a group has at least.
 _FLATTEST, _FLAT, _LEAST_BLOCKS = 0.03, 0.1, 32
-# How much stronger noise is at the mean brightness than where it is least: where it is none, the
-# rest is texture.
-_UNEVEN = 8
-# What brightness of flat blocks has in the middle octave without any noise, by its `OPPONENTS`.
-_TEXTURE = 4 / 255
-# How much stronger than in the middle octave coarse noise of colors has to be to count.
-_COARSE = 2.0
+# Found on photographs, clean and with noise of many kinds, by the error of the denoised result:
+# what brightness (of `OPPONENTS`) of flat blocks has in the middle octave without any noise, and
+# how many times stronger than there noise is in the coarse one before it counts for more.
+_TEXTURE, _COARSE = 5 / 255, 2
 _SHARED = 1.3  # times the level of the finest octave
-# Power of the mean over channels of noise that neighbors share. Coding leaves such noise in
-# brightness alone, and a network that knows white noise of colors removes it from there on.
-_STRONGEST = 4
 # Blocks with less of their variance are too clipped to tell it.
 _LEAST_KEPT = 0.25
 _NOTHING = 0.01  # times that: rounding of what has no noise
+_TINY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class LevelEstimate:
 class NoiseLevel:
     """Running estimate of the noise level of an image of C ``channels``.
 
-    Keeps four numbers for each channel of a block of 16 × 16 pixels.
+    Keeps five numbers for each channel of a block of 16 × 16 pixels.
     """
 
     def __init__(self, channels: int) -> None:
@@ -80,7 +76,7 @@ class NoiseLevel:
         # For each strip of blocks: strengths (blocks, C, 3), means and shares of the variance that
         # clipping has left (blocks, C).
         self._strips: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        self._size = BLOCK, BLOCK
+        self._sizes = band_sizes(BLOCK, BLOCK)
 
     def add(self, rows: np.ndarray) -> None:
         """Add the next rows (N, W, C) of the image, float32 in 0..1."""
@@ -98,7 +94,7 @@ class NoiseLevel:
         if min(height, width) < 3:
             return
         side = min(width, BLOCK)
-        self._size = height, side
+        self._sizes = band_sizes(height, side)
         seen = rows @ OPPONENTS.T.astype(np.float32) if self._channels == 3 else rows
         blocks = rows[:, : width // side * side].reshape(height, -1, side, self._channels)
         means, black, white = (
@@ -133,36 +129,44 @@ class NoiseLevel:
 
     def _level(self, strengths: np.ndarray, brightness: np.ndarray) -> LevelEstimate:
         """Return the noise of blocks: (N, C, 3), fine to coarse, and (N,)."""
+        levels = self._levels(strengths, brightness)
+        finest, shared = levels[:, 0], np.maximum(levels[:, 0], self._shared_levels(levels))
+        detail = _mean(_quantile(strengths, _FLAT, self._sizes)[:, 1])
+        if _mean(shared) <= _SHARED * _mean(finest):
+            return LevelEstimate(_mean(finest), detail=detail)
+        has_color = self._channels == 3 and bool(_mean(shared[1:]) * 2 >= shared[0])
+        return LevelEstimate(_mean(shared), True, has_color, detail)
+
+    def _levels(self, strengths: np.ndarray, brightness: np.ndarray) -> np.ndarray:
+        """Return the noise (C, 3) of all channels and octaves at the mean brightness.
+
+        Its variance is a line over brightness. The finest octave has the least texture, so that no
+        other one's noise depends on brightness by more.
+        """
         groups = max(1, min(_GROUPS, len(brightness) // _LEAST_BLOCKS))
         parts = np.array_split(np.argsort(brightness, kind="stable"), groups)
-        variances = np.stack([self._flattest(strengths[part]) for part in parts]) ** 2
-        levels = np.sqrt(variances.min(0))
-        # The finest octave has the least texture, and shows how noise depends on brightness.
-        fine = strengths[..., 0]
-        flat = [fine[part] <= np.quantile(fine[part], _FLAT, axis=0) for part in parts]
-        counts = np.full(groups, float(band_sizes(*self._size)[0]))
-        for channel, of_groups in enumerate(variances[..., 0].T):
-            at = [
-                brightness[part][one[:, channel]].mean()
-                for part, one in zip(parts, flat, strict=True)
-            ]
-            line, _ = fit_lower_line(np.array(at), of_groups, counts)
-            found = math.sqrt(line.slope * brightness.mean() + line.offset)
-            levels[channel, 0] = min(found, _UNEVEN * levels[channel, 0])
-        detail = _quantile(strengths, _FLAT, band_sizes(*self._size))[:, 1]
-        whole = np.maximum(levels[:, 0], self._shared_levels(levels))
-        finest, sigma = _mean(levels[:, 0]), _mean(whole)
-        shared = sigma > _SHARED * finest
-        has_color = self._channels == 3 and _mean(whole[1:]) * 2 >= whole[0]
-        level = _mean(whole, _STRONGEST) if shared else sigma
-        return LevelEstimate(level, shared, has_color, _mean(detail))
+        found = [self._flattest(strengths[part], brightness[part]) for part in parts]
+        variances = np.stack([noise for noise, _ in found]) ** 2
+        at = np.stack([one for _, one in found])
+        counts = np.full(groups, float(self._sizes[0]))
+        fitted = np.empty(variances.shape[1:])
+        for channel, octave in np.ndindex(*fitted.shape):
+            line, _ = fit_lower_line(at[:, channel], variances[:, channel, octave], counts)
+            fitted[channel, octave] = line.slope * brightness.mean() + line.offset
+        least = variances.min(0)
+        uneven = fitted[:, :1] / np.maximum(least[:, :1], _TINY)
+        return np.sqrt(np.minimum(fitted, least * uneven))
 
-    def _flattest(self, strengths: np.ndarray) -> np.ndarray:
-        """Return the noise (C, 3) of a group of blocks (N, C, 3)."""
-        sizes = band_sizes(*self._size)
-        flattest, flat = (_quantile(strengths, share, sizes) for share in (_FLATTEST, _FLAT))
-        textured = np.minimum(1, flattest / np.maximum(flat, 1e-9))
-        return flattest * np.sqrt(textured)
+    def _flattest(
+        self, strengths: np.ndarray, brightness: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the noise (C, 3) of a group of blocks, and how bright (C,) its flat ones are."""
+        flattest, flat = (_quantile(strengths, share, self._sizes) for share in (_FLATTEST, _FLAT))
+        textured = np.minimum(1, flattest / np.maximum(flat, _TINY))
+        fine = strengths[..., 0]
+        chosen = fine <= np.quantile(fine, _FLAT, axis=0)
+        at = (brightness[:, None] * chosen).sum(0) / chosen.sum(0)
+        return flattest * np.sqrt(textured), at
 
     def _shared_levels(self, levels: np.ndarray) -> np.ndarray:
         """Return the levels (C,) of what neighbors share, of levels (C, 3) by octave."""
@@ -188,5 +192,5 @@ def _quantile(strengths: np.ndarray, share: float, sizes: np.ndarray) -> np.ndar
     return np.quantile(strengths, share, axis=0) / np.maximum(expected, 0.1)
 
 
-def _mean(levels: np.ndarray, power: float = 2) -> float:
-    return float((levels**power).mean() ** (1 / power))
+def _mean(levels: np.ndarray) -> float:
+    return float(np.sqrt((levels**2).mean()))

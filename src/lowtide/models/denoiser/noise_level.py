@@ -41,6 +41,9 @@ _TEXTURE, _COARSE = 5 / 255, 2
 _SHARED = 1.3  # times the level of the finest octave
 # Blocks with less of their variance are too clipped to tell it.
 _LEAST_KEPT = 0.25
+# Standard deviations from black and white where clipping shows, and the share of blocks beyond that
+# tells the noise of all.
+_NEAR_A_LIMIT, _ENOUGH = 1.5, 0.25
 _NOTHING = 0.01  # times that: rounding of what has no noise
 _TINY = 1e-12
 
@@ -120,7 +123,16 @@ class NoiseLevel:
         if noisy.sum() * 2 <= known.sum():
             return LevelEstimate(0.0)
         whole = strengths[noisy] / np.sqrt(kept[noisy, :, None])
-        return self._level(whole, means[noisy].mean(1))
+        means = means[noisy]
+        found = self._level(whole, means.mean(1))
+        if not found.shared or found.has_color:
+            return found
+        # Coding leaves noise to brightness alone, and hides which samples were clipped before.
+        limit = _NEAR_A_LIMIT * found.sigma
+        inside = ((means > limit) & (means < 1 - limit)).all(1)
+        if inside.sum() < max(_LEAST_BLOCKS, _ENOUGH * len(inside)):
+            return found
+        return self._level(whole[inside], means[inside].mean(1))
 
     def sigma(self) -> float | None:
         """Return the standard deviation of the noise, or None where no pixel tells it."""

@@ -129,8 +129,8 @@ class NoiseLevel:
             return found
         # Coding leaves noise to brightness alone, and hides which samples were clipped before.
         limit = _NEAR_A_LIMIT * found.sigma
-        inside = ((means > limit) & (means < 1 - limit)).all(1)
-        if inside.sum() < max(_LEAST_BLOCKS, _ENOUGH * len(inside)):
+        inside = np.all((means > limit) & (means < 1 - limit), axis=1)
+        if np.count_nonzero(inside) < max(_LEAST_BLOCKS, _ENOUGH * len(inside)):
             return found
         return self._level(whole[inside], means[inside].mean(1))
 

@@ -78,7 +78,7 @@ def test_noise_that_neighbors_share_is_found_at_its_level(found, photo):
     ):
         assert report.shared_by_neighbors, name
         assert 0.8 < report.sigma / level < 1.8, (name, report.sigma)
-        assert not report.notes, name
+        assert name in ("JPEG", "both") or not report.notes, name
         assert "neighbors share it" in dict(report.details())["noise"], name
 
 
@@ -90,15 +90,17 @@ def test_pictures_without_noise_stay_nearly_as_they_are(found, photo):
 
 
 def test_what_octaves_leave_open_is_said(found, photo):
-    """Texture with flat parts, coarse noise without color, and a model that sees white noise."""
+    """Coarse noise without color, which texture is too, and a model that sees white noise."""
     plain = np.full((256, 320, 1), 120.0)
     gray = plain + blotches(plain.shape, 12, 2)
     textured = gray.copy()
     textured[:, :32] = plain[:, :32] + white((256, 32, 1), 1)
-    (note,) = found(textured).notes
-    assert "taken for texture" in note and "--sigma" in note
-    (note,) = found(gray).notes
-    assert "in brightness alone" in note
-    assert not found(gray, quality=90).notes  # coding leaves noise so
+    for picture in (gray, textured):
+        report = found(picture)
+        (note,) = report.notes
+        assert report.sigma < 6 and "taken for texture" in note and "--sigma" in note
+    report = found(gray, quality=90)
+    (note,) = report.notes
+    assert report.sigma > 9 and "in brightness alone" in note
     report = found(demosaiced(photo, 20), noise="poisson-gaussian", model=None)
     assert any("without that option it is removed" in one for one in report.notes)

@@ -168,13 +168,12 @@ def require_trained_noise(chosen: ChosenNoise | None, config: SlimUNetConfig, mo
         )
 
 
-def estimate_doubts(found: LevelEstimate, noise: NoiseModel, *, coded: bool) -> tuple[str, ...]:
+def estimate_doubts(found: LevelEstimate, noise: NoiseModel) -> tuple[str, ...]:
     """Return notes on what an image leaves open about its noise.
 
     Args:
         found: The estimate by octaves of detail.
         noise: The noise that is removed.
-        coded: Whether a JPEG's coding explains that noise has no color.
     """
     seen, detail = found.sigma * 255, found.detail * 255
     if found.shared and found.sigma > _UNLIKE * noise.level:
@@ -187,7 +186,7 @@ def estimate_doubts(found: LevelEstimate, noise: NoiseModel, *, coded: bool) -> 
             f"detail that neighbors share, {detail:.1f} of 255 in flat parts, was taken for"
             f" texture; where it is noise, --sigma {detail:.2g} removes it",
         )
-    if found.shared and seen >= _WORTH_A_NOTE and not (found.has_color or coded):
+    if found.shared and seen >= _WORTH_A_NOTE and not found.has_color:
         return (
             "the noise that neighbors share is in brightness alone, where texture looks like it;"
             f" where detail is lost, --sigma {seen / _UNLIKE:.2g} keeps more",

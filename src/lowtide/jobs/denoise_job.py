@@ -216,7 +216,8 @@ class DenoiseJob(ImageJob):
     ) -> ImageNoise:
         by_light = chosen is not None and chosen.name == PoissonGaussianNoise.name
         with self.open_source(item, self.settings.scratch) as opened:
-            adapter, level = self.adapter(item, opened.info), NoiseLevel(opened.info.color_channels)
+            adapter, coded = self.adapter(item, opened.info), planned.facts.format == JPEG.name
+            level = NoiseLevel(opened.info.color_channels, coded=coded)
 
             def colors() -> Iterator[np.ndarray]:
                 pixels = _STATISTICS_PIXELS if by_light else _BAND_PIXELS
@@ -234,7 +235,7 @@ class DenoiseJob(ImageJob):
             shared = found.shared
         if known is None or found is None:
             return ImageNoise(None, (0.0,) * self._config.noise_parameters, "estimated")
-        doubts = estimate_doubts(found, known, coded=planned.facts.format == JPEG.name)
+        doubts = estimate_doubts(found, known)
         return ImageNoise(*network_terms(known, self._config), "estimated", shared, doubts)
 
     def level_notes(self, item: Item) -> list[str]:

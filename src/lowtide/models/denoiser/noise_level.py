@@ -7,9 +7,9 @@ tenth, texture is everywhere, and the noise is taken to be less by as much.
 
 White noise is as strong in all octaves. Noise that neighbors share is stronger in coarser ones, and
 counts as what it is there: that is what the eye and a network have to do with. Coarse texture
-looks alike, but has little color: colors tell coarse noise, and brightness alone tells what is
-beyond the texture that flat blocks have. Clipped noise is weaker by the share of clipped samples,
-and is counted as what it was before.
+looks alike, but has little color: colors tell coarse noise. Only where a JPEG's coding may have
+removed it from them, brightness alone tells what is beyond the texture that flat blocks have.
+Clipped noise is weaker by the share of clipped samples, and is counted as what it was before.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class NoiseLevel:
     Keeps five numbers for each channel of a block of 16 × 16 pixels.
     """
 
-    def __init__(self, channels: int) -> None:
-        self._channels = channels
+    def __init__(self, channels: int, *, coded: bool = False) -> None:
+        """Begin an image; ``coded`` is whether a JPEG's coding may have removed noise of colors."""
+        self._channels, self._coded = channels, coded
         self._rows: list[np.ndarray] = []  # that are less than a strip
         # For each strip of blocks: strengths (blocks, C, 3), means and shares of the variance that
         # clipping has left (blocks, C).
@@ -184,10 +185,10 @@ class NoiseLevel:
         """Return the levels (C,) of what neighbors share, of levels (C, 3) by octave."""
         _, middle, coarse = levels.T
         if self._channels != 3:
-            return np.sqrt(np.maximum(0, middle**2 - _TEXTURE**2 / 3))
+            return np.sqrt(np.maximum(0, middle**2 - _TEXTURE**2 / 3)) * self._coded
         found = np.maximum(middle, coarse / _COARSE)
         of_colors = math.sqrt((found[1:] ** 2).mean())
-        alone = math.sqrt(max(0.0, middle[0] ** 2 - _TEXTURE**2))
+        alone = math.sqrt(max(0.0, middle[0] ** 2 - _TEXTURE**2)) * self._coded
         return np.array([min(found[0], max(of_colors, alone)), *found[1:]])
 
 

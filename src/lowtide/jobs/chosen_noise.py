@@ -11,7 +11,7 @@ import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.core.input_file import exists
-from lowtide.models.denoiser.noise_level import LEAST_SIGMA
+from lowtide.models.denoiser.noise_level import LEAST_SIGMA, LevelEstimate
 from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
 from lowtide.models.denoiser.noise_registry import noise_model_names
 from lowtide.models.denoiser.noise_statistics import ImageStatistics
@@ -24,6 +24,8 @@ _GAUSSIAN, _POISSON_GAUSSIAN = GaussianNoise.name, PoissonGaussianNoise.name
 # Models whose parameters a single image tells.
 ESTIMATED = _GAUSSIAN, _POISSON_GAUSSIAN
 _HASH_DIGITS = 12  # in messages
+# Levels of 255 below which it does little harm to be wrong, and how many times a level is another.
+_WORTH_A_NOTE, _UNLIKE = 4, 2
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,15 @@ class ChosenNoise:
 class ImageNoise:
     """Noise of one image as its network is given it.
 
-    ``sigma`` is of values in 0..1, and None where the image does not tell it.
+    ``sigma`` is of values in 0..1, and None where the image does not tell it. ``shared`` is whether
+    neighboring pixels were found to share the noise, and ``doubts`` are notes on what was found.
     """
 
     sigma: float | None
     parameters: tuple[float, ...]
     source: NoiseSource
+    shared: bool = False
+    doubts: tuple[str, ...] = ()
 
     @property
     def levels(self) -> float | None:
@@ -161,6 +166,32 @@ def require_trained_noise(chosen: ChosenNoise | None, config: SlimUNetConfig, mo
             hint=f"a model trained by lowtide train denoise DATA --noise"
             f" {chosen.path or chosen.name}",
         )
+
+
+def estimate_doubts(found: LevelEstimate, noise: NoiseModel) -> tuple[str, ...]:
+    """Return notes on what an image leaves open about its noise.
+
+    Args:
+        found: The estimate by octaves of detail.
+        noise: The noise that is removed.
+    """
+    seen, detail = found.sigma * 255, found.detail * 255
+    if found.shared and found.sigma > _UNLIKE * noise.level:
+        return (
+            f"neighbors share noise of {seen:.1f} of 255, which --noise {noise.name} does not see;"
+            " without that option it is removed",
+        )
+    if detail >= max(_WORTH_A_NOTE, _UNLIKE * seen):
+        return (
+            f"detail that neighbors share, {detail:.1f} of 255 in flat parts, was taken for"
+            f" texture; where it is noise, --sigma {detail:.2g} removes it",
+        )
+    if found.shared and seen >= _WORTH_A_NOTE and not found.has_color:
+        return (
+            "the noise that neighbors share is in brightness alone, where texture looks like it;"
+            f" where detail is lost, --sigma {seen / _UNLIKE:.2g} keeps more",
+        )
+    return ()
 
 
 def estimate_poisson_gaussian(bands: Iterable[np.ndarray]) -> PoissonGaussianNoise | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
+
+import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
@@ -14,6 +17,7 @@ from lowtide.core.signal import Sink
 from lowtide.jobs.chosen_noise import (
     ChosenNoise,
     ImageNoise,
+    estimate_doubts,
     estimate_poisson_gaussian,
     require_trained_noise,
 )
@@ -25,13 +29,13 @@ from lowtide.jobs.item import Item
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
+from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
 from lowtide.models.denoiser.noise_level import NoiseLevel
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
-    NoiseModel,
     PoissonGaussianNoise,
     network_terms,
 )
@@ -110,6 +114,7 @@ class DenoiseJob(ImageJob):
             **dict(super().item_report(item, planned, status)),
             sigma=noise.levels,
             sigma_source=noise.source,
+            shared_by_neighbors=noise.shared and not noise.is_none,
             noise="gaussian" if chosen is None else chosen.describe(),
             noise_parameters=noise.parameters,
         )
@@ -199,29 +204,40 @@ class DenoiseJob(ImageJob):
     def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
         """Return an image's noise: as given, of the table, or estimated from its pixels."""
         chosen, sigma, source = self.settings.chosen_noise, self.settings.sigma, "given"
-        known: NoiseModel | None = None
         if chosen is not None and chosen.table is not None:
             known, source = chosen.at(), "table"
         elif sigma is not None:
             known = GaussianNoise(std=sigma / 255)
         else:
-            with self.open_source(item, self.settings.scratch) as opened:
-                known = self._estimate(opened, self.adapter(item, opened.info), chosen)
-            source = "estimated"
-        if known is None:
-            return ImageNoise(None, (0.0,) * self._config.noise_parameters, source)
+            return self._estimate(item, planned, chosen)
         return ImageNoise(*network_terms(known, self._config), source)
 
     def _estimate(
-        self, source: ImageRows, adapter: NoisyImageAdapter, chosen: ChosenNoise | None
-    ) -> NoiseModel | None:
-        level = NoiseLevel(source.info.color_channels)
-        if chosen is not None and chosen.name == PoissonGaussianNoise.name:
-            bands = _bands(source, pixels=_STATISTICS_PIXELS)
-            return estimate_poisson_gaussian(adapter.visible_color(rows) for _, rows in bands)
-        for _, rows in _bands(source):
-            level.add(adapter.visible_color(rows))
-        return level.gaussian()
+        self, item: Item, planned: ImageTaskPlan, chosen: ChosenNoise | None
+    ) -> ImageNoise:
+        by_light = chosen is not None and chosen.name == PoissonGaussianNoise.name
+        with self.open_source(item, self.settings.scratch) as opened:
+            adapter, coded = self.adapter(item, opened.info), planned.facts.format == JPEG.name
+            level = NoiseLevel(opened.info.color_channels, coded=coded)
+
+            def colors() -> Iterator[np.ndarray]:
+                pixels = _STATISTICS_PIXELS if by_light else _BAND_PIXELS
+                for _, rows in _bands(opened, pixels=pixels):
+                    color = adapter.visible_color(rows)
+                    level.add(color)
+                    yield color
+
+            known = estimate_poisson_gaussian(colors()) if by_light else None
+            if not by_light:
+                deque(colors(), maxlen=0)
+        found, shared = level.estimate(), False
+        if not by_light and found is not None:
+            known = GaussianNoise(std=round(found.sigma * 255, 2) / 255)
+            shared = found.shared
+        if known is None or found is None:
+            return ImageNoise(None, (0.0,) * self._config.noise_parameters, "estimated")
+        doubts = estimate_doubts(found, known)
+        return ImageNoise(*network_terms(known, self._config), "estimated", shared, doubts)
 
     def level_notes(self, item: Item) -> list[str]:
         """Return what a user has to know of an item's noise."""
@@ -232,10 +248,11 @@ class DenoiseJob(ImageJob):
             return [
                 "no noise was found, so samples are copied"
                 if noise.source == "estimated"
-                else "without noise samples are copied"
+                else "without noise samples are copied",
+                *noise.doubts,
             ]
         most = self._config.max_sigma
-        notes = []
+        notes = list(noise.doubts)
         if noise.sigma > most * 1.001:
             notes.append(f"the model was trained up to a sigma of {most * 255:.3g} of 255")
         if self._config.linear:

@@ -34,7 +34,8 @@ class DenoiseSettings(ImageSettings):
         kind: What the inputs are: image, raw for undeveloped files of cameras, or volume for NIfTI
             files. auto goes by their names.
         sigma: Standard deviation of the noise, in levels of 255, for camera RAW in levels of the
-            file, and for volumes in data units. Default: estimated from each image.
+            file, and for volumes in data units. Default: estimated from each image; in pictures
+            also of noise that neighboring pixels share, as after demosaicing, resizing or JPEG.
         noise: Kind of the noise: gaussian, or poisson-gaussian, which is stronger where an image is
             brighter, both estimated from each image; or a table of lowtide train noise, such as
             camera.json. Default: gaussian.

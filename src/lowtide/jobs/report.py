@@ -163,13 +163,16 @@ class DenoisedImageReport(ImageReport):
     ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
     not tell it; ``sigma_source`` says whether it was given, estimated from the image, or is that of
     a table at mid-gray. ``noise`` says which noise that is, and ``noise_parameters`` are those
-    besides the level. ``scores`` are those against a clean image, where one was given.
+    besides the level. ``shared_by_neighbors`` is whether the estimate found noise that neighboring
+    pixels share, as after demosaicing, resizing or JPEG. ``scores`` are those against a clean
+    image, where one was given.
     """
 
     sigma: float | None = None
     sigma_source: Literal["given", "estimated", "table"] = "estimated"
     noise: str = "gaussian"
     noise_parameters: tuple[float, ...] = ()
+    shared_by_neighbors: bool = False
     scores: DenoiseScores | None = None
 
     def details(self) -> list[tuple[str, str]]:
@@ -178,6 +181,8 @@ class DenoisedImageReport(ImageReport):
         if self.sigma is None:
             return rows
         text = f"sigma {self.sigma:.1f} of 255, {self.sigma_source}"
+        if self.shared_by_neighbors:
+            text += "; neighbors share it, as after demosaicing, resizing or JPEG"
         if self.noise != "gaussian":
             text = f"sigma {self.sigma:.1f} of 255 at mid-gray, {self.noise}"
         return [("noise", text), *rows]

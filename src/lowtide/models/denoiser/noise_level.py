@@ -1,127 +1,209 @@
-"""Estimate of a noise level from the noisy image itself, row by row.
+"""Estimate of a noise level from the noisy image itself, strip by strip.
 
-A filter (`noise_response`) removes what is smooth and keeps the standard deviation of white noise.
-Blocks with texture keep more of it, so that the flattest tenth of the blocks tells the noise: of
-each quarter of the brightnesses, since noise may depend on brightness. The result is
-their root mean square. Texture that is everywhere counts as noise, by a tenth at a sigma of 5 of
-255 on most photographs.
+Of each block the strength in three octaves of detail is known (`band_strengths`), of a color image
+apart for brightness and colors. Texture only adds to noise, so that the flattest blocks tell it:
+those of a few percent of the blocks, of each brightness. Where they differ much from the flattest
+tenth, texture is everywhere, and the noise is taken to be less by as much.
+
+White noise is as strong in all octaves. Noise that neighbors share is stronger in coarser ones, and
+counts as what it is there: that is what the eye and a network have to do with. Coarse texture
+looks alike, but has little color: colors tell coarse noise. Only where a JPEG's coding may have
+removed it from them, brightness alone tells what is beyond the texture that flat blocks have.
+Clipped noise is weaker by the share of clipped samples, and is counted as what it was before.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
-from lowtide.models.denoiser.noise_models import GaussianNoise
-from lowtide.models.denoiser.noise_statistics import neighbors, noise_response
+from lowtide.models.denoiser.block_bands import (
+    BLOCK,
+    OPPONENTS,
+    band_sizes,
+    band_strengths,
+)
+from lowtide.models.denoiser.clipped_noise import kept_variance
+from lowtide.models.denoiser.variance_line import fit_lower_line
 
 # Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
 LEAST_SIGMA = 0.5 / 255
-_BLOCK = 16  # pixels on a side
 _GROUPS = 4  # of brightness
-# Share of blocks that are flat, and how many a group has at least: a tenth of fewer is too few.
-_FLAT, _LEAST_BLOCKS = 0.1, 32
-# Sum of the squares of the filter's autocorrelation: so many neighbors count as one sample.
-_CORRELATION = (1 + 2 * ((4 / 6) ** 2 + (1 / 6) ** 2)) ** 2
-_NORMAL_TENTH = -1.281552
+# Shares of the blocks that are flattest, and how many blocks a group has at least.
+_FLATTEST, _FLAT, _LEAST_BLOCKS = 0.03, 0.1, 32
+# Found on photographs, clean and with noise of many kinds, by the error of the denoised result:
+# what brightness (of `OPPONENTS`) of flat blocks has in the middle octave without any noise, and
+# how many times stronger than there noise is in the coarse one before it counts for more.
+_TEXTURE, _COARSE = 5 / 255, 2
+_SHARED = 1.3  # times the level of the finest octave
+# Blocks with less of their variance are too clipped to tell it.
+_LEAST_KEPT = 0.25
+# Standard deviations from black and white where clipping shows, and the share of blocks beyond that
+# tells the noise of all.
+_NEAR_A_LIMIT, _ENOUGH = 1.5, 0.25
+_NOTHING = 0.01  # times that: rounding of what has no noise
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class LevelEstimate:
+    """Noise of an image with values in 0..1.
+
+    Attributes:
+        sigma: Standard deviation of white noise as strong as the noise is in its strongest octave.
+        shared: Whether neighboring pixels share the noise.
+        has_color: Whether colors have at least half of what brightness has of it. Else it may be
+            texture, whose edges are mostly gray.
+        detail: What the middle octave would have as noise if the flattest tenth of the image had no
+            texture: the largest level that is plausible.
+    """
+
+    sigma: float
+    shared: bool = False
+    has_color: bool = True
+    detail: float = 0.0
 
 
 class NoiseLevel:
     """Running estimate of the noise level of an image of C ``channels``.
 
-    Neighborhoods with a value of exactly 0 or 1 are left out: clipped noise is weaker. Keeps three
-    numbers for each channel of a block of 16 × 16 pixels.
+    Keeps five numbers for each channel of a block of 16 × 16 pixels.
     """
 
-    def __init__(self, channels: int) -> None:
-        self._channels = channels
-        self._rows = np.empty((0, 0, channels), np.float32)
-        # For each strip of blocks: mean squares, means and pixels (blocks, C).
-        self._strips: list[np.ndarray] = []
+    def __init__(self, channels: int, *, coded: bool = False) -> None:
+        """Begin an image; ``coded`` is whether a JPEG's coding may have removed noise of colors."""
+        self._channels, self._coded = channels, coded
+        self._rows: list[np.ndarray] = []  # that are less than a strip
+        # For each strip of blocks: strengths (blocks, C, 3), means and shares of the variance that
+        # clipping has left (blocks, C).
+        self._strips: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._sizes = band_sizes(BLOCK, BLOCK)
 
     def add(self, rows: np.ndarray) -> None:
         """Add the next rows (N, W, C) of the image, float32 in 0..1."""
-        rows = rows if not self._rows.size else np.concatenate([self._rows, rows])
-        while len(rows) >= _BLOCK + 2:
-            self._strips.append(_strip(rows[: _BLOCK + 2]))
-            rows = rows[_BLOCK:]
-        self._rows = rows.copy()
+        self._rows.append(rows)
+        if sum(map(len, self._rows)) < BLOCK:
+            return
+        rows = np.concatenate(self._rows)
+        while len(rows) >= BLOCK:
+            self._add_strip(rows[:BLOCK])
+            rows = rows[BLOCK:]
+        self._rows = [rows.copy()]
+
+    def _add_strip(self, rows: np.ndarray) -> None:
+        height, width, _ = rows.shape
+        if min(height, width) < 3:
+            return
+        side = min(width, BLOCK)
+        self._sizes = band_sizes(height, side)
+        seen = rows @ OPPONENTS.T.astype(np.float32) if self._channels == 3 else rows
+        blocks = rows[:, : width // side * side].reshape(height, -1, side, self._channels)
+        means, black, white = (
+            one.mean((0, 2), dtype=np.float64) for one in (blocks, blocks == 0, blocks == 1)
+        )
+        kept = kept_variance(black) + kept_variance(white) - 1
+        self._strips.append((band_strengths(seen), means, kept))
+
+    def estimate(self) -> LevelEstimate | None:
+        """Return the noise, or None where no pixel tells it."""
+        if not self._strips and self._rows:
+            self._add_strip(np.concatenate(self._rows))  # an image of less than a block
+        if not self._strips:
+            return None
+        strengths, means, kept = (np.concatenate(one) for one in zip(*self._strips, strict=True))
+        kept = kept @ (OPPONENTS**2).T if self._channels == 3 else kept
+        known = kept.min(1) > _LEAST_KEPT
+        # Blocks without any are areas that were drawn: an image that is mostly such has no noise,
+        # and else they tell nothing.
+        noisy = known & (strengths[..., 0] > LEAST_SIGMA * _NOTHING).any(1)
+        if not noisy.any():
+            return LevelEstimate(0.0) if known.any() else None
+        if noisy.sum() * 2 <= known.sum():
+            return LevelEstimate(0.0)
+        whole = strengths[noisy] / np.sqrt(kept[noisy, :, None])
+        means = means[noisy]
+        found = self._level(whole, means.mean(1))
+        if not found.shared or found.has_color:
+            return found
+        # Coding leaves noise to brightness alone, and hides which samples were clipped before.
+        limit = _NEAR_A_LIMIT * found.sigma
+        inside = np.all((means > limit) & (means < 1 - limit), axis=1)
+        if np.count_nonzero(inside) < max(_LEAST_BLOCKS, _ENOUGH * len(inside)):
+            return found
+        return self._level(whole[inside], means[inside].mean(1))
 
     def sigma(self) -> float | None:
-        """Return the standard deviation of the noise, or None where no pixel tells it.
+        """Return the standard deviation of the noise, or None where no pixel tells it."""
+        found = self.estimate()
+        return None if found is None else found.sigma
 
-        Of several channels their root mean square.
+    def _level(self, strengths: np.ndarray, brightness: np.ndarray) -> LevelEstimate:
+        """Return the noise of blocks: (N, C, 3), fine to coarse, and (N,)."""
+        levels = self._levels(strengths, brightness)
+        finest, shared = levels[:, 0], np.maximum(levels[:, 0], self._shared_levels(levels))
+        detail = _mean(_quantile(strengths, _FLAT, self._sizes)[:, 1])
+        if _mean(shared) <= _SHARED * _mean(finest):
+            return LevelEstimate(_mean(finest), detail=detail)
+        has_color = self._channels == 3 and bool(_mean(shared[1:]) * 2 >= shared[0])
+        return LevelEstimate(_mean(shared), True, has_color, detail)
+
+    def _levels(self, strengths: np.ndarray, brightness: np.ndarray) -> np.ndarray:
+        """Return the noise (C, 3) of all channels and octaves at the mean brightness.
+
+        Its variance is a line over brightness. The finest octave has the least texture, so that no
+        other one's noise depends on brightness by more.
         """
-        strips = self._strips
-        if not strips and len(self._rows) > 2:
-            strips = [_strip(self._rows)]  # an image of less than a block
-        if not strips:
-            return None
-        squares, means, pixels = np.concatenate(strips, 1)
-        levels = []
-        for channel in range(self._channels):
-            known = pixels[:, channel] > 0
-            if known.any():
-                levels.append(
-                    _channel_variance(*(one[known, channel] for one in (squares, means, pixels)))
-                )
-        return math.sqrt(np.mean(levels)) if levels else None
+        groups = max(1, min(_GROUPS, len(brightness) // _LEAST_BLOCKS))
+        parts = np.array_split(np.argsort(brightness, kind="stable"), groups)
+        found = [self._flattest(strengths[part], brightness[part]) for part in parts]
+        variances = np.stack([noise for noise, _ in found]) ** 2
+        at = np.stack([one for _, one in found])
+        counts = np.full(groups, float(self._sizes[0]))
+        fitted = np.empty(variances.shape[1:])
+        for channel, octave in np.ndindex(*fitted.shape):
+            line, _ = fit_lower_line(at[:, channel], variances[:, channel, octave], counts)
+            fitted[channel, octave] = line.slope * brightness.mean() + line.offset
+        least = variances.min(0)
+        uneven = fitted[:, :1] / np.maximum(least[:, :1], _TINY)
+        return np.sqrt(np.minimum(fitted, least * uneven))
 
-    def gaussian(self) -> GaussianNoise | None:
-        """Return noise of that level, to two decimals of 255 as reports have it."""
-        sigma = self.sigma()
-        return None if sigma is None else GaussianNoise(std=round(sigma * 255, 2) / 255)
+    def _flattest(
+        self, strengths: np.ndarray, brightness: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the noise (C, 3) of a group of blocks, and how bright (C,) its flat ones are."""
+        flattest, flat = (_quantile(strengths, share, self._sizes) for share in (_FLATTEST, _FLAT))
+        textured = np.minimum(1, flattest / np.maximum(flat, _TINY))
+        fine = strengths[..., 0]
+        chosen = fine <= np.quantile(fine, _FLAT, axis=0)
+        at = (brightness[:, None] * chosen).sum(0) / chosen.sum(0)
+        return flattest * np.sqrt(textured), at
+
+    def _shared_levels(self, levels: np.ndarray) -> np.ndarray:
+        """Return the levels (C,) of what neighbors share, of levels (C, 3) by octave."""
+        _, middle, coarse = levels.T
+        if self._channels != 3:
+            return np.sqrt(np.maximum(0, middle**2 - _TEXTURE**2 / 3)) * self._coded
+        found = np.maximum(middle, coarse / _COARSE)
+        of_colors = math.sqrt((found[1:] ** 2).mean())
+        alone = math.sqrt(max(0.0, middle[0] ** 2 - _TEXTURE**2)) * self._coded
+        return np.array([min(found[0], max(of_colors, alone)), *found[1:]])
 
 
-def _strip(rows: np.ndarray) -> np.ndarray:
-    """Return mean squares of filtered rows, means and pixels (3, blocks, C) of a strip of blocks.
+def _quantile(strengths: np.ndarray, share: float, sizes: np.ndarray) -> np.ndarray:
+    """Return the noise (C, 3) whose flattest ``share`` of blocks (N, C, 3) is as strong.
 
-    A block that is clipped by more than half has no pixels.
+    A mean of n absolute values of normal variables, of which the bands have ``sizes``, is itself
+    about normal.
     """
-    if rows.shape[1] < 3:
-        return np.zeros((3, 0, rows.shape[2]))
-    found = noise_response(rows)
-    inside = (rows != 0) & (rows != 1)
-    for axis in (0, 1):
-        inside = _all_of_three(inside, axis)
-    starts = np.arange(0, max(1, found.shape[1] - _BLOCK + 1), _BLOCK)
-    width = min(_BLOCK, found.shape[1])
-    columns = starts[-1] + width
-
-    def total(values: np.ndarray) -> np.ndarray:
-        return np.add.reduceat(values[:, :columns].sum(0, dtype=np.float64), starts, axis=0)
-
-    pixels = total(inside)
-    pixels[pixels * 2 < len(found) * width] = 0
-    count = np.maximum(pixels, 1)
-    middle = rows[1:-1, 1:-1]
-    return np.stack([total(found**2 * inside) / count, total(middle * inside) / count, pixels])
+    count = len(strengths)
+    rank = (share * (count - 1) + 0.625) / (count + 0.25)
+    spread = np.sqrt((math.pi / 2 - 1) / np.maximum(sizes, 1))
+    expected = 1 + NormalDist().inv_cdf(rank) * spread
+    return np.quantile(strengths, share, axis=0) / np.maximum(expected, 0.1)
 
 
-def _channel_variance(squares: np.ndarray, means: np.ndarray, pixels: np.ndarray) -> float:
-    """Return the variance of the noise from what the blocks (N,) of a channel have."""
-    # Blocks without any are areas that were drawn, or black bars: an image that is mostly such has
-    # no noise, and else they tell nothing.
-    noisy = squares > 0
-    if noisy.mean() < 0.5:
-        return 0.0
-    squares, means, pixels = squares[noisy], means[noisy], pixels[noisy]
-    groups = max(1, min(_GROUPS, len(squares) // _LEAST_BLOCKS))
-    by_brightness = np.array_split(np.argsort(means, kind="stable"), groups)
-    return float(np.mean([_flat_variance(squares[one], pixels[one]) for one in by_brightness]))
-
-
-def _flat_variance(squares: np.ndarray, pixels: np.ndarray) -> float:
-    """Return the variance of white noise whose flattest blocks are those found."""
-    few = len(squares) < _LEAST_BLOCKS
-    found = np.quantile(squares, 0.5 if few else _FLAT)
-    # The same quantile of such means of white noise: chi-squared by Wilson and Hilferty.
-    spread = 2 / 9 * _CORRELATION / np.median(pixels)
-    normal = 0.0 if few else _NORMAL_TENTH
-    return float(found / (1 - spread + normal * math.sqrt(spread)) ** 3)
-
-
-def _all_of_three(values: np.ndarray, axis: int) -> np.ndarray:
-    first, middle, last = neighbors(values, axis)
-    return first & middle & last
+def _mean(levels: np.ndarray) -> float:
+    return float(np.sqrt((levels**2).mean()))

@@ -98,6 +98,17 @@ def test_a_long_cycle_gets_a_ridge_and_a_random_walk_does_not():
     assert set(found.report.methods) <= {"mean", "naive", "ets", "theta"}
 
 
+def test_how_many_of_later_errors_bands_held_is_said():
+    noise = np.random.default_rng(0).normal(100, 5, 300)
+    steady = lowtide.forecast(monthly(noise, start="1990-01-01"), horizon=6).report
+    assert 0.9 < steady.held95 <= 1
+    assert f"held {steady.held95:.0%} of the later" in str(steady)
+    wilder = np.where(np.arange(300) < 230, noise, 100 + 6 * (noise - 100))
+    assert lowtide.forecast(monthly(wilder, start="1990-01-01"), horizon=6).report.held95 < 0.8
+    short = lowtide.forecast(monthly(noise[:20], start="1990-01-01"), horizon=6).report
+    assert short.held95 is None
+
+
 def test_each_series_has_its_own_method():
     draw = np.random.default_rng(1)
     values = np.stack([cycles(300), 50 + np.cumsum(draw.normal(size=300))], axis=1)

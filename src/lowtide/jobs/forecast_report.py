@@ -45,7 +45,8 @@ class ForecastReport(BaseModel):
     forecasts that methods were judged on without having seen what came, ``windows`` how many of
     them do not overlap, and
     ``against_repeating`` the mean ratio of their CRPS to that of repeating the last season, None
-    where it is not known. ``look_backs`` are the steps that each of four ridges sees.
+    where it is not known. ``held95`` is the mean share of the later of them inside of 95 % bands
+    made of the earlier ones. ``look_backs`` are the steps that each of four ridges sees.
     ``residual_paths`` counts the paths of errors that samples are drawn from, by the sampler
     ``paths``; ``path_energy`` has the energy scores it was chosen by. ``until`` is the last stamp
     that a trained ``model`` was trained on; without one, that is the end of the table. ``notes``
@@ -70,6 +71,7 @@ class ForecastReport(BaseModel):
     held_out: int = 0
     windows: float = 0.0
     against_repeating: float | None = None
+    held95: float | None = None
     look_backs: tuple[int, ...]
     residual_paths: int
     paths: str
@@ -112,6 +114,10 @@ class ForecastReport(BaseModel):
                 f" {abs(1 - ratio):.0%} {side} that of repeating the last"
                 f" {'value' if self.season == 1 else 'season'}"
             )
+        if self.held95 is not None:
+            lines.append(
+                f"95 % bands, made of the earlier of these, held {self.held95:.0%} of the later"
+            )
         if self.windows < ENOUGH_WINDOWS:
             lines.append(
                 f"bands are guesses: {self.held_out:,} held-out errors of"
@@ -123,7 +129,8 @@ class ForecastReport(BaseModel):
 
 def chosen_facts(sources: Sequence[ForecastSource], place: int | None) -> dict[str, Any]:
     """Return what a report says of how methods were chosen, of all series or the one at a place."""
-    by_series, ratios, methods = dict[int, tuple[str, SeriesFacts]](), [], Counter[str]()
+    by_series, methods = dict[int, tuple[str, SeriesFacts]](), Counter[str]()
+    ratios, held = list[float](), list[float]()
     judged: Choice | None = None
     for source in sources:
         choice = source.choice
@@ -137,6 +144,8 @@ def chosen_facts(sources: Sequence[ForecastSource], place: int | None) -> dict[s
             facts = SeriesFacts(method=name, scores=known)
             by_series[whole] = source.table.names[one], facts
             methods[name] += 1
+            if choice.held is not None and np.isfinite(choice.held[one]):
+                held.append(float(choice.held[one]))
             if name in known and choice.repeating[one] > 0:
                 ratios.append(known[name] / float(choice.repeating[one]))
     if judged is None:
@@ -147,4 +156,5 @@ def chosen_facts(sources: Sequence[ForecastSource], place: int | None) -> dict[s
         "held_out": judged.held_out,
         "windows": judged.windows,
         "against_repeating": float(np.mean(ratios)) if ratios else None,
+        "held95": float(np.mean(held)) if held else None,
     }

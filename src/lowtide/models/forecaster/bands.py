@@ -19,6 +19,7 @@ from lowtide.models.forecaster.paths import drawn_chunks
 ENOUGH_WINDOWS = 20
 # What the deviation that a method claims counts for, in independent windows.
 _CLAIM_WINDOWS = 4.0
+_QUANTILE = 1.959964  # of a Gaussian, at .975
 _MADE_PATHS, _FEWEST_PATHS, _MOST_NUMBERS = 512, 64, 1 << 25
 _PURPOSE = 0x62616E64  # "band", in the keys of generators
 _GAUSSIAN = 0x676175  # "gau"
@@ -56,6 +57,22 @@ def error_scale(errors: np.ndarray, deviation: np.ndarray, growth: np.ndarray) -
     return np.where(np.isnan(scale), np.nan, np.maximum(scale, np.finfo(float).tiny))
 
 
+def share_held(errors: np.ndarray, deviation: np.ndarray, growth: np.ndarray) -> np.ndarray:
+    """Return the share [D] of later errors that 95 % bands of the earlier ones hold.
+
+    NaN where the earlier half of ``errors`` is less than two windows. Arguments as `error_scale`.
+    """
+    half = len(errors) // 2
+    windows = half / max(1, len(growth))
+    if windows < 2:
+        return np.full(len(deviation), np.nan)
+    scale = error_scale(errors[:half], deviation, growth) * student_widening(windows)
+    seen = np.isfinite(errors[half:])
+    inside = np.where(seen, np.abs(errors[half:]) <= _QUANTILE * scale, False)
+    count = seen.sum(axis=(0, 1))
+    return np.where(count > 0, inside.sum(axis=(0, 1)) / np.maximum(count, 1), np.nan)
+
+
 def crps(errors: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Return the mean CRPS [D] of Gaussian bands of ``scale`` [..., H, D].
 
@@ -87,7 +104,7 @@ def student_widening(windows: float) -> float:
     """Return by how much a 95 % band of Student's distribution is wider than a Gaussian one."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(max(windows, 2.0), 0.975)) / 1.959964
+    return float(stdtrit(max(windows, 2.0), 0.975)) / _QUANTILE
 
 
 def made_paths(first: np.ndarray, growth: np.ndarray, windows: float) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lowtide.core.errors import InputError
-from lowtide.models.forecaster.bands import crps, error_scale
+from lowtide.models.forecaster.bands import crps, error_scale, share_held
 from lowtide.models.forecaster.chosen import ChosenForecaster
 from lowtide.models.forecaster.forecaster import RidgeForecaster, independent_windows, require_size
 from lowtide.models.forecaster.history import Fitted, History
@@ -52,6 +52,8 @@ class Choice:
         windows: How many of them do not overlap.
         repeating: CRPS [D] of repeating the last season there; NaN where it is not known.
         notes: Sentences on methods that were left out.
+        held: Share [D] of the later held-out errors inside of 95 % bands made of the earlier ones;
+            NaN where it is not known.
     """
 
     forecaster: RidgeForecaster | ChosenForecaster
@@ -61,6 +63,7 @@ class Choice:
     windows: float
     repeating: np.ndarray
     notes: tuple[str, ...] = ()
+    held: np.ndarray | None = None
 
     @property
     def paths(self) -> PathChoice:
@@ -136,6 +139,10 @@ def _choose(model: str, history: History, horizon: int, paths: str) -> Choice:
         scales[name] = error_scale(errors, one.deviation, one.growth)
         scores[name] = crps(errors, scales[name])
     chosen = _best_for_each(fitted, scores, _windows_of_each(held, len(history.first)))
+    shares = {
+        name: share_held(held.errors.get(name, none), fitted[name].deviation, fitted[name].growth)
+        for name in set(chosen)
+    }
     return Choice(
         forecaster=ChosenForecaster.build(chosen, fitted, scales, held, paths),
         chosen=chosen,
@@ -144,6 +151,7 @@ def _choose(model: str, history: History, horizon: int, paths: str) -> Choice:
         windows=held.windows,
         repeating=_score(repeated_errors(history, held.origins, horizon)),
         notes=_reasons(history) if model == AUTO else (),
+        held=np.array([shares[name][one] for one, name in enumerate(chosen)]),
     )
 
 

@@ -21,6 +21,12 @@ logger: {print_freq: 1, save_checkpoint_freq: 1000000}
 """
 
 
+def heed_signals() -> None:
+    """Not to ignore what the tests were told to ignore, as by nohup."""
+    for one in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(tmp_path):
     """Start `lowtide WORDS` as a process of its own, which ends with the test."""
@@ -29,7 +35,8 @@ def start(tmp_path):
     def begin(*words, before=()):
         command = [*before, sys.executable, "-m", "lowtide", *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(command, cwd=tmp_path, **pipes))
+        made = subprocess.Popen(command, cwd=tmp_path, preexec_fn=heed_signals, **pipes)
+        started.append(made)
         return started[-1]
 
     yield begin

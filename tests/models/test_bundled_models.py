@@ -35,7 +35,7 @@ def test_file_card_and_description(name: str) -> None:
     assert facts.sha256 in card
     assert f"{facts.parameters:,} parameters" in card
     rows = [json.loads(line) for line in entry.path.with_suffix(".jsonl").read_text().splitlines()]
-    assert rows[-1]["step"] >= (7000 if name in UPSCALERS else 1000)
+    assert rows[-1]["step"] >= (4000 if name in UPSCALERS else 1000)
 
 
 @pytest.mark.parametrize("name", UPSCALERS)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lowtide.core.errors import ImageError
-from lowtide.media.coding_traces import jpeg_trace
 
 # For clean pictures, and for those that were coded as JPEGs.
 CLEAN, PHOTO = "lowtide-x{}", "lowtide-photo-x{}"
@@ -40,6 +39,8 @@ def suited_upscaler(
 
 
 def _trace(file: Path) -> str:
+    from lowtide.media.coding_traces import jpeg_trace  # not for help, since it loads libvips
+
     try:
         return jpeg_trace(file)
     except ImageError:  # whose own turn says so

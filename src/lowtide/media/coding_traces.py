@@ -29,7 +29,7 @@ _DECODER_BYTES = 64 << 20
 _HEADER_BYTES = 16 << 20
 _FULL = {"B": 1.0, "H": 255 / 65535, "f": 255.0, "d": 255.0}  # to levels of 255, by NumPy's names
 # A step across the edge of blocks, in those elsewhere, and in their standard deviations.
-_STEP, _DEVIATIONS = 1.12, 2.0
+_STEP, _DEVIATIONS = 1.16, 2.0
 _LARGEST_STEP = 20.0  # of 255: larger ones are edges of the picture
 
 

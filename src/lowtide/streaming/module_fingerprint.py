@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.memory.tracing.global_hooks import global_hooks
-from lowtide.memory.tracing.python_place import AttributeKey
+from lowtide.memory.tracing.python_place import AttributeKey, own_value
 from lowtide.memory.tracing.python_places import MODULE_ATTRIBUTES, slots_of
 
 _PLAIN = (
@@ -127,8 +127,9 @@ class ModuleFingerprint:
             return id(kind), self._fact(value.__func__)
         elif inside < _DEPTH and not isinstance(value, (type, ModuleType)):
             # For example a configuration: the same object may still have changed inside.
-            own = {one: getattr(value, one) for one in slots_of(kind) if hasattr(value, one)}
-            own |= getattr(value, "__dict__", {})
+            own = {one: own_value(value, one) for one in slots_of(kind)}
+            kept = own_value(value, "__dict__")
+            own |= kept if isinstance(kept, dict) else {}
             return id(value), self._fact(own, inside + 1) if own else None
         return id(value)
 

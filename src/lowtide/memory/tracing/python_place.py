@@ -179,7 +179,8 @@ def attributes_place(
     def read() -> Content:
         if isinstance(value, type):
             return dict(vars(value))
-        return {one: getattr(value, one) for one in slots if hasattr(value, one)}
+        found = {one: own_value(value, one) for one in slots}
+        return {one: kept for one, kept in found.items() if kept is not NOTHING}
 
     def write(content: Content) -> None:
         now = read()
@@ -190,6 +191,14 @@ def attributes_place(
                 own.__setattr__(value, one, was)
 
     return Place(name, attribute, read, write, prefix=isinstance(value, type))
+
+
+def own_value(value: Any, name: str) -> Any:
+    """Return what an object keeps under a name, or `NOTHING`, also where its own code fails."""
+    try:
+        return getattr(value, name)
+    except Exception:  # noqa: BLE001  (any error of other packages' __getattr__)
+        return NOTHING
 
 
 def state_place(name: str, attribute: AttributeKey | None, value: Any) -> Place | None:

@@ -35,6 +35,7 @@ from lowtide.memory.tracing.python_place import (
     attributes_place,
     items_place,
     names_place,
+    own_value,
     state_place,
     table_place,
 )
@@ -251,7 +252,7 @@ class _Walk:
 
     def _object(self, name: str, key: AttributeKey | None, value: Any) -> None:
         kind = type(value)
-        own = getattr(value, "__dict__", None)
+        own = own_value(value, "__dict__")
         if isinstance(own, dict):
             self._container(name, key, own)
         if slots := slots_of(kind):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.memory.tracing.global_hooks import global_hooks
-from lowtide.memory.tracing.python_place import AttributeKey, own_value
+from lowtide.memory.tracing.python_place import AttributeKey, array_bytes, own_value
 from lowtide.memory.tracing.python_places import MODULE_ATTRIBUTES, slots_of
 
 _PLAIN = (
@@ -114,7 +114,7 @@ class ModuleFingerprint:
         if isinstance(value, nn.Module):  # in a list, where it is not registered as a submodule
             self._waiting.append(value)
         elif isinstance(value, np.ndarray):
-            return value.shape, str(value.dtype), hashlib.sha256(value.tobytes()).digest()
+            return value.shape, str(value.dtype), hashlib.sha256(array_bytes(value)).digest()
         elif isinstance(value, Mapping):
             return id(kind), self._fact([*value], inside), self._fact([*value.values()], inside)
         elif isinstance(value, (tuple, list, Set, deque)):

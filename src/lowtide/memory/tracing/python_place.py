@@ -193,6 +193,11 @@ def attributes_place(
     return Place(name, attribute, read, write, prefix=isinstance(value, type))
 
 
+def array_bytes(array: np.ndarray) -> bytes:
+    """Return the bytes of an array, without code that its class may have of its own."""
+    return np.asarray(array).tobytes()
+
+
 def own_value(value: Any, name: str) -> Any:
     """Return what an object keeps under a name, or `NOTHING`, also where its own code fails."""
     try:
@@ -221,7 +226,7 @@ def state_place(name: str, attribute: AttributeKey | None, value: Any) -> Place 
         return Place(
             name,
             attribute,
-            lambda: {"": value.tobytes()},
+            lambda: {"": array_bytes(value)},
             lambda was: np.copyto(value, np.frombuffer(was[""], value.dtype).reshape(value.shape)),
         )
     found = next((one for one in _GENERATORS if isinstance(value, one[0])), None)

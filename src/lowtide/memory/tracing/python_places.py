@@ -32,6 +32,7 @@ from lowtide.memory.tracing.python_place import (
     Content,
     LruCache,
     Place,
+    array_bytes,
     attributes_place,
     items_place,
     names_place,
@@ -152,7 +153,7 @@ class _Walk:
         elif (place := state_place(name, key, value)) is not None:
             self.places.append(place)
             if isinstance(value, np.ndarray):
-                digest = hashlib.sha256(value.tobytes()).hexdigest()
+                digest = hashlib.sha256(array_bytes(value)).hexdigest()
                 self.facts.append((key, f"{name}={value.dtype} {value.shape} {digest}"))
         elif not is_library(kind.__module__):
             self._object(name, key, value)

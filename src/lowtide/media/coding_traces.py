@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lowtide.core.errors import ImageError
 from lowtide.media._libvips import FILE_ERRORS, error_text
 from lowtide.media.formats import JPEG
-from lowtide.media.image_facts import MAX_PIXELS, OpenDecoder, open_decoder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from lowtide.media.image_facts import MAX_PIXELS, inspect_image, open_decoder
+from lowtide.media.jpeg_parts import segments
 
 # JPEGs of a higher quality are enlarged as well, or better, by networks that saw clean pictures.
 _HIGHEST_QUALITY = 92
 # Mean of the luma table of ITU T.81, annex K, which encoders scale by the quality.
 _USUAL_STEP = 57.625
-_QUANTIZATION, _SCAN, _STANDALONE = 0xDB, 0xDA, (0x01, *range(0xD0, 0xD9))
+_QUANTIZATION = 0xDB  # marker of a table
 # Pixels looked at, from the middle of a picture.
 _ROWS, _COLUMNS = 768, 1024
 _BLOCK, _SHORTEST = 8, 64
 # Of decoders that hold more than this, as for interlaced PNG, no pixels are looked at.
 _DECODER_BYTES = 64 << 20
-# Where a JPEG has its tables, after all metadata.
-_HEADER_BYTES = 16 << 20
 _FULL = {"B": 1.0, "H": 255 / 65535, "f": 255.0, "d": 255.0}  # to levels of 255, by NumPy's names
 # A step across the edge of blocks, in those elsewhere, and in their standard deviations.
 _STEP, _DEVIATIONS = 1.16, 2.0
@@ -42,18 +37,18 @@ def jpeg_trace(path: Path) -> str:
     Raises:
         ImageError: The file cannot be read.
     """
-    opened = open_decoder(path, MAX_PIXELS)
-    if opened.facts.format == JPEG.name:
+    facts = inspect_image(path)
+    if facts.format == JPEG.name:
         quality = _quality(path)
         return f"a JPEG of quality about {quality}" if quality <= _HIGHEST_QUALITY else ""
-    if opened.facts.resident_bytes > _DECODER_BYTES or not _has_grid(_luma(path, opened)):
+    if facts.resident_bytes > _DECODER_BYTES or not _has_grid(_luma(path)):
         return ""
     return "made from a JPEG, whose blocks it shows"
 
 
-def _luma(path: Path, opened: OpenDecoder) -> np.ndarray:
+def _luma(path: Path) -> np.ndarray:
     """Return the middle of a picture in levels of 255: the mean of its colors (H, W), float32."""
-    image = opened.image
+    image = open_decoder(path, MAX_PIXELS).image
     height, width = min(image.height, _ROWS), min(image.width, _COLUMNS)
     left, top = (image.width - width) // 2, (image.height - height) // 2
     try:
@@ -86,24 +81,11 @@ def _is_step(means: np.ndarray) -> bool:
 
 def _quality(path: Path) -> int:
     """Return the quality of a JPEG's first table of luma, as usual encoders count it."""
-    steps = next(_tables(path.read_bytes()[:_HEADER_BYTES]), None)
-    if steps is None:
-        return 100
-    percent = 100 * float(steps.mean()) / _USUAL_STEP
-    return max(1, round(100 - percent / 2 if percent <= 100 else 5000 / percent))
-
-
-def _tables(data: bytes) -> Iterator[np.ndarray]:
-    """Yield the quantization tables of a JPEG, in the order of the file."""
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != _SCAN:
-        kind, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
-        if kind == 0xFF or kind in _STANDALONE:
-            at += 1 if kind == 0xFF else 2
-            continue
-        if kind == _QUANTIZATION and at + 5 <= len(data):
-            wide = data[at + 4] >> 4
-            steps = data[at + 5 : at + 5 + 64 * (1 + wide)]
-            if len(steps) == 64 * (1 + wide):
-                yield np.frombuffer(steps, ">u2" if wide else np.uint8)
-        at += 2 + length
+    for marker, data in segments(path):
+        wide = data[0] >> 4 if data else 0
+        steps = data[1 : 1 + 64 * (1 + wide)]
+        if marker == _QUANTIZATION and len(steps) == 64 * (1 + wide):
+            table = np.frombuffer(steps, ">u2" if wide else np.uint8)
+            percent = 100 * float(table.mean()) / _USUAL_STEP
+            return max(1, round(100 - percent / 2 if percent <= 100 else 5000 / percent))
+    return 100

@@ -37,7 +37,7 @@ def jpeg_parts(path: Path) -> JpegParts:
     """Return what the segments before the rows of a JPEG say."""
     has_resolution = gain_map = motion = False
     pictures = 1
-    for marker, data in _segments(path):
+    for marker, data in segments(path):
         if marker == _APP0 and data.startswith(b"JFIF\0") and len(data) >= 12:
             has_resolution |= data[7] != 0
         if marker == _APP1:
@@ -76,7 +76,7 @@ def without_parts(xmp: bytes) -> bytes:
     return xmp
 
 
-def _segments(path: Path) -> Iterator[tuple[int, bytes]]:
+def segments(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield marker and content of the segments before the rows; ends at damage."""
     with path.open("rb") as file:
         file.seek(2)

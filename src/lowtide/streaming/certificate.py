@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import asdict, dataclass
@@ -30,7 +30,7 @@ from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_budget
-from lowtide.streaming.tolerance import error_words, relative_error, tolerance
+from lowtide.streaming.tolerance import error_words, largest_error, tolerance
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
 # larger sizes are for models with a special case at their training size, or that take none below.
@@ -235,13 +235,13 @@ def _measure(
         results.append([found[program.outputs.index(one)] for one in program.graph.outputs])
         del executor, pages, found
         trim_heap()
-    error = max(_largest_error(result, whole) for result in results)
+    error = max(largest_error(result, whole) for result in results)
     types = {dtype, *(node.meta.dtype for node in program.graph.nodes)}
     if error <= allowed or not types & {torch.bfloat16, torch.float16}:
         return Certificate(error, program.operators_digest)
     exact = _in_fp32(module, small)
-    error = max(_largest_error(result, exact) for result in results)
-    return Certificate(error, program.operators_digest, _largest_error(whole, exact))
+    error = max(largest_error(result, exact) for result in results)
+    return Certificate(error, program.operators_digest, largest_error(whole, exact))
 
 
 def call_model(module: Callable[..., Any], inputs: ModelInputs) -> list[Tensor]:
@@ -257,7 +257,7 @@ def _require_same_again(module: nn.Module, small: ModelInputs, allowed: float) -
     for _ in range(2):
         with PythonPlaces(module).kept(), torch.inference_mode():
             results.append(call_model(module, small))
-    if _largest_error(*results) > allowed:
+    if largest_error(*results) > allowed:
         raise ModelError(
             "this model returns something else each time for the same image, as one does that draws"
             " random numbers or reads a clock",
@@ -281,10 +281,6 @@ def _in_fp32(module: nn.Module, inputs: ModelInputs) -> list[Tensor]:
     places = PythonPlaces(module)
     with places.kept(), torch.inference_mode(), no_autocast(inputs.first.device.type):
         return call_model(call, exact)
-
-
-def _largest_error(results: Sequence[Tensor], whole: Sequence[Tensor]) -> float:
-    return max(relative_error(*pair) for pair in zip(results, whole, strict=True))
 
 
 def module_key(

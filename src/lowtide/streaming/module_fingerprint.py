@@ -15,26 +15,13 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from lowtide.memory.tracing.global_hooks import global_hooks
-from lowtide.memory.tracing.python_place import AttributeKey, array_bytes, own_value
+from lowtide.memory.tracing.python_place import PLAIN_KINDS, AttributeKey, array_bytes, own_value
 from lowtide.memory.tracing.python_places import MODULE_ATTRIBUTES, slots_of
 
-_PLAIN = (
-    int,
-    float,
-    complex,
-    bool,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.memory_format,
-)
-_PLAIN_KINDS = frozenset(_PLAIN)
+_PLAIN = tuple(PLAIN_KINDS)
 # Objects within objects that are compared.
 _DEPTH = 2
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -104,9 +91,9 @@ class ModuleFingerprint:
     def _fact(self, value: Any, inside: int = 0) -> Any:
         """Return a form of ``value`` that ``==`` compares fast."""
         kind = type(value)
-        if kind in _PLAIN_KINDS or isinstance(value, _PLAIN):
+        if kind in PLAIN_KINDS or isinstance(value, _PLAIN):
             return kind, value if value == value else "nan"
-        if isinstance(value, (tuple, list)) and _PLAIN_KINDS.issuperset(map(type, value)):
+        if isinstance(value, (tuple, list)) and PLAIN_KINDS.issuperset(map(type, value)):
             return kind, *value, *map(type, value)
         if isinstance(value, Tensor):
             return *self._tensor(value), _written(value)

@@ -27,6 +27,11 @@ def relative_error(result: Tensor, whole: Tensor) -> float:
     return apart / max(whole.double().abs().max().item(), 1e-30) if apart >= 0 else float("inf")
 
 
+def largest_error(results: Iterable[Tensor], wholes: Iterable[Tensor]) -> float:
+    """Return the largest `relative_error` of several results."""
+    return max(relative_error(*pair) for pair in zip(results, wholes, strict=True))
+
+
 def error_words(error: float) -> str:
     """Return a `relative_error` for a message, after "differs"."""
     return f"by {error:.1e} of its range" if error < 1 else "altogether"

@@ -18,7 +18,7 @@ from lowtide.memory.tracing.python_place import AttributeKey, Change, are_alike
 from lowtide.memory.tracing.python_places import PythonPlaces
 from lowtide.streaming.capture.attribute_use import watch_first_reads
 from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.tolerance import relative_error
+from lowtide.streaming.tolerance import largest_error
 
 
 def require_no_memory(
@@ -48,7 +48,7 @@ def require_no_memory(
             second = call(inputs)
         changes = places.changes(before)
     remembered = [one for one in changes if _is_remembered(one, read)]
-    differs = max(relative_error(*pair) for pair in zip(second, whole, strict=True)) > allowed
+    differs = largest_error(second, whole) > allowed
     if differs or remembered:
         names = ", ".join(dict.fromkeys(one.name for one in remembered or changes or left))
         raise ModelError(

@@ -145,9 +145,9 @@ def backtest(
                 chosen=fitted.chosen,
                 scores={name: one.means() for name, one in scores.items()},
                 by_series={
-                    name: dict(zip(names, one.of_series(), strict=True))
+                    name: dict(zip(names, found, strict=True))
                     for name, one in scores.items()
-                    if "mae" in one.means()
+                    if any(found := one.of_series())
                 },
                 pit={name: shares for name, one in scores.items() if (shares := one.pit())},
             )

@@ -21,7 +21,7 @@ from lowtide.jobs.forecast_frames import (
     write_frame,
 )
 from lowtide.jobs.forecast_report import ForecastReport, chosen_facts
-from lowtide.jobs.forecast_source import NAMES, forecast_sources, known_notes
+from lowtide.jobs.forecast_source import NAMES, ForecastSource, forecast_sources, known_notes
 from lowtide.jobs.trained_forecaster import (
     DIFFUSION,
     without_attention_warnings,
@@ -122,14 +122,9 @@ def forecast(
     require_room_for_paths(samples, steps, len(table.names))
     place = table.place_of_target(options.target)
     floor = floors(table, non_negative)
-    mean, drawn = np.empty((steps, len(table.names))), np.empty((samples, steps, len(table.names)))
-    notes = list(table.notes)
     with failing_beyond_container():
-        for source in sources:
-            made = source.predict(steps).above(floor[source.places])
-            mean[:, source.places] = made.mean[0]
-            drawn[..., source.places] = made.sample(source.sampler, samples, seed=seed)[0]
-            notes += [text for text in source.notes if text not in notes]
+        mean, drawn = _mean_and_samples(sources, floor, steps, samples, seed)
+    notes = list(dict.fromkeys([*table.notes, *(text for one in sources for text in one.notes)]))
     effects = [one.effects for one in sources if one.effects is not None]
     notes += known_notes(table, steps, effects)
     if len(set(table.ends.tolist())) > 1:
@@ -164,7 +159,7 @@ def forecast(
         path_energy={} if first.paths == DIFFUSION else first.forecaster.paths.energy,
         **facts,
         outputs=[str(path) for path in wanted],
-        notes=[*notes, *(text for text in first.model_notes if text not in notes)],
+        notes=notes,
     )
     if output is not None:
         write_frame(frame, Path(output), replace=force)
@@ -176,6 +171,18 @@ def forecast(
 
         plot_forecast(Path(plot), table, frame, replace=force)
     return Forecast(frame, drawn, report)
+
+
+def _mean_and_samples(
+    sources: Sequence[ForecastSource], floor: np.ndarray, steps: int, samples: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean [H, D] and sample paths [S, H, D] of all series, none below ``floor`` [D]."""
+    mean, drawn = np.empty((steps, len(floor))), np.empty((samples, steps, len(floor)))
+    for source in sources:
+        made = source.predict(steps).above(floor[source.places])
+        mean[:, source.places] = made.mean[0]
+        drawn[..., source.places] = made.sample(source.sampler, samples, seed=seed)[0]
+    return mean, drawn
 
 
 def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> None:

@@ -27,17 +27,7 @@ P3: Any = ColorDescription.of_codes(12, 13)
 BUDGET = "256MiB"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick(private_cache):
-    from support.measured_costs import quick_jobs
-
-    yield from quick_jobs()
-
-
-@pytest.fixture(scope="module")
-def piece(photo):
-    """A piece of the photograph, (40, 56, 3)."""
-    return photo[100:140, 200:256]
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def with_chunks(path, **chunks):

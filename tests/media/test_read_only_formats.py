@@ -25,17 +25,7 @@ HEIC = base64.b64decode(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick(private_cache):
-    from support.measured_costs import quick_jobs
-
-    yield from quick_jobs()
-
-
-@pytest.fixture(scope="module")
-def piece(photo):
-    """A piece of the photograph, (40, 56, 3)."""
-    return photo[100:140, 200:256]
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def rows_of(path):

@@ -21,12 +21,7 @@ from lowtide.streaming.pages.disk_page import DiskPage
 from lowtide.streaming.pages.page import MemoryPage, memory_order
 from support.stream_models import Normed, whole
 
-
-@pytest.fixture(autouse=True)
-def _results_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("results_alone")
 
 
 class Skipped(Normed):

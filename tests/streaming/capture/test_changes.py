@@ -16,12 +16,7 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from support.stream_models import Windows
 
-
-@pytest.fixture(autouse=True)
-def _results_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("results_alone")
 
 
 class Net(nn.Module):

@@ -11,12 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import lowtide
 from lowtide.core.errors import LowtideError, ModelError, UsageError
 
-
-@pytest.fixture(autouse=True)
-def _results_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("results_alone")
 
 
 class Net(nn.Module):

@@ -17,12 +17,7 @@ from torch.utils._pytree import tree_leaves
 import lowtide
 from lowtide.core.errors import ModelError
 
-
-@pytest.fixture(autouse=True)
-def _results_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("results_alone")
 
 
 def table(height, width):

@@ -14,12 +14,7 @@ from lowtide.core.errors import ModelError
 from lowtide.models.fold_conv import fold_convs
 from lowtide.streaming.capture.export_graph import capture
 
-
-@pytest.fixture(autouse=True)
-def _results_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("results_alone")
 
 
 class Call(nn.Module):

@@ -11,12 +11,7 @@ from torch import nn
 import lowtide
 from lowtide.core.errors import ModelError
 
-
-@pytest.fixture(autouse=True)
-def _results_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("results_alone")
 
 
 TOTAL = {"calls": 0}

@@ -72,11 +72,7 @@ MIDDLES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _results_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("results_alone")
 
 
 @pytest.mark.parametrize("name", MIDDLES)

@@ -90,33 +90,33 @@ class ModuleFingerprint:
 
     def _fact(self, value: Any, inside: int = 0) -> Any:
         """Return a form of ``value`` that ``==`` compares fast."""
-        kind = type(value)
-        if kind in PLAIN_KINDS or isinstance(value, _PLAIN):
+        kind = type(value)  # proxies that give another `__class__` deceive `isinstance`
+        if kind in PLAIN_KINDS or issubclass(kind, _PLAIN):
             return kind, value if value == value else "nan"
-        if isinstance(value, (tuple, list)) and PLAIN_KINDS.issuperset(map(type, value)):
+        if issubclass(kind, (tuple, list)) and PLAIN_KINDS.issuperset(map(type, value)):
             return kind, *value, *map(type, value)
-        if isinstance(value, Tensor):
+        if issubclass(kind, Tensor):
             return *self._tensor(value), _written(value)
         self._held.append(value)
-        if isinstance(value, nn.Module):  # in a list, where it is not registered as a submodule
+        if issubclass(kind, nn.Module):  # in a list, where it is not registered as a submodule
             self._waiting.append(value)
-        elif isinstance(value, np.ndarray):
+        elif issubclass(kind, np.ndarray):
             return value.shape, str(value.dtype), hashlib.sha256(array_bytes(value)).digest()
-        elif isinstance(value, Mapping):
+        elif issubclass(kind, Mapping):
             return id(kind), self._fact([*value], inside), self._fact([*value.values()], inside)
-        elif isinstance(value, (tuple, list, Set, deque)):
+        elif issubclass(kind, (tuple, list, Set, deque)):
             found = [self._fact(item, inside) for item in value]
-            return id(kind), sorted(found, key=repr) if isinstance(value, Set) else found
-        elif isinstance(value, FunctionType):  # an editor that reloads it replaces its code
+            return id(kind), sorted(found, key=repr) if issubclass(kind, Set) else found
+        elif issubclass(kind, FunctionType):  # an editor that reloads it replaces its code
             self._held.append(value.__code__)
             return id(value), id(value.__code__)
-        elif isinstance(value, (staticmethod, classmethod, MethodType)):
+        elif issubclass(kind, (staticmethod, classmethod, MethodType)):
             return id(kind), self._fact(value.__func__)
-        elif inside < _DEPTH and not isinstance(value, (type, ModuleType)):
+        elif inside < _DEPTH and not issubclass(kind, (type, ModuleType)):
             # For example a configuration: the same object may still have changed inside.
             own = {one: own_value(value, one) for one in slots_of(kind)}
             kept = own_value(value, "__dict__")
-            own |= kept if isinstance(kept, dict) else {}
+            own |= kept if issubclass(type(kept), dict) else {}
             return id(value), self._fact(own, inside + 1) if own else None
         return id(value)
 

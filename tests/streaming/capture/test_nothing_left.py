@@ -6,9 +6,10 @@ import threading
 from collections import deque
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -296,6 +297,41 @@ def test_fitting_leaves_the_module_as_it_was(image, expected):
     assert (module.decoder(image) - expected).abs().max() <= 1e-5
     lowtide.unfit(module)
     require_real(module.decoder, image, expected)
+
+
+class Proxy:
+    """Says that it is of another class, as those of wrapt, Django and TensorBoard do."""
+
+    def __init__(self, kind):
+        self.__dict__["kind"] = kind
+
+    def __getattribute__(self, name):
+        if name in ("__dict__", "kind"):
+            return object.__getattribute__(self, name)
+        if name == "__class__":
+            return self.kind
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        type,
+        dict,
+        list,
+        ModuleType,
+        FunctionType,
+        functools.partial,
+        np.ndarray,
+        np.random.Generator,
+    ],
+)
+def test_an_object_that_says_it_is_of_another_class_is_held(kind, image, expected):
+    module = Net().eval()
+    module.flags = Proxy(kind)
+    small = lowtide.stream(module, budget="64MiB")
+    assert (small(image) - expected).abs().max() <= 1e-5
+    require_real(module, image, expected)
 
 
 HIDDEN = {}

@@ -174,10 +174,10 @@ def attributes_place(
     name: str, attribute: AttributeKey | None, value: Any, slots: Sequence[str] = ()
 ) -> Place:
     """Return the place of attributes that are in no dictionary: of a class, or in ``slots``."""
-    own = type if isinstance(value, type) else object
+    own = type if issubclass(type(value), type) else object
 
     def read() -> Content:
-        if isinstance(value, type):
+        if own is type:
             return dict(vars(value))
         found = {one: own_value(value, one) for one in slots}
         return {one: kept for one, kept in found.items() if kept is not NOTHING}
@@ -190,7 +190,7 @@ def attributes_place(
             if now.get(one, NOTHING) is not was:
                 own.__setattr__(value, one, was)
 
-    return Place(name, attribute, read, write, prefix=isinstance(value, type))
+    return Place(name, attribute, read, write, prefix=own is type)
 
 
 def array_bytes(array: np.ndarray) -> bytes:
@@ -212,9 +212,10 @@ def state_place(name: str, attribute: AttributeKey | None, value: Any) -> Place 
     Cells of closures, caches of `functools.lru_cache`, NumPy's arrays, and generators of random
     numbers.
     """
-    if isinstance(value, types.CellType):
+    kind = type(value)
+    if issubclass(kind, types.CellType):
         return Place(name, attribute, lambda: _in_cell(value), lambda was: _fill(value, was))
-    if isinstance(value, LruCache):
+    if issubclass(kind, LruCache):
         # What it held can be computed again; it cannot be put back.
         return Place(
             name,
@@ -222,14 +223,14 @@ def state_place(name: str, attribute: AttributeKey | None, value: Any) -> Place 
             lambda: {value.cache_info().misses: value},
             lambda _: value.cache_clear(),
         )
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if issubclass(kind, np.ndarray) and not value.dtype.hasobject:
         return Place(
             name,
             attribute,
             lambda: {"": array_bytes(value)},
             lambda was: np.copyto(value, np.frombuffer(was[""], value.dtype).reshape(value.shape)),
         )
-    found = next((one for one in _GENERATORS if isinstance(value, one[0])), None)
+    found = next((one for one in _GENERATORS if issubclass(kind, one[0])), None)
     if found is None:
         return None
     _, get, put = found

@@ -133,32 +133,32 @@ class _Walk:
                 done |= used
 
     def _visit(self, name: str, key: AttributeKey | None, value: Any) -> None:
-        kind = type(value)
+        kind = type(value)  # `isinstance` believes proxies that give another `__class__`
         if kind in PLAIN_KINDS:
             self.facts.append((key, f"{name}={value!r}"))
             return
         if id(value) in self._seen or issubclass(kind, Tensor):
             return
         self._seen[id(value)] = value
-        if isinstance(value, nn.Module):
+        if issubclass(kind, nn.Module):
             self._module(name, value)
-        elif isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+        elif issubclass(kind, (dict, list, tuple, set, frozenset, deque)):
             self._container(name, key, value)
-        elif isinstance(value, type):
+        elif issubclass(kind, type):
             self._class(value)
-        elif isinstance(value, types.ModuleType):
+        elif issubclass(kind, types.ModuleType):
             self._python_module(value)
-        elif isinstance(value, types.FunctionType):
+        elif issubclass(kind, types.FunctionType):
             self._function(key, value)
         elif (place := state_place(name, key, value)) is not None:
             self.places.append(place)
-            if isinstance(value, np.ndarray):
+            if issubclass(kind, np.ndarray):
                 digest = hashlib.sha256(array_bytes(value)).hexdigest()
                 self.facts.append((key, f"{name}={value.dtype} {value.shape} {digest}"))
         elif not is_library(kind.__module__):
             self._object(name, key, value)
         for holder, attributes in _HELD.items():
-            if isinstance(value, holder):
+            if issubclass(kind, holder):
                 for attribute in attributes:
                     with contextlib.suppress(ValueError):  # a variable that has no value yet
                         self._waiting.append((name, key, getattr(value, attribute)))
@@ -254,7 +254,7 @@ class _Walk:
     def _object(self, name: str, key: AttributeKey | None, value: Any) -> None:
         kind = type(value)
         own = own_value(value, "__dict__")
-        if isinstance(own, dict):
+        if issubclass(type(own), dict):
             self._container(name, key, own)
         if slots := slots_of(kind):
             place = attributes_place(name, key, value, slots)

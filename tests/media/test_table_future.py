@@ -22,7 +22,7 @@ def test_rows_of_the_future_are_forecast_and_their_columns_known(options):
     table = read_table(plan(holiday=STAMPS.day_of_week > 4), TableOptions(**options))
     assert (table.names, table.values.shape) == (("load",), (40, 1))
     assert table.known_names == ("holiday",)
-    np.testing.assert_array_equal(table.known[:, 0], STAMPS.day_of_week > 4)
+    np.testing.assert_array_equal(table.known[:, 0, 0], STAMPS.day_of_week > 4)
     assert table.grid.after(1)[0] == STAMPS[40]
     assert "10 rows after the last value are the future" in table.notes
     assert any("known ahead: holiday" in note for note in table.notes)
@@ -62,13 +62,54 @@ def test_series_that_end_earlier_stay_series():
     ]
 
 
-def test_a_long_table_knows_what_is_alike_for_all():
+def stores(**columns):
     parts = [
-        plan(holiday=STAMPS.day_of_week > 4, price=k).assign(unique_id=name)
-        for k, name in enumerate("ab")
+        plan(holiday=STAMPS.day_of_week > 4, price=k + np.sin(np.arange(50)), **columns)
+        for k in range(2)
     ]
-    long = pd.concat(parts).rename(columns={"date": "ds", "load": "y"})
+    long = pd.concat(parts, keys=["a", "b"], names=["unique_id"]).reset_index("unique_id")
+    return long.rename(columns={"date": "ds", "load": "y"}).reset_index(drop=True)
+
+
+def test_series_of_a_long_table_have_what_is_known_of_each():
+    table = read_table(stores())
+    assert table.values.shape == (40, 2) and table.known_names == ("holiday", "price")
+    for series in range(2):
+        np.testing.assert_array_equal(table.known[:, series, 0], STAMPS.day_of_week > 4)
+        np.testing.assert_array_equal(table.known[:, series, 1], series + np.sin(np.arange(50)))
+    assert "20 rows after the last value of their series are the future" in table.notes
+    assert table.of_series([1]).known[0, 0, 1] == 1.0
+    # Of what all series have alike, a row of one is enough.
+    alike = read_table(stores().drop(columns="price").drop(index=range(45, 50)))
+    assert alike.known.shape == (50, 1, 1) and np.isfinite(alike.known).all()
+
+
+def test_series_of_a_long_table_have_futures_of_their_own():
+    long = stores()
+    long.loc[30:39, "y"] = np.nan  # a ends ten steps before b
+    table = read_table(long.drop(index=range(45, 50)), TableOptions(known=("price",)))
+    assert list(table.ends) == [30, 40] and table.known_names == ("price",)
+    assert np.isfinite(table.known[:, :, 0]).sum(axis=0).tolist() == [45, 50]
+    assert not read_table(stores().dropna()).known_names
+
+
+def test_columns_of_a_long_table_that_are_not_known_are_named(tmp_path):
+    long = stores(text="x")
+    long.loc[[7, 47], "price"] = np.nan
     table = read_table(long)
-    assert table.values.shape == (40, 2) and table.known_names == ("holiday",)
-    np.testing.assert_array_equal(table.known[:, 0], STAMPS.day_of_week > 4)
-    assert any("not one for all series at each step, not used: price" in one for one in table.notes)
+    assert table.known_names == ("holiday",)
+    assert any("not used: price (empty in 2 rows), text" in note for note in table.notes)
+    path = tmp_path / "long.csv"
+    long.to_csv(path, index=False)
+    with pytest.raises(InputError, match="line 9, column 'price', which is known ahead, has no"):
+        read_table(path, TableOptions(known=("price",)))
+    with pytest.raises(UsageError, match="no column 'rain'"):
+        read_table(path, TableOptions(known=("rain",)))
+
+
+def test_the_values_of_a_long_table_are_what_ends_before_the_others():
+    names = {"unique_id": "shop", "ds": "day", "y": "visitors", "price": "fee"}
+    long = stores().rename(columns=names)
+    assert read_table(long).columns == ("shop", "day", "visitors")
+    with pytest.raises(InputError, match="several columns may be the values"):
+        read_table(long.dropna())

@@ -91,7 +91,8 @@ def fit_methods(
         notes += known_notes(table, 0, [] if effects is None else [effects])
     else:
         bound = _Binding(table, horizon, train)
-        name, forecaster, chosen, notes = RIDGE, trained.ridge, {}, []
+        name, forecaster, chosen = RIDGE, trained.ridge, {}
+        notes = known_notes(table, 0, [])
         predict, drawn = bound.predict(trained.predict), paths
         if paths not in PATHS:
             drawn = trained.ridge.paths.name

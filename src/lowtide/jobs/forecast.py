@@ -135,7 +135,7 @@ def forecast(
         notes.append(f"bands end at 0, below which the data never were: {names}")
     facts = chosen_facts(sources, place)
     if place is not None:
-        table = table.only(place)
+        table = table.of_series([place])
         drawn, mean = drawn[..., place : place + 1], mean[:, place : place + 1]
     stamps = table.ahead(steps)
     frame = quantile_frame(table, stamps, mean, drawn, levels, _bands(intervals))

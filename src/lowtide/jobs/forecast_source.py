@@ -13,7 +13,7 @@ from lowtide.core.errors import InputError
 from lowtide.jobs.trained_forecaster import TrainedForecaster
 from lowtide.media.table import read_table
 from lowtide.media.table_options import TableOptions
-from lowtide.media.table_words import listed
+from lowtide.media.table_words import few, listed
 from lowtide.media.time_table import TimeTable
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.process_memory import available_host_bytes
@@ -113,7 +113,7 @@ def _fitted(
 ) -> ForecastSource:
     """Fit to the series at ``places``, which end together."""
     end = int(whole.ends[places[0]])
-    table, effects = without_known(whole.until(end, places))
+    table, effects = without_known(whole.of_series(places).until(end))
     choice = choose_method(table, steps, model, paths=paths)
     made = choice.forecaster
 
@@ -141,26 +141,33 @@ def without_known(
 
 
 def known_at(table: TimeTable, first: int, count: int) -> np.ndarray:
-    """Return what is known of ``count`` steps [count, K] from ``first`` on; NaN where nothing."""
-    found = np.full((count, len(table.known_names)), np.nan)
+    """Return what is known of ``count`` steps from ``first`` on, as `TimeTable.known`."""
     there = table.known[first : first + count]
-    found[: len(there)] = there
-    return found
+    return np.pad(there, ((0, count - len(there)), (0, 0), (0, 0)), constant_values=np.nan)
 
 
 def known_notes(table: TimeTable, steps: int, effects: Sequence[KnownEffects]) -> list[str]:
     """Return what is to be said of columns that are known ahead of a forecast."""
-    if not effects:
+    if not table.known_names:
         return []
+    if not effects:
+        return [f"known ahead, but of no use to a trained model: {few(table.known_names)}"]
     used = np.any([one.used for one in effects], axis=0)
     notes = []
     if not used.all():
         names = listed(table.known_names, ~used)
         notes.append(f"known ahead, but without a clear effect, so not used: {names}")
-    there = len(table.known) - len(table.values)
-    if used.any() and there < steps:
+    ends = set(table.ends.tolist())
+    ahead = np.concatenate(
+        [known_at(table.of_series(table.ends == end), end, steps)[..., used] for end in ends],
+        axis=1,
+    )
+    there = np.isfinite(ahead).all(axis=-1).sum(axis=0)
+    if used.any() and there.min() < steps:
+        least, most = int(there.min()), int(there.max())
+        count = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         notes.append(
-            f"known ahead for {there:,} of {steps:,} steps: after them columns are at their mean"
+            f"known ahead for {count} of {steps:,} steps: after them columns are at their mean"
         )
     return notes
 

@@ -100,17 +100,25 @@ def _may_name(column: pd.Series) -> bool:
     return not is_numeric(column) or bool((column.dropna() % 1 == 0).all())
 
 
-def value_column(frame: pd.DataFrame, rest: list[str], options: TableOptions) -> str:
-    """Return a long table's column of values: by option, the only one of numbers, or by name."""
+def value_column(
+    frame: pd.DataFrame, stamps: Stamps, rest: list[str], options: TableOptions
+) -> str:
+    """Return a long table's column of values.
+
+    It is that of the option, the only one of numbers, the only one that ends before the others, or
+    the only one with a usual name.
+    """
     if options.target in rest:
         return str(options.target)
     named = [name for name in rest if not is_nameless(name) and name not in options.known]
     values = [name for name in named if is_number_like(frame[name])]
     by_name = [name for name in values if name.lower().strip() in _VALUES]
-    if len(values) == 1:
-        return values[0]
-    if len(by_name) == 1:
-        return by_name[0]
+    last = frame[stamps.numbers == stamps.numbers.max()]
+    ended = [name for name in values if last[name].isna().all()]
+    whole = frame[[name for name in values if name not in ended]].notna().all(axis=None)
+    for chosen in (values, ended if whole else (), by_name):
+        if len(chosen) == 1:
+            return chosen[0]
     if not values:
         raise InputError("a long table has no column of numbers")
     raise InputError(

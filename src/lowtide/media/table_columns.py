@@ -90,7 +90,11 @@ def find_columns(source: TableSource, options: TableOptions) -> Columns:
         ids = series_columns(source, stamps, rest, options)
     if not ids:
         return _wide(frame, stamps, name, rest, options)
-    value = usual[2] if usual else value_column(frame, [n for n in rest if n not in ids], options)
+    value = (
+        usual[2]
+        if usual
+        else value_column(frame, stamps, [n for n in rest if n not in ids], options)
+    )
     return _long(source, stamps, (ids, name, value), rest)
 
 

@@ -89,34 +89,21 @@ def _require_complete(values: np.ndarray, names: Sequence[str], places: list[int
             )
 
 
-def find_shared(
-    columns: dict[str, tuple[np.ndarray, np.ndarray]], rows: int
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the columns of a long table that are known ahead for all series alike, and notes.
+def column_of_series(
+    cells: np.ndarray, steps: np.ndarray, series: np.ndarray, shape: tuple[int, int]
+) -> np.ndarray:
+    """Return a long table's column by step and series: [T, D], or [T, 1] if all have the same.
 
     Args:
-        columns: By name, the step [cells] and the value [cells] of each cell of a column.
-        rows: Steps until the last row.
-
-    Returns:
-        Values [rows] of columns that have one value at each step, and sentences on the others.
+        cells: Its value in each of n rows.
+        steps: Their steps [n].
+        series: Places [n] of their series.
+        shape: Steps and series, (T, D).
     """
-    found, others = {}, []
-    for name, (places, cells) in columns.items():
-        low, high = np.full(rows, np.inf), np.full(rows, -np.inf)
-        finite = np.isfinite(cells)
-        np.minimum.at(low, places[finite], cells[finite])
-        np.maximum.at(high, places[finite], cells[finite])
-        if (low == high).all():
-            found[name] = low
-        else:
-            others.append(name)
-    notes = [known_words(list(found))] if found else []
-    if others:
-        notes.append(
-            f"columns that are not one for all series at each step, not used: {few(others)}"
-        )
-    return found, notes
+    found = np.full(shape, np.nan)
+    found[steps, series] = cells
+    low, high = np.fmin.reduce(found, axis=1), np.fmax.reduce(found, axis=1)
+    return found if (low < high).any() else low[:, None]
 
 
 def ends_of(values: np.ndarray) -> np.ndarray:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.errors import InputError
+from lowtide.core.errors import InputError, shown
 from lowtide.media.calendars import Counted, among
 from lowtide.media.table_columns import Columns
 from lowtide.media.table_file import TableSource
-from lowtide.media.table_future import ends_of, find_future, find_shared
+from lowtide.media.table_future import column_of_series, ends_of, find_future, known_words
 from lowtide.media.table_numbers import is_number_like, numbers
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_remarks import (
@@ -21,6 +21,7 @@ from lowtide.media.table_remarks import (
     require_one_frequency,
     require_sizes,
 )
+from lowtide.media.table_rows import RowError
 from lowtide.media.table_words import few
 from lowtide.media.time_grid import TimeGrid, fit_grid, index_of
 from lowtide.media.time_table import TimeTable, place_among
@@ -59,7 +60,7 @@ def table_on_grid(
         series = [name for name in names if name in used and name not in known]
     else:
         row_places = places[np.searchsorted(stamps, found.stamps.numbers)]
-        known = _ahead_of_all(rows, source, (found, options), row_places, notes)
+        known = _ahead_of_series(rows, names, source, (found, options), row_places, notes)
         series = names
     if not series:
         raise InputError("no series has a single value")
@@ -99,38 +100,76 @@ def _ahead(
     asked = [options.target] if options.target else list(options.columns)
     future = find_future(rows, names, [name for name in asked if name in names], options.known)
     notes += future.notes
-    return rows[: future.steps], {names[place]: rows[:, place] for place in future.known}
+    return rows[: future.steps], {names[place]: rows[:, place, None] for place in future.known}
 
 
-def _ahead_of_all(
+def _ahead_of_series(
     rows: np.ndarray,
+    names: list[str],
     source: TableSource,
     how: tuple[Columns, TableOptions],
     places: np.ndarray,
     notes: list[str],
 ) -> dict[str, np.ndarray]:
-    """Return the columns of a long table that are known ahead for all series alike.
+    """Return the columns of a long table that are known ahead, of each series its own.
 
-    ``places`` has the step of each of its rows, -1 for none.
+    Columns that have a number in each row are, where a series has rows after its last value.
+
+    Args:
+        rows: Values of the series on the grid [T, D].
+        names: Their names [D].
+        source: The table.
+        how: What its columns are, and how they are read.
+        places: Step of each of its rows, -1 for none.
+        notes: Sentences, to which those on what was found are added.
     """
+    import pandas as pd
+
     found, options = how
-    last = int(ends_of(rows).max(initial=0))
+    assert found.series is not None
+    series = pd.Index(names).get_indexer(pd.Index(found.series))
+    used = np.flatnonzero((places >= 0) & (series >= 0))
+    steps, series = places[used], series[used]
+    later = int((steps >= ends_of(rows)[series]).sum())
+    if later:
+        notes.append(f"{later:,} rows after the last value of their series are the future")
     for name in options.known:
-        place_among(name, found.unused)
-    looked_at = list(options.known)
-    if len(rows) > last:
-        notes.append(f"{len(rows) - last:,} rows after the last value are the future")
-        of_numbers = [name for name in found.unused if is_number_like(source.frame[name])]
-        looked_at = looked_at or of_numbers
-    cells = {name: numbers(source.frame[name], options.decimal).to_numpy() for name in looked_at}
-    good = places >= 0
-    columns = {name: (places[good], values[good]) for name, values in cells.items()}
-    known, said = find_shared(columns, len(rows))
-    unused = [name for name in found.unused if name not in looked_at]
+        place_among(name, found.unused, "column")
+    known: dict[str, np.ndarray] = {}
+    unused = {name: name for name in found.unused}
+    for name in options.known or (found.unused if later else ()):
+        column = _numbers_if_any(source, name, options)
+        if column is None:
+            continue
+        column = column_of_series(column[used], steps, series, rows.shape)
+        missing = ~np.isfinite(column[steps, series % column.shape[1]])
+        if not missing.any():
+            known[unused.pop(name)] = column
+            continue
+        unused[name] = f"{name} (empty in {missing.sum():,} rows)"
+        if options.known:
+            raise RowError(
+                int(used[missing.argmax()]),
+                f"column {shown(name)}, which is known ahead, has no value",
+                hint="fill it, or leave it out of --known",
+            )
     if unused:
-        notes.append(f"columns of a long table that are not used: {few(unused)}")
-    notes += said
+        notes.append(f"columns of a long table that are not used: {few(list(unused.values()))}")
+    if known:
+        notes.append(known_words(list(known)))
     return known
+
+
+def _numbers_if_any(source: TableSource, name: str, options: TableOptions) -> np.ndarray | None:
+    """Return a column [rows] of numbers; None for another that nobody asked for."""
+    column, asked = source.frame[name], name in options.known
+    try:
+        if asked or is_number_like(column):
+            return numbers(column, options.decimal).to_numpy()
+    except RowError:
+        if asked:
+            raise
+    return None
 
 
 def _table(
@@ -155,7 +194,9 @@ def _table(
         series,
         found.names,
         tuple(notes),
-        known=np.stack(list(known.values()), axis=1) if known else np.empty((steps, 0)),
+        known=np.stack(np.broadcast_arrays(*known.values()), axis=-1)
+        if known
+        else np.empty((steps, 1, 0)),
         known_names=tuple(known),
         long=found.series is not None,
         number_ids=found.number_ids,

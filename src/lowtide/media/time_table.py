@@ -28,7 +28,8 @@ class TimeTable:
         names: Names [D] of the series.
         columns: Names of the columns of series, stamp and value in a long frame.
         notes: Sentences on what was read, repaired or left out.
-        known: Values [T + H, K] of columns that are known H steps ahead of the last value.
+        known: Values [T + H, D, K] of columns that are known H steps ahead of the last value; NaN
+            where one is not. [T + H, 1, K] where all series have the same.
         known_names: Names [K] of those.
         long: Whether the values are one column of a long table.
         number_ids: Whether results have the names of series as whole numbers.
@@ -39,7 +40,7 @@ class TimeTable:
     names: tuple[str, ...]
     columns: tuple[str, str, str] = LONG[0]
     notes: tuple[str, ...] = ()
-    known: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+    known: np.ndarray = field(default_factory=lambda: np.empty((0, 1, 0)))
     known_names: tuple[str, ...] = ()
     long: bool = False
     number_ids: bool = False
@@ -71,16 +72,16 @@ class TimeTable:
         made = {end: self.grid.after(steps, end) for end in set(self.ends.tolist())}
         return [made[end] for end in self.ends.tolist()]
 
-    def only(self, place: int) -> TimeTable:
-        """Return the table of one series."""
-        part = slice(place, place + 1)
-        return replace(self, values=self.values[:, part], names=self.names[part])
+    def of_series(self, places: np.ndarray | Sequence[int]) -> TimeTable:
+        """Return the table of the series at ``places`` [d], or of those that a mask [D] has."""
+        names = tuple(np.array(self.names, object)[places].tolist())
+        known = self.known if self.known.shape[1] == 1 else self.known[:, places]
+        return replace(self, values=self.values[:, places], names=names, known=known)
 
-    def until(self, end: int, places: np.ndarray) -> TimeTable:
-        """Return the series at ``places`` [d], up to before a step."""
+    def until(self, end: int) -> TimeTable:
+        """Return the series up to before a step; what is known after it stays."""
         grid = replace(self.grid, stamps=self.grid.stamps[:end])
-        names = tuple(self.names[one] for one in places.tolist())
-        return replace(self, grid=grid, values=self.values[:end, places], names=names)
+        return replace(self, grid=grid, values=self.values[:end])
 
     def without(self, left_out: np.ndarray, reason: str) -> TimeTable:
         """Return the table without the series of a mask [D], and a note that has the reason.
@@ -93,13 +94,11 @@ class TimeTable:
         if not left_out.any():
             return self
         note = f"left out, {reason}: {listed(self.names, left_out)}"
-        names = tuple(np.array(self.names, object)[~left_out].tolist())
-        values, notes = self.values[:, ~left_out], (*self.notes, note)
-        return replace(self, values=values, names=names, notes=notes)
+        return replace(self.of_series(~left_out), notes=(*self.notes, note))
 
 
-def place_among(name: str, names: Sequence[str]) -> int:
-    """Return the place of a series among ``names``."""
+def place_among(name: str, names: Sequence[str], what: str = "series") -> int:
+    """Return the place of a series or another thing among ``names``."""
     if name not in names:
-        raise UsageError(f"there is no series {shown(name)}", hint=f"there are: {few(names)}")
+        raise UsageError(f"there is no {what} {shown(name)}", hint=f"there are: {few(names)}")
     return list(names).index(name)

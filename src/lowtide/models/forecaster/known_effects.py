@@ -24,7 +24,8 @@ class KnownEffects:
 
     Attributes:
         slopes: Effects [K, D] of one unit, 0 where none is clear.
-        center: Means [K] of the columns, at which they have no effect.
+        center: Means [D, K] of the columns, at which they have no effect; [1, K] where all series
+            have the same.
     """
 
     slopes: np.ndarray
@@ -36,25 +37,29 @@ class KnownEffects:
 
         Args:
             values: Series [T, D] in their own units, NaN where a value is missing.
-            known: The columns [T, K], finite.
+            known: The columns [T, D, K], or [T, 1, K] where all series have the same; NaN where
+                there is no value of the series either.
             season: Steps of a season; 1 for none.
         """
-        center = known.mean(axis=0)
+        steps, own, columns = known.shape
+        flat = known.reshape(steps, -1)
+        flat = interpolate(flat, np.isfinite(flat))
+        center = flat.mean(axis=0).reshape(own, columns)
         window = max(season, _SHORTEST_WINDOW) // 2 * 2 + 1
         if len(values) <= 2 * window:
-            return cls(np.zeros((known.shape[1], values.shape[1])), center)
+            return cls(np.zeros((columns, values.shape[1])), center)
         finite = np.isfinite(values)
         movements = _movements(interpolate(values, finite), window, season)
-        moved = _movements(known, window, season)
+        moved = _movements(flat, window, season).reshape(known.shape)
         slopes = [
-            _clear_slopes(movements[rows, one], moved[rows], season)
+            _clear_slopes(movements[rows, one], moved[rows, one % own], season)
             for one, rows in enumerate(finite.T)
         ]
         return cls(np.stack(slopes, axis=1), center)
 
     def of(self, known: np.ndarray) -> np.ndarray:
-        """Return the effects [..., D] of columns ``known`` [..., K]; none of what is NaN."""
-        return np.nan_to_num(known - self.center) @ self.slopes
+        """Return the effects [..., D] of columns ``known`` [..., D, K] or [..., 1, K]; 0 of NaN."""
+        return np.einsum("...dk,kd->...d", np.nan_to_num(known - self.center), self.slopes)
 
     @property
     def used(self) -> np.ndarray:

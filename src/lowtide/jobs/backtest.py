@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from lowtide.jobs.forecast import (
 from lowtide.jobs.forecast_scores import Scores, load_scoringrules
 from lowtide.jobs.trained_forecaster import TrainedForecaster, without_attention_warnings
 from lowtide.media.table import read_table
+from lowtide.media.table_frames import TableData
 from lowtide.media.table_options import TableKeywords, TableOptions
 from lowtide.media.time_table import TimeTable
 from lowtide.memory.memory_limits import failing_beyond_container
@@ -31,9 +32,6 @@ from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.methods import AUTO
 from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution
 from lowtide.models.forecaster.windows import targets
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Training, validation and test: shares of the rows, or 12, 4 and 4 months of 30 days.
 SPLITS = ("70/10/20", "ett")
@@ -48,7 +46,7 @@ _DIFFUSION_STRIDE, _DIFFUSION_SAMPLES = 24, 50
 
 @without_attention_warnings()
 def backtest(
-    data: str | Path | pd.DataFrame,
+    data: TableData,
     output: str | Path | None = None,
     *,
     model: str | Path = AUTO,
@@ -171,7 +169,7 @@ def _require_arguments(split: str, horizons: Sequence[int], stride: int) -> None
 
 
 def _read(
-    data: str | Path | pd.DataFrame,
+    data: TableData,
     model: str,
     horizons: Sequence[int],
     split: str,

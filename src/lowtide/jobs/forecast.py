@@ -27,6 +27,7 @@ from lowtide.jobs.trained_forecaster import (
     without_attention_warnings,
 )
 from lowtide.media.table_bytes import is_stdin
+from lowtide.media.table_frames import TableData
 from lowtide.media.table_options import TableKeywords, TableOptions
 from lowtide.media.table_words import listed
 from lowtide.media.time_table import TimeTable
@@ -59,7 +60,7 @@ class Forecast:
 
 @without_attention_warnings()
 def forecast(
-    data: str | Path | pd.DataFrame,
+    data: TableData,
     output: str | Path | None = None,
     *,
     model: str | Path = AUTO,
@@ -79,8 +80,9 @@ def forecast(
     """Forecast the series of a table, by a model fitted to the table itself or a trained one.
 
     Args:
-        data: A CSV, Excel or Parquet file, ``-`` for standard input, or a data frame: wide, with a
-            column of dates, or long, with a column of names of series besides.
+        data: A CSV, Excel or Parquet file, ``-`` for standard input, a data frame of pandas or
+            polars, or a Series with dates as its index. Wide, with a column of dates, or long, with
+            a column of names of series besides.
         output: File of means and quantiles, CSV or Parquet.
         model: ``"auto"``, the best method of each series on what it was not fitted to; one of
             ``"naive"``, ``"ets"``, ``"theta"``, ``"mean"`` (of these three), ``"plain-ridge"``,

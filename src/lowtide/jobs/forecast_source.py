@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lowtide.core.errors import InputError
 from lowtide.jobs.trained_forecaster import TrainedForecaster
 from lowtide.media.table import read_table
+from lowtide.media.table_frames import TableData
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_words import few, listed
 from lowtide.media.time_table import TimeTable
@@ -23,9 +23,6 @@ from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.known_effects import KnownEffects
 from lowtide.models.forecaster.methods import AUTO, METHODS
 from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution, PathSampler
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # What a model may be besides a folder.
 NAMES = (AUTO, *METHODS)
@@ -73,7 +70,7 @@ class ForecastSource:
 
 def forecast_sources(
     model: str | Path,
-    data: str | Path | pd.DataFrame,
+    data: TableData,
     steps: int,
     paths: str,
     options: TableOptions,

@@ -18,6 +18,7 @@ from lowtide.core.input_file import exists, is_folder, require_input
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.media.calendar_names import calendar_of
 from lowtide.media.table import read_table
+from lowtide.media.table_frames import TableData
 from lowtide.media.table_options import TableOptions
 from lowtide.media.time_table import TimeTable
 from lowtide.memory.library_memory import require_room_for_libraries
@@ -28,8 +29,6 @@ from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS, Distribution, Pat
 from lowtide.models.forecaster.windows import forward_fill
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from lowtide.models.ldm4ts.model import LDM4TSModel
 
 DIFFUSION = "diffusion"
@@ -131,7 +130,7 @@ class TrainedForecaster:
         """Steps before an origin that a forecast needs."""
         return max(self.ridge.context, self.denoiser.config.look_back)
 
-    def read_table(self, data: str | Path | pd.DataFrame, options: TableOptions) -> TimeTable:
+    def read_table(self, data: TableData, options: TableOptions) -> TimeTable:
         """Read the trained series of a table; raises as `require_table` and `media.read_table`."""
         if options.columns and set(options.columns) != set(self.facts.columns):
             raise UsageError(

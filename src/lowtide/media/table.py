@@ -11,10 +11,10 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, shown
 from lowtide.core.install_hints import install_extra
-from lowtide.media.series_columns import LONG
-from lowtide.media.table_columns import STAMPS, Columns, find_columns
+from lowtide.media.table_columns import Columns, find_columns
 from lowtide.media.table_dates import Stamps
 from lowtide.media.table_file import TableSource, read_source
+from lowtide.media.table_frames import TableData, frame_of
 from lowtide.media.table_grid import table_on_grid
 from lowtide.media.table_numbers import is_number_like, numbers
 from lowtide.media.table_options import TableOptions
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def read_table(
-    data: str | Path | pd.DataFrame,
+    data: TableData,
     options: TableOptions | None = None,
     *,
     room: int = sys.maxsize,
@@ -34,9 +34,10 @@ def read_table(
     """Read a table of series.
 
     Args:
-        data: A file of CSV, Excel or Parquet, ``-`` for standard input, or a data frame. Wide: a
-            column of stamps (``date``, ``ds`` or the first) and a column for each series. Long: a
-            column of names of series besides, and one of values.
+        data: A file of CSV, Excel or Parquet, ``-`` for standard input, or a data frame: of pandas,
+            or another that has ``to_pandas``, such as polars'. Wide: a column of stamps (``date``,
+            ``ds`` or the first) and a column for each series. Long: a column of names of series
+            besides, and one of values. Or a pandas Series that has stamps as its index.
         options: How it is read where it does not say so itself.
         room: Bytes of memory that there are for a file's table and what is made of it.
 
@@ -47,23 +48,19 @@ def read_table(
             ``data`` is of another type.
     """
     try:
-        import pandas as pd
+        import pandas  # noqa: F401
     except ImportError as error:
         raise UsageError("tables need pandas", hint=install_extra("forecast")) from error
 
-    if not isinstance(data, str | Path | pd.DataFrame):
-        raise UsageError(
-            f"a table is a file or a data frame, not of type {type(data).__name__}",
-            hint='pandas.DataFrame({"ds": dates, "y": values})',
-        )
     options = TableOptions() if options is None else options
-    where = "the frame" if isinstance(data, pd.DataFrame) else str(Path(data))
+    is_file = isinstance(data, str | Path)
+    where = str(Path(data)) if is_file else "the frame"
     source = None
     try:
-        if isinstance(data, pd.DataFrame):
-            source = TableSource.of_frame(_flat(data))
-        else:
+        if is_file:
             source = read_source(Path(data), room, options.decimal)
+        else:
+            source = TableSource.of_frame(frame_of(data, counted=options.consecutive))
         return _read(source, options)
     except InputError as error:
         named = error.message.startswith(f"{where}: ")
@@ -75,27 +72,6 @@ def read_table(
         if error.first is not None:
             message += f", first in {source.place(error.first)}"
         raise InputError(message, hint=error.hint) from error
-
-
-def _flat(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame whose columns have names, and an index of stamps or series among them."""
-    import pandas as pd
-
-    usual = {*STAMPS, *(name for names in LONG for name in names)}
-    # Of an index that is a column too, the column counts.
-    both = {str(name) for name in frame.index.names} & {str(name) for name in frame.columns}
-    if isinstance(frame.index, pd.DatetimeIndex | pd.PeriodIndex):
-        name = str(frame.index.name or "date")
-        frame = frame.reset_index(names=name, drop=name in map(str, frame.columns))
-    elif both:
-        frame = frame.reset_index(drop=True)
-    elif any(str(name).lower() in usual for name in frame.index.names):
-        frame = frame.reset_index()
-    frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
-    doubled = frame.columns[frame.columns.duplicated()]
-    if len(doubled):
-        raise InputError(f"two columns are called {shown(doubled[0])}")
-    return frame.reset_index(drop=True)
 
 
 def _read(source: TableSource, options: TableOptions) -> TimeTable:

@@ -30,10 +30,25 @@ def table(tmp_path, stamps, **options):
         *((form, HOURS) for form in ("%Y-%m-%d %H:%M:%S.000", "%d.%m.%Y %H:%M", "%Y%m%d %H%M")),
         *((form, MONTHS) for form in ("%B %Y", "%b-%y", "%m/%Y", "%m.%Y", "%Y/%m", "%Y%m")),
         *((form, MONTHS) for form in ("%YM%m", "%Y-M%m", "%Y-%m")),
+        *((form, HOURS) for form in ("%a %b %d %H:%M:%S %Y", "%b %d %H:%M %Y", "%c")),
     ],
 )
 def test_usual_forms_are_read(tmp_path, form, stamps):
     assert list(table(tmp_path, stamps.strftime(form)).grid.stamps) == list(stamps)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "%a %b %d %H:%M:%S UTC %Y",
+        "%a %b %d %H:%M:%S +0000 %Y",
+        "%a, %d %b %Y %H:%M:%S GMT",
+        "%a %b %d %Y %H:%M:%S GMT+0000 (Coordinated Universal Time)",
+    ],
+)
+def test_forms_of_programs_have_their_zone_anywhere(tmp_path, form):
+    found = table(tmp_path, HOURS.strftime(form))
+    assert list(found.grid.stamps) == list(HOURS) and found.grid.zone is not None
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def _days(parts: pd.DataFrame) -> np.ndarray:
     if "month" in parts:
         month = _int(parts["month"])
     elif "name" in parts:
-        month = np.array([_month(name) for name in parts["name"].fillna("")])
+        month = np.array([month_of_name(name) for name in parts["name"].fillna("")])
     elif "quarter" in parts:
         month = 3 * _int(parts["quarter"]) - 2
     elif "half" in parts:
@@ -164,6 +164,6 @@ def _int(texts: pd.Series) -> np.ndarray:
     return texts.fillna("0").astype("int64").to_numpy(copy=True)
 
 
-def _month(name: str) -> int:
-    """Return the month of a name, or 0."""
+def month_of_name(name: str) -> int:
+    """Return the month that a name in lower case begins as, from 1, or 0."""
     return next((number for number, starts in enumerate(_MONTHS, 1) if re.match(starts, name)), 0)

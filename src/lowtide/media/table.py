@@ -11,8 +11,9 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, shown
 from lowtide.core.install_hints import install_extra
-from lowtide.media.table_columns import Columns, find_columns
+from lowtide.media.table_columns import Columns, find_columns, time_columns
 from lowtide.media.table_dates import Stamps
+from lowtide.media.table_edges import without_others
 from lowtide.media.table_file import TableSource, read_source
 from lowtide.media.table_frames import TableData, frame_of
 from lowtide.media.table_grid import table_on_grid
@@ -61,7 +62,12 @@ def read_table(
             source = read_source(Path(data), room, options.decimal)
         else:
             source = TableSource.of_frame(frame_of(data, counted=options.consecutive))
-        return _read(source, options)
+        if not len(source.frame):
+            raise InputError("0 rows are too few for a forecast", hint="give rows below the header")
+        time = time_columns(source, options)
+        if time and not options.consecutive:
+            source = without_others(source, time[0], options)
+        return _read(source, time, options)
     except InputError as error:
         named = error.message.startswith(f"{where}: ")
         message = error.message if named else f"{where}: {error.message}"
@@ -74,28 +80,24 @@ def read_table(
         raise InputError(message, hint=error.hint) from error
 
 
-def _read(source: TableSource, options: TableOptions) -> TimeTable:
+def _read(source: TableSource, time: list[str], options: TableOptions) -> TimeTable:
     """Return the table of a source: what its columns are, their numbers, and their grid."""
-    if not len(source.frame):
-        raise InputError("0 rows are too few for a forecast", hint="give rows below the header")
-    found = find_columns(source, options)
+    found = find_columns(source, time, options)
     missing: Counter[str] = Counter()
     notes = [*source.notes, *found.stamps.notes, *found.notes]
-    wide = (_wide if found.series is None else _pivot)(source, found, options, missing)
+    wide = (_wide if found.series is None else _pivot)(found, options, missing)
     if missing:
         words = ", ".join(shown(word) for word, _ in missing.most_common(5))
         notes.append(f"{missing.total():,} cells count as missing: {words}")
-    return table_on_grid(wide, source, found, options, notes)
+    return table_on_grid(wide, found, options, notes)
 
 
-def _wide(
-    source: TableSource, found: Columns, options: TableOptions, missing: Counter[str]
-) -> pd.DataFrame:
+def _wide(found: Columns, options: TableOptions, missing: Counter[str]) -> pd.DataFrame:
     """Return a wide table's numbers, by stamp: of the columns wanted, and those known ahead."""
     import pandas as pd
 
     _require_once(found.stamps, found.stamps.numbers)
-    frame = source.frame
+    frame = found.source.frame
     wanted = list(options.columns) or found.values
     chosen = [*wanted, *options.known, *([options.target] if options.target else [])]
     chosen = list(dict.fromkeys(chosen))
@@ -113,16 +115,14 @@ def _wide(
     return pd.DataFrame(values).set_axis(pd.Index(found.stamps.numbers), axis=0)
 
 
-def _pivot(
-    source: TableSource, found: Columns, options: TableOptions, missing: Counter[str]
-) -> pd.DataFrame:
+def _pivot(found: Columns, options: TableOptions, missing: Counter[str]) -> pd.DataFrame:
     """Return a long table's numbers with a column for each series that is wanted, by stamp."""
     import pandas as pd
 
     assert found.series is not None
     value = found.values[0]
     stamps = found.stamps.numbers
-    long = numbers(source.frame[value], options.decimal, missing).to_numpy()
+    long = numbers(found.source.frame[value], options.decimal, missing).to_numpy()
     keys = pd.DataFrame({"series": found.series.to_numpy(object), "stamp": stamps})
     _require_once(found.stamps, keys)
     wide = keys.assign(value=long).pivot(index="stamp", columns="series", values="value")

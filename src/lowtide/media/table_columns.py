@@ -16,7 +16,9 @@ import numpy as np
 from lowtide.core.errors import InputError, UsageError, shown
 from lowtide.media.series_columns import LONG, is_nameless, series_columns, value_column
 from lowtide.media.table_dates import Stamps, read_stamps, reads_as_stamps
+from lowtide.media.table_edges import without_others
 from lowtide.media.table_file import TableSource
+from lowtide.media.table_header import STAMPS
 from lowtide.media.table_numbers import is_count, is_number_like, is_numeric
 from lowtide.media.table_options import TableOptions, names_of
 from lowtide.media.table_rows import RowError
@@ -25,18 +27,6 @@ from lowtide.media.table_words import few
 if TYPE_CHECKING:
     import pandas as pd
 
-STAMPS = (
-    "date",
-    "ds",
-    "timestamp",
-    "datetime",
-    "time",
-    "year",
-    "month",
-    "day",
-    "period",
-    "quarter",
-)
 # Columns that are a date or a time together.
 _PARTS = (("month", "quarter", "week"), ("day",), ("hour", "time"))
 _STEP = "step"
@@ -47,6 +37,7 @@ class Columns:
     """What a table's columns are.
 
     Attributes:
+        source: The table, without rows that are none of it.
         stamps: The stamps of its rows.
         names: Names of the columns of series, stamp and value that results have.
         series: Names of the rows' series as text, in a long table; None in a wide one.
@@ -56,6 +47,7 @@ class Columns:
         number_ids: Whether names of series are whole numbers in a data frame.
     """
 
+    source: TableSource
     stamps: Stamps
     names: tuple[str, str, str]
     series: pd.Series | None
@@ -65,23 +57,16 @@ class Columns:
     number_ids: bool = False
 
 
-def find_columns(source: TableSource, options: TableOptions) -> Columns:
-    """Return what the columns of a table are.
+def find_columns(source: TableSource, time: Sequence[str], options: TableOptions) -> Columns:
+    """Return what the columns of a table are, of which ``time`` has the stamps.
 
     Raises:
         InputError: No reading works, or several do.
         RowError: A row cannot be used.
         UsageError: A column that an option names is not there.
     """
-    frame = source.frame
-    names = [str(name) for name in frame]
+    names = [str(name) for name in source.frame]
     usual = _usual(names, options)
-    if len(names) < 2 and not (options.consecutive and names):
-        raise InputError(
-            "a table has a column of dates and at least one of numbers",
-            hint="separate columns by commas, semicolons or tabs",
-        )
-    time = _time_columns(source, options, usual)
     stamps, name = _stamps_of(source, time, options)
     rest = [one for one in names if one not in time]
     ids = names_of(options.id_column) or ([usual[0]] if usual else [])
@@ -89,12 +74,9 @@ def find_columns(source: TableSource, options: TableOptions) -> Columns:
     if not ids:
         ids = series_columns(source, stamps, rest, options)
     if not ids:
-        return _wide(frame, stamps, name, rest, options)
-    value = (
-        usual[2]
-        if usual
-        else value_column(frame, stamps, [n for n in rest if n not in ids], options)
-    )
+        return _wide(source, stamps, name, rest, options)
+    others = [one for one in rest if one not in ids]
+    value = usual[2] if usual else value_column(source.frame, stamps, others, options)
     return _long(source, stamps, (ids, name, value), rest)
 
 
@@ -119,11 +101,18 @@ def _require_names(wanted: Sequence[str], names: Sequence[str], option: str) -> 
         )
 
 
-def _time_columns(
-    source: TableSource, options: TableOptions, usual: tuple[str, str, str] | None
-) -> list[str]:
-    """Return the columns that have the stamps: by option, by name, else the first with dates."""
+def time_columns(source: TableSource, options: TableOptions) -> list[str]:
+    """Return the columns that have the stamps: by option, by name, else the first with dates.
+
+    None has them where rows are counted and all columns are of numbers; raises as `find_columns`.
+    """
     names = [str(name) for name in source.frame]
+    usual = _usual(names, options)
+    if len(names) < 2 and not (options.consecutive and names):
+        raise InputError(
+            "a table has a column of dates and at least one of numbers",
+            hint="separate columns by commas, semicolons or tabs",
+        )
     if wanted := names_of(options.time_column):
         _require_names(wanted, names, "--time-column")
         return wanted
@@ -145,13 +134,15 @@ def _dates_by_content(source: TableSource, names: list[str], options: TableOptio
     first = names[0]
     if re.match(r"\d{1,4}[-/.]\d", first):
         raise InputError(f"there is no header: {shown(first)} is no name of a column of dates")
-    if reads_as_stamps(source.text([first])[first], options):
+
+    def has_dates(name: str) -> bool:
+        part = without_others(source, name, options)
+        return reads_as_stamps(part.text([name])[name], options)
+
+    if has_dates(first):
         return first
     with_dates = [
-        name
-        for name in names[1:]
-        if not is_numeric(source.frame[name])
-        and reads_as_stamps(source.text([name])[name], options)
+        name for name in names[1:] if not is_numeric(source.frame[name]) and has_dates(name)
     ]
     if len(with_dates) > 1:
         raise InputError(
@@ -178,7 +169,9 @@ def _parts_of(frame: pd.DataFrame, time: str, names: list[str]) -> list[str]:
     return [part for part in parts if part]
 
 
-def _stamps_of(source: TableSource, time: list[str], options: TableOptions) -> tuple[Stamps, str]:
+def _stamps_of(
+    source: TableSource, time: Sequence[str], options: TableOptions
+) -> tuple[Stamps, str]:
     """Return the stamps of the rows, and the name of their column."""
     import pandas as pd
 
@@ -231,13 +224,14 @@ def _long(
         notes = [f"a long table: series by {few(ids)}, dates in {name}, values in {value}"]
     numbered = len(ids) == 1 and is_count(written[ids[0]])
     names = ("/".join(ids), name, value)
-    return Columns(stamps, names, series, [value], notes, unused, numbered)
+    return Columns(source, stamps, names, series, [value], notes, unused, numbered)
 
 
 def _wide(
-    frame: pd.DataFrame, stamps: Stamps, name: str, rest: list[str], options: TableOptions
+    source: TableSource, stamps: Stamps, name: str, rest: list[str], options: TableOptions
 ) -> Columns:
     """Return the columns of a wide table: a series each, but for text that is not asked for."""
+    frame = source.frame
     asked = [*options.columns, *([options.target] if options.target else []), *options.known]
     notes = []
     nameless = [one for one in rest if is_nameless(one)]
@@ -254,4 +248,4 @@ def _wide(
     if left_out:
         notes.append(f"left out, columns without numbers: {few(left_out)}")
     names = LONG[0]
-    return Columns(stamps, (names[0], names[1], names[2]), None, values, notes)
+    return Columns(source, stamps, (names[0], names[1], names[2]), None, values, notes)

@@ -31,9 +31,14 @@ from lowtide.media.time_grid import Zone, fit_grid, index_of
 if TYPE_CHECKING:
     import pandas as pd
 
-_OFFSET = r"\s*(?:z|utc|gmt|[+-]\d{2}(?::?\d{2})?)$"
+_OFFSET = r"\s*(?:z|utc|gmt|(?:utc|gmt)?[+-]\d{2}(?::?\d{2})?(?:\s*\(.*\))?)$"
 _WITH_OFFSET = rf"\d:\d{{2}}(?::\d{{2}}(?:[.,]\d+)?)?(?:\s*[ap]m)?{_OFFSET}"
 _ISO = r"-?\d{4}(?:-?\d{2}(?:-?\d{2})?)?(?:[t ]\d{2}(?::?\d{2}(?::?\d{2}(?:[.,]\d{1,9})?)?)?)?$"
+# C, Unix and Java write the year behind the time: Thu Nov 20 00:00:00 2025.
+_YEAR_LAST = re.compile(
+    r"^(.*\d)\s+(\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?)((?:\s+(?:utc|gmt|[+-]\d{4}))?)\s+(\d{4})$",
+    re.IGNORECASE,
+)
 # Whole numbers, and those that are days or seconds with a fraction: 01.2015 is a month.
 _NUMBER = r"[+-]?(?:\d+(?:\.0+)?|\d{5,}\.\d+|\d+(?:\.\d+)?e\+?\d+)$"
 _WRITE_DATES = (
@@ -127,6 +132,7 @@ def _from_text(column: pd.Series, text: pd.Series, options: TableOptions) -> Sta
         if plain.mean() > 0.5 or wanted is not None:
             found = pd.to_numeric(cells.where(plain), errors="coerce").to_numpy(float)[codes]
             return _from_numbers(column, found, text, options)
+        cells = cells.str.replace(_YEAR_LAST, r"\1 \4 \2\3", regex=True)
     lower = cells.str.lower()
     has_offset = lower.str.contains(_WITH_OFFSET)
     offsets, local = np.zeros(len(cells), np.int64), cells
@@ -347,10 +353,10 @@ def _in_bounds(stamps: np.ndarray) -> np.ndarray:
 
 def _seconds(offset: str) -> int:
     """Return the seconds of an offset from UTC."""
-    if not isinstance(offset, str) or offset in ("z", "utc", "gmt"):
+    found = re.search(r"([+-])(\d{2}):?(\d{2})?", offset)
+    if found is None:
         return 0
-    digits = offset[1:].replace(":", "").ljust(4, "0")
-    return (int(digits[:2]) * 3600 + int(digits[2:4]) * 60) * (-1 if offset[0] == "-" else 1)
+    return (int(found[2]) * 3600 + int(found[3] or 0) * 60) * (-1 if found[1] == "-" else 1)
 
 
 def _require_all(text: pd.Series, offsets: np.ndarray) -> None:

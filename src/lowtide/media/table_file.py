@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import re
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, shown
 from lowtide.core.install_hints import install_extra
 from lowtide.media.table_bytes import EXCEL, TableBytes, require_room
+from lowtide.media.table_header import LOOKED_AT, above, header_row
 from lowtide.media.table_numbers import HUGE_EXPONENT, settle_decimals
 
 if TYPE_CHECKING:
@@ -51,6 +55,16 @@ class TableSource:
     def of_frame(cls, frame: pd.DataFrame) -> TableSource:
         """Return the source of a data frame."""
         return cls(frame, lambda names: frame[list(names)])
+
+    def of_rows(self, rows: np.ndarray, notes: list[str]) -> TableSource:
+        """Return the source of some rows, and ``notes`` on the others."""
+        return replace(
+            self,
+            notes=[*self.notes, *notes],
+            frame=self.frame.iloc[rows].reset_index(drop=True),
+            text=lambda names: self.text(names).iloc[rows].reset_index(drop=True),
+            place=lambda row: self.place(int(rows[row])),
+        )
 
 
 def read_source(path: Path, room: int = sys.maxsize, decimal: str | None = None) -> TableSource:
@@ -111,8 +125,11 @@ def _excel(source: TableBytes) -> TableSource:
 
     with source.open() as file, pd.ExcelFile(io.BytesIO(file.read()), engine="openpyxl") as book:
         sheet = str(book.sheet_names[0])
-        frame = pd.read_excel(book, sheet_name=sheet)
-        written = pd.read_excel(book, sheet_name=sheet, dtype=str, keep_default_na=False)
+        style = {"sheet_name": sheet, "dtype": str, "keep_default_na": False}
+        first = pd.read_excel(book, header=None, nrows=LOOKED_AT, **style).to_numpy().tolist()
+        skipped = header_row(first) or 0
+        frame = pd.read_excel(book, sheet_name=sheet, header=skipped)
+        written = pd.read_excel(book, header=skipped, **style)
     names = [str(name).strip() for name in frame]
     frame.columns = written.columns = names
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -120,6 +137,8 @@ def _excel(source: TableBytes) -> TableSource:
         raise InputError(f"two columns are called {shown(twice[0])}")
     sheets = len(book.sheet_names)
     notes = [f"of {sheets} sheets the first was read, {sheet}"] if sheets > 1 else []
+    if skipped:
+        notes.append(f"the header is row {skipped + 1}; above it: {above(first[:skipped])}")
     # Dates are cells of their own kind in a workbook, as are numbers: names alone are text.
     typed = {name for name in names if frame[name].dtype != object}
 
@@ -127,7 +146,7 @@ def _excel(source: TableBytes) -> TableSource:
         dates = {name: frame[name] for name in wanted if frame[name].dtype.kind == "M"}
         return written[list(wanted)].assign(**dates) if dates or typed else frame[list(wanted)]
 
-    return TableSource(frame, text, lambda row: f"row {row + 2}", notes)
+    return TableSource(frame, text, lambda row: f"row {row + skipped + 2}", notes)
 
 
 def _csv(source: TableBytes, decimal: str | None) -> TableSource:
@@ -151,6 +170,9 @@ def _csv(source: TableBytes, decimal: str | None) -> TableSource:
     with layout.naming_rows():
         frame = frame if decimal else settle_decimals(frame, layout.separator)
     notes = []
+    if layout.skipped:
+        first = replace(layout, skipped=0).first_rows(layout.skipped)
+        notes.append(f"the header is {layout.place(-1)}; above it: {above(first)}")
     if layout.encoding == "cp1252":
         notes.append("the file is no UTF-8 and was read as Windows-1252")
     return TableSource(frame, text, layout.place, notes)
@@ -158,24 +180,43 @@ def _csv(source: TableBytes, decimal: str | None) -> TableSource:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How the text of a file is to be taken apart."""
+    """How the text of a file is to be taken apart.
+
+    Attributes:
+        source: The file.
+        encoding: That of its text.
+        separator: What stands between cells.
+        skipped: Rows above the header.
+    """
 
     source: TableBytes
     encoding: str
     separator: str
+    skipped: int = 0
 
     @classmethod
     def of(cls, source: TableBytes) -> _Layout:
         encoding = source.encoding()
-        with source.open() as file, io.TextIOWrapper(file, encoding) as lines:
-            header = next((line for line in lines if line.strip()), "").strip("\n\r")
-        if not header:
+        with source.open() as file, io.TextIOWrapper(file, encoding) as text:
+            lines = [line.strip("\n\r") for line in itertools.islice(text, LOOKED_AT)]
+        lines = [line for line in lines if line.strip()]
+        if not lines:
             raise ValueError("the file is empty")
-        if header.lstrip()[:1] in ("{", "["):
+        if lines[0].lstrip()[:1] in ("{", "["):
             raise ValueError("it looks like JSON; save it as CSV")
-        separator = max(_SEPARATORS, key=header.count)
-        spaces = separator not in header and len(header.split()) > 1
-        return cls(source, encoding, " " if spaces else separator)
+        # The header tells what separates cells, and which line is the header, how they are.
+        separators = list(dict.fromkeys(map(_separator, lines)))
+        for separator in separators:
+            layout = cls(source, encoding, separator)
+            place = header_row(layout.first_rows())
+            if place is not None:
+                return replace(layout, skipped=place)
+        return cls(source, encoding, separators[0])
+
+    def first_rows(self, count: int = LOOKED_AT) -> list[list[str]]:
+        """Return the first rows, empty ones too."""
+        with self.cells() as reader:
+            return list(itertools.islice(reader, count))
 
     def read(self, **style: Any) -> pd.DataFrame:
         """Return the whole file, or those columns that ``style`` says, with what pandas finds."""
@@ -192,6 +233,7 @@ class _Layout:
                     encoding=self.encoding,
                     index_col=False,
                     low_memory=False,
+                    skiprows=self.skipped,
                     **style,
                 )
         except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
@@ -199,21 +241,24 @@ class _Layout:
 
     @contextlib.contextmanager
     def cells(self) -> Iterator[Any]:
-        """Read the cells, row by row, of any length; the module's limit is put back."""
+        """Read the cells from the header on, row by row, of any length."""
         limit = csv.field_size_limit(2**31 - 1)
         try:
             with self.source.open() as file:
                 lines = io.TextIOWrapper(file, self.encoding, newline="")
-                yield csv.reader(
+                reader = csv.reader(
                     lines, delimiter=self.separator, skipinitialspace=self.separator == " "
                 )
+                for _ in range(self.skipped):
+                    next(reader)
+                yield reader
         finally:
-            csv.field_size_limit(limit)
+            csv.field_size_limit(limit)  # that of the module, put back
 
     def place(self, row: int) -> str:
         """Return the line of a row, counted from 0."""
         with self.cells() as reader:
-            last, seen = 0, -1
+            last, seen = reader.line_num, -1
             for cells in reader:
                 # Quoted cells may have several lines, and empty lines are no rows.
                 seen += bool(cells)
@@ -245,6 +290,12 @@ class _Layout:
                     )
                 last = reader.line_num
         return "a quote is opened and never closed"
+
+
+def _separator(line: str) -> str:
+    """Return what stands between the cells of a line."""
+    separator = max(_SEPARATORS, key=line.count)
+    return " " if separator not in line and len(line.split()) > 1 else separator
 
 
 @contextlib.contextmanager

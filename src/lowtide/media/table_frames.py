@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from lowtide.core.errors import InputError, UsageError, shown
 from lowtide.core.install_hints import install_extra
 from lowtide.media.series_columns import LONG
-from lowtide.media.table_columns import STAMPS
+from lowtide.media.table_header import STAMPS
 
 if TYPE_CHECKING:
     import pandas as pd

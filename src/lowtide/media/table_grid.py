@@ -10,7 +10,6 @@ import numpy as np
 from lowtide.core.errors import InputError, shown
 from lowtide.media.calendars import Counted, among
 from lowtide.media.table_columns import Columns
-from lowtide.media.table_file import TableSource
 from lowtide.media.table_future import column_of_series, ends_of, find_future, known_words
 from lowtide.media.table_numbers import is_number_like, numbers
 from lowtide.media.table_options import TableOptions
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 def table_on_grid(
     wide: pd.DataFrame,
-    source: TableSource,
     found: Columns,
     options: TableOptions,
     notes: list[str],
@@ -60,7 +58,7 @@ def table_on_grid(
         series = [name for name in names if name in used and name not in known]
     else:
         row_places = places[np.searchsorted(stamps, found.stamps.numbers)]
-        known = _ahead_of_series(rows, names, source, (found, options), row_places, notes)
+        known = _ahead_of_series(rows, names, (found, options), row_places, notes)
         series = names
     if not series:
         raise InputError("no series has a single value")
@@ -106,7 +104,6 @@ def _ahead(
 def _ahead_of_series(
     rows: np.ndarray,
     names: list[str],
-    source: TableSource,
     how: tuple[Columns, TableOptions],
     places: np.ndarray,
     notes: list[str],
@@ -118,9 +115,8 @@ def _ahead_of_series(
     Args:
         rows: Values of the series on the grid [T, D].
         names: Their names [D].
-        source: The table.
         how: What its columns are, and how they are read.
-        places: Step of each of its rows, -1 for none.
+        places: Step of each row of the table, -1 for none.
         notes: Sentences, to which those on what was found are added.
     """
     import pandas as pd
@@ -138,7 +134,7 @@ def _ahead_of_series(
     known: dict[str, np.ndarray] = {}
     unused = {name: name for name in found.unused}
     for name in options.known or (found.unused if later else ()):
-        column = _numbers_if_any(source, name, options)
+        column = _numbers_if_any(found, name, options)
         if column is None:
             continue
         column = column_of_series(column[used], steps, series, rows.shape)
@@ -160,9 +156,9 @@ def _ahead_of_series(
     return known
 
 
-def _numbers_if_any(source: TableSource, name: str, options: TableOptions) -> np.ndarray | None:
+def _numbers_if_any(found: Columns, name: str, options: TableOptions) -> np.ndarray | None:
     """Return a column [rows] of numbers; None for another that nobody asked for."""
-    column, asked = source.frame[name], name in options.known
+    column, asked = found.source.frame[name], name in options.known
     try:
         if asked or is_number_like(column):
             return numbers(column, options.decimal).to_numpy()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from lowtide.core.errors import InputError, shown
 from lowtide.media.table_rows import RowError
@@ -52,7 +55,7 @@ def numbers(
     if kinds.is_bool_dtype(column):
         return column.astype("boolean").astype("Float64").astype(float)
     numeric = kinds.is_numeric_dtype(column) and not kinds.is_complex_dtype(column)
-    if not (numeric or _is_text(column)):
+    if not (numeric or is_text(column)):
         raise InputError(f"column {shown(name)} holds no numbers, but {column.dtype}")
     if numeric:
         return column.astype(float)
@@ -81,7 +84,7 @@ def is_number_like(column: pd.Series) -> bool:
         return True
     if kinds.is_numeric_dtype(column):
         return not kinds.is_complex_dtype(column)
-    if not _is_text(column):
+    if not is_text(column):
         return False
     text = column[column.notna()].astype(str).str.strip().str.lower()
     text = text[~text.isin(_MISSING_WORDS)]
@@ -120,7 +123,7 @@ def settle_decimals(frame: pd.DataFrame, separator: str) -> pd.DataFrame:
     return frame
 
 
-def _is_text(column: pd.Series) -> bool:
+def is_text(column: pd.Series) -> bool:
     import pandas as pd
 
     kinds = pd.api.types
@@ -174,6 +177,13 @@ def _refuse(column: pd.Series, row: int) -> None:
         raise RowError(row, f"{where} {shown(cell)} has a decimal comma", hint="--decimal ,")
     hint = "leave cells without a value empty, or name the columns to use: --columns"
     raise RowError(row, f"{where} {shown(cell)} is no number", hint=hint)
+
+
+def is_number(cell: object) -> bool:
+    """Return whether a cell is a number or the text of one."""
+    if isinstance(cell, str):
+        return re.match(_NUMBER, cell.strip().lower()) is not None
+    return isinstance(cell, int | float | np.number | np.bool_) and cell == cell
 
 
 def is_numeric(column: pd.Series) -> bool:

@@ -132,7 +132,8 @@ class RangeStatistics:
         not_finite = self._not_finite + int(counts[~inside].sum())
         values, counts = values[inside], counts[inside]
         low, high = (_quantile(values, counts, share) for share in (_TAIL, 1 - _TAIL))
-        threshold = _otsu(values, counts)
+        # A few hot voxels are no class of their own.
+        threshold = _otsu(values.clip(2 * low - high, 2 * high - low), counts)
         background = _background(values, counts, threshold)
         limits = self._least, self._largest
         return VolumeRange(low, high, threshold, not_finite, most, background, limits)

@@ -12,7 +12,12 @@ import numpy as np
 from lowtide.core.errors import UsageError
 from lowtide.core.input_file import exists
 from lowtide.models.denoiser.noise_level import LEAST_SIGMA, LevelEstimate
-from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
+from lowtide.models.denoiser.noise_models import (
+    GaussianNoise,
+    NoiseModel,
+    PoissonGaussianNoise,
+    RicianNoise,
+)
 from lowtide.models.denoiser.noise_registry import noise_model_names
 from lowtide.models.denoiser.noise_statistics import ImageStatistics
 from lowtide.models.denoiser.noise_table import NoiseTable, load_noise
@@ -21,8 +26,9 @@ from lowtide.models.denoiser.variance_line import fit_lower_line
 
 NoiseSource = Literal["given", "estimated", "table"]
 _GAUSSIAN, _POISSON_GAUSSIAN = GaussianNoise.name, PoissonGaussianNoise.name
-# Models whose parameters a single image tells.
+# Models whose parameters a single image tells, and of volumes a single one.
 ESTIMATED = _GAUSSIAN, _POISSON_GAUSSIAN
+ESTIMATED_OF_VOLUMES = _GAUSSIAN, RicianNoise.name
 _HASH_DIGITS = 12  # in messages
 # Levels of 255 below which it does little harm to be wrong, and how many times a level is another.
 _WORTH_A_NOTE, _UNLIKE = 4, 2
@@ -111,11 +117,8 @@ def choose_noise(noise: str | Path, iso: int | None = None) -> ChosenNoise:
     if iso is not None and not 0 < iso < 10_000_000:
         raise UsageError(f"--iso {iso} is no ISO", hint="--iso 800")
     if str(noise) in noise_model_names():
-        if str(noise) not in ESTIMATED:
-            raise UsageError(
-                f"an image alone does not tell the parameters of {noise} noise",
-                hint="--noise FILE, with a table that `lowtide train noise` wrote",
-            )
+        if str(noise) not in (*ESTIMATED, *ESTIMATED_OF_VOLUMES):
+            raise _untold(str(noise))
         if iso is not None:
             raise UsageError(
                 f"--iso {iso} chooses from a table, and --noise {noise} is none",
@@ -132,6 +135,13 @@ def choose_noise(noise: str | Path, iso: int | None = None) -> ChosenNoise:
     return ChosenNoise(table.noise_model, path, table, iso)
 
 
+def _untold(noise: str) -> UsageError:
+    return UsageError(
+        f"an image alone does not tell the parameters of {noise} noise",
+        hint="--noise FILE, with a table that `lowtide train noise` wrote",
+    )
+
+
 def require_trained_noise(chosen: ChosenNoise | None, config: SlimUNetConfig, model: str) -> None:
     """Raise `UsageError` where a network was not trained for the noise that was chosen.
 
@@ -141,6 +151,8 @@ def require_trained_noise(chosen: ChosenNoise | None, config: SlimUNetConfig, mo
         model: Its name, for messages.
     """
     chosen = ChosenNoise(_GAUSSIAN) if chosen is None else chosen
+    if chosen.table is None and chosen.name not in ESTIMATED:
+        raise _untold(chosen.name)
     if config.noise_sha256:
         trained = f"{config.camera} ({config.noise_sha256[:_HASH_DIGITS]})"
         if chosen.table is None:

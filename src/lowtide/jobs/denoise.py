@@ -41,6 +41,7 @@ class DenoiseKeywords(ImageKeywords, total=False):
     hot_pixels: bool
     raw_output: Literal["auto", "linear", "developed", "mosaic"]
     mask: str | Path | None
+    slices: bool
 
 
 @show_keywords(DenoiseSettings, DenoiseKeywords)

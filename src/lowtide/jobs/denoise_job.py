@@ -52,6 +52,7 @@ _KIND_OPTIONS = {
     "hot_pixels": "camera RAW files",
     "raw_output": "camera RAW files",
     "mask": "volumes",
+    "slices": "volumes",
 }
 
 

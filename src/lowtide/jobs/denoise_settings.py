@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Le
 
 from lowtide.core.errors import UsageError
+from lowtide.core.hashing import file_sha256
+from lowtide.core.input_file import require_input
 from lowtide.core.option import Count, Option, Seed
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.models.denoiser.slim_unet_config import TIMES, SchedulerName
@@ -37,8 +39,9 @@ class DenoiseSettings(ImageSettings):
             file, and for volumes in data units. Default: estimated from each image; in pictures
             also of noise that neighboring pixels share, as after demosaicing, resizing or JPEG.
         noise: Kind of the noise: gaussian, or poisson-gaussian, which is stronger where an image is
-            brighter, both estimated from each image; or a table of lowtide train noise, such as
-            camera.json. Default: gaussian.
+            brighter, both estimated from each image; of volumes rician, that of magnitudes, whose
+            offset is removed; or a table of lowtide train noise, such as camera.json. Default:
+            gaussian.
         iso: ISO of all inputs, where the table has several. Default: that of a camera RAW file.
         black_level: Black level of camera RAW files, in their levels. Default: that of each file.
         hot_pixels: Mend pixels of camera RAW files that are far above their neighbors, and alone,
@@ -54,8 +57,10 @@ class DenoiseSettings(ImageSettings):
             the model's.
         eta: Share of ddpm's noise that ddim adds: 0 to 1.
         seed: Seed of the noise that is added.
-        mask: NIfTI file with a label for each voxel of a volume, 1 for signal and 2 for background,
-            of which the report has SNR and CNR.
+        mask: NIfTI file with a label for each voxel of a volume: where it is 0, voxels are copied.
+            Where there are 1 for signal and 2 for background, the report has SNR and CNR of both.
+        slices: Denoise each slice of a series of volumes by itself with the network, rather than
+            all volumes by what they share. So it is with --model, --steps or --self-ensemble too.
     """
 
     kind: Annotated[Literal["auto", "image", "raw", "volume"], Option("Files")] = "auto"
@@ -75,12 +80,13 @@ class DenoiseSettings(ImageSettings):
     eta: Annotated[float, Ge(0), Le(1), Option("Noise")] = 0.0
     seed: Annotated[Seed, Option("Noise")] = 0
     mask: Annotated[str | Path | None, Option("Output", metavar="FILE")] = None
+    slices: Annotated[bool, Option("Noise")] = False
 
     hashed: ClassVar[str] = (
         "sigma iso steps scheduler eta seed format precision accuracy strategy self_ensemble"
         " compile cuda_graphs tile tile_overlap tile_batch_size hann_blend strip_metadata"
         " png_compression jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
-        " black_level raw_output hot_pixels"
+        " black_level raw_output hot_pixels slices"
     )
 
     def check(self) -> None:
@@ -109,9 +115,9 @@ class DenoiseSettings(ImageSettings):
                 f"--iso {self.iso} chooses from a table, and --noise gives none",
                 hint=f"--noise camera.json --iso {self.iso}",
             )
-        if self.sigma is not None and self.noise not in (None, "gaussian"):
+        if self.sigma is not None and self.noise not in (None, "gaussian", "rician"):
             raise UsageError(
-                f"--sigma is the level of gaussian noise, and --noise {self.noise} tells its own",
+                f"--sigma is the level of even noise, and --noise {self.noise} tells its own",
                 hint="drop one of them",
             )
         _ = self.chosen_noise
@@ -125,15 +131,24 @@ class DenoiseSettings(ImageSettings):
 
     def content_hash(self, model_sha256: str, precision: str) -> str:
         """Return a SHA-256 of all that determines the result's bytes, except the input."""
-        own = super().content_hash(model_sha256, precision)
-        if self.chosen_noise is None:
-            return own
-        return hashlib.sha256(f"{own} {self.chosen_noise.key}".encode()).hexdigest()
+        own, noise = super().content_hash(model_sha256, precision), self.chosen_noise
+        more = [] if noise is None else [noise.key]
+        more += [] if self.mask is None else [f"mask {self._mask_sha256}"]
+        return hashlib.sha256(" ".join([own, *more]).encode()).hexdigest() if more else own
 
     def made_with(self, model_sha256: str, precision: str) -> dict[str, Any]:
         """Return what `content_hash` is of, by name."""
         noise = "" if self.chosen_noise is None else self.chosen_noise.key
-        return {**super().made_with(model_sha256, precision), "noise": noise}
+        made = {**super().made_with(model_sha256, precision), "noise": noise}
+        if self.mask is not None:
+            made["mask"] = f"{self.mask} ({self._mask_sha256[:8]})"
+        return made
+
+    @cached_property
+    def _mask_sha256(self) -> str:
+        assert self.mask is not None
+        require_input(Path(self.mask))
+        return file_sha256(self.mask)
 
     @property
     def model_name(self) -> str:

@@ -1,10 +1,10 @@
-"""Denoising of NIfTI volumes as a job of the pipeline: slice by slice, each volume at its level."""
+"""Denoising of NIfTI volumes as a job of the pipeline: a series at once, others slice by slice."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lowtide.core.errors import ImageError, UsageError
+from lowtide.core.install_hints import install_extra
 from lowtide.core.progress import check_cancel
 from lowtide.core.signal import Sink
 from lowtide.jobs.chosen_noise import ImageNoise, require_trained_noise
@@ -22,17 +23,19 @@ from lowtide.jobs.image_job import ItemRun
 from lowtide.jobs.item import Item
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.target_size import TargetSize
+from lowtide.jobs.volume_mask import VolumeMask
 from lowtide.jobs.volume_report import DenoisedVolumeReport, VolumeDenoiseReport
 from lowtide.jobs.volume_scale import VolumeScale, change_of
-from lowtide.jobs.volume_scores import MaskStatistics, SeriesScores
-from lowtide.jobs.volume_slices import SliceAdapter, SliceArray
+from lowtide.jobs.volume_scores import SeriesScores
+from lowtide.jobs.volume_series import SeriesPatches, SeriesSlices, has_dipy
+from lowtide.jobs.volume_slices import NetworkSlices, SliceAdapter, SliceArray
 from lowtide.jobs.volume_survey import VolumeSurvey, survey_volume
 from lowtide.media import ImageFacts
-from lowtide.media.discover import MediaKind
+from lowtide.media.discover import FilePair, MediaKind
 from lowtide.media.encode import OutputCost
 from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows
 from lowtide.media.volume_file import GradientFiles, VolumeSink, VolumeSource, find_gradients
-from lowtide.media.volume_header import VOLUME_SUFFIXES, VolumeFacts, inspect_volume
+from lowtide.media.volume_header import VOLUME_SUFFIXES, inspect_volume
 from lowtide.models.denoiser.noise_models import GaussianNoise, RicianNoise, network_terms
 from lowtide.streaming.tiles.runner import RunOutcome
 
@@ -43,6 +46,9 @@ VOLUMES = MediaKind(
 )
 # Bytes of a slice's copies, in data units and the network's, and of the histograms of a survey.
 _VOXEL_BYTES, _SURVEY_BYTES = 80, 24 << 20
+# Of the budget, for a block of a series; the network is not run then, and planned all the same.
+_BLOCK_SHARE = 2
+_AXES = "first", "second", "third"
 
 
 @dataclass
@@ -51,6 +57,7 @@ class _Series:
 
     survey: VolumeSurvey
     gradients: GradientFiles
+    mask: VolumeMask | None
     unit: np.ndarray
     seed: int = 0
     clipped: int = 0
@@ -69,15 +76,16 @@ class _Series:
 
 
 class VolumeJob(DenoiseJob):
-    """Removes the noise of NIfTI files with one denoiser, each volume at its own level.
+    """Removes the noise of NIfTI files: of a series by what its volumes share, else by a network.
 
-    A plan is for one slice, which is an image for the network. No more than a slice is in memory.
+    A plan is for one slice, which is an image for the network, and a block of a series. No more is
+    in memory.
     """
 
     report_type = VolumeDenoiseReport
     media_kind: ClassVar[MediaKind] = VOLUMES
-    packages = ("nibabel",)
-    own_options = ("mask",)
+    packages = ("nibabel", *(["dipy"] if has_dipy() else []))
+    own_options = ("mask", "slices")
     max_level = math.inf
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -85,10 +93,26 @@ class VolumeJob(DenoiseJob):
         self._series: dict[int, _Series] = {}  # by index
 
     @classmethod
+    def suited(
+        cls, settings: Any, pairs: Sequence[FilePair], before: Iterable[str] = ()
+    ) -> tuple[Any, str]:
+        """Return the settings with ``slices`` set where they ask for a network, or dipy lacks."""
+        asked = settings.model is not None or settings.steps > 1 or settings.self_ensemble
+        slices = settings.slices or asked or not has_dipy()
+        return replace(settings, slices=slices), ""
+
+    @classmethod
+    def load_libraries(cls, settings: Any) -> None:
+        """Import the libraries of both ways, before a meter takes its baseline."""
+        super().load_libraries(settings)
+        if has_dipy():
+            import dipy.denoise.localpca  # noqa: F401
+
+    @classmethod
     def inspect(cls, source: Path, settings: Any) -> ImageFacts:
         """Return the facts of a slice of an input; raises `InputError` where it cannot be read."""
         facts = inspect_volume(source)
-        info = facts.slice_info
+        info = facts.plane_info
         if info.pixels > settings.max_pixels:
             raise ImageError(
                 f"{source}: slices of {info.width} × {info.height} are {info.pixels:,} voxels, and"
@@ -116,6 +140,31 @@ class VolumeJob(DenoiseJob):
         writing = OutputCost(0, 0, "a NIfTI file is written slice by slice")
         return TargetSize(facts, facts.info, facts.info, facts.format, writing)
 
+    def sizes(self, item: Item) -> TargetSize:
+        """Return sizes and format of an item's result, with the memory of a series' block."""
+        sizes = super().sizes(item)
+        patches = self._patches(inspect_volume(item.source).shape)
+        if patches is None:
+            return sizes
+        rows = self._block_rows(item, patches)
+        block, facts = patches.bytes_of(rows), sizes.facts
+        facts = replace(
+            facts,
+            resident_bytes=facts.resident_bytes + block,
+            typical_bytes=facts.typical_bytes + block,
+            scratch_bytes=math.prod(patches.shape) * 4,
+            reason=f"a series is denoised in blocks that make {rows} rows of all its slices",
+        )
+        return replace(sizes, facts=facts)
+
+    def _patches(self, shape: tuple[int, int, int, int]) -> SeriesPatches | None:
+        """Return the patches of a file that is denoised as a series, None for others."""
+        return None if self.settings.slices else SeriesPatches.of(shape)
+
+    def _block_rows(self, item: Item, patches: SeriesPatches) -> int:
+        limit = min(self.budget.host_bytes, item.limit_bytes or self.budget.host_bytes)
+        return patches.rows_within(limit // _BLOCK_SHARE)
+
     def adapter(self, item: Item, info: ImageInfo) -> SliceAdapter:
         """Return the conversion between slices in the network's units and the network."""
         return SliceAdapter(info, self.prepared.geometry.in_channels)
@@ -138,12 +187,26 @@ class VolumeJob(DenoiseJob):
         return DenoisedVolumeReport(
             **base | {"sigma": survey.median_level, "noise": survey.noise},
             shape=survey.facts.shape,
+            method=self._method(survey),
             levels=[None if one is None else round(one, 6) for one in survey.levels],
             not_finite=sum(one.not_finite for one in survey.ranges),
             gradients=[str(one) for _, one in series.gradients.copies(item.target)],
             clipped=series.clipped,
             **series.found,
         )
+
+    def _method(self, survey: VolumeSurvey) -> str:
+        """Return how a file's noise is removed, in words."""
+        facts, axis = survey.facts, survey.facts.thick_axis
+        if not survey.noisy:
+            return ""
+        if patches := self._patches(facts.shape):
+            sizes = " × ".join(map(str, patches.sizes))
+            return f"MP-PCA of {facts.shape[3]} volumes in patches of {sizes}, without the network"
+        across = "" if axis == 2 else f", across the {_AXES[axis]} axis, the thickest"
+        lacks = not has_dipy() and self.settings.model is None and SeriesPatches.of(facts.shape)
+        hint = f"; MP-PCA of the series needs dipy: {install_extra('mri')}" if lacks else ""
+        return f"each slice by itself through the network{across}{hint}"
 
     def _check_noise(self) -> None:
         """Raise `UsageError` for noise or settings that are not of volumes."""
@@ -170,12 +233,13 @@ class VolumeJob(DenoiseJob):
         facts = inspect_volume(item.source)
         gradients = find_gradients(item.source, facts.shape[3])
         gradients.require_free(item.target)
-        self._open_mask(facts)
+        path = self.settings.mask
+        mask = None if path is None else VolumeMask(Path(path), facts)
         survey = survey_volume(
             facts, self.settings.sigma, self.settings.chosen_noise, self._config.max_sigma
         )
-        unit = np.zeros(facts.slice_shape, np.float32)
-        self._series[item.index] = _Series(survey, gradients, unit)
+        unit = np.zeros(facts.plane_info.shape, np.float32)
+        self._series[item.index] = _Series(survey, gradients, mask, unit)
         known = [scale.sigma for scale in survey.scales if scale is not None]
         return self._network_noise(float(np.median(known)) if known else None, survey)
 
@@ -185,57 +249,87 @@ class VolumeJob(DenoiseJob):
         return ImageNoise(*network_terms(GaussianNoise(std=sigma), self._config), survey.source)
 
     def level_notes(self, item: Item) -> list[str]:
-        """Return notes of the survey and of gradient tables."""
+        """Return notes of the survey, of gradient tables, and of a mask."""
         series = self._series[item.index]
-        return [*series.survey.notes, *series.gradients.notes]
-
-    def _open_mask(self, facts: VolumeFacts) -> MaskStatistics | None:
-        path = self.settings.mask
-        return None if path is None else MaskStatistics(Path(path), facts)
+        notes = [*series.survey.notes, *series.gradients.notes]
+        if series.mask is not None and series.mask.outside:
+            notes.append(
+                f"{series.mask.outside:,} voxels of a volume are outside of the mask, and copied"
+            )
+        return notes
 
     def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
-        """Denoise slice after slice, and write them."""
+        """Denoise a series, or slice after slice, and write the slices."""
         item, planned, pipeline = run.item, run.planned, run.pipeline
         series, outcome = self._series[item.index], RunOutcome()
-        survey, facts = series.survey, series.survey.facts
-        scores = SeriesScores(self._open_mask(facts))
-        on_slices = pipeline.report_rows(item, self.budget, facts.slices)
-        quiet = copy(pipeline)
-        quiet.progress = None  # slices are reported here, not the rows of each
-        within = replace(run, pipeline=quiet)
-        with VolumeSource(facts) as volumes, self._unchanged(item):
+        survey, facts, mask = series.survey, series.survey.facts, series.mask
+        scores, everywhere = SeriesScores(mask), np.ones((1, 1))
+        on_steps = pipeline.report_rows(item, self.budget, self._steps(item, survey))
+        on_steps = on_steps or (lambda steps: None)
+        with (
+            VolumeSource(facts) as volumes,
+            self._unchanged(item),
+            closing(self._denoised(run, outcome, on_steps)) as denoised,
+        ):
             for place in range(facts.slices):
                 check_cancel(pipeline.cancel)
                 volume, number = divmod(place, facts.shape[2])
+                values = survey.ranges[volume]
                 stored = volumes.read(place, place + 1)
-                before = after = survey.ranges[volume].known(facts.to_units(stored)[0])
-                scale = survey.scales[volume]
-                if scale is not None and scale.has_noise:
-                    network = partial(self._run_slice, within, place, scale, outcome)
-                    after = scale.denoise(before, network)
-                    stored, clipped = facts.to_stored(stored, change_of(before, after)[None])
-                    series.clipped += clipped
-                threshold = survey.ranges[volume].threshold
-                scores.add(number, before[..., 0], after[..., 0], threshold)
+                before = values.known(facts.to_units(stored)[0])
+                labels = everywhere if mask is None else mask.labels(number)
+                after = denoised.slice(place, before)
+                after = np.where(labels[..., None] > 0, after, before)
+                stored, clipped = facts.to_stored(stored, change_of(before, after)[None])
+                series.clipped += clipped
+                scores.add(labels, before[..., 0], after[..., 0], values.threshold)
                 sink.write(place, stored)
                 if number == facts.shape[2] - 1:
                     scores.end_volume()
-                if on_slices is not None:
-                    on_slices(1)
+                on_steps(1)
+        if mask is not None:
+            mask.close()
         series.found = {"residual": scores.structure.result(), "mask_scores": scores.of_mask()}
         # Slices repeat what they note.
         planned.notes[:] = dict.fromkeys([*planned.notes, *series.clipping_notes()])
         return outcome
 
+    def _steps(self, item: Item, survey: VolumeSurvey) -> int:
+        """Return the slices that are written, and what is computed before."""
+        facts = survey.facts
+        if patches := self._patches(facts.shape):
+            lines = patches.lines(self._block_rows(item, patches)) if survey.noisy else 0
+            return facts.slices + lines
+        turned = facts.thick_axis != 2
+        return facts.slices + turned * survey.noisy * facts.shape[facts.thick_axis]
+
+    def _denoised(
+        self, run: ItemRun, outcome: RunOutcome, on_steps: Callable[[int], None]
+    ) -> SeriesSlices | NetworkSlices:
+        """Return what makes each slice of a file: of a series, all of them are computed first."""
+        series, pipeline = self._series[run.item.index], run.pipeline
+        patches = self._patches(series.survey.facts.shape)
+        if patches is not None and series.survey.noisy:
+            rows = self._block_rows(run.item, patches)
+            found = series.survey, patches, rows, series.mask
+            return SeriesSlices(
+                *found, scratch=pipeline.scratch, cancel=pipeline.cancel, on_lines=on_steps
+            )
+        quiet = copy(pipeline)
+        quiet.progress = None  # slices are reported here, not the rows of each
+        network = partial(self._run_slice, replace(run, pipeline=quiet), outcome)
+        return NetworkSlices(
+            series.survey,
+            network,
+            scratch=pipeline.scratch,
+            cancel=pipeline.cancel,
+            on_slices=on_steps,
+        )
+
     def _run_slice(
-        self,
-        run: ItemRun,
-        place: int,
-        scale: VolumeScale,
-        outcome: RunOutcome,
-        unit: np.ndarray,
+        self, run: ItemRun, outcome: RunOutcome, place: int, scale: VolumeScale, unit: np.ndarray
     ) -> np.ndarray:
-        """Return what the network makes of slice ``place`` of a file, in its own units."""
+        """Return what the network makes of a slice, in its own units; ``place`` numbers it."""
         series, made = self._series[run.item.index], SliceArray(np.empty_like(unit))
         series.unit = unit
         self._noise[run.item.index] = self._network_noise(scale.sigma, series.survey)

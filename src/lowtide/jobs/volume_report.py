@@ -17,6 +17,7 @@ class DenoisedVolumeReport(DenoisedImageReport):
     Attributes:
         sigma: Noise level of the median volume in data units, None where no voxel tells it.
         shape: (X, Y, Z, V) of the file.
+        method: How its noise is removed, in words.
         levels: Noise level of each volume in data units.
         gradients: Tables that were copied.
         not_finite: Voxels that are NaN or infinite, and kept.
@@ -29,6 +30,7 @@ class DenoisedVolumeReport(DenoisedImageReport):
 
     sigma_source: Literal["given", "estimated", "table"] = "estimated"
     shape: tuple[int, int, int, int] = (0, 0, 0, 0)
+    method: str = ""
     levels: list[float | None] = Field(default=[])
     gradients: list[str] = Field(default=[])
     not_finite: int = 0
@@ -48,13 +50,18 @@ class DenoisedVolumeReport(DenoisedImageReport):
         return x * y * z * volumes / 1e6
 
     def details(self) -> list[tuple[str, str]]:
-        """Return the noise levels, and what is known of the residual."""
+        """Return noise levels, what is done, and what is known of the residual."""
         lines = []
         known = [level for level in self.levels if level is not None]
         if known and self.sigma is not None:
             spread = "" if len(known) == 1 else f", volumes {min(known):.4g} to {max(known):.4g}"
-            source = self.noise if self.sigma_source == "table" else self.sigma_source
+            source = self.noise
+            if self.sigma_source != "table":
+                kind = "" if self.noise == "gaussian" else f"{self.noise}, "
+                source = kind + self.sigma_source
             lines.append(("noise", f"sigma {self.sigma:.4g} in data units, {source}{spread}"))
+        if self.method:
+            lines.append(("method", self.method))
         if (found := self.residual) is not None:
             text = f"std {found.std:.4g}; correlation with the image {found.image_correlation:+.2f}"
             lines.append(("residual", f"{text}, of neighbors {found.neighbor_correlation:+.2f}"))

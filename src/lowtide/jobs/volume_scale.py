@@ -24,12 +24,14 @@ class VolumeScale:
             would be stronger than a network was trained for.
         sigma: Standard deviation of the noise in the network's units.
         transform: Transform before, None for Gaussian noise.
+        limits: Least and largest value of the volume, which results keep, or 0.
     """
 
     low: float
     span: float
     sigma: float
     transform: RicianTransform | None = None
+    limits: tuple[float, float] = (-np.inf, np.inf)
 
     @classmethod
     def of(cls, values: VolumeRange, level: float, max_sigma: float, *, rician: bool) -> Self:
@@ -40,7 +42,8 @@ class VolumeScale:
             low, high = transform.forward(np.array([values.low, values.high]))
             noise = 1.0
         span = max(float(high - low), noise / max_sigma)
-        return cls(float(low), span, noise / span, transform)
+        limits = min(0.0, values.limits[0]), max(0.0, values.limits[1])
+        return cls(float(low), span, noise / span, transform, limits)
 
     @property
     def has_noise(self) -> bool:
@@ -52,9 +55,8 @@ class VolumeScale:
     ) -> np.ndarray:
         """Return what a network makes of a slice (H, W, 1), float32 in data units.
 
-        Voxels that are not finite enter as the mean of the others, and keep their values; so do
-        those in areas of one value, and zeros, where there is an area of them: the outside of a
-        mask.
+        Voxels that are not finite enter as the mean of the others; what keeps its value is that of
+        `finished`.
         """
         finite = np.isfinite(values)
         if not finite.any():
@@ -63,8 +65,18 @@ class VolumeScale:
         unit = self._to_unit(known)
         # What is cut off is added to the result again: one hot voxel must not change its slice.
         inside = unit.clip(*NOISY_RANGE)
-        made = self._to_data(network(inside) + (unit - inside))
-        return np.where(finite & ~_is_flat(values[..., 0])[..., None], made, values)
+        return self.finished(values, self._to_data(network(inside) + (unit - inside)))
+
+    def finished(self, values: np.ndarray, made: np.ndarray) -> np.ndarray:
+        """Return what was made of a slice (H, W, 1), within the range of its volume.
+
+        Magnitudes are not below 0 then, and phases not beyond their circle. What is not finite,
+        before or after, keeps its value; so do areas of one value, and zeros, where there is an
+        area of them: the outside of a mask.
+        """
+        finite = np.isfinite(values)
+        kept = ~(finite & np.isfinite(made)) | _is_flat(values[..., 0])[..., None]
+        return np.where(kept, values, made.clip(*self.limits)).astype(np.float32)
 
     def _to_unit(self, values: np.ndarray) -> np.ndarray:
         found = values if self.transform is None else self.transform.forward(values)

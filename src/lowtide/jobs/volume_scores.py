@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from pydantic import BaseModel
 
-from lowtide.core.errors import InputError
-from lowtide.media.volume_file import VolumeSource
-from lowtide.media.volume_header import VolumeFacts, inspect_volume
-
-SIGNAL, BACKGROUND = 1, 2  # labels of a mask
+from lowtide.jobs.volume_mask import BACKGROUND, SIGNAL, VolumeMask
 
 
 class ResidualStructure(BaseModel):
@@ -43,16 +37,21 @@ class MaskScores(BaseModel):
 
 
 class SeriesScores:
-    """Both scores of a series, slice by slice; that of masks where there is one."""
+    """Both scores of a series, slice by slice; that of masks where one has both labels."""
 
-    def __init__(self, mask: MaskStatistics | None) -> None:
-        self.structure, self._mask = StructureStatistics(), mask
+    def __init__(self, mask: VolumeMask | None) -> None:
+        self.structure = StructureStatistics()
+        self._mask = None
+        if mask is not None and mask.signal and mask.background:
+            self._mask = MaskStatistics(mask)
 
-    def add(self, place: int, before: np.ndarray, after: np.ndarray, threshold: float) -> None:
-        """Add slice ``place`` of a volume, (H, W), in data units; foreground is above a value."""
-        self.structure.add(before, after, np.isfinite(before) & (before > threshold))
+    def add(
+        self, labels: np.ndarray, before: np.ndarray, after: np.ndarray, threshold: float
+    ) -> None:
+        """Add a slice (H, W) by its labels, in data units; foreground is above a value."""
+        self.structure.add(before, after, np.isfinite(before) & (before > threshold) & (labels > 0))
         if self._mask is not None:
-            self._mask.add(place, before, after)
+            self._mask.add(labels, before, after)
 
     def end_volume(self) -> None:
         """Close a volume."""
@@ -102,37 +101,15 @@ class StructureStatistics:
 
 
 class MaskStatistics:
-    """Running SNR and CNR of a series by a mask of labels; `end_volume` closes each volume.
+    """Running SNR and CNR of a series by the labels of a mask; `end_volume` closes each volume."""
 
-    Raises:
-        InputError: The mask is not of the series' shape, or lacks a label.
-    """
-
-    def __init__(self, path: Path, volume: VolumeFacts) -> None:
-        self._mask = inspect_volume(path)
-        expected = (*volume.shape[:3], 1)
-        if self._mask.shape != expected:
-            raise InputError(
-                f"{path}: a mask of {_shown(self._mask.shape)}, and {volume.path} is"
-                f" {_shown(volume.shape)}",
-                hint="one label for each voxel of a volume: 1 for signal, 2 for background",
-            )
-        self._voxels = self._count()
-        for label, count in zip((SIGNAL, BACKGROUND), self._voxels, strict=True):
-            if not count:
-                raise InputError(
-                    f"{path}: no voxel has label {label}",
-                    hint="labels are 1 for signal and 2 for background",
-                )
-        self._source: VolumeSource | None = None
+    def __init__(self, mask: VolumeMask) -> None:
+        self._mask = mask
         self._sums = np.zeros((2, 2, 3))  # before and after, label, powers
         self._found: list[list[tuple[float, float] | None]] = []
 
-    def add(self, place: int, before: np.ndarray, after: np.ndarray) -> None:
-        """Add slice ``place`` of a volume, (H, W), before and after, in data units."""
-        if self._source is None:
-            self._source = VolumeSource(self._mask)
-        labels = self._mask.to_units(self._source.read(place, place + 1))[0, ..., 0]
+    def add(self, labels: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
+        """Add a slice (H, W) by its labels, before and after, in data units."""
         for sums, image in zip(self._sums, (before, after), strict=True):
             for one, label in zip(sums, (SIGNAL, BACKGROUND), strict=True):
                 values = image[(labels == label) & np.isfinite(image)].astype(np.float64)
@@ -142,7 +119,6 @@ class MaskStatistics:
         """Close a volume."""
         self._found.append([_ratios(*sums) for sums in self._sums])
         self._sums[:] = 0
-        self.close()
 
     def result(self) -> MaskScores:
         """Return the means over volumes."""
@@ -159,24 +135,9 @@ class MaskStatistics:
             snr_after=snr_after,
             cnr_before=cnr,
             cnr_after=cnr_after,
-            signal_voxels=self._voxels[0],
-            background_voxels=self._voxels[1],
+            signal_voxels=self._mask.signal,
+            background_voxels=self._mask.background,
         )
-
-    def close(self) -> None:
-        """Close the mask; may be called more than once."""
-        if self._source is not None:
-            self._source.close()
-            self._source = None
-
-    def _count(self) -> tuple[int, int]:
-        signal = background = 0
-        with VolumeSource(self._mask) as source:
-            for place in range(self._mask.slices):
-                labels = self._mask.to_units(source.read(place, place + 1))
-                signal += int((labels == SIGNAL).sum())
-                background += int((labels == BACKGROUND).sum())
-        return signal, background
 
 
 def _sums(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -212,7 +173,3 @@ def _ratios(signal: np.ndarray, background: np.ndarray) -> tuple[float, float] |
     if deviation <= 1e-9 * max(abs(means[0]), abs(means[1])):
         return None
     return float(means[0] / deviation), float((means[0] - means[1]) / deviation)
-
-
-def _shown(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape))

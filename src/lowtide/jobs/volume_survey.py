@@ -14,7 +14,7 @@ from lowtide.jobs.series_slices import volumes_of
 from lowtide.jobs.volume_levels import estimate_levels, file_scale
 from lowtide.jobs.volume_scale import VolumeScale
 from lowtide.media.volume_header import VolumeFacts
-from lowtide.models.denoiser.noise_models import RicianNoise
+from lowtide.models.denoiser.noise_models import GaussianNoise, RicianNoise
 from lowtide.models.denoiser.volume_level import RangeStatistics, VolumeRange
 
 # Most by which a table's level and what a file shows may differ: structure only adds to the latter.
@@ -30,6 +30,7 @@ class VolumeSurvey:
     Attributes:
         levels: Noise levels in data units, None where no voxel tells it.
         scales: Conversions to the network's values, None where there is no level above 0.
+        rician: Whether the noise is Rician, rather than Gaussian.
         source: Where the levels are from, and ``noise`` in words.
         notes: What a user has to know of them.
     """
@@ -38,6 +39,7 @@ class VolumeSurvey:
     ranges: tuple[VolumeRange, ...]
     levels: tuple[float | None, ...]
     scales: tuple[VolumeScale | None, ...]
+    rician: bool
     source: NoiseSource
     noise: str
     notes: tuple[str, ...]
@@ -47,6 +49,11 @@ class VolumeSurvey:
         """Noise level of the median volume, None where none is known."""
         known = [level for level in self.levels if level is not None]
         return float(np.median(known)) if known else None
+
+    @property
+    def noisy(self) -> int:
+        """Number of volumes with noise to remove, as far as is known."""
+        return sum(scale is not None and scale.has_noise for scale in self.scales)
 
 
 def survey_volume(
@@ -60,7 +67,7 @@ def survey_volume(
 
     Args:
         sigma: Level in data units; None takes that of ``chosen``, or estimates each volume's.
-        chosen: Table of Rician or Gaussian noise in units of the file's scale.
+        chosen: Rician or Gaussian noise, or a table of such in units of the file's scale.
         max_sigma: Largest level of the network, of values in 0..1.
 
     Raises:
@@ -68,8 +75,9 @@ def survey_volume(
         UsageError: The table's noise is not in the file, nor can ``sigma`` be.
     """
     ranges, notes = survey_ranges(facts, cancel), []
-    count, source, noise = len(ranges), "estimated", "gaussian"
-    rician = chosen is not None and chosen.name == RicianNoise.name
+    count, source = len(ranges), "estimated"
+    noise = GaussianNoise.name if chosen is None else chosen.name
+    rician = noise == RicianNoise.name
     if chosen is not None and chosen.table is not None:
         source, noise = "table", chosen.describe()
         sigma = chosen.at().level * file_scale(ranges)
@@ -92,7 +100,7 @@ def survey_volume(
     ]
     notes += _notes(ranges, levels, scales)
     facts_of_volumes = tuple(ranges), levels, tuple(scales)
-    return VolumeSurvey(facts, *facts_of_volumes, source, noise, tuple(notes))
+    return VolumeSurvey(facts, *facts_of_volumes, rician, source, noise, tuple(notes))
 
 
 def _compare_noise(

@@ -29,6 +29,7 @@ _TYPES = "int8, uint8, int16, uint16, int32, uint32, float32 and float64"
 # Squares of larger values are no numbers of 32 bits; what a scanner measures is far below.
 _MOST_UNITS = 1e18
 _MOST_SHIFT = 0.5  # voxels between the corners that qform and sform give
+_THICKER = 1.01  # headers are rounded
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class VolumeFacts:
 
     ``shape`` is (X, Y, Z, V): columns, rows, slices and volumes. A stored value s is
     s·``slope`` + ``inter`` in data units. ``dtype`` has the file's byte order, and voxels begin
-    after ``head_bytes`` bytes. ``notes`` are oddities that are kept as they are.
+    after ``head_bytes`` bytes. ``notes`` are oddities that are kept as they are. ``sizes`` are the
+    voxels' along X, Y and Z.
     """
 
     path: Path
@@ -47,6 +49,26 @@ class VolumeFacts:
     inter: float
     head_bytes: int
     notes: tuple[str, ...]
+    sizes: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+    @property
+    def thick_axis(self) -> int:
+        """Axis along which voxels are largest, 0 to 2: slices are as fine as can be across it.
+
+        2, that of the slices in the file, unless another is thicker by more than a hundredth, and
+        has no more voxels, as thick ones have.
+        """
+        axis = int(np.argmax(self.sizes))
+        thicker = self.sizes[axis] > _THICKER * self.sizes[2]
+        return axis if thicker and self.shape[axis] <= self.shape[2] else 2
+
+    @property
+    def plane_info(self) -> ImageInfo:
+        """A slice across the thick axis as an image of float32."""
+        width, height = (
+            size for axis, size in enumerate(self.shape[:3]) if axis != self.thick_axis
+        )
+        return ImageInfo(width, height, 1, "float32")
 
     @property
     def slices(self) -> int:
@@ -130,6 +152,7 @@ def inspect_volume(path: Path | str) -> VolumeFacts:
         inter=inter,
         head_bytes=int(header.get_data_offset()),
         notes=tuple(_form_notes(header)),
+        sizes=_voxel_sizes(header),
     )
     if not path.name.lower().endswith(".gz"):
         size, expected = path.stat().st_size, facts.head_bytes + facts.slices * facts.slice_bytes
@@ -186,6 +209,13 @@ def _shape(path: Path, header: Nifti1Header) -> tuple[int, int, int, int]:
         )
     x, y, z, volumes = (*sizes, 1, 1, 1)[:4]
     return x, y, z, volumes
+
+
+def _voxel_sizes(header: Nifti1Header) -> tuple[float, float, float]:
+    """Return the voxel sizes along three axes; all 1 where the header has none."""
+    x, y, z = (abs(float(size)) for size in (*header.get_zooms(), 1.0, 1.0, 1.0)[:3])
+    known = all(np.isfinite(size) and size > 0 for size in (x, y, z))
+    return (x, y, z) if known else (1.0, 1.0, 1.0)
 
 
 def _form_notes(header: Nifti1Header) -> list[str]:

@@ -85,6 +85,7 @@ class VolumeRange:
         most: Largest magnitude that counts as a value.
         background: Most of what the background's noise reaches, if there is one; 0 where magnitudes
             are negative or nothing is below the threshold.
+        limits: Least and largest finite value, of those beyond ``most`` too.
     """
 
     low: float
@@ -93,6 +94,7 @@ class VolumeRange:
     not_finite: int
     most: float
     background: float = 0.0
+    limits: tuple[float, float] = (-np.inf, np.inf)
 
     @property
     def span(self) -> float:
@@ -110,12 +112,15 @@ class RangeStatistics:
 
     def __init__(self) -> None:
         self._values, self._not_finite = FloatHistogram(), 0
+        self._least, self._largest = np.inf, -np.inf
 
     def add(self, values: np.ndarray) -> None:
         """Add float32 values in data units, of any shape."""
-        finite = np.isfinite(values)
-        self._not_finite += int(values.size - finite.sum())
-        self._values.add(values[finite])
+        found = values[np.isfinite(values)]
+        self._not_finite += values.size - found.size
+        self._values.add(found)
+        self._least = float(found.min(initial=self._least))
+        self._largest = float(found.max(initial=self._largest))
 
     def result(self) -> VolumeRange:
         """Return the range; all zeros where no voxel is finite."""
@@ -127,9 +132,11 @@ class RangeStatistics:
         not_finite = self._not_finite + int(counts[~inside].sum())
         values, counts = values[inside], counts[inside]
         low, high = (_quantile(values, counts, share) for share in (_TAIL, 1 - _TAIL))
-        threshold = _otsu(values, counts)
+        # A few hot voxels are no class of their own.
+        threshold = _otsu(values.clip(2 * low - high, 2 * high - low), counts)
         background = _background(values, counts, threshold)
-        return VolumeRange(low, high, threshold, not_finite, most, background)
+        limits = self._least, self._largest
+        return VolumeRange(low, high, threshold, not_finite, most, background, limits)
 
 
 def _most(values: np.ndarray, counts: np.ndarray) -> float:

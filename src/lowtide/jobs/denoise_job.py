@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
-from lowtide.core.signal import Sink
+from lowtide.core.signal import Sink, Source
 from lowtide.jobs.chosen_noise import (
     ChosenNoise,
     ImageNoise,
@@ -26,9 +27,12 @@ from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, St
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob, ItemRun
 from lowtide.jobs.item import Item
+from lowtide.jobs.picture_parts import Crop, CroppedSource, inspect_mask, open_mask
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
+from lowtide.jobs.result_blend import Blend, BlendSink
+from lowtide.media import ImageFacts, ImageSource
 from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
@@ -51,7 +55,9 @@ _KIND_OPTIONS = {
     "black_level": "camera RAW files",
     "hot_pixels": "camera RAW files",
     "raw_output": "camera RAW files",
-    "mask": "volumes",
+    "mask": "pictures and volumes",
+    "chroma_only": "pictures",
+    "preview": "pictures",
 }
 
 
@@ -60,7 +66,7 @@ class DenoiseJob(ImageJob):
 
     settings_type, report_type = DenoiseSettings, DenoiseReport
     # Of the options for one kind of files, those for this one; and the largest --sigma.
-    own_options: ClassVar[tuple[str, ...]] = ()
+    own_options: ClassVar[tuple[str, ...]] = ("mask", "chroma_only", "preview")
     max_level: ClassVar[float] = 255
 
     def __init__(
@@ -98,6 +104,37 @@ class DenoiseJob(ImageJob):
                 hint="--sigma 25",
             )
 
+    @classmethod
+    def inspect(cls, source: Path, settings: DenoiseSettings) -> ImageFacts:
+        """Return the facts of an input, or of the part that is denoised.
+
+        Raises:
+            UsageError: That lies outside, or the mask has another size.
+        """
+        facts = super().inspect(source, settings)
+        others = [facts] if settings.is_blended else []  # the input is read a second time then
+        if settings.mask is not None:
+            mask = Path(settings.mask), source, facts.info
+            others.append(inspect_mask(*mask, settings.max_pixels))
+        if settings.preview is not None:
+            facts = Crop(*settings.preview).facts_of(source, facts)
+        return replace(
+            facts,
+            resident_bytes=facts.resident_bytes + sum(one.resident_bytes for one in others),
+            typical_bytes=facts.typical_bytes + sum(one.typical_bytes for one in others),
+            scratch_bytes=facts.scratch_bytes + sum(one.scratch_bytes for one in others),
+        )
+
+    def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
+        """Open an item, or the part that is denoised; may be called more than once."""
+        opened, preview = self._open_whole(item, scratch), self.settings.preview
+        return opened if preview is None else CroppedSource(opened, Crop(*preview))
+
+    def _open_whole(self, item: Item, scratch: Path | None) -> ImageSource:
+        opened = super().open_source(item, scratch)
+        assert isinstance(opened, ImageSource)
+        return opened
+
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header, and estimate its noise from its pixels."""
         planned = super().plan(item)
@@ -117,9 +154,34 @@ class DenoiseJob(ImageJob):
             shared_by_neighbors=noise.shared and not noise.is_none,
             noise="gaussian" if chosen is None else chosen.describe(),
             noise_parameters=noise.parameters,
+            strength=self.settings.strength,
+            chroma_only=self.settings.chroma_only,
+            mask=None if self.settings.mask is None else str(self.settings.mask),
+            preview=self.settings.preview,
         )
 
     def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
+        settings, item, scratch = self.settings, run.item, run.pipeline.scratch
+        if self._noise[item.index].is_none or not settings.is_blended:
+            return self._denoise(run, source, sink)
+        info = source.info
+        white = None if info.sample_type == "float32" else info.full_scale
+        blend, crop = Blend(settings.strength, settings.chroma_only, white), settings.preview
+        with ExitStack() as opened:
+            before = opened.enter_context(self.open_again(item, source, scratch))
+            mask = None
+            if settings.mask is not None:
+                parts = Path(settings.mask), crop, settings.max_pixels, scratch
+                mask = opened.enter_context(open_mask(*parts))
+            return self._denoise(run, source, BlendSink(sink, blend, before, mask))
+
+    def open_again(
+        self, item: Item, source: ImageRows, scratch: Path | None
+    ) -> AbstractContextManager[Source]:
+        """Open an item whose ``source`` is being read for reading it a second time."""
+        return self.open_source(item, scratch)
+
+    def _denoise(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         noise, pipeline = self._noise[run.item.index], run.pipeline
         if noise.is_none:
             self._set_level(0, noise.parameters)
@@ -192,7 +254,7 @@ class DenoiseJob(ImageJob):
                 yield from denoisers_in(network.make_fp32_forward())
 
     def check_colors(self, item: Item, planned: ImageTaskPlan) -> None:
-        """Raise `UsageError` for an image whose colors the network is not for."""
+        """Raise `UsageError` for an image whose colors the network is not for; note gray."""
         config, color = self._config, planned.facts.info.color_channels
         if config.cfa and color > 1:
             raise UsageError(
@@ -200,6 +262,8 @@ class DenoiseJob(ImageJob):
                 f" {config.cfa} mosaics, which have one channel",
                 hint=f"another --model, such as {DEFAULT_MODEL}",
             )
+        if self.settings.chroma_only and color == 1:
+            planned.notes.append("the image is gray, so that with its brightness all of it is kept")
 
     def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
         """Return an image's noise: as given, of the table, or estimated from its pixels."""
@@ -216,7 +280,7 @@ class DenoiseJob(ImageJob):
         self, item: Item, planned: ImageTaskPlan, chosen: ChosenNoise | None
     ) -> ImageNoise:
         by_light = chosen is not None and chosen.name == PoissonGaussianNoise.name
-        with self.open_source(item, self.settings.scratch) as opened:
+        with self._open_whole(item, self.settings.scratch) as opened:
             adapter, coded = self.adapter(item, opened.info), planned.facts.format == JPEG.name
             level = NoiseLevel(opened.info.color_channels, coded=coded)
 

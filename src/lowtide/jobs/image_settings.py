@@ -27,7 +27,10 @@ _PLAN, _FILES = "Overriding the plan", "Files"
 # Settings that are gone, as the journals of release 0.2 know them.
 _GONE = {"provider": "cpu"}
 # And those that are new: at what was done before, the journals do not know them.
-_NEW = {"deinterlace": False, "sound": "auto", "hot_pixels": False}
+_NEW = {
+    **{"deinterlace": False, "sound": "auto", "hot_pixels": False},
+    **{"strength": 1.0, "chroma_only": False, "preview": None},
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,8 +164,9 @@ class DenoisedImageReport(ImageReport):
     not tell it; ``sigma_source`` says whether it was given, estimated from the image, or is that of
     a table at mid-gray. ``noise`` says which noise that is, and ``noise_parameters`` are those
     besides the level. ``shared_by_neighbors`` is whether the estimate found noise that neighboring
-    pixels share, as after demosaicing, resizing or JPEG. ``scores`` are those against a clean
-    image, where one was given.
+    pixels share, as after demosaicing, resizing or JPEG. ``strength``, ``chroma_only``, ``mask``
+    and ``preview`` are those of the settings. ``scores`` are those against a clean image, where one
+    was given.
     """
 
     sigma: float | None = None
@@ -173,11 +174,25 @@ class DenoisedImageReport(ImageReport):
     noise: str = "gaussian"
     noise_parameters: tuple[float, ...] = ()
     shared_by_neighbors: bool = False
+    strength: float = 1.0
+    chroma_only: bool = False
+    mask: str | None = None
+    preview: tuple[int, int, int, int] | None = None
     scores: DenoiseScores | None = None
 
+    def control(self) -> list[tuple[str, str]]:
+        """Return what of the image was denoised, and how far, if not all and wholly."""
+        words = [f"strength {self.strength:g}"] if self.strength != 1 else []
+        words += ["colors alone"] if self.chroma_only else []
+        words += [f"where {self.mask} is white"] if self.mask else []
+        if self.preview is not None:
+            left, top, width, height = self.preview
+            words.append(f"a preview of {width}×{height} pixels at {left},{top}")
+        return [("control", "; ".join(words))] if words else []
+
     def details(self) -> list[tuple[str, str]]:
-        """Return the noise level, and scores."""
-        rows = [] if self.scores is None else self.scores.details()
+        """Return the noise level, what was denoised of it, and scores."""
+        rows = self.control() + ([] if self.scores is None else self.scores.details())
         if self.sigma is None:
             return rows
         text = f"sigma {self.sigma:.1f} of 255, {self.sigma_source}"

@@ -21,6 +21,7 @@ from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.image_job import ItemRun
 from lowtide.jobs.item import Item
 from lowtide.jobs.planning import ImageTaskPlan
+from lowtide.jobs.result_blend import Blend
 from lowtide.jobs.target_size import TargetSize
 from lowtide.jobs.volume_report import DenoisedVolumeReport, VolumeDenoiseReport
 from lowtide.jobs.volume_scale import VolumeScale, change_of
@@ -198,6 +199,7 @@ class VolumeJob(DenoiseJob):
         item, planned, pipeline = run.item, run.planned, run.pipeline
         series, outcome = self._series[item.index], RunOutcome()
         survey, facts = series.survey, series.survey.facts
+        blend = Blend(self.settings.strength)
         scores = SeriesScores(self._open_mask(facts))
         on_slices = pipeline.report_rows(item, self.budget, facts.slices)
         quiet = copy(pipeline)
@@ -212,7 +214,7 @@ class VolumeJob(DenoiseJob):
                 scale = survey.scales[volume]
                 if scale is not None and scale.has_noise:
                     network = partial(self._run_slice, within, place, scale, outcome)
-                    after = scale.denoise(before, network)
+                    after = blend.rows(before, scale.denoise(before, network))
                     stored, clipped = facts.to_stored(stored, change_of(before, after)[None])
                     series.clipped += clipped
                 threshold = survey.ranges[volume].threshold
@@ -241,7 +243,7 @@ class VolumeJob(DenoiseJob):
         self._noise[run.item.index] = self._network_noise(scale.sigma, series.survey)
         # Another seed, so that no two slices get the same noise between steps.
         self.settings = replace(self.settings, seed=(series.seed + place) % (1 << 63))
-        done = super()._execute(run, SliceArray(unit), made)
+        done = self._denoise(run, SliceArray(unit), made)
         outcome.events += done.events
         outcome.fp32_reruns += done.fp32_reruns
         return made.values

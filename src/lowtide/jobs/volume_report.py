@@ -55,6 +55,8 @@ class DenoisedVolumeReport(DenoisedImageReport):
             spread = "" if len(known) == 1 else f", volumes {min(known):.4g} to {max(known):.4g}"
             source = self.noise if self.sigma_source == "table" else self.sigma_source
             lines.append(("noise", f"sigma {self.sigma:.4g} in data units, {source}{spread}"))
+        if self.strength != 1:
+            lines.append(("control", f"strength {self.strength:g}"))
         if (found := self.residual) is not None:
             text = f"std {found.std:.4g}; correlation with the image {found.image_correlation:+.2f}"
             lines.append(("residual", f"{text}, of neighbors {found.neighbor_correlation:+.2f}"))

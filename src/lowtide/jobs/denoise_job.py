@@ -27,7 +27,7 @@ from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, St
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob, ItemRun
 from lowtide.jobs.item import Item
-from lowtide.jobs.picture_parts import Crop, CroppedSource, inspect_mask, open_mask
+from lowtide.jobs.picture_parts import CroppedSource, PreviewPart, inspect_mask, open_mask
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
@@ -117,7 +117,7 @@ class DenoiseJob(ImageJob):
             mask = Path(settings.mask), source, facts.info
             others.append(inspect_mask(*mask, settings.max_pixels))
         if settings.preview is not None:
-            facts = Crop(*settings.preview).facts_of(source, facts)
+            facts = PreviewPart(*settings.preview).facts_of(source, facts)
         return replace(
             facts,
             resident_bytes=facts.resident_bytes + sum(one.resident_bytes for one in others),
@@ -128,7 +128,7 @@ class DenoiseJob(ImageJob):
     def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
         """Open an item, or the part that is denoised; may be called more than once."""
         opened, preview = self._open_whole(item, scratch), self.settings.preview
-        return opened if preview is None else CroppedSource(opened, Crop(*preview))
+        return opened if preview is None else CroppedSource(opened, PreviewPart(*preview))
 
     def _open_whole(self, item: Item, scratch: Path | None) -> ImageSource:
         opened = super().open_source(item, scratch)

@@ -16,7 +16,7 @@ from lowtide.media.image_info import ImageInfo
 _READ_ROWS = 16
 
 
-class Crop(NamedTuple):
+class PreviewPart(NamedTuple):
     """Rectangle of a picture, in pixels from its left and upper edge."""
 
     left: int
@@ -53,7 +53,7 @@ class CroppedSource:
         source: The picture, which is closed with this.
     """
 
-    def __init__(self, source: ImageSource, crop: Crop) -> None:
+    def __init__(self, source: ImageSource, crop: PreviewPart) -> None:
         self._source, self._crop = source, crop
         self.metadata, self.zero_alpha = source.metadata, source.zero_alpha
         self.info = replace(source.info, width=crop.width, height=crop.height)
@@ -130,4 +130,4 @@ def open_mask(
 ) -> MaskSource:
     """Open a mask, or the part of it that is denoised; raises as `open_image`."""
     opened = open_image(mask, max_pixels=max_pixels, scratch_dir=scratch)
-    return MaskSource(opened if crop is None else CroppedSource(opened, Crop(*crop)))
+    return MaskSource(opened if crop is None else CroppedSource(opened, PreviewPart(*crop)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
@@ -22,7 +22,7 @@ from lowtide.jobs.chosen_noise import (
     estimate_poisson_gaussian,
     require_trained_noise,
 )
-from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
+from lowtide.jobs.denoise_settings import DEFAULT_MODEL, PHOTO_MODEL, DenoiseSettings
 from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, StepSink
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob, ItemRun
@@ -33,10 +33,12 @@ from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
 from lowtide.jobs.result_blend import Blend, BlendSink
 from lowtide.media import ImageFacts, ImageSource
+from lowtide.media.discover import IMAGES, FilePair
 from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
-from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
+from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
+from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
 from lowtide.models.denoiser.noise_level import NoiseLevel
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
@@ -44,7 +46,7 @@ from lowtide.models.denoiser.noise_models import (
     network_terms,
 )
 from lowtide.models.denoiser.sampling import earlier_predictions, sampling_steps
-from lowtide.models.denoiser.slim_unet_config import SchedulerName, SlimUNetConfig
+from lowtide.models.denoiser.slim_unet_config import SchedulerName
 from lowtide.streaming.tiles.runner import RunOutcome
 
 _BAND_PIXELS = 1 << 15
@@ -85,6 +87,22 @@ class DenoiseJob(ImageJob):
         require_trained_noise(chosen, self._config, self.settings.model_name)
         if chosen is not None and chosen.table is not None:
             chosen.at()
+
+    @classmethod
+    def suited(
+        cls, settings: Any, pairs: Sequence[FilePair], before: Iterable[str] = ()
+    ) -> tuple[Any, str]:
+        """Return the settings with the bundled model for pictures, and why, if none is named.
+
+        Several steps, and noise that depends on the values, are for the other one.
+        """
+        chosen = settings.chosen_noise
+        known = chosen is None or chosen.name == GaussianNoise.name
+        if settings.model is not None or cls.media_kind is not IMAGES or not known:
+            return settings, ""
+        if settings.steps > 1:
+            return settings, ""
+        return replace(settings, model=PHOTO_MODEL), "an ordinary picture, in one step"
 
     @classmethod
     def check_settings(cls, settings: DenoiseSettings) -> None:
@@ -235,7 +253,7 @@ class DenoiseJob(ImageJob):
         return settings.scheduler or ("ddim" if settings.eta else self._config.scheduler)
 
     @property
-    def _config(self) -> SlimUNetConfig:
+    def _config(self) -> DenoiserConfig:
         return next(self._denoisers()).config
 
     def _set_level(self, sigma: float, parameters: tuple[float, ...]) -> None:
@@ -246,7 +264,7 @@ class DenoiseJob(ImageJob):
         """Return the conversion between an item's rows, of ``info``, and the network."""
         return NoisyImageAdapter(info, self.prepared.geometry.in_channels)
 
-    def _denoisers(self) -> Iterator[Denoiser]:
+    def _denoisers(self) -> Iterator[LeveledDenoiser]:
         """Iterate over the network's denoisers: on all devices, and in fp32 to compare with."""
         for network in (self.prepared.network, *self.prepared.replicas):
             yield from denoisers_in(network.forward)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from lowtide.jobs.chosen_noise import ChosenNoise
     from lowtide.models import Model
 
-DEFAULT_MODEL = "lowtide-denoise"
+# For ordinary pictures in one step; and for all else, such as RAW files and volumes.
+PHOTO_MODEL, DEFAULT_MODEL = "lowtide-photo-denoise", "lowtide-denoise"
 _RAW, _CONTROL = "Camera RAW", "Control"
 # Level at which a network is measured; its costs are the same at every level.
 _NOMINAL_SIGMA = 25 / 255

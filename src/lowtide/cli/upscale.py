@@ -26,7 +26,7 @@ DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 _MAIN, _OUT = "Main", "Output"
 # Order in help, within each panel.
 _ORDER = (
-    "output model budget device devices plan_file dry_run scale self_ensemble accuracy"
+    "output model denoise budget device devices plan_file dry_run scale self_ensemble accuracy"
     " precision strategy cuda_graphs compile tile tile_auto"
     " format suffix force strip_metadata max_pixels png_compression jpeg_quality webp_quality"
     " webp_lossless avif_quality tiff_compression"

@@ -146,12 +146,13 @@ class DenoiseJob(ImageJob):
     def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
         """Open an item, or the part that is denoised; may be called more than once."""
         opened, preview = self._open_whole(item, scratch), self.settings.preview
-        return opened if preview is None else CroppedSource(opened, PreviewPart(*preview))
-
-    def _open_whole(self, item: Item, scratch: Path | None) -> ImageSource:
-        opened = super().open_source(item, scratch)
+        if preview is None:
+            return opened
         assert isinstance(opened, ImageSource)
-        return opened
+        return CroppedSource(opened, PreviewPart(*preview))
+
+    def _open_whole(self, item: Item, scratch: Path | None) -> ImageRows:
+        return super().open_source(item, scratch)
 
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header, and estimate its noise from its pixels."""
@@ -164,19 +165,26 @@ class DenoiseJob(ImageJob):
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> DenoisedImageReport:
         """Return the report of a planned image, with its noise level."""
-        noise, chosen = self._noise[item.index], self.settings.chosen_noise
+        settings = self.settings
         return DenoisedImageReport(
             **dict(super().item_report(item, planned, status)),
-            sigma=noise.levels,
-            sigma_source=noise.source,
-            shared_by_neighbors=noise.shared and not noise.is_none,
-            noise="gaussian" if chosen is None else chosen.describe(),
-            noise_parameters=noise.parameters,
-            strength=self.settings.strength,
-            chroma_only=self.settings.chroma_only,
-            mask=None if self.settings.mask is None else str(self.settings.mask),
-            preview=self.settings.preview,
+            **self.noise_report(item),
+            strength=settings.strength,
+            chroma_only=settings.chroma_only,
+            mask=None if settings.mask is None else str(settings.mask),
+            preview=settings.preview,
         )
+
+    def noise_report(self, item: Item) -> dict[str, Any]:
+        """Return what a report says of an item's noise, as fields of `NoisyImageReport`."""
+        noise, chosen = self._noise[item.index], self.settings.chosen_noise
+        return {
+            "sigma": noise.levels,
+            "sigma_source": noise.source,
+            "shared_by_neighbors": noise.shared and not noise.is_none,
+            "noise": "gaussian" if chosen is None else chosen.describe(),
+            "noise_parameters": noise.parameters,
+        }
 
     def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         settings, item, scratch = self.settings, run.item, run.pipeline.scratch

@@ -29,7 +29,7 @@ _GONE = {"provider": "cpu"}
 # And those that are new: at what was done before, the journals do not know them.
 _NEW = {
     **{"deinterlace": False, "sound": "auto", "hot_pixels": False},
-    **{"strength": 1.0, "chroma_only": False, "preview": None},
+    **{"strength": 1.0, "chroma_only": False, "preview": None, "denoise": None},
 }
 
 
@@ -154,6 +154,11 @@ class ImageSettings(RunSettings):
     def model_name(self) -> str:
         """The model requested, or the bundled one that suits."""
         raise NotImplementedError
+
+    @property
+    def denoiser(self) -> str | None:
+        """The denoiser whose results the model gets, if any."""
+        return None
 
     def check_model(self, model: Model) -> None:
         """Raise `UsageError` for a model of another kind, and make it ready to be measured."""

@@ -157,16 +157,14 @@ class ImageReport(ItemReport):
         return []
 
 
-class DenoisedImageReport(ImageReport):
-    """Result of one image that was denoised.
+class NoisyImageReport(ImageReport):
+    """Result of one image whose noise level is known, where it was denoised.
 
     ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
     not tell it; ``sigma_source`` says whether it was given, estimated from the image, or is that of
     a table at mid-gray. ``noise`` says which noise that is, and ``noise_parameters`` are those
     besides the level. ``shared_by_neighbors`` is whether the estimate found noise that neighboring
-    pixels share, as after demosaicing, resizing or JPEG. ``strength``, ``chroma_only``, ``mask``
-    and ``preview`` are those of the settings. ``scores`` are those against a clean image, where one
-    was given.
+    pixels share, as after demosaicing, resizing or JPEG.
     """
 
     sigma: float | None = None
@@ -174,6 +172,26 @@ class DenoisedImageReport(ImageReport):
     noise: str = "gaussian"
     noise_parameters: tuple[float, ...] = ()
     shared_by_neighbors: bool = False
+
+    def details(self) -> list[tuple[str, str]]:
+        """Return the noise level."""
+        if self.sigma is None:
+            return []
+        text = f"sigma {self.sigma:.1f} of 255, {self.sigma_source}"
+        if self.shared_by_neighbors:
+            text += "; neighbors share it, as after demosaicing, resizing or JPEG"
+        if self.noise != "gaussian":
+            text = f"sigma {self.sigma:.1f} of 255 at mid-gray, {self.noise}"
+        return [("noise", text)]
+
+
+class DenoisedImageReport(NoisyImageReport):
+    """Result of one image that was denoised: its noise level, and what was done.
+
+    ``strength``, ``chroma_only``, ``mask`` and ``preview`` are those of the settings. ``scores``
+    are those against a clean image, where one was given.
+    """
+
     strength: float = 1.0
     chroma_only: bool = False
     mask: str | None = None
@@ -192,15 +210,8 @@ class DenoisedImageReport(ImageReport):
 
     def details(self) -> list[tuple[str, str]]:
         """Return the noise level, what was denoised of it, and scores."""
-        rows = self.control() + ([] if self.scores is None else self.scores.details())
-        if self.sigma is None:
-            return rows
-        text = f"sigma {self.sigma:.1f} of 255, {self.sigma_source}"
-        if self.shared_by_neighbors:
-            text += "; neighbors share it, as after demosaicing, resizing or JPEG"
-        if self.noise != "gaussian":
-            text = f"sigma {self.sigma:.1f} of 255 at mid-gray, {self.noise}"
-        return [("noise", text), *rows]
+        scores = [] if self.scores is None else self.scores.details()
+        return super().details() + self.control() + scores
 
 
 class SkippedInput(BaseModel):
@@ -282,7 +293,7 @@ class UpscaleReport(JobReport):
     noun = "images"
     input_error = ImageError
 
-    images: list[ImageReport] = []
+    images: list[SerializeAsAny[ImageReport]] = []
 
 
 class DenoiseReport(JobReport):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.detail_picture import require_comparison
@@ -22,6 +22,7 @@ class UpscaleKeywords(ImageKeywords, total=False):
     width: int | None
     height: int | None
     max_side: int | None
+    denoise: Literal["auto"] | float | None
 
 
 @show_keywords(UpscaleSettings, UpscaleKeywords)

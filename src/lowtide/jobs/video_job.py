@@ -16,14 +16,15 @@ from lowtide.core.input_file import is_folder
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.core.units import format_bytes
-from lowtide.jobs.image_job import ImageJob, ItemRun
+from lowtide.jobs.denoise_first import DenoisingFirst
+from lowtide.jobs.image_job import ItemRun
 from lowtide.jobs.item import ComputedItem, Item
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.report import versions
 from lowtide.jobs.sequence_result import SequenceResult, refuse_existing_frames
 from lowtide.jobs.target_size import TargetSize
-from lowtide.jobs.video_frames import due_frames
+from lowtide.jobs.video_frames import FirstFrames, due_frames
 from lowtide.jobs.video_inputs import VIDEOS, find_sequence
 from lowtide.jobs.video_report import StreamReport, VideoReport, VideosReport
 from lowtide.jobs.video_result import MadeFrame, StartReading, VideoResult
@@ -57,8 +58,8 @@ class _Clip:
     seconds: float = 0.0
 
 
-class VideoJob(ImageJob):
-    """Upscales videos with one model.
+class VideoJob(DenoisingFirst):
+    """Upscales videos with one model, denoised or as they are.
 
     A plan is for one frame, which is an image for the network. No more than a few frames are in
     memory, and their rows come and go as the plan says.
@@ -154,6 +155,12 @@ class VideoJob(ImageJob):
         assert clip.planes is not None
         return FrameSource(clip.planes, task.facts.format)
 
+    def open_noisy(self, item: Item, scratch: Path | None) -> ImageRows:
+        """Return some of the first frames, by which the noise level of a clip is estimated."""
+        clip = self._clip(item)
+        due = due_frames(clip.task, clip.segments[:1], self.settings.keeps_damaged)
+        return FirstFrames(due, clip.segments[0], clip.task.facts.format)
+
     def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> ImageFile:
         """Open an item's result, and lock the folder of its segments."""
         clip, target = self._clip(item), item.target
@@ -216,6 +223,7 @@ class VideoJob(ImageJob):
     def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         """Run the network on the frames of all segments that are not finished."""
         clip, outcome = self._clip(run.item), RunOutcome()
+        self.set_level(run.item, source.info)
         result = cast("VideoResult | SequenceResult", sink)
         due = [one for one in clip.segments if not result.is_finished(one)]
         frames = sum(one.last - one.first for one in due)

@@ -68,9 +68,9 @@ class VideoSettings(UpscaleSettings):
     deinterlace: Annotated[bool, Option(_VIDEO)] = False
 
     hashed: ClassVar[str] = (
-        "scale width height max_side format precision accuracy strategy self_ensemble compile"
-        " cuda_graphs provider tile tile_overlap tile_batch_size hann_blend fps frames time codec"
-        " quality preset segment deinterlace sound"
+        "scale width height max_side denoise format precision accuracy strategy self_ensemble"
+        " compile cuda_graphs provider tile tile_overlap tile_batch_size hann_blend fps frames time"
+        " codec quality preset segment deinterlace sound"
     )
 
     def check(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -12,13 +12,14 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from lowtide.core.errors import BudgetError
-from lowtide.core.input_file import is_folder
+from lowtide.core.input_file import exists, is_folder
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.core.units import format_bytes
 from lowtide.jobs.denoise_first import DenoisingFirst
 from lowtide.jobs.image_job import ItemRun
 from lowtide.jobs.item import ComputedItem, Item
+from lowtide.jobs.model_choice import suited_upscaler
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.report import versions
@@ -87,6 +88,24 @@ class VideoJob(DenoisingFirst):
         """Pair inputs with outputs: video files, or one sequence of images."""
         found = find_sequence(inputs, output, settings.format, settings.suffix)
         return found or super().find(inputs, output, settings)
+
+    @classmethod
+    def suited(
+        cls, settings: VideoSettings, pairs: Sequence[FilePair], before: Iterable[str] = ()
+    ) -> tuple[VideoSettings, str]:
+        """Return the settings with a bundled model for these clips, and why, if none is named.
+
+        Of a sequence of images, that for these pictures.
+        """
+        if settings.model is not None:
+            return settings, ""
+        files = [pair.source for pair in pairs]
+        pattern = None if exists(files[0]) else FramePattern.parse(files[0])
+        if pattern is not None:
+            files = [pattern.file(one.number) for one in pattern.files()]
+        scale, clips = settings.bundled_scale, pattern is None
+        name, reason = suited_upscaler(files, scale, before, clips=clips)
+        return replace(settings, model=name), reason
 
     @classmethod
     def refuse_overwriting(cls, pair: FilePair, settings: VideoSettings, *, force: bool) -> None:

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
-
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.jobs.chosen_noise import (
-    ChosenNoise,
     ImageNoise,
-    estimate_doubts,
-    estimate_poisson_gaussian,
     require_trained_noise,
 )
 from lowtide.jobs.denoise_settings import DEFAULT_MODEL, PHOTO_MODEL, DenoiseSettings
 from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, StepSink
+from lowtide.jobs.estimated_noise import gaussian_noise, poisson_gaussian_noise
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob, ItemRun
 from lowtide.jobs.item import Item
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
+from lowtide.media.coding_traces import color_step
 from lowtide.media.discover import IMAGES, FilePair
 from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
-from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
+from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig, FiniteDenoiserConfig
 from lowtide.models.denoiser.noise_level import NoiseLevel
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
@@ -226,36 +222,25 @@ class DenoiseJob(ImageJob):
             known, source = chosen.at(), "table"
         elif sigma is not None:
             known = GaussianNoise(std=sigma / 255)
+            if isinstance(self._config, FiniteDenoiserConfig) and sigma:
+                return self._estimate(item, planned, known.std)
         else:
-            return self._estimate(item, planned, chosen)
+            return self._estimate(item, planned, None)
         return ImageNoise(*network_terms(known, self._config), source)
 
-    def _estimate(
-        self, item: Item, planned: ImageTaskPlan, chosen: ChosenNoise | None
-    ) -> ImageNoise:
+    def _estimate(self, item: Item, planned: ImageTaskPlan, sigma: float | None) -> ImageNoise:
+        """Return the noise that the pixels show; its kind alone where ``sigma`` is the level."""
+        chosen = self.settings.chosen_noise
         by_light = chosen is not None and chosen.name == PoissonGaussianNoise.name
+        coded, colors = planned.facts.format == JPEG.name, planned.facts.info.color_channels
+        level = NoiseLevel(colors, lost=color_step(item.source) / 255 if coded else 0.0)
         with self.open_source(item, self.settings.scratch) as opened:
-            adapter, coded = self.adapter(item, opened.info), planned.facts.format == JPEG.name
-            level = NoiseLevel(opened.info.color_channels, coded=coded)
-
-            def colors() -> Iterator[np.ndarray]:
-                pixels = _STATISTICS_PIXELS if by_light else _BAND_PIXELS
-                for _, rows in _bands(opened, pixels=pixels):
-                    color = adapter.visible_color(rows)
-                    level.add(color)
-                    yield color
-
-            known = estimate_poisson_gaussian(colors()) if by_light else None
-            if not by_light:
-                deque(colors(), maxlen=0)
-        found, shared = level.estimate(), False
-        if not by_light and found is not None:
-            known = GaussianNoise(std=round(found.sigma * 255, 2) / 255)
-            shared = found.shared
-        if known is None or found is None:
-            return ImageNoise(None, (0.0,) * self._config.noise_parameters, "estimated")
-        doubts = estimate_doubts(found, known)
-        return ImageNoise(*network_terms(known, self._config), "estimated", shared, doubts)
+            adapter = self.adapter(item, opened.info)
+            pixels = _STATISTICS_PIXELS if by_light else _BAND_PIXELS
+            bands = (adapter.visible_color(rows) for _, rows in _bands(opened, pixels=pixels))
+            if by_light:
+                return poisson_gaussian_noise(bands, level, self._config)
+            return gaussian_noise(bands, level, self._config, sigma)
 
     def level_notes(self, item: Item) -> list[str]:
         """Return what a user has to know of an item's noise."""

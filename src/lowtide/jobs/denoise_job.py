@@ -15,12 +15,13 @@ from lowtide.jobs.chosen_noise import (
     ImageNoise,
     require_trained_noise,
 )
-from lowtide.jobs.denoise_settings import DEFAULT_MODEL, PHOTO_MODEL, DenoiseSettings
+from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
 from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, StepSink
 from lowtide.jobs.estimated_noise import gaussian_noise, poisson_gaussian_noise
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob, ItemRun
 from lowtide.jobs.item import Item
+from lowtide.jobs.model_choice import suited_denoiser
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
@@ -82,17 +83,17 @@ class DenoiseJob(ImageJob):
     def suited(
         cls, settings: Any, pairs: Sequence[FilePair], before: Iterable[str] = ()
     ) -> tuple[Any, str]:
-        """Return the settings with the bundled model for pictures, and why, if none is named.
+        """Return the settings with a bundled denoiser for these files, and why, if none is named.
 
-        Several steps, and noise that depends on the values, are for the other one.
+        There is one choice alone for other files than pictures, for several steps, and for noise
+        that depends on the values.
         """
         chosen = settings.chosen_noise
-        known = chosen is None or chosen.name == GaussianNoise.name
-        if settings.model is not None or cls.media_kind is not IMAGES or not known:
+        special = settings.steps > 1 or (chosen is not None and chosen.name != GaussianNoise.name)
+        if settings.model is not None or cls.media_kind is not IMAGES or special:
             return settings, ""
-        if settings.steps > 1:
-            return settings, ""
-        return replace(settings, model=PHOTO_MODEL), "an ordinary picture, in one step"
+        name, reason = suited_denoiser([pair.source for pair in pairs], before)
+        return replace(settings, model=name), reason
 
     @classmethod
     def check_settings(cls, settings: DenoiseSettings) -> None:

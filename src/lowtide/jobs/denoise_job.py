@@ -30,6 +30,7 @@ from lowtide.media.discover import IMAGES, FilePair
 from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
+from lowtide.models.denoiser.block_bands import BLOCK
 from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
 from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig, FiniteDenoiserConfig
 from lowtide.models.denoiser.noise_level import NoiseLevel
@@ -43,6 +44,8 @@ from lowtide.models.denoiser.slim_unet_config import SchedulerName
 from lowtide.streaming.tiles.runner import RunOutcome
 
 _BAND_PIXELS = 1 << 15
+# Of larger images so many pixels tell the noise.
+_ENOUGH_PIXELS = 1 << 22
 # Bands that tell shot noise from the rest: more pixels have more of one brightness to choose from.
 _STATISTICS_PIXELS = 1 << 18
 # Options that are for one kind of files.
@@ -233,15 +236,15 @@ class DenoiseJob(ImageJob):
         """Return the noise that the pixels show; its kind alone where ``sigma`` is the level."""
         chosen = self.settings.chosen_noise
         by_light = chosen is not None and chosen.name == PoissonGaussianNoise.name
-        coded, colors = planned.facts.format == JPEG.name, planned.facts.info.color_channels
-        level = NoiseLevel(colors, lost=color_step(item.source) / 255 if coded else 0.0)
+        lost = color_step(item.source) / 255 if planned.facts.format == JPEG.name else 0.0
+        level = NoiseLevel(planned.facts.info.color_channels, lost=lost)
         with self.open_source(item, self.settings.scratch) as opened:
             adapter = self.adapter(item, opened.info)
-            pixels = _STATISTICS_PIXELS if by_light else _BAND_PIXELS
-            bands = (adapter.visible_color(rows) for _, rows in _bands(opened, pixels=pixels))
+            bands = _bands(opened, pixels=_STATISTICS_PIXELS) if by_light else _strips(opened)
+            colors = (adapter.visible_color(rows) for _, rows in bands)
             if by_light:
-                return poisson_gaussian_noise(bands, level, self._config)
-            return gaussian_noise(bands, level, self._config, sigma)
+                return poisson_gaussian_noise(colors, level, self._config)
+            return gaussian_noise(colors, level, self._config, sigma)
 
     def level_notes(self, item: Item) -> list[str]:
         """Return what a user has to know of an item's noise."""
@@ -262,6 +265,14 @@ class DenoiseJob(ImageJob):
         if self._config.linear:
             notes.append("the model is for values in proportion to light, as undeveloped files are")
         return notes
+
+
+def _strips(source: ImageRows) -> Iterator[tuple[int, Any]]:
+    """Yield (first row, rows) of strips of blocks: all of them, or of a large image some."""
+    height, width, _ = source.shape
+    step = BLOCK * -(-height * width // _ENOUGH_PIXELS)
+    for first in range(0, height, step):
+        yield first, source.read(first, min(first + BLOCK, height))
 
 
 def _bands(

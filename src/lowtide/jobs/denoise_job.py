@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
@@ -10,35 +9,34 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink, Source
 from lowtide.jobs.chosen_noise import (
-    ChosenNoise,
     ImageNoise,
-    estimate_doubts,
-    estimate_poisson_gaussian,
     require_trained_noise,
 )
-from lowtide.jobs.denoise_settings import DEFAULT_MODEL, PHOTO_MODEL, DenoiseSettings
+from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
 from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, StepSink
+from lowtide.jobs.estimated_noise import gaussian_noise, poisson_gaussian_noise
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob, ItemRun
 from lowtide.jobs.item import Item
+from lowtide.jobs.model_choice import suited_denoiser
 from lowtide.jobs.picture_parts import CroppedSource, PreviewPart, inspect_mask, open_mask
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
 from lowtide.jobs.result_blend import Blend, BlendSink
 from lowtide.media import ImageFacts, ImageSource
+from lowtide.media.coding_traces import color_step
 from lowtide.media.discover import IMAGES, FilePair
 from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
+from lowtide.models.denoiser.block_bands import BLOCK
 from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
-from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
+from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig, FiniteDenoiserConfig
 from lowtide.models.denoiser.noise_level import NoiseLevel
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
@@ -50,6 +48,8 @@ from lowtide.models.denoiser.slim_unet_config import SchedulerName
 from lowtide.streaming.tiles.runner import RunOutcome
 
 _BAND_PIXELS = 1 << 15
+# Of larger images so many pixels tell the noise.
+_ENOUGH_PIXELS = 1 << 22
 # Bands that tell shot noise from the rest: more pixels have more of one brightness to choose from.
 _STATISTICS_PIXELS = 1 << 18
 # Options that are for one kind of files.
@@ -92,17 +92,17 @@ class DenoiseJob(ImageJob):
     def suited(
         cls, settings: Any, pairs: Sequence[FilePair], before: Iterable[str] = ()
     ) -> tuple[Any, str]:
-        """Return the settings with the bundled model for pictures, and why, if none is named.
+        """Return the settings with a bundled denoiser for these files, and why, if none is named.
 
-        Several steps, and noise that depends on the values, are for the other one.
+        There is one choice alone for other files than pictures, for several steps, and for noise
+        that depends on the values.
         """
         chosen = settings.chosen_noise
-        known = chosen is None or chosen.name == GaussianNoise.name
-        if settings.model is not None or cls.media_kind is not IMAGES or not known:
+        special = settings.steps > 1 or (chosen is not None and chosen.name != GaussianNoise.name)
+        if settings.model is not None or cls.media_kind is not IMAGES or special:
             return settings, ""
-        if settings.steps > 1:
-            return settings, ""
-        return replace(settings, model=PHOTO_MODEL), "an ordinary picture, in one step"
+        name, reason = suited_denoiser([pair.source for pair in pairs], before)
+        return replace(settings, model=name), reason
 
     @classmethod
     def check_settings(cls, settings: DenoiseSettings) -> None:
@@ -298,36 +298,25 @@ class DenoiseJob(ImageJob):
             known, source = chosen.at(), "table"
         elif sigma is not None:
             known = GaussianNoise(std=sigma / 255)
+            if isinstance(self._config, FiniteDenoiserConfig) and sigma:
+                return self._estimate(item, planned, known.std)
         else:
-            return self._estimate(item, planned, chosen)
+            return self._estimate(item, planned, None)
         return ImageNoise(*network_terms(known, self._config), source)
 
-    def _estimate(
-        self, item: Item, planned: ImageTaskPlan, chosen: ChosenNoise | None
-    ) -> ImageNoise:
+    def _estimate(self, item: Item, planned: ImageTaskPlan, sigma: float | None) -> ImageNoise:
+        """Return the noise that the pixels show; its kind alone where ``sigma`` is the level."""
+        chosen = self.settings.chosen_noise
         by_light = chosen is not None and chosen.name == PoissonGaussianNoise.name
+        lost = color_step(item.source) / 255 if planned.facts.format == JPEG.name else 0.0
+        level = NoiseLevel(planned.facts.info.color_channels, lost=lost)
         with self._open_whole(item, self.settings.scratch) as opened:
-            adapter, coded = self.adapter(item, opened.info), planned.facts.format == JPEG.name
-            level = NoiseLevel(opened.info.color_channels, coded=coded)
-
-            def colors() -> Iterator[np.ndarray]:
-                pixels = _STATISTICS_PIXELS if by_light else _BAND_PIXELS
-                for _, rows in _bands(opened, pixels=pixels):
-                    color = adapter.visible_color(rows)
-                    level.add(color)
-                    yield color
-
-            known = estimate_poisson_gaussian(colors()) if by_light else None
-            if not by_light:
-                deque(colors(), maxlen=0)
-        found, shared = level.estimate(), False
-        if not by_light and found is not None:
-            known = GaussianNoise(std=round(found.sigma * 255, 2) / 255)
-            shared = found.shared
-        if known is None or found is None:
-            return ImageNoise(None, (0.0,) * self._config.noise_parameters, "estimated")
-        doubts = estimate_doubts(found, known)
-        return ImageNoise(*network_terms(known, self._config), "estimated", shared, doubts)
+            adapter = self.adapter(item, opened.info)
+            bands = _bands(opened, pixels=_STATISTICS_PIXELS) if by_light else _strips(opened)
+            colors = (adapter.visible_color(rows) for _, rows in bands)
+            if by_light:
+                return poisson_gaussian_noise(colors, level, self._config)
+            return gaussian_noise(colors, level, self._config, sigma)
 
     def level_notes(self, item: Item) -> list[str]:
         """Return what a user has to know of an item's noise."""
@@ -348,6 +337,14 @@ class DenoiseJob(ImageJob):
         if self._config.linear:
             notes.append("the model is for values in proportion to light, as undeveloped files are")
         return notes
+
+
+def _strips(source: ImageRows) -> Iterator[tuple[int, Any]]:
+    """Yield (first row, rows) of strips of blocks: all of them, or of a large image some."""
+    height, width, _ = source.shape
+    step = BLOCK * -(-height * width // _ENOUGH_PIXELS)
+    for first in range(0, height, step):
+        yield first, source.read(first, min(first + BLOCK, height))
 
 
 def _bands(

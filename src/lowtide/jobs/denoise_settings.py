@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from lowtide.jobs.chosen_noise import ChosenNoise
     from lowtide.models import Model
 
-# For ordinary pictures in one step; and for all else, such as RAW files and volumes.
-PHOTO_MODEL, DEFAULT_MODEL = "lowtide-photo-denoise", "lowtide-denoise"
+DEFAULT_MODEL = "lowtide-denoise"
 _RAW, _CONTROL = "Camera RAW", "Control"
 # Level at which a network is measured; its costs are the same at every level.
 _NOMINAL_SIGMA = 25 / 255
@@ -33,7 +32,8 @@ class DenoiseSettings(ImageSettings):
     """Settings of a denoising job, except its files.
 
     Attributes:
-        model: A denoiser: lowtide-denoise, the bundled one, or a .safetensors file.
+        model: A denoiser: lowtide-photo-denoise, lowtide-denoise, or a .safetensors file. Default:
+            the first for color pictures in one step, else the second.
         kind: What the inputs are: image, raw for undeveloped files of cameras, or volume for NIfTI
             files. auto goes by their names.
         sigma: Standard deviation of the noise, in levels of 255, for camera RAW in levels of the

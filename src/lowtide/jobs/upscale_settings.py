@@ -10,9 +10,8 @@ from annotated_types import Gt, Le
 
 from lowtide.core.errors import UsageError
 from lowtide.core.option import Count, Option
-from lowtide.jobs.denoise_settings import PHOTO_MODEL
 from lowtide.jobs.image_settings import ImageSettings
-from lowtide.jobs.model_choice import CLEAN
+from lowtide.jobs.model_choice import CLEAN, PHOTO_DENOISER
 from lowtide.models.model_files import is_onnx
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ class UpscaleSettings(ImageSettings):
     @property
     def denoiser(self) -> str | None:
         """The denoiser whose results the model gets, if any."""
-        return None if self.denoise is None else PHOTO_MODEL
+        return None if self.denoise is None else PHOTO_DENOISER
 
     def check_model(self, model: Model) -> None:
         """Raise `UsageError` for a denoiser, which has to be told the noise level."""

@@ -166,5 +166,5 @@ def haar_levels(noise: Tensor) -> Tensor:
             corners = [row[..., at:width:2] for row in (top, bottom) for at in (0, 1)]
             diagonal = (corners[0] - corners[1] - corners[2] + corners[3]) / 2
             found.append(diagonal.square().mean((1, 2, 3)).sqrt())
-            part = sum(corners) / 2
+            part = torch.stack(corners).sum(0) / 2
     return torch.stack(found, 1)

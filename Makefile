@@ -136,6 +136,7 @@ bench-training: $(VENV)/.dev
 # An hour; each script goes on where it was.
 bench-denoising: $(VENV)/.dev
 	$(BIN)/python benchmarks/denoise.py
+	$(BIN)/python benchmarks/denoise_pictures.py
 	$(BIN)/python benchmarks/denoise_large.py
 	$(BIN)/python benchmarks/denoise_raw_noise.py
 	$(BIN)/python benchmarks/denoise_attention.py

@@ -189,7 +189,19 @@ def test_models(lowtide):
     assert listed["schema_version"] == 2
     names = [model["name"] for model in listed["models"]]
     upscalers = ["lowtide-x2", "lowtide-x4", "lowtide-large-x2", "lowtide-large-x4"]
-    assert names == [*upscalers, "lowtide-photo-x2", "lowtide-photo-x4", "lowtide-denoise"]
+    photo = ["lowtide-photo-x2", "lowtide-photo-x4"]
+    assert names == [*upscalers, *photo, "lowtide-denoise", "lowtide-photo-denoise"]
+
+
+def test_models_say_what_they_are_for_and_how_fast_they_are(lowtide):
+    text = lowtide("models").out
+    assert "JPEGs of any quality from 30 on" in text and "s of CPU time a megapixel" in text
+    for subject in ("faces", "anime", "old films"):
+        assert f"{subject}" in text
+    listed = lowtide("models", "--json").json
+    seconds = {one["name"]: one["cpu_seconds_per_megapixel"] for one in listed["models"]}
+    assert all(seconds.values()) and seconds["lowtide-x2"] < seconds["lowtide-large-x2"]
+    assert all(one["page"].startswith("https://") and one["license"] for one in listed["published"])
 
 
 def test_models_describes_a_file(lowtide, tmp_path):

@@ -25,6 +25,12 @@ def test_denoise(lowtide, photo, tmp_path, save):
     assert refused.code == 2 and "--force" in refused.err
     assert lowtide(*words).code == 2
     assert lowtide(*words, "-o", target, "--force", "--scheduler", "ddpm", "--steps", 2).code == 0
+    words += "-o", target, "--force", "--preview", "5,6,30,20"
+    some = lowtide(*words, "--strength", 0.5, "--chroma-only", "--mask", source)
+    assert f"strength 0.5; colors alone; where {source} is white; a preview of 30×20" in some.out
+    assert "control" in some.out and "30×20 → 30×20" in some.out
+    (image,) = lowtide(*words, "--strength", 0.5, "--json").json["images"]
+    assert (image["strength"], image["preview"]) == (0.5, [5, 6, 30, 20])
     described = lowtide("models", weights, "--json").json["models"][0]
     assert described["noise"] == "gaussian, up to a sigma of 60 of 255"
 

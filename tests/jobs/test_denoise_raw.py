@@ -136,6 +136,14 @@ def test_estimating_the_noise_of_a_textured_file_costs_little(photo, denoise, ta
         assert abs(report.shot_noise - GAIN) < 2 * report.shot_noise_error
 
 
+@pytest.mark.parametrize("pattern", [BAYER["RGGB"], XTRANS])
+def test_strength_mixes_levels_of_the_sensor(pattern, light, denoise):
+    levels = exposed(mosaic_of(light, pattern) * 0.3, GAIN, READ)
+    full, half, none = (denoise(levels, pattern, strength=one)[0].squeeze() for one in (1, 0.5, 0))
+    assert np.array_equal(none, levels) and (full != levels).any()
+    assert abs(half - (levels + full.astype(float)) / 2).max() <= 0.5
+
+
 def test_every_noise_option_changes_the_result(noisy, denoise, table):
     results = {
         "estimated": denoise(noisy)[0],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lowtide
-from lowtide import UsageError
+from lowtide import ImageError, UsageError
 from lowtide.core.errors import InputError, LowtideError
 from lowtide.jobs.volume_levels import file_scale
 from lowtide.jobs.volume_survey import survey_ranges
@@ -82,6 +82,19 @@ def test_integers_are_the_results_of_floats_to_half_a_step(denoise, tmp_path):
     exact, _ = denoise(nifti(tmp_path / "a.nii", stored.astype(np.float32)), sigma=40)
     rounded, _ = denoise(nifti(tmp_path / "b.nii", stored), sigma=40)
     assert np.abs(exact.get_fdata() - rounded.get_fdata()).max() <= 0.501
+
+
+def test_strength_mixes_values_and_is_what_the_report_looks_at(denoise, tmp_path):
+    path = nifti(tmp_path / "in.nii", noisy_series().astype(np.float32))
+    (full, one), (half, two), (none, _) = (
+        denoise(path, sigma=40, strength=strength) for strength in (1, 0.5, 0)
+    )
+    full, half, none = (image.get_fdata() for image in (full, half, none))
+    before = nibabel.load(path).get_fdata()
+    assert np.array_equal(none, before)
+    np.testing.assert_allclose(half, (before + full) / 2, atol=1e-3)
+    assert two.residual.std == pytest.approx(one.residual.std / 2, rel=0.01)
+    assert ("control", "strength 0.5") in two.details()
 
 
 def test_a_slice_is_what_the_network_makes_of_it(denoise, weights, tmp_path):
@@ -380,7 +393,7 @@ def test_options_of_photographs_are_refused(denoise, tmp_path):
         denoise(path, noise=tmp_path / "t.json", iso=800)
     with pytest.raises(UsageError, match=r"\.png"):
         denoise(path, "out.png")
-    with pytest.raises(UsageError, match="--mask is for volumes"):
+    with pytest.raises(ImageError, match=r"in.nii: this is not an image"):
         denoise(photograph(tmp_path), "out.png", mask=path)
 
 

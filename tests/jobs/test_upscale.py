@@ -13,6 +13,7 @@ import lowtide
 from lowtide import ImageError, ModelError, UsageError
 from lowtide.jobs.upscale import UpscaleKeywords
 from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.models.resample import resize_cubic
 from support.cpu_levels import assert_within_a_level
 from support.image_folders import statuses
 
@@ -47,6 +48,37 @@ def test_every_kind_of_image_keeps_its_bands(tmp_path, run, save, read, crop, ex
         # Opaque stays opaque and clear stays clear, right up to where they meet.
         assert (result[:, 48:, -1] == 255).all()
         assert (result[:, :32, -1] == 0).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 1.37}, {"scale": 0.5}])
+def test_a_picture_shows_the_same_detail_before_and_after(tmp_path, save, read, photo, options):
+    """Before is what a cubic filter makes of the whole input, there; also of odd sizes."""
+    pytest.importorskip("matplotlib")
+    before = np.full((260, 390, 3), 90, np.uint8)
+    before[60:220, 130:330] = photo[100:260, 200:400]
+    source, path = save(tmp_path / "in.png", before), tmp_path / "picture.png"
+    given = {"budget": BUDGET, "comparison": path, **options}
+    report = lowtide.upscale(source, tmp_path / "large.png", **given)
+    made, drawn = read(report.images[0].output), read(path)[..., :3]
+    cubic = resize_cubic(before / 255, *made.shape[:2]).clip(0, 1) * 255
+    height, width = (min(side, 480) for side in made.shape[:2])
+    cell = max(width, 200) + 8
+    panels = [drawn[24 : 24 + height, left : left + width] for left in (8, 8 + cell)]
+    places = [
+        (top, left)
+        for top in range(made.shape[0] - height + 1)
+        for left in range(made.shape[1] - width + 1)
+        if (made[top, left] == panels[1][0, 0]).all()
+        and (made[top : top + height, left : left + width] == panels[1]).all()
+    ]
+    assert places
+    top, left = places[0]
+    assert abs(cubic[top : top + height, left : left + width] - panels[0]).max() <= 1
+    with pytest.raises(UsageError, match="already exists"):
+        lowtide.upscale(source, tmp_path / "again.png", **given)
+    with pytest.raises(UsageError, match="--comparison draws one file"):
+        lowtide.upscale([source, path], tmp_path / "out", **given)
+    assert not (tmp_path / "again.png").exists()
 
 
 def test_sixteen_bits_stay_sixteen_bits(tmp_path, run, read, expected):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,19 +24,36 @@ def models(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON on stdout.")] = False,
 ) -> None:
-    """List the bundled models, or describe model files."""
+    """List the bundled models, what for and how fast, or describe model files."""
     from lowtide.models import describe, load, names
+    from lowtide.models.choosing import PUBLISHED, seconds_of, speed_file, use_of
 
     found = [load(file).descriptor for file in files] if files else [describe(n) for n in names()]
     if as_json:
-        rows = [model.to_dict() for model in found]
-        typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "models": rows}, indent=2))
+        rows = [
+            model.to_dict()
+            | {"use": use_of(model.name), "cpu_seconds_per_megapixel": seconds_of(model.name)}
+            for model in found
+        ]
+        shown = {
+            "schema_version": SCHEMA_VERSION,
+            "models": rows,
+            "speed_measured_on": speed_file()["cpu"],
+        }
+        shown["published"] = [asdict(one) for one in PUBLISHED]
+        typer.echo(json.dumps(shown, indent=2))
         return
     for model in found:
-        _print(model)
+        _print(model, use_of(model.name), seconds_of(model.name))
+    if files:
+        return
+    typer.echo(f"speeds are of one thread of {speed_file()['cpu']}, for a megapixel of input")
+    typer.echo("models of others that run here, which are not downloaded:")
+    for one in PUBLISHED:
+        typer.echo(f"  {one.subject}: {one.name}, {one.license}, {one.page}")
 
 
-def _print(model: ModelDescriptor) -> None:
+def _print(model: ModelDescriptor, use: str, seconds: float | None) -> None:
     rule = model.size
     sizes = [f"at least {rule.minimum} px"] if rule.minimum else []
     sizes += [f"multiples of {rule.multiple_of}"] if rule.multiple_of > 1 else []
@@ -47,6 +65,8 @@ def _print(model: ModelDescriptor) -> None:
     ]
     typer.echo(f"{model.name}: {model.architecture} ×{model.scale}, {model.purpose}")
     rows = {
+        "use": use,
+        "speed": f"{seconds:.3g} s of CPU time a megapixel" if seconds else "",
         "weights": f"{model.parameters:,} parameters, {format_bytes(model.weight_bytes)}",
         "channels": f"{model.in_channels} in, {model.out_channels} out",
         "sizes": ", ".join(sizes) + " (others are padded)" if sizes else "any",
@@ -55,7 +75,7 @@ def _print(model: ModelDescriptor) -> None:
         "license": model.license or "not stated in the file",
         "sha256": model.sha256,
     }
-    if model.tags:
-        rows["tags"] = ", ".join(model.tags)
+    rows["tags"] = ", ".join(model.tags)
     for name, text in rows.items():
-        typer.echo(f"  {name:<10} {text}")
+        if text:
+            typer.echo(f"  {name:<10} {text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lowtide.cli.image_command import (
@@ -25,7 +26,7 @@ DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 _MAIN, _OUT = "Main", "Output"
 # Order in help, within each panel.
 _ORDER = (
-    "output model budget device devices plan_file dry_run scale self_ensemble accuracy"
+    "output model denoise budget device devices plan_file dry_run scale self_ensemble accuracy"
     " precision strategy cuda_graphs compile tile tile_auto"
     " format suffix force strip_metadata max_pixels png_compression jpeg_quality webp_quality"
     " webp_lossless avif_quality tiff_compression"
@@ -50,6 +51,15 @@ def upscale(
     ] = False,
     force: Force = False,
     report: SidecarReport = False,
+    comparison: Annotated[
+        Path | None,
+        option(
+            "--comparison",
+            panel=_OUT,
+            metavar="PICTURE",
+            help="Draw a detail: before, enlarged by a cubic filter, and after. For one file.",
+        ),
+    ] = None,
     as_json: JsonReport = False,
     quiet: Quiet = False,
     **settings: Any,
@@ -62,7 +72,9 @@ def upscale(
     if tile_auto and settings["tile"] is not None:
         raise UsageError("--tile-auto and --tile contradict each other", hint="drop one of them")
     require_output(output, dry_run=dry_run)
-    written: dict[str, Any] = {} if dry_run else {"force": force, "sidecar": report}
+    written: dict[str, Any] = {}
+    if not dry_run:
+        written = {"force": force, "sidecar": report, "comparison": comparison}
     run_job(
         _load_plan if dry_run else _load_upscale,
         inputs,

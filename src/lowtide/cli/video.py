@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 # Order in help, within each panel.
 _ORDER = (
-    "output model budget fps frames time device devices plan_file dry_run scale codec quality"
-    " preset sound segment damaged deinterlace self_ensemble accuracy precision strategy"
+    "output model denoise budget fps frames time device devices plan_file dry_run scale codec"
+    " quality preset sound segment damaged deinterlace self_ensemble accuracy precision strategy"
     " cuda_graphs compile tile format suffix force max_pixels"
 )
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.core.input_file import exists
+from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
 from lowtide.models.denoiser.noise_level import LEAST_SIGMA, LevelEstimate
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
@@ -21,7 +22,6 @@ from lowtide.models.denoiser.noise_models import (
 from lowtide.models.denoiser.noise_registry import noise_model_names
 from lowtide.models.denoiser.noise_statistics import ImageStatistics
 from lowtide.models.denoiser.noise_table import NoiseTable, load_noise
-from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.denoiser.variance_line import fit_lower_line
 
 NoiseSource = Literal["given", "estimated", "table"]
@@ -142,7 +142,7 @@ def _untold(noise: str) -> UsageError:
     )
 
 
-def require_trained_noise(chosen: ChosenNoise | None, config: SlimUNetConfig, model: str) -> None:
+def require_trained_noise(chosen: ChosenNoise | None, config: DenoiserConfig, model: str) -> None:
     """Raise `UsageError` where a network was not trained for the noise that was chosen.
 
     Args:

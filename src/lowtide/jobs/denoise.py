@@ -40,8 +40,11 @@ class DenoiseKeywords(ImageKeywords, total=False):
     black_level: float | None
     hot_pixels: bool
     raw_output: Literal["auto", "linear", "developed", "mosaic"]
+    strength: float
+    chroma_only: bool
     mask: str | Path | None
     slices: bool
+    preview: str | tuple[int, int, int, int] | None
 
 
 @show_keywords(DenoiseSettings, DenoiseKeywords)
@@ -62,8 +65,9 @@ def denoise(
 
     The noise level of each image is estimated, unless ``sigma`` gives it in levels of 255, or
     ``noise`` a camera's table. An image without noise is copied, sample for sample. Alpha is
-    copied. Results equal the unconstrained run unless the report's accuracy is ``bounded``, and
-    then it states the measured error. An image that fails in a batch is reported
+    copied. ``strength``, ``chroma_only`` and ``mask`` keep part of the input, and ``preview`` runs
+    a part alone. Results equal the unconstrained run unless the report's accuracy is ``bounded``,
+    and then it states the measured error. An image that fails in a batch is reported
     (``report.failures``) and the others are done; the error of a single image is raised.
 
     Args:
@@ -91,6 +95,11 @@ def denoise(
     chosen = DenoiseSettings.of(**settings)
     job_type = choose_job(inputs, output, chosen.kind)
     job_type.check_settings(chosen)
+    if chosen.preview is not None and (reference is not None or comparison is not None):
+        raise UsageError(
+            "--preview writes a part of a picture, and --reference and --comparison look at all",
+            hint="drop --preview, or both of them",
+        )
     comparisons = Comparisons.find(
         job_type.media_kind, inputs, output, chosen, reference, comparison, force=force
     )

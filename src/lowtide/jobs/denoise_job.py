@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
-
-import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
-from lowtide.core.signal import Sink
+from lowtide.core.signal import Sink, Source
 from lowtide.jobs.chosen_noise import (
-    ChosenNoise,
     ImageNoise,
-    estimate_doubts,
-    estimate_poisson_gaussian,
     require_trained_noise,
 )
 from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
 from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, StepSink
+from lowtide.jobs.estimated_noise import gaussian_noise, poisson_gaussian_noise
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob, ItemRun
 from lowtide.jobs.item import Item
+from lowtide.jobs.model_choice import suited_denoiser
+from lowtide.jobs.picture_parts import CroppedSource, PreviewPart, inspect_mask, open_mask
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
 from lowtide.jobs.report import DenoisedImageReport, DenoiseReport
+from lowtide.jobs.result_blend import Blend, BlendSink
+from lowtide.media import ImageFacts, ImageSource
+from lowtide.media.coding_traces import color_step
+from lowtide.media.discover import IMAGES, FilePair
 from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
-from lowtide.models.denoiser.denoiser import Denoiser, denoisers_in
+from lowtide.models.denoiser.block_bands import BLOCK
+from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
+from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig, FiniteDenoiserConfig
 from lowtide.models.denoiser.noise_level import NoiseLevel
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
@@ -40,10 +44,12 @@ from lowtide.models.denoiser.noise_models import (
     network_terms,
 )
 from lowtide.models.denoiser.sampling import earlier_predictions, sampling_steps
-from lowtide.models.denoiser.slim_unet_config import SchedulerName, SlimUNetConfig
+from lowtide.models.denoiser.slim_unet_config import SchedulerName
 from lowtide.streaming.tiles.runner import RunOutcome
 
 _BAND_PIXELS = 1 << 15
+# Of larger images so many pixels tell the noise.
+_ENOUGH_PIXELS = 1 << 22
 # Bands that tell shot noise from the rest: more pixels have more of one brightness to choose from.
 _STATISTICS_PIXELS = 1 << 18
 # Options that are for one kind of files.
@@ -51,8 +57,10 @@ _KIND_OPTIONS = {
     "black_level": "camera RAW files",
     "hot_pixels": "camera RAW files",
     "raw_output": "camera RAW files",
-    "mask": "volumes",
     "slices": "volumes",
+    "mask": "pictures and volumes",
+    "chroma_only": "pictures",
+    "preview": "pictures",
 }
 
 
@@ -61,7 +69,7 @@ class DenoiseJob(ImageJob):
 
     settings_type, report_type = DenoiseSettings, DenoiseReport
     # Of the options for one kind of files, those for this one; and the largest --sigma.
-    own_options: ClassVar[tuple[str, ...]] = ()
+    own_options: ClassVar[tuple[str, ...]] = ("mask", "chroma_only", "preview")
     max_level: ClassVar[float] = 255
 
     def __init__(
@@ -82,6 +90,22 @@ class DenoiseJob(ImageJob):
             chosen.at()
 
     @classmethod
+    def suited(
+        cls, settings: Any, pairs: Sequence[FilePair], before: Iterable[str] = ()
+    ) -> tuple[Any, str]:
+        """Return the settings with a bundled denoiser for these files, and why, if none is named.
+
+        There is one choice alone for other files than pictures, for several steps, and for noise
+        that depends on the values.
+        """
+        chosen = settings.chosen_noise
+        special = settings.steps > 1 or (chosen is not None and chosen.name != GaussianNoise.name)
+        if settings.model is not None or cls.media_kind is not IMAGES or special:
+            return settings, ""
+        name, reason = suited_denoiser([pair.source for pair in pairs], before)
+        return replace(settings, model=name), reason
+
+    @classmethod
     def check_settings(cls, settings: DenoiseSettings) -> None:
         """Raise `UsageError` for settings that are not for files of this kind."""
         for name, kind in _KIND_OPTIONS.items():
@@ -99,6 +123,38 @@ class DenoiseJob(ImageJob):
                 hint="--sigma 25",
             )
 
+    @classmethod
+    def inspect(cls, source: Path, settings: DenoiseSettings) -> ImageFacts:
+        """Return the facts of an input, or of the part that is denoised.
+
+        Raises:
+            UsageError: That lies outside, or the mask has another size.
+        """
+        facts = super().inspect(source, settings)
+        others = [facts] if settings.is_blended else []  # the input is read a second time then
+        if settings.mask is not None:
+            mask = Path(settings.mask), source, facts.info
+            others.append(inspect_mask(*mask, settings.max_pixels))
+        if settings.preview is not None:
+            facts = PreviewPart(*settings.preview).facts_of(source, facts)
+        return replace(
+            facts,
+            resident_bytes=facts.resident_bytes + sum(one.resident_bytes for one in others),
+            typical_bytes=facts.typical_bytes + sum(one.typical_bytes for one in others),
+            scratch_bytes=facts.scratch_bytes + sum(one.scratch_bytes for one in others),
+        )
+
+    def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
+        """Open an item, or the part that is denoised; may be called more than once."""
+        opened, preview = self._open_whole(item, scratch), self.settings.preview
+        if preview is None:
+            return opened
+        assert isinstance(opened, ImageSource)
+        return CroppedSource(opened, PreviewPart(*preview))
+
+    def _open_whole(self, item: Item, scratch: Path | None) -> ImageRows:
+        return super().open_source(item, scratch)
+
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header, and estimate its noise from its pixels."""
         planned = super().plan(item)
@@ -110,17 +166,49 @@ class DenoiseJob(ImageJob):
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> DenoisedImageReport:
         """Return the report of a planned image, with its noise level."""
-        noise, chosen = self._noise[item.index], self.settings.chosen_noise
+        settings = self.settings
         return DenoisedImageReport(
             **dict(super().item_report(item, planned, status)),
-            sigma=noise.levels,
-            sigma_source=noise.source,
-            shared_by_neighbors=noise.shared and not noise.is_none,
-            noise="gaussian" if chosen is None else chosen.describe(),
-            noise_parameters=noise.parameters,
+            **self.noise_report(item),
+            strength=settings.strength,
+            chroma_only=settings.chroma_only,
+            mask=None if settings.mask is None else str(settings.mask),
+            preview=settings.preview,
         )
 
+    def noise_report(self, item: Item) -> dict[str, Any]:
+        """Return what a report says of an item's noise, as fields of `NoisyImageReport`."""
+        noise, chosen = self._noise[item.index], self.settings.chosen_noise
+        return {
+            "sigma": noise.levels,
+            "sigma_source": noise.source,
+            "shared_by_neighbors": noise.shared and not noise.is_none,
+            "noise": "gaussian" if chosen is None else chosen.describe(),
+            "noise_parameters": noise.parameters,
+        }
+
     def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
+        settings, item, scratch = self.settings, run.item, run.pipeline.scratch
+        if self._noise[item.index].is_none or not settings.is_blended:
+            return self._denoise(run, source, sink)
+        info = source.info
+        white = None if info.sample_type == "float32" else info.full_scale
+        blend, crop = Blend(settings.strength, settings.chroma_only, white), settings.preview
+        with ExitStack() as opened:
+            before = opened.enter_context(self.open_again(item, source, scratch))
+            mask = None
+            if settings.mask is not None:
+                parts = Path(settings.mask), crop, settings.max_pixels, scratch
+                mask = opened.enter_context(open_mask(*parts))
+            return self._denoise(run, source, BlendSink(sink, blend, before, mask))
+
+    def open_again(
+        self, item: Item, source: ImageRows, scratch: Path | None
+    ) -> AbstractContextManager[Source]:
+        """Open an item whose ``source`` is being read for reading it a second time."""
+        return self.open_source(item, scratch)
+
+    def _denoise(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         noise, pipeline = self._noise[run.item.index], run.pipeline
         if noise.is_none:
             self._set_level(0, noise.parameters)
@@ -174,7 +262,7 @@ class DenoiseJob(ImageJob):
         return settings.scheduler or ("ddim" if settings.eta else self._config.scheduler)
 
     @property
-    def _config(self) -> SlimUNetConfig:
+    def _config(self) -> DenoiserConfig:
         return next(self._denoisers()).config
 
     def _set_level(self, sigma: float, parameters: tuple[float, ...]) -> None:
@@ -185,7 +273,7 @@ class DenoiseJob(ImageJob):
         """Return the conversion between an item's rows, of ``info``, and the network."""
         return NoisyImageAdapter(info, self.prepared.geometry.in_channels)
 
-    def _denoisers(self) -> Iterator[Denoiser]:
+    def _denoisers(self) -> Iterator[LeveledDenoiser]:
         """Iterate over the network's denoisers: on all devices, and in fp32 to compare with."""
         for network in (self.prepared.network, *self.prepared.replicas):
             yield from denoisers_in(network.forward)
@@ -193,7 +281,7 @@ class DenoiseJob(ImageJob):
                 yield from denoisers_in(network.make_fp32_forward())
 
     def check_colors(self, item: Item, planned: ImageTaskPlan) -> None:
-        """Raise `UsageError` for an image whose colors the network is not for."""
+        """Raise `UsageError` for an image whose colors the network is not for; note gray."""
         config, color = self._config, planned.facts.info.color_channels
         if config.cfa and color > 1:
             raise UsageError(
@@ -201,6 +289,8 @@ class DenoiseJob(ImageJob):
                 f" {config.cfa} mosaics, which have one channel",
                 hint=f"another --model, such as {DEFAULT_MODEL}",
             )
+        if self.settings.chroma_only and color == 1:
+            planned.notes.append("the image is gray, so that with its brightness all of it is kept")
 
     def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
         """Return an image's noise: as given, of the table, or estimated from its pixels."""
@@ -209,36 +299,25 @@ class DenoiseJob(ImageJob):
             known, source = chosen.at(), "table"
         elif sigma is not None:
             known = GaussianNoise(std=sigma / 255)
+            if isinstance(self._config, FiniteDenoiserConfig) and sigma:
+                return self._estimate(item, planned, known.std)
         else:
-            return self._estimate(item, planned, chosen)
+            return self._estimate(item, planned, None)
         return ImageNoise(*network_terms(known, self._config), source)
 
-    def _estimate(
-        self, item: Item, planned: ImageTaskPlan, chosen: ChosenNoise | None
-    ) -> ImageNoise:
+    def _estimate(self, item: Item, planned: ImageTaskPlan, sigma: float | None) -> ImageNoise:
+        """Return the noise that the pixels show; its kind alone where ``sigma`` is the level."""
+        chosen = self.settings.chosen_noise
         by_light = chosen is not None and chosen.name == PoissonGaussianNoise.name
-        with self.open_source(item, self.settings.scratch) as opened:
-            adapter, coded = self.adapter(item, opened.info), planned.facts.format == JPEG.name
-            level = NoiseLevel(opened.info.color_channels, coded=coded)
-
-            def colors() -> Iterator[np.ndarray]:
-                pixels = _STATISTICS_PIXELS if by_light else _BAND_PIXELS
-                for _, rows in _bands(opened, pixels=pixels):
-                    color = adapter.visible_color(rows)
-                    level.add(color)
-                    yield color
-
-            known = estimate_poisson_gaussian(colors()) if by_light else None
-            if not by_light:
-                deque(colors(), maxlen=0)
-        found, shared = level.estimate(), False
-        if not by_light and found is not None:
-            known = GaussianNoise(std=round(found.sigma * 255, 2) / 255)
-            shared = found.shared
-        if known is None or found is None:
-            return ImageNoise(None, (0.0,) * self._config.noise_parameters, "estimated")
-        doubts = estimate_doubts(found, known)
-        return ImageNoise(*network_terms(known, self._config), "estimated", shared, doubts)
+        lost = color_step(item.source) / 255 if planned.facts.format == JPEG.name else 0.0
+        level = NoiseLevel(planned.facts.info.color_channels, lost=lost)
+        with self._open_whole(item, self.settings.scratch) as opened:
+            adapter = self.adapter(item, opened.info)
+            bands = _bands(opened, pixels=_STATISTICS_PIXELS) if by_light else _strips(opened)
+            colors = (adapter.visible_color(rows) for _, rows in bands)
+            if by_light:
+                return poisson_gaussian_noise(colors, level, self._config)
+            return gaussian_noise(colors, level, self._config, sigma)
 
     def level_notes(self, item: Item) -> list[str]:
         """Return what a user has to know of an item's noise."""
@@ -259,6 +338,14 @@ class DenoiseJob(ImageJob):
         if self._config.linear:
             notes.append("the model is for values in proportion to light, as undeveloped files are")
         return notes
+
+
+def _strips(source: ImageRows) -> Iterator[tuple[int, Any]]:
+    """Yield (first row, rows) of strips of blocks: all of them, or of a large image some."""
+    height, width, _ = source.shape
+    step = BLOCK * -(-height * width // _ENOUGH_PIXELS)
+    for first in range(0, height, step):
+        yield first, source.read(first, min(first + BLOCK, height))
 
 
 def _bands(

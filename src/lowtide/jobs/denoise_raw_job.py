@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.core.errors import UsageError
+from lowtide.core.signal import Source
 from lowtide.jobs.chosen_noise import ImageNoise, NoiseSource, require_trained_noise
 from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
@@ -147,6 +149,12 @@ class DenoiseRawJob(DenoiseJob):
             count = mend_hot_pixels(raw.values, self._facts(item).period)
             self._mended[item.index] = f"{count:,} hot pixels were mended"
         return RawSource(raw, self._layout(item))
+
+    def open_again(
+        self, item: Item, source: ImageRows, scratch: Path | None
+    ) -> AbstractContextManager[Source]:
+        """Return the file that is open: rows are what they were until their result is written."""
+        return nullcontext(source)
 
     def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> RawSink:
         """Open an item's result, which shares the values of ``source``."""

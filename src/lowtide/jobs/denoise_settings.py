@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Le
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lowtide.models import Model
 
 DEFAULT_MODEL = "lowtide-denoise"
-_RAW = "Camera RAW"
+_RAW, _CONTROL = "Camera RAW", "Control"
 # Level at which a network is measured; its costs are the same at every level.
 _NOMINAL_SIGMA = 25 / 255
 
@@ -32,7 +32,8 @@ class DenoiseSettings(ImageSettings):
     """Settings of a denoising job, except its files.
 
     Attributes:
-        model: A denoiser: lowtide-denoise, the bundled one, or a .safetensors file.
+        model: A denoiser: lowtide-photo-denoise, lowtide-denoise, or a .safetensors file. Default:
+            the first for color pictures in one step, else the second.
         kind: What the inputs are: image, raw for undeveloped files of cameras, or volume for NIfTI
             files. auto goes by their names.
         sigma: Standard deviation of the noise, in levels of 255, for camera RAW in levels of the
@@ -57,8 +58,15 @@ class DenoiseSettings(ImageSettings):
             the model's.
         eta: Share of ddpm's noise that ddim adds: 0 to 1.
         seed: Seed of the noise that is added.
-        mask: NIfTI file with a label for each voxel of a volume: where it is 0, voxels are copied.
-            Where there are 1 for signal and 2 for background, the report has SNR and CNR of both.
+        strength: How far the result goes from the input: 0 is the input, 1 denoised, and between
+            them samples are mixed in proportion.
+        chroma_only: Denoise the colors of pictures alone: brightness stays as it is, grain too.
+        mask: Of pictures, one of the same size that restricts: white is denoised, black stays, and
+            gray is mixed. Of volumes, a NIfTI file with a label for each voxel: where it is 0,
+            voxels are copied; where there are 1 for signal and 2 for background, the report has SNR
+            and CNR of both.
+        preview: Denoise and write this part of a picture alone, in pixels from its left and upper
+            edge, with the noise level of all of it.
         slices: Denoise each slice of a series of volumes by itself with the network, rather than
             all volumes by what they share. So it is with --model, --steps or --self-ensemble too.
     """
@@ -79,20 +87,30 @@ class DenoiseSettings(ImageSettings):
     scheduler: Annotated[SchedulerName | None, Option("Noise")] = None
     eta: Annotated[float, Ge(0), Le(1), Option("Noise")] = 0.0
     seed: Annotated[Seed, Option("Noise")] = 0
-    mask: Annotated[str | Path | None, Option("Output", metavar="FILE")] = None
+    strength: Annotated[float, Ge(0), Le(1), Option(_CONTROL, metavar="0..1", example=0.5)] = 1.0
+    chroma_only: Annotated[bool, Option(_CONTROL)] = False
+    mask: Annotated[str | Path | None, Option(_CONTROL, metavar="FILE")] = None
+    preview: Annotated[tuple[int, int, int, int] | None, Option(_CONTROL, metavar="X,Y,W,H")] = None
     slices: Annotated[bool, Option("Noise")] = False
 
     hashed: ClassVar[str] = (
         "sigma iso steps scheduler eta seed format precision accuracy strategy self_ensemble"
         " compile cuda_graphs tile tile_overlap tile_batch_size hann_blend strip_metadata"
         " png_compression jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
-        " black_level raw_output hot_pixels slices"
+        " black_level raw_output hot_pixels strength chroma_only preview slices"
     )
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Build settings from keywords; ``preview`` may be text, ``"X,Y,W,H"``."""
+        return super().of(**{**values, "preview": _parse_crop(values.get("preview"))})
 
     def check(self) -> None:
         """Raise `UsageError` for settings that contradict each other."""
         super().check()
         self._check_noise()
+        if self.mask is not None:
+            require_input(Path(self.mask), UsageError, hint="--mask names a file that exists")
         if self.eta and self.scheduler not in (None, "ddim"):
             raise UsageError(
                 f"--eta is for ddim, and --scheduler is {self.scheduler}", hint="drop one of them"
@@ -131,24 +149,31 @@ class DenoiseSettings(ImageSettings):
 
     def content_hash(self, model_sha256: str, precision: str) -> str:
         """Return a SHA-256 of all that determines the result's bytes, except the input."""
-        own, noise = super().content_hash(model_sha256, precision), self.chosen_noise
-        more = [] if noise is None else [noise.key]
-        more += [] if self.mask is None else [f"mask {self._mask_sha256}"]
-        return hashlib.sha256(" ".join([own, *more]).encode()).hexdigest() if more else own
+        own = super().content_hash(model_sha256, precision)
+        for key in filter(None, (self._noise_key, self._mask_key)):
+            own = hashlib.sha256(f"{own} {key}".encode()).hexdigest()
+        return own
 
     def made_with(self, model_sha256: str, precision: str) -> dict[str, Any]:
         """Return what `content_hash` is of, by name."""
-        noise = "" if self.chosen_noise is None else self.chosen_noise.key
-        made = {**super().made_with(model_sha256, precision), "noise": noise}
-        if self.mask is not None:
-            made["mask"] = f"{self.mask} ({self._mask_sha256[:8]})"
-        return made
+        own = super().made_with(model_sha256, precision)
+        return own | {"noise": self._noise_key, "mask": self._mask_key}
+
+    @property
+    def is_blended(self) -> bool:
+        """Whether a result is mixed with its input."""
+        return self.strength != 1 or self.chroma_only or self.mask is not None
+
+    @property
+    def _noise_key(self) -> str:
+        return "" if self.chosen_noise is None else self.chosen_noise.key
 
     @cached_property
-    def _mask_sha256(self) -> str:
-        assert self.mask is not None
+    def _mask_key(self) -> str:
+        if self.mask is None:
+            return ""
         require_input(Path(self.mask))
-        return file_sha256(self.mask)
+        return file_sha256(Path(self.mask))
 
     @property
     def model_name(self) -> str:
@@ -166,3 +191,25 @@ class DenoiseSettings(ImageSettings):
             )
         for denoiser in denoisers_in(model.module):
             denoiser.set_level(_NOMINAL_SIGMA, (0.0,) * denoiser.config.noise_parameters)
+
+
+def _parse_crop(given: Any) -> tuple[int, int, int, int] | None:
+    """Return (X, Y, W, H) of a text or of four numbers; None stays.
+
+    Raises:
+        UsageError: It is nothing of that kind.
+    """
+    if given is None:
+        return None
+    try:
+        words = given.split(",") if isinstance(given, str) else given
+        left, top, width, height = (int(str(word)) for word in words)
+        if min(left, top) < 0 or min(width, height) < 1:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"--preview {given} is not X,Y,W,H: left and upper edge from 0 on, and width and height"
+            " of 1 or more, in whole pixels",
+            hint="--preview 1000,800,400,300",
+        ) from None
+    return left, top, width, height

@@ -24,6 +24,11 @@ class FloatScale:
         self._start = below / (1 + above + below)
         self._end = 1 - above / (1 + above + below)
 
+    @property
+    def share(self) -> float:
+        """What black to white is of 0..1 in `compressed`."""
+        return self._end - self._start
+
     def _linear(self, value: float) -> float:
         return (value - self._known.low) / self._span
 

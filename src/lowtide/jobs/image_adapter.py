@@ -50,6 +50,11 @@ class ImageAdapter:
         self.channels = info.channels
         self.dtype = np.dtype(info.sample_type)
 
+    @property
+    def unit_share(self) -> float:
+        """What a change from black to white is in a network's values."""
+        return 1.0 if self._floats is None else self._floats.share
+
     def to_network(self, values: np.ndarray) -> np.ndarray:
         """Convert samples (B, H, W, C) to inputs (B·inputs, channels, H, W) in 0..1.
 

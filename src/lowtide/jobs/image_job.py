@@ -16,6 +16,7 @@ from lowtide.jobs.held_memory import HeldMemory
 from lowtide.jobs.image_settings import ImageSettings
 from lowtide.jobs.item import ComputedItem, Item
 from lowtide.jobs.model_costs import timed_in_passing, whole_image
+from lowtide.jobs.picture_parts import CroppedSource
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan, plan_image
 from lowtide.jobs.prepare import preload_libraries, prepare
@@ -228,7 +229,7 @@ class ImageJob:
 
     def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> ImageFile:
         """Open an item's result for writing the rows that the network makes of ``source``."""
-        assert isinstance(source, ImageSource)
+        assert isinstance(source, ImageSource | CroppedSource)
         if source.zero_alpha:
             planned.notes.append("alpha is 0 everywhere and is kept; color is run as if opaque")
         return open_sink(

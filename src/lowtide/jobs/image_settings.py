@@ -27,7 +27,10 @@ _PLAN, _FILES = "Overriding the plan", "Files"
 # Settings that are gone, as the journals of release 0.2 know them.
 _GONE = {"provider": "cpu"}
 # And those that are new: at what was done before, the journals do not know them.
-_NEW = {"deinterlace": False, "sound": "auto", "hot_pixels": False, "slices": False}
+_NEW = {
+    **{"deinterlace": False, "sound": "auto", "hot_pixels": False},
+    **{"strength": 1.0, "chroma_only": False, "preview": None, "denoise": None, "slices": False},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +154,11 @@ class ImageSettings(RunSettings):
     def model_name(self) -> str:
         """The model requested, or the bundled one that suits."""
         raise NotImplementedError
+
+    @property
+    def denoiser(self) -> str | None:
+        """The denoiser whose results the model gets, if any."""
+        return None
 
     def check_model(self, model: Model) -> None:
         """Raise `UsageError` for a model of another kind, and make it ready to be measured."""

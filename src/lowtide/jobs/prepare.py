@@ -34,6 +34,8 @@ from lowtide.memory.plan import Plan
 from lowtide.memory.plan_store import PlanStore, machine
 from lowtide.memory.prediction.calibration import RunBounds, RunKind, run_bounds
 from lowtide.models import Model, ModelDescriptor, load, names
+from lowtide.models.denoiser.denoised_model import denoised_first
+from lowtide.models.denoiser.denoiser import denoisers_in
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_runtime import load_runtime
 from lowtide.models.self_ensemble import as_ensemble
@@ -45,6 +47,8 @@ from lowtide.streaming.specialize import require_cuda_graphs
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 _RUN_KINDS: tuple[RunKind, ...] = ("tiled", "streamed")
+# Level at which a denoiser is measured; its costs are the same at every level.
+_NOMINAL_SIGMA = 25 / 255
 # Resident memory differs by up to this much from run to run.
 _NOISE_BYTES = 8 * MIB
 
@@ -304,7 +308,12 @@ def load_model(settings: ImageSettings) -> Model:
     if facts.scale < 1:
         raise ModelError(f"{facts.name} makes images smaller (×{facts.scale})")
     require_image_channels(facts.in_channels, facts.out_channels)
-    return model
+    if settings.denoiser is None:
+        return model
+    denoiser = load(settings.denoiser)
+    for part in denoisers_in(denoiser.module):
+        part.set_level(_NOMINAL_SIGMA)
+    return denoised_first(denoiser, model)
 
 
 def runtime_identity(model: ModelDescriptor) -> str:

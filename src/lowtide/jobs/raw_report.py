@@ -41,7 +41,7 @@ class RawImageReport(DenoisedImageReport):
                 shot = f"({shot} ± {self.shot_noise_error:.2g})"
                 read = f"({read} ± {self.read_noise_error:.2g})"
             rows.append(("noise", f"variance {shot} × level + {read}², {source}"))
-        return [*rows, ("written", self.written)]
+        return [*rows, *self.control(), ("written", self.written)]
 
 
 class DenoiseRawReport(DenoiseReport):

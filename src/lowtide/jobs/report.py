@@ -157,15 +157,14 @@ class ImageReport(ItemReport):
         return []
 
 
-class DenoisedImageReport(ImageReport):
-    """Result of one image that was denoised.
+class NoisyImageReport(ImageReport):
+    """Result of one image whose noise level is known, where it was denoised.
 
     ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
     not tell it; ``sigma_source`` says whether it was given, estimated from the image, or is that of
     a table at mid-gray. ``noise`` says which noise that is, and ``noise_parameters`` are those
     besides the level. ``shared_by_neighbors`` is whether the estimate found noise that neighboring
-    pixels share, as after demosaicing, resizing or JPEG. ``scores`` are those against a clean
-    image, where one was given.
+    pixels share, as after demosaicing, resizing or JPEG.
     """
 
     sigma: float | None = None
@@ -173,19 +172,46 @@ class DenoisedImageReport(ImageReport):
     noise: str = "gaussian"
     noise_parameters: tuple[float, ...] = ()
     shared_by_neighbors: bool = False
-    scores: DenoiseScores | None = None
 
     def details(self) -> list[tuple[str, str]]:
-        """Return the noise level, and scores."""
-        rows = [] if self.scores is None else self.scores.details()
+        """Return the noise level."""
         if self.sigma is None:
-            return rows
+            return []
         text = f"sigma {self.sigma:.1f} of 255, {self.sigma_source}"
         if self.shared_by_neighbors:
             text += "; neighbors share it, as after demosaicing, resizing or JPEG"
         if self.noise != "gaussian":
             text = f"sigma {self.sigma:.1f} of 255 at mid-gray, {self.noise}"
-        return [("noise", text), *rows]
+        return [("noise", text)]
+
+
+class DenoisedImageReport(NoisyImageReport):
+    """Result of one image that was denoised: its noise level, and what was done.
+
+    ``strength``, ``chroma_only``, ``mask`` and ``preview`` are those of the settings. ``scores``
+    are those against a clean image, where one was given.
+    """
+
+    strength: float = 1.0
+    chroma_only: bool = False
+    mask: str | None = None
+    preview: tuple[int, int, int, int] | None = None
+    scores: DenoiseScores | None = None
+
+    def control(self) -> list[tuple[str, str]]:
+        """Return what of the image was denoised, and how far, if not all and wholly."""
+        words = [f"strength {self.strength:g}"] if self.strength != 1 else []
+        words += ["colors alone"] if self.chroma_only else []
+        words += [f"where {self.mask} is white"] if self.mask else []
+        if self.preview is not None:
+            left, top, width, height = self.preview
+            words.append(f"a preview of {width}×{height} pixels at {left},{top}")
+        return [("control", "; ".join(words))] if words else []
+
+    def details(self) -> list[tuple[str, str]]:
+        """Return the noise level, what was denoised of it, and scores."""
+        scores = [] if self.scores is None else self.scores.details()
+        return super().details() + self.control() + scores
 
 
 class SkippedInput(BaseModel):
@@ -267,7 +293,7 @@ class UpscaleReport(JobReport):
     noun = "images"
     input_error = ImageError
 
-    images: list[ImageReport] = []
+    images: list[SerializeAsAny[ImageReport]] = []
 
 
 class DenoiseReport(JobReport):

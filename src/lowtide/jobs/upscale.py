@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.detail_picture import require_comparison
 from lowtide.jobs.image_keywords import ImageKeywords, show_keywords
-from lowtide.jobs.image_run import Inputs, run_images
+from lowtide.jobs.image_run import Inputs, find_jobs, run_images
 from lowtide.jobs.report import UpscaleReport
 from lowtide.jobs.upscale_job import UpscaleJob
+from lowtide.jobs.upscale_picture import draw_enlargement
 from lowtide.jobs.upscale_settings import UpscaleSettings
 
 
@@ -20,6 +22,7 @@ class UpscaleKeywords(ImageKeywords, total=False):
     width: int | None
     height: int | None
     max_side: int | None
+    denoise: Literal["auto"] | float | None
 
 
 @show_keywords(UpscaleSettings, UpscaleKeywords)
@@ -29,6 +32,7 @@ def upscale(
     *,
     force: bool = False,
     sidecar: bool = False,
+    comparison: str | Path | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[UpscaleKeywords],
@@ -46,6 +50,7 @@ def upscale(
             folder.
         force: Replace files and redo finished work.
         sidecar: Write a report next to each result.
+        comparison: Picture of a detail, before and after. For one file.
         cancel: Stops the work with `Cancelled`, with no half-written file left.
         settings: Budget, model, target size and all else, as fields of `UpscaleSettings`.
 
@@ -58,7 +63,10 @@ def upscale(
         Cancelled: ``cancel`` was set.
     """
     chosen = UpscaleSettings.of(**settings)
-    return run_images(
+    if comparison is not None:
+        found, _ = find_jobs(inputs, output, chosen, UpscaleJob)
+        require_comparison(Path(comparison), found, force=force)
+    report = run_images(
         UpscaleJob,
         chosen,
         inputs,
@@ -68,3 +76,9 @@ def upscale(
         progress=progress,
         cancel=cancel,
     )
+    if comparison is not None:
+        (image,) = report.images
+        model, scratch = report.model["name"], Path(chosen.scratch) if chosen.scratch else None
+        limit = chosen.max_pixels * 64  # of a result
+        draw_enlargement(Path(comparison), image, model, limit, scratch, replace=force)
+    return report

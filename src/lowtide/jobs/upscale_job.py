@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lowtide.jobs.image_job import ImageJob
+from lowtide.jobs.denoise_first import DenoisingFirst
 from lowtide.jobs.model_choice import suited_upscaler
 from lowtide.jobs.report import UpscaleReport
 from lowtide.jobs.upscale_settings import UpscaleSettings
 from lowtide.media.discover import FilePair
 
 
-class UpscaleJob(ImageJob):
-    """Upscales images with one model."""
+class UpscaleJob(DenoisingFirst):
+    """Upscales images with one model, denoised or as they are."""
 
     settings_type, report_type = UpscaleSettings, UpscaleReport
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Gt, Le
 
 from lowtide.core.errors import UsageError
 from lowtide.core.option import Count, Option
 from lowtide.jobs.image_settings import ImageSettings
-from lowtide.jobs.model_choice import CLEAN
+from lowtide.jobs.model_choice import CLEAN, PHOTO_DENOISER
 from lowtide.models.model_files import is_onnx
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ class UpscaleSettings(ImageSettings):
         width: Width of the result; the height follows unless --height is given too.
         height: Height of the result.
         max_side: Longer side of the result.
+        denoise: Remove noise before, in the same pass: auto at the level that is estimated of each
+            picture, and of a clip from its first frames, or at this standard deviation in levels of
+            255.
     """
 
     scale: Annotated[
@@ -44,12 +47,20 @@ class UpscaleSettings(ImageSettings):
     width: Annotated[Count | None, Option(_SIZE)] = None
     height: Annotated[Count | None, Option(_SIZE)] = None
     max_side: Annotated[Count | None, Option(_SIZE)] = None
+    denoise: Annotated[
+        Literal["auto"] | float | None, Option(metavar="auto|SIGMA", example="auto")
+    ] = None
 
     hashed: ClassVar[str] = (
-        "scale width height max_side format precision accuracy strategy self_ensemble compile"
-        " cuda_graphs provider tile tile_overlap tile_batch_size hann_blend strip_metadata"
+        "scale width height max_side denoise format precision accuracy strategy self_ensemble"
+        " compile cuda_graphs provider tile tile_overlap tile_batch_size hann_blend strip_metadata"
         " png_compression jpeg_quality webp_quality webp_lossless avif_quality tiff_compression"
     )
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Build settings from keywords; ``denoise`` may be a number as text."""
+        return super().of(**{**values, "denoise": _parse_level(values.get("denoise"))})
 
     def check(self) -> None:
         """Raise `UsageError` for settings that contradict each other."""
@@ -78,6 +89,9 @@ class UpscaleSettings(ImageSettings):
             hint = "--precision auto; `lowtide export onnx MODEL --precision fp16` makes another"
         elif self.compile == "on":
             no, hint = "by PyTorch's compiler, but by ONNX Runtime", "--compile off"
+        elif self.denoise is not None:
+            no = "behind a denoiser, which PyTorch runs"
+            hint = f"lowtide denoise INPUT -o OUTPUT beforehand, or {weights}"
         elif self.strategy == "streamed":
             no = "in bands of rows: ONNX Runtime runs its whole graph"
             hint = f"--strategy whole or tiled, or {weights}"
@@ -101,6 +115,11 @@ class UpscaleSettings(ImageSettings):
     def bundled_scale(self) -> int:
         """Scale of the bundled model that suits the target size."""
         return 4 if self.scale is not None and self.scale > 2 else 2
+
+    @property
+    def denoiser(self) -> str | None:
+        """The denoiser whose results the model gets, if any."""
+        return None if self.denoise is None else PHOTO_DENOISER
 
     def check_model(self, model: Model) -> None:
         """Raise `UsageError` for a denoiser, which has to be told the noise level."""
@@ -136,3 +155,23 @@ def whole_side(side: float, step: int = 1) -> int:
     half = 0.5 + 1e-9
     count = math.floor(side + half) if step == 1 else math.ceil(side / step - half)
     return step * max(1, count)
+
+
+def _parse_level(given: Any) -> Any:
+    """Return a noise level of ``--denoise``: None, ``"auto"`` or a number above 0.
+
+    Raises:
+        UsageError: It is none of them.
+    """
+    if given is None or given == "auto":
+        return given
+    try:
+        level = float(given)
+    except (TypeError, ValueError):
+        level = math.nan
+    if not 0 < level <= 255:
+        raise UsageError(
+            f"--denoise {given} is neither auto nor a noise level above 0, up to 255",
+            hint="--denoise auto, or --denoise 12",
+        )
+    return level

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Self
 
 import numpy as np
 
 from lowtide.core.errors import VideoError
+from lowtide.jobs.video_rows import FrameSource, frame_info
 from lowtide.jobs.video_task import VideoTask
 from lowtide.jobs.video_work import VideoSegment
 from lowtide.media.video.frame_sequence import SequenceFacts, SequenceReader
+from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_facts import VideoFacts
 from lowtide.media.video.video_reader import StoredFrame, VideoReader
+
+# Frames from the first one on, and the distance of those of them that tell the noise of a clip.
+_LOOKED_AT, _STEP = 97, 24
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,51 @@ class DueFrame:
     index: int
     planes: list[np.ndarray]
     is_decoded: bool
+
+
+class FirstFrames:
+    """Some of a clip's first frames, one below the other, as an image (H·frames, W, 3).
+
+    Of the first 97 every 24th, so that a fade from black is not all. One is in memory.
+
+    Args:
+        due: The frames of ``segment``, in order; closed with this.
+        format: What their samples mean.
+    """
+
+    def __init__(
+        self, due: Generator[DueFrame], segment: VideoSegment, format: PictureFormat
+    ) -> None:
+        self._due, self._format = due, format
+        count = len(range(segment.first, min(segment.last, segment.first + _LOOKED_AT), _STEP))
+        one = frame_info(format)
+        self.info = replace(one, height=one.height * count)
+        self.shape, self.dtype = self.info.shape, np.dtype(np.float32)
+        self._height, self._number, self._next = one.height, -1, islice(due, 0, None, _STEP)
+        self._frame: FrameSource | None = None
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Return the rows from ``first`` to before ``last``, (N, W, 3), in order."""
+        rows, last = [np.empty((0, *self.shape[1:]), np.float32)], min(last, self.shape[0])
+        while first < last:
+            number, top = divmod(first, self._height)
+            while self._number < number:
+                self._frame = FrameSource(next(self._next).planes, self._format)
+                self._number += 1
+            assert self._frame is not None
+            rows.append(self._frame.read(top, min(self._height, top + last - first)))
+            first += len(rows[-1])
+        return np.concatenate(rows)
+
+    def close(self) -> None:
+        """Close the file; may be called more than once."""
+        self._due.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
 
 def due_frames(

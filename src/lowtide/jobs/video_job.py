@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -12,18 +12,20 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from lowtide.core.errors import BudgetError
-from lowtide.core.input_file import is_folder
+from lowtide.core.input_file import exists, is_folder
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.core.units import format_bytes
-from lowtide.jobs.image_job import ImageJob, ItemRun
+from lowtide.jobs.denoise_first import DenoisingFirst
+from lowtide.jobs.image_job import ItemRun
 from lowtide.jobs.item import ComputedItem, Item
+from lowtide.jobs.model_choice import suited_upscaler
 from lowtide.jobs.pipeline import Pipeline
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.report import versions
 from lowtide.jobs.sequence_result import SequenceResult, refuse_existing_frames
 from lowtide.jobs.target_size import TargetSize
-from lowtide.jobs.video_frames import due_frames
+from lowtide.jobs.video_frames import FirstFrames, due_frames
 from lowtide.jobs.video_inputs import VIDEOS, find_sequence
 from lowtide.jobs.video_report import StreamReport, VideoReport, VideosReport
 from lowtide.jobs.video_result import MadeFrame, StartReading, VideoResult
@@ -57,8 +59,8 @@ class _Clip:
     seconds: float = 0.0
 
 
-class VideoJob(ImageJob):
-    """Upscales videos with one model.
+class VideoJob(DenoisingFirst):
+    """Upscales videos with one model, denoised or as they are.
 
     A plan is for one frame, which is an image for the network. No more than a few frames are in
     memory, and their rows come and go as the plan says.
@@ -86,6 +88,24 @@ class VideoJob(ImageJob):
         """Pair inputs with outputs: video files, or one sequence of images."""
         found = find_sequence(inputs, output, settings.format, settings.suffix)
         return found or super().find(inputs, output, settings)
+
+    @classmethod
+    def suited(
+        cls, settings: VideoSettings, pairs: Sequence[FilePair], before: Iterable[str] = ()
+    ) -> tuple[VideoSettings, str]:
+        """Return the settings with a bundled model for these clips, and why, if none is named.
+
+        Of a sequence of images, that for these pictures.
+        """
+        if settings.model is not None:
+            return settings, ""
+        files = [pair.source for pair in pairs]
+        pattern = None if exists(files[0]) else FramePattern.parse(files[0])
+        if pattern is not None:
+            files = [pattern.file(one.number) for one in pattern.files()]
+        scale, clips = settings.bundled_scale, pattern is None
+        name, reason = suited_upscaler(files, scale, before, clips=clips)
+        return replace(settings, model=name), reason
 
     @classmethod
     def refuse_overwriting(cls, pair: FilePair, settings: VideoSettings, *, force: bool) -> None:
@@ -154,6 +174,12 @@ class VideoJob(ImageJob):
         assert clip.planes is not None
         return FrameSource(clip.planes, task.facts.format)
 
+    def open_noisy(self, item: Item, scratch: Path | None) -> ImageRows:
+        """Return some of the first frames, by which the noise level of a clip is estimated."""
+        clip = self._clip(item)
+        due = due_frames(clip.task, clip.segments[:1], self.settings.keeps_damaged)
+        return FirstFrames(due, clip.segments[0], clip.task.facts.format)
+
     def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> ImageFile:
         """Open an item's result, and lock the folder of its segments."""
         clip, target = self._clip(item), item.target
@@ -216,6 +242,7 @@ class VideoJob(ImageJob):
     def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         """Run the network on the frames of all segments that are not finished."""
         clip, outcome = self._clip(run.item), RunOutcome()
+        self.set_level(run.item, source.info)
         result = cast("VideoResult | SequenceResult", sink)
         due = [one for one in clip.segments if not result.is_finished(one)]
         frames = sum(one.last - one.first for one in due)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from lowtide.core.errors import VideoError
 from lowtide.core.units import format_seconds
-from lowtide.jobs.report import ImageReport, JobReport
+from lowtide.jobs.report import JobReport, NoisyImageReport
 
 
 class StreamReport(BaseModel):
@@ -23,13 +23,13 @@ class StreamReport(BaseModel):
     text: str = ""
 
 
-class VideoReport(ImageReport):
+class VideoReport(NoisyImageReport):
     """Result of one video: that of an image, for its frames, and what became of the rest.
 
     ``plan`` is for one frame, and ``plan_seconds`` for all that are due. ``frames_in`` counts the
     frames that were asked for, of which ``frames_resumed`` come from a run that was stopped, and
     ``frames_repeated`` could not be decoded. ``fps`` is the speed of this run. ``seconds_in`` is 0
-    of images without ``--fps``.
+    of images without ``--fps``. The noise is that of the first frames, where it was removed.
     """
 
     noun = "video"
@@ -62,6 +62,8 @@ class VideoReport(ImageReport):
         if self.status == "planned":
             count += f", in about {format_seconds(self.plan_seconds)}"
         rows = [("frames", count), ("encoder", f"{self.encoder}, {self.pixel_format}")]
+        where = "; of the first frames, and taken for all" * (self.sigma_source == "estimated")
+        rows += [(name, text + where) for name, text in super().details()]
         return rows + [("stream", one.text) for one in self.streams]
 
 

@@ -30,6 +30,8 @@ class VideoSettings(UpscaleSettings):
     """Settings of a job that upscales videos, except its files.
 
     Attributes:
+        model: A bundled model or a file (.safetensors, .pth, .ckpt, .onnx). Default: lowtide-x2, or
+            lowtide-photo-x2 for clips that are strongly coded; -x4 for a --scale above 2.
         fps: Frames a second of a sequence of images, which has no times: 24, or 24000/1001.
         frames: Only frames A to before B, A:B, counted from 0, or by the numbers of image files.
             The sound is cut to their time.
@@ -68,9 +70,9 @@ class VideoSettings(UpscaleSettings):
     deinterlace: Annotated[bool, Option(_VIDEO)] = False
 
     hashed: ClassVar[str] = (
-        "scale width height max_side format precision accuracy strategy self_ensemble compile"
-        " cuda_graphs provider tile tile_overlap tile_batch_size hann_blend fps frames time codec"
-        " quality preset segment deinterlace sound"
+        "scale width height max_side denoise format precision accuracy strategy self_ensemble"
+        " compile cuda_graphs provider tile tile_overlap tile_batch_size hann_blend fps frames time"
+        " codec quality preset segment deinterlace sound"
     )
 
     def check(self) -> None:

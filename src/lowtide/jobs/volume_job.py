@@ -22,6 +22,7 @@ from lowtide.jobs.denoise_job import DenoiseJob
 from lowtide.jobs.image_job import ItemRun
 from lowtide.jobs.item import Item
 from lowtide.jobs.planning import ImageTaskPlan
+from lowtide.jobs.result_blend import Blend
 from lowtide.jobs.target_size import TargetSize
 from lowtide.jobs.volume_mask import VolumeMask
 from lowtide.jobs.volume_report import DenoisedVolumeReport, VolumeDenoiseReport
@@ -263,6 +264,7 @@ class VolumeJob(DenoiseJob):
         item, planned, pipeline = run.item, run.planned, run.pipeline
         series, outcome = self._series[item.index], RunOutcome()
         survey, facts, mask = series.survey, series.survey.facts, series.mask
+        blend = Blend(self.settings.strength)
         scores, everywhere = SeriesScores(mask), np.ones((1, 1))
         on_steps = pipeline.report_rows(item, self.budget, self._steps(item, survey))
         on_steps = on_steps or (lambda steps: None)
@@ -278,7 +280,7 @@ class VolumeJob(DenoiseJob):
                 stored = volumes.read(place, place + 1)
                 before = values.known(facts.to_units(stored)[0])
                 labels = everywhere if mask is None else mask.labels(number)
-                after = denoised.slice(place, before)
+                after = blend.rows(before, denoised.slice(place, before))
                 after = np.where(labels[..., None] > 0, after, before)
                 stored, clipped = facts.to_stored(stored, change_of(before, after)[None])
                 series.clipped += clipped
@@ -335,7 +337,7 @@ class VolumeJob(DenoiseJob):
         self._noise[run.item.index] = self._network_noise(scale.sigma, series.survey)
         # Another seed, so that no two slices get the same noise between steps.
         self.settings = replace(self.settings, seed=(series.seed + place) % (1 << 63))
-        done = super()._execute(run, SliceArray(unit), made)
+        done = self._denoise(run, SliceArray(unit), made)
         outcome.events += done.events
         outcome.fp32_reruns += done.fp32_reruns
         return made.values

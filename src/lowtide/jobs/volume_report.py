@@ -62,6 +62,8 @@ class DenoisedVolumeReport(DenoisedImageReport):
             lines.append(("noise", f"sigma {self.sigma:.4g} in data units, {source}{spread}"))
         if self.method:
             lines.append(("method", self.method))
+        if self.strength != 1:
+            lines.append(("control", f"strength {self.strength:g}"))
         if (found := self.residual) is not None:
             text = f"std {found.std:.4g}; correlation with the image {found.image_correlation:+.2f}"
             lines.append(("residual", f"{text}, of neighbors {found.neighbor_correlation:+.2f}"))

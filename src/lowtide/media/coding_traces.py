@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from lowtide.media.jpeg_parts import segments
 _HIGHEST_QUALITY = 92
 # Mean of the luma table of ITU T.81, annex K, which encoders scale by the quality.
 _USUAL_STEP = 57.625
-_QUANTIZATION = 0xDB  # marker of a table
+# Markers of a table, and of what tells the components: all of these but tables and extensions.
+_QUANTIZATION = 0xDB
+_FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Pixels looked at, from the middle of a picture.
 _ROWS, _COLUMNS = 768, 1024
 _BLOCK, _SHORTEST = 8, 64
@@ -81,11 +84,37 @@ def _is_step(means: np.ndarray) -> bool:
 
 def _quality(path: Path) -> int:
     """Return the quality of a JPEG's first table of luma, as usual encoders count it."""
-    for marker, data in segments(path):
-        wide = data[0] >> 4 if data else 0
-        steps = data[1 : 1 + 64 * (1 + wide)]
-        if marker == _QUANTIZATION and len(steps) == 64 * (1 + wide):
-            table = np.frombuffer(steps, ">u2" if wide else np.uint8)
-            percent = 100 * float(table.mean()) / _USUAL_STEP
-            return max(1, round(100 - percent / 2 if percent <= 100 else 5000 / percent))
+    for table in _tables(path).values():
+        percent = 100 * float(table.mean()) / _USUAL_STEP
+        return max(1, round(100 - percent / 2 if percent <= 100 else 5000 / percent))
     return 100
+
+
+def color_step(path: Path) -> float:
+    """Return a JPEG's usual step of colors, in levels of 255: weaker noise of colors is gone.
+
+    It is infinite for a gray one.
+    """
+    tables = _tables(path)
+    for marker, data in segments(path):
+        if marker in _FRAMES and len(data) >= 6:
+            components = [data[at : at + 3] for at in range(6, len(data) - 2, 3)]
+            if len(components) < 3:
+                return math.inf
+            table = tables.get(components[1][2])
+            return float(np.median(table)) if table is not None else 0.0
+    return 0.0
+
+
+def _tables(path: Path) -> dict[int, np.ndarray]:
+    """Return a JPEG's quantization tables (64,) by their numbers, in the order of the file."""
+    found: dict[int, np.ndarray] = {}
+    for marker, data in segments(path):
+        while marker == _QUANTIZATION and data:
+            wide, number = divmod(data[0], 16)
+            length = 1 + 64 * (1 + (wide > 0))
+            if len(data) < length:
+                break
+            found[number] = np.frombuffer(data[1:length], ">u2" if wide else np.uint8)
+            data = data[length:]
+    return found

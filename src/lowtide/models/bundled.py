@@ -41,6 +41,9 @@ _MODELS = (
     Bundled("lowtide-photo-x2", "9bde3311d7f497c53ee24da1c6d1e1f9f621413915ba5397be9d5831d7977ea9"),
     Bundled("lowtide-photo-x4", "dcc50ead8233df2815c4a68abb7ed941d6cc7fe1a9344dff153972389aa126d4"),
     Bundled("lowtide-denoise", "3fc4239f35eae642836493db5e999f866d6824d6fa6b428d82158cbe14f9bc25"),
+    Bundled(
+        "lowtide-photo-denoise", "26b4928b3f0d0552db4cd9270b84c43fc2657b5b37c7ee93a343a5dd199366c9"
+    ),
 )
 
 

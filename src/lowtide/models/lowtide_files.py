@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import ModelError
+from lowtide.models.denoiser.finite_denoiser_config import FiniteDenoiserConfig
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.descriptor import ModelDescriptor, Tiling
 from lowtide.models.model_files import (
@@ -38,7 +39,7 @@ _METADATA_KEY = "__metadata__"
 _LARGEST_HEADER = 100_000_000
 # Upper limit of widths and depths; below it, the file's tensors bound the network.
 _LARGEST = 1 << 20
-Config = ParagonConvConfig | VariantConfig | SlimUNetConfig
+Config = ParagonConvConfig | VariantConfig | SlimUNetConfig | FiniteDenoiserConfig
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ _KNOWN = {
     ),
     "SlimUNet": _Architecture(
         SlimUNetConfig, ("lowtide.models.denoiser.denoiser", "Denoiser"), "discouraged"
+    ),
+    "FiniteDenoiser": _Architecture(
+        FiniteDenoiserConfig,
+        ("lowtide.models.denoiser.finite_denoiser", "FiniteDenoiser"),
+        "supported",
     ),
 }
 

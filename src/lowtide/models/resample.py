@@ -10,7 +10,8 @@ levels, so it is implemented here; it reproduces Set5's published low-resolution
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,22 +66,46 @@ def resize_cubic(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 def _resize_axis(image: np.ndarray, axis: int, size: int) -> np.ndarray:
     """Resize one axis for `resize_cubic`, without rounding."""
-    import numpy as np
+    return CubicReads.of(image.shape[axis], size, 0, size).along(image, axis)
 
-    length = image.shape[axis]
-    factor = size / length
-    stretch = max(1.0, 1.0 / factor)
-    centers = (np.arange(size) + 0.5) / factor - 0.5
-    count = math.ceil(4.0 * stretch) + 2
-    first = np.floor(centers - 2.0 * stretch).astype(np.int64)
-    index = first[:, None] + np.arange(count)[None, :]
-    weights = keys_cubic((centers[:, None] - index) / stretch)
-    weights /= weights.sum(axis=1, keepdims=True)
-    mirrored = np.mod(index, 2 * length)
-    mirrored = np.where(mirrored < length, mirrored, 2 * length - 1 - mirrored)
-    moved = np.moveaxis(image, axis, 0)
-    result = np.zeros((size, *moved.shape[1:]))
-    for tap in range(count):
-        weight = weights[:, tap].reshape(-1, *(1,) * (moved.ndim - 1))
-        result += weight * moved[mirrored[:, tap]]
-    return np.moveaxis(result, 0, axis)
+
+@dataclass(frozen=True)
+class CubicReads:
+    """What samples of a resized axis read of the original: ``count`` samples from ``first`` on.
+
+    ``index`` (samples, taps) counts from ``first``, and ``weights`` are those of each tap.
+    """
+
+    first: int
+    count: int
+    index: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def of(cls, length: int, size: int, first: int, count: int) -> Self:
+        """Return it for ``count`` samples from ``first`` on of ``size`` made of ``length``."""
+        import numpy as np
+
+        factor = size / length
+        stretch = max(1.0, 1.0 / factor)
+        centers = (np.arange(first, first + count) + 0.5) / factor - 0.5
+        taps = math.ceil(4.0 * stretch) + 2
+        low = np.floor(centers - 2.0 * stretch).astype(np.int64)
+        index = low[:, None] + np.arange(taps)[None, :]
+        weights = keys_cubic((centers[:, None] - index) / stretch)
+        weights /= weights.sum(axis=1, keepdims=True)
+        mirrored = np.mod(index, 2 * length)
+        mirrored = np.where(mirrored < length, mirrored, 2 * length - 1 - mirrored)
+        start = int(mirrored.min())
+        return cls(start, int(mirrored.max()) + 1 - start, mirrored - start, weights)
+
+    def along(self, image: np.ndarray, axis: int) -> np.ndarray:
+        """Resize an axis of ``image``, float64, which holds the samples that are read."""
+        import numpy as np
+
+        moved = np.moveaxis(image, axis, 0)
+        result = np.zeros((len(self.index), *moved.shape[1:]))
+        for tap in range(self.index.shape[1]):
+            weight = self.weights[:, tap].reshape(-1, *(1,) * (moved.ndim - 1))
+            result += weight * moved[self.index[:, tap]]
+        return np.moveaxis(result, 0, axis)

@@ -1,4 +1,4 @@
-"""Denoiser: a SlimUNet at one noise level, as a module from image to image."""
+"""Denoisers: networks at one noise level, as modules from image to image."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
+from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
 from lowtide.models.denoiser.noise_models import GaussianNoise, network_terms
 from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.models.denoiser.slim_unet_config import Prediction, SlimUNetConfig
@@ -38,7 +39,31 @@ class PixelAffine(nn.Module):
         return image * self.terms[:1] + self.terms[1:]
 
 
-class Denoiser(nn.Module):
+class LeveledDenoiser(nn.Module):
+    """Base of the denoisers: a network of ``config`` that has to be told the noise level."""
+
+    # Streaming captures a module anew where other attributes have changed.
+    _ignored_attributes = frozenset({"sigma"})
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.sigma: float | None = None
+
+    def set_level(self, sigma: float, parameters: Sequence[float] | None = None) -> None:
+        """Set the level, of values in 0..1, and what else describes the noise; white by default."""
+        raise NotImplementedError
+
+    def require_level(self) -> None:
+        """Raise `UsageError` where no level was set."""
+        if self.sigma is None:
+            raise UsageError(
+                "a denoiser has to be told how strong the noise is",
+                hint="lowtide denoise estimates it; `model.module.set_level(25 / 255)` sets it",
+            )
+
+
+class Denoiser(LeveledDenoiser):
     """A `SlimUNet` at one noise level.
 
     Maps noisy (B, C, H, W) in 0..1 to the expected clean image, unclamped, once `set_level` was
@@ -47,17 +72,14 @@ class Denoiser(nn.Module):
     """
 
     film: Tensor
-    # Streaming captures a module anew where other attributes have changed.
-    _ignored_attributes = frozenset({"sigma"})
+    config: SlimUNetConfig
 
     def __init__(self, config: SlimUNetConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.unet = SlimUNet(config)
         self.enter, self.keep, self.leave = PixelAffine(), PixelAffine(), PixelAffine()
         film = torch.zeros(1, 2 * sum(config.film_channels), 1, 1)
         self.register_buffer("film", film, persistent=False)
-        self.sigma: float | None = None
 
     @torch.no_grad()
     def set_level(self, sigma: float, parameters: Sequence[float] | None = None) -> None:
@@ -80,11 +102,7 @@ class Denoiser(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Map (B, C, H, W) in 0..1 to (B, C, H, W); sides are multiples of the size rule's."""
-        if self.sigma is None:
-            raise UsageError(
-                "a denoiser has to be told how strong the noise is",
-                hint="lowtide denoise estimates it; `model.module.set_level(25 / 255)` sets it",
-            )
+        self.require_level()
         return self.keep(image) + self.leave(self.unet(self.enter(image), self.film))
 
 
@@ -114,7 +132,7 @@ def pixel_terms(config: SlimUNetConfig, sigma: float) -> tuple[tuple[float, floa
     return (2 * shrunk, -shrunk), (kept, (1 - kept) / 2), (made / 2, 0.0)
 
 
-def check_level(config: SlimUNetConfig, sigma: float, parameters: Sequence[float]) -> None:
+def check_level(config: DenoiserConfig, sigma: float, parameters: Sequence[float]) -> None:
     """Raise `UsageError` for a level, or parameters of the noise, that a network cannot be given.
 
     ``sigma`` is of values in 0..1.
@@ -149,7 +167,7 @@ def require_sigma(sigma: float) -> None:
         raise UsageError(f"a noise level is a finite number of at least 0, not {sigma:g}")
 
 
-def denoisers_in(network: Callable[..., Any]) -> Iterator[Denoiser]:
+def denoisers_in(network: Callable[..., Any]) -> Iterator[LeveledDenoiser]:
     """Iterate over the denoisers in a network: itself, or what wraps it."""
     if isinstance(network, nn.Module):
-        yield from (part for part in network.modules() if isinstance(part, Denoiser))
+        yield from (part for part in network.modules() if isinstance(part, LeveledDenoiser))

@@ -8,7 +8,7 @@ tenth, texture is everywhere, and the noise is taken to be less by as much.
 White noise is as strong in all octaves. Noise that neighbors share is stronger in coarser ones, and
 counts as what it is there: that is what the eye and a network have to do with. Coarse texture
 looks alike, but has little color: colors tell coarse noise. Only where a JPEG's coding may have
-removed it from them, brightness alone tells what is beyond the texture that flat blocks have.
+removed it from them, brightness alone tells what is beyond texture (`brightness_alone`).
 Clipped noise is weaker by the share of clipped samples, and is counted as what it was before.
 """
 
@@ -27,6 +27,7 @@ from lowtide.models.denoiser.block_bands import (
     band_strengths,
 )
 from lowtide.models.denoiser.clipped_noise import kept_variance
+from lowtide.models.denoiser.octave_levels import brightness_alone, octave_levels
 from lowtide.models.denoiser.variance_line import fit_lower_line
 
 # Half a step of 8 bits: no noise that could be seen, and less than texture is taken for.
@@ -35,9 +36,9 @@ _GROUPS = 4  # of brightness
 # Shares of the blocks that are flattest, and how many blocks a group has at least.
 _FLATTEST, _FLAT, _LEAST_BLOCKS = 0.03, 0.1, 32
 # Found on photographs, clean and with noise of many kinds, by the error of the denoised result:
-# what brightness (of `OPPONENTS`) of flat blocks has in the middle octave without any noise, and
-# how many times stronger than there noise is in the coarse one before it counts for more.
-_TEXTURE, _COARSE = 5 / 255, 2
+# how many times stronger than in the middle octave noise is in the coarse one before it counts for
+# more.
+_COARSE = 2
 _SHARED = 1.3  # times the level of the finest octave
 # Blocks with less of their variance are too clipped to tell it.
 _LEAST_KEPT = 0.25
@@ -59,12 +60,19 @@ class LevelEstimate:
             texture, whose edges are mostly gray.
         detail: What the middle octave would have as noise if the flattest tenth of the image had no
             texture: the largest level that is plausible.
+        octaves: The noise by octaves, as a `FiniteDenoiser` is told it; empty where there is none.
     """
 
     sigma: float
     shared: bool = False
     has_color: bool = True
     detail: float = 0.0
+    octaves: tuple[float, ...] = ()
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The octaves as shares of ``sigma``, empty where there is no noise."""
+        return tuple(one / self.sigma for one in self.octaves) if self.sigma > 0 else ()
 
 
 class NoiseLevel:
@@ -73,9 +81,9 @@ class NoiseLevel:
     Keeps five numbers for each channel of a block of 16 × 16 pixels.
     """
 
-    def __init__(self, channels: int, *, coded: bool = False) -> None:
-        """Begin an image; ``coded`` is whether a JPEG's coding may have removed noise of colors."""
-        self._channels, self._coded = channels, coded
+    def __init__(self, channels: int, *, lost: float = 0.0) -> None:
+        """Begin an image; noise of colors up to ``lost`` a JPEG's coding may have removed."""
+        self._channels, self._lost = channels, lost
         self._rows: list[np.ndarray] = []  # that are less than a strip
         # For each strip of blocks: strengths (blocks, C, 3), means and shares of the variance that
         # clipping has left (blocks, C).
@@ -145,10 +153,11 @@ class NoiseLevel:
         levels = self._levels(strengths, brightness)
         finest, shared = levels[:, 0], np.maximum(levels[:, 0], self._shared_levels(levels))
         detail = _mean(_quantile(strengths, _FLAT, self._sizes)[:, 1])
-        if _mean(shared) <= _SHARED * _mean(finest):
-            return LevelEstimate(_mean(finest), detail=detail)
+        is_shared = _mean(shared) > _SHARED * _mean(finest)
+        sigma = _mean(shared if is_shared else finest)
         has_color = self._channels == 3 and bool(_mean(shared[1:]) * 2 >= shared[0])
-        return LevelEstimate(_mean(shared), True, has_color, detail)
+        octaves = octave_levels(levels, sigma, self._lost)
+        return LevelEstimate(sigma, is_shared, has_color or not is_shared, detail, octaves)
 
     def _levels(self, strengths: np.ndarray, brightness: np.ndarray) -> np.ndarray:
         """Return the noise (C, 3) of all channels and octaves at the mean brightness.
@@ -185,10 +194,11 @@ class NoiseLevel:
         """Return the levels (C,) of what neighbors share, of levels (C, 3) by octave."""
         _, middle, coarse = levels.T
         if self._channels != 3:
-            return np.sqrt(np.maximum(0, middle**2 - _TEXTURE**2 / 3)) * self._coded
+            scale = math.sqrt(3)  # of brightness among `OPPONENTS`, for three such channels
+            return np.array([brightness_alone(scale * levels[0], self._lost) / scale])
         found = np.maximum(middle, coarse / _COARSE)
         of_colors = math.sqrt((found[1:] ** 2).mean())
-        alone = math.sqrt(max(0.0, middle[0] ** 2 - _TEXTURE**2)) * self._coded
+        alone = brightness_alone(levels[0], self._lost)
         return np.array([min(found[0], max(of_colors, alone)), *found[1:]])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
+from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -169,8 +169,8 @@ def share(part: float, rest: float) -> float:
     return part / (part + rest) if part > 0 else 0.0
 
 
-def network_terms(noise: NoiseModel, config: SlimUNetConfig) -> tuple[float, tuple[float, ...]]:
+def network_terms(noise: NoiseModel, config: DenoiserConfig) -> tuple[float, tuple[float, ...]]:
     """Return level (of values in 0..1) and parameters of noise as a network takes them."""
-    if isinstance(noise, GaussianNoise) and config.noise_model == PoissonGaussianNoise.name:
-        noise = PoissonGaussianNoise(a=0, b=noise.std)
+    if isinstance(noise, GaussianNoise):
+        return noise.level, config.white_parameters
     return noise.level, noise.noise_parameters

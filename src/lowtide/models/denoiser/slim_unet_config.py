@@ -104,6 +104,11 @@ class SlimUNetConfig(FileConfig):
             )
 
     @property
+    def white_parameters(self) -> tuple[float, ...]:
+        """What white noise has as parameters: no share of shot noise, where that is known."""
+        return (0.0,) if self.noise_model == "poisson-gaussian" else ()
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Channels of each level, from the top down."""
         return tuple(self.features * times for times in self.multipliers)

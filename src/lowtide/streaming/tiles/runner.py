@@ -243,7 +243,8 @@ class StripMerger:
             for start in range(0, count, _WRITE_ROWS):
                 rows = self._strip[start : min(start + _WRITE_ROWS, count)]
                 self._write(self._retry(partial(self._adapter.to_sink, rows)))
-            self._carry_over(count, self._rows.span(row)[1] * self._scale - last)
+            end = min(self._rows.span(row)[1] * self._scale, self._size[0])  # without padding
+            self._carry_over(count, end - last)
         elif count:
             self._write(self._strip[:count])
         return count

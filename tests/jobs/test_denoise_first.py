@@ -75,6 +75,15 @@ def test_the_level_is_that_of_each_picture(photo, tmp_path, save, read):
         assert abs(read(image.output) - made).max() <= 1
 
 
+@pytest.mark.slow
+def test_workers_report_levels_too(noisy, tmp_path, save):
+    for name in ("a", "b"):
+        save(tmp_path / "in" / f"{name}.png", noisy)
+    options = {"budget": "1GiB", "denoise": 12, "devices": "cpu,cpu"}
+    report = lowtide.upscale(tmp_path / "in", tmp_path / "out", **options)
+    assert [image.sigma for image in report.images] == [12, 12]
+
+
 def test_a_picture_without_noise_is_enlarged_as_it_is(upscale):
     ramp = np.tile(np.arange(60, 124, dtype=np.uint8)[None, :, None], (48, 1, 3))
     result, report = upscale(ramp, denoise="auto")

@@ -158,7 +158,7 @@ class ImageReport(ItemReport):
 
 
 class NoisyImageReport(ImageReport):
-    """Result of one image whose noise level is known, where it was denoised.
+    """Result of one image, with its noise level where noise was removed.
 
     ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
     not tell it; ``sigma_source`` says whether it was given, estimated from the image, or is that of
@@ -289,11 +289,11 @@ class JobReport(BaseModel):
 class UpscaleReport(JobReport):
     """Report of an upscaling job."""
 
-    item_type = ImageReport
+    item_type = NoisyImageReport
     noun = "images"
     input_error = ImageError
 
-    images: list[SerializeAsAny[ImageReport]] = []
+    images: list[NoisyImageReport] = []
 
 
 class DenoiseReport(JobReport):

@@ -189,7 +189,8 @@ def test_models(lowtide):
     assert listed["schema_version"] == 2
     names = [model["name"] for model in listed["models"]]
     upscalers = ["lowtide-x2", "lowtide-x4", "lowtide-large-x2", "lowtide-large-x4"]
-    assert names == [*upscalers, "lowtide-photo-x2", "lowtide-photo-x4", "lowtide-denoise"]
+    photos = ["lowtide-photo-x2", "lowtide-photo-x4"]
+    assert names == [*upscalers, *photos, "lowtide-denoise", "lowtide-photo-denoise"]
 
 
 def test_models_describes_a_file(lowtide, tmp_path):

@@ -104,3 +104,30 @@ def test_what_octaves_leave_open_is_said(found, photo):
     assert report.sigma > 9 and "in brightness alone" in note
     report = found(demosaiced(photo, 20), noise="poisson-gaussian", model=None)
     assert any("without that option it is removed" in one for one in report.notes)
+
+
+def test_texture_in_a_jpeg_is_kept_as_far_as_its_tables_tell_it_from_noise(found):
+    """Noise of brightness alone is what coding left, where it may have removed that of colors."""
+    grain = blotches((256, 256, 1), 14, 2) + 120
+    fine_tables, coarse_tables = (found(np.repeat(grain, 3, 2), q) for q in (97, 60))
+    assert fine_tables.sigma < 6 < 9 < coarse_tables.sigma
+    steep = blotches((256, 256, 1), 14, 2) + blotches((256, 256, 1), 40, 20) + 120
+    assert found(np.repeat(steep, 3, 2), quality=60).sigma < 6
+
+
+def test_a_level_that_is_given_has_the_kind_that_is_found(found, photo):
+    model = {"model": None}
+    estimated = found(demosaiced(photo, 20), **model)
+    given = found(demosaiced(photo, 20), sigma=10, **model)
+    assert given.sigma == 10 and given.shared_by_neighbors
+    assert given.noise_parameters == estimated.noise_parameters
+    assert given.noise_parameters[0] < 0.6 < 1 < given.noise_parameters[2]
+    assert "given; neighbors share it" in dict(given.details())["noise"]
+    plain = found(photo + white(photo.shape, 20), sigma=10, **model)
+    assert plain.noise_parameters == (1,) * 6 and not plain.shared_by_neighbors
+
+
+def test_large_pictures_are_estimated_from_a_part_of_them(found, photo):
+    large = np.tile(photo, (8, 6, 1))
+    sigma = found(large + white(large.shape, 15)).sigma
+    assert sigma == pytest.approx(15, rel=0.05)

@@ -42,7 +42,7 @@ _MODELS = (
     Bundled("lowtide-photo-x4", "dcc50ead8233df2815c4a68abb7ed941d6cc7fe1a9344dff153972389aa126d4"),
     Bundled("lowtide-denoise", "3fc4239f35eae642836493db5e999f866d6824d6fa6b428d82158cbe14f9bc25"),
     Bundled(
-        "lowtide-photo-denoise", "26b4928b3f0d0552db4cd9270b84c43fc2657b5b37c7ee93a343a5dd199366c9"
+        "lowtide-photo-denoise", "2adbdbfd48661ad7a726f6b29adbd6e28f470b72cc2a23df2edde382b28c58fc"
     ),
 )
 

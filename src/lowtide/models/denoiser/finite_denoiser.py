@@ -121,9 +121,9 @@ class GatedBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
         y = self.project1(_gated(self.depthwise(self.expand1(self.norm1(x)))))
-        x = x + self.scale1 * y
+        x = torch.addcmul(x, self.scale1, y)
         y = self.project2(_gated(self.expand2(self.norm2(x))))
-        return x + self.scale2 * y
+        return torch.addcmul(x, self.scale2, y)
 
 
 class PixelNorm(nn.Module):

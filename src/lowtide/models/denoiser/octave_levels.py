@@ -15,8 +15,6 @@ _WHITE = 1.3  # largest level by the least, of the octaves that texture hardly r
 # Exponents of an octave's next finer one: a diagonal Haar band lies between both.
 _MIDDLE_REACHES, _COARSE_REACHES = 0.12, 0.25
 # Of gray noise in three equal channels, all of which is brightness, and what the network is told
-# of color besides: it was trained with some.
-_GRAY = math.sqrt(3), 0.3
 _TINY = 1e-9
 
 
@@ -48,8 +46,8 @@ def octave_levels(levels: np.ndarray, sigma: float, lost: float) -> tuple[float,
         lost: As `brightness_alone` takes it.
     """
     if len(levels) != 3:
-        brightness, color = _GRAY
-        return (brightness * sigma,) * 3 + (color * sigma,) * 3
+        # As three equal channels, all of whose noise is brightness.
+        return (math.sqrt(3) * sigma,) * 3 + (0.0,) * 3
     bright, color = levels[0], np.sqrt((levels[1:] ** 2).mean(0))
     seen = bright[0], color[0], color[1]
     if max(seen) <= _WHITE * min(seen):

@@ -117,7 +117,8 @@ class DenoiseSettings(ImageSettings):
             )
         if self.sigma is not None and self.noise not in (None, "gaussian", "rician"):
             raise UsageError(
-                f"--sigma is the level of even noise, and --noise {self.noise} tells its own",
+                "--sigma is the level of gaussian or rician noise, and --noise"
+                f" {self.noise} tells its own",
                 hint="drop one of them",
             )
         _ = self.chosen_noise
@@ -148,7 +149,7 @@ class DenoiseSettings(ImageSettings):
     def _mask_sha256(self) -> str:
         assert self.mask is not None
         require_input(Path(self.mask))
-        return file_sha256(self.mask)
+        return file_sha256(Path(self.mask))
 
     @property
     def model_name(self) -> str:

@@ -100,7 +100,7 @@ def main() -> None:
             row = f"{name}, {noise}"
             if not results.has(row) and (noise == "estimated" or "S0" not in name):
                 results.add(row, **kept(given.data / name, table=noise == "table"))
-    for method in (*METHODS, "lowtide, estimated", "lowtide, table"):
+    for method in (*METHODS, "lowtide", "lowtide, slices, estimated", "lowtide, slices, table"):
         if not results.has(f"{SERIES}, {method}"):
             figures = series_figures(given.data / f"{SERIES}.nii", method, given.dipy_python)
             results.add(f"{SERIES}, {method}", **figures)
@@ -145,7 +145,8 @@ def series_figures(path: Path, method: str, python: str) -> dict[str, object]:
         if method.startswith("lowtide"):
             source = Path(folder) / path.name
             started = time.process_time()
-            denoised(path, source, table=method.endswith("table"))
+            slices = "slices" in method
+            denoised(path, source, table=method.endswith("table"), slices=slices)
             seconds = time.process_time() - started
         made = Path(folder) / "made.npy"
         done = subprocess.run(
@@ -167,9 +168,11 @@ def series_figures(path: Path, method: str, python: str) -> dict[str, object]:
     return figures | {"residual": found and found.model_dump()}
 
 
-def denoised(path: Path, target: Path, *, table: bool, calibrate: Path | None = None):
-    """Denoise a file with the bundled network; returns its report."""
-    options = {}
+def denoised(
+    path: Path, target: Path, *, table: bool, calibrate: Path | None = None, slices: bool = True
+):
+    """Denoise a file, by default slice by slice with the bundled network; returns its report."""
+    options: dict[str, object] = {"slices": slices}
     if table:
         options["noise"] = target.with_name("scanner.json")
         train_noise(options["noise"], volumes=calibrate or path, force=True)

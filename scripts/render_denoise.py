@@ -134,11 +134,23 @@ def mri(rows: Rows) -> str:
     return joined(files, fits)
 
 
+def dwi(rows: Rows) -> str:
+    """Errors of a series whose truth is known, by method."""
+    return tabled(
+        rows,
+        "series, method | RMSE of b0 | of DWI | bias of FA | RMSE of FA | background"
+        " | processor seconds",
+        "{row} | {b0_rmse:.1f} | {dwi_rmse:.1f} | {fa_bias:+.3f} | {fa_rmse:.3f}"
+        " | {background:.1f} | {cpu_s:.1f}",
+    )
+
+
 SHAPES = {
     "denoise": denoise,
     "denoise_attention": attention,
     "denoise_steps": steps,
     "denoise_raw_noise": denoise_raw_noise,
     "denoise_large": denoise_large,
+    "denoise_dwi": dwi,
     "denoise_mri": mri,
 }

@@ -135,7 +135,8 @@ class DenoiseSettings(ImageSettings):
             )
         if self.sigma is not None and self.noise not in (None, "gaussian", "rician"):
             raise UsageError(
-                f"--sigma is the level of even noise, and --noise {self.noise} tells its own",
+                "--sigma is the level of gaussian or rician noise, and --noise"
+                f" {self.noise} tells its own",
                 hint="drop one of them",
             )
         _ = self.chosen_noise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +28,7 @@ from lowtide.jobs.volume_mask import VolumeMask
 from lowtide.jobs.volume_report import DenoisedVolumeReport, VolumeDenoiseReport
 from lowtide.jobs.volume_scale import VolumeScale, change_of
 from lowtide.jobs.volume_scores import SeriesScores
-from lowtide.jobs.volume_series import SeriesPatches, SeriesSlices, has_dipy
+from lowtide.jobs.volume_series import SeriesPatches, SeriesSlices, has_dipy, load_dipy
 from lowtide.jobs.volume_slices import NetworkSlices, SliceAdapter, SliceArray
 from lowtide.jobs.volume_survey import VolumeSurvey, survey_volume
 from lowtide.media import ImageFacts
@@ -37,6 +37,7 @@ from lowtide.media.encode import OutputCost
 from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows
 from lowtide.media.volume_file import GradientFiles, VolumeSink, VolumeSource, find_gradients
 from lowtide.media.volume_header import VOLUME_SUFFIXES, inspect_volume
+from lowtide.memory.plan import Plan
 from lowtide.models.denoiser.noise_models import GaussianNoise, RicianNoise, network_terms
 from lowtide.streaming.tiles.runner import RunOutcome
 
@@ -103,13 +104,6 @@ class VolumeJob(DenoiseJob):
         return replace(settings, slices=slices), ""
 
     @classmethod
-    def load_libraries(cls, settings: Any) -> None:
-        """Import the libraries of both ways, before a meter takes its baseline."""
-        super().load_libraries(settings)
-        if has_dipy():
-            import dipy.denoise.localpca  # noqa: F401
-
-    @classmethod
     def inspect(cls, source: Path, settings: Any) -> ImageFacts:
         """Return the facts of a slice of an input; raises `InputError` where it cannot be read."""
         facts = inspect_volume(source)
@@ -127,7 +121,7 @@ class VolumeJob(DenoiseJob):
             orientation=1,
             resident_bytes=bytes_taken,
             typical_bytes=bytes_taken // 2,
-            scratch_bytes=0,
+            scratch_bytes=0 if facts.thick_axis == 2 else math.prod(facts.shape[:3]) * 4,
             reason="a NIfTI file is read slice by slice",
             notes=facts.notes,
         )
@@ -161,6 +155,9 @@ class VolumeJob(DenoiseJob):
     def _patches(self, shape: tuple[int, int, int, int]) -> SeriesPatches | None:
         """Return the patches of a file that is denoised as a series, None for others."""
         return None if self.settings.slices else SeriesPatches.of(shape)
+
+    def _comparable(self, plan: Plan) -> bool:
+        return self.settings.slices and super()._comparable(plan)
 
     def _block_rows(self, item: Item, patches: SeriesPatches) -> int:
         limit = min(self.budget.host_bytes, item.limit_bytes or self.budget.host_bytes)
@@ -202,8 +199,7 @@ class VolumeJob(DenoiseJob):
         if not survey.noisy:
             return ""
         if patches := self._patches(facts.shape):
-            sizes = " × ".join(map(str, patches.sizes))
-            return f"MP-PCA of {facts.shape[3]} volumes in patches of {sizes}, without the network"
+            return patches.description
         across = "" if axis == 2 else f", across the {_AXES[axis]} axis, the thickest"
         lacks = not has_dipy() and self.settings.model is None and SeriesPatches.of(facts.shape)
         hint = f"; MP-PCA of the series needs dipy: {install_extra('mri')}" if lacks else ""
@@ -271,6 +267,7 @@ class VolumeJob(DenoiseJob):
         with (
             VolumeSource(facts) as volumes,
             self._unchanged(item),
+            nullcontext() if mask is None else closing(mask),
             closing(self._denoised(run, outcome, on_steps)) as denoised,
         ):
             for place in range(facts.slices):
@@ -289,8 +286,6 @@ class VolumeJob(DenoiseJob):
                 if number == facts.shape[2] - 1:
                     scores.end_volume()
                 on_steps(1)
-        if mask is not None:
-            mask.close()
         series.found = {"residual": scores.structure.result(), "mask_scores": scores.of_mask()}
         # Slices repeat what they note.
         planned.notes[:] = dict.fromkeys([*planned.notes, *series.clipping_notes()])
@@ -311,22 +306,16 @@ class VolumeJob(DenoiseJob):
         """Return what makes each slice of a file: of a series, all of them are computed first."""
         series, pipeline = self._series[run.item.index], run.pipeline
         patches = self._patches(series.survey.facts.shape)
+        own: dict[str, Any] = dict(scratch=pipeline.scratch, cancel=pipeline.cancel)
         if patches is not None and series.survey.noisy:
-            rows = self._block_rows(run.item, patches)
-            found = series.survey, patches, rows, series.mask
-            return SeriesSlices(
-                *found, scratch=pipeline.scratch, cancel=pipeline.cancel, on_lines=on_steps
-            )
+            found = series.survey, patches, self._block_rows(run.item, patches), series.mask
+            with pipeline.meter.excluding():
+                load_dipy()
+            return SeriesSlices(*found, **own, on_steps=on_steps)
         quiet = copy(pipeline)
         quiet.progress = None  # slices are reported here, not the rows of each
         network = partial(self._run_slice, replace(run, pipeline=quiet), outcome)
-        return NetworkSlices(
-            series.survey,
-            network,
-            scratch=pipeline.scratch,
-            cancel=pipeline.cancel,
-            on_slices=on_steps,
-        )
+        return NetworkSlices(series.survey, network, **own, on_steps=on_steps)
 
     def _run_slice(
         self, run: ItemRun, outcome: RunOutcome, place: int, scale: VolumeScale, unit: np.ndarray

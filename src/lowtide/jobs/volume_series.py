@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 
@@ -34,6 +34,13 @@ _COPIES = 5
 def has_dipy() -> bool:
     """Return whether dipy is installed."""
     return find_spec("dipy") is not None
+
+
+def load_dipy() -> Any:
+    """Import what is used of dipy, which takes a second, and return its function."""
+    from dipy.denoise.localpca import genpca
+
+    return genpca
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,12 @@ class SeriesPatches:
     def sizes(self) -> tuple[int, ...]:
         """Voxels along each axis."""
         return tuple(2 * one + 1 for one in self.radius)
+
+    @property
+    def description(self) -> str:
+        """What is done, in words."""
+        sizes = " × ".join(map(str, self.sizes))
+        return f"MP-PCA of {self.shape[3]} volumes in patches of {sizes}, without the network"
 
     def bytes_of(self, rows: int) -> int:
         """Return the memory of a block that ``rows`` rows of values are made of."""
@@ -89,7 +102,7 @@ class SeriesSlices:
 
     Args:
         rows: Rows that a block makes.
-        on_lines: Called with 1 for each line of patches.
+        on_steps: Called with 1 for each line of patches.
     """
 
     def __init__(
@@ -101,10 +114,10 @@ class SeriesSlices:
         *,
         scratch: Path | None = None,
         cancel: Cancel = None,
-        on_lines: Callable[[int], None] | None = None,
+        on_steps: Callable[[int], None] | None = None,
     ) -> None:
         self._survey, self._facts, self._mask = survey, survey.facts, mask
-        self._patches, self._cancel, self._on_lines = patches, cancel, on_lines
+        self._patches, self._cancel, self._on_steps = patches, cancel, on_steps
         level = survey.median_level
         assert level is not None
         self._transform = RicianTransform(level) if survey.rician else None
@@ -139,8 +152,6 @@ class SeriesSlices:
 
     def _make(self, first: int, last: int, begin: int, end: int) -> None:
         """Write the rows from ``first`` to before ``last``, made of those of a block."""
-        from dipy.denoise.localpca import genpca
-
         values = self._read(begin, end)
         inside = self._inside(begin, end) & values.any(-1)
         values -= self._low
@@ -148,11 +159,11 @@ class SeriesSlices:
         watched.first, watched.on_line = self._patches.radius[0], self._on_line
         # Voxels that no patch covers are 0/0.
         with np.errstate(invalid="ignore"):
-            found: Any = genpca(
+            found = load_dipy()(
                 values,
                 sigma=self._sigma,
                 mask=watched,
-                patch_radius=cast(Any, self._patches.radius),
+                patch_radius=self._patches.radius,
                 suppress_warning=True,
             )
         values = found + np.float32(self._low) if self._low else found
@@ -193,8 +204,8 @@ class SeriesSlices:
 
     def _on_line(self) -> None:
         check_cancel(self._cancel)
-        if self._on_lines is not None:
-            self._on_lines(1)
+        if self._on_steps is not None:
+            self._on_steps(1)
 
 
 class _Watched(np.ndarray):

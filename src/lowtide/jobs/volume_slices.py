@@ -68,7 +68,7 @@ class NetworkSlices:
     Args:
         network: Runs a slice (H, W, 1) in the network's units, given a number that no other slice
             of the file has and the conversion of its volume.
-        on_slices: Called with 1 for each slice across another axis.
+        on_steps: Called with 1 for each slice across another axis.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class NetworkSlices:
         *,
         scratch: Path | None = None,
         cancel: Cancel = None,
-        on_slices: Callable[[int], None] | None = None,
+        on_steps: Callable[[int], None] | None = None,
     ) -> None:
         self._survey, self._facts, self._network = survey, survey.facts, network
-        self._cancel, self._on_slices = cancel, on_slices
+        self._cancel, self._on_steps = cancel, on_steps
         self._source, self._turned = VolumeSource(self._facts), None
         if self._facts.thick_axis != 2:
             height, width, _ = self._facts.plane_info.shape
@@ -122,8 +122,8 @@ class NetworkSlices:
             rows = turned.read(plane * depth, (plane + 1) * depth)
             network = partial(self._network, volume * planes + plane, scale)
             turned.write(plane * depth, scale.denoise(rows, network))
-            if self._on_slices is not None:
-                self._on_slices(1)
+            if self._on_steps is not None:
+                self._on_steps(1)
 
     def _swapped(self, image: np.ndarray) -> np.ndarray:
         """Return a slice with the thick axis first, or back again."""

@@ -85,7 +85,7 @@ class VolumeRange:
         most: Largest magnitude that counts as a value.
         background: Most of what the background's noise reaches, if there is one; 0 where magnitudes
             are negative or nothing is below the threshold.
-        limits: Least and largest finite value, of those beyond ``most`` too.
+        limits: Least and largest value.
     """
 
     low: float
@@ -135,7 +135,11 @@ class RangeStatistics:
         # A few hot voxels are no class of their own.
         threshold = _otsu(values.clip(2 * low - high, 2 * high - low), counts)
         background = _background(values, counts, threshold)
-        limits = self._least, self._largest
+        # Of those beyond ``most`` the bins tell the rest, to a thousandth.
+        limits = (
+            self._least if self._least >= -most else float(values[0]),
+            self._largest if self._largest <= most else float(values[-1]),
+        )
         return VolumeRange(low, high, threshold, not_finite, most, background, limits)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, shown
 from lowtide.media.series_columns import LONG
-from lowtide.media.table_future import ends_of
 from lowtide.media.table_words import few, listed
 from lowtide.media.time_grid import TimeGrid
 
@@ -102,3 +101,9 @@ def place_among(name: str, names: Sequence[str], what: str = "series") -> int:
     if name not in names:
         raise UsageError(f"there is no {what} {shown(name)}", hint=f"there are: {few(names)}")
     return list(names).index(name)
+
+
+def ends_of(values: np.ndarray) -> np.ndarray:
+    """Return the step after the last value of each column of ``values`` [T, D], or 0."""
+    finite = np.isfinite(values)
+    return np.where(finite.any(axis=0), len(values) - finite[::-1].argmax(axis=0), 0)

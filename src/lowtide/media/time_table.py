@@ -66,6 +66,11 @@ class TimeTable:
             return None
         return self.index(target)
 
+    def by_end(self) -> list[tuple[int, np.ndarray]]:
+        """Return the steps that series end before, latest first, and the places of those."""
+        ends = self.ends
+        return [(end, np.flatnonzero(ends == end)) for end in sorted({*ends.tolist()})[::-1]]
+
     def ahead(self, steps: int) -> list[pd.Index]:
         """Return the stamps of ``steps`` [D] after the last value of each series."""
         made = {end: self.grid.after(steps, end) for end in set(self.ends.tolist())}

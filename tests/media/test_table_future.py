@@ -28,6 +28,11 @@ def test_rows_of_the_future_are_forecast_and_their_columns_known(options):
     assert any("known ahead: holiday" in note for note in table.notes)
 
 
+def test_a_row_that_is_missing_leaves_columns_known():
+    table = read_table(plan(holiday=STAMPS.day_of_week > 4).drop(index=[5, 44]))
+    assert table.known_names == ("holiday",) and table.values.shape == (40, 1)
+
+
 def test_a_column_of_other_numbers_is_known_where_that_is_plain_or_told():
     given = plan(price=np.sin(np.arange(50)))
     assert read_table(given).known_names == ("price",)  # beside the load
@@ -38,7 +43,9 @@ def test_a_column_of_other_numbers_is_known_where_that_is_plain_or_told():
     assert [one[0] for one in table.ahead(1)] == [STAMPS[40], STAMPS[49] + pd.Timedelta("1D")]
     for options in ({"known": ("price",)}, {"target": "a"}, {"columns": ("a",)}):
         assert read_table(other, TableOptions(**options)).known_names == ("price",)
-    with pytest.raises(InputError, match="'price', which is known ahead, has no value at step 3"):
+    with pytest.raises(
+        InputError, match="row 2, column 'price', which is known ahead, has no value"
+    ):
         read_table(
             other.assign(price=other["price"].mask(STAMPS.day_of_year == 3)),
             TableOptions(known=("price",)),
@@ -77,7 +84,7 @@ def test_series_of_a_long_table_have_what_is_known_of_each():
     for series in range(2):
         np.testing.assert_array_equal(table.known[:, series, 0], STAMPS.day_of_week > 4)
         np.testing.assert_array_equal(table.known[:, series, 1], series + np.sin(np.arange(50)))
-    assert "20 rows after the last value of their series are the future" in table.notes
+    assert "20 rows after the last value are the future" in table.notes
     assert table.of_series([1]).known[0, 0, 1] == 1.0
     # Of what all series have alike, a row of one is enough.
     alike = read_table(stores().drop(columns="price").drop(index=range(45, 50)))

@@ -104,14 +104,13 @@ def backtest(
     table, trained, steps = _read(data, str(model), horizons, split, options)
     train, first, last = steps
     place = table.place_of_target(options.target)
-    scored = slice(None) if place is None else slice(place, place + 1)
     require_room_for_paths(samples, max(horizons), len(table.names))
-    names = table.names[scored]
     few = min(samples, _JOINT_SAMPLES if trained is None else _DIFFUSION_SAMPLES)
+    scoring = _Scoring(table, place, steps[1:], stride, (samples, few), seed)
     report = BacktestReport(
         model=str(model),
         until=None if trained is None else trained.facts.until,
-        series=len(names),
+        series=len(scoring.names),
         history=last,
         frequency=table.grid.frequency,
         split=split,
@@ -125,31 +124,10 @@ def backtest(
     for horizon in horizons:
         with failing_beyond_container():
             fitted = fit_methods(table, horizon, train, str(model), paths, trained)
-        report.notes += [text for text in fitted.notes if text not in report.notes]
-        origins = np.arange(first, last - horizon + 1, stride)
-        distance = _joint_stride(len(origins), stride, diffusion=trained is not None)
-        joint = np.arange(len(origins)) % distance == 0
-        scoring = _Scoring(table, scored, fitted, horizon, (samples, few), seed)
-        with failing_beyond_container():
-            scores = scoring.run(fitted.methods, origins, joint, progress, cancel)
-        report.horizons.append(
-            HorizonScores(
-                horizon=horizon,
-                windows=len(origins),
-                joint_windows=int(joint.sum()),
-                joint_samples=few,
-                paths=fitted.paths,
-                path_energy=fitted.path_energy,
-                chosen=fitted.chosen,
-                scores={name: one.means() for name, one in scores.items()},
-                by_series={
-                    name: dict(zip(names, found, strict=True))
-                    for name, one in scores.items()
-                    if any(found := one.of_series())
-                },
-                pit={name: shares for name, one in scores.items() if (shares := one.pit())},
+            report.notes += [text for text in fitted.notes if text not in report.notes]
+            report.horizons.append(
+                scoring.of_horizon(fitted, horizon, trained is not None, progress, cancel)
             )
-        )
     report.notes += [] if trained is None else trained.denoiser.notes
     if output is not None:
         with atomic_output(Path(output), replace=force) as part:
@@ -220,39 +198,51 @@ def _joint_stride(windows: int, stride: int, *, diffusion: bool) -> int:
 
 
 class _Scoring:
-    """Scores of several methods on the same windows of a table, of the series ``scored``."""
+    """Scores of several methods on the same windows of a table, of all series or that at a place.
+
+    Args:
+        table: The series.
+        place: That of the only one to score.
+        part: Steps where the part to score begins and ends.
+        stride: Distance of windows.
+        samples: Paths that single steps are scored with, and those of joint scores.
+        seed: Seed of the paths.
+    """
 
     def __init__(
         self,
         table: TimeTable,
-        scored: slice,
-        fitted: FittedMethods,
-        horizon: int,
+        place: int | None,
+        part: tuple[int, int],
+        stride: int,
         samples: tuple[int, int],
         seed: int,
     ) -> None:
-        """Score with ``samples`` paths: of single steps, and of joint scores."""
-        self._values, self._scored = table.values[:, scored], scored
-        self._deviation, self._unit = fitted.deviation[scored], fitted.unit[scored]
-        self._horizon = horizon
+        self._scored = slice(None) if place is None else slice(place, place + 1)
+        self.names = table.names[self._scored]
+        self._values, self._variables = table.values[:, self._scored], len(table.names)
+        self._part, self._stride = part, stride
         (self._samples, self._few), self._seed = samples, seed
-        window_bytes = 8 * self._samples * horizon * len(table.names)
-        self._rows = max(1, _SAMPLE_BYTES // window_bytes)
 
-    def run(
+    def of_horizon(
         self,
-        methods: list[Method],
-        origins: np.ndarray,
-        joint: np.ndarray,
+        fitted: FittedMethods,
+        horizon: int,
+        diffusion: bool,
         progress: ProgressCallback | None,
         cancel: Cancel,
-    ) -> dict[str, Scores]:
-        """Return the scores of each method at ``origins`` [n], joint ones where ``joint`` [n]."""
-        scores = {method.name: Scores(self._deviation, self._unit) for method in methods}
+    ) -> HorizonScores:
+        """Return the scores of methods; with ``diffusion`` fewer windows have joint ones."""
+        first, last = self._part
+        origins = np.arange(first, last - horizon + 1, self._stride)
+        distance = _joint_stride(len(origins), self._stride, diffusion=diffusion)
+        joint = np.arange(len(origins)) % distance == 0
+        deviation, unit = fitted.deviation[self._scored], fitted.unit[self._scored]
+        scores = {method.name: Scores(deviation, unit) for method in fitted.methods}
         for start in range(0, len(origins), _ORIGINS):
             part = slice(start, start + _ORIGINS)
             made: dict[Callable, Distribution] = {}
-            for method in methods:
+            for method in fitted.methods:
                 check_cancel(cancel)
                 where = joint[part]
                 if method.predict in made:
@@ -264,18 +254,35 @@ class _Scoring:
                 self._add(scores[method.name], method, windows, where)
             if progress is not None:
                 done = min(start + _ORIGINS, len(origins))
-                progress(Progress("run", f"{self._horizon} steps ahead", done, len(origins)))
-        return scores
+                progress(Progress("run", f"{horizon} steps ahead", done, len(origins)))
+        return HorizonScores(
+            horizon=horizon,
+            windows=len(origins),
+            joint_windows=int(joint.sum()),
+            joint_samples=self._few,
+            paths=fitted.paths,
+            path_energy=fitted.path_energy,
+            chosen=fitted.chosen,
+            scores={name: one.means() for name, one in scores.items()},
+            by_series={
+                name: dict(zip(self.names, found, strict=True))
+                for name, one in scores.items()
+                if any(found := one.of_series())
+            },
+            pit={name: shares for name, one in scores.items() if (shares := one.pit())},
+        )
 
     def _add(
         self, scores: Scores, method: Method, windows: Distribution, joint: np.ndarray
     ) -> None:
         """Add the scores of ``windows``; ``joint`` [n] says which of them have joint scores."""
-        truth = targets(self._values, windows.origins, self._horizon)
+        horizon = windows.mean.shape[1]
+        truth = targets(self._values, windows.origins, horizon)
+        rows = max(1, _SAMPLE_BYTES // (8 * self._samples * horizon * self._variables))
         if method.single_steps == "all":
             scores.add_points(truth, windows.mean[..., self._scored])
-            for start in range(0, len(truth), self._rows):
-                part = slice(start, start + self._rows)
+            for start in range(0, len(truth), rows):
+                part = slice(start, start + rows)
                 drawn = windows[part].sample(method.sampler, self._samples, seed=self._seed)
                 scores.add_samples(truth[part], drawn[..., self._scored])
         for row in np.flatnonzero(joint).tolist():

@@ -15,12 +15,13 @@ from lowtide.core.figure_file import require_figure_name
 from lowtide.core.option import MOST_COUNT, MOST_SEED
 from lowtide.core.units import format_bytes
 from lowtide.jobs.forecast_frames import (
+    quantile_columns,
     quantile_frame,
     require_table_name,
     sample_frame,
     write_frame,
 )
-from lowtide.jobs.forecast_report import ForecastReport, chosen_facts
+from lowtide.jobs.forecast_report import ForecastReport, source_facts
 from lowtide.jobs.forecast_source import NAMES, ForecastSource, forecast_sources, known_notes
 from lowtide.jobs.trained_forecaster import (
     DIFFUSION,
@@ -33,7 +34,6 @@ from lowtide.media.table_words import listed
 from lowtide.media.time_table import TimeTable
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.process_memory import available_host_bytes
-from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.methods import AUTO
 from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS
 
@@ -112,8 +112,8 @@ def forecast(
         UsageError: An argument is invalid, or a file exists.
         OutputError: A file cannot be written.
     """
-    steps = _horizon(horizon, horizons)
-    levels = _levels(quantile_levels, intervals)
+    steps, bands = _horizon(horizon, horizons), _bands(intervals)
+    levels = _levels(quantile_levels, bands)
     require_sampling(samples, paths, seed, trained=str(model) not in NAMES)
     tables = named_outputs(output, samples_output)
     for path in tables:
@@ -126,26 +126,13 @@ def forecast(
     floor = floors(table, non_negative)
     with failing_beyond_container():
         mean, drawn = _mean_and_samples(sources, floor, steps, samples, seed)
-    notes = list(dict.fromkeys([*table.notes, *(text for one in sources for text in one.notes)]))
-    effects = [one.effects for one in sources if one.effects is not None]
-    notes += known_notes(table, steps, effects)
-    if len(set(table.ends.tolist())) > 1:
-        notes.append("each series is forecast from its own last value on")
-    cut = np.atleast_1d((drawn <= floor).any(axis=(0, 1)))
-    if non_negative is None and cut.any():
-        names = listed(table.names, cut)
-        notes.append(f"bands end at 0, below which the data never were: {names}")
-    facts = chosen_facts(sources, place)
+    cut = np.atleast_1d((drawn <= floor).any(axis=(0, 1)) & (non_negative is None))
+    notes = _notes(table, sources, steps, cut)
     if place is not None:
         table = table.of_series([place])
-        drawn, mean = drawn[..., place : place + 1], mean[:, place : place + 1]
-    stamps = table.ahead(steps)
-    frame = quantile_frame(table, stamps, mean, drawn, levels, _bands(intervals))
-    first = sources[0]  # of the series that end last
-    ridge = first.forecaster if isinstance(first.forecaster, RidgeForecaster) else None
+        drawn, mean = drawn[..., [place]], mean[:, [place]]
     report = ForecastReport(
         model=str(model),
-        until=first.until,
         series=len(table.names),
         history=len(table.values),
         frequency=table.grid.frequency,
@@ -153,26 +140,37 @@ def forecast(
         horizon=steps,
         samples=samples,
         quantile_levels=levels,
-        intervals=_bands(intervals),
+        intervals=bands,
         seed=seed,
-        look_backs=() if ridge is None else tuple(len(matrix) for matrix in ridge.ridges),
-        residual_paths=len(first.forecaster.residuals),
-        paths=first.paths,
-        path_energy={} if first.paths == DIFFUSION else first.forecaster.paths.energy,
-        **facts,
+        **source_facts(sources, place),
         outputs=[str(path) for path in wanted],
         notes=notes,
     )
+    stamps, quantiles = table.ahead(steps), quantile_columns(levels, bands)
+    frame = quantile_frame(table, stamps, mean, drawn, quantiles)
     if output is not None:
         write_frame(frame, Path(output), replace=force)
     if samples_output is not None:
-        samples_frame = sample_frame(table, stamps, drawn)
-        write_frame(samples_frame, Path(samples_output), replace=force)
+        write_frame(sample_frame(table, stamps, drawn), Path(samples_output), replace=force)
     if plot is not None:
         from lowtide.jobs.forecast_plot import plot_forecast
 
-        plot_forecast(Path(plot), table, frame, replace=force)
+        plot_forecast(Path(plot), table, frame, quantiles, replace=force)
     return Forecast(frame, drawn, report)
+
+
+def _notes(
+    table: TimeTable, sources: Sequence[ForecastSource], steps: int, cut: np.ndarray
+) -> list[str]:
+    """Return what is to be said of a table and its forecast, of which 0 ``cut`` [D] series."""
+    notes = list(dict.fromkeys([*table.notes, *(text for one in sources for text in one.notes)]))
+    notes += known_notes(table, steps, [one.effects for one in sources if one.effects is not None])
+    if len(table.by_end()) > 1:
+        notes.append("each series is forecast from its own last value on")
+    if cut.any():
+        names = listed(table.names, cut)
+        notes.append(f"bands end at 0, below which the data never were: {names}")
+    return notes
 
 
 def _mean_and_samples(
@@ -181,7 +179,7 @@ def _mean_and_samples(
     """Return the mean [H, D] and sample paths [S, H, D] of all series, none below ``floor`` [D]."""
     mean, drawn = np.empty((steps, len(floor))), np.empty((samples, steps, len(floor)))
     for source in sources:
-        made = source.predict(steps).above(floor[source.places])
+        made = source.made.above(floor[source.places])
         mean[:, source.places] = made.mean[0]
         drawn[..., source.places] = made.sample(source.sampler, samples, seed=seed)[0]
     return mean, drawn
@@ -271,9 +269,9 @@ def _bands(intervals: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted(set(map(float, intervals))))
 
 
-def _levels(levels: Sequence[float] | None, intervals: Sequence[float]) -> tuple[float, ...]:
+def _levels(levels: Sequence[float] | None, bands: tuple[float, ...]) -> tuple[float, ...]:
     if levels is None:
-        return (0.5,) if _bands(intervals) else DEFAULT_LEVELS
+        return (0.5,) if bands else DEFAULT_LEVELS
     wrong = [level for level in levels if not 0 < level < 1]
     if wrong or not levels:
         raise UsageError(

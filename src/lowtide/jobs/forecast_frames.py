@@ -24,42 +24,38 @@ def quantile_frame(
     stamps: Sequence[pd.Index],
     mean: np.ndarray,
     paths: np.ndarray,
-    levels: tuple[float, ...],
-    bands: tuple[float, ...] = (),
+    quantiles: dict[str, float],
 ) -> pd.DataFrame:
     """Return one row for each series and step, in the column names of the table.
-
-    A column of quantiles has the level as its name, as Chronos-2's has: ``"0.1"``, ``"0.5"``; the
-    ends of a band are named as Nixtla's: ``"lo-80"``, ``"hi-80"``.
 
     Args:
         table: The measurements.
         stamps: Stamps [D][H] of the steps of each series.
         mean: Means [H, D].
         paths: Sample paths [S, H, D].
-        levels: Levels [Q] of quantiles.
-        bands: Percentages inside of bands.
+        quantiles: Columns of quantiles as `quantile_columns` names them.
     """
-    wanted = {str(float(level)): level for level in levels}
-    wanted |= {f"lo-{band:g}": (1 - band / 100) / 2 for band in reversed(bands)}
-    wanted |= {f"hi-{band:g}": (1 + band / 100) / 2 for band in bands}
-    quantiles = np.empty((len(table.names), len(mean), len(wanted)))
+    found = np.empty((len(table.names), len(mean), len(quantiles)))
     for step in range(len(mean)):  # one by one: nothing as large as the paths is made
-        quantiles[:, step] = np.quantile(paths[:, step], list(wanted.values()), axis=0).T
+        found[:, step] = np.quantile(paths[:, step], list(quantiles.values()), axis=0).T
     frame = _long_frame(table, stamps)
     frame["mean"] = mean.T.ravel()
-    for number, name in enumerate(wanted):
-        frame[name] = quantiles[..., number].ravel()
+    for number, name in enumerate(quantiles):
+        frame[name] = found[..., number].ravel()
     return frame
 
 
-def level_of(column: str) -> float:
-    """Return the level of a column of quantiles, 0.1 of ``"0.1"`` and of ``"lo-80"``."""
-    side, _, band = column.partition("-")
-    if side not in ("lo", "hi"):
-        return round(float(column), 6)
-    outside = (1 - float(band) / 100) / 2
-    return round(outside if side == "lo" else 1 - outside, 6)
+def quantile_columns(levels: Sequence[float], bands: Sequence[float]) -> dict[str, float]:
+    """Return the level of each column of quantiles, by its name.
+
+    That is the level, as Chronos-2's have it: ``"0.1"``, ``"0.5"``. Of the ends of ``bands``, told
+    by the percentage inside, it is as Nixtla's: ``"lo-80"``, ``"hi-80"``.
+    """
+    return {
+        **{str(float(level)): level for level in levels},
+        **{f"lo-{band:g}": (1 - band / 100) / 2 for band in reversed(bands)},
+        **{f"hi-{band:g}": (1 + band / 100) / 2 for band in bands},
+    }
 
 
 def sample_frame(table: TimeTable, stamps: Sequence[pd.Index], paths: np.ndarray) -> pd.DataFrame:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.figure_file import new_figure, save_figure
-from lowtide.jobs.forecast_frames import level_of
 from lowtide.media.time_table import TimeTable
 
 if TYPE_CHECKING:
@@ -21,14 +20,17 @@ _MOST_SERIES = 12
 _HISTORY = 3  # horizons
 
 
-def plot_forecast(path: Path, table: TimeTable, frame: pd.DataFrame, *, replace: bool) -> None:
+def plot_forecast(
+    path: Path, table: TimeTable, frame: pd.DataFrame, quantiles: dict[str, float], *, replace: bool
+) -> None:
     """Write a picture with one panel for each series, the first twelve of many.
 
     Args:
         path: A file that matplotlib can write: PNG, SVG, PDF.
         table: The measurements.
-        frame: Its forecast: one row for each series and step, means and quantiles. Levels that
-            belong together, such as 0.1 and 0.9, are drawn as a band.
+        frame: Its forecast: one row for each series and step, means and quantiles.
+        quantiles: Levels by the names of their columns. Those that belong together, such as 0.1 and
+            0.9, are drawn as a band.
         replace: Whether a file that is there in the end is replaced.
     """
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -43,7 +45,7 @@ def plot_forecast(path: Path, table: TimeTable, frame: pd.DataFrame, *, replace:
         ahead = frame.iloc[number * steps : (number + 1) * steps]
         part = slice(max(0, table.ends[number] - shown), table.ends[number])
         _draw_history(panel, past[part], table.values[part, number])
-        _draw_forecast(panel, ahead, stamp)
+        _draw_forecast(panel, ahead, stamp, quantiles)
         panel.set_ylabel(name, fontsize=9)
         panel.margins(x=0.01)
         panel.spines[["top", "right"]].set_visible(False)
@@ -70,9 +72,11 @@ def _draw_history(panel: Axes, stamps: pd.Index, values: np.ndarray) -> None:
     panel.plot(stamps[alone], values[alone], ".", color="0.3", ms=3)
 
 
-def _draw_forecast(panel: Axes, ahead: pd.DataFrame, stamp: str) -> None:
+def _draw_forecast(
+    panel: Axes, ahead: pd.DataFrame, stamp: str, quantiles: dict[str, float]
+) -> None:
     """Draw the bands that the levels of one series make, its median and its mean."""
-    levels = {level_of(name): name for name in ahead.columns[list(ahead).index("mean") + 1 :]}
+    levels = {round(level, 6): name for name, level in quantiles.items()}
     bands = [(low, round(1 - low, 6)) for low in sorted(levels) if low < 0.5]
     bands = [(low, high) for low, high in bands if high in levels]
     for number, (low, high) in enumerate(bands):

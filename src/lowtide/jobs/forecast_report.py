@@ -127,8 +127,17 @@ class ForecastReport(BaseModel):
         return lines
 
 
-def chosen_facts(sources: Sequence[ForecastSource], place: int | None) -> dict[str, Any]:
-    """Return what a report says of how methods were chosen, of all series or the one at a place."""
+def source_facts(sources: Sequence[ForecastSource], place: int | None) -> dict[str, Any]:
+    """Return what a report says of forecasters, of all series or the one at a place."""
+    first = sources[0]  # of the series that end last
+    ridges = getattr(first.forecaster, "ridges", ())
+    common = {
+        "until": first.until,
+        "look_backs": tuple(len(matrix) for matrix in ridges),
+        "residual_paths": len(first.forecaster.residuals),
+        "paths": first.paths,
+        "path_energy": {} if first.paths == DIFFUSION else first.forecaster.paths.energy,
+    }
     by_series, methods = dict[int, tuple[str, SeriesFacts]](), Counter[str]()
     ratios, held = list[float](), list[float]()
     judged: Choice | None = None
@@ -149,8 +158,9 @@ def chosen_facts(sources: Sequence[ForecastSource], place: int | None) -> dict[s
             if name in known and choice.repeating[one] > 0:
                 ratios.append(known[name] / float(choice.repeating[one]))
     if judged is None:
-        return {}
+        return common
     return {
+        **common,
         "methods": dict(methods.most_common()),
         "by_series": dict(by_series[one] for one in sorted(by_series)),
         "held_out": judged.held_out,

@@ -36,7 +36,7 @@ class ForecastSource:
         table: The series, until their last value.
         places: Their places [d] in the whole table.
         forecaster: What was fitted to them.
-        predict: Returns their distribution of some steps ahead, of one window.
+        made: Their distribution of the steps ahead, of one window.
         paths: Name of the sampler.
         sampler: Sampler of their joint paths.
         choice: How methods were chosen; None of a trained model.
@@ -48,7 +48,7 @@ class ForecastSource:
     table: TimeTable
     places: np.ndarray
     forecaster: RidgeForecaster | ChosenForecaster
-    predict: Callable[[int], Distribution]
+    made: Distribution
     paths: str
     sampler: PathSampler
     choice: Choice | None = None
@@ -82,13 +82,11 @@ def forecast_sources(
     """
     if str(model) in NAMES:
         table = read_table(data, options, room=available_host_bytes())
-        ends = table.ends
         with failing_beyond_container():
-            found = [
-                _fitted(table, np.flatnonzero(ends == end), str(model), steps, paths)
-                for end in sorted(set(ends.tolist()), reverse=True)
+            return table, [
+                _fitted(table.of_series(places).until(end), places, str(model), steps, paths)
+                for end, places in table.by_end()
             ]
-        return table, found
     trained = TrainedForecaster.load(Path(model))
     trained.require_horizon(steps)
     table, name = trained.read_table(data, options), trained.path_name(paths)
@@ -96,7 +94,7 @@ def forecast_sources(
         table,
         np.arange(len(table.names)),
         trained.ridge,
-        lambda ahead: _predict_from_ends(table, trained, ahead),
+        _from_own_ends(table, trained, steps),
         name,
         trained.sampler(name, table, steps),
         until=trained.facts.until,
@@ -106,21 +104,48 @@ def forecast_sources(
 
 
 def _fitted(
-    whole: TimeTable, places: np.ndarray, model: str, steps: int, paths: str
+    table: TimeTable, places: np.ndarray, model: str, steps: int, paths: str
 ) -> ForecastSource:
-    """Fit to the series at ``places``, which end together."""
-    end = int(whole.ends[places[0]])
-    table, effects = without_known(whole.of_series(places).until(end))
+    """Fit to series at ``places`` of a whole table, which end together."""
+    table, effects = without_known(table)
     choice = choose_method(table, steps, model, paths=paths)
-    made = choice.forecaster
+    end, by = len(table.values), choice.forecaster
+    made = _from_end(table, end, by.predict, steps)
+    if effects is not None:
+        made = made.plus(effects.of(known_at(table, end, steps)))
+    name, sampler = by.paths.name, by.paths.sampler
+    return ForecastSource(table, places, by, made, name, sampler, choice, effects)
 
-    def predict(ahead: int) -> Distribution:
-        phases = table.grid.phases(table.grid.after(ahead))[None]
-        found = made.predict(table.values, np.array([end]), phases)
-        return found if effects is None else found.plus(effects.of(known_at(table, end, ahead)))
 
-    name, sampler = made.paths.name, made.paths.sampler
-    return ForecastSource(table, places, made, predict, name, sampler, choice, effects)
+def _from_own_ends(table: TimeTable, trained: TrainedForecaster, steps: int) -> Distribution:
+    """Return what a model of all series says of what follows the last value of each."""
+    context = trained.ridge.context
+    parts = [
+        (places, _from_end(table, end, trained.predict, steps, context))
+        for end, places in table.by_end()
+    ]
+    made = parts[0][1]
+    for places, found in parts[1:]:
+        made.mean[..., places] = found.mean[..., places]
+        made.scale[..., places] = found.scale[..., places]
+    return made
+
+
+def _from_end(
+    table: TimeTable,
+    end: int,
+    predict: Callable[[np.ndarray, np.ndarray, np.ndarray], Distribution],
+    steps: int,
+    context: int = 0,
+) -> Distribution:
+    """Return the distribution of ``steps`` from ``end`` on, of one window.
+
+    Where a model looks back at more steps than there are, ``context``, they are missing values.
+    """
+    short = max(0, context - end)
+    values = np.pad(table.values[:end], ((short, 0), (0, 0)), constant_values=np.nan)
+    phases = table.grid.phases(table.grid.after(steps, end))[None]
+    return predict(values, np.array([len(values)]), phases)
 
 
 def without_known(
@@ -154,15 +179,10 @@ def known_notes(table: TimeTable, steps: int, effects: Sequence[KnownEffects]) -
     if not used.all():
         names = listed(table.known_names, ~used)
         notes.append(f"known ahead, but without a clear effect, so not used: {names}")
-    ends = set(table.ends.tolist())
-    ahead = np.concatenate(
-        [known_at(table.of_series(table.ends == end), end, steps)[..., used] for end in ends],
-        axis=1,
-    )
-    there = np.isfinite(ahead).all(axis=-1).sum(axis=0)
+    ahead = [known_at(table.of_series(places), end, steps) for end, places in table.by_end()]
+    there = np.isfinite(np.concatenate(ahead, axis=1)[..., used]).all(axis=-1).sum(axis=0)
     if used.any() and there.min() < steps:
-        least, most = int(there.min()), int(there.max())
-        count = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        count = " to ".join(f"{one:,}" for one in np.unique([there.min(), there.max()]))
         notes.append(
             f"known ahead for {count} of {steps:,} steps: after them columns are at their mean"
         )
@@ -202,22 +222,3 @@ def fit_forecaster(
         season=table.grid.season,
         paths=paths,
     )
-
-
-def _predict_from_ends(table: TimeTable, trained: TrainedForecaster, steps: int) -> Distribution:
-    """Return the distribution of what follows the last value of each series, of one window."""
-    ends = table.ends
-    made: Distribution | None = None
-    for end in sorted(set(ends.tolist()), reverse=True):
-        # A model looks back at more steps than a series may have had by then.
-        short = max(0, trained.ridge.context - end)
-        values = np.pad(table.values[:end], ((short, 0), (0, 0)), constant_values=np.nan)
-        phases = table.grid.phases(table.grid.after(steps, end))[None]
-        found = trained.predict(values, np.array([len(values)]), phases)
-        if made is None:
-            made = found
-            continue
-        here = ends == end
-        made.mean[..., here], made.scale[..., here] = found.mean[..., here], found.scale[..., here]
-    assert made is not None
-    return made

@@ -17,9 +17,9 @@ from lowtide.media.table_edges import without_others
 from lowtide.media.table_file import TableSource, read_source
 from lowtide.media.table_frames import TableData, frame_of
 from lowtide.media.table_grid import table_on_grid
-from lowtide.media.table_numbers import is_number_like, numbers
+from lowtide.media.table_numbers import numbers, numbers_if_any
 from lowtide.media.table_options import TableOptions
-from lowtide.media.table_rows import RowError
+from lowtide.media.table_words import RowError
 from lowtide.media.time_table import TimeTable, place_among
 
 if TYPE_CHECKING:
@@ -100,18 +100,16 @@ def _wide(found: Columns, options: TableOptions, missing: Counter[str]) -> pd.Da
     frame = found.source.frame
     wanted = list(options.columns) or found.values
     chosen = [*wanted, *options.known, *([options.target] if options.target else [])]
-    chosen = list(dict.fromkeys(chosen))
     for name in chosen:
         place_among(name, found.values)
-    # Others are looked at because they may be known ahead.
-    others = [] if options.known else [name for name in found.values if name not in chosen]
     values = {name: numbers(frame[name], options.decimal, missing) for name in chosen}
-    for name in others:
-        if is_number_like(frame[name]):
-            try:
-                values[name] = numbers(frame[name], options.decimal)
-            except RowError:
-                continue
+    # Others are looked at because they may be known ahead.
+    for name in [] if options.known else found.values:
+        if (
+            name not in values
+            and (column := numbers_if_any(frame[name], options.decimal)) is not None
+        ):
+            values[name] = column
     return pd.DataFrame(values).set_axis(pd.Index(found.stamps.numbers), axis=0)
 
 

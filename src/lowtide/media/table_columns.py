@@ -21,8 +21,7 @@ from lowtide.media.table_file import TableSource
 from lowtide.media.table_header import STAMPS
 from lowtide.media.table_numbers import is_count, is_number_like, is_numeric
 from lowtide.media.table_options import TableOptions, names_of
-from lowtide.media.table_rows import RowError
-from lowtide.media.table_words import few
+from lowtide.media.table_words import RowError, few
 
 if TYPE_CHECKING:
     import pandas as pd

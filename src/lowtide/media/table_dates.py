@@ -24,7 +24,7 @@ from lowtide.media.date_numbers import (
     kind_of_numbers,
 )
 from lowtide.media.table_options import TableOptions
-from lowtide.media.table_rows import RowError
+from lowtide.media.table_words import RowError
 from lowtide.media.table_zones import in_zone, of_zone, to_utc, zone_of_midnights
 from lowtide.media.time_grid import Zone, fit_grid, index_of
 

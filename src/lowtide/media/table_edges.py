@@ -13,8 +13,7 @@ from lowtide.media.table_dates import read_stamps
 from lowtide.media.table_file import TableSource
 from lowtide.media.table_numbers import is_number, is_text
 from lowtide.media.table_options import TableOptions
-from lowtide.media.table_rows import RowError
-from lowtide.media.table_words import few
+from lowtide.media.table_words import RowError, few
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -270,7 +270,7 @@ class _Layout:
     @contextlib.contextmanager
     def naming_rows(self) -> Iterator[None]:
         """Refuse rows by their line."""
-        from lowtide.media.table_rows import RowError
+        from lowtide.media.table_words import RowError
 
         try:
             yield

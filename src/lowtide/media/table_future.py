@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.core.errors import InputError, shorten, shown
-from lowtide.media.table_words import few
+from lowtide.core.errors import shorten, shown
+from lowtide.media.table_columns import Columns
+from lowtide.media.table_numbers import numbers, numbers_if_any
+from lowtide.media.table_options import TableOptions
+from lowtide.media.table_words import RowError, few
+from lowtide.media.time_table import ends_of, place_among
 
 # Names of what is forecast, beside which columns that go on are known ahead.
 _FORECAST = ("y", "target", "value", "sales", "demand", "load")
@@ -16,111 +20,138 @@ _MOST_OF_SWITCH = 2
 
 
 @dataclass(frozen=True)
+class Cells:
+    """Where n rows of a table are on its grid: their numbers, steps and places of series, [n]."""
+
+    rows: np.ndarray
+    steps: np.ndarray
+    series: np.ndarray
+
+
+@dataclass(frozen=True)
 class Future:
     """What of a table is known ahead.
 
     Attributes:
-        steps: Steps until the last value of any series, T.
-        known: Places of columns that are known ahead.
-        notes: Sentences on what was found.
+        series: Names of the series.
+        known: Columns by name, [T, D], or [T, 1] if all series have the same.
+        ends: Steps [D] that the futures of the series begin at.
+        notes: Sentences on the columns.
     """
 
-    steps: int
-    known: list[int] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    series: list[str]
+    known: dict[str, np.ndarray]
+    ends: np.ndarray
+    notes: tuple[str, ...] = ()
+
+    def words(self, cells: Cells) -> list[str]:
+        """Return notes on the rows of the future, and what is known of them."""
+        later = int((cells.steps >= self.ends[cells.series]).sum())
+        found = [f"{later:,} rows after the last value are the future"] if later else []
+        return found + [*self.notes] + [f"known ahead: {few(list(self.known))}"] * bool(self.known)
 
 
-def find_future(
-    values: np.ndarray, names: Sequence[str], asked: Sequence[str], known: Sequence[str]
+def future_of_columns(
+    values: np.ndarray, names: list[str], options: TableOptions, cells: Cells
 ) -> Future:
-    """Return where the future of a table begins, and which of its columns are known there.
+    """Return the future of a wide table, whose columns are series or known ahead.
 
     Args:
-        values: Columns of numbers [rows, columns] on the table's grid, NaN where there is none.
+        values: Columns of numbers [T, columns] on the table's grid, NaN where there is none.
         names: Their names.
-        asked: Names of those that are to be forecast; empty for all that are not known ahead.
-        known: Names of those that are said to be known ahead; empty to find them.
+        options: What is asked for; columns that are complete beside it go on where it ends.
+        cells: Where rows are, all of one series.
 
     Raises:
-        InputError: A column that is said to be known ahead lacks a value.
+        RowError: A column that is said to be known ahead lacks a value.
     """
-    ends, rows = ends_of(values), len(values)
-    if known:
-        places = [names.index(name) for name in known]
-        _require_complete(values, names, places)
-        others = [place for place in range(len(names)) if place not in places]
-        return _with_words(Future(int(ends[others].max(initial=0)), places), names, rows)
-    complete = np.asarray(np.isfinite(values).all(axis=0))
-    wanted = [names.index(name) for name in asked]
-    if wanted:
-        last = int(ends[wanted].max())
-        late = [place for place in np.flatnonzero(complete).tolist() if place not in wanted]
-        return _with_words(Future(last, late if last < rows else []), names, rows)
-    return _with_words(_by_content(values, names, complete), names, rows)
+    columns = {name: values[:, place, None] for place, name in enumerate(names)}
+    # Of all that a model is of, the target alone says where the future begins.
+    asked = [options.target] if options.target else list(options.columns)
+    asked = [name for name in asked if name in names]
+    ends, known, notes = dict(zip(names, ends_of(values), strict=True)), {}, ()
+    if options.known:
+        known = complete({name: columns[name] for name in options.known}, cells, asked=True)
+    elif not asked:
+        known, notes = _by_content(complete(columns, cells), ends, len(values))
+    elif max(ends[name] for name in asked) < len(values):
+        known = complete({one: columns[one] for one in names if one not in asked}, cells)
+    used = {*options.columns, options.target} if options.columns else {*names}
+    series = [name for name in names if name in used and name not in known]
+    last = max((ends[name] for name in (asked or series) if name not in known), default=0)
+    return Future(series, known, np.array([last]), notes)
 
 
-def _by_content(values: np.ndarray, names: Sequence[str], complete: np.ndarray) -> Future:
-    """Return what is known ahead where nothing is asked for.
+def _by_content(
+    whole: dict[str, np.ndarray], ends: Mapping[str, int], rows: int
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Return what is known ahead where nothing is asked for, and notes.
 
     Columns that all end together, beside others without a hole, leave rows of the future: where the
     others are switches, such as holidays, or those that end have names of what is forecast.
     """
-    ends, rows = ends_of(values), len(values)
-    late, early = np.flatnonzero(complete).tolist(), np.flatnonzero(ends < rows).tolist()
-    last = int(ends[early].max(initial=0))
-    together = early and (ends[early] == last).all() and last >= rows / 2
-    if not late or not together or len(late) + len(early) < len(names):
-        return Future(int(ends.max(initial=0)))
-    switches = all(len(np.unique(values[:, place])) <= _MOST_OF_SWITCH for place in late)
-    if switches or all(names[place].lower() in _FORECAST for place in early):
-        return Future(last, late)
-    later = shorten(",".join(names[place] for place in late))
-    return Future(rows, notes=[f"some go on after the others; if known ahead: --known {later}"])
+    early = {name: end for name, end in ends.items() if name not in whole}
+    last = max(early.values(), default=0)
+    together = set(early.values()) == {last} and rows / 2 <= last < rows
+    if not whole or not together:
+        return {}, ()
+    switches = all(
+        len(np.unique(one[np.isfinite(one)])) <= _MOST_OF_SWITCH for one in whole.values()
+    )
+    if switches or all(name.lower() in _FORECAST for name in early):
+        return whole, ()
+    return {}, (f"some go on after the others; if known ahead: --known {shorten(','.join(whole))}",)
 
 
-def _require_complete(values: np.ndarray, names: Sequence[str], places: list[int]) -> None:
-    for place in places:
-        missing = ~np.isfinite(values[:, place])
-        if missing.any():
-            raise InputError(
-                f"column {shown(names[place])}, which is known ahead, has no value at step"
-                f" {int(missing.argmax()) + 1:,} of {len(values):,}",
-                hint="fill it, or leave it out of --known",
-            )
+def future_of_series(
+    values: np.ndarray, names: Sequence[str], found: Columns, options: TableOptions, cells: Cells
+) -> Future:
+    """Return the future of a long table, whose series have their own values of other columns.
 
-
-def column_of_series(
-    cells: np.ndarray, steps: np.ndarray, series: np.ndarray, shape: tuple[int, int]
-) -> np.ndarray:
-    """Return a long table's column by step and series: [T, D], or [T, 1] if all have the same.
-
-    Args:
-        cells: Its value in each of n rows.
-        steps: Their steps [n].
-        series: Places [n] of their series.
-        shape: Steps and series, (T, D).
+    Columns that have a number in each row are known, if series have rows after their last value.
+    Arguments and errors as of `future_of_columns`.
     """
-    found = np.full(shape, np.nan)
-    found[steps, series] = cells
-    low, high = np.fmin.reduce(found, axis=1), np.fmax.reduce(found, axis=1)
-    return found if (low < high).any() else low[:, None]
+    ends = ends_of(values)
+    for name in options.known:
+        place_among(name, found.unused, "column")
+    columns = {}
+    for name in options.known or (
+        found.unused if (cells.steps >= ends[cells.series]).any() else ()
+    ):
+        column, decimal = found.source.frame[name], options.decimal
+        cell = numbers(column, decimal) if options.known else numbers_if_any(column, decimal)
+        if cell is not None:
+            columns[name] = np.full(values.shape, np.nan)
+            columns[name][cells.steps, cells.series] = cell.to_numpy()[cells.rows]
+            low, high = np.fmin.reduce(columns[name], 1), np.fmax.reduce(columns[name], 1)
+            columns[name] = columns[name] if (low < high).any() else low[:, None]
+    known = complete(columns, cells, asked=bool(options.known))
+    unused = [
+        f"{name} (empty in {_missing(columns[name], cells).sum():,} rows)"
+        if name in columns
+        else name
+        for name in found.unused
+        if name not in known
+    ]
+    notes = [f"columns of a long table that are not used: {few(unused)}"] if unused else []
+    return Future(list(names), known, ends, tuple(notes))
 
 
-def ends_of(values: np.ndarray) -> np.ndarray:
-    """Return the step after the last value of each column of ``values`` [T, D], or 0."""
-    finite = np.isfinite(values)
-    return np.where(finite.any(axis=0), len(values) - finite[::-1].argmax(axis=0), 0)
+def complete(
+    columns: Mapping[str, np.ndarray], cells: Cells, *, asked: bool = False
+) -> dict[str, np.ndarray]:
+    """Return those of ``columns`` that have a value in each row; ``asked`` refuses the others."""
+    found = {}
+    for name, column in columns.items():
+        missing = _missing(column, cells)
+        if not missing.any():
+            found[name] = column
+        elif asked:
+            row, what = int(cells.rows[missing.argmax()]), f"column {shown(name)}, which is known"
+            hint = "fill it, or leave it out of --known"
+            raise RowError(row, f"{what} ahead, has no value", hint=hint)
+    return found
 
 
-def _with_words(future: Future, names: Sequence[str], rows: int) -> Future:
-    notes = list(future.notes)
-    if rows > future.steps:
-        notes.append(f"{rows - future.steps:,} rows after the last value are the future")
-    if future.known:
-        notes.append(known_words([names[place] for place in future.known]))
-    return Future(future.steps, future.known, notes)
-
-
-def known_words(names: Sequence[str]) -> str:
-    """Return the note on columns that are known ahead."""
-    return f"known ahead: {few(names)}"
+def _missing(column: np.ndarray, cells: Cells) -> np.ndarray:
+    return ~np.isfinite(column[cells.steps, cells.series % column.shape[1]])

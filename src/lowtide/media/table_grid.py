@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.errors import InputError, shown
+from lowtide.core.errors import InputError
 from lowtide.media.calendars import Counted, among
 from lowtide.media.table_columns import Columns
-from lowtide.media.table_future import column_of_series, ends_of, find_future, known_words
-from lowtide.media.table_numbers import is_number_like, numbers
+from lowtide.media.table_future import Cells, Future, future_of_columns, future_of_series
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_remarks import (
     empty_steps,
@@ -20,10 +19,9 @@ from lowtide.media.table_remarks import (
     require_one_frequency,
     require_sizes,
 )
-from lowtide.media.table_rows import RowError
 from lowtide.media.table_words import few
 from lowtide.media.time_grid import TimeGrid, fit_grid, index_of
-from lowtide.media.time_table import TimeTable, place_among
+from lowtide.media.time_table import TimeTable, ends_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +34,8 @@ def table_on_grid(
     notes: list[str],
 ) -> TimeTable:
     """Return a table of numbers by stamp on its grid, without the rows of the future."""
+    import pandas as pd
+
     if not wide.index.is_monotonic_increasing:
         wide = wide.sort_index()
         notes.append("rows were put in the order of their stamps")
@@ -52,20 +52,24 @@ def table_on_grid(
     if infinite:
         notes.append(f"{infinite:,} infinite values count as missing")
     rows[np.isinf(rows)] = np.nan
+    steps = places[np.searchsorted(stamps, found.stamps.numbers)]
+    series = np.zeros_like(steps)
+    if found.series is not None:
+        series = pd.Index(names).get_indexer(pd.Index(found.series))
+    used = np.flatnonzero((steps >= 0) & (series >= 0))
+    cells = Cells(used, steps[used], series[used])
     if found.series is None:
-        rows, known = _ahead(rows, names, options, notes)
-        used = {*options.columns, options.target} if options.columns else set(names)
-        series = [name for name in names if name in used and name not in known]
+        future = future_of_columns(rows, names, options, cells)
+        rows = rows[: int(future.ends[0])]
     else:
-        row_places = places[np.searchsorted(stamps, found.stamps.numbers)]
-        known = _ahead_of_series(rows, names, (found, options), row_places, notes)
-        series = names
-    if not series:
+        future = future_of_series(rows, names, found, options, cells)
+    notes += future.words(cells)
+    if not future.series:
         raise InputError("no series has a single value")
-    values = rows[:, [names.index(name) for name in series]]
+    values = rows[:, [names.index(name) for name in future.series]]
     present = np.zeros(len(rows), bool)
     present[places[(places >= 0) & (places < len(rows))]] = True
-    return _table(grid, values, series, (found, known), present, notes)
+    return _table(grid, values, (found, future), present, notes)
 
 
 def _grid(
@@ -90,97 +94,19 @@ def _grid(
     return replace(grid, zone=zone, own_season=options.own_season), places
 
 
-def _ahead(
-    rows: np.ndarray, names: list[str], options: TableOptions, notes: list[str]
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the rows of a wide table until its last value, and the columns known ahead."""
-    # Of all that a model is of, the target alone says where the future begins.
-    asked = [options.target] if options.target else list(options.columns)
-    future = find_future(rows, names, [name for name in asked if name in names], options.known)
-    notes += future.notes
-    return rows[: future.steps], {names[place]: rows[:, place, None] for place in future.known}
-
-
-def _ahead_of_series(
-    rows: np.ndarray,
-    names: list[str],
-    how: tuple[Columns, TableOptions],
-    places: np.ndarray,
-    notes: list[str],
-) -> dict[str, np.ndarray]:
-    """Return the columns of a long table that are known ahead, of each series its own.
-
-    Columns that have a number in each row are, where a series has rows after its last value.
-
-    Args:
-        rows: Values of the series on the grid [T, D].
-        names: Their names [D].
-        how: What its columns are, and how they are read.
-        places: Step of each row of the table, -1 for none.
-        notes: Sentences, to which those on what was found are added.
-    """
-    import pandas as pd
-
-    found, options = how
-    assert found.series is not None
-    series = pd.Index(names).get_indexer(pd.Index(found.series))
-    used = np.flatnonzero((places >= 0) & (series >= 0))
-    steps, series = places[used], series[used]
-    later = int((steps >= ends_of(rows)[series]).sum())
-    if later:
-        notes.append(f"{later:,} rows after the last value of their series are the future")
-    for name in options.known:
-        place_among(name, found.unused, "column")
-    known: dict[str, np.ndarray] = {}
-    unused = {name: name for name in found.unused}
-    for name in options.known or (found.unused if later else ()):
-        column = _numbers_if_any(found, name, options)
-        if column is None:
-            continue
-        column = column_of_series(column[used], steps, series, rows.shape)
-        missing = ~np.isfinite(column[steps, series % column.shape[1]])
-        if not missing.any():
-            known[unused.pop(name)] = column
-            continue
-        unused[name] = f"{name} (empty in {missing.sum():,} rows)"
-        if options.known:
-            raise RowError(
-                int(used[missing.argmax()]),
-                f"column {shown(name)}, which is known ahead, has no value",
-                hint="fill it, or leave it out of --known",
-            )
-    if unused:
-        notes.append(f"columns of a long table that are not used: {few(list(unused.values()))}")
-    if known:
-        notes.append(known_words(list(known)))
-    return known
-
-
-def _numbers_if_any(found: Columns, name: str, options: TableOptions) -> np.ndarray | None:
-    """Return a column [rows] of numbers; None for another that nobody asked for."""
-    column, asked = found.source.frame[name], name in options.known
-    try:
-        if asked or is_number_like(column):
-            return numbers(column, options.decimal).to_numpy()
-    except RowError:
-        if asked:
-            raise
-    return None
-
-
 def _table(
     grid: TimeGrid,
     values: np.ndarray,
-    names: list[str],
-    how: tuple[Columns, dict[str, np.ndarray]],
+    how: tuple[Columns, Future],
     present: np.ndarray,
     notes: list[str],
 ) -> TimeTable:
     """Return the table of ``values`` [T + H, D], cut after the last of them."""
-    found, known = how
-    steps, series = int(ends_of(values).max(initial=0)), tuple(names)
+    found, future = how
+    steps, series = int(ends_of(values).max(initial=0)), tuple(future.series)
     values, present = values[:steps], present[:steps]
     grid = replace(grid, stamps=grid.stamps[:steps])
+    columns = future.known.values()
     require_sizes(values, series)
     require_one_frequency(values, series)
     notes += [*empty_steps(grid, present), *remarks(values, present, series)]
@@ -190,10 +116,8 @@ def _table(
         series,
         found.names,
         tuple(notes),
-        known=np.stack(np.broadcast_arrays(*known.values()), axis=-1)
-        if known
-        else np.empty((steps, 1, 0)),
-        known_names=tuple(known),
+        known=np.stack(np.broadcast_arrays(*columns), axis=-1) if columns else np.empty((0, 1, 0)),
+        known_names=tuple(future.known),
         long=found.series is not None,
         number_ids=found.number_ids,
     )

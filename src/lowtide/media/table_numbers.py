@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.errors import InputError, shown
-from lowtide.media.table_rows import RowError
+from lowtide.media.table_words import RowError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,6 +73,14 @@ def numbers(
     if wrong.any():
         _refuse(column, int(wrong.argmax()))
     return found
+
+
+def numbers_if_any(column: pd.Series, decimal: str | None = None) -> pd.Series | None:
+    """Return a column of numbers as `numbers` does; None for another."""
+    try:
+        return numbers(column, decimal) if is_number_like(column) else None
+    except RowError:
+        return None
 
 
 def is_number_like(column: pd.Series) -> bool:

@@ -1,4 +1,4 @@
-"""Lists of names in notes and errors: of many the first."""
+"""Words on tables: rows that cannot be used, and lists of names, of many the first."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ import numpy as np
 from lowtide.core.errors import shorten
 
 _MOST_NAMES = 12
+
+
+class RowError(Exception):
+    """A row that cannot be used: its number from 0, what is wrong, and a hint.
+
+    ``first`` is an earlier row that it contradicts.
+    """
+
+    def __init__(
+        self, row: int, message: str, hint: str | None = None, first: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.row, self.message, self.hint, self.first = row, message, hint, first
 
 
 def listed(names: Sequence[str], chosen: np.ndarray) -> str:

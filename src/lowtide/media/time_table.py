@@ -10,7 +10,6 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, shown
 from lowtide.media.series_columns import LONG
-from lowtide.media.table_future import ends_of
 from lowtide.media.table_words import few, listed
 from lowtide.media.time_grid import TimeGrid
 
@@ -67,6 +66,11 @@ class TimeTable:
             return None
         return self.index(target)
 
+    def by_end(self) -> list[tuple[int, np.ndarray]]:
+        """Return the steps that series end before, latest first, and the places of those."""
+        ends = self.ends
+        return [(end, np.flatnonzero(ends == end)) for end in sorted({*ends.tolist()})[::-1]]
+
     def ahead(self, steps: int) -> list[pd.Index]:
         """Return the stamps of ``steps`` [D] after the last value of each series."""
         made = {end: self.grid.after(steps, end) for end in set(self.ends.tolist())}
@@ -102,3 +106,9 @@ def place_among(name: str, names: Sequence[str], what: str = "series") -> int:
     if name not in names:
         raise UsageError(f"there is no {what} {shown(name)}", hint=f"there are: {few(names)}")
     return list(names).index(name)
+
+
+def ends_of(values: np.ndarray) -> np.ndarray:
+    """Return the step after the last value of each column of ``values`` [T, D], or 0."""
+    finite = np.isfinite(values)
+    return np.where(finite.any(axis=0), len(values) - finite[::-1].argmax(axis=0), 0)

@@ -82,7 +82,7 @@ class Smoothing:
     def _adjusted(self, values: np.ndarray) -> np.ndarray:
         adjusted = self.seasonal.remove(values)
         # What comes after the fit may fall to 0; its logarithm stays a number.
-        floor = np.exp(self.level) * 1e-3 if self.logs.any() else 1.0
+        floor = np.exp(np.where(self.logs, self.level, 0.0)) * 1e-3
         return np.where(self.logs, np.log(np.maximum(adjusted, floor)), adjusted)
 
     def _restored(self, mean: np.ndarray, steps: np.ndarray) -> np.ndarray:

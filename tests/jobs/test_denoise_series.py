@@ -8,7 +8,6 @@ import pytest
 
 import lowtide
 from lowtide import Cancelled, UsageError
-from lowtide.core.errors import InputError
 from lowtide.jobs import volume_job
 from lowtide.jobs.volume_series import SeriesPatches
 from lowtide.models.denoiser.noise_models import RicianNoise
@@ -211,7 +210,7 @@ def test_another_mask_is_another_result(tmp_path, private_cache):
     nifti(tmp_path / "mask.nii", labels)
     with pytest.raises(UsageError, match="mask"):
         lowtide.denoise(tmp_path / "in", tmp_path / "out", **options)
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         lowtide.denoise(tmp_path / "in", tmp_path / "new", mask=tmp_path / "none.nii")
 
 

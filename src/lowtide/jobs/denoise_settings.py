@@ -171,10 +171,7 @@ class DenoiseSettings(ImageSettings):
 
     @cached_property
     def _mask_key(self) -> str:
-        if self.mask is None:
-            return ""
-        require_input(Path(self.mask))
-        return file_sha256(Path(self.mask))
+        return "" if self.mask is None else file_sha256(Path(self.mask))
 
     @property
     def model_name(self) -> str:

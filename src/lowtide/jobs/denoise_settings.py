@@ -51,7 +51,8 @@ class DenoiseSettings(ImageSettings):
             proportion to light, developed a picture, mosaic the sensor's values. auto: linear in a
             TIFF, else developed.
         steps: Runs of the network, from the noise level of the image down to none, each of which
-            takes the time of the first. One gives the expected image, more give sharper ones.
+            takes the time of the first. One gives the expected image, which is nearest to the clean
+            one of most pictures; more look sharper.
         scheduler: How the noise falls over several steps: ddim adds none, or as much as --eta says;
             ddpm adds as much as the training process; dpmsolver++ and unipc are ddim that looks at
             earlier steps too, where there are three or more; flow is ddim at other levels. Default:

@@ -18,6 +18,7 @@ from lowtide.models.denoiser.slim_unet_config import NOISY_RANGE
 # Below half an 8-bit step a pixel is invisible, and its color is noise divided by noise.
 _INVISIBLE = 0.5 / 255
 _NOISE = 0.02
+_AREA = 3  # pixels on a side of an area in which noise would show
 
 
 def require_image_channels(in_channels: int, out_channels: int) -> None:
@@ -152,13 +153,17 @@ class ImageAdapter:
 class NoisyImageAdapter(ImageAdapter):
     """`ImageAdapter` for denoisers: color as it is, since alpha would change its noise.
 
-    Alpha has no noise and is copied.
+    Alpha has no noise and is copied, as are areas that are black or white as a whole: noise would
+    show in them, and next to the bars of a film the network would carry its own into them.
     """
 
     def __init__(self, info: ImageInfo, network_channels: int) -> None:
         super().__init__(info, network_channels)
         self.inputs = self._color_inputs
-        self.context = 0 if self._alpha or self._floats is not None else None
+        if self._full_scale != 1:
+            self.context = _AREA - 1
+        else:
+            self.context = 0 if self._alpha or self._floats is not None else None
 
     def to_network(self, values: np.ndarray) -> np.ndarray:
         """Convert samples (B, H, W, C) to inputs (B·inputs, channels, H, W) in 0..1."""
@@ -176,11 +181,14 @@ class NoisyImageAdapter(ImageAdapter):
         """Return color (..., C') with what the network was not given of samples (..., C).
 
         Of floats with a range of their own that is what is far beyond black and white, or not
-        finite; other color is clamped to 0..1.
+        finite. Other color is clamped to 0..1, and areas of integers at one of both are kept.
         """
-        if self._floats is None or values is None:
+        if values is None or (self._floats is None and self._full_scale == 1):
             return color.clip(0, 1)
         before = values[..., : self.color_channels]
+        if self._floats is None:
+            kept = _in_limit_areas(before, self._full_scale)[..., None]
+            return np.where(kept, before > 0, color.clip(0, 1))
         unit = self._floats.to_unit(before)
         return np.where(np.isfinite(before), color + (unit - unit.clip(*NOISY_RANGE)), before)
 
@@ -217,6 +225,29 @@ class NoisyImageAdapter(ImageAdapter):
         """Return samples (H, W, C) of color (H, W, C'), with the alpha of samples ``values``."""
         made = self.to_sink(self._with_rest(color, values))
         return np.concatenate([made, values[..., -1:]], -1) if self._alpha else made
+
+
+def _in_limit_areas(color: np.ndarray, white: float) -> np.ndarray:
+    """Return whether pixels of color (..., H, W, C) are in areas of 3 × 3 that are black, or white.
+
+    What is beyond the image counts as either.
+    """
+    found = np.zeros(color.shape[:-1], bool)
+    for limit in (0, white):
+        other = _near((color != limit).any(-1))
+        found |= _near(~other)
+    return found
+
+
+def _near(marked: np.ndarray) -> np.ndarray:
+    """Return which pixels (..., H, W) are marked, or next to one that is."""
+    for axis in (-2, -1):
+        found = marked.copy()
+        before, after = np.moveaxis(marked, axis, 0), np.moveaxis(found, axis, 0)
+        after[1:] |= before[:-1]
+        after[:-1] |= before[1:]
+        marked = found
+    return marked
 
 
 def _divisor(raw: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from lowtide.cli.progress_bar import ProgressLine
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import handle_errors, option
 from lowtide.core.errors import UsageError
-from lowtide.media.table_options import TableOptions
+from lowtide.media.table_options import TableOptions, names_of
 
 _MODEL, _TABLE, _OUT = "Forecast", "Table", "Output"
 _ORDER = "data output model horizon horizons levels split stride samples paths seed columns target"
@@ -132,7 +132,7 @@ def forecast(
         output,
         model=model,
         horizon=horizon,
-        horizons=_integers(horizons, "--horizons"),
+        horizons=_numbers(horizons, "--horizons", int),
         quantile_levels=None if levels is None else _numbers(levels, "--levels"),
         intervals=_numbers(interval, "--interval"),
         non_negative=non_negative,
@@ -186,7 +186,7 @@ def backtest(
     """
     from lowtide.jobs.backtest import backtest as run
 
-    wanted = [*_integers(horizons, "--horizons"), *([horizon] if horizon else [])]
+    wanted = [*_numbers(horizons, "--horizons", int), *([horizon] if horizon else [])]
     if not wanted:
         raise UsageError("no horizon is given", hint="--horizon 24")
     bar = ProgressLine(quiet=quiet)
@@ -213,25 +213,14 @@ def backtest(
 
 def _reading(options: dict[str, Any], day_first: bool | None) -> dict[str, Any]:
     """Return options as keyword arguments; lists of names are words."""
-    lists = {name: _words(options[name] or "") for name in ("columns", "known")}
+    lists = {name: names_of(options[name]) for name in ("columns", "known")}
     return {**options, **lists, "day_first": day_first}
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _integers(text: str, name: str) -> list[int]:
+def _numbers(text: str, name: str, kind: type[int] | type[float] = float) -> list[Any]:
     try:
-        return [int(word) for word in _words(text)]
+        return [kind(word) for word in names_of(text)]
     except ValueError as error:
-        raise UsageError(
-            f"{name} {text!r} is no list of whole numbers", hint=f"{name} 24,96"
-        ) from error
-
-
-def _numbers(text: str, name: str) -> list[float]:
-    try:
-        return [float(word) for word in _words(text)]
-    except ValueError as error:
-        raise UsageError(f"{name} {text!r} is no list of numbers", hint=f"{name} 1,2") from error
+        what, example = ("whole numbers", "24,96") if kind is int else ("numbers", "1,2")
+        message = f"{name} {text!r} is no list of {what}"
+        raise UsageError(message, hint=f"{name} {example}") from error

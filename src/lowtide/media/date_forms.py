@@ -34,9 +34,10 @@ _MONTHS = (
 _Y, _YY, _D = r"(?P<year>\d{4})", r"(?P<year>\d{2})", r"(?P<day>\d{1,2})(?:st|nd|rd|th|\.)?"
 _M, _NAME = r"(?P<month>\d{1,2})", r"(?P<name>[^\W\d_]{3,})\.?"
 _OR = r"[-/. ,]+"
+ISO_DATE = "year-month-day"
 # What a form is called, and its parts; the first that reads all is said where others do too.
 _FORMS = {
-    "year-month-day": _Y + _OR + _M + _OR + _D,
+    ISO_DATE: _Y + _OR + _M + _OR + _D,
     "day/month/year": _D + _OR + _M + _OR + _Y,
     "month/day/year": _M + _OR + _D + _OR + _Y,
     "day/month/year of two digits": _D + _OR + _M + _OR + _YY,
@@ -60,6 +61,19 @@ _FORMS = {
     "weeks of ISO and days": _Y + r"-?w(?P<week>\d{2})-?(?P<weekday>[1-7])",
     "year-day of the year": _Y + r"-?(?P<ordinal>\d{3})",
 }
+# Numbers whose digits are a date, and how the digits are told apart.
+DIGITS = {
+    "month": "year and month",
+    "ordinal": "year and day of the year",
+    "day": "year, month and day",
+    "hour": "year, month, day and hour",
+    "minute": "year, month, day, hour and minute",
+    "second": "year, month, day, hour, minute and second",
+}
+_DIGITS = {"year": _Y, "month": rf"{_Y}(?P<month>\d\d)"}
+_DIGITS |= {"ordinal": rf"{_Y}(?P<ordinal>\d{{3}})", "day": _DIGITS["month"] + r"(?P<day>\d\d)"}
+for _shorter, _longer in (("day", "hour"), ("hour", "minute"), ("minute", "second")):
+    _DIGITS[_longer] = _DIGITS[_shorter] + rf"(?P<{_longer}>\d\d)"
 _PATTERNS = {name: re.compile(form + r"\.?") for name, form in _FORMS.items()}
 _WEEKDAY = r"^(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\.?,?\s+"
 _TIME = (
@@ -92,15 +106,34 @@ def readings(cells: pd.Series) -> dict[str, np.ndarray]:
         parts = _parts(cells.iloc[start : start + _CHUNK])
         times = _times(parts)
         for name in fitting:
-            days = _days(parts["date"].str.extract(rf"^{_PATTERNS[name].pattern}$"))
-            absent = (days == NOT_A_TIME) | (times == NOT_A_TIME)
-            made[name].append(np.where(absent, NOT_A_TIME, np.where(absent, 0, days) * DAY + times))
+            days = parts["date"].str.extract(rf"^{_PATTERNS[name].pattern}$")
+            made[name].append(_together(_days(days), times))
     found: dict[str, np.ndarray] = {}
     for name in fitting:
         stamps = np.concatenate(made[name])
         if not any(np.array_equal(stamps, other) for other in found.values()):
             found[name.rstrip(", ")] = stamps
     return found
+
+
+def from_digits(numbers: np.ndarray, kind: str) -> np.ndarray:
+    """Return the stamps of numbers [n] whose digits are a date; `NOT_A_TIME` where there is none.
+
+    ``kind`` is a name in `DIGITS`, or ``"year"``.
+    """
+    import pandas as pd
+
+    whole = (numbers % 1 == 0) & (numbers >= 0) & (numbers < 2**53)
+    distinct, places = np.unique(np.where(whole, numbers, 0).astype(np.int64), return_inverse=True)
+    parts = pd.Series(distinct.astype(str)).str.zfill(4).str.extract(f"^{_DIGITS[kind]}$")
+    timed = parts.reindex(columns=["hour", "minute", "second", "half", "part"]).astype(object)
+    return np.where(whole, _together(_days(parts), _times(timed))[places], NOT_A_TIME)
+
+
+def _together(days: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return days and times of the day as stamps; `NOT_A_TIME` where either is none."""
+    absent = (days == NOT_A_TIME) | (times == NOT_A_TIME)
+    return np.where(absent, NOT_A_TIME, np.where(absent, 0, days) * DAY + times)
 
 
 def _parts(cells: pd.Series) -> pd.DataFrame:

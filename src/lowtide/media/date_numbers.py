@@ -6,23 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.media.calendars import DAY, HOUR, MINUTE, SECOND
-from lowtide.media.date_forms import NOT_A_TIME
+from lowtide.media.calendars import DAY, SECOND
+from lowtide.media.date_forms import DIGITS, NOT_A_TIME, from_digits
 
 if TYPE_CHECKING:
     import pandas as pd
 
 UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": 0.001}
 EXCEL_EPOCH = -25_569 * DAY  # 1899-12-30
-# Numbers whose digits are a date, and between which they are taken for one.
-DIGITS = {
-    "month": "year and month",
-    "ordinal": "year and day of the year",
-    "day": "year, month and day",
-    "hour": "year, month, day and hour",
-    "minute": "year, month, day, hour and minute",
-    "second": "year, month, day, hour, minute and second",
-}
+# Between what numbers are taken for the digits of a date.
 _DIGIT_BOUNDS = (
     ("month", 150_001, 220_012),
     ("ordinal", 1_500_001, 2_200_366),
@@ -32,35 +24,6 @@ _DIGIT_BOUNDS = (
     ),
 )
 KINDS = ("year", *DIGITS, *UNITS, "excel", "step")
-_LEAST_YEAR, _MOST_YEAR = 1, 9999
-
-
-def from_digits(found: np.ndarray, kind: str) -> np.ndarray:
-    """Return the stamps of numbers whose digits are a date; `NOT_A_TIME` where there is none."""
-    digits = np.where(np.abs(found) < 2**53, found, -1).astype(np.int64)
-    time, places = 0, {"hour": 2, "minute": 4, "second": 6}.get(kind, 0)
-    if places:
-        clock = digits % 10**places * 10 ** (6 - places)
-        hour, minute, second = clock // 10_000, clock // 100 % 100, clock % 100
-        time = hour * HOUR + minute * MINUTE + second * SECOND
-        found = np.where((hour > 23) | (minute > 59) | (second > 59), -1.0, found)
-        digits = digits // 10**places
-    ones = np.ones_like(digits)
-    if kind == "year":
-        year, month, day = digits, ones, ones
-    elif kind == "month":
-        year, month, day = digits // 100, digits % 100, ones
-    elif kind == "ordinal":
-        year, month, day = digits // 1000, ones, digits % 1000
-    else:
-        year, month, day = digits // 10_000, digits // 100 % 100, digits % 100
-    good = (found % 1 == 0) & (year >= _LEAST_YEAR) & (year <= _MOST_YEAR) & (day >= 1)
-    good &= (month >= 1) & (month <= 12) & (found >= 0)
-    months = np.where(good, (year - 1970) * 12 + month - 1, 0)
-    after = months + np.where(kind == "ordinal", 12, 1)
-    start, end = (one.astype("datetime64[M]").astype("datetime64[D]") for one in (months, after))
-    days = start.astype(np.int64) + day - 1
-    return np.where(good & (days < end.astype(np.int64)), days * DAY + time, NOT_A_TIME)
 
 
 def kind_of_numbers(name: str, found: np.ndarray, text: pd.Series) -> str:

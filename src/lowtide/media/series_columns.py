@@ -10,7 +10,7 @@ import numpy as np
 from lowtide.core.errors import InputError
 from lowtide.media.table_dates import Stamps
 from lowtide.media.table_file import TableSource
-from lowtide.media.table_numbers import is_number_like, is_numeric
+from lowtide.media.table_numbers import NUMERIC, is_number_like
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_words import few
 
@@ -97,7 +97,7 @@ def _is_series(column: pd.Series, stamps: Stamps) -> bool:
 
 def _may_name(column: pd.Series) -> bool:
     """Return whether a column's cells may be names though they look like numbers."""
-    return not is_numeric(column) or bool((column.dropna() % 1 == 0).all())
+    return column.dtype.kind not in NUMERIC or bool((column.dropna() % 1 == 0).all())
 
 
 def value_column(

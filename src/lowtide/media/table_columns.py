@@ -19,7 +19,7 @@ from lowtide.media.table_dates import Stamps, read_stamps, reads_as_stamps
 from lowtide.media.table_edges import without_others
 from lowtide.media.table_file import TableSource
 from lowtide.media.table_header import STAMPS
-from lowtide.media.table_numbers import is_count, is_number_like, is_numeric
+from lowtide.media.table_numbers import NUMERIC, is_number_like
 from lowtide.media.table_options import TableOptions, names_of
 from lowtide.media.table_words import RowError, few
 
@@ -141,7 +141,9 @@ def _dates_by_content(source: TableSource, names: list[str], options: TableOptio
     if has_dates(first):
         return first
     with_dates = [
-        name for name in names[1:] if not is_numeric(source.frame[name]) and has_dates(name)
+        name
+        for name in names[1:]
+        if source.frame[name].dtype.kind not in NUMERIC and has_dates(name)
     ]
     if len(with_dates) > 1:
         raise InputError(
@@ -221,7 +223,7 @@ def _long(
     notes = []
     if (*ids, name, value) not in LONG:
         notes = [f"a long table: series by {few(ids)}, dates in {name}, values in {value}"]
-    numbered = len(ids) == 1 and is_count(written[ids[0]])
+    numbered = len(ids) == 1 and written[ids[0]].dtype.kind in "iu"
     names = ("/".join(ids), name, value)
     return Columns(source, stamps, names, series, [value], notes, unused, numbered)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,15 +15,8 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, shown
 from lowtide.media.calendars import DAY, SECOND, microseconds
-from lowtide.media.date_forms import NOT_A_TIME, readings
-from lowtide.media.date_numbers import (
-    DIGITS,
-    EXCEL_EPOCH,
-    KINDS,
-    UNITS,
-    from_digits,
-    kind_of_numbers,
-)
+from lowtide.media.date_forms import DIGITS, ISO_DATE, NOT_A_TIME, from_digits, readings
+from lowtide.media.date_numbers import EXCEL_EPOCH, KINDS, UNITS, kind_of_numbers
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_words import RowError
 from lowtide.media.table_zones import in_zone, of_zone, to_utc, zone_of_midnights
@@ -33,7 +27,7 @@ if TYPE_CHECKING:
 
 _OFFSET = r"\s*(?:z|utc|gmt|(?:utc|gmt)?[+-]\d{2}(?::?\d{2})?(?:\s*\(.*\))?)$"
 _WITH_OFFSET = rf"\d:\d{{2}}(?::\d{{2}}(?:[.,]\d+)?)?(?:\s*[ap]m)?{_OFFSET}"
-_ISO = r"-?\d{4}(?:-?\d{2}(?:-?\d{2})?)?(?:[t ]\d{2}(?::?\d{2}(?::?\d{2}(?:[.,]\d{1,9})?)?)?)?$"
+_ISO = r"\d{4}-?\d{2}"
 # C, Unix and Java write the year behind the time: Thu Nov 20 00:00:00 2025.
 _YEAR_LAST = re.compile(
     r"^(.*\d)\s+(\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?)((?:\s+(?:utc|gmt|[+-]\d{4}))?)\s+(\d{4})$",
@@ -160,12 +154,8 @@ def _local_stamps(
 
     if options.date_format is not None:
         return _by_format(column, cells, options.date_format)[codes], []
-    lower = cells.str.lower()
-    iso = lower.str.match(_ISO)
-    if iso.mean() > 0.5:
-        stamps = _isos(lower, iso)
-        _require(column, stamps[codes], (stamps != NOT_A_TIME)[codes])
-        return stamps[codes], []
+    if (plain := _plain_iso(cells)) is not None:
+        return plain[codes], []
     found = readings(cells)
     whole = {name: one[codes] for name, one in found.items() if (one != NOT_A_TIME).all()}
     if options.day_first is not None:
@@ -184,50 +174,26 @@ def _local_stamps(
             hint=_SAY_WHICH,
         )
     name, stamps = next(iter(even.items()))
-    return stamps, [f"dates were read as {name}"]
+    return stamps, [] if name == ISO_DATE else [f"dates were read as {name}"]
 
 
 def _plain_iso(text: pd.Series) -> np.ndarray | None:
-    """Return dates that all are of one length and ISO 8601 without an offset, or None."""
+    """Return dates that all are ISO 8601 without an offset, or None.
+
+    pandas reads them sooner than forms do, but no years that nanoseconds have no room for.
+    """
     import pandas as pd
 
-    first = str(text.iloc[0]).lower() if len(text) else ""
-    if len(first) < 10 or not re.match(_ISO, first) or (text.str.len() != len(first)).any():
+    if not text.iloc[:1].str.match(_ISO).all():
         return None
     try:
-        found = pd.to_datetime(text, errors="coerce", format="ISO8601")
-    except ValueError:  # some have an offset
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = pd.to_datetime(text, errors="coerce", format="ISO8601")
+    except (ValueError, FutureWarning):  # some have an offset
         return None
     plain = pd.api.types.is_datetime64_dtype(found) and not found.isna().any()
     return microseconds(pd.DatetimeIndex(found)) if plain else None
-
-
-def _isos(cells: pd.Series, fits: pd.Series) -> np.ndarray:
-    """Return ISO 8601 as microseconds, by pandas where its bounds allow."""
-    import pandas as pd
-
-    found = pd.to_datetime(cells.where(fits), errors="coerce", format="ISO8601")
-    stamps = microseconds(pd.DatetimeIndex(found))
-    for place in np.flatnonzero(found.isna().to_numpy()):
-        stamps[place] = _iso(cells.iloc[place]) if fits.iloc[place] else NOT_A_TIME
-    return stamps
-
-
-def _iso(cell: str) -> int:
-    """Return ISO 8601 as microseconds, of any year; `NOT_A_TIME` where there is no such day."""
-    digits = re.match(_ISO, cell)
-    date, _, time = cell.replace("t", " ").partition(" ")
-    if digits is None or date.startswith("-"):
-        return NOT_A_TIME
-    plain, clock = date.replace("-", ""), time.replace(":", "").replace(",", ".")
-    written = "-".join([plain[:4], *filter(None, (plain[4:6], plain[6:8]))])
-    end = DAY if re.fullmatch(r"240*(?:\.0+)?", clock) else 0
-    if clock and not end:
-        written += "T" + ":".join(filter(None, (clock[:2], clock[2:4] or "00", clock[4:])))
-    try:
-        return int(np.datetime64(written, "us").astype(np.int64)) + end
-    except ValueError:
-        return NOT_A_TIME
 
 
 def _by_format(column: pd.Series, cells: pd.Series, form: str) -> np.ndarray:

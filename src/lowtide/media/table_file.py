@@ -9,7 +9,6 @@ import itertools
 import re
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowtide.core.errors import InputError, UsageError, shown
+from lowtide.core.errors import InputError, UsageError
 from lowtide.core.install_hints import install_extra
 from lowtide.media.table_bytes import EXCEL, TableBytes, require_room
 from lowtide.media.table_header import LOOKED_AT, above, header_row
 from lowtide.media.table_numbers import HUGE_EXPONENT, settle_decimals
+from lowtide.media.table_words import RowError, require_distinct
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,19 +132,16 @@ def _excel(source: TableBytes) -> TableSource:
         written = pd.read_excel(book, header=skipped, **style)
     names = [str(name).strip() for name in frame]
     frame.columns = written.columns = names
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise InputError(f"two columns are called {shown(twice[0])}")
+    require_distinct(names)
     sheets = len(book.sheet_names)
     notes = [f"of {sheets} sheets the first was read, {sheet}"] if sheets > 1 else []
     if skipped:
         notes.append(f"the header is row {skipped + 1}; above it: {above(first[:skipped])}")
-    # Dates are cells of their own kind in a workbook, as are numbers: names alone are text.
-    typed = {name for name in names if frame[name].dtype != object}
 
+    # Dates are cells of their own kind in a workbook, as are numbers: names alone are text.
     def text(wanted: Sequence[str]) -> pd.DataFrame:
         dates = {name: frame[name] for name in wanted if frame[name].dtype.kind == "M"}
-        return written[list(wanted)].assign(**dates) if dates or typed else frame[list(wanted)]
+        return written[list(wanted)].assign(**dates)
 
     return TableSource(frame, text, lambda row: f"row {row + skipped + 2}", notes)
 
@@ -153,7 +150,10 @@ def _csv(source: TableBytes, decimal: str | None) -> TableSource:
     """Read a text file, and again what of it is wanted as text."""
 
     layout = _Layout.of(source)
-    _require_distinct(layout)
+    header = [cell.strip() for cell in layout.header()]
+    require_distinct(header)
+    if header.count("") > _MOST_NAMELESS:
+        raise ValueError(f"{header.count(''):,} columns have no name")
     _require_exponents(layout)
     found = decimal or ("," if layout.separator == ";" else ".")
     frame = layout.read(decimal=found)
@@ -239,6 +239,10 @@ class _Layout:
         except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
             raise ValueError(self._odd_row()) from error
 
+    def header(self) -> list[str]:
+        """Return the cells of the header."""
+        return next(cells for cells in self.first_rows() if cells)
+
     @contextlib.contextmanager
     def cells(self) -> Iterator[Any]:
         """Read the cells from the header on, row by row, of any length."""
@@ -270,8 +274,6 @@ class _Layout:
     @contextlib.contextmanager
     def naming_rows(self) -> Iterator[None]:
         """Refuse rows by their line."""
-        from lowtide.media.table_words import RowError
-
         try:
             yield
         except RowError as error:
@@ -280,14 +282,11 @@ class _Layout:
 
     def _odd_row(self) -> str:
         """Return which row cannot be taken apart."""
+        names, last = len(self.header()), 0
         with self.cells() as reader:
-            header = next((cells for cells in reader if cells), [])
-            last = reader.line_num
             for cells in reader:
-                if len(cells) > len(header):
-                    return (
-                        f"line {last + 1} has {len(cells):,} cells, and the header {len(header):,}"
-                    )
+                if len(cells) > names:
+                    return f"line {last + 1} has {len(cells):,} cells, and the header {names:,}"
                 last = reader.line_num
         return "a quote is opened and never closed"
 
@@ -313,17 +312,6 @@ def _reading(path: Path) -> Iterator[None]:
         if isinstance(error, ImportError):
             hint = install_extra("forecast")
         raise InputError(f"{path}: cannot be read as a table ({reason})", hint=hint) from error
-
-
-def _require_distinct(layout: _Layout) -> None:
-    with layout.cells() as reader:
-        header = next((cells for cells in reader if cells), [])
-    names = Counter(name.strip() for name in header)
-    twice = [name for name, count in names.items() if count > 1 and name]
-    if twice:
-        raise ValueError(f"two columns are called {shown(twice[0])}")
-    if names[""] > _MOST_NAMELESS:
-        raise ValueError(f"{names['']:,} columns have no name")
 
 
 def _require_exponents(layout: _Layout) -> None:

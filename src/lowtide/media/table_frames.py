@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from lowtide.core.errors import InputError, UsageError, shown
+from lowtide.core.errors import UsageError
 from lowtide.core.install_hints import install_extra
 from lowtide.media.series_columns import LONG
 from lowtide.media.table_header import STAMPS
+from lowtide.media.table_words import require_distinct
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,9 +61,7 @@ def frame_of(data: Any, *, counted: bool = False) -> pd.DataFrame:
             hint=lazy or 'pandas.DataFrame({"ds": dates, "y": values})',
         )
     names = [str(name) for name in data.columns]
-    doubled = pd.Index(names)[pd.Index(names).duplicated()]
-    if len(doubled):
-        raise InputError(f"two columns are called {shown(doubled[0])}")
+    require_distinct(names)
     frame = data.set_axis(names, axis=1)
     index = ["date"] if frame.index.names == [None] else [str(name) for name in frame.index.names]
     # Of an index that is a column too, the column counts.

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _EMPTY = ("", "nan", "none", "null", "na", "n/a", "#n/a", "<na>", "nat")
 _MISSING = ("--", "-", "–", "—", "?", ".", "..", "...", ":", "nm", "missing", "n.a.", "#value!")
 _MISSING_WORDS = frozenset((*_EMPTY, *_MISSING, "#div/0!", "#ref!", "nil"))
+# Kinds of columns of numbers.
+NUMERIC = "biuf"
 _YES_NO = {"true": "1", "false": "0", "yes": "1", "no": "0"}
 # pandas 2.3 ends the process at exponents of ten digits and more.
 HUGE_EXPONENT = r"[eE](?<=[\d.,][eE])[+-]?\d{9}"
@@ -51,14 +53,12 @@ def numbers(
     """
     import pandas as pd
 
-    name, kinds = str(column.name), pd.api.types
-    if kinds.is_bool_dtype(column):
+    if column.dtype.kind == "b":
         return column.astype("boolean").astype("Float64").astype(float)
-    numeric = kinds.is_numeric_dtype(column) and not kinds.is_complex_dtype(column)
-    if not (numeric or is_text(column)):
-        raise InputError(f"column {shown(name)} holds no numbers, but {column.dtype}")
-    if numeric:
+    if column.dtype.kind in NUMERIC:
         return column.astype(float)
+    if not is_text(column):
+        raise InputError(f"column {shown(str(column.name))} holds no numbers, but {column.dtype}")
     text = column.astype(str).str.strip()
     _require_exponents(column, text)
     lower = text.str.lower()
@@ -85,15 +85,8 @@ def numbers_if_any(column: pd.Series, decimal: str | None = None) -> pd.Series |
 
 def is_number_like(column: pd.Series) -> bool:
     """Return whether a column is of numbers, or at least half of its cells with a value are."""
-    import pandas as pd
-
-    kinds = pd.api.types
-    if kinds.is_bool_dtype(column):
-        return True
-    if kinds.is_numeric_dtype(column):
-        return not kinds.is_complex_dtype(column)
     if not is_text(column):
-        return False
+        return column.dtype.kind in NUMERIC
     text = column[column.notna()].astype(str).str.strip().str.lower()
     text = text[~text.isin(_MISSING_WORDS)]
     if not len(text):
@@ -110,12 +103,10 @@ def settle_decimals(frame: pd.DataFrame, separator: str) -> pd.DataFrame:
     Raises:
         RowError: A number may have decimals or thousands.
     """
-    import pandas as pd
 
     if separator == ",":
         return frame
-    numeric = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
-    places = [place for place, skipped in enumerate(numeric) if not skipped]
+    places = [place for place, kind in enumerate(frame.dtypes) if kind.kind not in NUMERIC]
     texts = [frame.iloc[:, place].astype(str).str.strip() for place in places]
     if separator == ";":
         if not any(text.str.match(_DECIMAL_POINT).any() for text in texts):
@@ -192,15 +183,3 @@ def is_number(cell: object) -> bool:
     if isinstance(cell, str):
         return re.match(_NUMBER, cell.strip().lower()) is not None
     return isinstance(cell, int | float | np.number | np.bool_) and cell == cell
-
-
-def is_numeric(column: pd.Series) -> bool:
-    import pandas as pd
-
-    return pd.api.types.is_numeric_dtype(column)
-
-
-def is_count(column: pd.Series) -> bool:
-    import pandas as pd
-
-    return pd.api.types.is_integer_dtype(column)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lowtide.core.errors import shorten
+from lowtide.core.errors import InputError, shorten, shown
 
 _MOST_NAMES = 12
 
@@ -22,6 +23,13 @@ class RowError(Exception):
     ) -> None:
         super().__init__(message)
         self.row, self.message, self.hint, self.first = row, message, hint, first
+
+
+def require_distinct(names: Iterable[str]) -> None:
+    """Refuse columns of which two have one name, but for those without any."""
+    twice = [name for name, count in Counter(names).items() if count > 1 and name]
+    if twice:
+        raise InputError(f"two columns are called {shown(twice[0])}")
 
 
 def listed(names: Sequence[str], chosen: np.ndarray) -> str:

@@ -39,7 +39,7 @@ def in_zone(utc: np.ndarray, zone: str) -> np.ndarray:
     import pandas as pd
 
     index = pd.DatetimeIndex(utc.astype("datetime64[us]")).tz_localize("UTC")
-    return microseconds(index.tz_convert(zone).tz_localize(None))
+    return microseconds(index.tz_convert(of_zone(zone)).tz_localize(None))
 
 
 def to_utc(local: np.ndarray, zone: str) -> np.ndarray:
@@ -76,17 +76,6 @@ def zone_of_midnights(utc: np.ndarray) -> str | None:
         return None
     some = distinct[np.unique(np.linspace(0, len(distinct) - 1, 9).astype(int))]
     for name in (*_KNOWN, *sorted(zoneinfo.available_timezones() - set(_KNOWN))):
-        if not (_by_clock(some, name) % DAY).any() and not (in_zone(distinct, name) % DAY).any():
+        if not (in_zone(some, name) % DAY).any() and not (in_zone(distinct, name) % DAY).any():
             return name
     return None
-
-
-def _by_clock(utc: np.ndarray, name: str) -> np.ndarray:
-    """Return a few stamps of UTC by the clock of a zone, sooner than `in_zone`."""
-    zone, epoch = zoneinfo.ZoneInfo(name), datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    found = []
-    for stamp in utc.tolist():
-        moment = epoch + datetime.timedelta(microseconds=stamp)
-        offset = moment.astimezone(zone).utcoffset() or datetime.timedelta()
-        found.append(stamp + int(offset / datetime.timedelta(microseconds=1)))
-    return np.array(found)

@@ -181,7 +181,7 @@ def _mean_and_samples(
     for source in sources:
         made = source.made.above(floor[source.places])
         mean[:, source.places] = made.mean[0]
-        drawn[..., source.places] = made.sample(source.sampler, samples, seed=seed)[0]
+        drawn[..., source.places] = made.sample(source.paths.sampler, samples, seed=seed)[0]
     return mean, drawn
 
 

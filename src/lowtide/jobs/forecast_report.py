@@ -135,8 +135,8 @@ def source_facts(sources: Sequence[ForecastSource], place: int | None) -> dict[s
         "until": first.until,
         "look_backs": tuple(len(matrix) for matrix in ridges),
         "residual_paths": len(first.forecaster.residuals),
-        "paths": first.paths,
-        "path_energy": {} if first.paths == DIFFUSION else first.forecaster.paths.energy,
+        "paths": first.paths.name,
+        "path_energy": first.paths.energy,
     }
     by_series, methods = dict[int, tuple[str, SeriesFacts]](), Counter[str]()
     ratios, held = list[float](), list[float]()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.core.errors import InputError
-from lowtide.jobs.trained_forecaster import TrainedForecaster
+from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster
 from lowtide.media.table import read_table
 from lowtide.media.table_frames import TableData
 from lowtide.media.table_options import TableOptions
@@ -22,7 +22,7 @@ from lowtide.models.forecaster.chosen import ChosenForecaster
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.known_effects import KnownEffects
 from lowtide.models.forecaster.methods import AUTO, METHODS
-from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution, PathSampler
+from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution, PathChoice
 
 # What a model may be besides a folder.
 NAMES = (AUTO, *METHODS)
@@ -37,8 +37,7 @@ class ForecastSource:
         places: Their places [d] in the whole table.
         forecaster: What was fitted to them.
         made: Their distribution of the steps ahead, of one window.
-        paths: Name of the sampler.
-        sampler: Sampler of their joint paths.
+        paths: Sampler of their joint paths, by its name.
         choice: How methods were chosen; None of a trained model.
         effects: Those of columns that are known ahead, if there are any.
         until: Last stamp that a trained model was trained on.
@@ -49,8 +48,7 @@ class ForecastSource:
     places: np.ndarray
     forecaster: RidgeForecaster | ChosenForecaster
     made: Distribution
-    paths: str
-    sampler: PathSampler
+    paths: PathChoice
     choice: Choice | None = None
     effects: KnownEffects | None = None
     until: str | None = None
@@ -90,13 +88,13 @@ def forecast_sources(
     trained = TrainedForecaster.load(Path(model))
     trained.require_horizon(steps)
     table, name = trained.read_table(data, options), trained.path_name(paths)
+    energy = {} if name == DIFFUSION else trained.ridge.paths.energy
     source = ForecastSource(
         table,
         np.arange(len(table.names)),
         trained.ridge,
         _from_own_ends(table, trained, steps),
-        name,
-        trained.sampler(name, table, steps),
+        PathChoice(name, trained.sampler(name, table, steps), energy),
         until=trained.facts.until,
         model_notes=trained.denoiser.notes,
     )
@@ -113,8 +111,7 @@ def _fitted(
     made = _from_end(table, end, by.predict, steps)
     if effects is not None:
         made = made.plus(effects.of(known_at(table, end, steps)))
-    name, sampler = by.paths.name, by.paths.sampler
-    return ForecastSource(table, places, by, made, name, sampler, choice, effects)
+    return ForecastSource(table, places, by, made, by.paths, choice, effects)
 
 
 def _from_own_ends(table: TimeTable, trained: TrainedForecaster, steps: int) -> Distribution:

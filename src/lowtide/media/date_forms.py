@@ -1,4 +1,4 @@
-"""Forms of dates as spreadsheets, databases and statistics offices write them.
+"""Forms of dates, in text and numbers, as spreadsheets, databases and statistics offices write.
 
 A form may read ``1/2/2026`` in several ways; which is meant is for who knows the other rows.
 """
@@ -70,10 +70,23 @@ DIGITS = {
     "minute": "year, month, day, hour and minute",
     "second": "year, month, day, hour, minute and second",
 }
-_DIGITS = {"year": _Y, "month": rf"{_Y}(?P<month>\d\d)"}
-_DIGITS |= {"ordinal": rf"{_Y}(?P<ordinal>\d{{3}})", "day": _DIGITS["month"] + r"(?P<day>\d\d)"}
-for _shorter, _longer in (("day", "hour"), ("hour", "minute"), ("minute", "second")):
-    _DIGITS[_longer] = _DIGITS[_shorter] + rf"(?P<{_longer}>\d\d)"
+_YM, _DAY_TIME = rf"{_Y}(?P<month>\d\d)", r"(?P<day>\d\d)(?P<hour>\d\d)(?P<minute>\d\d)"
+_DIGITS = {
+    "year": _Y,
+    "month": _YM,
+    "ordinal": rf"{_Y}(?P<ordinal>\d{{3}})",
+    "day": rf"{_YM}(?P<day>\d\d)",
+    "hour": rf"{_YM}(?P<day>\d\d)(?P<hour>\d\d)",
+    "minute": _YM + _DAY_TIME,
+    "second": rf"{_YM}{_DAY_TIME}(?P<second>\d\d)",
+}
+_LENGTHS = {"month": 6, "ordinal": 7, "day": 8, "hour": 10, "minute": 12, "second": 14}
+# Years that digits are of where nothing says that they are a date.
+_DIGITS_FROM, _DIGITS_TO = 1500, 2200
+# Units of numbers since 1970, and Excel's first day, 1899-12-30.
+UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": 0.001}
+EXCEL_EPOCH = -25_569 * DAY
+KINDS = ("year", *DIGITS, *UNITS, "excel", "step")
 _PATTERNS = {name: re.compile(form + r"\.?") for name, form in _FORMS.items()}
 _WEEKDAY = r"^(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\.?,?\s+"
 _TIME = (
@@ -128,6 +141,26 @@ def from_digits(numbers: np.ndarray, kind: str) -> np.ndarray:
     parts = pd.Series(distinct.astype(str)).str.zfill(4).str.extract(f"^{_DIGITS[kind]}$")
     timed = parts.reindex(columns=["hour", "minute", "second", "half", "part"]).astype(object)
     return np.where(whole, _together(_days(parts), _times(timed))[places], NOT_A_TIME)
+
+
+def kind_of_numbers(name: str, found: np.ndarray, text: pd.Series) -> str:
+    """Return what numbers are, by their name, their digits and where they begin."""
+    low, high = found.min(initial=np.inf), found.max(initial=-np.inf)
+    whole = bool((found % 1 == 0).all())
+    if whole and name.lower() in ("year", "jahr", "année", "annee", "año", "anno", "yr", "years"):
+        return "year"
+    for kind, length in _LENGTHS.items():
+        first, end = (year * 10 ** (length - 4) for year in (_DIGITS_FROM, _DIGITS_TO + 1))
+        if first <= low and high < end and (from_digits(found, kind) != NOT_A_TIME).all():
+            return kind
+    for unit, least in (("s", 1e8), ("ms", 1e11), ("us", 1e14), ("ns", 1e17)):
+        if least <= low and high < 1e11 * least / 1e8 and (whole or unit == "s"):
+            return unit
+    if low >= 25_569 and high <= 73_050:
+        return "excel"
+    if whole and low >= 1000 and high <= 2999 and text.str.fullmatch(r"\d{4}(?:\.0+)?").all():
+        return "year"
+    return "step"
 
 
 def _together(days: np.ndarray, times: np.ndarray) -> np.ndarray:

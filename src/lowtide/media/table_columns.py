@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.errors import InputError, UsageError, shown
+from lowtide.core.errors import InputError, shown
 from lowtide.media.series_columns import LONG, is_nameless, series_columns, value_column
 from lowtide.media.table_dates import Stamps, read_stamps, reads_as_stamps
 from lowtide.media.table_edges import without_others
@@ -22,6 +22,7 @@ from lowtide.media.table_header import STAMPS
 from lowtide.media.table_numbers import NUMERIC, is_number_like
 from lowtide.media.table_options import TableOptions, names_of
 from lowtide.media.table_words import RowError, few
+from lowtide.media.time_table import place_among
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +70,8 @@ def find_columns(source: TableSource, time: Sequence[str], options: TableOptions
     stamps, name = _stamps_of(source, time, options)
     rest = [one for one in names if one not in time]
     ids = names_of(options.id_column) or ([usual[0]] if usual else [])
-    _require_names(ids, names, "--id-column")
+    for one in ids:
+        place_among(one, names, "column")
     if not ids:
         ids = series_columns(source, stamps, rest, options)
     if not ids:
@@ -92,14 +94,6 @@ def _usual(names: list[str], options: TableOptions) -> tuple[str, str, str] | No
     return None
 
 
-def _require_names(wanted: Sequence[str], names: Sequence[str], option: str) -> None:
-    lost = [name for name in wanted if name not in names]
-    if lost:
-        raise UsageError(
-            f"{option}: there is no column {shown(lost[0])}", hint=f"there are: {few(names)}"
-        )
-
-
 def time_columns(source: TableSource, options: TableOptions) -> list[str]:
     """Return the columns that have the stamps: by option, by name, else the first with dates.
 
@@ -113,7 +107,8 @@ def time_columns(source: TableSource, options: TableOptions) -> list[str]:
             hint="separate columns by commas, semicolons or tabs",
         )
     if wanted := names_of(options.time_column):
-        _require_names(wanted, names, "--time-column")
+        for one in wanted:
+            place_among(one, names, "column")
         return wanted
     if usual is not None:
         return [usual[1]]

@@ -15,8 +15,17 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, shown
 from lowtide.media.calendars import DAY, SECOND, microseconds
-from lowtide.media.date_forms import DIGITS, ISO_DATE, NOT_A_TIME, from_digits, readings
-from lowtide.media.date_numbers import EXCEL_EPOCH, KINDS, UNITS, kind_of_numbers
+from lowtide.media.date_forms import (
+    DIGITS,
+    EXCEL_EPOCH,
+    ISO_DATE,
+    KINDS,
+    NOT_A_TIME,
+    UNITS,
+    from_digits,
+    kind_of_numbers,
+    readings,
+)
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_words import RowError
 from lowtide.media.table_zones import in_zone, of_zone, to_utc, zone_of_midnights

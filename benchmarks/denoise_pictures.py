@@ -139,7 +139,7 @@ def by_bm3d(noisy: np.ndarray, clean: np.ndarray, sigma: float) -> dict[str, obj
     """BM3D's score, told the level; all values are in 0..1."""
     if importlib.util.find_spec("bm3d") is None:
         return {}
-    from bm3d import bm3d, bm3d_rgb
+    from bm3d import bm3d, bm3d_rgb  # pyright: ignore[reportMissingImports]
 
     started = time.process_time()
     made = bm3d(noisy[..., 0], sigma)[..., None] if noisy.shape[2] == 1 else bm3d_rgb(noisy, sigma)
@@ -185,22 +185,21 @@ def clean_row(clean: np.ndarray, quality: int | None) -> dict[str, object]:
     return denoised(encoded(clean, quality), quality, None)
 
 
-def rows(data: Path) -> dict[str, Callable[[], dict[str, object]]]:
-    """What is measured, by name."""
-    found: dict[str, Callable[[], dict[str, object]]] = {}
+def rows(data: Path) -> dict[tuple[str, str], Callable[[], dict[str, object]]]:
+    """What is measured, by kind and picture."""
+    found: dict[tuple[str, str], Callable[[], dict[str, object]]] = {}
     clean_pictures = pictures(data)
     for kind in KINDS:
         for name, clean in clean_pictures.items():
             if clean.shape[2] == 3 or kind.startswith("white"):
-                found[f"{kind}, {name}"] = functools.partial(noisy_row, kind, clean)
+                found[kind, name] = functools.partial(noisy_row, kind, clean)
     for name, clean in (clean_pictures | texts()).items():
         for quality in (None, *QUALITIES):
-            row = f"clean{'' if quality is None else f', JPEG q{quality}'}, {name}"
-            found[row] = functools.partial(clean_row, clean, quality)
+            kind = "clean" if quality is None else f"clean, JPEG q{quality}"
+            found[kind, name] = functools.partial(clean_row, clean, quality)
     for sigma in LEVELS[:2]:
         for color in COLORS:
-            row = f"flat {sigma}, {color}"
-            found[row] = functools.partial(flat_field, color, sigma)
+            found[f"flat {sigma}", str(color)] = functools.partial(flat_field, color, sigma)
     return found
 
 
@@ -214,14 +213,15 @@ def main() -> None:
     packages += ("bm3d",) * (importlib.util.find_spec("bm3d") is not None)
     results = ResultFile("denoise_pictures", about=ABOUT, fresh=options.fresh, packages=packages)
     bundled = {lowtide.models.describe(name).sha256 for name in lowtide.models.names()}
-    for row, measure in rows(Path(options.data)).items():
+    for (kind, name), measure in rows(Path(options.data)).items():
+        row = f"{kind}, {name}"
         if options.only not in row:
             continue
         if results.has(row):
             if results.row(row)["model_sha256"] in bundled:
                 continue
             results.drop([row])
-        results.add(row, **measure())
+        results.add(row, kind=kind, **measure())
 
 
 if __name__ == "__main__":

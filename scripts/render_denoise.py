@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
 from tables import NONE, Row, Rows, by_part, figure, filled, joined, table, tabled
 
 RATIOS = (100, 300)
@@ -30,6 +34,55 @@ def denoise(rows: Rows) -> str:
         "PSNR in dB. Non-local means and TV are scikit-image's with the level given, the best of"
         " three settings each, and clipped to 0..1 as Lowtide's results are (in brackets: as they"
         f" come).\n\n{found}\n\nBelow non-local means or TV: {lost}."
+    )
+
+
+def pictures(rows: Rows) -> str:
+    """Each kind of noise: means over pictures, and the worst of them next to BM3D."""
+    kinds = {row["kind"]: [one for one in rows if one["kind"] == row["kind"]] for row in rows}
+
+    def over(name: str, made: Callable[[list[float]], float] = fmean) -> Callable[[Row], Any]:
+        def value(row: Row) -> float | None:
+            known = [one[name] for one in kinds[row["kind"]] if one.get(name) is not None]
+            return made(known) if known else None
+
+        return value
+
+    for row in rows:
+        if row.get("bm3d_db") is not None:
+            row["above"] = row["lowtide_db"] - row["bm3d_db"]
+    firsts = [same[0] for same in kinds.values()]
+    noisy = [row for row in firsts if not row["kind"].startswith(("clean", "flat"))]
+    changed = [row for row in firsts if row["kind"].startswith("clean")]
+    flat = [row for row in firsts if row["kind"].startswith("flat")]
+    return joined(
+        tabled(
+            noisy,
+            "noise | noisy | Lowtide | above BM3D | the worst | processor seconds | of BM3D",
+            "{kind} | {noisy:.2f dB} | {made:.2f dB} | {above:+.2f dB} | {worst:+.2f dB}"
+            " | {cpu_s:.2f} | {bm3d_s:.1f}",
+            noisy=over("noisy_db"),
+            made=over("lowtide_db"),
+            above=over("above"),
+            worst=over("above", min),
+            cpu_s=over("cpu_s"),
+            bm3d_s=over("bm3d_cpu_s"),
+        ),
+        tabled(
+            changed,
+            "without noise | pictures | unchanged | the others to themselves, the worst",
+            "{kind} | {count} | {same} | {worst:.1f dB}",
+            count=lambda row: len(kinds[row["kind"]]),
+            same=lambda row: sum(one["lowtide_db"] is None for one in kinds[row["kind"]]),
+            worst=over("lowtide_db", min),
+        ),
+        tabled(
+            flat,
+            "one color, noise of | left, the most of four colors | shift, the most",
+            "{kind} | {left:.2f} | {shift:.2f}",
+            left=over("left", max),
+            shift=over("shift", max),
+        ),
     )
 
 
@@ -147,6 +200,7 @@ def dwi(rows: Rows) -> str:
 
 SHAPES = {
     "denoise": denoise,
+    "denoise_pictures": pictures,
     "denoise_attention": attention,
     "denoise_steps": steps,
     "denoise_raw_noise": denoise_raw_noise,

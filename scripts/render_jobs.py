@@ -98,6 +98,23 @@ def set5(rows: Rows) -> str:
     return joined(scores, tiled)
 
 
+def upscale_pictures(rows: Rows) -> str:
+    """Means over the pictures of each kind, and the picture that gains least over cubic."""
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    lines = []
+    for kind in kinds:
+        own = [row for row in rows if row["kind"] == kind]
+        gains = [row["lowtide_db"] - row["cubic_db"] for row in own]
+        means = [
+            sum(row[f"{way}_db"] for row in own) / len(own) for way in ("cubic", "plain", "lowtide")
+        ]
+        models = ", ".join(dict.fromkeys(f"`{row['model']}`" for row in own))
+        cells = *(figure("_db", mean) for mean in means), f"{min(gains):+.2f} dB", models
+        lines.append(" | ".join([kind, *cells]))
+    head = "pictures | cubic | the small model | chosen | least above cubic | chosen models"
+    return table(head, lines)
+
+
 def worst(levels: dict[str, float | None], none: str) -> str:
     """The lowest level over the pictures; ``none`` where no picture has one."""
     known = [level for level in levels.values() if level is not None and math.isfinite(level)]
@@ -110,5 +127,6 @@ SHAPES = {
     "tile_loop": tile_loop,
     "large_images": large_images,
     "set5": set5,
+    "upscale_pictures": upscale_pictures,
     "large_streamed": large_images,
 }

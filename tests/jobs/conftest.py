@@ -69,3 +69,18 @@ def run(source, tmp_path):
         return lowtide.upscale(given or source, tmp_path / name, **options).images[0]
 
     return upscale
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory, private_cache):
+    """A file of a small denoiser with random weights."""
+    from support.denoiser_files import denoiser_file
+
+    return denoiser_file(tmp_path_factory.mktemp("denoiser") / "small.safetensors")
+
+
+@pytest.fixture(scope="module")
+def noisy(photo):
+    """A piece of the photograph with noise of 25, (41, 59, 3)."""
+    noise = np.random.default_rng(0).normal(0, 25, (41, 59, 3))
+    return np.rint((photo[100:141, 200:259] + noise).clip(0, 255)).astype(np.uint8)

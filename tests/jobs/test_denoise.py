@@ -11,22 +11,9 @@ from lowtide import UsageError
 from lowtide.jobs.denoise import DenoiseKeywords
 from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.models.loaded_model import pad
-from support.denoiser_files import denoiser_file
 from support.image_folders import files_of, statuses
 
 SIGMA = 25
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory, private_cache):
-    return denoiser_file(tmp_path_factory.mktemp("denoiser") / "small.safetensors")
-
-
-@pytest.fixture(scope="module")
-def noisy(photo):
-    """A piece of the photograph with noise, (41, 59, 3)."""
-    noise = np.random.default_rng(0).normal(0, SIGMA, (41, 59, 3))
-    return np.rint((photo[100:141, 200:259] + noise).clip(0, 255)).astype(np.uint8)
 
 
 @pytest.fixture

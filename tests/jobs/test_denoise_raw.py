@@ -18,11 +18,6 @@ GAIN, READ = 8.0, 6.0
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory, private_cache):
-    return denoiser_file(tmp_path_factory.mktemp("denoiser") / "small.safetensors")
-
-
-@pytest.fixture(scope="module")
 def light(photo):
     """Linear values of a piece of the photograph, (60, 84, 3), as a sensor without balance."""
     return linear_light(photo[100:160, 200:284]) * [0.5, 1, 0.65]

@@ -11,15 +11,9 @@ from lowtide import Cancelled, UsageError
 from lowtide.jobs import volume_job
 from lowtide.jobs.volume_series import SeriesPatches
 from lowtide.models.denoiser.noise_models import RicianNoise
-from support.denoiser_files import denoiser_file
 from support.nifti_files import brain, nifti
 
 SHAPE = (24, 21, 6, 8)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory, private_cache):
-    return denoiser_file(tmp_path_factory.mktemp("denoiser") / "small.safetensors")
 
 
 @pytest.fixture

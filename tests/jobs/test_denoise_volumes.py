@@ -15,15 +15,9 @@ from lowtide.jobs.volume_survey import survey_ranges
 from lowtide.media.volume_header import inspect_volume
 from lowtide.models.denoiser.noise_models import RicianNoise
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable
-from support.denoiser_files import denoiser_file
 from support.nifti_files import brain, nifti
 
 SHAPE = (23, 19, 3, 4)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory, private_cache):
-    return denoiser_file(tmp_path_factory.mktemp("denoiser") / "small.safetensors")
 
 
 @pytest.fixture

@@ -5,12 +5,6 @@ import pytest
 import pyvips
 
 import lowtide
-from support.denoiser_files import denoiser_file
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory, private_cache):
-    return denoiser_file(tmp_path_factory.mktemp("denoiser") / "small.safetensors")
 
 
 @pytest.fixture

@@ -7,14 +7,8 @@ import tifffile
 import lowtide
 from lowtide.jobs.float_scale import FloatScale
 from lowtide.media.image_info import ValueRange
-from support.denoiser_files import denoiser_file
 
 BUDGET = "256MiB"
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory, private_cache):
-    return denoiser_file(tmp_path_factory.mktemp("denoiser") / "small.safetensors")
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ def test_a_plan_offers_what_upscaling_does_but_for_writing(lowtide):
         {word.strip(",") for word in lowtide(*words, "-h").out.split() if word.startswith("--")}
         for words in (["upscale"], ["plan", "upscale"])
     ]
-    assert offered[0] - offered[1] == {"--dry-run", "--force", "--report", "--streams", "--devices"}
+    writing = {"--dry-run", "--force", "--report", "--comparison", "--streams", "--devices"}
+    assert offered[0] - offered[1] == writing
 
 
 def test_version(lowtide):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lowtide.jobs.report import UpscaleReport
 
 # Options that have an effect only where files are written.
-_EXCLUDED_OPTIONS = ("dry_run", "force", "report", "streams", "devices")
+_EXCLUDED_OPTIONS = ("dry_run", "force", "report", "comparison", "streams", "devices")
 _DEVICE = Annotated[
     str,
     option(

@@ -421,12 +421,12 @@ def test_another_table_next_to_the_result_is_not_replaced(denoise, tmp_path):
 
 def test_memory_does_not_grow_with_volumes(weights, tmp_path):
     peaks, sizes = [], []
-    for count in (2, 26):
+    for count in (2, 40):
         series = noisy_series((160, 160, 6, count)).astype(np.float32)
         path, out = nifti(tmp_path / f"{count}.nii", series), tmp_path / f"out{count}.nii"
         for _ in range(2):  # the first one warms up
             report = lowtide.denoise(path, out, model=weights, budget="256MiB", force=True)
         peaks.append(report.images[0].memory.peak_bytes)
         sizes.append(series.nbytes)
-    # The heap's own steps are up to 5 MiB, the volumes added are 14.
+    # The heap's own steps are up to 8 MiB, the volumes added are 23.
     assert peaks[1] - peaks[0] < (sizes[1] - sizes[0]) / 2, (peaks, sizes)

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 import lowtide
+from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.models.denoiser.finite_denoiser import FiniteDenoiser
 from lowtide.models.denoiser.finite_denoiser_config import FiniteDenoiserConfig
 from lowtide.models.lowtide_files import metadata_for
@@ -55,3 +56,11 @@ def test_bands_and_tiles_give_what_the_whole_picture_gives(noisy, tmp_path, save
     assert difference.max() <= 1 and difference.mean() < 1e-3
     assert (made["whole"] != barred).any()
     assert not made["whole"][:40, :300].any() and (made["whole"][:, 300:][40:] == 255).all()
+
+
+def test_what_is_measured_is_what_the_network_does():
+    """At a level of 0 in all octaves bands would be proved exact whatever the network does."""
+    model = lowtide.load("lowtide-photo-denoise")
+    DenoiseSettings().check_model(model)
+    image = torch.rand(1, 3, 32, 40, generator=torch.Generator().manual_seed(0))
+    assert (model(image) - image).abs().max() > 0.01

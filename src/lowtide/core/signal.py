@@ -7,10 +7,24 @@ volume (D, H, W, C), the steps of a series (L, C). Nothing here knows about file
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class ClosedOnExit:
+    """Base of what a ``with`` block closes at its end."""
+
+    def close(self) -> None:
+        """Release what is open."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
 
 class Source(Protocol):

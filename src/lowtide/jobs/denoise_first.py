@@ -22,7 +22,7 @@ Opener = Callable[[Item, Path | None], ImageRows]
 class DenoisingFirst(ImageJob):
     """Runs a model on images, or with ``--denoise`` a denoiser and that model as one network.
 
-    The denoiser is told the noise level of each item before its run.
+    The denoiser is given the noise level of each item before its run.
     """
 
     def __init__(self, *given: Any, **more: Any) -> None:
@@ -46,7 +46,7 @@ class DenoisingFirst(ImageJob):
         return planned
 
     def set_level(self, item: Item, info: ImageInfo) -> None:
-        """Tell the denoiser the noise level of an item, whose rows are of ``info``."""
+        """Give the denoiser the noise level of an item, whose rows are of ``info``."""
         if self._levels is not None:
             self._levels.prepared = self.prepared
             self._levels.set(item, self.prepared.adapter(info).unit_share)
@@ -62,7 +62,7 @@ class DenoisingFirst(ImageJob):
 
 
 class _Levels(DenoiseJob):
-    """Noise levels of items, and the denoiser in a network, which is told them."""
+    """Noise levels of items, and the denoiser in a network, which is given them."""
 
     def __init__(self, *given: Any, opener: Opener) -> None:
         super().__init__(*given)

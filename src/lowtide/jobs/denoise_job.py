@@ -16,13 +16,13 @@ from lowtide.jobs.chosen_noise import (
     ImageNoise,
     require_trained_noise,
 )
-from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
+from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.denoise_states import STATE_FILES, StateAdapter, StateFile, StepSink
 from lowtide.jobs.estimated_noise import gaussian_noise, poisson_gaussian_noise
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.image_job import ImageJob, ItemRun
 from lowtide.jobs.item import Item
-from lowtide.jobs.model_choice import suited_denoiser
+from lowtide.jobs.model_choice import DENOISER, suited_denoiser
 from lowtide.jobs.picture_parts import CroppedSource, PreviewPart, inspect_mask, open_mask
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.prepared import PreparedModel
@@ -287,7 +287,7 @@ class DenoiseJob(ImageJob):
             raise UsageError(
                 f"{item.source} has {color} colors, and {self.settings.model_name} is for"
                 f" {config.cfa} mosaics, which have one channel",
-                hint=f"another --model, such as {DEFAULT_MODEL}",
+                hint=f"another --model, such as {DENOISER}",
             )
         if self.settings.chroma_only and color == 1:
             planned.notes.append("the image is gray, so that with its brightness all of it is kept")

@@ -14,8 +14,9 @@ from lowtide.core.errors import UsageError
 from lowtide.core.signal import Source
 from lowtide.jobs.chosen_noise import ImageNoise, NoiseSource, require_trained_noise
 from lowtide.jobs.denoise_job import DenoiseJob
-from lowtide.jobs.denoise_settings import DEFAULT_MODEL, DenoiseSettings
+from lowtide.jobs.denoise_settings import DenoiseSettings
 from lowtide.jobs.item import Item
+from lowtide.jobs.model_choice import DENOISER
 from lowtide.jobs.planning import ImageTaskPlan
 from lowtide.jobs.raw_adapter import RawAdapter, RawScale
 from lowtide.jobs.raw_noise import (
@@ -208,7 +209,7 @@ class DenoiseRawJob(DenoiseJob):
         raise UsageError(
             f"{item.source} has the colors {facts.colors} in a period of {facts.period}, and"
             f" {self.settings.model_name} is for {cfa} mosaics",
-            hint=f"another --model, such as {DEFAULT_MODEL}",
+            hint=f"another --model, such as {DENOISER}",
         )
 
 

@@ -15,16 +15,14 @@ from lowtide.core.hashing import file_sha256
 from lowtide.core.input_file import require_input
 from lowtide.core.option import Count, Option, Seed
 from lowtide.jobs.image_settings import ImageSettings
+from lowtide.jobs.model_choice import DENOISER
 from lowtide.models.denoiser.slim_unet_config import TIMES, SchedulerName
 
 if TYPE_CHECKING:
     from lowtide.jobs.chosen_noise import ChosenNoise
     from lowtide.models import Model
 
-DEFAULT_MODEL = "lowtide-denoise"
 _RAW, _CONTROL = "Camera RAW", "Control"
-# Level at which a network is measured; its costs are the same at every level.
-_NOMINAL_SIGMA = 25 / 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,19 +175,18 @@ class DenoiseSettings(ImageSettings):
     @property
     def model_name(self) -> str:
         """The model requested, or the bundled one."""
-        return DEFAULT_MODEL if self.model is None else str(self.model)
+        return DENOISER if self.model is None else str(self.model)
 
     def check_model(self, model: Model) -> None:
         """Raise `UsageError` for a model that is no denoiser, and set the level of one."""
-        from lowtide.models.denoiser.denoiser import denoisers_in
+        from lowtide.models.denoiser.denoiser import set_nominal_level
 
         if model.descriptor.noise is None:
             raise UsageError(
                 f"{self.model_name} is no denoiser that takes a noise level",
-                hint=f"--model {DEFAULT_MODEL}; `lowtide upscale` runs any restoration model",
+                hint=f"--model {DENOISER}; `lowtide upscale` runs any restoration model",
             )
-        for denoiser in denoisers_in(model.module):
-            denoiser.set_level(_NOMINAL_SIGMA, (0.0,) * denoiser.config.noise_parameters)
+        set_nominal_level(model.module)
 
 
 def _parse_crop(given: Any) -> tuple[int, int, int, int] | None:

@@ -16,7 +16,7 @@ from lowtide.models.denoiser.noise_models import GaussianNoise, network_terms
 def gaussian_noise(
     bands: Iterable[np.ndarray], level: NoiseLevel, config: DenoiserConfig, sigma: float | None
 ) -> ImageNoise:
-    """Return noise that is the same at all values; by octaves, where the network is told them.
+    """Return noise that is the same at all values; by octaves, where the network is given them.
 
     Args:
         bands: Rows (N, W, C) of the picture, float32 in 0..1.

@@ -36,11 +36,12 @@ from lowtide.core.errors import OutputError
 from lowtide.core.folder_lock import open_locked
 from lowtide.core.hashing import file_sha256
 from lowtide.core.input_file import exists
+from lowtide.core.signal import ClosedOnExit
 
 JOURNAL_NAME = ".lowtide-journal.jsonl"
 
 
-class Journal:
+class Journal(ClosedOnExit):
     """Journal of one output folder, locked against a second job while open.
 
     Raises:
@@ -232,12 +233,6 @@ class Journal:
 
     def _name(self, target: Path) -> str:
         return target.relative_to(self.folder).as_posix()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 @contextlib.contextmanager

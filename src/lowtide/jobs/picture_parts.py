@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
 from lowtide.core.errors import UsageError
+from lowtide.core.signal import ClosedOnExit
 from lowtide.media import ImageFacts, ImageSource, inspect_image, open_image
 from lowtide.media.image_info import ImageInfo
 
@@ -46,7 +47,7 @@ class PreviewPart(NamedTuple):
         return f"{left},{top},{width},{height}"
 
 
-class CroppedSource:
+class CroppedSource(ClosedOnExit):
     """Part of an open picture, as a `lowtide.media.image_info.ImageRows`.
 
     Args:
@@ -74,14 +75,8 @@ class CroppedSource:
         """Close the picture; may be called more than once."""
         self._source.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
-
-
-class MaskSource:
+class MaskSource(ClosedOnExit):
     """Picture of weights as a source of float64 rows (N, W, 1): white 1, black and clear 0."""
 
     def __init__(self, picture: ImageSource | CroppedSource) -> None:
@@ -100,12 +95,6 @@ class MaskSource:
     def close(self) -> None:
         """Close the picture; may be called more than once."""
         self._picture.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 def inspect_mask(mask: Path, source: Path, info: ImageInfo, max_pixels: int) -> ImageFacts:

@@ -35,7 +35,7 @@ from lowtide.memory.plan_store import PlanStore, machine
 from lowtide.memory.prediction.calibration import RunBounds, RunKind, run_bounds
 from lowtide.models import Model, ModelDescriptor, load, names
 from lowtide.models.denoiser.denoised_model import denoised_first
-from lowtide.models.denoiser.denoiser import denoisers_in
+from lowtide.models.denoiser.denoiser import set_nominal_level
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_runtime import load_runtime
 from lowtide.models.self_ensemble import as_ensemble
@@ -47,8 +47,6 @@ from lowtide.streaming.specialize import require_cuda_graphs
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 _RUN_KINDS: tuple[RunKind, ...] = ("tiled", "streamed")
-# Level at which a denoiser is measured; its costs are the same at every level.
-_NOMINAL_SIGMA = 25 / 255
 # Resident memory differs by up to this much from run to run.
 _NOISE_BYTES = 8 * MIB
 
@@ -311,8 +309,7 @@ def load_model(settings: ImageSettings) -> Model:
     if settings.denoiser is None:
         return model
     denoiser = load(settings.denoiser)
-    for part in denoisers_in(denoiser.module):
-        part.set_level(_NOMINAL_SIGMA)
+    set_nominal_level(denoiser.module)
     return denoised_first(denoiser, model)
 
 

@@ -79,6 +79,6 @@ def upscale(
     if comparison is not None:
         (image,) = report.images
         model, scratch = report.model["name"], Path(chosen.scratch) if chosen.scratch else None
-        limit = chosen.max_pixels * 64  # of a result
+        limit = max(chosen.max_pixels, image.out_width * image.out_height)
         draw_enlargement(Path(comparison), image, model, limit, scratch, replace=force)
     return report

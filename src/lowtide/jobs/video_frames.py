@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Self
 
 import numpy as np
 
 from lowtide.core.errors import VideoError
+from lowtide.core.signal import ClosedOnExit
 from lowtide.jobs.video_rows import FrameSource, frame_info
 from lowtide.jobs.video_task import VideoTask
 from lowtide.jobs.video_work import VideoSegment
@@ -35,7 +35,7 @@ class DueFrame:
     is_decoded: bool
 
 
-class FirstFrames:
+class FirstFrames(ClosedOnExit):
     """Some of a clip's first frames, one below the other, as an image (H·frames, W, 3).
 
     Of the first 97 every 24th, so that a fade from black is not all. One is in memory.
@@ -72,12 +72,6 @@ class FirstFrames:
     def close(self) -> None:
         """Close the file; may be called more than once."""
         self._due.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 def due_frames(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lowtide.core.signal import ClosedOnExit
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.video.color import PlaneRows, rgb_rows
 from lowtide.media.video.picture_format import PictureFormat
@@ -15,7 +16,7 @@ _BAND_VALUES = 1 << 20
 BAND_ROWS = 64
 
 
-class FrameSource:
+class FrameSource(ClosedOnExit):
     """Frame (H, W, 3) whose rows are converted to R'G'B' as they are read, float32 in 0..1."""
 
     def __init__(self, planes: Sequence[np.ndarray], format: PictureFormat) -> None:
@@ -38,12 +39,6 @@ class FrameSource:
 
     def close(self) -> None:
         """Do nothing: the decoder owns the samples."""
-
-    def __enter__(self) -> FrameSource:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 class FrameSink:

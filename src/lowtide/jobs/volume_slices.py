@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.signal import ClosedOnExit
 from lowtide.jobs.denoise_states import StateFile
 from lowtide.jobs.image_adapter import NoisyImageAdapter
 from lowtide.jobs.volume_scale import VolumeScale
@@ -17,7 +18,7 @@ from lowtide.media.image_info import ImageInfo
 from lowtide.media.volume_file import VolumeSource
 
 
-class SliceArray:
+class SliceArray(ClosedOnExit):
     """One slice in memory, (H, W, 1) in the network's units: a source and a sink of rows."""
 
     def __init__(self, values: np.ndarray) -> None:
@@ -37,12 +38,6 @@ class SliceArray:
 
     def close(self) -> None:
         """Do nothing: the values stay."""
-
-    def __enter__(self) -> SliceArray:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 class SliceAdapter(NoisyImageAdapter):

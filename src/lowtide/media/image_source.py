@@ -14,6 +14,7 @@ import pyvips
 from lowtide.core.errors import ImageError
 from lowtide.core.heap import trim_heap, trimming_heap
 from lowtide.core.input_file import require_input
+from lowtide.core.signal import ClosedOnExit
 from lowtide.media._libvips import (
     FILE_ERRORS,
     READ_TRIM_BYTES,
@@ -150,7 +151,7 @@ class _Decoder:
         self._trimmer.add(rows.nbytes)
 
 
-class ImageSource:
+class ImageSource(ClosedOnExit):
     """Image file as a `lowtide.core.signal.Source`; made by `open_image`.
 
     ``facts`` are those of `inspect_image`, ``metadata`` is to be written to the output.
@@ -227,9 +228,3 @@ class ImageSource:
         if self._spool is not None:
             self._spool.close()
             self._spool = None
-
-    def __enter__(self) -> ImageSource:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()

@@ -16,6 +16,7 @@ import numpy as np
 from lowtide.core.errors import ImageError, UsageError
 from lowtide.core.input_file import require_input
 from lowtide.core.install_hints import install_extra
+from lowtide.core.signal import ClosedOnExit
 from lowtide.media.detect import HEAD_BYTES, camera_raw, describe, identify
 from lowtide.media.image_info import ImageInfo
 
@@ -364,7 +365,7 @@ class PlaneLayout:
         return places.clip(0, size - 1)
 
 
-class RawSource:
+class RawSource(ClosedOnExit):
     """`lowtide.media.image_info.ImageRows` of a RAW file's planes; any rows, again too.
 
     Args:
@@ -392,9 +393,3 @@ class RawSource:
         if self._open:
             self.raw.close()
             self._open = False
-
-    def __enter__(self) -> RawSource:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()

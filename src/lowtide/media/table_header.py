@@ -34,7 +34,7 @@ def header_row(rows: Sequence[Sequence[str]]) -> int | None:
     width = max(widths, key=lambda one: (widths[one], one), default=0)
     given = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     numbered = [
-        len(row) == width and len(cells) >= max(2, width / 2) and any(map(_is_number, cells))
+        len(row) == width and len(cells) >= max(2, width / 2) and any(map(_begins_as_number, cells))
         for row, cells in zip(rows, given, strict=True)
     ]
     filled = [place for place, cells in enumerate(given) if cells]
@@ -46,7 +46,7 @@ def header_row(rows: Sequence[Sequence[str]]) -> int | None:
             found.clear()
         names = len(set(cells)) == len(cells) >= max(2, _length(rows[place]) - 1)
         fits = _length(rows[data]) <= _length(rows[place]) and len(rows[place]) <= width
-        if names and fits and not any(map(_is_number, cells)):
+        if names and fits and not any(map(_begins_as_number, cells)):
             found.append(place)
     usual = [place for place in found if {cell.lower() for cell in given[place]} & {*STAMPS}]
     return next(iter(usual if len(usual) == 1 else found), None)
@@ -57,7 +57,7 @@ def above(rows: Sequence[Sequence[str]]) -> str:
     return few([next(cell for cell in row if cell.strip()).strip() for row in rows if _length(row)])
 
 
-def _is_number(cell: str) -> bool:
+def _begins_as_number(cell: str) -> bool:
     """Return whether a cell begins as numbers and dates do."""
     return cell.lstrip("+-'\"(")[:1].isdecimal()
 

@@ -24,6 +24,7 @@ from lowtide.core.atomic_file import (
     write_error,
 )
 from lowtide.core.errors import InputError, OutputError, UsageError
+from lowtide.core.signal import ClosedOnExit
 from lowtide.media.volume_header import READ_ERRORS, VOLUME_SUFFIXES, VolumeFacts, open_bytes
 
 _SKIPPED_BYTES = 1 << 20
@@ -31,7 +32,7 @@ _VALUES, _VECTORS = (".bval", ".bvals"), (".bvec", ".bvecs")
 _HINT = "put the tables of this file next to it, or move these away"
 
 
-class VolumeSource:
+class VolumeSource(ClosedOnExit):
     """Slices of a NIfTI file as a `lowtide.core.signal.Source`; also a context manager.
 
     Slices are those of all volumes, in the file's order.
@@ -85,12 +86,6 @@ class VolumeSource:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def __enter__(self) -> VolumeSource:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 class VolumeSink:

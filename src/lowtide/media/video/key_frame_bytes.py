@@ -1,4 +1,4 @@
-"""What a clip shows of being strongly coded: the bytes of its key frames beside those of JPEGs."""
+"""What a clip shows of being strongly coded: the bytes of its key frames against those of JPEGs."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.models.denoiser.slim_unet_config import Prediction, SlimUNetConfig
 
 _SPAN = 2  # of the network's values, which are -1..1
+# Level at which networks are measured.
+_NOMINAL_SIGMA = 25 / 255
 
 
 class PixelAffine(nn.Module):
@@ -40,7 +42,7 @@ class PixelAffine(nn.Module):
 
 
 class LeveledDenoiser(nn.Module):
-    """Base of the denoisers: a network of ``config`` that has to be told the noise level."""
+    """Base of the denoisers: a network of ``config`` that has to be given the noise level."""
 
     # Streaming captures a module anew where other attributes have changed.
     _ignored_attributes = frozenset({"sigma"})
@@ -165,6 +167,18 @@ def require_sigma(sigma: float) -> None:
     """Raise `UsageError` for a level that is not a finite number of at least 0."""
     if not (math.isfinite(sigma) and sigma >= 0):
         raise UsageError(f"a noise level is a finite number of at least 0, not {sigma:g}")
+
+
+def set_nominal_level(module: nn.Module) -> None:
+    """Give the denoisers in a module a level at which it can be measured: its costs have none.
+
+    Noise is white where a network knows that, so that nothing of its result is multiplied by 0.
+    """
+    for denoiser in denoisers_in(module):
+        config = denoiser.config
+        denoiser.set_level(
+            _NOMINAL_SIGMA, config.white_parameters or (0.0,) * config.noise_parameters
+        )
 
 
 def denoisers_in(network: Callable[..., Any]) -> Iterator[LeveledDenoiser]:

@@ -1,6 +1,6 @@
 """Denoiser of pictures that looks a finite way: a U-Net of gated convolutions.
 
-It is told how strong the noise is by octaves, of brightness and of color, so that it knows white
+It is given how strong the noise is by octaves, of brightness and of color, so that it knows white
 noise from what demosaicing, JPEG and resizing leave. Nothing in it looks at the map as a whole:
 tiles and bands of rows give what the whole picture gives.
 """
@@ -151,7 +151,7 @@ def _gated(x: Tensor) -> Tensor:
 
 
 def haar_levels(noise: Tensor) -> Tensor:
-    """Return the standard deviations (B, 6) of noise (B, 3, H, W), as the network is told them.
+    """Return the standard deviations (B, 6) of noise (B, 3, H, W), as the network is given them.
 
     Those of the diagonal Haar bands of 1, 2 and 4 pixels, of brightness and then of color.
     """

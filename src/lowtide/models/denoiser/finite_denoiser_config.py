@@ -16,7 +16,7 @@ LEVELS = 6
 
 @dataclass(frozen=True)
 class FiniteDenoiserConfig(FileConfig):
-    """Widths and depths of a `FiniteDenoiser`, which is told the noise of pictures by octaves.
+    """Widths and depths of a `FiniteDenoiser`, which is given the noise of pictures by octaves.
 
     The network works at a half of the picture's size and below: each of ``blocks`` is a level's
     number of blocks on either side, the last that of the lowest level. Levels have ``features``

@@ -60,7 +60,7 @@ class LevelEstimate:
             texture, whose edges are mostly gray.
         detail: What the middle octave would have as noise if the flattest tenth of the image had no
             texture: the largest level that is plausible.
-        octaves: The noise by octaves, as a `FiniteDenoiser` is told it; empty where there is none.
+        octaves: The noise by octaves, as a `FiniteDenoiser` is given it; empty where there is none.
     """
 
     sigma: float

@@ -1,4 +1,4 @@
-"""Levels of noise by octaves, of brightness and of color, as a denoiser is told them."""
+"""Levels of noise by octaves, of brightness and of color, as a denoiser is given them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ _TEXTURE = 5 / 255
 _WHITE = 1.3  # largest level by the least, of the octaves that texture hardly reaches
 # Exponents of an octave's next finer one: a diagonal Haar band lies between both.
 _MIDDLE_REACHES, _COARSE_REACHES = 0.12, 0.25
-# Of gray noise in three equal channels, all of which is brightness, and what the network is told
 _TINY = 1e-9
 
 

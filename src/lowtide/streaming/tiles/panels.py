@@ -17,7 +17,7 @@ import numpy as np
 from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchFile, ScratchSpace
-from lowtide.core.signal import Adapter, Sink, Source
+from lowtide.core.signal import Adapter, ClosedOnExit, Sink, Source
 from lowtide.memory.strategy import ImageGeometry, StreamedStrategy
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.source_page import read_values
@@ -129,7 +129,7 @@ def _join_panels(results: Sequence[RowFile], sink: Sink, height: int, cancel: Ca
         sink.write(top, np.concatenate([panel.read(top, last) for panel in results], axis=1))
 
 
-class RowFile:
+class RowFile(ClosedOnExit):
     """Scratch file of rows, a sink and then a source; its place on disk is freed by `close`."""
 
     def __init__(
@@ -153,12 +153,6 @@ class RowFile:
     def close(self) -> None:
         """Free the disk space; may be called more than once."""
         self._file.close()
-
-    def __enter__(self) -> RowFile:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 class _PanelSink:

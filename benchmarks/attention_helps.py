@@ -32,7 +32,7 @@ sys.path.append(str(Path(__file__).parent.parent / "scripts"))
 
 from training_photographs import PHOTOS, TUNING, photograph, write
 
-from lowtide.jobs.train_sr import train_sr
+from lowtide.jobs.upscale.train import train_sr
 from lowtide.training.tasks.sr_config import SrConfig
 
 SCALE = 2

@@ -23,9 +23,9 @@ import numpy as np
 from common import ResultFile
 
 import lowtide
-from lowtide.jobs.train_noise import train_noise
-from lowtide.jobs.volume_scores import StructureStatistics
-from lowtide.jobs.volume_survey import survey_ranges
+from lowtide.jobs.denoise.calibration.command import train_noise
+from lowtide.jobs.denoise.volumes.scores import StructureStatistics
+from lowtide.jobs.denoise.volumes.survey import survey_ranges
 from lowtide.media.volume_header import inspect_volume
 
 FILES = ("small_64D.nii", "S0_10slices.nii.gz", "example4d.nii.gz")

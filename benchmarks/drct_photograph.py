@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from lowtide.core.heap import tune_heap
 from lowtide.core.metrics import max_error, psnr
-from lowtide.jobs.report import reported_db
+from lowtide.jobs.engine.report import reported_db
 
 WIDTH, HEIGHT = 512, 384
 SCALE, WINDOW = 4, 16

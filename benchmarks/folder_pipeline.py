@@ -129,8 +129,8 @@ def _job(folder: Path, suffix: str, **settings: Any) -> tuple[float, float]:
 
 
 def _prepared() -> tuple[Any, Any, Any]:
-    from lowtide.jobs.prepare import prepare
-    from lowtide.jobs.upscale_settings import UpscaleSettings
+    from lowtide.jobs.images.prepare import prepare
+    from lowtide.jobs.upscale.settings import UpscaleSettings
     from lowtide.memory.budget import Budget
 
     settings = UpscaleSettings.of(model=MODEL, device="cpu")
@@ -138,8 +138,8 @@ def _prepared() -> tuple[Any, Any, Any]:
 
 
 def _computing(sources: list[Path], out: Path, suffix: str) -> Callable[[], tuple[float, float]]:
-    from lowtide.jobs.planning import plan_image
-    from lowtide.jobs.target_size import target_size
+    from lowtide.jobs.images.planning import plan_image
+    from lowtide.jobs.images.target_size import target_size
     from lowtide.media import open_image
     from lowtide.streaming.tiles.runner import execute_plan
 

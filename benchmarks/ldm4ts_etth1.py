@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from common import ResultFile, row_parser
 
-from lowtide.jobs.backtest import split_steps
-from lowtide.jobs.forecast_scores import Scores
-from lowtide.jobs.forecast_source import fit_forecaster
-from lowtide.jobs.train import run_training
-from lowtide.jobs.train_forecast import make_windows_task, train_forecast
-from lowtide.jobs.trained_forecaster import DIFFUSION, TrainedForecaster, standardized
+from lowtide.jobs.forecast.backtest import split_steps
+from lowtide.jobs.forecast.scores import Scores
+from lowtide.jobs.forecast.source import fit_forecaster
+from lowtide.jobs.forecast.train import make_windows_task, train_forecast
+from lowtide.jobs.forecast.trained import DIFFUSION, TrainedForecaster, standardized
+from lowtide.jobs.train.run import run_training
 from lowtide.media.table import read_table
 from lowtide.models.forecaster.paths import PATHS, Distribution, PathSampler
 from lowtide.models.forecaster.windows import targets

@@ -24,8 +24,8 @@ from safetensors.torch import save_file
 from subprocess_run import measure_in_subprocess
 
 import lowtide
-from lowtide.jobs.export import export_onnx
-from lowtide.jobs.export_report import FilePrecision
+from lowtide.jobs.export.command import export_onnx
+from lowtide.jobs.export.report import FilePrecision
 from lowtide.models import lowtide_files
 from lowtide.models.export import OnnxRunner
 from lowtide.models.paragonsr2.variant_config import VariantConfig

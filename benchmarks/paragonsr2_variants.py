@@ -29,7 +29,7 @@ from photographs import photograph
 from subprocess_run import measure_in_subprocess
 from torch import nn
 
-from lowtide.jobs.plan_train import plan_training
+from lowtide.jobs.train.plan import plan_training
 from lowtide.memory.prediction.estimate import estimate, trace_step
 from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import lowtide
 from lowtide.core.metrics import psnr
-from lowtide.jobs.report import reported_db
+from lowtide.jobs.engine.report import reported_db
 from lowtide.streaming.tiles.grid import TileAxis, split_axis
 
 TILE, MULTIPLE = 128, 16  # of CRAFT's windows, on which tiles have to start

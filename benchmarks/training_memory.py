@@ -29,7 +29,7 @@ from subprocess_run import measure_in_subprocess
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
-from lowtide.jobs.train_memory import plan_step
+from lowtide.jobs.train.memory import plan_step
 
 PREDICTED = tuple(title for title in runs.CONFIGURATIONS if title != "m")
 # nano, micro, tiny and xs are one block each, of which nothing can be left out.

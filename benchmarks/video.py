@@ -27,7 +27,7 @@ from common import HEAP_OF_COMMAND_LINE, ResultFile, row_parser
 from subprocess_run import measure_in_subprocess
 
 import lowtide
-from lowtide.jobs.video_work import work_folder
+from lowtide.jobs.clips.work import work_folder
 
 CLIP_FRAMES, CLIP_SIZE = 48, (192, 144)
 COST_FRAMES, COST_TURNS = 24, 3

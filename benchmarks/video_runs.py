@@ -14,7 +14,7 @@ import torch
 import lowtide
 from lowtide.core.heap import tune_heap
 from lowtide.core.progress import Progress
-from lowtide.jobs.video_rows import FrameSink, FrameSource
+from lowtide.jobs.clips.rows import FrameSink, FrameSource
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_encoder import EncoderSettings, SegmentEncoder
 from lowtide.media.video.video_facts import inspect_video

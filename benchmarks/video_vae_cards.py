@@ -13,7 +13,7 @@ import time
 
 from common import ResultFile, row_parser
 
-from lowtide.jobs.plan_vae import plan_vae
+from lowtide.jobs.vae.plan import plan_vae
 
 MODELS = ("VideoVAE", "AutoencoderKLWan")
 SIZES = {"720p": (1280, 720), "1080p": (1920, 1080), "4K": (3840, 2160)}

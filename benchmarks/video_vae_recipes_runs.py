@@ -17,10 +17,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lowtide
 from lowtide.core.metrics import ssim
-from lowtide.jobs.clip_facts import default_clip_facts, task_of_latents
-from lowtide.jobs.clip_writer import ClipWriter, images_of
-from lowtide.jobs.vae_settings import VaeSettings
-from lowtide.jobs.video_task import VideoTask
+from lowtide.jobs.clips.task import VideoTask
+from lowtide.jobs.vae.clip_facts import default_clip_facts, task_of_latents
+from lowtide.jobs.vae.clip_writer import ClipWriter, images_of
+from lowtide.jobs.vae.settings import VaeSettings
 from lowtide.models.video_vae import VideoVAE, VideoVAEConfig
 
 Decode = Callable[[Tensor], Tensor]

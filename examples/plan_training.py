@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.jobs.plan_train import plan_training
+from lowtide.jobs.train.plan import plan_training
 
 
 class Residual(nn.Module):

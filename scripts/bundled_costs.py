@@ -12,10 +12,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lowtide.jobs.build_network import build_network, network_weight_bytes
-from lowtide.jobs.denoise_settings import DenoiseSettings
-from lowtide.jobs.prepare import load_model
-from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.jobs.denoise.settings import DenoiseSettings
+from lowtide.jobs.images.build_network import build_network, network_weight_bytes
+from lowtide.jobs.images.prepare import load_model
+from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.models import describe, names
 from lowtide.streaming.probe.measure_costs import probe_costs
 

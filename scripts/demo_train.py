@@ -18,7 +18,7 @@ from training_photographs import PHOTOS, TUNING, bicubic, photograph, scaled, sh
 
 import lowtide
 from lowtide.cli.train import ProgressLines
-from lowtide.jobs.train_sr import TrainReport, train_sr
+from lowtide.jobs.upscale.train import TrainReport, train_sr
 from lowtide.models.resample import resize_cubic
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.train_log import read_log

@@ -29,7 +29,7 @@ from training_photographs import PHOTOS, SHRINK, TUNING, listed, photograph, sca
 import lowtide.models
 from lowtide.cli.train import ProgressLines
 from lowtide.core.metrics import psnr_y
-from lowtide.jobs.train_sr import train_sr
+from lowtide.jobs.upscale.train import train_sr
 from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data.degrade import jpeg_roundtrip

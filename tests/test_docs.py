@@ -13,11 +13,11 @@ import typer
 
 from lowtide.cli.main import app
 from lowtide.core import errors
-from lowtide.jobs import report
-from lowtide.jobs.denoise_settings import DenoiseSettings
-from lowtide.jobs.upscale_settings import UpscaleSettings
-from lowtide.jobs.video_report import StreamReport, VideoReport, VideosReport
-from lowtide.jobs.video_settings import VideoSettings
+from lowtide.jobs.denoise.settings import DenoiseSettings
+from lowtide.jobs.engine import report
+from lowtide.jobs.upscale.settings import UpscaleSettings
+from lowtide.jobs.video.report import StreamReport, VideoReport, VideosReport
+from lowtide.jobs.video.settings import VideoSettings
 from lowtide.media import FORMATS
 
 ROOT = Path(__file__).parent.parent

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from lowtide.core.progress import Progress
     from lowtide.integrations.fit import fit, unfit
     from lowtide.integrations.vram_usage import estimate_vram_usage
-    from lowtide.jobs.backtest import backtest
-    from lowtide.jobs.denoise import denoise
-    from lowtide.jobs.forecast import Forecast, forecast
-    from lowtide.jobs.plan_upscale import plan
-    from lowtide.jobs.report import DenoiseReport, UpscaleReport
-    from lowtide.jobs.upscale import upscale
-    from lowtide.jobs.video import video
-    from lowtide.jobs.video_report import VideosReport
+    from lowtide.jobs.denoise.command import denoise
+    from lowtide.jobs.engine.report import DenoiseReport, UpscaleReport
+    from lowtide.jobs.forecast.backtest import backtest
+    from lowtide.jobs.forecast.command import Forecast, forecast
+    from lowtide.jobs.upscale.command import upscale
+    from lowtide.jobs.upscale.plan import plan
+    from lowtide.jobs.video.command import video
+    from lowtide.jobs.video.report import VideosReport
     from lowtide.memory.budget import Budget
     from lowtide.memory.measurement.region import measure
     from lowtide.memory.plan import Plan
@@ -91,29 +91,29 @@ __all__ = [
 
 _MODULES = {
     "Budget": "lowtide.memory.budget",
-    "DenoiseReport": "lowtide.jobs.report",
+    "DenoiseReport": "lowtide.jobs.engine.report",
     "Estimate": "lowtide.memory.prediction.estimate",
-    "Forecast": "lowtide.jobs.forecast",
+    "Forecast": "lowtide.jobs.forecast.command",
     "InferenceStep": "lowtide.memory.tracing.steps",
     "Plan": "lowtide.memory.plan",
     "Progress": "lowtide.core.progress",
     "Streamed": "lowtide.streaming.api",
     "TrainingStep": "lowtide.memory.tracing.steps",
-    "UpscaleReport": "lowtide.jobs.report",
-    "VideosReport": "lowtide.jobs.video_report",
-    "backtest": "lowtide.jobs.backtest",
-    "denoise": "lowtide.jobs.denoise",
+    "UpscaleReport": "lowtide.jobs.engine.report",
+    "VideosReport": "lowtide.jobs.video.report",
+    "backtest": "lowtide.jobs.forecast.backtest",
+    "denoise": "lowtide.jobs.denoise.command",
     "estimate": "lowtide.memory.prediction.estimate",
     "estimate_vram_usage": "lowtide.integrations.vram_usage",
     "fit": "lowtide.integrations.fit",
-    "forecast": "lowtide.jobs.forecast",
+    "forecast": "lowtide.jobs.forecast.command",
     "load": "lowtide.models.loader",
     "measure": "lowtide.memory.measurement.region",
-    "plan": "lowtide.jobs.plan_upscale",
+    "plan": "lowtide.jobs.upscale.plan",
     "stream": "lowtide.streaming.api",
     "unfit": "lowtide.integrations.fit",
-    "upscale": "lowtide.jobs.upscale",
-    "video": "lowtide.jobs.video",
+    "upscale": "lowtide.jobs.upscale.command",
+    "video": "lowtide.jobs.video.command",
 }
 
 

@@ -250,7 +250,7 @@ def test_every_failure_is_one_document(lowtide, source, out):
 def test_a_fault_of_ours_is_a_document_before_its_traceback(source, out, monkeypatch, capsys):
     from lowtide.cli.main import main
     from lowtide.core import heap
-    from lowtide.jobs import upscale
+    from lowtide.jobs.upscale import command as upscale
 
     def fault(*_given, **_settings):
         raise ArithmeticError("two and two are five")
@@ -266,7 +266,7 @@ def test_a_fault_of_ours_is_a_document_before_its_traceback(source, out, monkeyp
 def test_a_process_without_memory_is_told_so(source, out, monkeypatch, capsys):
     from lowtide.cli.main import main
     from lowtide.core import heap
-    from lowtide.jobs import upscale
+    from lowtide.jobs.upscale import command as upscale
 
     def fault(*_given, **_settings):
         raise MemoryError

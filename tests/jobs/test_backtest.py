@@ -15,7 +15,7 @@ pd = pytest.importorskip("pandas")
 
 import lowtide  # noqa: E402
 from lowtide.cli.main import app  # noqa: E402
-from lowtide.jobs.forecast_scores import Scores  # noqa: E402
+from lowtide.jobs.forecast.scores import Scores  # noqa: E402
 
 LEVELS = np.arange(1, 10) / 10
 

@@ -6,8 +6,8 @@ import torch
 
 import lowtide
 from lowtide import InputError, UsageError
-from lowtide.jobs.chosen_noise import choose_noise, estimate_poisson_gaussian
-from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.jobs.denoise.settings import DenoiseSettings
+from lowtide.jobs.images.chosen_noise import choose_noise, estimate_poisson_gaussian
 from lowtide.models.denoiser.noise_models import PoissonGaussianNoise
 from lowtide.models.denoiser.noise_table import NoiseTable
 from lowtide.models.loaded_model import pad

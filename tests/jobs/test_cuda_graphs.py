@@ -5,7 +5,7 @@ import torch
 
 import lowtide
 from lowtide import UsageError
-from lowtide.jobs import prepare
+from lowtide.jobs.images import prepare
 from support.cuda_graphs import graphs_on_the_cpu
 from support.image_folders import statuses
 

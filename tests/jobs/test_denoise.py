@@ -8,8 +8,8 @@ import torch
 
 import lowtide
 from lowtide import UsageError
-from lowtide.jobs.denoise import DenoiseKeywords
-from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.jobs.denoise.command import DenoiseKeywords
+from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.models.loaded_model import pad
 from support.image_folders import files_of, statuses
 

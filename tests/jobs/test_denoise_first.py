@@ -8,7 +8,7 @@ import torch
 
 import lowtide
 from lowtide import UsageError
-from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.models.loaded_model import pad
 
 DENOISER, UPSCALER = "lowtide-photo-denoise", "lowtide-x2"

@@ -8,10 +8,10 @@ import pytest
 import lowtide
 from lowtide import ImageError, UsageError
 from lowtide.core.metrics import psnr, ssim
-from lowtide.jobs import denoise_scores
-from lowtide.jobs.comparisons import Comparisons
-from lowtide.jobs.denoise_picture import non_local_means
-from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.jobs.denoise import scores as denoise_scores
+from lowtide.jobs.denoise.comparisons import Comparisons
+from lowtide.jobs.denoise.picture import non_local_means
+from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.media.discover import MediaKind
 from support.denoiser_files import denoiser_file
 from support.image_folders import files_of

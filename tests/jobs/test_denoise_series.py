@@ -8,8 +8,8 @@ import pytest
 
 import lowtide
 from lowtide import Cancelled, UsageError
-from lowtide.jobs import volume_job
-from lowtide.jobs.volume_series import SeriesPatches
+from lowtide.jobs.denoise.volumes import job as volume_job
+from lowtide.jobs.denoise.volumes.series import SeriesPatches
 from lowtide.models.denoiser.noise_models import RicianNoise
 from support.nifti_files import brain, nifti
 

@@ -10,8 +10,8 @@ import pytest
 import lowtide
 from lowtide import ImageError, UsageError
 from lowtide.core.errors import InputError, LowtideError
-from lowtide.jobs.volume_levels import file_scale
-from lowtide.jobs.volume_survey import survey_ranges
+from lowtide.jobs.denoise.volumes.levels import file_scale
+from lowtide.jobs.denoise.volumes.survey import survey_ranges
 from lowtide.media.volume_header import inspect_volume
 from lowtide.models.denoiser.noise_models import RicianNoise
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable

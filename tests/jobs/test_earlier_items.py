@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import lowtide
-from lowtide.jobs.pipeline import Pipeline
-from lowtide.jobs.results import ResultRecorder
+from lowtide.jobs.engine.pipeline import Pipeline
+from lowtide.jobs.engine.results import ResultRecorder
 from lowtide.media.discover import discover
 from lowtide.memory.meter import open_meter
 from support import series_job

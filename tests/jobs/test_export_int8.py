@@ -10,9 +10,9 @@ from torch import nn
 import lowtide
 from lowtide.core.errors import ImageError, InputError, ModelError, UsageError
 from lowtide.core.metrics import psnr
-from lowtide.jobs import calibration_images
-from lowtide.jobs import export as job
-from lowtide.jobs.export import export_onnx
+from lowtide.jobs.export import calibration_images
+from lowtide.jobs.export import command as job
+from lowtide.jobs.export.command import export_onnx
 from lowtide.models import Model, SizeRule
 
 onnx = pytest.importorskip("onnx")

@@ -9,8 +9,8 @@ import torch
 
 import lowtide
 from lowtide.core.errors import ModelError, OutputError, UsageError
-from lowtide.jobs import export as job
-from lowtide.jobs.export import export_onnx
+from lowtide.jobs.export import command as job
+from lowtide.jobs.export.command import export_onnx
 from lowtide.models.export.onnx_check import random_image
 
 onnx = pytest.importorskip("onnx")

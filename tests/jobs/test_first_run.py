@@ -12,8 +12,8 @@ import torch
 
 import lowtide
 from lowtide import Cancelled
-from lowtide.jobs import plan_in_child
-from lowtide.jobs.model_costs import stored_costs
+from lowtide.jobs.images import plan_in_child
+from lowtide.jobs.images.model_costs import stored_costs
 from lowtide.streaming import certificate
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import lowtide
 from lowtide import Cancelled, ImageError, ModelError, OutputError, UsageError
-from lowtide.jobs import prepare
-from lowtide.jobs.journal import JOURNAL_NAME, Journal
+from lowtide.jobs.engine.journal import JOURNAL_NAME, Journal
+from lowtide.jobs.images import prepare
 from support.image_folders import files_of, statuses
 
 OPTIONS = {"budget": "256MiB", "tile": 32}

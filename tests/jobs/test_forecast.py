@@ -227,7 +227,7 @@ def test_names_of_files_are_checked_before_anything_is_computed(table, tmp_path,
     assert done.exit_code == 2
     assert "not written as .unknown" in done.output
     # As where neither is installed.
-    monkeypatch.setattr("lowtide.jobs.forecast_frames.find_spec", lambda name: None)
+    monkeypatch.setattr("lowtide.jobs.forecast.frames.find_spec", lambda name: None)
     done = run("forecast", table, "--horizon", 24, "-o", tmp_path / "out.parquet")
     assert done.exit_code == 2
     assert "Parquet files need pyarrow" in done.output

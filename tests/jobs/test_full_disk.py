@@ -9,7 +9,7 @@ import pytest
 
 import lowtide
 from lowtide import OutputError
-from lowtide.jobs.journal import JOURNAL_NAME
+from lowtide.jobs.engine.journal import JOURNAL_NAME
 from support.image_folders import files_of, statuses
 
 OPTIONS = {"budget": "256MiB", "tile": 32}

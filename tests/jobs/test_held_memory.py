@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.jobs import held_memory
-from lowtide.jobs.held_memory import HeldMemory
+from lowtide.jobs.images import held_memory
+from lowtide.jobs.images.held_memory import HeldMemory
 from lowtide.memory import heap_limit
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 

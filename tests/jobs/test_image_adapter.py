@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lowtide.core.errors import ModelError
-from lowtide.jobs.image_adapter import require_image_channels
+from lowtide.jobs.images.adapter import require_image_channels
 from support.toy_models import conv_net, make_plan, network, run_array
 
 

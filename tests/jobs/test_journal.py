@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lowtide.core.errors import OutputError
-from lowtide.jobs.journal import JOURNAL_NAME, Journal
+from lowtide.jobs.engine.journal import JOURNAL_NAME, Journal
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_one_journal_at_a_time(tmp_path):
 
 def test_the_lock_ends_with_its_process(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from lowtide.jobs.journal import Journal;"
+        "import os, sys; from pathlib import Path; from lowtide.jobs.engine.journal import Journal;"
         "Journal(Path(sys.argv[1])).set_pin({'a': 1}); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 9
@@ -277,7 +277,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from lowtide.core.errors import OutputError
-from lowtide.jobs.journal import Journal
+from lowtide.jobs.engine.journal import Journal
 target = Path(sys.argv[1]) / "a.png"
 journal = Journal(target.parent)
 journal.set_pin({"a": 1})

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import lowtide
-from lowtide.jobs.journal import JOURNAL_NAME
+from lowtide.jobs.engine.journal import JOURNAL_NAME
 from support.image_folders import files_of
 
 BUDGET, TILE = "256MiB", 64

@@ -6,7 +6,7 @@ import pyvips
 import skimage.data
 
 import lowtide
-from lowtide.jobs.model_choice import suited_upscaler
+from lowtide.jobs.images.model_choice import suited_upscaler
 from lowtide.media import coding_traces
 
 

@@ -12,12 +12,13 @@ from spandrel.architectures.ESRGAN import ESRGAN
 import lowtide
 from lowtide.core import heap
 from lowtide.core.units import MIB
-from lowtide.jobs import image_job, model_costs
-from lowtide.jobs.build_network import build_network, network_weight_bytes
-from lowtide.jobs.denoise_settings import DenoiseSettings
-from lowtide.jobs.model_costs import store_costs, stored_costs
-from lowtide.jobs.prepare import load_model
-from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.jobs.denoise.settings import DenoiseSettings
+from lowtide.jobs.images import job as image_job
+from lowtide.jobs.images import model_costs
+from lowtide.jobs.images.build_network import build_network, network_weight_bytes
+from lowtide.jobs.images.model_costs import store_costs, stored_costs
+from lowtide.jobs.images.prepare import load_model
+from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.memory import plan_store
 from lowtide.models import describe, names
 from lowtide.streaming.probe.measure_costs import probe_costs

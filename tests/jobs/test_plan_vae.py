@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.jobs.plan_vae import plan_vae
+from lowtide.jobs.vae.plan import plan_vae
 from lowtide.memory.profiles import load_profile
 from lowtide.streaming.chunk_stream import ChunkStream
 from support.causal_modules import causal_modules

@@ -9,9 +9,9 @@ from torch import nn
 
 import lowtide
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.jobs.plan_choice import choose_image_plan
-from lowtide.jobs.prepared import PreparedModel
-from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.jobs.images.plan_choice import choose_image_plan
+from lowtide.jobs.images.prepared import PreparedModel
+from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache

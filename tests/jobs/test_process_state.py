@@ -14,8 +14,8 @@ import torch
 
 import lowtide
 from lowtide.core.scheduling import thread_scheduling
-from lowtide.jobs.export import export_onnx
-from lowtide.jobs.train_sr import train_sr
+from lowtide.jobs.export.command import export_onnx
+from lowtide.jobs.upscale.train import train_sr
 from support.denoiser_files import denoiser_file
 from support.nifti_files import brain, nifti
 
@@ -146,7 +146,7 @@ def video_by_svtav1(files):
 
 
 def latents_and_back(files):
-    from lowtide.jobs.vae import decode, encode
+    from lowtide.jobs.vae.command import decode, encode
 
     files.out.mkdir()
     model, latents = files.autoencoder(), files.out / "latents.safetensors"

@@ -9,7 +9,8 @@ import torch
 
 import lowtide
 from lowtide import OutOfMemoryError
-from lowtide.jobs import image_job, prepare
+from lowtide.jobs.images import job as image_job
+from lowtide.jobs.images import prepare
 
 
 class Cramped(torch.nn.Module):
@@ -92,7 +93,7 @@ def test_memory_that_runs_out_while_measuring(source, tmp_path, monkeypatch, cra
 LIMITED = """
 import resource, sys
 from lowtide.cli.main import main
-import lowtide.jobs.upscale, torch, pyvips, spandrel
+import lowtide.jobs.upscale.command, torch, pyvips, spandrel
 for line in open("/proc/self/status"):
     if line.startswith("VmData"):
         used = int(line.split()[1]) * 1024

@@ -13,7 +13,7 @@ av = pytest.importorskip("av")
 
 import lowtide  # noqa: E402
 from lowtide import Cancelled, OutputError, UsageError, VideoError  # noqa: E402
-from lowtide.jobs.video_work import work_folder  # noqa: E402
+from lowtide.jobs.clips.work import work_folder  # noqa: E402
 from support.video_clips import Clip, Sound, rotated_mp4  # noqa: E402
 
 

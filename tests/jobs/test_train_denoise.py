@@ -13,9 +13,9 @@ pytest.importorskip("accelerate")
 import lowtide
 from lowtide.cli.main import main
 from lowtide.core.errors import BudgetError, Cancelled, UsageError
-from lowtide.jobs.chosen_noise import choose_noise, require_trained_noise
-from lowtide.jobs.train_denoise import make_denoise_task, train_denoise
-from lowtide.jobs.train_memory import plan_step
+from lowtide.jobs.denoise.train import make_denoise_task, train_denoise
+from lowtide.jobs.images.chosen_noise import choose_noise, require_trained_noise
+from lowtide.jobs.train.memory import plan_step
 from lowtide.models.denoiser.noise_table import NoiseTable
 from lowtide.training.distributed import SINGLE_PROCESS
 from lowtide.training.tasks.denoise_config import DenoiseConfig

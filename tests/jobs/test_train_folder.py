@@ -9,7 +9,7 @@ import pytest
 import lowtide
 from lowtide.core.atomic_file import new_part_name
 from lowtide.core.errors import OutputError, UsageError
-from lowtide.jobs.train_sr import train_sr
+from lowtide.jobs.upscale.train import train_sr
 from lowtide.training.network_factory import make_generator
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.weights import save_weights

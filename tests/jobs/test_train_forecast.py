@@ -18,7 +18,7 @@ from safetensors.torch import load_file  # noqa: E402
 import lowtide  # noqa: E402
 from lowtide.cli.main import app  # noqa: E402
 from lowtide.core.errors import Cancelled, NotFiniteError  # noqa: E402
-from lowtide.jobs.train_forecast import train_forecast  # noqa: E402
+from lowtide.jobs.forecast.train import train_forecast  # noqa: E402
 from lowtide.training.tasks.forecast_config import ForecastConfig  # noqa: E402
 
 STEPS = 400

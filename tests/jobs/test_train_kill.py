@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from lowtide.jobs.train_sr import train_sr
+from lowtide.jobs.upscale.train import train_sr
 
 config, folder, moment, left = *sys.argv[1:4], int(sys.argv[4])
 write, save, rename = os.write, torch.save, Path.replace

@@ -7,7 +7,7 @@ import pytest
 
 from lowtide.core.errors import ImageError, InputError, LowtideError, UsageError
 from lowtide.core.philox import philox
-from lowtide.jobs.train_noise import train_noise
+from lowtide.jobs.denoise.calibration.command import train_noise
 from lowtide.models.denoiser.noise_models import PoissonGaussianNoise
 from lowtide.models.denoiser.noise_table import load_noise
 from lowtide.models.denoiser.raw_camera_noise import RawCameraNoise
@@ -117,7 +117,7 @@ def test_what_is_doubtful_is_told(frames, tmp_path):
 
 def test_frames_that_are_not_linear(frames, tmp_path, save):
     folders = frames(camera(), exposures=(0.02, 0.1, 0.3, 0.6, 0.9))
-    from lowtide.jobs.noise_frames import read_planes
+    from lowtide.jobs.denoise.calibration.frames import read_planes
 
     for path in (tmp_path / "flat").glob("*.tif"):
         values = (read_planes(path)[0] / WHITE) ** (1 / 1.5) * WHITE

@@ -5,7 +5,7 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 from lowtide.core.errors import InputError
-from lowtide.jobs.train_noise import train_noise
+from lowtide.jobs.denoise.calibration.command import train_noise
 
 GAIN, READ, BLACK, WHITE = 8, 6, 64, 4095
 SIZE = (160, 176)

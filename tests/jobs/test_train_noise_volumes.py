@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lowtide.core.errors import LowtideError
-from lowtide.jobs.train_noise import train_noise
-from lowtide.jobs.volume_levels import estimate_levels, file_scale
-from lowtide.jobs.volume_survey import survey_ranges
+from lowtide.jobs.denoise.calibration.command import train_noise
+from lowtide.jobs.denoise.volumes.levels import estimate_levels, file_scale
+from lowtide.jobs.denoise.volumes.survey import survey_ranges
 from lowtide.media.volume_header import inspect_volume
 from lowtide.models.denoiser.noise_models import RicianNoise
 from lowtide.models.denoiser.noise_table import load_noise

@@ -16,8 +16,8 @@ import yaml
 
 import lowtide
 from lowtide.core.errors import BudgetError, InputError, UsageError
-from lowtide.jobs.train_memory import plan_step
-from lowtide.jobs.train_sr import make_sr_task, train_sr
+from lowtide.jobs.train.memory import plan_step
+from lowtide.jobs.upscale.train import make_sr_task, train_sr
 from lowtide.training.distributed import SINGLE_PROCESS
 from lowtide.training.tasks.sr_config import SrConfig
 
@@ -204,7 +204,7 @@ def test_borders_that_leave_nothing_of_an_image_are_named(photos, tmp_path, metr
 
 _RUN = """
 import sys
-from lowtide.jobs.train_sr import make_sr_task, train_sr
+from lowtide.jobs.upscale.train import make_sr_task, train_sr
 from lowtide.training.distributed import SINGLE_PROCESS
 train_sr(sys.argv[1], sys.argv[2], on_step=lambda moment: print(moment.step, flush=True))
 """

@@ -11,8 +11,8 @@ from PIL import Image, ImageCms
 
 import lowtide
 from lowtide import ImageError, ModelError, UsageError
-from lowtide.jobs.upscale import UpscaleKeywords
-from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.jobs.upscale.command import UpscaleKeywords
+from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.models.resample import resize_cubic
 from support.cpu_levels import assert_within_a_level
 from support.image_folders import statuses

@@ -8,8 +8,8 @@ from PIL import Image
 
 import lowtide
 from lowtide import BudgetError, Cancelled, UsageError
-from lowtide.jobs.devices import resolve_precision
-from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.jobs.engine.devices import resolve_precision
+from lowtide.jobs.upscale.settings import UpscaleSettings
 from support.cpu_levels import assert_within_a_level
 
 BUDGET = "256MiB"

@@ -11,7 +11,7 @@ pytest.importorskip("av")
 import av
 
 from lowtide.core.errors import BudgetError, Cancelled, InputError, ModelError, UsageError
-from lowtide.jobs.vae import decode, encode, roundtrip
+from lowtide.jobs.vae.command import decode, encode, roundtrip
 from lowtide.media.video.video_facts import inspect_video
 from support.tiny_autoencoders import built
 from support.tiny_video_vae import tiny_video_vae

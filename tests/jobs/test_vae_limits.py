@@ -12,7 +12,7 @@ pytest.importorskip("av")
 import av
 
 from lowtide.core.errors import BudgetError, NotFiniteError, OutputError
-from lowtide.jobs.vae import decode, encode, roundtrip
+from lowtide.jobs.vae.command import decode, encode, roundtrip
 from support.tiny_autoencoders import built
 from support.video_clips import Clip
 

@@ -13,8 +13,8 @@ av = pytest.importorskip("av")
 
 import lowtide  # noqa: E402
 from lowtide import Cancelled, LowtideError, UsageError, VideoError  # noqa: E402
-from lowtide.jobs.video_settings import VideoSettings  # noqa: E402
-from lowtide.jobs.video_work import work_folder  # noqa: E402
+from lowtide.jobs.clips.work import work_folder  # noqa: E402
+from lowtide.jobs.video.settings import VideoSettings  # noqa: E402
 from support.video_clips import Clip, Sound, Text, picture_bytes  # noqa: E402
 
 

@@ -12,7 +12,7 @@ import pytest
 av = pytest.importorskip("av")
 
 import lowtide  # noqa: E402
-from lowtide.jobs.video_work import work_folder  # noqa: E402
+from lowtide.jobs.clips.work import work_folder  # noqa: E402
 from support.video_clips import Clip, Sound  # noqa: E402
 
 SEGMENT, BUDGET = 10, "256MiB"

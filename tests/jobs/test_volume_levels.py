@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lowtide.jobs.volume_levels import estimate_levels
-from lowtide.jobs.volume_survey import survey_ranges, survey_volume
+from lowtide.jobs.denoise.volumes.levels import estimate_levels
+from lowtide.jobs.denoise.volumes.survey import survey_ranges, survey_volume
 from lowtide.media.volume_header import inspect_volume
 from lowtide.models.denoiser.noise_models import RicianNoise
 from support.nifti_files import nifti

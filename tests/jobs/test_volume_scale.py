@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.jobs.volume_scale import VolumeScale
+from lowtide.jobs.denoise.volumes.scale import VolumeScale
 from lowtide.models.denoiser.noise_models import RicianNoise
 from lowtide.models.denoiser.variance_stabilizer import RicianTransform
 from lowtide.models.denoiser.volume_level import RangeStatistics

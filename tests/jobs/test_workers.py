@@ -8,7 +8,8 @@ import torch
 
 import lowtide
 from lowtide import Cancelled, UsageError
-from lowtide.jobs import image_job, workers
+from lowtide.jobs.engine import workers
+from lowtide.jobs.images import job as image_job
 from support.image_folders import files_of, statuses
 
 OPTIONS = {"budget": "512MiB", "tile": 32}
@@ -159,6 +160,6 @@ def test_lists_that_make_no_sense(folder, tmp_path):
 
 
 def test_gpus_and_the_cpu_do_not_mix(monkeypatch, folder, tmp_path):
-    monkeypatch.setattr("lowtide.jobs.devices.resolve_device", lambda name: name)
+    monkeypatch.setattr("lowtide.jobs.engine.devices.resolve_device", lambda name: name)
     with pytest.raises(UsageError, match="cannot combine GPUs with the CPU"):
         upscale(folder, tmp_path / "out", devices=["cpu", "cuda:0"])

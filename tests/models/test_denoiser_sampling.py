@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowtide import UsageError
-from lowtide.jobs.denoise_states import StateFile, StepSink
+from lowtide.jobs.denoise.states import StateFile, StepSink
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
 from lowtide.models.denoiser.sampling import (
     NoiseSchedule,

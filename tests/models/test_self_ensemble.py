@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import lowtide
 from lowtide.cli.main import app
-from lowtide.jobs.build_network import build_network, ensemble_network
+from lowtide.jobs.images.build_network import build_network, ensemble_network
 from lowtide.models.self_ensemble import SelfEnsemble, as_ensemble
 
 

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from lowtide.core import heap
-from lowtide.jobs.model_costs import store_costs
+from lowtide.jobs.images.model_costs import store_costs
 from lowtide.models.denoiser.denoiser import Denoiser
 from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.lowtide_files import metadata_for

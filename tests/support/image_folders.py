@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lowtide.jobs.journal import JOURNAL_NAME
+from lowtide.jobs.engine.journal import JOURNAL_NAME
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -11,8 +11,8 @@ import torch
 
 import lowtide
 from lowtide.core import heap
-from lowtide.jobs.model_costs import store_costs
-from lowtide.jobs.prepare import runtime_identity
+from lowtide.jobs.images.model_costs import store_costs
+from lowtide.jobs.images.prepare import runtime_identity
 from lowtide.memory.costs import ModelCosts
 from lowtide.models.self_ensemble import as_ensemble
 

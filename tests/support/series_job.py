@@ -12,13 +12,13 @@ from pydantic import Field
 from lowtide.core.atomic_file import new_part_name, put_in_place
 from lowtide.core.errors import InputError
 from lowtide.core.option import Option
-from lowtide.jobs.item import ComputedItem
-from lowtide.jobs.journal import open_journal
-from lowtide.jobs.pipeline import Pipeline
-from lowtide.jobs.report import ItemReport, JobReport, SkippedInput
-from lowtide.jobs.results import ResultRecorder
-from lowtide.jobs.settings import RunSettings
-from lowtide.jobs.workers import Workers
+from lowtide.jobs.engine.item import ComputedItem
+from lowtide.jobs.engine.journal import open_journal
+from lowtide.jobs.engine.pipeline import Pipeline
+from lowtide.jobs.engine.report import ItemReport, JobReport, SkippedInput
+from lowtide.jobs.engine.results import ResultRecorder
+from lowtide.jobs.engine.settings import RunSettings
+from lowtide.jobs.engine.workers import Workers
 from lowtide.media.discover import MediaKind, discover
 from lowtide.memory.budget import Budget
 from lowtide.memory.ledger import LedgerRow

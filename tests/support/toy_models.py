@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lowtide.jobs.image_adapter import ImageAdapter
+from lowtide.jobs.images.adapter import ImageAdapter
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import choose_plan

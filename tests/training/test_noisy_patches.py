@@ -5,7 +5,7 @@ import pytest
 import pyvips
 
 from lowtide.core.philox import philox
-from lowtide.jobs.train_noise import train_noise
+from lowtide.jobs.denoise.calibration.command import train_noise
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.photographs import PhotographFolders, linear_light, mosaic
 from lowtide.training.tasks.denoise_config import DenoiseConfig

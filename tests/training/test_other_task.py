@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from lowtide.cli.train import TrainKind, add_command
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.philox import philox
-from lowtide.jobs.train import run_training
-from lowtide.jobs.train_memory import plan_step
+from lowtide.jobs.train.memory import plan_step
+from lowtide.jobs.train.run import run_training
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.training.data.batches import Batches
 from lowtide.training.distributed import SINGLE_PROCESS

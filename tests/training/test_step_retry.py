@@ -13,7 +13,7 @@ from virtual_device import VirtualDevice
 
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.core.units import MIB
-from lowtide.jobs.train import run_training
+from lowtide.jobs.train.run import run_training
 
 DEEP = {"type": "paragonsr2_m", "groups": 1, "blocks": 2, "features": 16, "window": 8, "shared": 2}
 

@@ -19,7 +19,7 @@ from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.jobs.report import ImageReport
+    from lowtide.jobs.engine.report import ImageReport
 
 REFERENCE, BASELINE = "lowtide", "conservative"
 # Options of `lowtide upscale`, in the order of the runs: bf16 is last, since processors without
@@ -90,7 +90,7 @@ def upscale(
                 if not as_json:
                     _print_row(row)
     if as_json:
-        from lowtide.jobs.report import versions
+        from lowtide.jobs.engine.report import versions
 
         facts = {"image": str(image), "model": model, "versions": versions(model)}
         typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, **facts, "rows": rows}, indent=2))
@@ -135,7 +135,7 @@ def _upscale(*words: str) -> ImageReport:
 
     Raises `LowtideError` with the reason if it fails: a `UsageError` if not because of the image.
     """
-    from lowtide.jobs.report import ImageReport
+    from lowtide.jobs.engine.report import ImageReport
 
     done = subprocess.run(
         [sys.executable, "-P", "-m", "lowtide", "upscale", "--json", "--quiet", *words],

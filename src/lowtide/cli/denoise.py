@@ -16,10 +16,10 @@ from lowtide.cli.image_command import (
 )
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
-from lowtide.jobs.denoise_settings import DenoiseSettings
+from lowtide.jobs.denoise.settings import DenoiseSettings
 
 if TYPE_CHECKING:
-    from lowtide.jobs.report import DenoiseReport
+    from lowtide.jobs.engine.report import DenoiseReport
 
 DEFAULT_OUTPUT = "denoised/"  # for a dry run, which writes nothing
 _MAIN, _OUT = "Main", "Output"
@@ -94,6 +94,6 @@ def denoise(
 
 
 def _load() -> Callable[..., DenoiseReport]:
-    from lowtide.jobs.denoise import denoise
+    from lowtide.jobs.denoise.command import denoise
 
     return denoise

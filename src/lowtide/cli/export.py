@@ -81,7 +81,7 @@ def onnx(
     ONNX Runtime runs the file at several sizes; it is kept only if its results match PyTorch's.
     """
     with step_printer("exporting", "loading", quiet=quiet) as tell:
-        from lowtide.jobs.export import export_onnx
+        from lowtide.jobs.export.command import export_onnx
 
         report = export_onnx(
             model,

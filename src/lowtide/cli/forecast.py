@@ -125,7 +125,7 @@ def forecast(
     that it made there. With -m FOLDER it is one of `lowtide train forecast`, whose paths are drawn
     by diffusion. `lowtide backtest` says how good it is on your data.
     """
-    from lowtide.jobs.forecast import forecast as run
+    from lowtide.jobs.forecast.command import forecast as run
 
     made = run(
         data,
@@ -184,7 +184,7 @@ def backtest(
     of values standardized by the first part. What the forecaster is without each of its parts is
     scored too. With -m FOLDER the trained model is scored, on windows after its training.
     """
-    from lowtide.jobs.backtest import backtest as run
+    from lowtide.jobs.forecast.backtest import backtest as run
 
     wanted = [*_numbers(horizons, "--horizons", int), *([horizon] if horizon else [])]
     if not wanted:

@@ -12,7 +12,7 @@ from lowtide.cli.shell import option, print_result
 from lowtide.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from lowtide.jobs.report import JobReport
+    from lowtide.jobs.engine.report import JobReport
 
 Inputs = Annotated[
     list[str],

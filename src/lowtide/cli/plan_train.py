@@ -11,7 +11,7 @@ from lowtide.cli.progress_bar import step_printer
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
 from lowtide.core.errors import UsageError
-from lowtide.jobs.train_settings import TrainSettings
+from lowtide.jobs.train.settings import TrainSettings
 
 _DEVICE = "Device"
 
@@ -85,7 +85,7 @@ def train(
         )
     settings |= {"inputs": tuple(settings["inputs"] or ()), "budget": budget}
     with step_printer("tracing", "the step", quiet=quiet) as tell:
-        from lowtide.jobs import plan_train as job
+        from lowtide.jobs.train import plan as job
 
         if all_devices:
             result = job.plan_training_on_all_gpus(model, progress=tell, **settings)

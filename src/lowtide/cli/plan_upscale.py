@@ -19,7 +19,7 @@ from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from lowtide.jobs.report import UpscaleReport
+    from lowtide.jobs.engine.report import UpscaleReport
 
 # Options that have an effect only where files are written.
 _EXCLUDED_OPTIONS = ("dry_run", "force", "report", "comparison", "streams", "devices")
@@ -69,7 +69,7 @@ def _plan(all_devices: bool = False, **given: Any) -> None:
 
 
 def _plan_all_devices(given: dict[str, Any]) -> None:
-    from lowtide.jobs.plan_upscale import plan_on_all_devices
+    from lowtide.jobs.upscale.plan import plan_on_all_devices
 
     as_json, inputs, output = given.pop("as_json"), given.pop("inputs"), given.pop("output")
     for name in ("quiet", "tile_auto"):

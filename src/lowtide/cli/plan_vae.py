@@ -67,7 +67,7 @@ def vae(
     Which order of chunks, where their state is, memory of the GPU and of the host, scratch files,
     and bytes moved a frame. Nothing is computed: no GPU, weights, video or latents are needed.
     """
-    from lowtide.jobs.plan_vae import plan_vae
+    from lowtide.jobs.vae.plan import plan_vae
 
     plan = plan_vae(
         model,

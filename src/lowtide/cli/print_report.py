@@ -11,7 +11,7 @@ import typer
 from lowtide.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.jobs.report import (
+    from lowtide.jobs.engine.report import (
         AccuracyReport,
         ErrorFigure,
         ImageReport,

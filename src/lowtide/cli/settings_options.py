@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from lowtide.cli.shell import option
-from lowtide.jobs.settings import SettingsField, settings_fields
+from lowtide.jobs.engine.settings import SettingsField, settings_fields
 
 _KINDS = (bool, int, float, Path)
 

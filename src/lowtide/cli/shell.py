@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
 # What commands import, by their function, where it is not what upscaling does.
 _LIBRARIES = {
-    "lowtide.cli.forecast.forecast": ("lowtide.jobs.forecast", "pandas"),
-    "lowtide.cli.forecast.backtest": ("lowtide.jobs.backtest", "scoringrules", "torch", "pandas"),
-    "lowtide.cli.train.train": ("lowtide.jobs.train_sr", "torch.export._trace", "accelerate"),
+    "lowtide.cli.forecast.forecast": ("lowtide.jobs.forecast.command", "pandas"),
+    "lowtide.cli.forecast.backtest": (
+        "lowtide.jobs.forecast.backtest",
+        "scoringrules",
+        "torch",
+        "pandas",
+    ),
+    "lowtide.cli.train.train": ("lowtide.jobs.upscale.train", "torch.export._trace", "accelerate"),
 }
 
 P = ParamSpec("P")
@@ -93,7 +98,7 @@ def _require_room_for_libraries(command: str) -> None:
     """Raise `BudgetError` if a limit leaves too little for what a command imports."""
     from lowtide.memory.library_memory import require_room_for_libraries
 
-    require_room_for_libraries(*_LIBRARIES.get(command, ("lowtide.jobs.upscale",)))
+    require_room_for_libraries(*_LIBRARIES.get(command, ("lowtide.jobs.upscale.command",)))
 
 
 def join_lines(text: str) -> str:

@@ -25,7 +25,7 @@ from lowtide.core.input_file import is_folder
 from lowtide.core.units import format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.jobs.train import TrainReport
+    from lowtide.jobs.train.run import TrainReport
     from lowtide.training.run_config import RunConfig
     from lowtide.training.trainer import StepEvent
 

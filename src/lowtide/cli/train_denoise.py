@@ -55,7 +55,7 @@ def _config() -> type[Any]:
 
 
 def _job() -> Any:
-    from lowtide.jobs.train_denoise import train_denoise
+    from lowtide.jobs.denoise.train import train_denoise
 
     return train_denoise
 

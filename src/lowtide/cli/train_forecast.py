@@ -41,7 +41,7 @@ def _config() -> type[Any]:
 
 
 def _job() -> Any:
-    from lowtide.jobs.train_forecast import train_forecast
+    from lowtide.jobs.forecast.train import train_forecast
 
     return train_forecast
 

@@ -82,7 +82,7 @@ def train_noise(
     clean image, and single noisy images, tell shot noise and the rest. Values have to be linear.
     A series of volumes tells the Rician noise of magnitudes.
     """
-    from lowtide.jobs.train_noise import train_noise as run
+    from lowtide.jobs.denoise.calibration.command import train_noise as run
 
     report = run(
         output,

@@ -49,7 +49,7 @@ def _config() -> type[Any]:
 
 
 def _job() -> Any:
-    from lowtide.jobs.train_sr import train_sr
+    from lowtide.jobs.upscale.train import train_sr
 
     return train_sr
 

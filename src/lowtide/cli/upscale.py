@@ -17,10 +17,10 @@ from lowtide.cli.image_command import (
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
 from lowtide.core.errors import UsageError
-from lowtide.jobs.upscale_settings import UpscaleSettings
+from lowtide.jobs.upscale.settings import UpscaleSettings
 
 if TYPE_CHECKING:
-    from lowtide.jobs.report import UpscaleReport
+    from lowtide.jobs.engine.report import UpscaleReport
 
 DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 _MAIN, _OUT = "Main", "Output"
@@ -87,12 +87,12 @@ def upscale(
 
 
 def _load_plan() -> Callable[..., UpscaleReport]:
-    from lowtide.jobs.plan_upscale import plan
+    from lowtide.jobs.upscale.plan import plan
 
     return plan
 
 
 def _load_upscale() -> Callable[..., UpscaleReport]:
-    from lowtide.jobs.upscale import upscale
+    from lowtide.jobs.upscale.command import upscale
 
     return upscale

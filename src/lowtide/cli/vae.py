@@ -14,11 +14,11 @@ from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
 from lowtide.core.input_file import is_folder
 from lowtide.core.units import format_bytes
-from lowtide.jobs.vae_settings import VaeSettings
+from lowtide.jobs.vae.settings import VaeSettings
 from lowtide.memory.library_memory import require_room_for_libraries
 
 if TYPE_CHECKING:
-    from lowtide.jobs.vae_report import VaeReport
+    from lowtide.jobs.vae.report import VaeReport
 
 _ORDER = "output model budget frames time deinterlace max_side device precision sample seed dry_run"
 _VIDEO_OUT, _READING = "codec quality preset", "frames time deinterlace max_side"
@@ -122,11 +122,11 @@ def roundtrip(
 def _run(
     job: str, given: Path, output: Path | None, *, quiet: bool, as_json: bool, **settings: Any
 ) -> None:
-    """Run the job of this name in `lowtide.jobs.vae`, and print its report."""
+    """Run the job of this name in `lowtide.jobs.vae.command`, and print its report."""
 
     def load() -> Callable[..., VaeReport]:
-        require_room_for_libraries("lowtide.jobs.vae", *_libraries(settings["model"]))
-        from lowtide.jobs import vae
+        require_room_for_libraries("lowtide.jobs.vae.command", *_libraries(settings["model"]))
+        from lowtide.jobs.vae import command as vae
 
         return getattr(vae, job)
 

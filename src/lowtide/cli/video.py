@@ -15,10 +15,10 @@ from lowtide.cli.image_command import (
 )
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
-from lowtide.jobs.video_settings import IMAGE_ONLY, VideoSettings
+from lowtide.jobs.video.settings import IMAGE_ONLY, VideoSettings
 
 if TYPE_CHECKING:
-    from lowtide.jobs.video_report import VideosReport
+    from lowtide.jobs.video.report import VideosReport
 
 DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 # Order in help, within each panel.
@@ -66,6 +66,6 @@ def video(
 
 
 def _load() -> Callable[..., VideosReport]:
-    from lowtide.jobs.video import video
+    from lowtide.jobs.video.command import video
 
     return video

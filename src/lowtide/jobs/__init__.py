@@ -1,1 +1,1 @@
-"""Jobs behind the commands and the public functions, one module each."""
+"""Jobs behind the commands and the public functions, a room each."""

@@ -9,7 +9,7 @@ from torch import nn
 
 import lowtide
 from lowtide.core.heap import current_heap
-from lowtide.jobs.plan_train import plan_training
+from lowtide.jobs.train.plan import plan_training
 from lowtide.memory.prediction.heap_growth import HeapUse, heap_row, heap_use
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 from lowtide.memory.tracing.trace import StorageEvent, Trace

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.jobs.plan_train import plan_training
+from lowtide.jobs.train.plan import plan_training
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_with_workspace
 from lowtide.memory.prediction.estimate import trace_step

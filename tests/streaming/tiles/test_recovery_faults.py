@@ -10,9 +10,9 @@ import torch
 from virtual_device import VirtualDevice
 
 import lowtide
-from lowtide.jobs import prepare
-from lowtide.jobs.image_adapter import ImageAdapter
-from lowtide.jobs.model_costs import store_costs
+from lowtide.jobs.images import prepare
+from lowtide.jobs.images.adapter import ImageAdapter
+from lowtide.jobs.images.model_costs import store_costs
 from support.toy_models import costs, make_plan, network, run_array
 
 REACH = 7  # of lowtide-x2

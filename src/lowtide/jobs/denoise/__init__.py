@@ -1,0 +1,1 @@
+"""Remove noise from pictures, and train networks that do."""

@@ -1,0 +1,1 @@
+"""Measure the noise of a camera or a scanner."""

@@ -1,0 +1,359 @@
+"""Denoising as a job of the pipeline: the noise level of each image, then the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lowtide.core.errors import UsageError
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.signal import Sink, Source
+from lowtide.jobs.denoise.settings import DenoiseSettings
+from lowtide.jobs.denoise.states import STATE_FILES, StateAdapter, StateFile, StepSink
+from lowtide.jobs.engine.item import Item
+from lowtide.jobs.engine.report import DenoisedImageReport, DenoiseReport
+from lowtide.jobs.images.adapter import NoisyImageAdapter
+from lowtide.jobs.images.chosen_noise import (
+    ImageNoise,
+    require_trained_noise,
+)
+from lowtide.jobs.images.estimated_noise import gaussian_noise, poisson_gaussian_noise
+from lowtide.jobs.images.job import ImageJob, ItemRun
+from lowtide.jobs.images.model_choice import DENOISER, suited_denoiser
+from lowtide.jobs.images.picture_parts import CroppedSource, PreviewPart, inspect_mask, open_mask
+from lowtide.jobs.images.planning import ImageTaskPlan
+from lowtide.jobs.images.prepared import PreparedModel
+from lowtide.jobs.images.result_blend import Blend, BlendSink
+from lowtide.media import ImageFacts, ImageSource
+from lowtide.media.coding_traces import color_step
+from lowtide.media.discover import IMAGES, FilePair
+from lowtide.media.formats import JPEG
+from lowtide.media.image_info import ImageInfo, ImageRows
+from lowtide.memory.budget import Budget
+from lowtide.models.denoiser.block_bands import BLOCK
+from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
+from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig, FiniteDenoiserConfig
+from lowtide.models.denoiser.noise_level import NoiseLevel
+from lowtide.models.denoiser.noise_models import (
+    GaussianNoise,
+    PoissonGaussianNoise,
+    network_terms,
+)
+from lowtide.models.denoiser.sampling import earlier_predictions, sampling_steps
+from lowtide.models.denoiser.slim_unet_config import SchedulerName
+from lowtide.streaming.tiles.runner import RunOutcome
+
+_BAND_PIXELS = 1 << 15
+# Of larger images so many pixels tell the noise.
+_ENOUGH_PIXELS = 1 << 22
+# Bands that tell shot noise from the rest: more pixels have more of one brightness to choose from.
+_STATISTICS_PIXELS = 1 << 18
+# Options that are for one kind of files.
+_KIND_OPTIONS = {
+    "black_level": "camera RAW files",
+    "hot_pixels": "camera RAW files",
+    "raw_output": "camera RAW files",
+    "slices": "volumes",
+    "mask": "pictures and volumes",
+    "chroma_only": "pictures",
+    "preview": "pictures",
+}
+
+
+class DenoiseJob(ImageJob):
+    """Removes the noise of images with one denoiser, each at its own level."""
+
+    settings_type, report_type = DenoiseSettings, DenoiseReport
+    # Of the options for one kind of files, those for this one; and the largest --sigma.
+    own_options: ClassVar[tuple[str, ...]] = ("mask", "chroma_only", "preview")
+    max_level: ClassVar[float] = 255
+
+    def __init__(
+        self, prepared: PreparedModel, settings: DenoiseSettings, budget: Budget, **more: Any
+    ) -> None:
+        super().__init__(prepared, settings, budget, **more)
+        self._earlier = earlier_predictions(self._scheduler, settings.steps)
+        copies = STATE_FILES + self._earlier if settings.steps > 1 else 0
+        self.prepared = replace(prepared, float_copies=copies)
+        self._check_noise()
+        self._noise: dict[int, ImageNoise] = {}  # by index
+
+    def _check_noise(self) -> None:
+        """Raise `UsageError` for noise that the network was not trained for."""
+        chosen = self.settings.chosen_noise
+        require_trained_noise(chosen, self._config, self.settings.model_name)
+        if chosen is not None and chosen.table is not None:
+            chosen.at()
+
+    @classmethod
+    def suited(
+        cls, settings: Any, pairs: Sequence[FilePair], before: Iterable[str] = ()
+    ) -> tuple[Any, str]:
+        """Return the settings with a bundled denoiser for these files, and why, if none is named.
+
+        There is one choice alone for other files than pictures, for several steps, and for noise
+        that depends on the values.
+        """
+        chosen = settings.chosen_noise
+        special = settings.steps > 1 or (chosen is not None and chosen.name != GaussianNoise.name)
+        if settings.model is not None or cls.media_kind is not IMAGES or special:
+            return settings, ""
+        name, reason = suited_denoiser([pair.source for pair in pairs], before)
+        return replace(settings, model=name), reason
+
+    @classmethod
+    def check_settings(cls, settings: DenoiseSettings) -> None:
+        """Raise `UsageError` for settings that are not for files of this kind."""
+        for name, kind in _KIND_OPTIONS.items():
+            is_default = getattr(settings, name) == getattr(DenoiseSettings, name)
+            if name not in cls.own_options and not is_default:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for {kind}, and the inputs are"
+                    f" {cls.media_kind.noun}s",
+                    hint="drop it",
+                )
+        if settings.sigma is not None and settings.sigma > cls.max_level:
+            raise UsageError(
+                f"--sigma {settings.sigma:g} is more than the {cls.max_level:g} levels of"
+                f" a {cls.media_kind.noun}",
+                hint="--sigma 25",
+            )
+
+    @classmethod
+    def inspect(cls, source: Path, settings: DenoiseSettings) -> ImageFacts:
+        """Return the facts of an input, or of the part that is denoised.
+
+        Raises:
+            UsageError: That lies outside, or the mask has another size.
+        """
+        facts = super().inspect(source, settings)
+        others = [facts] if settings.is_blended else []  # the input is read a second time then
+        if settings.mask is not None:
+            mask = Path(settings.mask), source, facts.info
+            others.append(inspect_mask(*mask, settings.max_pixels))
+        if settings.preview is not None:
+            facts = PreviewPart(*settings.preview).facts_of(source, facts)
+        return replace(
+            facts,
+            resident_bytes=facts.resident_bytes + sum(one.resident_bytes for one in others),
+            typical_bytes=facts.typical_bytes + sum(one.typical_bytes for one in others),
+            scratch_bytes=facts.scratch_bytes + sum(one.scratch_bytes for one in others),
+        )
+
+    def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
+        """Open an item, or the part that is denoised; may be called more than once."""
+        opened, preview = self._open_whole(item, scratch), self.settings.preview
+        if preview is None:
+            return opened
+        assert isinstance(opened, ImageSource)
+        return CroppedSource(opened, PreviewPart(*preview))
+
+    def _open_whole(self, item: Item, scratch: Path | None) -> ImageRows:
+        return super().open_source(item, scratch)
+
+    def plan(self, item: Item) -> ImageTaskPlan:
+        """Plan one image from its header, and estimate its noise from its pixels."""
+        planned = super().plan(item)
+        self.check_colors(item, planned)
+        if item.index not in self._noise:
+            self._noise[item.index] = self.find_noise(item, planned)
+        planned.notes += self.level_notes(item)
+        return planned
+
+    def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> DenoisedImageReport:
+        """Return the report of a planned image, with its noise level."""
+        settings = self.settings
+        return DenoisedImageReport(
+            **dict(super().item_report(item, planned, status)),
+            **self.noise_report(item),
+            strength=settings.strength,
+            chroma_only=settings.chroma_only,
+            mask=None if settings.mask is None else str(settings.mask),
+            preview=settings.preview,
+        )
+
+    def noise_report(self, item: Item) -> dict[str, Any]:
+        """Return what a report says of an item's noise, as fields of `NoisyImageReport`."""
+        noise, chosen = self._noise[item.index], self.settings.chosen_noise
+        return {
+            "sigma": noise.levels,
+            "sigma_source": noise.source,
+            "shared_by_neighbors": noise.shared and not noise.is_none,
+            "noise": "gaussian" if chosen is None else chosen.describe(),
+            "noise_parameters": noise.parameters,
+        }
+
+    def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
+        settings, item, scratch = self.settings, run.item, run.pipeline.scratch
+        if self._noise[item.index].is_none or not settings.is_blended:
+            return self._denoise(run, source, sink)
+        info = source.info
+        white = None if info.sample_type == "float32" else info.full_scale
+        blend, crop = Blend(settings.strength, settings.chroma_only, white), settings.preview
+        with ExitStack() as opened:
+            before = opened.enter_context(self.open_again(item, source, scratch))
+            mask = None
+            if settings.mask is not None:
+                parts = Path(settings.mask), crop, settings.max_pixels, scratch
+                mask = opened.enter_context(open_mask(*parts))
+            return self._denoise(run, source, BlendSink(sink, blend, before, mask))
+
+    def open_again(
+        self, item: Item, source: ImageRows, scratch: Path | None
+    ) -> AbstractContextManager[Source]:
+        """Open an item whose ``source`` is being read for reading it a second time."""
+        return self.open_source(item, scratch)
+
+    def _denoise(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
+        noise, pipeline = self._noise[run.item.index], run.pipeline
+        if noise.is_none:
+            self._set_level(0, noise.parameters)
+            on_rows = pipeline.report_rows(run.item, self.budget, run.planned.upscaled.height)
+            for first, rows in _bands(source, pipeline.cancel):
+                sink.write(first, rows)
+                if on_rows is not None:
+                    on_rows(len(rows))
+            return RunOutcome()
+        assert noise.sigma is not None
+        self._set_level(noise.sigma, noise.parameters)
+        if self.settings.steps > 1:
+            return self._sample(run, source, sink, noise.sigma)
+        return super()._execute(run, source, sink)
+
+    def _sample(self, run: ItemRun, source: ImageRows, sink: Sink, sigma: float) -> RunOutcome:
+        """Run the network at each step's level, from one state to the next."""
+        settings, info, item, pipeline = self.settings, source.info, run.item, run.pipeline
+        parameters = self._noise[item.index].parameters
+        steps = sampling_steps(self._scheduler, sigma, settings.steps, eta=settings.eta)
+        ends, outcome = self.adapter(item, info), RunOutcome()
+        between = StateAdapter(ends)
+        on_rows = pipeline.report_rows(item, self.budget, info.height * len(steps))
+        shape = (info.height, info.width, info.color_channels)
+        with ExitStack() as stack:
+            state, after, *earlier = (
+                stack.enter_context(closing(StateFile(shape, pipeline.scratch)))
+                for _ in range(STATE_FILES + self._earlier)
+            )
+            for first, rows in _bands(source, pipeline.cancel):
+                state.write(first, ends.color(rows))
+            for step in steps:
+                self._set_level(step.sigma, parameters)
+                made = StepSink(step, state, after, earlier, settings.seed)
+                done = self._run_network(run, state, made, between, on_rows)
+                outcome.events += done.events
+                outcome.fp32_reruns += done.fp32_reruns
+                state, after = after, state
+            with self.open_source(item, pipeline.scratch) as again:
+                for first, rows in _bands(again, pipeline.cancel):
+                    color = state.read(first, first + len(rows))
+                    sink.write(first, ends.to_samples(color, rows))
+        self._set_level(sigma, parameters)
+        if self.prepared.network.make_fp32_forward is not None:
+            run.planned.notes.append("the error of the precision is that of the first step")
+        return outcome
+
+    @cached_property
+    def _scheduler(self) -> SchedulerName:
+        settings = self.settings
+        return settings.scheduler or ("ddim" if settings.eta else self._config.scheduler)
+
+    @property
+    def _config(self) -> DenoiserConfig:
+        return next(self._denoisers()).config
+
+    def _set_level(self, sigma: float, parameters: tuple[float, ...]) -> None:
+        for denoiser in self._denoisers():
+            denoiser.set_level(sigma, parameters)
+
+    def adapter(self, item: Item, info: ImageInfo) -> NoisyImageAdapter:
+        """Return the conversion between an item's rows, of ``info``, and the network."""
+        return NoisyImageAdapter(info, self.prepared.geometry.in_channels)
+
+    def _denoisers(self) -> Iterator[LeveledDenoiser]:
+        """Iterate over the network's denoisers: on all devices, and in fp32 to compare with."""
+        for network in (self.prepared.network, *self.prepared.replicas):
+            yield from denoisers_in(network.forward)
+            if network.make_fp32_forward is not None:
+                yield from denoisers_in(network.make_fp32_forward())
+
+    def check_colors(self, item: Item, planned: ImageTaskPlan) -> None:
+        """Raise `UsageError` for an image whose colors the network is not for; note gray."""
+        config, color = self._config, planned.facts.info.color_channels
+        if config.cfa and color > 1:
+            raise UsageError(
+                f"{item.source} has {color} colors, and {self.settings.model_name} is for"
+                f" {config.cfa} mosaics, which have one channel",
+                hint=f"another --model, such as {DENOISER}",
+            )
+        if self.settings.chroma_only and color == 1:
+            planned.notes.append("the image is gray, so that with its brightness all of it is kept")
+
+    def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
+        """Return an image's noise: as given, of the table, or estimated from its pixels."""
+        chosen, sigma, source = self.settings.chosen_noise, self.settings.sigma, "given"
+        if chosen is not None and chosen.table is not None:
+            known, source = chosen.at(), "table"
+        elif sigma is not None:
+            known = GaussianNoise(std=sigma / 255)
+            if isinstance(self._config, FiniteDenoiserConfig) and sigma:
+                return self._estimate(item, planned, known.std)
+        else:
+            return self._estimate(item, planned, None)
+        return ImageNoise(*network_terms(known, self._config), source)
+
+    def _estimate(self, item: Item, planned: ImageTaskPlan, sigma: float | None) -> ImageNoise:
+        """Return the noise that the pixels show; its kind alone where ``sigma`` is the level."""
+        chosen = self.settings.chosen_noise
+        by_light = chosen is not None and chosen.name == PoissonGaussianNoise.name
+        lost = color_step(item.source) / 255 if planned.facts.format == JPEG.name else 0.0
+        level = NoiseLevel(planned.facts.info.color_channels, lost=lost)
+        with self._open_whole(item, self.settings.scratch) as opened:
+            adapter = self.adapter(item, opened.info)
+            bands = _bands(opened, pixels=_STATISTICS_PIXELS) if by_light else _strips(opened)
+            colors = (adapter.visible_color(rows) for _, rows in bands)
+            if by_light:
+                return poisson_gaussian_noise(colors, level, self._config)
+            return gaussian_noise(colors, level, self._config, sigma)
+
+    def level_notes(self, item: Item) -> list[str]:
+        """Return what a user has to know of an item's noise."""
+        noise = self._noise[item.index]
+        if noise.sigma is None:
+            return ["no pixel tells the noise level, so samples are copied; --sigma sets it"]
+        if noise.is_none:
+            return [
+                "no noise was found, so samples are copied"
+                if noise.source == "estimated"
+                else "without noise samples are copied",
+                *noise.doubts,
+            ]
+        most = self._config.max_sigma
+        notes = list(noise.doubts)
+        if noise.sigma > most * 1.001:
+            notes.append(f"the model was trained up to a sigma of {most * 255:.3g} of 255")
+        if self._config.linear:
+            notes.append("the model is for values in proportion to light, as undeveloped files are")
+        return notes
+
+
+def _strips(source: ImageRows) -> Iterator[tuple[int, Any]]:
+    """Yield (first row, rows) of strips of blocks: all of them, or of a large image some."""
+    height, width, _ = source.shape
+    step = BLOCK * -(-height * width // _ENOUGH_PIXELS)
+    for first in range(0, height, step):
+        yield first, source.read(first, min(first + BLOCK, height))
+
+
+def _bands(
+    source: ImageRows, cancel: Cancel = None, pixels: int = _BAND_PIXELS
+) -> Iterator[tuple[int, Any]]:
+    """Yield (first row, rows) of an image, from the top down, of about ``pixels`` each."""
+    height, width, _ = source.shape
+    step = max(1, pixels // width)
+    for first in range(0, height, step):
+        check_cancel(cancel)
+        yield first, source.read(first, min(first + step, height))

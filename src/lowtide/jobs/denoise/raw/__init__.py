@@ -1,0 +1,1 @@
+"""Denoise the mosaics of camera RAW files."""

@@ -1,0 +1,1 @@
+"""What every job does: plan an item, run it within the budget, commit it, report it, resume."""

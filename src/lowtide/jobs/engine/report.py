@@ -1,0 +1,347 @@
+"""Reports of jobs as plain data, for text, JSON and sidecar files."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, SerializeAsAny
+
+from lowtide._version import __version__
+from lowtide.core.atomic_file import atomic_output
+from lowtide.core.errors import BatchError, BudgetError, ImageError, InputError, LowtideError
+from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.core.units import MIB, format_bytes
+from lowtide.jobs.denoise.scores import DenoiseScores
+from lowtide.media.discover import Found
+from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.plan import Plan
+from lowtide.models.model_files import is_onnx
+
+REPORT_SUFFIX = ".lowtide.json"
+
+
+def reported_db(psnr: float) -> float | None:
+    """Round decibels for a report; None where there is no difference."""
+    return None if math.isinf(psnr) else round(psnr, 2)
+
+
+class ErrorFigure(BaseModel):
+    """Measured error: PSNR at least ``psnr_db``, at most ``max_error`` seen, in 0..1."""
+
+    psnr_db: float | None  # None: no difference
+    max_error: float
+    tiles_sampled: int
+    tiles_total: int
+    reference: str
+
+
+class AccuracyReport(BaseModel):
+    """Accuracy of the execution and of the precision.
+
+    Execution is compared with the whole-image run at the same precision, precision with fp32.
+    ``precision_note`` says what a model in bf16 or fp16 still computes in fp32, or why it cannot.
+    """
+
+    execution: Literal["exact", "bounded"]
+    reason: str
+    execution_error: ErrorFigure | None = None
+    precision: str = "fp32"
+    precision_error: ErrorFigure | None = None
+    precision_note: str = ""
+
+
+class MemoryReport(BaseModel):
+    """Predicted and measured memory in bytes on the compute device.
+
+    ``measurement_peak_bytes`` is the peak while errors were measured, which may use whatever the
+    budget leaves; None if nothing had to be measured.
+    """
+
+    budget_bytes: int
+    predicted_bytes: int
+    upper_bytes: int
+    peak_bytes: int
+    high_water_bytes: int | None
+    measurement_peak_bytes: int | None = None
+    within_budget: bool
+    source: str
+    ledger: tuple[LedgerRow, ...]
+
+
+class ProcessMemory(BaseModel):
+    """Resident memory of the whole process in bytes, as ``top`` shows it.
+
+    ``peak_bytes`` is the kernel's mark over the job. ``library_bytes`` of it are outside budgets on
+    the CPU: Python, and libraries with the files that they map, also those loaded meanwhile.
+    """
+
+    peak_bytes: int
+    library_bytes: int | None
+
+    def __str__(self) -> str:
+        text = f"{format_bytes(self.peak_bytes)} resident at its peak"
+        if self.library_bytes is None:
+            return text
+        return f"{text}, {format_bytes(self.library_bytes)} of that Python and its libraries"
+
+
+class ItemReport(BaseModel):
+    """Result of one item (a file, clip, volume or series): accuracy, memory and time.
+
+    ``noun`` is what a kind of job calls one; its report next to the result has that key.
+    ``smallest_bytes`` is the smallest budget for an item that no plan within the budget fits.
+    """
+
+    noun: ClassVar[str] = "item"
+
+    input: str
+    output: str
+    status: Literal["done", "skipped", "failed", "planned"]
+    plan: Plan | None = None
+    accuracy: AccuracyReport | None = None
+    memory: MemoryReport | None = None
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    notes: list[str] = []
+    events: list[str] = []
+    error: str | None = None
+    hint: str | None = None
+    smallest_bytes: int | None = None
+
+    @classmethod
+    def of_failure(cls, source: Path, target: Path, error: LowtideError) -> Self:
+        """Return the report of an item that failed."""
+        return cls(
+            input=str(source),
+            output=str(target),
+            status="failed",
+            error=error.message,
+            hint=error.hint,
+            smallest_bytes=error.smallest if isinstance(error, BudgetError) else None,
+        )
+
+
+class ImageReport(ItemReport):
+    """Result of one image: that of an item, with the sizes of input and output."""
+
+    noun = "image"
+
+    width: int = 0
+    height: int = 0
+    out_width: int = 0
+    out_height: int = 0
+
+    @property
+    def size(self) -> str:
+        """Sizes of input and output, for texts."""
+        return f"{self.width}×{self.height} → {self.out_width}×{self.out_height}"
+
+    @property
+    def megapixels(self) -> float:
+        """Millions of pixels of the result."""
+        return self.out_width * self.out_height / 1e6
+
+    @property
+    def pace(self) -> str:
+        """Speed of the run, for texts."""
+        return f"{self.megapixels / max(self.seconds, 1e-9):.1f} megapixels a second"
+
+    def details(self) -> list[tuple[str, str]]:
+        """Return what a kind of job says of an image besides its plan, as (name, text)."""
+        return []
+
+
+class NoisyImageReport(ImageReport):
+    """Result of one image, with its noise level where noise was removed.
+
+    ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
+    not tell it; ``sigma_source`` says whether it was given, estimated from the image, or is that of
+    a table at mid-gray. ``noise`` says which noise that is, and ``noise_parameters`` are those
+    besides the level. ``shared_by_neighbors`` is whether the estimate found noise that neighboring
+    pixels share, as after demosaicing, resizing or JPEG.
+    """
+
+    sigma: float | None = None
+    sigma_source: Literal["given", "estimated", "table"] = "estimated"
+    noise: str = "gaussian"
+    noise_parameters: tuple[float, ...] = ()
+    shared_by_neighbors: bool = False
+
+    def details(self) -> list[tuple[str, str]]:
+        """Return the noise level."""
+        if self.sigma is None:
+            return []
+        text = f"sigma {self.sigma:.1f} of 255, {self.sigma_source}"
+        if self.shared_by_neighbors:
+            text += "; neighbors share it, as after demosaicing, resizing or JPEG"
+        if self.noise != "gaussian":
+            text = f"sigma {self.sigma:.1f} of 255 at mid-gray, {self.noise}"
+        return [("noise", text)]
+
+
+class DenoisedImageReport(NoisyImageReport):
+    """Result of one image that was denoised: its noise level, and what was done.
+
+    ``strength``, ``chroma_only``, ``mask`` and ``preview`` are those of the settings. ``scores``
+    are those against a clean image, where one was given.
+    """
+
+    strength: float = 1.0
+    chroma_only: bool = False
+    mask: str | None = None
+    preview: tuple[int, int, int, int] | None = None
+    scores: DenoiseScores | None = None
+
+    def control(self) -> list[tuple[str, str]]:
+        """Return what of the image was denoised, and how far, if not all and wholly."""
+        words = [f"strength {self.strength:g}"] if self.strength != 1 else []
+        words += ["colors alone"] if self.chroma_only else []
+        words += [f"where {self.mask} is white"] if self.mask else []
+        if self.preview is not None:
+            left, top, width, height = self.preview
+            words.append(f"a preview of {width}×{height} pixels at {left},{top}")
+        return [("control", "; ".join(words))] if words else []
+
+    def details(self) -> list[tuple[str, str]]:
+        """Return the noise level, what was denoised of it, and scores."""
+        scores = [] if self.scores is None else self.scores.details()
+        return super().details() + self.control() + scores
+
+
+class SkippedInput(BaseModel):
+    """File or folder among the inputs that is of another kind, and the reason."""
+
+    path: str
+    reason: str
+
+    @classmethod
+    def of(cls, found: Found) -> list[Self]:
+        """Return what was found in addition to the inputs of a job's kind."""
+        return [cls(path=str(one.path), reason=one.reason) for one in found.skipped]
+
+
+class JobReport(BaseModel):
+    """Report of a job of any kind; ``skipped_inputs`` lists inputs that are of another.
+
+    ``model_choice`` says why a bundled model was taken where none was named. ``process`` is known
+    when the job has ended, where the kernel tells.
+
+    A kind of job adds its items under their own name, the ``noun``, and says here what they are
+    and the error of one that cannot be read.
+    """
+
+    item_type: ClassVar[type[ItemReport]] = ItemReport
+    noun: ClassVar[str] = "items"
+    input_error: ClassVar[type[InputError]] = InputError
+
+    schema_version: int = SCHEMA_VERSION
+    lowtide: str = __version__
+    model: dict[str, Any] = {}
+    model_choice: str = ""
+    device: str = "cpu"
+    versions: dict[str, str] = {}
+    skipped_inputs: list[SkippedInput] = []
+    seconds: float = 0.0
+    process: ProcessMemory | None = None
+
+    @property
+    def items(self) -> list[Any]:
+        """Reports of the items, in the order of the inputs."""
+        return getattr(self, self.noun)
+
+    @property
+    def failures(self) -> list[Any]:
+        """The items that failed."""
+        return [item for item in self.items if item.status == "failed"]
+
+    def raise_for_failures(self) -> None:
+        """Raise an error if any item failed; the others are done.
+
+        Raises:
+            BudgetError: No item fits the budget; names the smallest budget that fits all.
+            BatchError: Some items failed, or all for several reasons.
+        """
+        if not (failed := self.failures):
+            return
+        needed = [item.smallest_bytes for item in failed if item.smallest_bytes is not None]
+        most = max(needed, default=0)
+        hint = f"--budget {-(-most // MIB)}MiB" if needed else None
+        if len(needed) == len(self.items):
+            raise BudgetError(
+                f"none of {len(failed)} {self.noun} fits the budget: the smallest that fits all is"
+                f" {format_bytes(most)}",
+                smallest=most,
+                hint=hint,
+            )
+        raise BatchError(
+            f"{len(failed)} of {len(self.items)} {self.noun} failed",
+            failures={item.input: item.error or "" for item in failed},
+            hint=hint and f"{hint}, in which all of the {len(needed)} that did not fit do",
+        )
+
+
+class UpscaleReport(JobReport):
+    """Report of an upscaling job."""
+
+    item_type = NoisyImageReport
+    noun = "images"
+    input_error = ImageError
+
+    images: list[NoisyImageReport] = []
+
+
+class DenoiseReport(JobReport):
+    """Report of a denoising job."""
+
+    item_type = DenoisedImageReport
+    noun = "images"
+    input_error = ImageError
+
+    images: list[SerializeAsAny[DenoisedImageReport]] = []
+
+
+def versions(model: str = "", packages: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of all that determines the values, of ``model`` and ``packages`` too."""
+    import pyvips
+    import torch
+
+    runtime = {"onnxruntime": version("onnxruntime")} if is_onnx(model) else {}
+    return {
+        "lowtide": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "libvips": ".".join(str(pyvips.version(part)) for part in range(3)),
+        "threads": str(torch.get_num_threads()),
+        **runtime,
+        **{name: version(name) for name in packages},
+    }
+
+
+def sidecar_path(output: str | Path) -> Path:
+    """Return the path of the report on one output, next to it."""
+    return Path(f"{output}{REPORT_SUFFIX}")
+
+
+def write_sidecar(report: JobReport, item: ItemReport, part: Path | None = None) -> Path:
+    """Save one item's report next to its output and return the file's path.
+
+    Args:
+        part: Temporary name until the file is complete; random by default.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    path = sidecar_path(item.output)
+    data = report.model_dump(
+        mode="json", include=set(JobReport.model_fields) - {"skipped_inputs", "process"}
+    )
+    data[item.noun] = item.model_dump(mode="json")
+    with atomic_output(path, part) as made:
+        made.write_text(json.dumps(data, indent=2) + "\n")
+    return path

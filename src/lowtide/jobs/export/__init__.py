@@ -1,0 +1,1 @@
+"""Export models to ONNX."""

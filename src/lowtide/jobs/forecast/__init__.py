@@ -1,0 +1,1 @@
+"""Forecast tables, test forecasts, and train forecasters."""

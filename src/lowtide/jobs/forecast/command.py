@@ -1,0 +1,280 @@
+"""Forecast series: quantiles and sample paths of what comes after a table of measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+import numpy as np
+
+from lowtide.core.atomic_file import require_distinct, require_name, require_output
+from lowtide.core.errors import UsageError
+from lowtide.core.figure_file import require_figure_name
+from lowtide.core.option import MOST_COUNT, MOST_SEED
+from lowtide.core.units import format_bytes
+from lowtide.jobs.forecast.frames import (
+    quantile_columns,
+    quantile_frame,
+    require_table_name,
+    sample_frame,
+    write_frame,
+)
+from lowtide.jobs.forecast.report import ForecastReport, source_facts
+from lowtide.jobs.forecast.source import NAMES, ForecastSource, forecast_sources, known_notes
+from lowtide.jobs.forecast.trained import (
+    DIFFUSION,
+    without_attention_warnings,
+)
+from lowtide.media.table_bytes import is_stdin
+from lowtide.media.table_frames import TableData
+from lowtide.media.table_options import TableKeywords, TableOptions
+from lowtide.media.table_words import listed
+from lowtide.media.time_table import TimeTable
+from lowtide.memory.memory_limits import failing_beyond_container
+from lowtide.memory.process_memory import available_host_bytes
+from lowtide.models.forecaster.methods import AUTO
+from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DEFAULT_LEVELS = (0.1, 0.5, 0.9)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A forecast of D series over H steps.
+
+    Attributes:
+        frame: One row for each series and step: mean and quantiles, in the units of the data.
+        samples: Sample paths [S, H, D] in the units of the data.
+        report: What it was made of.
+    """
+
+    frame: pd.DataFrame
+    samples: np.ndarray
+    report: ForecastReport
+
+
+@without_attention_warnings()
+def forecast(
+    data: TableData,
+    output: str | Path | None = None,
+    *,
+    model: str | Path = AUTO,
+    horizon: int | None = None,
+    horizons: Sequence[int] = (),
+    quantile_levels: Sequence[float] | None = None,
+    intervals: Sequence[float] = (),
+    non_negative: bool | None = None,
+    samples: int = 200,
+    paths: str = AUTO_PATHS,
+    seed: int = 0,
+    samples_output: str | Path | None = None,
+    plot: str | Path | None = None,
+    force: bool = False,
+    **reading: Unpack[TableKeywords],
+) -> Forecast:
+    """Forecast the series of a table, by a model fitted to the table itself or a trained one.
+
+    Args:
+        data: A CSV, Excel or Parquet file, ``-`` for standard input, a data frame of pandas or
+            polars, or a Series with dates as its index. Wide, with a column of dates, or long, with
+            a column of names of series besides.
+        output: File of means and quantiles, CSV or Parquet.
+        model: ``"auto"``, the best method of each series on what it was not fitted to; one of
+            ``"naive"``, ``"ets"``, ``"theta"``, ``"mean"`` (of these three), ``"plain-ridge"``,
+            ``"dlinear"`` and ``"ridge"``; or a folder of `lowtide train forecast`.
+        horizon: Steps to forecast, after the last value of each series.
+        horizons: Several of them; the longest covers all.
+        quantile_levels: Levels of quantiles, between 0 and 1; by default .1, .5 and .9, or .5
+            beside ``intervals``.
+        intervals: Bands by the percentage inside, such as 80 and 95: columns ``lo-80``, ``hi-80``.
+        non_negative: Whether bands are cut at 0; None cuts those of series that never were below.
+        samples: Sample paths.
+        paths: How steps and series move together in them: ``"bootstrap"``, ``"copula"``,
+            ``"independent"``, or ``"auto"``, the best of them on blocked folds of the table; of a
+            folder also ``"diffusion"``, which is its ``"auto"``.
+        seed: Seed of the sample paths, from 0 to 2**63 - 1.
+        samples_output: File of the sample paths, CSV or Parquet.
+        plot: Picture of history, median and bands.
+        force: Overwrite files that exist.
+        reading: How the table is read, as `media.table_options.TableOptions` has it: ``columns``
+            to use, by default all or those of the folder; ``target``, the one to forecast by a
+            model of all; ``frequency``, ``season``, ``time_column``, ``id_column``, ``known``,
+            ``date_format``, ``day_first``, ``decimal``, ``timezone``, ``consecutive``.
+
+    Raises:
+        InputError: The table cannot be used; the message has the line and the column.
+        ModelError: A file of the folder is damaged.
+        UsageError: An argument is invalid, or a file exists.
+        OutputError: A file cannot be written.
+    """
+    steps, bands = _horizon(horizon, horizons), _bands(intervals)
+    levels = _levels(quantile_levels, bands)
+    require_sampling(samples, paths, seed, trained=str(model) not in NAMES)
+    tables = named_outputs(output, samples_output)
+    for path in tables:
+        require_table_name(path)
+    wanted = require_outputs(data, tables, plot, force=force)
+    options = TableOptions(**reading)
+    table, sources = forecast_sources(model, data, steps, paths, options)
+    require_room_for_paths(samples, steps, len(table.names))
+    place = table.place_of_target(options.target)
+    floor = floors(table, non_negative)
+    with failing_beyond_container():
+        mean, drawn = _mean_and_samples(sources, floor, steps, samples, seed)
+    cut = np.atleast_1d((drawn <= floor).any(axis=(0, 1)) & (non_negative is None))
+    notes = _notes(table, sources, steps, cut)
+    if place is not None:
+        table = table.of_series([place])
+        drawn, mean = drawn[..., [place]], mean[:, [place]]
+    report = ForecastReport(
+        model=str(model),
+        series=len(table.names),
+        history=len(table.values),
+        frequency=table.grid.frequency,
+        season=table.grid.season,
+        horizon=steps,
+        samples=samples,
+        quantile_levels=levels,
+        intervals=bands,
+        seed=seed,
+        **source_facts(sources, place),
+        outputs=[str(path) for path in wanted],
+        notes=notes,
+    )
+    stamps, quantiles = table.ahead(steps), quantile_columns(levels, bands)
+    frame = quantile_frame(table, stamps, mean, drawn, quantiles)
+    if output is not None:
+        write_frame(frame, Path(output), replace=force)
+    if samples_output is not None:
+        write_frame(sample_frame(table, stamps, drawn), Path(samples_output), replace=force)
+    if plot is not None:
+        from lowtide.jobs.forecast.plot import plot_forecast
+
+        plot_forecast(Path(plot), table, frame, quantiles, replace=force)
+    return Forecast(frame, drawn, report)
+
+
+def _notes(
+    table: TimeTable, sources: Sequence[ForecastSource], steps: int, cut: np.ndarray
+) -> list[str]:
+    """Return what is to be said of a table and its forecast, of which 0 ``cut`` [D] series."""
+    notes = list(dict.fromkeys([*table.notes, *(text for one in sources for text in one.notes)]))
+    notes += known_notes(table, steps, [one.effects for one in sources if one.effects is not None])
+    if len(table.by_end()) > 1:
+        notes.append("each series is forecast from its own last value on")
+    if cut.any():
+        names = listed(table.names, cut)
+        notes.append(f"bands end at 0, below which the data never were: {names}")
+    return notes
+
+
+def _mean_and_samples(
+    sources: Sequence[ForecastSource], floor: np.ndarray, steps: int, samples: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean [H, D] and sample paths [S, H, D] of all series, none below ``floor`` [D]."""
+    mean, drawn = np.empty((steps, len(floor))), np.empty((samples, steps, len(floor)))
+    for source in sources:
+        made = source.made.above(floor[source.places])
+        mean[:, source.places] = made.mean[0]
+        drawn[..., source.places] = made.sample(source.paths.sampler, samples, seed=seed)[0]
+    return mean, drawn
+
+
+def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> None:
+    """Refuse settings of sample paths that make no sense, or need a model that is ``trained``."""
+    if samples < 2:
+        raise UsageError(f"{samples} samples are no distribution", hint="ask for 200")
+    if samples > MOST_COUNT:
+        raise UsageError(f"{samples:,} samples are too many", hint="ask for 200")
+    if not 0 <= seed <= MOST_SEED:
+        raise UsageError(f"a seed is from 0 to {MOST_SEED:,}, not {seed}", hint="--seed 0")
+    if paths == DIFFUSION and not trained:
+        raise UsageError(
+            "diffusion paths are of a trained model",
+            hint="lowtide train forecast DATA --horizons 96, then -m experiments/DATA-forecast",
+        )
+    if paths not in (AUTO_PATHS, *PATHS, DIFFUSION):
+        known = ", ".join((AUTO_PATHS, *PATHS, DIFFUSION))
+        raise UsageError(f"there are no {paths!r} paths", hint=f"--paths is one of {known}")
+
+
+def named_outputs(*outputs: str | Path | None) -> list[Path]:
+    """Return the paths of outputs that are wanted; raises `UsageError` for one without a name."""
+    wanted = [path for path in outputs if path is not None]
+    for path in wanted:
+        require_name(path)
+    return [Path(path) for path in wanted]
+
+
+def require_room_for_paths(samples: int, steps: int, series: int) -> None:
+    """Refuse sample paths that take more memory than there is, by `UsageError`."""
+    # Sorted, and in rows of a table, there are copies of them.
+    needed, room = samples * steps * series * 4 * 8, available_host_bytes()
+    if needed > room:
+        raise UsageError(
+            f"{samples:,} samples of {steps:,} steps of {series:,} series take up to"
+            f" {format_bytes(needed)} of memory, and there are {format_bytes(room)}",
+            hint="--samples 200",
+        )
+
+
+def require_outputs(
+    data: object, files: Iterable[Path], plot: str | Path | None, *, force: bool
+) -> list[Path]:
+    """Return the names of what is written: ``files`` and a ``plot``.
+
+    Raises:
+        UsageError: One exists, is the table ``data`` or another one, or is no name of a picture.
+        OutputError: One cannot be written, as `require_output` says.
+    """
+    wanted = [*files, *named_outputs(plot)]
+    for path in wanted:
+        require_output(path, force=force)
+    inputs = [Path(data)] if isinstance(data, str | Path) and not is_stdin(data) else []
+    require_distinct(wanted, inputs)
+    if plot is not None:
+        require_figure_name(Path(plot))
+    return wanted
+
+
+def _horizon(horizon: int | None, horizons: Sequence[int]) -> int:
+    wanted = [*horizons, *([horizon] if horizon is not None else [])]
+    if not wanted:
+        raise UsageError("no horizon is given", hint="--horizon 24")
+    wrong = [steps for steps in wanted if steps < 1 or steps != int(steps)]
+    if wrong:
+        raise UsageError(f"a horizon of {wrong[0]} steps is none", hint="--horizon 24")
+    return int(max(wanted))
+
+
+def floors(table: TimeTable, non_negative: bool | None) -> np.ndarray:
+    """Return what no path [D] is below: 0, or nothing; None is 0 where no value is below it."""
+    if non_negative is None:
+        return np.where(np.nanmin(table.values, axis=0) >= 0, 0.0, -np.inf)
+    return np.full(len(table.names), 0.0 if non_negative else -np.inf)
+
+
+def _bands(intervals: Sequence[float]) -> tuple[float, ...]:
+    """Return percentages of bands, ascending."""
+    wrong = [one for one in intervals if not 0 < one < 100]
+    if wrong:
+        raise UsageError(
+            f"a band holds between 0 and 100 percent, not {wrong[0]:g}", hint="--interval 80,95"
+        )
+    return tuple(sorted(set(map(float, intervals))))
+
+
+def _levels(levels: Sequence[float] | None, bands: tuple[float, ...]) -> tuple[float, ...]:
+    if levels is None:
+        return (0.5,) if bands else DEFAULT_LEVELS
+    wrong = [level for level in levels if not 0 < level < 1]
+    if wrong or not levels:
+        raise UsageError(
+            f"quantile levels are between 0 and 1, not {wrong}", hint="--levels 0.1,0.5,0.9"
+        )
+    return tuple(sorted(set(levels)))

@@ -1,0 +1,1 @@
+"""What jobs share that run a model on images."""

@@ -1,0 +1,267 @@
+"""Run a kind of job on image files and folders within a budget."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lowtide.core.atomic_file import require_output, require_output_folder
+from lowtide.core.errors import UsageError
+from lowtide.core.progress import Cancel, ProgressCallback, report_phase
+from lowtide.jobs.engine.devices import budget_share, divide_threads, resolve_devices
+from lowtide.jobs.engine.journal import open_journal
+from lowtide.jobs.engine.pipeline import Pipeline
+from lowtide.jobs.engine.report import ProcessMemory, SkippedInput, sidecar_path, versions
+from lowtide.jobs.engine.results import ResultRecorder
+from lowtide.jobs.engine.workers import Workers
+from lowtide.jobs.images.build_network import copy_network
+from lowtide.jobs.images.job import ImageJob
+from lowtide.jobs.images.model_costs import whole_image
+from lowtide.jobs.images.plan_in_child import PlanInChild
+from lowtide.jobs.images.prepare import prepare
+from lowtide.jobs.images.prepared import Pin, PreparedModel
+from lowtide.jobs.images.settings import ImageSettings
+from lowtide.media import ImageFacts
+from lowtide.media.discover import FilePair, Found
+from lowtide.memory.budget import Budget
+from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
+from lowtide.memory.plan_file import PlanFile
+from lowtide.memory.process_memory import RESIDENT_PEAK
+
+Inputs = str | Path | Sequence[str | Path]
+
+
+def run_images(
+    job_type: type[ImageJob],
+    chosen: ImageSettings,
+    inputs: Inputs,
+    output: str | Path,
+    *,
+    force: bool,
+    sidecar: bool,
+    progress: ProgressCallback | None,
+    cancel: Cancel,
+) -> Any:
+    """Run jobs of a type on images, and return the report of the type.
+
+    Arguments and errors are those of `lowtide.upscale`.
+    """
+    started = time.perf_counter()
+    plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
+    found, folder = find_jobs(inputs, output, chosen, job_type)
+    facts = None
+    if folder is not None:
+        require_output_folder(folder)
+    else:
+        # Fail before a new model is measured, which may take minutes.
+        facts = job_type.inspect(found.pairs[0].source, chosen)
+        job_type.refuse_overwriting(found.pairs[0], chosen, force=force)
+        if sidecar:
+            require_output(sidecar_path(found.pairs[0].target), force=True, makes_folder=True)
+    scratch = Path(chosen.scratch) if chosen.scratch else folder or Path(output).parent
+    devices = resolve_devices(chosen.device_names)
+    job_type.load_libraries(chosen)
+    whole_process = RESIDENT_PEAK.reader()
+    has_mark = whole_process.reset()
+    meter = open_meter(devices[0])
+    run = _ImageRun(
+        job_type,
+        chosen,
+        found,
+        facts,
+        devices,
+        scratch,
+        plan_file,
+        meter,
+        progress,
+        cancel,
+    )
+    meter.start()
+    try:
+        report = run.report(folder, force=force, sidecar=sidecar)
+    finally:
+        meter.stop()
+    if has_mark:
+        peak_bytes = whole_process.peaks()[0]
+        report.process = ProcessMemory(peak_bytes=peak_bytes, library_bytes=meter.baseline_bytes)
+    report.seconds = time.perf_counter() - started
+    report_phase(progress, "done")
+    return report
+
+
+@dataclass(frozen=True)
+class _ImageRun:
+    """Images and how they are run: ``facts`` of a single one, and the running ``meter``."""
+
+    job_type: type[ImageJob]
+    settings: ImageSettings
+    found: Found
+    facts: ImageFacts | None
+    devices: list[str]
+    scratch: Path
+    plan_file: PlanFile | None
+    meter: HostMeter | CudaMeter
+    progress: ProgressCallback | None
+    cancel: Cancel
+
+    @property
+    def pairs(self) -> list[FilePair]:
+        """The images and their targets."""
+        return self.found.pairs
+
+    @property
+    def streams(self) -> int:
+        """Images that are in flight at once."""
+        return self.settings.streams if self.job_type.overlaps else 1
+
+    def report(self, folder: Path | None, *, force: bool, sidecar: bool) -> Any:
+        """Run what is due and return the report; ``folder`` has the journal, if there is one."""
+        with (
+            open_journal(folder) as journal,
+            divide_threads(len(self.devices)) as threads,
+            contextlib.ExitStack() as opened,
+        ):
+            before = () if journal is None else journal.models
+            settings, why = self.job_type.suited(self.settings, self.pairs, before)
+            run = replace(self, settings=settings)
+            now = versions(run.settings.model_name, run.job_type.packages)
+            pin = Pin.read(journal, now)
+            budget = run.budget(pin)
+            share = budget_share(budget, run.devices)
+            child = opened.enter_context(run.child(share)) if PlanInChild.helps(share) else None
+            prepared = run.prepare(share, pin, child)
+            Pin.write(journal, now, budget, prepared.measurements)
+            report = run.job_type.report_type(
+                model=prepared.descriptor.to_dict(),
+                model_choice=why,
+                device=",".join(run.devices),
+                versions=now,
+                skipped_inputs=SkippedInput.of(run.found),
+            )
+            key = run.settings.content_hash(prepared.descriptor.sha256, prepared.precision)
+            results = ResultRecorder(
+                run.pairs,
+                report,
+                journal,
+                key,
+                force=force,
+                sidecar=sidecar,
+                made_with=run.settings.made_with(prepared.descriptor.sha256, prepared.precision),
+            )
+            if len(run.devices) == 1 or len(run.pairs) == 1:
+                # A single image stays in this process, which distributes its tiles.
+                run.pipeline(prepared, budget, results, threads).run(results.due_items())
+            else:
+                workers = run.workers(prepared, budget, results, threads)
+                del prepared  # free this copy: each worker loads the model
+                workers.run(run.cancel)
+        return report
+
+    def budget(self, pin: Pin | None) -> Budget:
+        """Return the budget of the device that has the least, or that of the first run."""
+        budget = min(
+            (self.settings.parse_budget(one, self.scratch) for one in dict.fromkeys(self.devices)),
+            key=lambda one: one.device_bytes,
+        )
+        return budget if pin is None else pin.pinned_budget(self.settings.budget, budget)
+
+    def child(self, share: Budget) -> PlanInChild:
+        """Return what plans instead of this process."""
+        return PlanInChild(self.job_type, self.settings, share, self.progress, self.cancel)
+
+    def prepare(self, share: Budget, pin: Pin | None, child: PlanInChild | None) -> PreparedModel:
+        """Load the model and get its costs, for the ``share`` of the budget of one device."""
+        return prepare(
+            self.settings,
+            device=self.devices[0],
+            limit_bytes=share.device_bytes // 2,
+            known=pin and pin.measured,
+            replayed=self.plan_file and self.plan_file.first,
+            meter=self.meter,
+            progress=self.progress,
+            cancel=self.cancel,
+            on_loaded=scale_checker(self.job_type, self.pairs, self.settings, self.facts),
+            child=child,
+            whole=whole_image(self.job_type, self.settings, share, self.pairs, self.facts),
+        )
+
+    def pipeline(
+        self, prepared: PreparedModel, budget: Budget, results: ResultRecorder, threads: int
+    ) -> Pipeline:
+        """Return what runs the images in this process, with ``threads`` for each device."""
+        copies = tuple(copy_network(prepared.network, one) for one in self.devices[1:])
+        prepared, count = replace(prepared, replicas=copies), len(self.pairs)
+        return Pipeline(
+            self.job_type(prepared, self.settings, budget, plan_file=self.plan_file, images=count),
+            results,
+            self.meter,
+            progress=self.progress,
+            cancel=self.cancel,
+            scratch=self.scratch,
+            count=count,
+            streams=self.streams,
+            threads=threads * len(self.devices),
+        )
+
+    def workers(
+        self, prepared: PreparedModel, budget: Budget, results: ResultRecorder, threads: int
+    ) -> Workers:
+        """Return what runs the images in a process for each device."""
+        share = budget_share(budget, self.devices).of_processes(len(self.devices))
+        job = self.job_type(prepared, self.settings, share, images=len(self.pairs))
+        return Workers(
+            self.job_type,
+            {device: job.worker_setup(device, share) for device in self.devices},
+            self.devices,
+            results,
+            streams=self.streams,
+            threads=threads,
+            scratch=self.scratch,
+            progress=self.progress,
+        )
+
+
+def named_inputs(inputs: Inputs) -> list[str | Path]:
+    """Return inputs as a list; raises `UsageError` for what is no name, as arrays are."""
+    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    for one in given:
+        if not isinstance(one, str | Path):
+            raise UsageError(
+                f"inputs are names of files and folders, not of type {type(one).__name__}",
+                hint="write arrays to files, or call the network: lowtide.load(name)(tensor)",
+            )
+    return given
+
+
+def find_jobs(
+    inputs: Inputs, output: str | Path, settings: ImageSettings, job_type: type[ImageJob]
+) -> tuple[Found, Path | None]:
+    """Return the jobs of a type on files, and the folder for a journal.
+
+    That is None for one file to one file.
+    """
+    found = job_type.find(named_inputs(inputs), output, settings)
+    return found, None if found.single_file else Path(output)
+
+
+def scale_checker(
+    job_type: type[ImageJob],
+    jobs: Sequence[FilePair],
+    settings: ImageSettings,
+    facts: ImageFacts | None = None,
+) -> Callable[[int], None]:
+    """Return a callback for the model's scale that checks the result's size early.
+
+    It is called before anything is measured, which may take minutes. For a single image it raises
+    what `ImageJob.target_size` raises; of several images the valid ones are run.
+    """
+
+    def check(scale: int) -> None:
+        if len(jobs) == 1:
+            job_type.target_size(jobs[0].source, jobs[0].target, settings, scale, facts)
+
+    return check

@@ -1,0 +1,235 @@
+"""Train any task within a budget: the common part of the jobs of `lowtide train`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypedDict, TypeVar, Unpack
+
+from pydantic import BaseModel
+
+from lowtide.core.atomic_file import (
+    atomic_output,
+    remove_part_files,
+    require_name,
+    require_output_folder,
+    require_replaceable,
+)
+from lowtide.core.errors import UsageError
+from lowtide.core.folder_lock import locked_folder
+from lowtide.core.heap import set_heap_mode
+from lowtide.core.input_file import is_folder
+from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.jobs.engine.devices import resolve_device
+from lowtide.jobs.train.memory import StepPlan, plan_step
+from lowtide.memory.budget import Budget
+from lowtide.memory.measurement.cpu_half_precision import slowdown_note
+from lowtide.training.distributed import ProcessGroup
+from lowtide.training.run_config import RunConfig
+from lowtide.training.task import Task
+from lowtide.training.trainer import StepEvent, Trainer
+
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+_CONFIG = "config.json"
+# Files that a training run makes in its folder, in addition to the weights named after it.
+_MADE = (
+    _CONFIG,
+    "log.jsonl",
+    "models",
+    "tensorboard",
+    "training_states",
+    "validation",
+    "visualization",
+)
+
+
+class TrainReport(BaseModel):
+    """Report of a training run.
+
+    ``plan`` is the predicted memory of a step, ``scores`` the last validation's, ``best_score`` the
+    first of the best's. ``weights`` and ``best_weights`` are files: the averaged weights at the
+    end, and those with the best score. ``notes`` are sentences on how the training ended.
+    ``warnings`` are sentences on what was unexpected but did not stop the run: a damaged state,
+    images that were rewritten, a step that was repeated with less memory.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    folder: str
+    device: str
+    parameters: int
+    steps: int
+    resumed_step: int
+    plan: StepPlan
+    weights: str
+    best_weights: str | None
+    scores: dict[str, float]
+    best_score: float | None = None
+    skipped_images: dict[str, str]
+    warnings: list[str] = []
+    notes: list[str] = []
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.steps:,} steps, {self.parameters:,} parameters"]
+        if self.resumed_step:
+            lines.append(f"resumed after step {self.resumed_step:,}")
+        lines += [f"{name}: {score:.4f}" for name, score in self.scores.items()]
+        lines += [f"warning: {text}" for text in self.warnings]
+        lines += [f"note: {text}" for text in self.notes]
+        lines += [f"skipped: {path} ({why})" for path, why in self.skipped_images.items()]
+        lines.append(f"weights: {self.weights}")
+        if self.best_weights:
+            lines.append(f"best:    {self.best_weights}")
+        return "\n".join(lines)
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of every training.
+
+    Attributes:
+        budget: Memory that a step may take: bytes, ``"6GiB"``, ``"80%"`` or ``"auto"``.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda:0"``.
+        on_plan: Called with the predicted memory of a step before the first one.
+        on_step: Called after steps.
+        on_warning: Called with each unexpected finding that does not stop the run.
+        accept_changed_data: Resume although the files have changed; refused by default.
+        cancel: Stops the run after the current step, once its state is saved.
+    """
+
+    budget: str | int
+    device: str
+    on_plan: Callable[[StepPlan], None] | None
+    on_step: Callable[[StepEvent], None] | None
+    on_warning: Callable[[str], None] | None
+    accept_changed_data: bool
+    cancel: Cancel
+
+
+def run_training(
+    config: ConfigT,
+    make_task: Callable[[ConfigT, ProcessGroup], Task],
+    output: str | Path,
+    **options: Unpack[RunOptions],
+) -> TrainReport:
+    """Train the task of ``config`` in ``output``/name, or resume it.
+
+    ``make_task`` builds the task with the data of one process. The keywords are `RunOptions`, and
+    what is raised is as in `train_sr`.
+    """
+    processes = ProcessGroup.from_environment()
+    require_name(output)
+    require_output_folder(Path(output))
+    folder = Path(output) / config.name
+    _require_own_folder(folder, config.name)
+    with locked_folder(folder) if processes.is_main else contextlib.nullcontext():
+        return _train(config, make_task, folder, processes, options)
+
+
+def _train(
+    config: ConfigT,
+    make_task: Callable[[ConfigT, ProcessGroup], Task],
+    folder: Path,
+    processes: ProcessGroup,
+    options: RunOptions,
+) -> TrainReport:
+    local_device = _local_device(options.get("device", "auto"), processes)
+    task = make_task(config, processes)
+    parsed = Budget.parse(options.get("budget", "auto"), device=local_device)
+    on_warning = options.get("on_warning") if processes.is_main else None
+    slow = slowdown_note(config.precision) if local_device == "cpu" else None
+    if slow and on_warning is not None:
+        on_warning(slow)
+    plan = plan_step(config, task, parsed.device_bytes, local_device)
+    if (on_plan := options.get("on_plan")) is not None and processes.is_main:
+        on_plan(plan)
+    if processes.is_single:  # several stop after the same step
+        check_cancel(options.get("cancel"))
+    set_heap_mode("trim" if plan.heap == "trim" else "cache")
+    trainer = Trainer(
+        config,
+        folder,
+        task,
+        micro_batches=plan.micro_batches,
+        device=local_device,
+        on_warning=on_warning,
+    )
+    resumed = trainer.resume(accept_changed_data=options.get("accept_changed_data", False))
+    validator, weights = None, folder / f"{config.name}.safetensors"
+    if processes.is_main:
+        _write_config(folder, config)
+        if task.make_validator is not None:
+            validator = task.make_validator(folder, local_device)
+    on_step = options.get("on_step") if processes.is_main else None
+    trainer.run(validator, on_step=on_step, cancel=options.get("cancel"))
+    if processes.is_main:
+        task.save(weights, trainer.ema_network)
+    best = trainer.best_weights if validator is not None else None
+    return TrainReport(
+        name=config.name,
+        folder=str(folder),
+        device=local_device,
+        parameters=sum(one.numel() for one in trainer.ema_network.parameters()),
+        steps=trainer.completed_steps,
+        resumed_step=resumed,
+        plan=plan,
+        weights=str(weights),
+        best_weights=str(best) if best is not None and best.is_file() else None,
+        scores=trainer.scores,
+        best_score=trainer.best_score,
+        skipped_images={str(path): why for path, why in task.data.skipped.items()},
+        warnings=([slow] if slow else []) + trainer.warnings,
+        notes=trainer.notes,
+    )
+
+
+def _local_device(device: str, processes: ProcessGroup) -> str:
+    """Return the device of this process."""
+    place = resolve_device(device)
+    return place if processes.is_single or place == "cpu" else f"cuda:{processes.local_rank}"
+
+
+def _require_own_folder(folder: Path, name: str) -> None:
+    """Raise `UsageError` if training ``name`` would overwrite files of another origin."""
+    if os.path.lexists(folder) and not is_folder(folder):
+        raise UsageError(f"{folder} is not a folder", hint="use another name, or move it away")
+    if not is_folder(folder) or _is_run_folder(folder, name):
+        return
+    for made in (f"{name}.safetensors", f"{name}.json", *_MADE):
+        if os.path.lexists(folder / made):
+            raise UsageError(
+                f"{folder / made} already exists and is not from a training run of this name",
+                hint="use another name or -o FOLDER, or move it away",
+            )
+
+
+def _write_config(folder: Path, config: RunConfig) -> None:
+    """Write the configuration that marks ``folder`` as a training run's.
+
+    Removes what a killed run left unfinished.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    weights = config.name, f"models/{config.name}_best", "models/validated"
+    made = (f"{name}.{kind}" for name in weights for kind in ("safetensors", "json"))
+    for name in (_CONFIG, *made, "models/forecast.json", "models/forecaster.npz"):
+        remove_part_files(folder / name)
+        require_replaceable(folder / name)  # not after all steps
+    with atomic_output(folder / _CONFIG) as part:
+        part.write_text(json.dumps(config.model_dump(mode="json"), indent=1) + "\n")
+
+
+def _is_run_folder(folder: Path, name: str) -> bool:
+    """Return whether a training run began in the folder: a config or a state is there."""
+    config = folder / _CONFIG
+    try:
+        known = json.loads(config.read_bytes()) if config.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        known = None
+    if isinstance(known, dict) and known.get("name") == name and "train" in known:
+        return True
+    return any(path.stem.isdigit() for path in folder.glob("training_states/*.state"))

@@ -1,0 +1,1 @@
+"""Enlarge pictures, and train networks that do."""

@@ -1,0 +1,1 @@
+"""Turn videos into latents and back."""

@@ -1,0 +1,1 @@
+"""Enlarge videos, in segments that resume."""

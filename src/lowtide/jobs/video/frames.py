@@ -1,0 +1,126 @@
+"""Frames that segments are made of, as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from lowtide.core.errors import VideoError
+from lowtide.core.signal import ClosedOnExit
+from lowtide.jobs.clips.rows import FrameSource, frame_info
+from lowtide.jobs.clips.task import VideoTask
+from lowtide.jobs.clips.work import VideoSegment
+from lowtide.media.video.frame_sequence import SequenceFacts, SequenceReader
+from lowtide.media.video.picture_format import PictureFormat
+from lowtide.media.video.video_facts import VideoFacts
+from lowtide.media.video.video_reader import StoredFrame, VideoReader
+
+# Frames from the first one on, and the distance of those of them that tell the noise of a clip.
+_LOOKED_AT, _STEP = 97, 24
+
+
+@dataclass(frozen=True)
+class DueFrame:
+    """Frame ``index`` of a video, which is to be run for a segment.
+
+    ``planes`` are those of another frame of the segment where it could not be decoded.
+    """
+
+    segment: VideoSegment
+    index: int
+    planes: list[np.ndarray]
+    is_decoded: bool
+
+
+class FirstFrames(ClosedOnExit):
+    """Some of a clip's first frames, one below the other, as an image (H·frames, W, 3).
+
+    Of the first 97 every 24th, so that a fade from black is not all. One is in memory.
+
+    Args:
+        due: The frames of ``segment``, in order; closed with this.
+        format: What their samples mean.
+    """
+
+    def __init__(
+        self, due: Generator[DueFrame], segment: VideoSegment, format: PictureFormat
+    ) -> None:
+        self._due, self._format = due, format
+        count = len(range(segment.first, min(segment.last, segment.first + _LOOKED_AT), _STEP))
+        one = frame_info(format)
+        self.info = replace(one, height=one.height * count)
+        self.shape, self.dtype = self.info.shape, np.dtype(np.float32)
+        self._height, self._number, self._next = one.height, -1, islice(due, 0, None, _STEP)
+        self._frame: FrameSource | None = None
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Return the rows from ``first`` to before ``last``, (N, W, 3), in order."""
+        rows, last = [np.empty((0, *self.shape[1:]), np.float32)], min(last, self.shape[0])
+        while first < last:
+            number, top = divmod(first, self._height)
+            while self._number < number:
+                self._frame = FrameSource(next(self._next).planes, self._format)
+                self._number += 1
+            assert self._frame is not None
+            rows.append(self._frame.read(top, min(self._height, top + last - first)))
+            first += len(rows[-1])
+        return np.concatenate(rows)
+
+    def close(self) -> None:
+        """Close the file; may be called more than once."""
+        self._due.close()
+
+
+def due_frames(
+    task: VideoTask, segments: Sequence[VideoSegment], keep_damaged: bool
+) -> Generator[DueFrame]:
+    """Iterate over the frames of ``segments``, each of which comes from one place of the file.
+
+    A frame that cannot be decoded is replaced by the one before, or at the start of a segment by
+    the next one: what a segment holds does not depend on where a run began.
+
+    Raises:
+        VideoError: A frame cannot be decoded, or with ``keep_damaged`` none of a segment.
+    """
+    for group in _adjacent(segments):
+        first, last = group[0].first, group[-1].last
+        frames = _frames(task.facts, first, last, keep_damaged)
+        found: StoredFrame | None = next(frames, None)
+        for segment in group:
+            before: list[np.ndarray] | None = None
+            for index in range(segment.first, segment.last):
+                if found is not None and found.index == index:
+                    before = found.planes
+                    yield DueFrame(segment, index, before, True)
+                    found = next(frames, None)
+                    continue
+                if before is None and found is not None and found.index < segment.last:
+                    before = found.planes
+                if before is None:
+                    frames = f"{segment.first:,} to {segment.last - 1:,}"
+                    raise VideoError(
+                        f"{task.facts.path}: damaged: no frame of {frames} can be decoded",
+                        hint=f"--frames A:{segment.first}, or --frames {segment.last}:B",
+                    )
+                yield DueFrame(segment, index, before, False)
+
+
+def _frames(facts: VideoFacts, first: int, last: int, keep_damaged: bool) -> Iterator[StoredFrame]:
+    if isinstance(facts, SequenceFacts):
+        return iter(SequenceReader(facts, first, last, keep_damaged=keep_damaged))
+    return iter(VideoReader(facts, first, last, keep_damaged=keep_damaged))
+
+
+def _adjacent(segments: Sequence[VideoSegment]) -> Iterator[list[VideoSegment]]:
+    """Group segments that follow each other without a gap."""
+    group: list[VideoSegment] = []
+    for segment in segments:
+        if group and group[-1].last != segment.first:
+            yield group
+            group = []
+        group.append(segment)
+    if group:
+        yield group

@@ -26,7 +26,7 @@ from photographs import as_array, photograph
 from streaming_gpu import SHARES
 
 import lowtide
-from lowtide.jobs.engine.report import ImageReport
+from lowtide.jobs.images.report import ImageReport
 
 ROOT = Path(__file__).parent.parent
 Figures = dict[str, Any]

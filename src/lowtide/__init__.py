@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from lowtide.integrations.fit import fit, unfit
     from lowtide.integrations.vram_usage import estimate_vram_usage
     from lowtide.jobs.denoise.command import denoise
-    from lowtide.jobs.engine.report import DenoiseReport, UpscaleReport
+    from lowtide.jobs.denoise.report import DenoiseReport
     from lowtide.jobs.forecast.backtest import backtest
     from lowtide.jobs.forecast.command import Forecast, forecast
     from lowtide.jobs.upscale.command import upscale
     from lowtide.jobs.upscale.plan import plan
+    from lowtide.jobs.upscale.report import UpscaleReport
     from lowtide.jobs.video.command import video
     from lowtide.jobs.video.report import VideosReport
     from lowtide.memory.budget import Budget

@@ -12,7 +12,7 @@ from torch import nn
 
 import lowtide
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.jobs.engine.report import UpscaleReport
+from lowtide.jobs.upscale.report import UpscaleReport
 from lowtide.models import Model, SizeRule
 from support.image_folders import files_of
 from support.measured_costs import remember_onnx

@@ -19,7 +19,7 @@ from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.jobs.engine.report import ImageReport
+    from lowtide.jobs.images.report import ImageReport
 
 REFERENCE, BASELINE = "lowtide", "conservative"
 # Options of `lowtide upscale`, in the order of the runs: bf16 is last, since processors without
@@ -135,7 +135,7 @@ def _upscale(*words: str) -> ImageReport:
 
     Raises `LowtideError` with the reason if it fails: a `UsageError` if not because of the image.
     """
-    from lowtide.jobs.engine.report import ImageReport
+    from lowtide.jobs.images.report import ImageReport
 
     done = subprocess.run(
         [sys.executable, "-P", "-m", "lowtide", "upscale", "--json", "--quiet", *words],

@@ -19,7 +19,7 @@ from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
 from lowtide.jobs.denoise.settings import DenoiseSettings
 
 if TYPE_CHECKING:
-    from lowtide.jobs.engine.report import DenoiseReport
+    from lowtide.jobs.denoise.report import DenoiseReport
 
 DEFAULT_OUTPUT = "denoised/"  # for a dry run, which writes nothing
 _MAIN, _OUT = "Main", "Output"

@@ -19,7 +19,7 @@ from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from lowtide.jobs.engine.report import UpscaleReport
+    from lowtide.jobs.upscale.report import UpscaleReport
 
 # Options that have an effect only where files are written.
 _EXCLUDED_OPTIONS = ("dry_run", "force", "report", "comparison", "streams", "devices")

@@ -11,13 +11,8 @@ import typer
 from lowtide.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.jobs.engine.report import (
-        AccuracyReport,
-        ErrorFigure,
-        ImageReport,
-        JobReport,
-        MemoryReport,
-    )
+    from lowtide.jobs.engine.report import AccuracyReport, ErrorFigure, JobReport, MemoryReport
+    from lowtide.jobs.images.report import ImageReport
     from lowtide.memory.plan import Plan
 
 _FRONT_LINES = 6

@@ -20,7 +20,7 @@ from lowtide.core.errors import UsageError
 from lowtide.jobs.upscale.settings import UpscaleSettings
 
 if TYPE_CHECKING:
-    from lowtide.jobs.engine.report import UpscaleReport
+    from lowtide.jobs.upscale.report import UpscaleReport
 
 DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 _MAIN, _OUT = "Main", "Output"

@@ -10,9 +10,9 @@ from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.denoise.comparisons import Comparisons
 from lowtide.jobs.denoise.job import DenoiseJob
 from lowtide.jobs.denoise.raw.job import DenoiseRawJob
+from lowtide.jobs.denoise.report import DenoiseReport
 from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.denoise.volumes.job import VolumeJob
-from lowtide.jobs.engine.report import DenoiseReport
 from lowtide.jobs.images.keywords import ImageKeywords, show_keywords
 from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs, named_inputs, run_images

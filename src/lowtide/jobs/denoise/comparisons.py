@@ -11,8 +11,9 @@ import numpy as np
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.denoise.picture import draw_comparison, non_local_means
+from lowtide.jobs.denoise.report import DenoiseReport
 from lowtide.jobs.denoise.scores import find_references, score_files
-from lowtide.jobs.engine.report import DenoiseReport, write_sidecar
+from lowtide.jobs.engine.report import write_sidecar
 from lowtide.jobs.images.detail_picture import require_comparison
 from lowtide.jobs.images.job import ImageJob
 from lowtide.jobs.images.run import Inputs, find_jobs

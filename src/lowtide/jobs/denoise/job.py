@@ -2,56 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lowtide.core.errors import UsageError
-from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink, Source
+from lowtide.jobs.denoise.report import DenoisedImageReport, DenoiseReport
 from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.denoise.states import STATE_FILES, StateAdapter, StateFile, StepSink
 from lowtide.jobs.engine.item import Item
-from lowtide.jobs.engine.report import DenoisedImageReport, DenoiseReport
 from lowtide.jobs.images.adapter import NoisyImageAdapter
 from lowtide.jobs.images.chosen_noise import (
     ImageNoise,
     require_trained_noise,
 )
-from lowtide.jobs.images.estimated_noise import gaussian_noise, poisson_gaussian_noise
 from lowtide.jobs.images.job import ImageJob, ItemRun
 from lowtide.jobs.images.model_choice import DENOISER, suited_denoiser
+from lowtide.jobs.images.noise_finder import NoiseFinder, bands_of, denoisers_of, set_level
 from lowtide.jobs.images.picture_parts import CroppedSource, PreviewPart, inspect_mask, open_mask
 from lowtide.jobs.images.planning import ImageTaskPlan
 from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.jobs.images.result_blend import Blend, BlendSink
 from lowtide.media import ImageFacts, ImageSource
-from lowtide.media.coding_traces import color_step
 from lowtide.media.discover import IMAGES, FilePair
-from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
-from lowtide.models.denoiser.block_bands import BLOCK
-from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
-from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig, FiniteDenoiserConfig
-from lowtide.models.denoiser.noise_level import NoiseLevel
+from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
-    PoissonGaussianNoise,
-    network_terms,
 )
 from lowtide.models.denoiser.sampling import earlier_predictions, sampling_steps
 from lowtide.models.denoiser.slim_unet_config import SchedulerName
 from lowtide.streaming.tiles.runner import RunOutcome
 
-_BAND_PIXELS = 1 << 15
-# Of larger images so many pixels tell the noise.
-_ENOUGH_PIXELS = 1 << 22
-# Bands that tell shot noise from the rest: more pixels have more of one brightness to choose from.
-_STATISTICS_PIXELS = 1 << 18
 # Options that are for one kind of files.
 _KIND_OPTIONS = {
     "black_level": "camera RAW files",
@@ -169,23 +156,12 @@ class DenoiseJob(ImageJob):
         settings = self.settings
         return DenoisedImageReport(
             **dict(super().item_report(item, planned, status)),
-            **self.noise_report(item),
+            **self._finder.report_fields(self._noise[item.index]),
             strength=settings.strength,
             chroma_only=settings.chroma_only,
             mask=None if settings.mask is None else str(settings.mask),
             preview=settings.preview,
         )
-
-    def noise_report(self, item: Item) -> dict[str, Any]:
-        """Return what a report says of an item's noise, as fields of `NoisyImageReport`."""
-        noise, chosen = self._noise[item.index], self.settings.chosen_noise
-        return {
-            "sigma": noise.levels,
-            "sigma_source": noise.source,
-            "shared_by_neighbors": noise.shared and not noise.is_none,
-            "noise": "gaussian" if chosen is None else chosen.describe(),
-            "noise_parameters": noise.parameters,
-        }
 
     def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         settings, item, scratch = self.settings, run.item, run.pipeline.scratch
@@ -213,7 +189,7 @@ class DenoiseJob(ImageJob):
         if noise.is_none:
             self._set_level(0, noise.parameters)
             on_rows = pipeline.report_rows(run.item, self.budget, run.planned.upscaled.height)
-            for first, rows in _bands(source, pipeline.cancel):
+            for first, rows in bands_of(source, pipeline.cancel):
                 sink.write(first, rows)
                 if on_rows is not None:
                     on_rows(len(rows))
@@ -238,7 +214,7 @@ class DenoiseJob(ImageJob):
                 stack.enter_context(closing(StateFile(shape, pipeline.scratch)))
                 for _ in range(STATE_FILES + self._earlier)
             )
-            for first, rows in _bands(source, pipeline.cancel):
+            for first, rows in bands_of(source, pipeline.cancel):
                 state.write(first, ends.color(rows))
             for step in steps:
                 self._set_level(step.sigma, parameters)
@@ -248,7 +224,7 @@ class DenoiseJob(ImageJob):
                 outcome.fp32_reruns += done.fp32_reruns
                 state, after = after, state
             with self.open_source(item, pipeline.scratch) as again:
-                for first, rows in _bands(again, pipeline.cancel):
+                for first, rows in bands_of(again, pipeline.cancel):
                     color = state.read(first, first + len(rows))
                     sink.write(first, ends.to_samples(color, rows))
         self._set_level(sigma, parameters)
@@ -262,23 +238,20 @@ class DenoiseJob(ImageJob):
         return settings.scheduler or ("ddim" if settings.eta else self._config.scheduler)
 
     @property
+    def _finder(self) -> NoiseFinder:
+        settings = self.settings
+        return NoiseFinder(self._config, settings.sigma, settings.chosen_noise)
+
+    @property
     def _config(self) -> DenoiserConfig:
-        return next(self._denoisers()).config
+        return next(denoisers_of(self.prepared)).config
 
     def _set_level(self, sigma: float, parameters: tuple[float, ...]) -> None:
-        for denoiser in self._denoisers():
-            denoiser.set_level(sigma, parameters)
+        set_level(self.prepared, sigma, parameters)
 
     def adapter(self, item: Item, info: ImageInfo) -> NoisyImageAdapter:
         """Return the conversion between an item's rows, of ``info``, and the network."""
         return NoisyImageAdapter(info, self.prepared.geometry.in_channels)
-
-    def _denoisers(self) -> Iterator[LeveledDenoiser]:
-        """Iterate over the network's denoisers: on all devices, and in fp32 to compare with."""
-        for network in (self.prepared.network, *self.prepared.replicas):
-            yield from denoisers_in(network.forward)
-            if network.make_fp32_forward is not None:
-                yield from denoisers_in(network.make_fp32_forward())
 
     def check_colors(self, item: Item, planned: ImageTaskPlan) -> None:
         """Raise `UsageError` for an image whose colors the network is not for; note gray."""
@@ -294,66 +267,16 @@ class DenoiseJob(ImageJob):
 
     def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
         """Return an image's noise: as given, of the table, or estimated from its pixels."""
-        chosen, sigma, source = self.settings.chosen_noise, self.settings.sigma, "given"
-        if chosen is not None and chosen.table is not None:
-            known, source = chosen.at(), "table"
-        elif sigma is not None:
-            known = GaussianNoise(std=sigma / 255)
-            if isinstance(self._config, FiniteDenoiserConfig) and sigma:
-                return self._estimate(item, planned, known.std)
-        else:
-            return self._estimate(item, planned, None)
-        return ImageNoise(*network_terms(known, self._config), source)
-
-    def _estimate(self, item: Item, planned: ImageTaskPlan, sigma: float | None) -> ImageNoise:
-        """Return the noise that the pixels show; its kind alone where ``sigma`` is the level."""
-        chosen = self.settings.chosen_noise
-        by_light = chosen is not None and chosen.name == PoissonGaussianNoise.name
-        lost = color_step(item.source) / 255 if planned.facts.format == JPEG.name else 0.0
-        level = NoiseLevel(planned.facts.info.color_channels, lost=lost)
-        with self._open_whole(item, self.settings.scratch) as opened:
-            adapter = self.adapter(item, opened.info)
-            bands = _bands(opened, pixels=_STATISTICS_PIXELS) if by_light else _strips(opened)
-            colors = (adapter.visible_color(rows) for _, rows in bands)
-            if by_light:
-                return poisson_gaussian_noise(colors, level, self._config)
-            return gaussian_noise(colors, level, self._config, sigma)
+        opened = partial(self._open_whole, item, self.settings.scratch)
+        return self._finder.find(item.source, planned.facts, opened)
 
     def level_notes(self, item: Item) -> list[str]:
         """Return what a user has to know of an item's noise."""
         noise = self._noise[item.index]
         if noise.sigma is None:
             return ["no pixel tells the noise level, so samples are copied; --sigma sets it"]
-        if noise.is_none:
-            return [
-                "no noise was found, so samples are copied"
-                if noise.source == "estimated"
-                else "without noise samples are copied",
-                *noise.doubts,
-            ]
-        most = self._config.max_sigma
-        notes = list(noise.doubts)
-        if noise.sigma > most * 1.001:
-            notes.append(f"the model was trained up to a sigma of {most * 255:.3g} of 255")
-        if self._config.linear:
-            notes.append("the model is for values in proportion to light, as undeveloped files are")
-        return notes
-
-
-def _strips(source: ImageRows) -> Iterator[tuple[int, Any]]:
-    """Yield (first row, rows) of strips of blocks: all of them, or of a large image some."""
-    height, width, _ = source.shape
-    step = BLOCK * -(-height * width // _ENOUGH_PIXELS)
-    for first in range(0, height, step):
-        yield first, source.read(first, min(first + BLOCK, height))
-
-
-def _bands(
-    source: ImageRows, cancel: Cancel = None, pixels: int = _BAND_PIXELS
-) -> Iterator[tuple[int, Any]]:
-    """Yield (first row, rows) of an image, from the top down, of about ``pixels`` each."""
-    height, width, _ = source.shape
-    step = max(1, pixels // width)
-    for first in range(0, height, step):
-        check_cancel(cancel)
-        yield first, source.read(first, min(first + step, height))
+        if not noise.is_none:
+            return self._finder.notes(noise)
+        found = "no noise was found, so samples are copied"
+        given = "without noise samples are copied"
+        return [found if noise.source == "estimated" else given, *noise.doubts]

@@ -10,7 +10,7 @@ from lowtide.core.errors import UsageError
 from lowtide.core.figure_file import save_figure
 from lowtide.core.install_hints import install_extra
 from lowtide.core.metrics import psnr
-from lowtide.jobs.engine.report import DenoisedImageReport
+from lowtide.jobs.denoise.report import DenoisedImageReport
 from lowtide.jobs.images.detail_picture import PictureRows, drawn, most_detailed
 
 # Residuals are drawn from -3 to 3 standard deviations.

@@ -10,14 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, SerializeAsAny
+from pydantic import BaseModel
 
 from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
-from lowtide.core.errors import BatchError, BudgetError, ImageError, InputError, LowtideError
+from lowtide.core.errors import BatchError, BudgetError, InputError, LowtideError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import MIB, format_bytes
-from lowtide.jobs.denoise.scores import DenoiseScores
 from lowtide.media.discover import Found
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.plan import Plan
@@ -127,93 +126,6 @@ class ItemReport(BaseModel):
         )
 
 
-class ImageReport(ItemReport):
-    """Result of one image: that of an item, with the sizes of input and output."""
-
-    noun = "image"
-
-    width: int = 0
-    height: int = 0
-    out_width: int = 0
-    out_height: int = 0
-
-    @property
-    def size(self) -> str:
-        """Sizes of input and output, for texts."""
-        return f"{self.width}×{self.height} → {self.out_width}×{self.out_height}"
-
-    @property
-    def megapixels(self) -> float:
-        """Millions of pixels of the result."""
-        return self.out_width * self.out_height / 1e6
-
-    @property
-    def pace(self) -> str:
-        """Speed of the run, for texts."""
-        return f"{self.megapixels / max(self.seconds, 1e-9):.1f} megapixels a second"
-
-    def details(self) -> list[tuple[str, str]]:
-        """Return what a kind of job says of an image besides its plan, as (name, text)."""
-        return []
-
-
-class NoisyImageReport(ImageReport):
-    """Result of one image, with its noise level where noise was removed.
-
-    ``sigma`` is the standard deviation of the noise in levels of 255, and None where the image does
-    not tell it; ``sigma_source`` says whether it was given, estimated from the image, or is that of
-    a table at mid-gray. ``noise`` says which noise that is, and ``noise_parameters`` are those
-    besides the level. ``shared_by_neighbors`` is whether the estimate found noise that neighboring
-    pixels share, as after demosaicing, resizing or JPEG.
-    """
-
-    sigma: float | None = None
-    sigma_source: Literal["given", "estimated", "table"] = "estimated"
-    noise: str = "gaussian"
-    noise_parameters: tuple[float, ...] = ()
-    shared_by_neighbors: bool = False
-
-    def details(self) -> list[tuple[str, str]]:
-        """Return the noise level."""
-        if self.sigma is None:
-            return []
-        text = f"sigma {self.sigma:.1f} of 255, {self.sigma_source}"
-        if self.shared_by_neighbors:
-            text += "; neighbors share it, as after demosaicing, resizing or JPEG"
-        if self.noise != "gaussian":
-            text = f"sigma {self.sigma:.1f} of 255 at mid-gray, {self.noise}"
-        return [("noise", text)]
-
-
-class DenoisedImageReport(NoisyImageReport):
-    """Result of one image that was denoised: its noise level, and what was done.
-
-    ``strength``, ``chroma_only``, ``mask`` and ``preview`` are those of the settings. ``scores``
-    are those against a clean image, where one was given.
-    """
-
-    strength: float = 1.0
-    chroma_only: bool = False
-    mask: str | None = None
-    preview: tuple[int, int, int, int] | None = None
-    scores: DenoiseScores | None = None
-
-    def control(self) -> list[tuple[str, str]]:
-        """Return what of the image was denoised, and how far, if not all and wholly."""
-        words = [f"strength {self.strength:g}"] if self.strength != 1 else []
-        words += ["colors alone"] if self.chroma_only else []
-        words += [f"where {self.mask} is white"] if self.mask else []
-        if self.preview is not None:
-            left, top, width, height = self.preview
-            words.append(f"a preview of {width}×{height} pixels at {left},{top}")
-        return [("control", "; ".join(words))] if words else []
-
-    def details(self) -> list[tuple[str, str]]:
-        """Return the noise level, what was denoised of it, and scores."""
-        scores = [] if self.scores is None else self.scores.details()
-        return super().details() + self.control() + scores
-
-
 class SkippedInput(BaseModel):
     """File or folder among the inputs that is of another kind, and the reason."""
 
@@ -284,26 +196,6 @@ class JobReport(BaseModel):
             failures={item.input: item.error or "" for item in failed},
             hint=hint and f"{hint}, in which all of the {len(needed)} that did not fit do",
         )
-
-
-class UpscaleReport(JobReport):
-    """Report of an upscaling job."""
-
-    item_type = NoisyImageReport
-    noun = "images"
-    input_error = ImageError
-
-    images: list[NoisyImageReport] = []
-
-
-class DenoiseReport(JobReport):
-    """Report of a denoising job."""
-
-    item_type = DenoisedImageReport
-    noun = "images"
-    input_error = ImageError
-
-    images: list[SerializeAsAny[DenoisedImageReport]] = []
 
 
 def versions(model: str = "", packages: Iterable[str] = ()) -> dict[str, str]:

@@ -180,12 +180,15 @@ def require_trained_noise(chosen: ChosenNoise | None, config: DenoiserConfig, mo
         )
 
 
-def estimate_doubts(found: LevelEstimate, noise: NoiseModel) -> tuple[str, ...]:
+def estimate_doubts(
+    found: LevelEstimate, noise: NoiseModel, option: str = "--sigma"
+) -> tuple[str, ...]:
     """Return notes on what an image leaves open about its noise.
 
     Args:
         found: The estimate by octaves of detail.
         noise: The noise that is removed.
+        option: The option that gives a level.
     """
     seen, detail = found.sigma * 255, found.detail * 255
     if found.shared and found.sigma > _UNLIKE * noise.level:
@@ -196,12 +199,12 @@ def estimate_doubts(found: LevelEstimate, noise: NoiseModel) -> tuple[str, ...]:
     if detail >= max(_WORTH_A_NOTE, _UNLIKE * seen):
         return (
             f"detail that neighbors share, {detail:.1f} of 255 in flat parts, was taken for"
-            f" texture; where it is noise, --sigma {detail:.2g} removes it",
+            f" texture; where it is noise, {option} {detail:.2g} removes it",
         )
     if found.shared and seen >= _WORTH_A_NOTE and not found.has_color:
         return (
             "the noise that neighbors share is in brightness alone, where texture looks like it;"
-            f" where detail is lost, --sigma {seen / _UNLIKE:.2g} keeps more",
+            f" where detail is lost, {option} {seen / _UNLIKE:.2g} keeps more",
         )
     return ()
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lowtide.core.signal import Sink
-from lowtide.jobs.denoise.job import DenoiseJob
-from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.engine.item import Item
-from lowtide.jobs.engine.report import NoisyImageReport
+from lowtide.jobs.images.chosen_noise import ImageNoise, require_trained_noise
 from lowtide.jobs.images.job import ImageJob, ItemRun
+from lowtide.jobs.images.noise_finder import NoiseFinder, denoisers_of, set_level
 from lowtide.jobs.images.planning import ImageTaskPlan
+from lowtide.jobs.images.report import NoisyImageReport
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.streaming.tiles.runner import RunOutcome
-
-Opener = Callable[[Item, Path | None], ImageRows]
 
 
 class DenoisingFirst(ImageJob):
@@ -27,12 +25,13 @@ class DenoisingFirst(ImageJob):
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
-        self._levels: _Levels | None = None
+        self._finder: NoiseFinder | None = None
+        self._noise: dict[int, ImageNoise] = {}  # by index
         if (sigma := self.settings.denoise) is not None:
-            settings = DenoiseSettings(
-                model=self.settings.denoiser, sigma=None if sigma == "auto" else sigma
-            )
-            self._levels = _Levels(self.prepared, settings, self.budget, opener=self.open_noisy)
+            config = next(denoisers_of(self.prepared)).config
+            require_trained_noise(None, config, self.settings.denoiser)
+            level = None if sigma == "auto" else float(sigma)
+            self._finder = NoiseFinder(config, level, option="--denoise")
 
     def open_noisy(self, item: Item, scratch: Path | None) -> ImageRows:
         """Open what the noise level of an item is estimated from."""
@@ -41,15 +40,24 @@ class DenoisingFirst(ImageJob):
     def plan(self, item: Item) -> ImageTaskPlan:
         """Plan one image from its header, and find its noise level."""
         planned = super().plan(item)
-        if self._levels is not None:
-            planned.notes += self._levels.known(item, planned)
+        if self._finder is not None:
+            if item.index not in self._noise:
+                opened = partial(self.open_noisy, item, self.settings.scratch)
+                self._noise[item.index] = self._finder.find(item.source, planned.facts, opened)
+            planned.notes += self._level_notes(self._finder, self._noise[item.index])
         return planned
+
+    def _level_notes(self, finder: NoiseFinder, noise: ImageNoise) -> list[str]:
+        if noise.sigma is None:
+            return ["no pixel tells the noise level, so that none is removed; --denoise 12 sets it"]
+        found = ["no noise was found, so that none is removed"] if noise.is_none else []
+        return found + finder.notes(noise)
 
     def set_level(self, item: Item, info: ImageInfo) -> None:
         """Give the denoiser the noise level of an item, whose rows are of ``info``."""
-        if self._levels is not None:
-            self._levels.prepared = self.prepared
-            self._levels.set(item, self.prepared.adapter(info).unit_share)
+        if self._finder is not None:
+            noise, share = self._noise[item.index], self.prepared.adapter(info).unit_share
+            set_level(self.prepared, (noise.sigma or 0.0) * share, noise.parameters)
 
     def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
         self.set_level(run.item, source.info)
@@ -57,36 +65,6 @@ class DenoisingFirst(ImageJob):
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> NoisyImageReport:
         """Return the report of a planned image, with its noise level if that is removed."""
-        noise = {} if self._levels is None else self._levels.noise_report(item)
+        finder = self._finder
+        noise = {} if finder is None else finder.report_fields(self._noise[item.index])
         return NoisyImageReport(**dict(super().item_report(item, planned, status)), **noise)
-
-
-class _Levels(DenoiseJob):
-    """Noise levels of items, and the denoiser in a network, which is given them."""
-
-    def __init__(self, *given: Any, opener: Opener) -> None:
-        super().__init__(*given)
-        self._opener = opener
-
-    def _open_whole(self, item: Item, scratch: Path | None) -> ImageRows:
-        return self._opener(item, scratch)
-
-    def known(self, item: Item, planned: ImageTaskPlan) -> list[str]:
-        """Return what a user has to know of an item's noise, which is found if it is not known."""
-        if item.index not in self._noise:
-            self._noise[item.index] = self.find_noise(item, planned)
-        return self.level_notes(item)
-
-    def level_notes(self, item: Item) -> list[str]:
-        """Return what a user has to know of an item's noise."""
-        noise = self._noise[item.index]
-        if noise.sigma is None:
-            return ["no pixel tells the noise level, so that none is removed; --denoise 12 sets it"]
-        notes = noise.doubts if noise.is_none else super().level_notes(item)
-        found = ["no noise was found, so that none is removed"] if noise.is_none else []
-        return found + [one.replace("--sigma", "--denoise") for one in notes]
-
-    def set(self, item: Item, share: float) -> None:
-        """Set the level of an item, of which a network's values are ``share``."""
-        noise = self._noise[item.index]
-        self._set_level((noise.sigma or 0.0) * share, noise.parameters)

@@ -13,7 +13,7 @@ from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.jobs.engine.devices import divide_threads
 from lowtide.jobs.engine.item import ComputedItem, Item
 from lowtide.jobs.engine.pipeline import Pipeline
-from lowtide.jobs.engine.report import ImageReport, JobReport
+from lowtide.jobs.engine.report import JobReport
 from lowtide.jobs.images.accuracy import measure_accuracy
 from lowtide.jobs.images.held_memory import HeldMemory
 from lowtide.jobs.images.model_costs import timed_in_passing, whole_image
@@ -21,6 +21,7 @@ from lowtide.jobs.images.picture_parts import CroppedSource
 from lowtide.jobs.images.planning import ImageTaskPlan, plan_image
 from lowtide.jobs.images.prepare import preload_libraries, prepare
 from lowtide.jobs.images.prepared import Measurements, PreparedModel
+from lowtide.jobs.images.report import ImageReport
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.target_size import TargetSize, drops_alpha, target_size
 from lowtide.jobs.images.value_range import find_value_range, range_notes

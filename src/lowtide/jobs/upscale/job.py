@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lowtide.jobs.engine.report import UpscaleReport
 from lowtide.jobs.images.denoise_first import DenoisingFirst
 from lowtide.jobs.images.model_choice import suited_upscaler
+from lowtide.jobs.upscale.report import UpscaleReport
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.media.discover import FilePair
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.core.figure_file import save_figure
-from lowtide.jobs.engine.report import ImageReport
 from lowtide.jobs.images.detail_picture import Detail, PictureRows, drawn, most_detailed
+from lowtide.jobs.images.report import ImageReport
 from lowtide.models.resample import CubicReads
 
 

@@ -7,12 +7,12 @@ from typing import Unpack
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.progress import Cancel, ProgressCallback
-from lowtide.jobs.engine.report import UpscaleReport
 from lowtide.jobs.images.keywords import show_keywords
 from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs
 from lowtide.jobs.upscale.command import UpscaleKeywords
 from lowtide.jobs.upscale.job import UpscaleJob
+from lowtide.jobs.upscale.report import UpscaleReport
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.memory.profiles import profile_names
 

@@ -8,7 +8,8 @@ from pydantic import BaseModel, Field
 
 from lowtide.core.errors import VideoError
 from lowtide.core.units import format_seconds
-from lowtide.jobs.engine.report import JobReport, NoisyImageReport
+from lowtide.jobs.engine.report import JobReport
+from lowtide.jobs.images.report import NoisyImageReport
 
 
 class StreamReport(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.jobs.engine.report import DenoisedImageReport, DenoiseReport
+from lowtide.jobs.denoise.report import DenoisedImageReport, DenoiseReport
 
 
 class RawImageReport(DenoisedImageReport):

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from lowtide.core.errors import InputError
+from lowtide.jobs.denoise.report import DenoisedImageReport, DenoiseReport
 from lowtide.jobs.denoise.volumes.scores import MaskScores, ResidualStructure
-from lowtide.jobs.engine.report import DenoisedImageReport, DenoiseReport
 
 
 class DenoisedVolumeReport(DenoisedImageReport):

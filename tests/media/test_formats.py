@@ -32,7 +32,7 @@ def test_the_side_limit_is_exact_and_the_hint_names_formats_that_work(name: str,
 
 
 def test_transparency_is_refused_for_jpeg_only() -> None:
-    for entry in FORMATS:
+    for entry in filter(lambda one: one.save, FORMATS):
         if entry is JPEG:
             with pytest.raises(OutputError, match="transparency"):
                 check_output("a.jpg", ImageInfo(4, 4, 4))

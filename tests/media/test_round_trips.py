@@ -15,6 +15,7 @@ ALL = EncodeOptions(jpeg_quality=100, webp_lossless=True, avif_quality=100, avif
 CASES = [
     (entry, sample, bands)
     for entry in FORMATS
+    if entry.save
     for sample in FULL
     for bands in (1, 2, 3, 4)
     if entry.alpha or bands in (1, 3)

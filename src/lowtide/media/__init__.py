@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lowtide.media.async_writer import AsyncWriter
     from lowtide.media.discover import FilePair
-    from lowtide.media.encode import EncodeOptions, OutputCost, output_cost
-    from lowtide.media.formats import FORMATS, SUFFIXES, ImageFormat, check_output, output_sample
+    from lowtide.media.encode import EncodeOptions
+    from lowtide.media.encoder_cost import OutputCost, output_cost
+    from lowtide.media.formats import (
+        FORMATS,
+        SUFFIXES,
+        ImageFormat,
+        add_format,
+        check_output,
+        output_sample,
+    )
     from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, inspect_image
     from lowtide.media.image_sink import ImageSink, open_sink
     from lowtide.media.image_source import ImageSource, open_image
@@ -31,13 +39,14 @@ _HOMES = {
     "ImageSource": "image_source",
     "FilePair": "discover",
     "Metadata": "metadata",
-    "OutputCost": "encode",
+    "OutputCost": "encoder_cost",
     "AsyncWriter": "async_writer",
+    "add_format": "formats",
     "check_output": "formats",
     "inspect_image": "image_facts",
     "open_image": "image_source",
     "open_sink": "image_sink",
-    "output_cost": "encode",
+    "output_cost": "encoder_cost",
     "output_sample": "formats",
 }
 
@@ -54,6 +63,7 @@ __all__ = [
     "ImageSource",
     "Metadata",
     "OutputCost",
+    "add_format",
     "check_output",
     "inspect_image",
     "open_image",

@@ -11,27 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.input_file import exists, is_file, is_folder
-from lowtide.media.formats import (
-    AVIF,
-    BMP,
-    GIF,
-    HEIC,
-    JPEG,
-    PNG,
-    READ_SUFFIXES,
-    TIFF,
-    WEBP,
-    ImageFormat,
-    format_of_suffix,
-)
+from lowtide.media.formats import SUFFIXES, identify, is_media_container
 from lowtide.media.tiff_header import Directory, directories
 
 HEAD_BYTES = 512
 
-# Sizes of a BMP's second header, by which others that begin with BM are told from it.
-_BMP_HEADERS = [size.to_bytes(4, "little") for size in (12, 40, 52, 56, 64, 108, 124)]
-_HEIC_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"}
-_TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _UNSUPPORTED: tuple[tuple[bytes, str], ...] = (
     (b"%PDF", "a PDF document"),
     (b"%!PS", "a PostScript document"),
@@ -84,42 +68,14 @@ _RAW_COMPRESSIONS = (32_767, 32_769, 32_770, 34_713, 65_000, 65_535)
 _NAMED = 3  # files listed per reason
 
 
-def identify(head: bytes) -> ImageFormat | None:
-    """Return the supported format of a file with first bytes ``head``, or None."""
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return PNG
-    if head.startswith(b"\xff\xd8\xff"):
-        return JPEG
-    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
-        return WEBP
-    if head.startswith(_TIFF_MAGIC):
-        return TIFF
-    if head.startswith(b"GIF8"):
-        return GIF
-    if head.startswith(b"BM") and head[14:18] in _BMP_HEADERS:
-        return BMP
-    brands = _brands(head)
-    if brands & {b"avif", b"avis"}:
-        return AVIF
-    return HEIC if brands & _HEIC_BRANDS else None
-
-
 def describe(head: bytes) -> str:
     """Describe a file of no supported format, with article: ``a PDF document``."""
     for magic, name in _UNSUPPORTED:
         if head.startswith(magic):
             return name
-    brands = _brands(head)
-    if brands:
+    if is_media_container(head):
         return "a video or another ISO media file"
     return _describe_text(head)
-
-
-def _brands(head: bytes) -> set[bytes]:
-    if head[4:8] != b"ftyp":
-        return set()
-    end = min(int.from_bytes(head[:4], "big"), len(head))
-    return {head[8:12], *(head[at : at + 4] for at in range(16, end - 3, 4))}
 
 
 def _describe_text(head: bytes) -> str:
@@ -198,7 +154,7 @@ def skip_reason(path: Path) -> str:
         return "not a regular file" if exists(path) else "a broken link"
     if is_raw_name(path):
         return "camera RAW, needs developing first"
-    if format_of_suffix(path.suffix or ".") or path.suffix.lower() in READ_SUFFIXES:
+    if path.suffix.lower() in SUFFIXES:
         return "an image"
     try:
         with path.open("rb") as file:

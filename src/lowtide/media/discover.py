@@ -12,7 +12,7 @@ from lowtide.core.atomic_file import PART_PATTERN, file_key, require_name
 from lowtide.core.errors import ImageError, InputError, UsageError
 from lowtide.core.input_file import exists, is_file, is_folder, require_input
 from lowtide.media.detect import RAW_SUFFIXES, SkippedFile, skip_reason, skipped_summary
-from lowtide.media.formats import READ_SUFFIXES, SUFFIXES, format_of_suffix
+from lowtide.media.formats import SUFFIXES, WRITTEN_SUFFIXES, format_of_suffix
 
 _GLOB_CHARACTERS = set("*?[")
 _SEPARATORS = tuple(sep for sep in (os.sep, os.altsep) if sep)
@@ -78,11 +78,9 @@ class MediaKind:
         return self.error("; ".join([what, *skipped_summary(others)]), hint=hint)
 
 
-IMAGES = MediaKind(
-    "image", (*SUFFIXES, *READ_SUFFIXES), format_of_suffix, ImageError, fallback=".png"
-)
+IMAGES = MediaKind("image", SUFFIXES, format_of_suffix, ImageError, fallback=".png")
 RAW_FILES = MediaKind(
-    "camera RAW file", RAW_SUFFIXES, format_of_suffix, ImageError, (".tif", *SUFFIXES)
+    "camera RAW file", RAW_SUFFIXES, format_of_suffix, ImageError, (".tif", *WRITTEN_SUFFIXES)
 )
 
 

@@ -1,21 +1,19 @@
-"""Encoder settings, encoder memory, and the libvips calls that encode an image."""
+"""Encoder settings, and the libvips calls that encode an image."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, get_args
-
-import pyvips
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lowtide.core.errors import UsageError
-from lowtide.media import codec_memory
-from lowtide.media.formats import AVIF, JPEG, PNG, TIFF, WEBP, ImageFormat, output_format
-from lowtide.media.image_info import ImageInfo
+
+if TYPE_CHECKING:
+    import pyvips
 
 Subsampling = Literal["auto", "4:4:4", "4:2:0"]
 TiffCompression = Literal["none", "lzw", "deflate"]
 
+AVIF_BITS = 12
 _PNG_FILTER_UP = 0x20
 # Lossy WebP: from 3 up the encoder keeps every coefficient of the image, 7 to 30 bytes a pixel by
 # content, where this takes 5. Files of quality 90 are 2 % larger, with .2 to .3 dB less.
@@ -70,113 +68,58 @@ class EncodeOptions:
 
 
 @dataclass(frozen=True)
-class OutputCost:
-    """Host memory of an encoder in bytes: upper bound, typical value, and the reason.
+class SaveDetails:
+    """What beside the options determines how an image is saved.
 
-    ``collecting`` is what it has until the last row, where the image is encoded only then, when
-    nothing is read any more; None where it is encoded as the rows come.
+    ``keep`` are the libvips flags of the metadata to write, ``unit`` is that of the resolution.
+    ``keep_hidden_color`` keeps the color of pixels with alpha 0 in formats that drop it by default.
     """
 
-    resident_bytes: int
-    typical_bytes: int
-    reason: str
-    collecting: codec_memory.CodecBytes | None = None
+    keep: int
+    unit: str
+    keep_hidden_color: bool = False
 
 
-def output_cost(
-    path: Path | str,
-    info: ImageInfo,
-    options: EncodeOptions | None = None,
-    *,
-    resized_from: ImageInfo | None = None,
-    default_format: str | None = None,
-) -> OutputCost:
-    """Predict the host memory of encoding an image, without the rows given to it.
-
-    Args:
-        path: Output file, whose suffix names the format.
-        info: The image in the file.
-        options: Encoder settings.
-        resized_from: The rows that the image is resampled from, if it is.
-        default_format: Format of a ``path`` without suffix.
-
-    Raises:
-        UsageError: For a suffix of no supported format.
-    """
-    chosen = options or EncodeOptions()
-    entry = output_format(path, default_format)
-    cost = codec_memory.encoding_window(info, strips=entry is TIFF)
-    settled = codec_memory.CodecBytes(cost.typical, cost.typical)  # once all rows have come
-    if resized_from is not None:
-        resizing = codec_memory.resize_bytes(resized_from)
-        cost, settled = cost + resizing, settled + resizing
-    if entry not in (WEBP, AVIF):
-        return OutputCost(cost.upper, cost.typical, f"a {entry.name} is encoded by rows")
-    if entry is WEBP:
-        encoder = codec_memory.webp_encoding(
-            info, quality=chosen.webp_quality, lossless=chosen.webp_lossless
-        )
-    else:
-        encoder = codec_memory.avif_encoding(
-            info, quality=chosen.avif_quality, effort=chosen.avif_effort
-        )
-    collecting, encoding = cost + codec_memory.collected_frame(info), settled + encoder
-    return OutputCost(
-        max(collecting.upper, encoding.upper),
-        max(collecting.typical, encoding.typical),
-        f"{'a WebP' if entry is WEBP else 'an AVIF'} is encoded as a whole",
-        collecting,
+def save_png(image: pyvips.Image, name: str, options: EncodeOptions, details: SaveDetails) -> None:
+    """Save a PNG; as all of this kind, of a sample type of the format. Raises `pyvips.Error`."""
+    # Upscaled images are smooth: the filter "up" halves the file at the speed of no filter.
+    image.pngsave(
+        name, compression=options.png_compression, filter=_PNG_FILTER_UP, keep=details.keep
     )
 
 
-def encode_image(
-    image: pyvips.Image,
-    path: Path,
-    image_format: ImageFormat,
-    options: EncodeOptions,
-    *,
-    keep: int,
-    unit: str,
-    keep_hidden_color: bool = False,
-) -> None:
-    """Encode ``image`` to ``path`` as ``image_format``, whatever the suffix.
-
-    ``image`` already has a sample type of the format. ``keep`` are the libvips flags of the
-    metadata to write, ``unit`` is that of the resolution. ``keep_hidden_color`` keeps the color of
-    pixels with alpha 0 in formats that drop it by default. Raises `pyvips.Error`.
-    """
-    name = str(path)
-    if image_format is PNG:
-        # Upscaled images are smooth: the filter "up" halves the file at the speed of no filter.
-        image.pngsave(name, compression=options.png_compression, filter=_PNG_FILTER_UP, keep=keep)
-    elif image_format is JPEG:
-        mode = _SUBSAMPLING[options.jpeg_subsampling]
-        image.jpegsave(name, Q=options.jpeg_quality, subsample_mode=mode, keep=keep)
-    elif image_format is WEBP:
-        image.webpsave(
-            name,
-            Q=options.webp_quality,
-            lossless=options.webp_lossless,
-            effort=_LOSSLESS_WEBP_EFFORT if options.webp_lossless else _LOSSY_WEBP_EFFORT,
-            exact=options.webp_lossless or keep_hidden_color,
-            keep=keep,
-        )
-    elif image_format is AVIF:
-        image.heifsave(
-            name,
-            Q=options.avif_quality,
-            compression="av1",
-            bitdepth=AVIF.bits if str(image.format) == "ushort" else 8,
-            effort=options.avif_effort,
-            keep=keep,
-        )
-    else:
-        _save_tiff(image, name, options, keep, unit)
+def save_jpeg(image: pyvips.Image, name: str, options: EncodeOptions, details: SaveDetails) -> None:
+    """Save a JPEG."""
+    mode = _SUBSAMPLING[options.jpeg_subsampling]
+    image.jpegsave(name, Q=options.jpeg_quality, subsample_mode=mode, keep=details.keep)
 
 
-def _save_tiff(
-    image: pyvips.Image, name: str, options: EncodeOptions, keep: int, unit: str
-) -> None:
+def save_webp(image: pyvips.Image, name: str, options: EncodeOptions, details: SaveDetails) -> None:
+    """Save a WebP."""
+    image.webpsave(
+        name,
+        Q=options.webp_quality,
+        lossless=options.webp_lossless,
+        effort=_LOSSLESS_WEBP_EFFORT if options.webp_lossless else _LOSSY_WEBP_EFFORT,
+        exact=options.webp_lossless or details.keep_hidden_color,
+        keep=details.keep,
+    )
+
+
+def save_avif(image: pyvips.Image, name: str, options: EncodeOptions, details: SaveDetails) -> None:
+    """Save an AVIF, of 12 bits where the samples have 16."""
+    image.heifsave(
+        name,
+        Q=options.avif_quality,
+        compression="av1",
+        bitdepth=AVIF_BITS if str(image.format) == "ushort" else 8,
+        effort=options.avif_effort,
+        keep=details.keep,
+    )
+
+
+def save_tiff(image: pyvips.Image, name: str, options: EncodeOptions, details: SaveDetails) -> None:
+    """Save a TIFF in small strips."""
     sample = {"uchar": 1, "ushort": 2, "float": 4}[str(image.format)]
     raw = image.width * image.height * image.bands * sample
     image.tiffsave(
@@ -187,8 +130,8 @@ def _save_tiff(
         # Small strips, since writers and readers of a TIFF hold whole strips in memory.
         tile_height=_strip_rows(image.width * image.bands * sample),
         bigtiff=raw > _CLASSIC_TIFF_BYTES,
-        resunit="cm" if unit == "cm" else "inch",
-        keep=keep,
+        resunit="cm" if details.unit == "cm" else "inch",
+        keep=details.keep,
     )
 
 

@@ -20,9 +20,9 @@ import pyvips
 
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.core.units import MIB, format_bytes
-from lowtide.media.encode import EncodeOptions, encode_image
+from lowtide.media.encode import EncodeOptions, SaveDetails
 from lowtide.media.file_heads import correct_head
-from lowtide.media.formats import AVIF, PNG, WEBP, ImageFormat, output_sample
+from lowtide.media.formats import PNG, ImageFormat, output_sample
 from lowtide.media.icc_profile import rgb_profile_of_gray
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import Metadata, attach, keep_flags
@@ -60,10 +60,8 @@ class EncodePipeline:
         metadata = metadata if made is None else replace(metadata, icc=made)
         self.notes = _notes(image_format, info, metadata, self._colors)
         # Whether the whole image is encoded when its last row has come.
-        self.encodes_at_end = image_format in (WEBP, AVIF)
-        # And in a heap that gives blocks back. An AVIF takes seconds, in which another image is
-        # computed: not there.
-        self.trims_heap = image_format is WEBP
+        self.encodes_at_end = image_format.encoder_bytes is not None
+        self.trims_heap = image_format.trims_heap
         self._format, self._info, self._size = image_format, info, size
         self._metadata, self._options, self._zero_alpha = metadata, options, zero_alpha
 
@@ -92,15 +90,9 @@ class EncodePipeline:
             image = gray.bandjoin([gray, gray, *alpha]).copy(interpretation=space)
         image = attach(image, self._metadata)
         keep, unit = keep_flags(self._metadata), self._metadata.unit
-        encode_image(
-            image,
-            path,
-            self._format,
-            self._options,
-            keep=keep,
-            unit=unit,
-            keep_hidden_color=self._zero_alpha,
-        )
+        details = SaveDetails(keep, unit, self._zero_alpha)
+        assert self._format.save is not None
+        self._format.save(image, str(path), self._options, details)
         correct_head(path, self._format, self._metadata)
 
 

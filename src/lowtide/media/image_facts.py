@@ -15,18 +15,8 @@ from lowtide.core.errors import ImageError
 from lowtide.core.input_file import require_input
 from lowtide.media import codec_memory
 from lowtide.media._libvips import FILE_ERRORS, configure, error_text, is_harmless
-from lowtide.media.detect import HEAD_BYTES, camera_raw, describe, identify
-from lowtide.media.formats import (
-    AVIF,
-    FORMATS,
-    HEIC,
-    JPEG,
-    PNG,
-    READ_ONLY,
-    TIFF,
-    WEBP,
-    ImageFormat,
-)
+from lowtide.media.detect import HEAD_BYTES, camera_raw, describe
+from lowtide.media.formats import AVIF, FORMATS, HEIC, JPEG, PNG, TIFF, ImageFormat, identify
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.jpeg_parts import JpegParts, jpeg_parts
 from lowtide.media.metadata import Metadata, read_metadata
@@ -147,7 +137,7 @@ def open_decoder(
         why += ", and a block of rows to rotate the image by its EXIF orientation"
     facts = ImageFacts(
         info=upright_info(stored, orientation),
-        format=PNG.name if kind in READ_ONLY else kind.name,
+        format=PNG.name if kind.save is None else kind.name,
         orientation=orientation,
         resident_bytes=cost.upper,
         typical_bytes=cost.typical,
@@ -195,7 +185,7 @@ def _identify(path: Path) -> ImageFormat:
         )
     kind = identify(head)
     if kind is None:
-        names = ", ".join(entry.name for entry in (*FORMATS, *READ_ONLY))
+        names = ", ".join(entry.name for entry in FORMATS)
         raise ImageError(f"{path}: this is {describe(head)}", hint=f"convert it to one of {names}")
     return kind
 
@@ -256,15 +246,12 @@ def _decoding_cost(
     if kind is PNG and _field(header, "interlaced", 0):
         held = codec_memory.whole_image_bytes(info.height * info.row_bytes)
         return rows + held, "an interlaced PNG is decoded as a whole"
-    if kind in READ_ONLY or (kind is TIFF and is_lab_of_bytes(path)):
+    if kind.save is None or (kind is TIFF and is_lab_of_bytes(path)):
         held = codec_memory.whole_image_bytes(COPIES * info.height * info.row_bytes)
         return rows + held, f"a {kind.name} is decoded as a whole"
-    if kind is WEBP:
-        held = codec_memory.webp_decoding(info, path.stat().st_size)
-        return rows + held, "a WebP is decoded as a whole"
-    if kind is AVIF:
-        held = codec_memory.avif_decoding(info, path.stat().st_size)
-        return rows + held, "an AVIF is decoded as a whole"
+    if kind.decoder_bytes is not None:
+        held = kind.decoder_bytes(info, path.stat().st_size)
+        return rows + held, f"{kind.with_article} is decoded as a whole"
     if kind is TIFF:
         tile_height = cast(int, _field(header, "tile-height", 0))
         held = codec_memory.whole_image_bytes(largest_strip_bytes(path))

@@ -14,7 +14,8 @@ import numpy as np
 from lowtide.core.errors import ImageError, UsageError
 from lowtide.core.input_file import require_input
 from lowtide.media import codec_memory
-from lowtide.media.encode import EncodeOptions, OutputCost, output_cost
+from lowtide.media.encode import EncodeOptions
+from lowtide.media.encoder_cost import OutputCost, output_cost
 from lowtide.media.formats import JPEG, PNG, TIFF, WEBP, check_output
 from lowtide.media.image_facts import ImageFacts
 from lowtide.media.image_info import ImageInfo

@@ -17,7 +17,8 @@ from lowtide.core.errors import ImageError, UsageError
 from lowtide.core.input_file import require_input
 from lowtide.core.install_hints import install_extra
 from lowtide.core.signal import ClosedOnExit
-from lowtide.media.detect import HEAD_BYTES, camera_raw, describe, identify
+from lowtide.media.detect import HEAD_BYTES, camera_raw, describe
+from lowtide.media.formats import identify
 from lowtide.media.image_info import ImageInfo
 
 if TYPE_CHECKING:

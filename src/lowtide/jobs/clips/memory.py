@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from lowtide.core.units import MIB
 from lowtide.jobs.clips.threads import WAITING_FRAMES
-from lowtide.media.encode import output_cost
+from lowtide.media.encoder_cost import output_cost
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.video.encoder_settings import CODECS, EncoderSettings
 from lowtide.media.video.picture_format import PictureFormat

@@ -33,7 +33,7 @@ from lowtide.jobs.images.result_blend import Blend
 from lowtide.jobs.images.target_size import TargetSize
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, MediaKind
-from lowtide.media.encode import OutputCost
+from lowtide.media.encoder_cost import OutputCost
 from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows
 from lowtide.media.volume_file import GradientFiles, VolumeSink, VolumeSource, find_gradients
 from lowtide.media.volume_header import VOLUME_SUFFIXES, inspect_volume

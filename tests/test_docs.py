@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import typer
 
-import lowtide
 from lowtide.cli.main import app
 from lowtide.core import errors
-from lowtide.jobs.denoise.report import DenoisedImageReport
+from lowtide.jobs.denoise.report import DenoisedImageReport, DenoiseReport
 from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.engine.report import AccuracyReport, ErrorFigure, MemoryReport
 from lowtide.jobs.images.report import ImageReport
+from lowtide.jobs.upscale.report import UpscaleReport
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.jobs.video.report import StreamReport, VideoReport, VideosReport
 from lowtide.jobs.video.settings import VideoSettings
@@ -133,9 +133,9 @@ def test_every_documented_option_exists():
 def test_every_setting_and_every_field_of_a_report_is_documented():
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     models = (
-        lowtide.UpscaleReport,
+        UpscaleReport,
         ImageReport,
-        lowtide.DenoiseReport,
+        DenoiseReport,
         DenoisedImageReport,
         AccuracyReport,
         ErrorFigure,

@@ -24,8 +24,8 @@ from subprocess_run import measure_in_subprocess
 from training_memory import ENOUGH, WAYS, compare, error_percent
 
 from lowtide import TrainingStep, estimate
-from lowtide.jobs.engine.user_models import load_user_model
 from lowtide.jobs.train.memory import plan_step
+from lowtide.jobs.train.user_models import load_user_model
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import DeviceProfile, load_profile
 from lowtide.memory.tracing.checkpointing import Checkpointing

@@ -7,8 +7,8 @@ import pytest
 
 import lowtide
 from lowtide import UsageError
+from lowtide.jobs.denoise.parts import Blend
 from lowtide.jobs.denoise.settings import DenoiseSettings
-from lowtide.jobs.images.result_blend import Blend
 from support.image_folders import statuses
 
 SIGMA = 25

@@ -9,8 +9,7 @@ import lowtide
 from lowtide import ImageError, UsageError
 from lowtide.core.metrics import psnr, ssim
 from lowtide.jobs.denoise import scores as denoise_scores
-from lowtide.jobs.denoise.comparisons import Comparisons
-from lowtide.jobs.denoise.picture import non_local_means
+from lowtide.jobs.denoise.comparisons import Comparisons, non_local_means
 from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.media.discover import MediaKind
 from support.denoiser_files import denoiser_file

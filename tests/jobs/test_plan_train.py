@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import BudgetError, ModelError, UsageError
-from lowtide.jobs.engine.user_models import load_user_model
 from lowtide.jobs.train.plan import (
     DevicePlans,
     TrainingPlan,
@@ -21,6 +20,7 @@ from lowtide.jobs.train.plan import (
     plan_training_on_all_gpus,
 )
 from lowtide.jobs.train.settings import TrainSettings, parse_size
+from lowtide.jobs.train.user_models import load_user_model
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile, profile_names
 from lowtide.memory.tracing.steps import TrainingStep
@@ -280,7 +280,7 @@ def test_sizes_that_a_model_file_does_not_take(monkeypatch) -> None:
     from dataclasses import replace
 
     import lowtide
-    from lowtide.jobs.engine import user_models
+    from lowtide.jobs.train import user_models
     from lowtide.models import SizeRule
 
     model = lowtide.load("lowtide-x2")

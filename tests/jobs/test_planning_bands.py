@@ -9,7 +9,7 @@ from torch import nn
 
 import lowtide
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.jobs.images.plan_choice import choose_image_plan
+from lowtide.jobs.images.planning import choose_image_plan
 from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.memory.budget import Budget

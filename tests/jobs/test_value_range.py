@@ -5,7 +5,7 @@ import pytest
 import tifffile
 
 import lowtide
-from lowtide.jobs.images.float_scale import FloatScale
+from lowtide.jobs.images.value_range import FloatScale
 from lowtide.media.image_info import ValueRange
 
 BUDGET = "256MiB"

@@ -228,3 +228,37 @@ class ImageSource(ClosedOnExit):
         if self._spool is not None:
             self._spool.close()
             self._spool = None
+
+
+# Rows of a part that are read at once: those of the whole image are longer.
+_READ_ROWS = 16
+
+
+class CroppedSource(ClosedOnExit):
+    """Part of an open image, as a `lowtide.media.image_info.ImageRows`.
+
+    Args:
+        source: The picture, which is closed with this.
+        left, top, width, height: The part, in pixels.
+    """
+
+    def __init__(self, source: ImageSource, left: int, top: int, width: int, height: int) -> None:
+        self._source, self._left, self._top = source, left, top
+        self.metadata, self.zero_alpha = source.metadata, source.zero_alpha
+        self.info = replace(source.info, width=width, height=height)
+        self.shape, self.dtype = self.info.shape, source.dtype
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Return the rows from ``first`` to before ``last``, (N, W, C); none below the part."""
+        left, top, (height, width, _) = self._left, self._top, self.shape
+        first, last = min(first, height), min(last, height)
+        rows = np.empty((max(0, last - first), *self.shape[1:]), self.dtype)
+        for start in range(0, len(rows), _READ_ROWS):  # rows of the picture are longer than these
+            stop = min(start + _READ_ROWS, len(rows))
+            found = self._source.read(top + first + start, top + first + stop)
+            rows[start:stop] = found[:, left : left + width]
+        return rows
+
+    def close(self) -> None:
+        """Close the picture; may be called more than once."""
+        self._source.close()

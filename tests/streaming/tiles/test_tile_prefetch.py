@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lowtide.core.errors import Cancelled, NotFiniteError
-from lowtide.jobs.images.plan_choice import with_most_in_flight
+from lowtide.jobs.images.planning import with_most_in_flight
 from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.model_facts import ModelGeometry, Overrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates

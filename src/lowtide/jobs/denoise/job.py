@@ -11,6 +11,13 @@ from typing import Any, ClassVar
 
 from lowtide.core.errors import UsageError
 from lowtide.core.signal import Sink, Source
+from lowtide.jobs.denoise.parts import (
+    Blend,
+    BlendSink,
+    PreviewPart,
+    inspect_mask,
+    open_mask,
+)
 from lowtide.jobs.denoise.report import DenoisedImageReport, DenoiseReport
 from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.denoise.states import STATE_FILES, StateAdapter, StateFile, StepSink
@@ -23,13 +30,12 @@ from lowtide.jobs.images.chosen_noise import (
 from lowtide.jobs.images.job import ImageJob, ItemRun
 from lowtide.jobs.images.model_choice import DENOISER, suited_denoiser
 from lowtide.jobs.images.noise_finder import NoiseFinder, bands_of, denoisers_of, set_level
-from lowtide.jobs.images.picture_parts import CroppedSource, PreviewPart, inspect_mask, open_mask
 from lowtide.jobs.images.planning import ImageTaskPlan
 from lowtide.jobs.images.prepared import PreparedModel
-from lowtide.jobs.images.result_blend import Blend, BlendSink
 from lowtide.media import ImageFacts, ImageSource
 from lowtide.media.discover import IMAGES, FilePair
 from lowtide.media.image_info import ImageInfo, ImageRows
+from lowtide.media.image_source import CroppedSource
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
 from lowtide.models.denoiser.noise_models import (
@@ -137,7 +143,7 @@ class DenoiseJob(ImageJob):
         if preview is None:
             return opened
         assert isinstance(opened, ImageSource)
-        return CroppedSource(opened, PreviewPart(*preview))
+        return CroppedSource(opened, *preview)
 
     def _open_whole(self, item: Item, scratch: Path | None) -> ImageRows:
         return super().open_source(item, scratch)

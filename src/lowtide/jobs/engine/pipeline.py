@@ -14,8 +14,7 @@ from lowtide.core.errors import Cancelled, LowtideError, NotFiniteError, OutOfMe
 from lowtide.core.heap import restored_heap_mode, set_heap_mode
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.core.units import format_bytes
-from lowtide.jobs.engine.earlier_items import EarlierItems
-from lowtide.jobs.engine.item import ComputedItem, Item, PendingItem, PlannedItem
+from lowtide.jobs.engine.item import ComputedItem, EarlierItems, Item, PendingItem, PlannedItem
 from lowtide.memory.budget import Budget
 from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage

@@ -13,7 +13,6 @@ from lowtide.core.errors import InputError, UsageError
 from lowtide.core.option import MOST_COUNT
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
 from lowtide.jobs.forecast.backtest_methods import FittedMethods, Method, fit_methods
-from lowtide.jobs.forecast.backtest_report import BacktestReport, HorizonScores
 from lowtide.jobs.forecast.command import (
     NAMES,
     named_outputs,
@@ -21,6 +20,7 @@ from lowtide.jobs.forecast.command import (
     require_room_for_paths,
     require_sampling,
 )
+from lowtide.jobs.forecast.report import BacktestReport, HorizonScores
 from lowtide.jobs.forecast.scores import Scores, load_scoringrules
 from lowtide.jobs.forecast.trained import TrainedForecaster, without_attention_warnings
 from lowtide.media.table import read_table

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from lowtide.jobs.forecast.backtest_report import BacktestReport
+    from lowtide.jobs.forecast.report import BacktestReport
 
 _MOST_SERIES = 12
 _HISTORY = 3  # horizons

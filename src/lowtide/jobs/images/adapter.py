@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from lowtide.core.errors import ModelError
-from lowtide.jobs.images.float_scale import FloatScale
+from lowtide.jobs.images.value_range import FloatScale
 from lowtide.media.image_info import ImageInfo
 from lowtide.models.denoiser.slim_unet_config import NOISY_RANGE
 

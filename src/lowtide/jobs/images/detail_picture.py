@@ -11,15 +11,18 @@ import numpy as np
 
 from lowtide.core.atomic_file import require_distinct, require_name, require_output
 from lowtide.core.errors import UsageError
-from lowtide.core.figure_file import DOTS_PER_INCH, new_figure, require_figure_name
+from lowtide.core.figure_file import DOTS_PER_INCH, new_figure, require_figure_name, save_figure
 from lowtide.core.input_file import is_folder
 from lowtide.jobs.images.adapter import NoisyImageAdapter
+from lowtide.jobs.images.report import ImageReport
 from lowtide.jobs.images.value_range import shared_range
 from lowtide.media import open_image
 from lowtide.media.discover import Found
+from lowtide.models.resample import CubicReads
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 # Sides in pixels of the detail, and of the blocks in which it is looked for.
 _SIDE, _BLOCK = 480, 16
@@ -133,3 +136,48 @@ def drawn(panels: list[tuple[str, np.ndarray]], note: str) -> Figure:
         figure.text(left / whole[0], 1 - 0.75 * _HEADER / whole[1], title, fontsize=8)
     figure.text(_GAP / whole[0], 0.3 * _FOOTER / whole[1], note, fontsize=7, color="0.3")
     return figure
+
+
+def draw_enlargement(
+    path: Path,
+    image: ImageReport,
+    model: str,
+    max_pixels: int,
+    scratch: Path | None = None,
+    *,
+    replace: bool,
+) -> None:
+    """Write a picture of the most detailed part of a result, at most 480 pixels wide and high.
+
+    One pixel of the result is one of the picture. Panels: the input at the size of the result by
+    cubic interpolation, and the result.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+        ImageError: A file cannot be read.
+        OutputError: The picture cannot be written.
+    """
+    small, large = (
+        PictureRows(Path(one), Path(image.input), max_pixels, scratch)
+        for one in (image.input, image.output)
+    )
+    detail = most_detailed(large)
+    panels = [
+        (
+            f"input, ×{image.out_width / image.width:.4g} by bicubic",
+            _enlarged(small, image, detail),
+        ),
+        (model, large.cut(detail)),
+    ]
+    note = (
+        f"{Path(image.output).name}: {detail.width}×{detail.height} at {detail.left},{detail.top}"
+    )
+    save_figure(drawn(panels, note), path, replace=replace)
+
+
+def _enlarged(small: PictureRows, image: ImageReport, detail: Detail) -> np.ndarray:
+    """Return a detail (H, W, C) of the input at the size of the result."""
+    rows = CubicReads.of(image.height, image.out_height, detail.top, detail.height)
+    columns = CubicReads.of(image.width, image.out_width, detail.left, detail.width)
+    part = small.cut(Detail(rows.first, columns.first, rows.count, columns.count))
+    return columns.along(rows.along(part, 0), 1)

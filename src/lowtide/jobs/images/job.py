@@ -17,7 +17,6 @@ from lowtide.jobs.engine.report import JobReport
 from lowtide.jobs.images.accuracy import measure_accuracy
 from lowtide.jobs.images.held_memory import HeldMemory
 from lowtide.jobs.images.model_costs import timed_in_passing, whole_image
-from lowtide.jobs.images.picture_parts import CroppedSource
 from lowtide.jobs.images.planning import ImageTaskPlan, plan_image
 from lowtide.jobs.images.prepare import preload_libraries, prepare
 from lowtide.jobs.images.prepared import Measurements, PreparedModel
@@ -35,6 +34,7 @@ from lowtide.media import (
 )
 from lowtide.media.discover import IMAGES, FilePair, Found, MediaKind, discover
 from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows, ValueRange
+from lowtide.media.image_source import CroppedSource
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_file import PlanFile

@@ -20,8 +20,8 @@ from lowtide.core.figure_file import require_figure_name
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, parse_bytes
 from lowtide.jobs.engine.devices import resolve_device
-from lowtide.jobs.engine.user_models import UserModel, load_user_model
 from lowtide.jobs.train.settings import TrainSettings
+from lowtide.jobs.train.user_models import UserModel, load_user_model
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import DeviceProfile, find_profile, load_profile, profile_names
 from lowtide.memory.training.fit_search import FitReport, fit_to_budget

@@ -18,10 +18,10 @@ from lowtide.core.install_hints import install_extra
 from lowtide.core.progress import check_cancel
 from lowtide.core.signal import Sink
 from lowtide.jobs.denoise.job import DenoiseJob
-from lowtide.jobs.denoise.volumes.mask import VolumeMask
+from lowtide.jobs.denoise.parts import Blend
 from lowtide.jobs.denoise.volumes.report import DenoisedVolumeReport, VolumeDenoiseReport
 from lowtide.jobs.denoise.volumes.scale import VolumeScale, change_of
-from lowtide.jobs.denoise.volumes.scores import SeriesScores
+from lowtide.jobs.denoise.volumes.scores import SeriesScores, VolumeMask
 from lowtide.jobs.denoise.volumes.series import SeriesPatches, SeriesSlices, has_dipy, load_dipy
 from lowtide.jobs.denoise.volumes.slices import NetworkSlices, SliceAdapter, SliceArray
 from lowtide.jobs.denoise.volumes.survey import VolumeSurvey, survey_volume
@@ -29,7 +29,6 @@ from lowtide.jobs.engine.item import Item
 from lowtide.jobs.images.chosen_noise import ImageNoise, require_trained_noise
 from lowtide.jobs.images.job import ItemRun
 from lowtide.jobs.images.planning import ImageTaskPlan
-from lowtide.jobs.images.result_blend import Blend
 from lowtide.jobs.images.target_size import TargetSize
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, MediaKind

@@ -19,7 +19,7 @@ import numpy as np
 
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.denoise.states import StateFile
-from lowtide.jobs.denoise.volumes.mask import VolumeMask
+from lowtide.jobs.denoise.volumes.scores import VolumeMask
 from lowtide.jobs.denoise.volumes.survey import VolumeSurvey
 from lowtide.media.volume_file import VolumeSource
 from lowtide.models.denoiser.variance_stabilizer import RicianTransform

@@ -9,9 +9,8 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.progress import Cancel
-from lowtide.jobs.denoise.volumes.levels import estimate_levels, file_scale
+from lowtide.jobs.denoise.volumes.levels import estimate_levels, file_scale, volumes_of
 from lowtide.jobs.denoise.volumes.scale import VolumeScale
-from lowtide.jobs.denoise.volumes.series_slices import volumes_of
 from lowtide.jobs.images.chosen_noise import ChosenNoise, NoiseSource
 from lowtide.media.volume_header import VolumeFacts
 from lowtide.models.denoiser.noise_models import GaussianNoise, RicianNoise

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.core.units import format_bytes
@@ -16,10 +16,6 @@ from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage
 from lowtide.memory.plan import Plan
 from lowtide.memory.prediction.calibration import Residual, ResidualStore
-
-if TYPE_CHECKING:
-    from lowtide.jobs.engine.pipeline import Job
-
 
 _TRIES = 3
 _STEP_DOWN = 0.7
@@ -133,7 +129,6 @@ class PendingItem:
     """
 
     item: Item
-    job: Job
     planned: PlannedItem
     computed: ComputedItem
     writing_row: LedgerRow

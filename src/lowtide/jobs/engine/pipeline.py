@@ -95,7 +95,7 @@ class Pipeline:
         self.scratch, self.count, self.threads = scratch, count, threads
         self._job, self._listener = job, listener
         self._streams = streams if count > 1 else 1
-        self._in_flight: list[PendingItem] = []
+        self._in_flight: list[tuple[Job, PendingItem]] = []
         self._block_sizes: tuple[object, ...] = ()
         self._earlier, self._is_crowded = EarlierItems(meter), False
 
@@ -120,24 +120,24 @@ class Pipeline:
         """Compute one item; on return it is being written, done or failed."""
         try:
             item.part = self._listener.new_part(item.index)
-            pending = self._attempt(item, self._job)
+            job, pending = self._attempt(item, self._job)
         except LowtideError as error:
             self._listener.failed(item.index, error)
             return
         if self._streams > 1:
-            self._in_flight.append(pending)
+            self._in_flight.append((job, pending))
         else:
-            self._commit(pending)
+            self._commit(job, pending)
 
     def commit_all(self) -> None:
         """Wait until all items in flight are written."""
         while self._in_flight:
-            self._commit(self._in_flight.pop(0))
+            self._commit(*self._in_flight.pop(0))
 
     def abort(self) -> None:
         """Abort all unfinished files; no effect after `commit_all`."""
         while self._in_flight:
-            self._in_flight.pop().computed.file.abort()
+            self._in_flight.pop()[1].computed.file.abort()
 
     def lap(self) -> Usage:
         """Return the peak since the last lap."""
@@ -187,24 +187,27 @@ class Pipeline:
         advance(0)
         return advance
 
-    def _commit(self, pending: PendingItem) -> None:
+    def _commit(self, job: Job, pending: PendingItem) -> None:
         index = pending.item.index
         try:
-            report = self._attempt(pending.item, pending.job, pending, commit=True).computed.report
+            _, done = self._attempt(pending.item, job, pending, commit=True)
         except LowtideError as error:
             self._listener.failed(index, error)
             return
-        self._listener.done(index, report)
+        self._listener.done(index, done.computed.report)
 
     def _attempt(
         self, item: Item, job: Job, pending: PendingItem | None = None, *, commit: bool = False
-    ) -> PendingItem:
+    ) -> tuple[Job, PendingItem]:
         """Compute an item unless it is ``pending``, and ``commit`` it: the loop of recovery.
 
         No file exists at the target before the result is committed. After an out-of-memory error
         the item is planned again for less, at most three times; some encoders run only on commit,
         on the whole image. A run whose values are not finite in half precision as a whole is run
         again in fp32: a single band cannot be, since others depend on it.
+
+        Returns:
+            The job that computed it, which may be one in fp32, and the item.
         """
         while True:
             failure: BaseException | None = None
@@ -243,7 +246,7 @@ class Pipeline:
             if over > 0:
                 pending.computed.report.events.append(self._earlier.add_excess(over))
                 self._block_sizes = ()  # measure what is held, even for an equal plan
-        return pending
+        return job, pending
 
     def _start(self, item: Item, job: Job) -> tuple[PlannedItem, int]:
         """Plan an item and begin it, with room for what earlier items left.
@@ -286,7 +289,7 @@ class Pipeline:
             value=usual + queue_bytes // 2,
             upper=beyond_least_margin(usual, most) + queue_bytes,
         )
-        return PendingItem(item, job, planned, computed, writing_row, other_rows)
+        return PendingItem(item, planned, computed, writing_row, other_rows)
 
     def _finish(self, pending: PendingItem) -> None:
         """Rename a complete file to its target."""
@@ -295,7 +298,7 @@ class Pipeline:
             self._listener.begin(pending.item.index)
             file.commit()
             # What the last run left in the heap is still there, and its bound counts the others.
-            last = self._in_flight[-1] if self._in_flight else pending
+            last = self._in_flight[-1][1] if self._in_flight else pending
             last.add_usage(self.lap())
         finally:
             file.abort()  # no effect after the commit
@@ -318,7 +321,7 @@ class Pipeline:
 
     def _writing_row(self) -> LedgerRow:
         """Return the memory of the items that are still being written, as a ledger row."""
-        rows = [pending.writing_row for pending in self._in_flight]
+        rows = [pending.writing_row for _, pending in self._in_flight]
         return LedgerRow(
             name="other images being written",
             place="host",
@@ -352,5 +355,5 @@ class Pipeline:
             len(self._in_flight) >= self._streams
             or need + queue_bytes + self._writing_row().upper > limit
         ):
-            self._commit(self._in_flight.pop(0))
+            self._commit(*self._in_flight.pop(0))
         return queue_bytes

@@ -16,7 +16,8 @@ from lowtide.jobs.engine.pipeline import Pipeline
 from lowtide.jobs.engine.report import JobReport
 from lowtide.jobs.images.accuracy import measure_accuracy
 from lowtide.jobs.images.held_memory import HeldMemory
-from lowtide.jobs.images.model_costs import timed_in_passing, whole_image
+from lowtide.jobs.images.model_costs import timed_in_passing
+from lowtide.jobs.images.plan_in_child import PlanInChild
 from lowtide.jobs.images.planning import ImageTaskPlan, plan_image
 from lowtide.jobs.images.prepare import preload_libraries, prepare
 from lowtide.jobs.images.prepared import Measurements, PreparedModel
@@ -24,6 +25,7 @@ from lowtide.jobs.images.report import ImageReport
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.target_size import TargetSize, drops_alpha, target_size
 from lowtide.jobs.images.value_range import find_value_range, range_notes
+from lowtide.jobs.images.whole_image import whole_image
 from lowtide.media import (
     AsyncWriter,
     ImageFacts,
@@ -61,6 +63,7 @@ class ImageJob:
         prepared: The model.
         plan_file: Plan file to replay.
         images: Number of images that the job is about.
+        child: Plans bands instead of this process, where the budget is small.
     """
 
     settings_type: ClassVar[type[ImageSettings]]
@@ -80,9 +83,10 @@ class ImageJob:
         *,
         plan_file: PlanFile | None = None,
         images: int = 1,
+        child: PlanInChild | None = None,
     ) -> None:
         self.prepared, self.settings, self.budget = prepared, settings, budget
-        self._plan_file, self._images = plan_file, images
+        self._plan_file, self._images, self._child = plan_file, images, child
         self._fp32_job: Self | None = None
 
     @classmethod
@@ -103,8 +107,7 @@ class ImageJob:
         smaller = item.limit_bytes is not None and not self.settings.overrides.only_bands
         if smaller and self.prepared.costs.only_whole:
             self._measure_tiles()
-        child = self.prepared.child
-        planned = self.plan_run(item) if child is None else child.plan(self, item)
+        planned = self.plan_run(item) if self._child is None else self._child.plan(self, item)
         if self.media_kind is IMAGES:
             known = self._value_range(item, self.settings.scratch)
             planned.notes += range_notes(replace(planned.facts.info, value_range=known))
@@ -261,11 +264,13 @@ class ImageJob:
                 device=self.prepared.network.device,
                 cancel=pipeline.cancel,
                 limit_bytes=budget.device_bytes // 2,
-                child=self.prepared.child,
+                child=self._child,
             )
             extra_bytes = self.prepared.extra_resident_bytes
             prepared = replace(prepared, extra_resident_bytes=extra_bytes)
-            self._fp32_job = type(self)(prepared, settings, budget, images=self._images)
+            self._fp32_job = type(self)(
+                prepared, settings, budget, images=self._images, child=self._child
+            )
         return self._fp32_job
 
     def _measure_tiles(self) -> None:
@@ -275,7 +280,7 @@ class ImageJob:
             self.settings,
             device=known.network.device,
             limit_bytes=self.budget.device_bytes // 2,
-            child=self.prepared.child,
+            child=self._child,
         )
         self.prepared = replace(
             measured,
@@ -350,7 +355,10 @@ class ImageJob:
         other_bytes = run.queue_bytes + pipeline.others_bytes(plan.device)
         held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, other_bytes)
         with divide_threads(plan.strategy.device_count, pipeline.threads):
-            network = prepared.network_for(run, required=self.settings.compile == "on")
+            required = self.settings.compile == "on"
+            network = prepared.network_for(
+                plan, pipeline, run.item, run.planned.notes, required=required
+            )
             program = None
             if plan.strategy.name == "streamed":
                 program = prepared.programs.program(*plan.network_size)

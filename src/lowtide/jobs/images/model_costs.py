@@ -8,23 +8,17 @@ import importlib.resources
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.errors import BudgetError
 from lowtide.core.heap import heap_is_tuned
 from lowtide.core.precision import Precision
 from lowtide.core.progress import Cancel
-from lowtide.jobs.engine.item import Item
-from lowtide.media import ImageFacts
-from lowtide.media.discover import IMAGES, FilePair
-from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.measurement.cpu_half_precision import expected_slowdown
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_store import PlanStore, machine
-from lowtide.models import SizeRule
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.probe.measure_costs import (
     known_costs,
@@ -35,15 +29,10 @@ from lowtide.streaming.probe.measure_costs import (
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 if TYPE_CHECKING:
-    from lowtide.jobs.images.job import ImageJob
-    from lowtide.jobs.images.prepared import PreparedModel
-    from lowtide.jobs.images.settings import ImageSettings
+    pass
 
 # Seconds of a run below which files and Python take most of its time.
 _LEAST_SECONDS = 0.1
-# The receptive field takes 20 runs on 64×64 pixels, or 20 more on nine times that. A larger image
-# repays it where tiles turn out to be faster, and takes less memory in them anyway.
-_MAX_PIXELS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -137,82 +126,6 @@ class CostLookup:
     def _stored(self, part: int | str | None = None) -> ModelCosts | None:
         network = self.network
         return stored_costs(self.identity, network.device, network.precision, part)
-
-
-@dataclass(frozen=True)
-class WholeImage:
-    """The only image of a job, of ``size`` (H, W) without padding."""
-
-    job_type: type[ImageJob]
-    settings: ImageSettings
-    budget: Budget
-    item: Item
-    size: tuple[int, int]
-
-    def padded_size(self, rule: SizeRule) -> tuple[int, int]:
-        """Return (H, W) of the image padded by the model's size rule."""
-        rows, columns = rule.padding(*self.size)
-        return self.size[0] + rows, self.size[1] + columns
-
-    def traced_costs(
-        self, lookup: CostLookup, rule: SizeRule, limit_bytes: int | None
-    ) -> ModelCosts | None:
-        """Return what traces say of a run of the image, whole or in bands, from the cache or now.
-
-        ``rule`` is that of the model's sizes. None for a network that cannot be traced.
-        """
-        size = self.padded_size(rule)
-        if self.settings.overrides.only_bands:
-            return lookup.of_bands(math.prod(size), limit_bytes)
-        return lookup.of_whole(size, self.budget.device_bytes // 2)
-
-    def fits(self, prepared: PreparedModel) -> bool:
-        """Return whether half of the budget is enough for a run on the whole image.
-
-        ``prepared`` is the model with its `traced_costs`, which is all that bands need.
-        """
-        if self.settings.overrides.only_bands:
-            return True
-        half = replace(
-            self.budget,
-            device_bytes=self.budget.device_bytes // 2,
-            host_bytes=self.budget.host_bytes // 2,
-        )
-        try:
-            self.job_type(prepared, self.settings, half).plan_run(self.item)
-        except BudgetError:
-            return False
-        return True
-
-
-def whole_image(
-    job_type: type[ImageJob],
-    settings: ImageSettings,
-    budget: Budget,
-    pairs: Sequence[FilePair],
-    facts: ImageFacts | None,
-) -> WholeImage | None:
-    """Return the only image of a job, or None where tiles may be needed.
-
-    So where there are several images, or one of more than a million pixels, and where the settings
-    ask for tiles, for a device other than the CPU, for less than fp32 or for a plan of
-    earlier. ``facts`` are the header of the first input, if it was read.
-    """
-    plain = (
-        settings.strategy in ("auto", "whole", "streamed")
-        and settings.precision in ("auto", "fp32")
-        and settings.compile != "on"
-        and settings.plan_file is None
-        and not settings.overrides.requires_tiles
-    )
-    if not plain or budget.device != "cpu" or len(pairs) != 1 or job_type.media_kind is not IMAGES:
-        return None
-    pair = pairs[0]
-    info = (facts or job_type.inspect(pair.source, settings)).info
-    if info.pixels > _MAX_PIXELS:
-        return None
-    item = Item(pair.source, pair.target)
-    return WholeImage(job_type, settings, budget, item, (info.height, info.width))
 
 
 def stored_costs(

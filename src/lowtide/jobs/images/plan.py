@@ -15,11 +15,11 @@ from lowtide.jobs.engine.item import Item
 from lowtide.jobs.engine.report import SkippedInput, versions
 from lowtide.jobs.images.build_network import ensemble_network, to_memory_format
 from lowtide.jobs.images.job import ImageJob
-from lowtide.jobs.images.model_costs import whole_image
 from lowtide.jobs.images.prepare import load_model, prepare
 from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.jobs.images.run import Inputs, find_jobs, scale_checker
 from lowtide.jobs.images.settings import ImageSettings
+from lowtide.jobs.images.whole_image import whole_image
 from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint

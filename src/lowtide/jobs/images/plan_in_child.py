@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.heap import heap_is_tuned, tune_heap
@@ -29,11 +29,10 @@ from lowtide.memory.process_memory import RESIDENT_PEAK
 
 if TYPE_CHECKING:
     from lowtide.jobs.engine.item import Item
-    from lowtide.jobs.images.job import ImageJob
-    from lowtide.jobs.images.model_costs import WholeImage
     from lowtide.jobs.images.planning import ImageTaskPlan
     from lowtide.jobs.images.prepared import PreparedModel
     from lowtide.jobs.images.settings import ImageSettings
+    from lowtide.jobs.images.whole_image import PlanningJob, WholeImage
     from lowtide.memory.budget import Budget
 
 # Budgets below which starting a process is worth what it keeps free. It takes 2 seconds.
@@ -52,7 +51,7 @@ class PlanInChild:
 
     def __init__(
         self,
-        job_type: type[ImageJob],
+        job_type: type[PlanningJob],
         settings: ImageSettings,
         budget: Budget,
         progress: ProgressCallback | None,
@@ -100,7 +99,7 @@ class PlanInChild:
         }
         return self._stored(prepare, "probe", lambda: (setup, None))[0]
 
-    def plan(self, job: ImageJob, item: Item) -> ImageTaskPlan:
+    def plan(self, job: PlanningJob, item: Item) -> ImageTaskPlan:
         """Return the plan of an item of ``job``, which the child plans unless all is stored."""
         words = str(item.source), str(item.target), item.index, item.limit_bytes
         planned, resident_bytes = self._stored(
@@ -184,7 +183,7 @@ def main() -> None:
 
     torch.set_num_threads(threads)
     module, _, name = job_name.partition(":")
-    job_type: type[ImageJob] = getattr(importlib.import_module(module), name)
+    job_type: Any = getattr(importlib.import_module(module), name)
     resident = RESIDENT_PEAK.reader()
     resident.reset()
     loaded, job = None, None

@@ -21,10 +21,11 @@ from lowtide.jobs.images.build_network import (
     network_weight_bytes,
     to_memory_format,
 )
-from lowtide.jobs.images.model_costs import CostLookup, WholeImage
+from lowtide.jobs.images.model_costs import CostLookup
 from lowtide.jobs.images.plan_in_child import PlanInChild
 from lowtide.jobs.images.prepared import Measurements, PreparedModel
 from lowtide.jobs.images.settings import ImageSettings
+from lowtide.jobs.images.whole_image import WholeImage
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.memory.memory_limits import failing_beyond_container
@@ -206,7 +207,6 @@ def _finish(
         ProgramCache(network, monitor.on_capture, identity=f"{loaded.identity} {precision}"),
         bounds,
         extra_bytes,
-        child=monitor.child,
     )
 
 

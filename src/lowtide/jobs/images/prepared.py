@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -13,22 +12,21 @@ from lowtide.core.heap import HeapMode, current_heap
 from lowtide.core.precision import Precision
 from lowtide.core.progress import report_phase
 from lowtide.core.units import format_seconds
+from lowtide.jobs.engine.item import Item
 from lowtide.jobs.engine.journal import Journal
+from lowtide.jobs.engine.pipeline import Pipeline
 from lowtide.jobs.images.adapter import ImageAdapter, NoisyImageAdapter
 from lowtide.jobs.images.target_size import TargetSize
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
+from lowtide.memory.plan import Plan
 from lowtide.memory.prediction.calibration import Calibration, RunBounds, RunKind
 from lowtide.models import ModelDescriptor
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache
 from lowtide.streaming.specialize import SPECIALIZING, preload_compiler, specialize
 from lowtide.streaming.tiles.tile_step import NetworkSpec
-
-if TYPE_CHECKING:
-    from lowtide.jobs.images.job import ItemRun
-    from lowtide.jobs.images.plan_in_child import PlanInChild
 
 # Share of the budget for rows that wait to be run or written.
 _ROW_SHARE = 0.03
@@ -76,8 +74,7 @@ class PreparedModel:
     ``replicas`` are copies of the network on further devices. ``bounds`` are the upper bounds of
     past runs, without an entry where there are none. ``float_copies`` counts copies of an image's
     color in float32 that the job keeps on disk, between which the network runs. ``specialized`` are
-    the networks that were compiled or captured, by the shape of their inputs. ``child`` plans bands
-    where the budget is small; None to plan them in this process.
+    the networks that were compiled or captured, by the shape of their inputs.
     """
 
     descriptor: ModelDescriptor
@@ -91,7 +88,6 @@ class PreparedModel:
     replicas: tuple[NetworkSpec, ...] = ()
     float_copies: int = 0
     specialized: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
-    child: PlanInChild | None = None
 
     @property
     def measurements(self) -> Measurements:
@@ -109,16 +105,18 @@ class PreparedModel:
         kind = NoisyImageAdapter if denoises else ImageAdapter
         return kind(info, self.geometry.in_channels)
 
-    def network_for(self, run: ItemRun, *, required: bool) -> NetworkSpec:
-        """Return the network as the plan of ``run`` has it: compiled, as a CUDA graph, or plain.
+    def network_for(
+        self, plan: Plan, pipeline: Pipeline, item: Item, notes: list[str], *, required: bool
+    ) -> NetworkSpec:
+        """Return the network as ``plan`` has it: compiled, as a CUDA graph, or plain.
 
         Compiled once for each shape of tiles. Where that fails and was not ``required``, as in a
         plan from another machine, the plain network is returned, and the item's events state why.
+        What it took is added to ``notes``.
 
         Raises:
             ModelError: Compiling or capturing was requested and fails.
         """
-        plan, pipeline = run.planned.plan, run.pipeline
         if not plan.is_specialized:
             return self.network
         batch = plan.strategy.batch * plan.image.network_inputs
@@ -138,10 +136,10 @@ class PreparedModel:
         except ModelError as error:
             if required or plan.cuda_graph:
                 raise
-            run.item.events.append(error.message)
+            item.events.append(error.message)
             return self.network
         took = format_seconds(time.perf_counter() - started)
-        run.planned.notes.append(f"{SPECIALIZING[plan.cuda_graph]} took {took}")
+        notes.append(f"{SPECIALIZING[plan.cuda_graph]} took {took}")
         self.specialized[shape] = network
         return network
 

@@ -20,11 +20,11 @@ from lowtide.jobs.engine.results import ResultRecorder
 from lowtide.jobs.engine.workers import Workers
 from lowtide.jobs.images.build_network import copy_network
 from lowtide.jobs.images.job import ImageJob
-from lowtide.jobs.images.model_costs import whole_image
 from lowtide.jobs.images.plan_in_child import PlanInChild
 from lowtide.jobs.images.prepare import prepare
 from lowtide.jobs.images.prepared import Pin, PreparedModel
 from lowtide.jobs.images.settings import ImageSettings
+from lowtide.jobs.images.whole_image import whole_image
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, Found
 from lowtide.memory.budget import Budget
@@ -154,7 +154,8 @@ class _ImageRun:
             )
             if len(run.devices) == 1 or len(run.pairs) == 1:
                 # A single image stays in this process, which distributes its tiles.
-                run.pipeline(prepared, budget, results, threads).run(results.due_items())
+                pipeline = run.pipeline(prepared, budget, results, threads, child)
+                pipeline.run(results.due_items())
             else:
                 workers = run.workers(prepared, budget, results, threads)
                 del prepared  # free this copy: each worker loads the model
@@ -190,13 +191,25 @@ class _ImageRun:
         )
 
     def pipeline(
-        self, prepared: PreparedModel, budget: Budget, results: ResultRecorder, threads: int
+        self,
+        prepared: PreparedModel,
+        budget: Budget,
+        results: ResultRecorder,
+        threads: int,
+        child: PlanInChild | None,
     ) -> Pipeline:
         """Return what runs the images in this process, with ``threads`` for each device."""
         copies = tuple(copy_network(prepared.network, one) for one in self.devices[1:])
         prepared, count = replace(prepared, replicas=copies), len(self.pairs)
         return Pipeline(
-            self.job_type(prepared, self.settings, budget, plan_file=self.plan_file, images=count),
+            self.job_type(
+                prepared,
+                self.settings,
+                budget,
+                plan_file=self.plan_file,
+                images=count,
+                child=child,
+            ),
             results,
             self.meter,
             progress=self.progress,

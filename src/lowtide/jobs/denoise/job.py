@@ -35,8 +35,12 @@ from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.block_bands import BLOCK
+from lowtide.models.denoiser.config import (
+    DenoiserConfig,
+    FiniteDenoiserConfig,
+    SchedulerName,
+)
 from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
-from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig, FiniteDenoiserConfig
 from lowtide.models.denoiser.noise_level import NoiseLevel
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
@@ -44,7 +48,6 @@ from lowtide.models.denoiser.noise_models import (
     network_terms,
 )
 from lowtide.models.denoiser.sampling import earlier_predictions, sampling_steps
-from lowtide.models.denoiser.slim_unet_config import SchedulerName
 from lowtide.streaming.tiles.runner import RunOutcome
 
 _BAND_PIXELS = 1 << 15

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from lowtide.jobs.images.chosen_noise import ImageNoise, estimate_doubts, estimate_poisson_gaussian
-from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig, FiniteDenoiserConfig
+from lowtide.models.denoiser.config import DenoiserConfig, FiniteDenoiserConfig
 from lowtide.models.denoiser.noise_level import LevelEstimate, NoiseLevel
 from lowtide.models.denoiser.noise_models import GaussianNoise, network_terms
 

@@ -23,7 +23,7 @@ from attention_helps import write_photographs
 from common import ResultFile
 from torch import Tensor, nn
 
-from lowtide.models.munet import BRANCHES, MUNet
+from lowtide.models.paragonsr2.munet import BRANCHES, MUNet
 from lowtide.training.data.batches import Batches
 from lowtide.training.data.degrade import bicubic_downscale
 from lowtide.training.data.pairs import HighResolutionFolders, Patches

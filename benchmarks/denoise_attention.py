@@ -28,8 +28,8 @@ from training_memory import compare
 
 from lowtide.attention.spatial import ChannelAttention, LinearAttention
 from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.models.denoiser.config import SlimUNetConfig
 from lowtide.models.denoiser.slim_unet import GlobalAttention, SlimUNet
-from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 
 CHANNELS, SIDE = 32, 128
 MODULES = {

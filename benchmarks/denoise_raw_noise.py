@@ -31,10 +31,10 @@ from training_photographs import PHOTOS, photograph
 
 from lowtide.core.metrics import psnr, ssim
 from lowtide.core.philox import philox
+from lowtide.models.denoiser.config import SlimUNetConfig
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
 from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
 from lowtide.models.denoiser.raw_camera_noise import NORMAL_LAMBDA, RawCameraNoise
-from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.loaded_model import pad
 from lowtide.training.setup import MovingAverage
 

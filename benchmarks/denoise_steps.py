@@ -21,9 +21,9 @@ from skimage import data
 
 import lowtide
 from lowtide.core.metrics import psnr
+from lowtide.models.denoiser.config import SchedulerName
 from lowtide.models.denoiser.denoiser import Denoiser
 from lowtide.models.denoiser.sampling import sampling_steps
-from lowtide.models.denoiser.slim_unet_config import SchedulerName
 
 SIGMA, SEEDS = 25, 3
 COUNTS = (2, 4, 10, 20, 50)

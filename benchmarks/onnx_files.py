@@ -28,7 +28,7 @@ from lowtide.jobs.export.command import export_onnx
 from lowtide.jobs.export.report import FilePrecision
 from lowtide.models import lowtide_files
 from lowtide.models.export import OnnxRunner
-from lowtide.models.paragonsr2.variant_config import VariantConfig
+from lowtide.models.paragonsr2.config import VariantConfig
 
 SIDE = 128
 SCALES = (2, 4)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from lowtide.core.heap import tune_heap
 from lowtide.models import lowtide_files
-from lowtide.models.paragonsr2.tiers import ParagonTier, Tier, TierConfig
-from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
+from lowtide.models.paragonsr2.config import VARIANTS, Tier, TierConfig, VariantConfig
+from lowtide.models.paragonsr2.tiers import ParagonTier
+from lowtide.models.paragonsr2.variant import ParagonVariant
 from lowtide.streaming.api import Streamed
 
 TIERS: tuple[Tier, ...] = ("realtime", "stream", "photo", "pro")
@@ -49,7 +50,7 @@ def network(name: str, scale: int, attention: str) -> nn.Module:
     if isinstance(config, TierConfig):
         made: nn.Module = ParagonTier(config)
     else:
-        made = lowtide_files.build_network(config)
+        made = ParagonVariant(config)
     with torch.no_grad():
         for key, weight in made.named_parameters():
             if key.endswith("gamma"):

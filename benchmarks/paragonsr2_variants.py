@@ -33,8 +33,7 @@ from lowtide.jobs.train.plan import plan_training
 from lowtide.memory.prediction.estimate import estimate, trace_step
 from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep
-from lowtide.models.paragonsr2.conv_config import SCALES
-from lowtide.models.paragonsr2.variant_config import VARIANTS
+from lowtide.models.paragonsr2.config import SCALES, VARIANTS
 
 MEASURED_SCALES = (2, 4)
 SIDE = 128

@@ -8,8 +8,8 @@ from torch import Tensor
 from training_photographs import PHOTOS, SHRINK, photograph, scaled
 
 from lowtide.core.philox import philox
+from lowtide.models.denoiser.config import SlimUNetConfig
 from lowtide.models.denoiser.noise_models import MID_GRAY, PoissonGaussianNoise
-from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 
 NAME = "lowtide-denoise"
 CONFIG = SlimUNetConfig(

@@ -11,8 +11,8 @@ from more_photographs import MORE, WALLPAPERS
 from torch import Tensor
 from training_photographs import PHOTOS, TUNING, listed, photograph
 
+from lowtide.models.denoiser.config import FiniteDenoiserConfig
 from lowtide.models.denoiser.finite_denoiser import FiniteDenoiser, haar_levels
-from lowtide.models.denoiser.finite_denoiser_config import FiniteDenoiserConfig
 
 NAME, CONFIG = "lowtide-photo-denoise", FiniteDenoiserConfig()
 BATCH, PATCH, RATE, SEED, DECAY = 16, 96, 1.5e-3, 7, 0.999

@@ -32,7 +32,7 @@ from training_photographs import PHOTOS, TUNING, Patches, bicubic, listed, photo
 import lowtide.models
 from lowtide.core.metrics import psnr_y
 from lowtide.models import lowtide_files
-from lowtide.models.paragonsr2.conv_config import FileConfig, ParagonConvConfig
+from lowtide.models.paragonsr2.config import FileConfig, ParagonConvConfig
 from lowtide.models.paragonsr2.paragon_conv import ParagonConv
 
 REPORT_EVERY = 500

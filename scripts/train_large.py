@@ -41,7 +41,7 @@ from training_photographs import (
 import lowtide.models
 from lowtide.cli.train import ProgressLines
 from lowtide.jobs.upscale.train import TrainReport, train_sr
-from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
+from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.training.tasks.sr_config import SrConfig
 
 FOLDER = Path("demo") / "large"

@@ -30,7 +30,7 @@ import lowtide.models
 from lowtide.cli.train import ProgressLines
 from lowtide.core.metrics import psnr_y
 from lowtide.jobs.upscale.train import train_sr
-from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
+from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data.degrade import jpeg_roundtrip
 from lowtide.training.tasks.sr_config import SrConfig

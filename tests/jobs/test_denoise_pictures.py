@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 
 import lowtide
 from lowtide.jobs.denoise.settings import DenoiseSettings
+from lowtide.models.denoiser.config import FiniteDenoiserConfig
 from lowtide.models.denoiser.finite_denoiser import FiniteDenoiser
-from lowtide.models.denoiser.finite_denoiser_config import FiniteDenoiserConfig
 from lowtide.models.lowtide_files import metadata_for
 
 

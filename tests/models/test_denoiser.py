@@ -7,10 +7,10 @@ from safetensors.torch import load_file, save_file
 
 import lowtide
 from lowtide import ModelError, UsageError
+from lowtide.models.denoiser.config import SlimUNetConfig
 from lowtide.models.denoiser.denoiser import Denoiser
 from lowtide.models.denoiser.noise_level import NoiseLevel
 from lowtide.models.denoiser.slim_unet import SlimUNet
-from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.lowtide_files import metadata_for
 from support.denoiser_files import small_denoiser
 

@@ -9,6 +9,7 @@ import torch
 
 from lowtide import UsageError
 from lowtide.jobs.denoise.states import StateFile, StepSink
+from lowtide.models.denoiser.config import SchedulerName, SlimUNetConfig
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
 from lowtide.models.denoiser.sampling import (
     NoiseSchedule,
@@ -17,7 +18,6 @@ from lowtide.models.denoiser.sampling import (
     sampling_steps,
 )
 from lowtide.models.denoiser.slim_unet import SlimUNet
-from lowtide.models.denoiser.slim_unet_config import SchedulerName, SlimUNetConfig
 
 SIGMA = 25 / 255
 SCHEDULERS = get_args(SchedulerName)

@@ -24,9 +24,9 @@ from lowtide.models.export import (
     write_onnx,
 )
 from lowtide.models.export.onnx_check import random_image
-from lowtide.models.paragonsr2.tiers import ParagonTier, TierConfig
+from lowtide.models.paragonsr2.config import TierConfig, VariantConfig
+from lowtide.models.paragonsr2.tiers import ParagonTier
 from lowtide.models.paragonsr2.variant import ParagonVariant
-from lowtide.models.paragonsr2.variant_config import VariantConfig
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

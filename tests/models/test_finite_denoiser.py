@@ -7,8 +7,8 @@ import torch
 
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.models import load, lowtide_files
+from lowtide.models.denoiser.config import FiniteDenoiserConfig
 from lowtide.models.denoiser.finite_denoiser import FiniteDenoiser, haar_levels
-from lowtide.models.denoiser.finite_denoiser_config import FiniteDenoiserConfig
 
 
 def small() -> FiniteDenoiser:

@@ -8,7 +8,14 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.models.munet import BRANCHES, EdgeBranch, MUNet, MUNetConfig, SpectrumBranch, luma
+from lowtide.models.paragonsr2.munet import (
+    BRANCHES,
+    EdgeBranch,
+    MUNet,
+    MUNetConfig,
+    SpectrumBranch,
+    luma,
+)
 
 # Learned values of the usual shape.
 LEARNED = 12022468

@@ -9,9 +9,10 @@ from safetensors.torch import save_file
 
 import lowtide
 from lowtide.core.errors import ModelError
+from lowtide.models.paragonsr2.config import TierConfig
 from lowtide.models.paragonsr2.magic_kernel import BLUR, SHARP, MagicKernelUpsample
 from lowtide.models.paragonsr2.tier_blocks import ShiftedWindowAttention
-from lowtide.models.paragonsr2.tiers import ParagonTier, TierConfig
+from lowtide.models.paragonsr2.tiers import ParagonTier
 
 # Learned values at ×4, of the public README's counts without the 72 of the fixed path.
 COUNTS = {"realtime": 44_620, "stream": 221_068, "photo": 1_188_428, "pro": 2_436_556}

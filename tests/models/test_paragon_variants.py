@@ -7,8 +7,8 @@ from safetensors.torch import load_file, save_file
 import lowtide
 from lowtide.core.errors import ModelError
 from lowtide.models import lowtide_files
+from lowtide.models.paragonsr2.config import VARIANTS, VariantConfig
 from lowtide.models.paragonsr2.variant import ParagonVariant
-from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
 
 # Learned values at x2, without and with attention in windows.
 COUNTS = {

@@ -14,8 +14,8 @@ assert real.rotate.__module__ == real.__name__ == "torchvision.transforms.functi
 """
 LOAD = """
 import sys
-from lowtide.models.spandrel_files import families
-assert {"LaMa", "RestoreFormer", "ESRGAN"} <= set(families())
+from lowtide.models.spandrel_files import family_names
+assert {"LaMa", "RestoreFormer", "ESRGAN"} <= set(family_names())
 """
 LIGHT = """
 assert not {"torchvision", "torch._dynamo"} & set(sys.modules)

@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 
 from lowtide.core import heap
 from lowtide.jobs.images.model_costs import store_costs
+from lowtide.models.denoiser.config import SlimUNetConfig
 from lowtide.models.denoiser.denoiser import Denoiser
-from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.models.lowtide_files import metadata_for
 from lowtide.models.model_files import sha256_of
 from support.measured_costs import costs_of

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from lowtide.models.fold_conv import fold_convs
-from lowtide.models.paragonsr2.tiers import ParagonTier, TierConfig
+from lowtide.models.paragonsr2.config import TierConfig
+from lowtide.models.paragonsr2.tiers import ParagonTier
 
 
 def spandrel(family, arch, name, **options):

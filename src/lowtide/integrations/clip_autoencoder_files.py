@@ -17,9 +17,9 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.oom import naming_lack_of_memory
 from lowtide.memory.profiles import DeviceProfile
+from lowtide.models.video_vae.config import CLASS_NAME
+from lowtide.models.video_vae.files import CONFIG_NAME, read_model
 from lowtide.models.video_vae.video_vae import VideoVAE
-from lowtide.models.video_vae.video_vae_config import CLASS_NAME
-from lowtide.models.video_vae.video_vae_files import CONFIG_NAME, read_model
 
 
 def preload_libraries(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 `load` returns a `Model`; its `ModelDescriptor` holds the facts that the planner needs. `names` and
 `describe` list the bundled models without importing PyTorch, and so does importing this package.
+`register_family` adds a family of models of your own.
 """
 
 from __future__ import annotations
@@ -12,18 +13,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lowtide.models.bundled import describe, names
     from lowtide.models.descriptor import ModelDescriptor, SizeRule
+    from lowtide.models.families import Architecture, FileConfig, ModelFamily, register_family
     from lowtide.models.loaded_model import Model
     from lowtide.models.loader import load
 
-__all__ = ["Model", "ModelDescriptor", "SizeRule", "describe", "load", "names"]
+__all__ = [
+    "Architecture",
+    "FileConfig",
+    "Model",
+    "ModelDescriptor",
+    "ModelFamily",
+    "SizeRule",
+    "describe",
+    "load",
+    "names",
+    "register_family",
+]
 
 _HOMES = {
+    "Architecture": "families",
+    "FileConfig": "families",
     "Model": "loaded_model",
     "ModelDescriptor": "descriptor",
+    "ModelFamily": "families",
     "SizeRule": "descriptor",
     "describe": "bundled",
     "load": "loader",
     "names": "bundled",
+    "register_family": "families",
 }
 
 

@@ -20,8 +20,9 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
 
     Files: .safetensors, .pth or .ckpt, in which nothing is run, and .onnx, which ONNX Runtime runs
     on the CPU. A safetensors file with Lowtide's metadata is built from that; every other one is
-    recognized by spandrel. The model comes in the dtype its weights are run in by default (fp32 for
-    all known families), on ``device``.
+    recognized by the names of its tensors, as of Lowtide's families, of one of
+    `lowtide.models.register_family`, or of spandrel's. The model comes in the dtype its weights are
+    run in by default (fp32 for all known families), on ``device``.
 
     Raises:
         ModelError: the name is unknown or the file is missing, damaged, hostile, of an unknown kind

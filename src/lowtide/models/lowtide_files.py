@@ -7,27 +7,28 @@ imports no PyTorch.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import ModelError
-from lowtide.models.denoiser.finite_denoiser_config import FiniteDenoiserConfig
-from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
-from lowtide.models.descriptor import ModelDescriptor, Tiling
+from lowtide.models.descriptor import ModelDescriptor
+from lowtide.models.families import (
+    Architecture,
+    FileConfig,
+    architecture_named,
+    architecture_of,
+    command_for,
+)
 from lowtide.models.model_files import (
     DOWNLOAD_AGAIN,
     metadata_error,
     parse_json,
     require_finite,
 )
-from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
-from lowtide.models.paragonsr2.variant_config import VariantConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,34 +40,6 @@ _METADATA_KEY = "__metadata__"
 _LARGEST_HEADER = 100_000_000
 # Upper limit of widths and depths; below it, the file's tensors bound the network.
 _LARGEST = 1 << 20
-Config = ParagonConvConfig | VariantConfig | SlimUNetConfig | FiniteDenoiserConfig
-
-
-@dataclass(frozen=True)
-class _Architecture:
-    """Configuration class, network by module and name, and tiling of an architecture."""
-
-    config: type[Config]
-    network: tuple[str, str]
-    tiling: Tiling
-
-
-_KNOWN = {
-    "ParagonConv": _Architecture(
-        ParagonConvConfig, ("lowtide.models.paragonsr2.paragon_conv", "ParagonConv"), "supported"
-    ),
-    "ParagonSR2": _Architecture(
-        VariantConfig, ("lowtide.models.paragonsr2.variant", "ParagonVariant"), "discouraged"
-    ),
-    "SlimUNet": _Architecture(
-        SlimUNetConfig, ("lowtide.models.denoiser.denoiser", "Denoiser"), "discouraged"
-    ),
-    "FiniteDenoiser": _Architecture(
-        FiniteDenoiserConfig,
-        ("lowtide.models.denoiser.finite_denoiser", "FiniteDenoiser"),
-        "supported",
-    ),
-}
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -172,7 +145,7 @@ def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -
 
     Raises ModelError for an architecture this version does not know, or a wrong configuration.
     """
-    config, parameters = _config(path, entries), _count(path)
+    (config, architecture), parameters = _parse(path, entries), _count(path)
     return ModelDescriptor(
         name=name,
         architecture=entries[ARCHITECTURE],
@@ -183,7 +156,7 @@ def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -
         size=config.size,
         supports_half=True,
         supports_bfloat16=True,
-        tiling=_KNOWN[entries[ARCHITECTURE]].tiling,
+        tiling=architecture.tiling,
         tags=config.tags,
         noise=config.noise,
         parameters=parameters,
@@ -193,17 +166,13 @@ def describe_file(path: Path, entries: dict[str, str], name: str, digest: str) -
     )
 
 
-def build_network(config: Config) -> nn.Module:
-    """Build an untrained network of this configuration, in fp32 on the CPU."""
-    (known,) = (one for one in _KNOWN.values() if one.config is type(config))
-    module, name = known.network
-    return getattr(importlib.import_module(module), name)(config)
+def metadata_for(config: Any) -> dict[str, str]:
+    """Return the metadata for a file with weights of this configuration.
 
-
-def metadata_for(config: Config) -> dict[str, str]:
-    """Return the metadata for a file with weights of this configuration."""
-    (name,) = (name for name, one in _KNOWN.items() if one.config is type(config))
-    return {ARCHITECTURE: name, CONFIG: json.dumps(config.to_dict())}
+    There are none for one that no family writes: such a file is known by the names of its tensors.
+    """
+    found = architecture_of(config)
+    return {} if found is None else {ARCHITECTURE: found[0], CONFIG: json.dumps(config.to_dict())}
 
 
 def load_network(path: Path, entries: dict[str, str]) -> nn.Module:
@@ -213,10 +182,10 @@ def load_network(path: Path, entries: dict[str, str]) -> nn.Module:
     """
     from lowtide.models.build_limits import BuildLimits
 
-    config, state = _config(path, entries), read_tensors(path)
+    (config, architecture), state = _parse(path, entries), read_tensors(path)
     try:
         with BuildLimits(state.values()):
-            module = build_network(config)
+            module = architecture.build(config)
         module.load_state_dict(state)
     except RuntimeError as error:
         raise ModelError(f"the tensors in {path} do not fit its metadata: {error}") from error
@@ -234,12 +203,14 @@ def _count(path: Path) -> int:
         return sum(one.numel() for one in read_tensors(path).values())
 
 
-def _config(path: Path, entries: dict[str, str]) -> Config:
-    if entries[ARCHITECTURE] not in _KNOWN:
+def _parse(path: Path, entries: dict[str, str]) -> tuple[FileConfig, Architecture]:
+    name = entries[ARCHITECTURE]
+    if (architecture := architecture_named(name)) is None:
+        if command := command_for(name):
+            raise ModelError(f"{path} is of {name}, which maps no image to another", hint=command)
         raise ModelError(
-            f"{path} needs the architecture {entries[ARCHITECTURE]!r}, "
-            f"which this version of Lowtide does not know",
-            hint="install a newer version of Lowtide",
+            f"{path} needs the architecture {name!r}, which this version of Lowtide does not know",
+            hint="install a newer version of Lowtide, or the package of its family",
         )
     values: Any = parse_json(path, CONFIG, entries.get(CONFIG, "null"))
     if not isinstance(values, dict):
@@ -247,4 +218,4 @@ def _config(path: Path, entries: dict[str, str]) -> Config:
     large = [name for name, value in values.items() if isinstance(value, int) and value > _LARGEST]
     if large:
         raise ModelError(f"{metadata_error(path)}: {CONFIG}: {large[0][:40]} is above {_LARGEST}")
-    return _KNOWN[entries[ARCHITECTURE]].config.from_dict(values)
+    return architecture.config.from_dict(values), architecture

@@ -1,4 +1,4 @@
-"""Loader of super-resolution models through spandrel, and of ParagonSR2 tiers.
+"""Loader of models by the names of their tensors: of Lowtide's families, or through spandrel.
 
 spandrel recognizes about forty families by the names of their tensors and infers their sizes. Every
 use of it, its private names included, is in this file and in `spandrel_import`.
@@ -17,10 +17,10 @@ from lowtide.core.errors import ModelError
 from lowtide.models import checkpoints, lowtide_files
 from lowtide.models.build_limits import BuildLimits
 from lowtide.models.descriptor import ModelDescriptor, Tiling
+from lowtide.models.families import ModelFamily, families, family_with_tensors
 from lowtide.models.fold_conv import fold_convs
 from lowtide.models.model_files import size_rule
 from lowtide.models.optimized.replace import replace_modules
-from lowtide.models.paragonsr2 import tiers
 from lowtide.models.spandrel_import import defer_torchvision
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def load_spandrel(path: Path, name: str, digest: str) -> tuple[nn.Module, ModelD
     unknown family, and for a model that does not map one gray or RGB image to another.
     """
     state = _state_dict(path)
-    if tiers.is_tier_checkpoint(state):
-        return tiers.load_tier(path, name, digest, state)
+    if (family := family_with_tensors(state)) is not None:
+        return _load_own(family, path, name, digest, state)
     found = _recognize(path, state)
     _require_image_model(path, found)
     try:
@@ -82,13 +82,25 @@ def load_spandrel(path: Path, name: str, digest: str) -> tuple[nn.Module, ModelD
     return module, _describe(path, name, digest, found)
 
 
-def families() -> tuple[str, ...]:
+def family_names() -> tuple[str, ...]:
     """Return the names of the recognized families, in alphabetical order."""
     defer_torchvision()
     from spandrel import MAIN_REGISTRY
 
     known = [entry.architecture.name for entry in MAIN_REGISTRY.architectures()]
-    return tuple(sorted((*known, tiers.FAMILY), key=str.lower))
+    own = [one.name for one in families() if one.load is not None]
+    return tuple(sorted((*known, *own), key=str.lower))
+
+
+def _load_own(
+    family: ModelFamily, path: Path, name: str, digest: str, state: dict[str, Tensor]
+) -> tuple[nn.Module, ModelDescriptor]:
+    assert family.load is not None
+    try:
+        with BuildLimits(state.values()):
+            return family.load(path, name, digest, state)
+    except _MISFITS as error:
+        raise _misfit(path, error, family.name) from error
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
@@ -102,7 +114,9 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     registered = MAIN_REGISTRY.architectures("detection")
 
     def known(names: dict[str, Tensor]) -> bool:
-        return tiers.is_tier_checkpoint(names) or any(one.detect(names) for one in registered)
+        return family_with_tensors(names) is not None or any(
+            one.detect(names) for one in registered
+        )
 
     try:
         return strip_prefixes(state, known) or state
@@ -122,16 +136,15 @@ def _recognize(path: Path, state: dict[str, Tensor]) -> spandrel.ModelDescriptor
         shown = ", ".join(keys[:_KEYS_SHOWN])
         raise ModelError(
             f"{path} has a model of no known family; its {len(keys)} tensors start with {shown}",
-            hint=f"known families are {', '.join(families())}",
+            hint=f"known families are {', '.join(family_names())}",
         ) from error
     except _MISFITS as error:
         raise _misfit(path, error) from error
 
 
-def _misfit(path: Path, error: Exception) -> ModelError:
+def _misfit(path: Path, error: Exception, family: str = "a known family") -> ModelError:
     return ModelError(
-        f"{path} looks like a known family, but its tensors do not fit together: "
-        f"{_first_line(error)}"
+        f"{path} looks like {family}, but its tensors do not fit together: {_first_line(error)}"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,8 @@ import torch
 from torch import nn
 
 from lowtide.core.errors import ModelError, UsageError, hint_for_name
-from lowtide.models import lowtide_files
-from lowtide.models.munet import MUNet, MUNetConfig
-from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
-from lowtide.models.paragonsr2.tiers import ParagonTier, Tier, TierConfig
-from lowtide.models.paragonsr2.variant_config import VARIANTS, VariantConfig
+from lowtide.models.families import Role, networks
 from lowtide.training.limited_build import limited_build
-
-_TIERS: tuple[Tier, ...] = ("realtime", "stream", "photo", "pro")
-_VARIANT_PREFIX, _CONV, _MUNET = "paragonsr2_", "paragonconv", "munet"
-GENERATORS = (_CONV, *(_VARIANT_PREFIX + name for name in (*VARIANTS, *_TIERS)))
 
 
 def make_generator(config: Mapping[str, Any], scale: int, seed: int) -> nn.Module:
@@ -35,25 +26,7 @@ def make_generator(config: Mapping[str, Any], scale: int, seed: int) -> nn.Modul
         UsageError: For an unknown type, with the nearest name, and for options that the type does
             not have.
     """
-    options = dict(config)
-    kind = str(options.pop("type", "")).lower()
-    if kind not in GENERATORS:
-        raise _unknown_type("network_g.type", kind, GENERATORS)
-    torch.manual_seed(seed)
-    try:
-        with limited_build("network_g"):
-            return _build_generator(kind, scale, options)
-    except (TypeError, ModelError) as error:
-        raise UsageError(f"network_g ({kind}): {_first_line(error)}") from error
-
-
-def _build_generator(kind: str, scale: int, options: dict[str, Any]) -> nn.Module:
-    if kind == _CONV:
-        return lowtide_files.build_network(ParagonConvConfig(scale, **options))
-    name: Any = kind.removeprefix(_VARIANT_PREFIX)
-    if name in VARIANTS:
-        return lowtide_files.build_network(VariantConfig.of(name, scale, **options))
-    return ParagonTier(replace(TierConfig.of(name, scale), **options))
+    return _make("network_g", "generators", config, seed, scale=scale)
 
 
 def make_discriminator(config: Mapping[str, Any], seed: int) -> nn.Module:
@@ -61,16 +34,25 @@ def make_discriminator(config: Mapping[str, Any], seed: int) -> nn.Module:
 
     The seed is ``seed + 1``, so that its weights are not those drawn for the generator.
     """
-    options = dict(config)
+    return _make("network_d", "discriminators", config, seed + 1)
+
+
+def _make(
+    section: str, role: Role, config: Mapping[str, Any], seed: int, **given: int
+) -> nn.Module:
+    known, options = networks(role), dict(config)
     kind = str(options.pop("type", "")).lower()
-    if kind != _MUNET:
-        raise _unknown_type("network_d.type", kind, (_MUNET,))
-    torch.manual_seed(seed + 1)
+    if kind not in known:
+        raise UsageError(
+            f"{section}.type: {kind!r} is not known", hint=hint_for_name(kind, tuple(known))
+        )
+    torch.manual_seed(seed)
     try:
-        with limited_build("network_d"):
-            return MUNet(MUNetConfig.from_dict(options))
+        with limited_build(section):
+            return known[kind](**given, **options)
     except (TypeError, ModelError) as error:
-        raise UsageError(f"network_d ({kind}): {_first_line(error)}") from error
+        message = getattr(error, "message", None) or str(error).splitlines()[0]
+        raise UsageError(f"{section} ({kind}): {message}") from error
 
 
 def load_pretrained(network: nn.Module, path: Path, *, strict: bool) -> list[str]:
@@ -103,11 +85,3 @@ def load_pretrained(network: nn.Module, path: Path, *, strict: bool) -> list[str
         )
     network.load_state_dict({**target, **matched})
     return unmatched
-
-
-def _unknown_type(place: str, kind: str, known: tuple[str, ...]) -> UsageError:
-    return UsageError(f"{place}: {kind!r} is not known", hint=hint_for_name(kind, known))
-
-
-def _first_line(error: Exception) -> str:
-    return getattr(error, "message", None) or str(error).splitlines()[0]

@@ -17,7 +17,7 @@ from lowtide.jobs.images.keywords import ImageKeywords, show_keywords
 from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs, named_inputs, run_images
 from lowtide.media.discover import count_by_kind
-from lowtide.models.denoiser.slim_unet_config import SchedulerName
+from lowtide.models.denoiser.config import SchedulerName
 
 _JOBS: dict[str, type[DenoiseJob]] = {
     "image": DenoiseJob,

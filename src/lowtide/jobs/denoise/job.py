@@ -37,12 +37,11 @@ from lowtide.media.discover import IMAGES, FilePair
 from lowtide.media.image_info import ImageInfo, ImageRows
 from lowtide.media.image_source import CroppedSource
 from lowtide.memory.budget import Budget
-from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
+from lowtide.models.denoiser.config import DenoiserConfig, SchedulerName
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
 )
 from lowtide.models.denoiser.sampling import earlier_predictions, sampling_steps
-from lowtide.models.denoiser.slim_unet_config import SchedulerName
 from lowtide.streaming.tiles.runner import RunOutcome
 
 # Options that are for one kind of files.

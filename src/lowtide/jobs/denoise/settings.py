@@ -16,7 +16,7 @@ from lowtide.core.input_file import require_input
 from lowtide.core.option import Count, Option, Seed
 from lowtide.jobs.images.model_choice import DENOISER
 from lowtide.jobs.images.settings import ImageSettings
-from lowtide.models.denoiser.slim_unet_config import TIMES, SchedulerName
+from lowtide.models.denoiser.config import TIMES, SchedulerName
 
 if TYPE_CHECKING:
     from lowtide.jobs.images.chosen_noise import ChosenNoise

@@ -13,7 +13,7 @@ import numpy as np
 from lowtide.core.errors import ModelError
 from lowtide.jobs.images.value_range import FloatScale
 from lowtide.media.image_info import ImageInfo
-from lowtide.models.denoiser.slim_unet_config import NOISY_RANGE
+from lowtide.models.denoiser.config import NOISY_RANGE
 
 # Below half an 8-bit step a pixel is invisible, and its color is noise divided by noise.
 _INVISIBLE = 0.5 / 255

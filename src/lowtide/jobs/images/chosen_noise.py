@@ -11,7 +11,7 @@ import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.core.input_file import exists
-from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
+from lowtide.models.denoiser.config import DenoiserConfig
 from lowtide.models.denoiser.noise_level import LEAST_SIGMA, LevelEstimate
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,

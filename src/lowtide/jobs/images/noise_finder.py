@@ -23,8 +23,8 @@ from lowtide.media.coding_traces import color_step
 from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageRows
 from lowtide.models.denoiser.block_bands import BLOCK
+from lowtide.models.denoiser.config import DenoiserConfig, FiniteDenoiserConfig
 from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
-from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig, FiniteDenoiserConfig
 from lowtide.models.denoiser.noise_level import LevelEstimate, NoiseLevel
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,

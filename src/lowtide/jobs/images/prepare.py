@@ -40,7 +40,7 @@ from lowtide.models.denoiser.denoiser import set_nominal_level
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_runtime import load_runtime
 from lowtide.models.self_ensemble import as_ensemble
-from lowtide.models.spandrel_files import families
+from lowtide.models.spandrel_files import family_names
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache, preload_capture
 from lowtide.streaming.planner.tile_candidates import check_overrides
@@ -58,7 +58,7 @@ def preload_libraries(settings: ImageSettings) -> None:
     if is_onnx(settings.model_name):
         load_runtime()
     elif settings.model_name not in names():
-        families()
+        family_names()
 
 
 def prepare(

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
-from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
+from lowtide.models.denoiser.config import (
+    DenoiserConfig,
+    Prediction,
+    SlimUNetConfig,
+)
 from lowtide.models.denoiser.noise_models import GaussianNoise, network_terms
 from lowtide.models.denoiser.slim_unet import SlimUNet
-from lowtide.models.denoiser.slim_unet_config import Prediction, SlimUNetConfig
 
 _SPAN = 2  # of the network's values, which are -1..1
 # Level at which networks are measured.

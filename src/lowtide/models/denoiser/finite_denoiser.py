@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lowtide.models.denoiser.config import LEVELS, FiniteDenoiserConfig
 from lowtide.models.denoiser.denoiser import LeveledDenoiser, check_level
-from lowtide.models.denoiser.finite_denoiser_config import LEVELS, FiniteDenoiserConfig
 
 _MIDDLE, _GAIN = 0.5, 4.0  # of the picture's values, and of levels, on their way in
 _FIRST_STEP = 0.1  # of the residual steps, untrained

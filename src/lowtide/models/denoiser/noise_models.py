@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from lowtide.models.denoiser.finite_denoiser_config import DenoiserConfig
+from lowtide.models.denoiser.config import DenoiserConfig
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

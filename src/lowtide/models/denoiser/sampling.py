@@ -18,7 +18,7 @@ import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.core.philox import philox
-from lowtide.models.denoiser.slim_unet_config import TIMES, SchedulerName
+from lowtide.models.denoiser.config import TIMES, SchedulerName
 
 ScheduleName = Literal["linear", "flow"]
 

@@ -18,7 +18,7 @@ from lowtide.attention.spatial import (
     TransposedAttention,
 )
 from lowtide.attention.spatial.image_layout import check_heads, check_image, default_heads
-from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
+from lowtide.models.denoiser.config import SlimUNetConfig
 
 # Levels are embedded by their logarithm, which has to be finite without noise too: this is less
 # than the rounding of 16-bit samples.

@@ -14,8 +14,8 @@ from lowtide.core.philox import philox
 from lowtide.models.ldm4ts.autoencoder import PatchAutoencoder, build_autoencoder
 from lowtide.models.ldm4ts.conditioning import LookBackEncoder
 from lowtide.models.ldm4ts.config import LDM4TSConfig
+from lowtide.models.ldm4ts.files import load_state, make_config, read_model, write_model
 from lowtide.models.ldm4ts.latent_sampler import Angles, GaussianLatent, sample_latents
-from lowtide.models.ldm4ts.ldm4ts_files import load_state, make_config, read_model, write_model
 from lowtide.models.ldm4ts.unet import AttentionChoice, LatentUNet
 
 # Samples that are drawn at once, so that memory does not grow with their number. Every chunk has

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.models.paragonsr2.conv_config import ParagonConvConfig
+from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.models.resample import polyphase_taps
 
 _SLOPE = 0.1

@@ -6,20 +6,19 @@ A checkpoint is recognized by its state_dict keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import ModelDescriptor
+from lowtide.models.paragonsr2.config import Tier, TierConfig
 from lowtide.models.paragonsr2.magic_kernel import BLUR, SHARP, MagicKernelUpsample
 from lowtide.models.paragonsr2.tier_blocks import NanoBlock, PhotoBlock, ProBlock, StreamBlock
 
-Tier = Literal["realtime", "stream", "photo", "pro"]
 FAMILY = "ParagonSR2"
 _REQUIRED_LAYERS = ("conv_in", "conv_mid", "up.0", "conv_out")
 _BLOCK = "body.0.blocks.0."
@@ -33,49 +32,6 @@ _TIER_KEYS: dict[Tier, str] = {
 # Files hold the fixed path too, some in half precision.
 _BASE = {"base.sharp.kernel": SHARP, "base.blur.kernel": BLUR}
 _NEAR = 1e-3
-
-
-@dataclass(frozen=True)
-class TierConfig:
-    """Tier, scale and size of a `ParagonTier`.
-
-    ``features`` channels in ``groups`` of ``blocks`` each; ``alpha`` is how much the fixed path
-    sharpens. ``window`` is the side of attention windows, in pixels; without ``attention`` the
-    blocks of `photo` and `pro` leave it out.
-    """
-
-    tier: Tier
-    scale: int
-    channels: int = 3
-    features: int = 64
-    groups: int = 4
-    blocks: int = 4
-    alpha: float = 0.4
-    window: int = 16
-    attention: bool = True
-
-    @classmethod
-    def of(cls, tier: Tier, scale: int) -> TierConfig:
-        """Return the configuration that the tier's author trains."""
-        features, groups, blocks, alpha = _SHAPES[tier]
-        return cls(
-            tier,
-            scale,
-            features=features,
-            groups=groups,
-            blocks=blocks,
-            alpha=alpha,
-            attention=tier in ("photo", "pro"),
-        )
-
-
-# Features, groups, blocks per group, alpha: the public repository Phhofm/ParagonSR2.
-_SHAPES: dict[Tier, tuple[int, int, int, float]] = {
-    "realtime": (16, 1, 3, 0.3),
-    "stream": (32, 2, 3, 0.0),
-    "photo": (64, 4, 4, 0.4),
-    "pro": (64, 6, 6, 0.4),
-}
 
 
 class _Group(nn.Module):
@@ -140,15 +96,12 @@ def _block(config: TierConfig, index: int) -> nn.Module:
             return ProBlock(config.features, config.window, shift, config.attention)
 
 
-def is_tier_checkpoint(state: Mapping[str, Tensor]) -> bool:
-    """Return whether ``state`` is the state dict of a ParagonSR2 tier.
-
-    Only names are read, not the tensors, which may have any shape.
-    """
+def is_tier_checkpoint(names: Collection[str]) -> bool:
+    """Return whether the tensors of a ParagonSR2 tier have these names."""
     return (
-        "detail_gain" in state
-        and all(f"{name}.weight" in state for name in _REQUIRED_LAYERS)
-        and any(_BLOCK + sign in state for sign in _TIER_KEYS.values())
+        "detail_gain" in names
+        and all(f"{name}.weight" in names for name in _REQUIRED_LAYERS)
+        and any(_BLOCK + sign in names for sign in _TIER_KEYS.values())
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lowtide.models.video_vae.video_vae_config import VideoVAEConfig
+from lowtide.models.video_vae.config import VideoVAEConfig
 
 if TYPE_CHECKING:
     from lowtide.models.video_vae.video_vae import VideoVAE

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.common_types import _size_3_t
 
-from lowtide.models.video_vae.video_vae_config import VideoVAEConfig
+from lowtide.models.video_vae.config import VideoVAEConfig
 
 _COLORS = 3
 

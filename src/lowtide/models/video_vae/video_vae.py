@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.core.philox import philox
+from lowtide.models.video_vae.config import SPACE, TIME, VideoVAEConfig
 from lowtide.models.video_vae.encoder_decoder import Decoder, Encoder
-from lowtide.models.video_vae.video_vae_config import SPACE, TIME, VideoVAEConfig
-from lowtide.models.video_vae.video_vae_files import load_state, read_model, write_model
+from lowtide.models.video_vae.files import load_state, read_model, write_model
 
 _PURPOSE = 0x766165  # "vae", in the keys of generators
 # exp of half of these are deviations from 3e-7 to 2e4, as other implementations clip them.

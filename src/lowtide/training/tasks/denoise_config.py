@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lowtide.models.denoiser.slim_unet_config import AttentionName, Prediction, SchedulerName
+from lowtide.models.denoiser.config import AttentionName, Prediction, SchedulerName
 from lowtide.training.run_config import (
     ConfigSection,
     Datasets,

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lowtide.models.denoiser.config import SlimUNetConfig
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
 from lowtide.models.denoiser.slim_unet import SlimUNet
-from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.training.data.file_facts import FileFacts
 from lowtide.training.data.photographs import PhotographFolders
 from lowtide.training.limited_build import limited_build

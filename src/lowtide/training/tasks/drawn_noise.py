@@ -11,6 +11,7 @@ import numpy as np
 
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.input_file import exists
+from lowtide.models.denoiser.config import SlimUNetConfig
 from lowtide.models.denoiser.noise_models import (
     MID_GRAY,
     GaussianNoise,
@@ -20,7 +21,6 @@ from lowtide.models.denoiser.noise_models import (
 from lowtide.models.denoiser.noise_registry import noise_model_class, noise_model_names
 from lowtide.models.denoiser.noise_table import NoiseTable, load_noise
 from lowtide.models.denoiser.raw_camera_noise import RawCameraNoise
-from lowtide.models.denoiser.slim_unet_config import SlimUNetConfig
 from lowtide.training.tasks.denoise_config import DenoiseConfig, PhotographData
 
 _DRAWN = GaussianNoise.name, PoissonGaussianNoise.name

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from lowtide.models.families import usual_network
 from lowtide.training.run_config import (
     ConfigSection,
     Datasets,
@@ -151,17 +152,21 @@ class Paths(ConfigSection, frozen=True):
     strict_load_g: bool = Field(default=True, description="Require that all of them match.")
 
 
+_GENERATOR, _DISCRIMINATOR = usual_network("generators"), usual_network("discriminators")
+
+
 class SrConfig(RunConfig, frozen=True):
     """Configuration of a super-resolution training."""
 
     scale: Scale = Field(description="Upscaling factor.")
     datasets: SrDatasets
     network_g: dict[str, Any] = Field(
-        default={"type": "paragonsr2_nano"},
-        description="The generator: {type: paragonsr2_nano} and the options of its type.",
+        default={"type": _GENERATOR},
+        description=f"The generator: {{type: {_GENERATOR}}} and the options of its type.",
     )
     network_d: dict[str, Any] | None = Field(
-        default=None, description="A discriminator for a loss of type ganloss: {type: munet}."
+        default=None,
+        description=f"A discriminator for a loss of type ganloss: {{type: {_DISCRIMINATOR}}}.",
     )
     train: SrTrain
     val: SrVal = SrVal()

@@ -1,16 +1,68 @@
-"""Configuration of the ParagonSR2 variants from nano to xl, without PyTorch."""
+"""Configurations of ParagonConv, and of ParagonSR2's variants and tiers, without PyTorch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from lowtide.core.errors import ModelError
-from lowtide.models.paragonsr2.conv_config import SCALES, FileConfig
+from lowtide.models.families import FileConfig
+
+SCALES = (1, 2, 3, 4, 8)
+
+
+@dataclass(frozen=True)
+class ParagonConvConfig(FileConfig):
+    """Scale, channels and depth of a `ParagonConv`.
+
+    ``features`` are the channels and ``blocks`` the convolutions of its trunk. Raises ModelError
+    for a scale that is not in `SCALES` or a size below 1.
+    """
+
+    scale: int
+    features: int
+    blocks: int
+
+    def __post_init__(self) -> None:
+        values = (self.scale, self.features, self.blocks)
+        if not all(type(value) is int and value >= 1 for value in values):
+            raise ModelError(f"ParagonConv needs integers of at least 1, not {asdict(self)}")
+        if self.scale not in SCALES:
+            raise ModelError(
+                f"ParagonConv upscales by {', '.join(map(str, SCALES))}, not by {self.scale}"
+            )
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Size tags in the usual notation, such as ``64nf`` and ``8nb``."""
+        return f"{self.features}nf", f"{self.blocks}nb"
+
+    @property
+    def receptive_field(self) -> int:
+        """Radius of the receptive field, in input pixels to each side.
+
+        One per 3×3 convolution: first, blocks, last. The cubic path has a radius of 2, so it never
+        counts.
+        """
+        return self.blocks + 2
+
+    @property
+    def parameters(self) -> int:
+        """Number of learned values."""
+        per_output = 9 * self.features + 1
+        outputs = self.blocks * self.features + 3 * self.scale**2
+        return self.features * (9 * 3 + 1) + outputs * per_output
+
+    @property
+    def buffer_elements(self) -> int:
+        """Number of values of the fixed path: one dense 5×5 kernel from 3 channels."""
+        return 3 * self.scale**2 * 3 * 25
+
 
 Variant = Literal["nano", "micro", "tiny", "xs", "s", "m", "l", "xl"]
 AttentionKind = Literal["window", "hierarchical", "none"]
 WindowForm = Literal["halo", "blended"]
+Tier = Literal["realtime", "stream", "photo", "pro"]
 
 
 @dataclass(frozen=True)
@@ -127,3 +179,47 @@ _SHAPES: dict[Variant, tuple[Any, ...]] = {
 # ``attention_helps``); s gained more, and m, l and xl have the windows that their author gave them.
 _UNHELPED: frozenset[Variant] = frozenset(("nano", "micro", "tiny", "xs"))
 VARIANTS: tuple[Variant, ...] = tuple(_SHAPES)
+
+
+@dataclass(frozen=True)
+class TierConfig:
+    """Tier, scale and size of a `ParagonTier`.
+
+    ``features`` channels in ``groups`` of ``blocks`` each; ``alpha`` is how much the fixed path
+    sharpens. ``window`` is the side of attention windows, in pixels; without ``attention`` the
+    blocks of `photo` and `pro` leave it out.
+    """
+
+    tier: Tier
+    scale: int
+    channels: int = 3
+    features: int = 64
+    groups: int = 4
+    blocks: int = 4
+    alpha: float = 0.4
+    window: int = 16
+    attention: bool = True
+
+    @classmethod
+    def of(cls, tier: Tier, scale: int) -> TierConfig:
+        """Return the configuration that the tier's author trains."""
+        features, groups, blocks, alpha = _TIER_SHAPES[tier]
+        return cls(
+            tier,
+            scale,
+            features=features,
+            groups=groups,
+            blocks=blocks,
+            alpha=alpha,
+            attention=tier in ("photo", "pro"),
+        )
+
+
+# Features, groups, blocks per group, alpha: the public repository Phhofm/ParagonSR2.
+_TIER_SHAPES: dict[Tier, tuple[int, int, int, float]] = {
+    "realtime": (16, 1, 3, 0.3),
+    "stream": (32, 2, 3, 0.0),
+    "photo": (64, 4, 4, 0.4),
+    "pro": (64, 6, 6, 0.4),
+}
+TIERS: tuple[Tier, ...] = tuple(_TIER_SHAPES)

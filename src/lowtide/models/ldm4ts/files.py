@@ -13,6 +13,7 @@ from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.input_file import exists, require_input
 from lowtide.models.ldm4ts.config import LDM4TSConfig
+from lowtide.models.ldm4ts.family import NAME
 from lowtide.models.lowtide_files import ARCHITECTURE, misfit, read_tensors, write_tensors
 from lowtide.models.model_files import first_problem, parse_json
 
@@ -22,7 +23,7 @@ _NAME = "ldm4ts"
 def write_model(path: Path, config: LDM4TSConfig, state: Mapping[str, Tensor]) -> None:
     """Write weights and configuration to a folder, or to a .safetensors file and beside it."""
     weights, sizes = _files(path)
-    write_tensors(weights, state, {ARCHITECTURE: "LDM4TS"})
+    write_tensors(weights, state, {ARCHITECTURE: NAME})
     with atomic_output(sizes) as part:
         part.write_text(config.model_dump_json(indent=2) + "\n")
 

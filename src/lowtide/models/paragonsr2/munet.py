@@ -34,7 +34,7 @@ _LOG_EPS = 1e-4
 
 @dataclass(frozen=True)
 class MUNetConfig:
-    """Channels, depth and attention of a `lowtide.models.munet.MUNet`.
+    """Channels, depth and attention of a `lowtide.models.paragonsr2.munet.MUNet`.
 
     ``features`` is the number of channels at full size, ``widths`` the multiples of it after each
     halving. ``slope`` is that of the leaky ReLUs, ``window`` and ``shared`` are pixels of the

@@ -19,7 +19,7 @@ from lowtide.models.lowtide_files import (
     read_tensors,
     write_tensors,
 )
-from lowtide.models.video_vae.video_vae_config import CLASS_NAME, VideoVAEConfig
+from lowtide.models.video_vae.config import CLASS_NAME, VideoVAEConfig
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"

@@ -1,0 +1,32 @@
+"""The family of denoisers: their files. `lowtide train denoise` has no other networks to name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lowtide.models.denoiser.config import FiniteDenoiserConfig, SlimUNetConfig
+from lowtide.models.families import Architecture, ModelFamily
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def _leveled(config: SlimUNetConfig) -> nn.Module:
+    from lowtide.models.denoiser.denoiser import Denoiser
+
+    return Denoiser(config)
+
+
+def _finite(config: FiniteDenoiserConfig) -> nn.Module:
+    from lowtide.models.denoiser.finite_denoiser import FiniteDenoiser
+
+    return FiniteDenoiser(config)
+
+
+FAMILY = ModelFamily(
+    name="Denoiser",
+    architectures={
+        "SlimUNet": Architecture(SlimUNetConfig, _leveled, "discouraged"),
+        "FiniteDenoiser": Architecture(FiniteDenoiserConfig, _finite, "supported"),
+    },
+)

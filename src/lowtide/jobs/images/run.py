@@ -51,17 +51,18 @@ def run_images(
     Arguments and errors are those of `lowtide.upscale`.
     """
     started = time.perf_counter()
+    # 1. Find: pair inputs with outputs, and fail before a new model is measured for minutes.
     plan_file = PlanFile.read(chosen.plan_file) if chosen.plan_file else None
     found, folder = find_jobs(inputs, output, chosen, job_type)
     facts = None
     if folder is not None:
         require_output_folder(folder)
     else:
-        # Fail before a new model is measured, which may take minutes.
         facts = job_type.inspect(found.pairs[0].source, chosen)
         job_type.refuse_overwriting(found.pairs[0], chosen, force=force)
         if sidecar:
             require_output(sidecar_path(found.pairs[0].target), force=True, makes_folder=True)
+    # 2. Libraries and devices: what is loaded from here on is metered.
     scratch = Path(chosen.scratch) if chosen.scratch else folder or Path(output).parent
     devices = resolve_devices(chosen.device_names)
     job_type.load_libraries(chosen)
@@ -85,6 +86,7 @@ def run_images(
         report = run.report(folder, force=force, sidecar=sidecar)
     finally:
         meter.stop()
+    # 7. Report: the process as a whole.
     if has_mark:
         peak_bytes = whole_process.peaks()[0]
         report.process = ProcessMemory(peak_bytes=peak_bytes, library_bytes=meter.baseline_bytes)
@@ -125,9 +127,11 @@ class _ImageRun:
             divide_threads(len(self.devices)) as threads,
             contextlib.ExitStack() as opened,
         ):
+            # 3. Settings: those that suit the files.
             before = () if journal is None else journal.models
             settings, why = self.job_type.suited(self.settings, self.pairs, before)
             run = replace(self, settings=settings)
+            # 4. Load: the model and its costs, in a resumed folder those of the first run.
             now = versions(run.settings.model_name, run.job_type.packages)
             pin = Pin.read(journal, now)
             budget = run.budget(pin)
@@ -135,6 +139,7 @@ class _ImageRun:
             child = opened.enter_context(run.child(share)) if PlanInChild.helps(share) else None
             prepared = run.prepare(share, pin, child)
             Pin.write(journal, now, budget, prepared.measurements)
+            # 5. Record: what is due, and what determines a result's bytes.
             report = run.job_type.report_type(
                 model=prepared.descriptor.to_dict(),
                 model_choice=why,
@@ -152,6 +157,7 @@ class _ImageRun:
                 sidecar=sidecar,
                 made_with=run.settings.made_with(prepared.descriptor.sha256, prepared.precision),
             )
+            # 6. Plan, run, commit and report each item: `Pipeline.submit`, here or in workers.
             if len(run.devices) == 1 or len(run.pairs) == 1:
                 # A single image stays in this process, which distributes its tiles.
                 pipeline = run.pipeline(prepared, budget, results, threads, child)

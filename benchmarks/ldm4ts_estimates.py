@@ -13,8 +13,7 @@ from typing import Any
 
 from common import ResultFile, row_parser
 
-from lowtide import estimate_vram_usage
-from lowtide.core.errors import UsageError
+from lowtide import UsageError, estimate_vram_usage
 from lowtide.memory.training.meta_build import build_on_meta
 from lowtide.models.ldm4ts import LDM4TSModel
 

@@ -29,7 +29,7 @@ from typing import Any
 from common import HUGE_PAGES, ResultFile
 from memory_grid import ENVIRONMENT
 
-from lowtide.core.errors import BudgetError
+from lowtide import BudgetError
 from lowtide.core.heap import HeapMode
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.plan_file import PlanFile

@@ -27,7 +27,7 @@ from common import HEAP_KEEPS, ResultFile, ratio_of, row_parser
 from photographs import photograph
 from subprocess_run import measure_in_subprocess
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.core.units import MIB
 from lowtide.jobs.train.memory import plan_step
 

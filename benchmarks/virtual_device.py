@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory
 
 Role = Literal["composite", "makes", "takes over", "writes", "views", "no tensors"]

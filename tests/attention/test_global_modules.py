@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lowtide import UsageError
 from lowtide.attention.spatial import (
     ChannelAttention,
     HierarchicalAttention,
@@ -14,7 +15,6 @@ from lowtide.attention.spatial import (
     TransposedAttention,
     image_layout,
 )
-from lowtide.core.errors import UsageError
 
 
 def linear_reference(module, x):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lowtide import UsageError
 from lowtide.attention.halo.autograd import (
     halo_attention,
     is_preferred,
@@ -34,7 +35,6 @@ from lowtide.attention.spatial import LocalWindowAttention, Windows
 from lowtide.attention.spatial.position import Position, TableBias
 from lowtide.attention.spatial.window_grid import windows_along
 from lowtide.attention.spec import LocalDevice
-from lowtide.core.errors import UsageError
 from support.spatial_reference import local_attention
 
 pytest.importorskip("triton")

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from lowtide import UsageError
 from lowtide.attention import cpu_ops
 from lowtide.attention.backends import BACKENDS
 from lowtide.attention.spatial import LocalWindowAttention, Windows
@@ -13,7 +14,6 @@ from lowtide.attention.spatial import image_layout as image_module
 from lowtide.attention.spatial.blend import blend_shares
 from lowtide.attention.spatial.window_grid import windows_along
 from lowtide.attention.spec import LocalDevice
-from lowtide.core.errors import UsageError
 from support.spatial_reference import local_attention
 
 BOUNDARIES = "mask", "shift", "zero", "reflect"

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from lowtide import UsageError
 from lowtide.attention.backends import onednn
 from lowtide.attention.dispatch import resolve
 from lowtide.attention.functional import attention, explain, resolve_cached
 from lowtide.attention.spatial import LocalWindowAttention
 from lowtide.attention.spec import AttentionSpec, LocalDevice, describe_call
-from lowtide.core.errors import UsageError
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing.macs_count import multiply_adds

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 import torch
 
+from lowtide import UsageError
 from lowtide.attention import backends, verify
 from lowtide.attention.backends.backend import Reference
 from lowtide.attention.backends.chunked import Chunked
 from lowtide.attention.dispatch import resolve
 from lowtide.attention.functional import attention, describe, explain
 from lowtide.attention.spec import AttentionCall, AttentionSpec, LocalDevice
-from lowtide.core.errors import UsageError
 
 CALL = AttentionCall(
     dtype=torch.float16, head_dim=64, query_tokens=256, key_tokens=256, heads=4, key_heads=4

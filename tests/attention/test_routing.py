@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lowtide import UsageError
 from lowtide.attention import use
-from lowtide.core.errors import UsageError
 
 
 class Asks(nn.Module):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 
 
 def complaint(result, code, words, hint=""):

@@ -10,10 +10,10 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from lowtide import UsageError
 from lowtide.cli.config_options import config_keys
 from lowtide.cli.train import add_command
 from lowtide.cli.train_sr import SR
-from lowtide.core.errors import UsageError
 from lowtide.training.tasks.sr_config import SrConfig
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lowtide import OutputError, UsageError
 from lowtide.core.atomic_file import (
     PART_PATTERN,
     append,
@@ -23,7 +24,6 @@ from lowtide.core.atomic_file import (
     require_output,
     write_error,
 )
-from lowtide.core.errors import OutputError, UsageError
 
 links = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as Unix has them")
 
@@ -191,7 +191,7 @@ def test_a_folder_without_permission_is_found_before_the_work(tmp_path, monkeypa
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from lowtide.core.errors import OutputError
+from lowtide import OutputError
 from lowtide.core.atomic_file import atomic_output
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lowtide.core.errors import Cancelled
+from lowtide import Cancelled
 from lowtide.core.progress import Progress, check_cancel
 
 

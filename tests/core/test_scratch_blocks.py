@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from lowtide import OutputError
 from lowtide.core import scratch
-from lowtide.core.errors import OutputError
 from lowtide.core.scratch import BLOCK_BYTES, ScratchBlocks, ScratchSpace
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.core.units import format_bytes, format_seconds, parse_bytes
 
 

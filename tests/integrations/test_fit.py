@@ -8,7 +8,7 @@ from diffusers import AutoencoderKLWan
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from support.tiny_autoencoders import decoded, encoded, latents, same, small_vae
 from support.tiny_pipelines import text_to_image
 

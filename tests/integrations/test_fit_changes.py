@@ -7,7 +7,7 @@ import torch
 from diffusers.models.attention_processor import AttnProcessor
 
 import lowtide
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from support.tiny_autoencoders import decoded, encoded, halved, latents, same, small_vae
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from support.tiny_autoencoders import DC, KL, TINY, built, same, small_vae
 
 FOUR = {"block_out_channels": (8,) * 4, "layers_per_block": 1, "norm_num_groups": 4}

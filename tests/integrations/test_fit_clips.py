@@ -8,7 +8,7 @@ import torch
 from diffusers import AutoencoderKLQwenImage, AutoencoderKLWan
 
 import lowtide
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide import BudgetError, UsageError
 from lowtide.integrations.fitted_module import _streams
 from support.tiny_autoencoders import built, halved, same
 

@@ -7,7 +7,7 @@ import torch
 from diffusers import AutoencoderKLCogVideoX
 
 import lowtide
-from lowtide.core.errors import BudgetError
+from lowtide import BudgetError
 from lowtide.integrations.fitted_module import _streams
 from support.tiny_autoencoders import built
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from support.tiny_autoencoders import decoded, latents, pictures, same, small_vae
 
 

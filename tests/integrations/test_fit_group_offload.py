@@ -7,7 +7,7 @@ import torch
 from diffusers import FluxPipeline
 
 import lowtide
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.core.heap import set_heap_mode, tune_heap
 from lowtide.core.units import MIB
 from lowtide.memory.meter import HostMeter

@@ -6,7 +6,7 @@ from accelerate import cpu_offload, cpu_offload_with_hook
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 
 import lowtide
-from lowtide.core.errors import ModelError, UsageError
+from lowtide import ModelError, UsageError
 from support.tiny_autoencoders import decoded, encoded, latents, same, small_vae
 
 

@@ -5,7 +5,7 @@ import torch
 from diffusers import AutoencoderKLMagvit
 
 import lowtide
-from lowtide.core.errors import BudgetError, OutputError, UsageError
+from lowtide import BudgetError, OutputError, UsageError
 from lowtide.integrations.fitted_module import _streams
 from support.tiny_autoencoders import built
 

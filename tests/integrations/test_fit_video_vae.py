@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide import BudgetError, UsageError
 from lowtide.integrations.fitted_module import _streams
 from support.tiny_video_vae import tiny_video_vae
 

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide import estimate_vram_usage
+from lowtide import ModelError, UsageError, estimate_vram_usage
 from lowtide.attention.sdpa_rules import cudnn_version, prefers_cudnn, torch_release
-from lowtide.core.errors import ModelError, UsageError
 from lowtide.integrations.vram_usage import BACKENDS, GB
 from lowtide.memory.prediction.estimate import estimate, traced_estimate
 from lowtide.memory.profiles import load_profile

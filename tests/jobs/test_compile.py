@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import lowtide
-from lowtide import UsageError
-from lowtide.core.errors import ModelError
+from lowtide import ModelError, UsageError
 from support.image_folders import statuses
 from support.processor import needs_the_compiler
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import lowtide
-from lowtide import ImageError, UsageError
-from lowtide.core.errors import InputError, LowtideError
+from lowtide import ImageError, InputError, LowtideError, UsageError
 from lowtide.jobs.denoise.volumes.levels import file_scale
 from lowtide.jobs.denoise.volumes.survey import survey_ranges
 from lowtide.media.volume_header import inspect_volume

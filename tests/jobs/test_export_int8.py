@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import ImageError, InputError, ModelError, UsageError
+from lowtide import ImageError, InputError, ModelError, UsageError
 from lowtide.core.metrics import psnr
 from lowtide.jobs.export import calibration_images
 from lowtide.jobs.export import command as job

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.core.errors import ModelError, OutputError, UsageError
+from lowtide import ModelError, OutputError, UsageError
 from lowtide.jobs.export import command as job
 from lowtide.jobs.export.command import export_onnx
 from lowtide.models.export.onnx_check import random_image

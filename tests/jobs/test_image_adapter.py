@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.jobs.images.adapter import require_image_channels
 from support.toy_models import conv_net, make_plan, network, run_array
 

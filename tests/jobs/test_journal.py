@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lowtide.core.errors import OutputError
+from lowtide import OutputError
 from lowtide.jobs.engine.journal import JOURNAL_NAME, Journal
 
 
@@ -276,7 +276,7 @@ def test_a_copy_by_links_keeps_its_journal(tmp_path):
 FULL = """
 import resource, sys
 from pathlib import Path
-from lowtide.core.errors import OutputError
+from lowtide import OutputError
 from lowtide.jobs.engine.journal import Journal
 target = Path(sys.argv[1]) / "a.png"
 journal = Journal(target.parent)

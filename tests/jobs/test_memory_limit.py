@@ -70,7 +70,7 @@ def test_an_encoder_without_room_for_its_threads(tmp_path):
     """libvips would end the process."""
     code = """
 import resource, sys
-from lowtide.core.errors import OutOfMemoryError
+from lowtide import OutOfMemoryError
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.image_sink import open_sink
 used = int(open("/proc/self/status").read().split("VmData:")[1].split()[0]) * 1024

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import ModelError, UsageError
+from lowtide import ModelError, UsageError
 from lowtide.jobs.upscale.report import UpscaleReport
 from lowtide.models import Model, SizeRule
 from support.image_folders import files_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.core.errors import BudgetError, ModelError, UsageError
+from lowtide import BudgetError, ModelError, UsageError
 from lowtide.jobs.train.plan import (
     DevicePlans,
     TrainingPlan,

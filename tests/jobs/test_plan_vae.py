@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide import BudgetError, UsageError
 from lowtide.jobs.vae.plan import plan_vae
 from lowtide.memory.profiles import load_profile
 from lowtide.streaming.chunk_stream import ChunkStream

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide import BudgetError, UsageError
 from lowtide.jobs.images.planning import choose_image_plan
 from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.jobs.upscale.settings import UpscaleSettings

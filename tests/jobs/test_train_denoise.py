@@ -11,8 +11,8 @@ import yaml
 pytest.importorskip("accelerate")
 
 import lowtide
+from lowtide import BudgetError, Cancelled, UsageError
 from lowtide.cli.main import main
-from lowtide.core.errors import BudgetError, Cancelled, UsageError
 from lowtide.jobs.denoise.train import make_denoise_task, train_denoise
 from lowtide.jobs.images.chosen_noise import choose_noise, require_trained_noise
 from lowtide.jobs.train.memory import plan_step

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import lowtide
+from lowtide import OutputError, UsageError
 from lowtide.core.atomic_file import new_part_name
-from lowtide.core.errors import OutputError, UsageError
 from lowtide.jobs.upscale.train import train_sr
 from lowtide.training.network_factory import make_generator
 from lowtide.training.tasks.sr_config import SrConfig

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from lowtide.core.errors import ImageError, InputError, LowtideError, UsageError
+from lowtide import ImageError, InputError, LowtideError, UsageError
 from lowtide.core.philox import philox
 from lowtide.jobs.denoise.calibration.command import train_noise
 from lowtide.models.denoiser.noise_models import PoissonGaussianNoise

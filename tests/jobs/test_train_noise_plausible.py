@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
-from lowtide.core.errors import InputError
+from lowtide import InputError
 from lowtide.jobs.denoise.calibration.command import train_noise
 
 GAIN, READ, BLACK, WHITE = 8, 6, 64, 4095

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from lowtide.core.errors import LowtideError
+from lowtide import LowtideError
 from lowtide.jobs.denoise.calibration.command import train_noise
 from lowtide.jobs.denoise.volumes.levels import estimate_levels, file_scale
 from lowtide.jobs.denoise.volumes.survey import survey_ranges

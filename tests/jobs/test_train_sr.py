@@ -15,7 +15,7 @@ import torch
 import yaml
 
 import lowtide
-from lowtide.core.errors import BudgetError, InputError, UsageError
+from lowtide import BudgetError, InputError, UsageError
 from lowtide.jobs.train.memory import plan_step
 from lowtide.jobs.upscale.train import make_sr_task, train_sr
 from lowtide.training.distributed import SINGLE_PROCESS

@@ -10,7 +10,7 @@ pytest.importorskip("av")
 
 import av
 
-from lowtide.core.errors import BudgetError, Cancelled, InputError, ModelError, UsageError
+from lowtide import BudgetError, Cancelled, InputError, ModelError, UsageError
 from lowtide.jobs.vae.command import decode, encode, roundtrip
 from lowtide.media.video.video_facts import inspect_video
 from support.tiny_autoencoders import built

@@ -11,7 +11,7 @@ pytest.importorskip("av")
 
 import av
 
-from lowtide.core.errors import BudgetError, NotFiniteError, OutputError
+from lowtide import BudgetError, NotFiniteError, OutputError
 from lowtide.jobs.vae.command import decode, encode, roundtrip
 from support.tiny_autoencoders import built
 from support.video_clips import Clip

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.core.errors import ImageError, UsageError
+from lowtide import ImageError, UsageError
 from lowtide.media.detect import skipped_summary
 from lowtide.media.discover import discover
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowtide.core.errors import OutputError, UsageError
+from lowtide import OutputError, UsageError
 from lowtide.media import FORMATS, check_output, output_sample
 from lowtide.media.formats import AVIF, JPEG, PNG, TIFF, WEBP, format_of_suffix
 from lowtide.media.image_info import ImageInfo

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.core.errors import LowtideError
+from lowtide import LowtideError
 from lowtide.core.units import MIB
 from lowtide.media import inspect_image, open_image, open_sink
 from lowtide.memory.meter import HostMeter

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lowtide import LowtideError, OutputError, UsageError
 from lowtide.core.atomic_file import PART_PATTERN, part_path
-from lowtide.core.errors import LowtideError, OutputError, UsageError
 from lowtide.media import EncodeOptions, open_sink
 from lowtide.media.image_info import ImageInfo, SampleType
 from support.media_files import FULL, info_of, make_rows, read_image, write_image

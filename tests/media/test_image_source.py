@@ -12,7 +12,7 @@ import pytest
 import pyvips
 from PIL import Image, ImageOps
 
-from lowtide.core.errors import ImageError, OutputError
+from lowtide import ImageError, OutputError
 from lowtide.media import EncodeOptions, inspect_image, open_image
 from support.media_files import make_exif, make_rows, read_image, write_image
 

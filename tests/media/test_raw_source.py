@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowtide.core.errors import ImageError, UsageError
+from lowtide import ImageError, UsageError
 from lowtide.media.discover import IMAGES, RAW_FILES, count_by_kind, discover
 from lowtide.media.encode import EncodeOptions
 from lowtide.media.raw_facts import inspect_raw, raw_result

@@ -7,7 +7,7 @@ import pytest
 
 pd = pytest.importorskip("pandas")
 
-from lowtide.core.errors import InputError, UsageError  # noqa: E402
+from lowtide import InputError, UsageError  # noqa: E402
 from lowtide.media.table import read_table  # noqa: E402
 from lowtide.media.table_options import TableOptions  # noqa: E402
 

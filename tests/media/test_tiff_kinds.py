@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowtide.core.errors import ImageError
+from lowtide import ImageError
 from lowtide.media import inspect_image
 from support.media_files import info_of, make_rows, read_image, write_image
 

@@ -6,7 +6,7 @@ import nibabel
 import numpy as np
 import pytest
 
-from lowtide.core.errors import InputError, OutputError
+from lowtide import InputError, OutputError
 from lowtide.media.volume_file import VolumeSink, VolumeSource, find_gradients
 from lowtide.media.volume_header import inspect_volume
 from support.nifti_files import nifti

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.budget import Budget
 from lowtide.memory.process_memory import available_host_bytes, total_host_bytes

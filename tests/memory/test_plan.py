@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide import BudgetError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import choose_plan

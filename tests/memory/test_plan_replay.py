@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide import BudgetError, UsageError
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_file import PlanFile, check_replay

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.core.metrics import psnr_y
 from lowtide.models import bundled, describe, load, lowtide_files, names
 from lowtide.models.resample import resize_cubic

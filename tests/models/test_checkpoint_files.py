@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from spandrel.architectures.ESRGAN import ESRGAN
 from torch import nn
 
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.models import load
 from support.process_limit import process_limit

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import lowtide
+from lowtide import ModelError, UsageError
 from lowtide.attention.spatial import onnx_graph
-from lowtide.core.errors import ModelError, UsageError
 from lowtide.models import Model, SizeRule, lowtide_files
 from lowtide.models.export import (
     LARGEST_DIFFERENCE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowtide.core.errors import ModelError, UsageError
+from lowtide import ModelError, UsageError
 from lowtide.models import load, lowtide_files
 from lowtide.models.denoiser.config import FiniteDenoiserConfig
 from lowtide.models.denoiser.finite_denoiser import FiniteDenoiser, haar_levels

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 import lowtide
-from lowtide.core.errors import LowtideError
+from lowtide import LowtideError
 from support import hostile_models
 from support.fuzz_workers import run_all
 from support.process_limit import process_limit

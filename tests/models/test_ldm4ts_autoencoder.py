@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowtide.core.errors import InputError, ModelError
+from lowtide import InputError, ModelError
 from lowtide.models.ldm4ts import LDM4TSConfig
 from lowtide.models.ldm4ts.autoencoder import build_autoencoder
 

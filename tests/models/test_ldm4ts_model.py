@@ -6,8 +6,8 @@ import warnings
 import pytest
 import torch
 
+from lowtide import InputError, ModelError, NotFiniteError, UsageError
 from lowtide.attention.backends import BACKENDS
-from lowtide.core.errors import InputError, ModelError, NotFiniteError, UsageError
 from lowtide.models.ldm4ts import LDM4TSModel
 from lowtide.models.ldm4ts.latent_sampler import Angles, GaussianLatent, sample_latents
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.models.ldm4ts.conditioning import (
     gramian_angular_field,
     recurrence_plot,

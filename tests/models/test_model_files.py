@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.models import bundled, load, lowtide_files, spandrel_files
 
 Networks = Callable[[str], nn.Module]

@@ -13,7 +13,7 @@ import spandrel
 import torch
 from torch import nn
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.models import Model, load, spandrel_files
 
 Writer = Callable[[nn.Module, str], Path]

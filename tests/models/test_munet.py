@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from lowtide.core.errors import ModelError, UsageError
+from lowtide import ModelError, UsageError
 from lowtide.models.paragonsr2.munet import (
     BRANCHES,
     EdgeBranch,

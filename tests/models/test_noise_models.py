@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from lowtide.core.errors import InputError, ModelError, UsageError
+from lowtide import InputError, ModelError, UsageError
 from lowtide.core.philox import philox
 from lowtide.models.denoiser.noise_models import GaussianNoise, PoissonGaussianNoise, RicianNoise
 from lowtide.models.denoiser.noise_registry import (

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import ModelError, UsageError
+from lowtide import ModelError, UsageError
 from lowtide.jobs.train.user_models import load_user_model
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.process_memory import anonymous_bytes

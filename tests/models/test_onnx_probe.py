@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import lowtide
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.models import SizeRule, onnx_probe
 from support.process_limit import process_limit

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.models.paragonsr2.config import SCALES, ParagonConvConfig
 from lowtide.models.paragonsr2.paragon_conv import ParagonConv
 from lowtide.models.resample import resize_cubic

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 import lowtide
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.models.paragonsr2.config import TierConfig
 from lowtide.models.paragonsr2.magic_kernel import BLUR, SHARP, MagicKernelUpsample
 from lowtide.models.paragonsr2.tier_blocks import ShiftedWindowAttention

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import lowtide
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.models import lowtide_files
 from lowtide.models.paragonsr2.config import VARIANTS, VariantConfig
 from lowtide.models.paragonsr2.variant import ParagonVariant

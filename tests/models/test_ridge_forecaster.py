@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lowtide.core.errors import InputError
+from lowtide import InputError
 from lowtide.models.forecaster import forecaster
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.ridge import RidgeConfig, fit_ridge, moments

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lowtide.core.errors import ModelError, UsageError
+from lowtide import ModelError, UsageError
 from lowtide.models.video_vae import VideoVAE, VideoVAEConfig
 from support.tiny_video_vae import tiny_video_vae
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide import BudgetError, UsageError
 from lowtide.streaming.chunk_stream import ChunkStream
 from support.causal_modules import causal_modules, whole_clip
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lowtide.core.errors import BudgetError, OutputError, UsageError
+from lowtide import BudgetError, OutputError, UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.streaming.chunk_stream import ChunkStream
 from lowtide.streaming.clip_planner import ClipPlanner

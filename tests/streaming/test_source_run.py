@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import BudgetError, InputError, NotFiniteError, UsageError
+from lowtide import BudgetError, InputError, NotFiniteError, UsageError
 from support.toy_models import ArraySink, ArraySource
 
 

@@ -7,7 +7,7 @@ import torch
 import torch._inductor.config
 from torch import nn
 
-from lowtide.core.errors import ModelError, UsageError
+from lowtide import ModelError, UsageError
 from lowtide.streaming.planner.tile_variants import with_compile, with_cuda_graph
 from lowtide.streaming.specialize import require_cuda_graphs, specialize
 from support.cuda_graphs import graphs_on_the_cpu

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
+from lowtide import BudgetError, ModelError, OutputError, UsageError
 from lowtide.core import scratch
-from lowtide.core.errors import BudgetError, ModelError, OutputError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.streaming.capture.model_inputs import ModelInputs

@@ -9,8 +9,8 @@ import numpy as np
 from annotated_types import Ge
 from pydantic import Field
 
+from lowtide import InputError
 from lowtide.core.atomic_file import new_part_name, put_in_place
-from lowtide.core.errors import InputError
 from lowtide.core.option import Option
 from lowtide.jobs.engine.item import ComputedItem
 from lowtide.jobs.engine.journal import open_journal

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.models import Architecture, FileConfig, ModelDescriptor, ModelFamily
 
 

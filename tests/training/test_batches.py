@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowtide.core.errors import InputError, UsageError
+from lowtide import InputError, UsageError
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.batches import Batches
 from lowtide.training.data.degrade import RealDegradation, bicubic_downscale

@@ -5,7 +5,7 @@ import torch
 import yaml
 from torch.nn.utils import parameters_to_vector
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.models.families import networks
 from lowtide.training.network_factory import make_discriminator, make_generator
 from lowtide.training.run_config import LossEntry, Scheduler

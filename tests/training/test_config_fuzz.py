@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lowtide import LowtideError
 from lowtide.cli.train_sr import EXAMPLE
-from lowtide.core.errors import LowtideError
 from lowtide.training.tasks.sr_config import SrConfig
 from support.fuzz_workers import run_all
 

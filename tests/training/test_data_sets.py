@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import skimage.data
 
-from lowtide.core.errors import ImageError, InputError, UsageError
+from lowtide import ImageError, InputError, UsageError
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.degrade import bicubic_downscale

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import skimage.data
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.degrade import (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.training.data.batches import Batches
 from lowtide.training.data.degrade import bicubic_downscale
 from lowtide.training.data.pairs import HighResolutionFolders, Patches

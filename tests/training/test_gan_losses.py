@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.training.losses import discriminator_loss, generator_loss, gradient_penalty
 
 KINDS = "vanilla", "lsgan", "hinge", "r3gan"

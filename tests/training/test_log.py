@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lowtide.core.errors import OutputError
+from lowtide import OutputError
 from lowtide.training.train_log import TrainLog, read_log
 
 

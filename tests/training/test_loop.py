@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.core.errors import BudgetError, Cancelled, NotFiniteError, OutputError, UsageError
+from lowtide import BudgetError, Cancelled, NotFiniteError, OutputError, UsageError
 from lowtide.training.network_factory import make_discriminator, make_generator
 from lowtide.training.state import load_latest_state
 from lowtide.training.tasks.sr_config import SrConfig

@@ -7,7 +7,7 @@ import pytest
 import torch
 from skimage.metrics import structural_similarity
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.training.losses import (
     CharbonnierLoss,
     FFTLoss,

@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import nn
 from typer.testing import CliRunner
 
+from lowtide import BudgetError, UsageError
 from lowtide.cli.train import TrainKind, add_command
-from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.philox import philox
 from lowtide.jobs.train.memory import plan_step
 from lowtide.jobs.train.run import run_training

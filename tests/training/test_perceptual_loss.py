@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import vgg19
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.training.losses import PerceptualLoss
 from support.feature_networks import features
 from support.loss_inputs import gradient_of, pictures

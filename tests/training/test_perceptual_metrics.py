@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import alexnet, vgg16
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.training.perceptual_metrics import PerceptualMetric
 from support.feature_networks import features
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowtide.core.errors import InputError
+from lowtide import InputError
 from lowtide.training.state import TrainState, load_latest_state, save_state
 
 

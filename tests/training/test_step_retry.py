@@ -11,7 +11,7 @@ from test_other_task import SeriesConfig, given, rows_of, task_of
 from torch import nn
 from virtual_device import VirtualDevice
 
-from lowtide.core.errors import OutOfMemoryError
+from lowtide import OutOfMemoryError
 from lowtide.core.units import MIB
 from lowtide.jobs.train.run import run_training
 

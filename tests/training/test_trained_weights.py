@@ -3,7 +3,7 @@
 import pytest
 
 import lowtide
-from lowtide.core.errors import OutputError
+from lowtide import OutputError
 from lowtide.training.network_factory import make_generator
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.weights import save_weights

@@ -12,7 +12,7 @@ import av
 import numpy as np
 import pytest
 
-from lowtide.core.errors import OutputError, UsageError
+from lowtide import OutputError, UsageError
 from lowtide.media.video.encoder_settings import CODECS, EncoderSettings, held_format
 from lowtide.media.video.hdr10_light import Hdr10Light, light_of
 from lowtide.media.video.picture_format import ColorTags, PictureFormat, format_of, planes_of
@@ -332,7 +332,7 @@ def test_an_encoder_that_lacks_memory_under_a_limit_says_what_to_raise(tmp_path)
 import resource, sys
 from fractions import Fraction
 from pathlib import Path
-from lowtide.core.errors import OutputError
+from lowtide import OutputError
 from lowtide.media.video.encoder_settings import EncoderSettings
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.opened_video import load_av

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowtide.core.errors import Cancelled, OutputError
+from lowtide import Cancelled, OutputError
 from lowtide.media.video.mux import check_output, join
 from lowtide.media.video.other_streams import plan_streams
 from lowtide.media.video.video_facts import is_mirrored

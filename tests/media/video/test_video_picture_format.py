@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 
-from lowtide.core.errors import VideoError
+from lowtide import VideoError
 from lowtide.media.video.picture_format import (
     ColorTags,
     PictureFormat,

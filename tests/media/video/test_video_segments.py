@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 
-from lowtide.core.errors import OutputError
+from lowtide import OutputError
 from lowtide.media.video.mux import JoinedFile, check_output, join
 from lowtide.media.video.other_streams import plan_streams
 from lowtide.media.video.packet_times import SampleClock, WrittenStream, frame_rate
@@ -238,7 +238,7 @@ import resource, sys
 from pathlib import Path
 import av, numpy as np
 from fractions import Fraction
-from lowtide.core.errors import OutputError
+from lowtide import OutputError
 from lowtide.media.video.mux import join
 from lowtide.media.video.other_streams import plan_streams
 source, segment, target = map(Path, sys.argv[1:])

@@ -9,7 +9,7 @@ from PIL import Image
 
 pytest.importorskip("av")
 
-from lowtide.core.errors import UsageError, VideoError
+from lowtide import UsageError, VideoError
 from lowtide.media.video.frame_pattern import FramePattern
 from lowtide.media.video.frame_sequence import SequenceReader, inspect_sequence, sequence_part
 from lowtide.media.video.frame_writing import upright, write_frame

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from lowtide.core.errors import InputError, UsageError
+from lowtide import InputError, UsageError
 from lowtide.media.video.other_streams import plan_streams
 from lowtide.media.video.video_containers import CONTAINERS
 from support.video_clips import Clip, Sound, Text, picture_bytes

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from lowtide.core.errors import LowtideError, UsageError
+from lowtide import LowtideError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from support.region_blocks import block

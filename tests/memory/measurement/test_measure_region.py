@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.measurement.region import RegionUsage, measure
 from lowtide.memory.meter import HostMeter

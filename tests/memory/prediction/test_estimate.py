@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide.core.errors import ModelError, UsageError
+from lowtide import ModelError, UsageError
 from lowtide.memory.prediction.estimate import Estimate, estimate
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 from support.stored_tables import empty_table

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.process_memory import total_host_bytes
 from lowtide.memory.profiles import DeviceProfile, load_profile, local_profile, profile_names

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from virtual_device import VirtualDevice
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.oom import free_exception, is_out_of_memory
 from lowtide.memory.simulation.allocator import SimulatedOutOfMemory

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.errors import BudgetError, ModelError, UsageError
+from lowtide import BudgetError, ModelError, UsageError
 from lowtide.core.units import format_bytes
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile

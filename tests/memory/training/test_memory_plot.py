@@ -12,7 +12,7 @@ import torch
 from matplotlib.colors import to_rgb
 from torch import Tensor, nn
 
-from lowtide.core.errors import OutputError, UsageError
+from lowtide import OutputError, UsageError
 from lowtide.memory.prediction.estimate import Estimate, estimate
 from lowtide.memory.tracing.steps import TrainingStep
 from lowtide.memory.training import memory_plot

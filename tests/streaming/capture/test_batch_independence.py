@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.streaming.batch_independence import require_independent_images
 
 

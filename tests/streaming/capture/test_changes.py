@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import lowtide
-from lowtide.core.errors import ModelError, UsageError
+from lowtide import ModelError, UsageError
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from support.stream_models import Windows
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import LowtideError
+from lowtide import LowtideError
 
 # The bounds of the project, as a share of the largest number.
 BOUNDS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 4e-2}

@@ -16,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import lowtide
-from lowtide.core.errors import LowtideError
+from lowtide import LowtideError
 
 GLOBAL = {}
 VARIABLE = contextvars.ContextVar("kept", default=None)

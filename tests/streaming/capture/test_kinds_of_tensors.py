@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lowtide
-from lowtide.core.errors import LowtideError, ModelError, UsageError
+from lowtide import LowtideError, ModelError, UsageError
 
 pytestmark = pytest.mark.usefixtures("results_alone")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import lowtide
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 
 pytestmark = pytest.mark.usefixtures("results_alone")
 

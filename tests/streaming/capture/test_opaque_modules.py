@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.streaming.capture.halo_probe import probe_halo
 from support.band_runs import check_parity

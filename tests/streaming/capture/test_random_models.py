@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from lowtide.core.errors import BudgetError
+from lowtide import BudgetError
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor

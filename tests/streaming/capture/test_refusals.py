@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 from lowtide.models.fold_conv import fold_convs
 from lowtide.streaming.capture.export_graph import capture
 

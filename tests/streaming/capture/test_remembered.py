@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import ModelError
+from lowtide import ModelError
 
 pytestmark = pytest.mark.usefixtures("results_alone")
 

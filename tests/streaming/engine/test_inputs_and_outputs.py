@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import BudgetError, ModelError, UsageError
+from lowtide import BudgetError, ModelError, UsageError
 from support.stream_models import Normed
 
 BOUND = 5e-6

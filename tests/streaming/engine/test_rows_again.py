@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import BudgetError
+from lowtide import BudgetError
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide import BudgetError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.pinned import PinnedMemory
 from lowtide.memory.profiles import load_profile

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.core.errors import BudgetError
+from lowtide import BudgetError
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 from support.window_transformers import network
 

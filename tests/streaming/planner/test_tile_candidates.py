@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide import BudgetError, UsageError
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import choose_plan

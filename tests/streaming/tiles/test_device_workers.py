@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowtide.core.errors import Cancelled, NotFiniteError
+from lowtide import Cancelled, NotFiniteError
 from lowtide.streaming.planner.tile_variants import with_devices
 from lowtide.streaming.tiles.device_workers import DeviceWorker, DeviceWorkers
 from support.toy_models import conv_net, make_plan, network, pictures, run_array

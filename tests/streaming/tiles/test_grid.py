@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.core.errors import UsageError
+from lowtide import UsageError
 from lowtide.streaming.engine.source_page import reflect_index
 from lowtide.streaming.tiles.grid import min_tile, smallest_equal_tile, split_axis
 

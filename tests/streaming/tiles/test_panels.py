@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from lowtide import Cancelled, InputError, OutputError
 from lowtide.core import scratch
-from lowtide.core.errors import Cancelled, InputError, OutputError
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.planner.band_candidates import BandCandidates
 from lowtide.streaming.planner.model_facts import ModelGeometry

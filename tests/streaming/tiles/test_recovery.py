@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowtide.core.errors import OutOfMemoryError
+from lowtide import OutOfMemoryError
 from lowtide.memory.oom import free_exception, is_out_of_memory
 from support.toy_models import conv_net, make_plan, network, run_array
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.core.errors import Cancelled, LowtideError, ModelError, UsageError
+from lowtide import Cancelled, LowtideError, ModelError, UsageError
 from lowtide.memory.plan import Plan
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.engine.source_page import SourceRows

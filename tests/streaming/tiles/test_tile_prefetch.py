@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowtide.core.errors import Cancelled, NotFiniteError
+from lowtide import Cancelled, NotFiniteError
 from lowtide.jobs.images.planning import with_most_in_flight
 from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.model_facts import ModelGeometry, Overrides

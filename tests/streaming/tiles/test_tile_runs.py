@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowtide.core.errors import Cancelled, LowtideError
+from lowtide import Cancelled, LowtideError
 from support.toy_models import Centered, Strided, conv_net, make_plan, network, pictures, run_array
 
 picture = pictures()

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import lowtide
-from lowtide.core.errors import ModelError, UsageError
+from lowtide import ModelError, UsageError
 from lowtide.models import ModelFamily, register_family
 from lowtide.models.ldm4ts import LDM4TSModel
 from lowtide.training.network_factory import make_generator

@@ -5,8 +5,9 @@ import os
 
 import numpy as np
 import pytest
+import typer
 
-from lowtide.cli.main import _normalize_option
+from lowtide.cli.main import _normalize_option, app
 
 HELP = [
     ([], ["upscale", "plan", "bench", "models", "doctor", "Exit codes"]),
@@ -29,13 +30,23 @@ def test_help(lowtide, flag):
         assert all(text in result.out for text in expected), words
 
 
-def test_a_plan_offers_what_upscaling_does_but_for_writing(lowtide):
-    offered = [
-        {word.strip(",") for word in lowtide(*words, "-h").out.split() if word.startswith("--")}
-        for words in (["upscale"], ["plan", "upscale"])
-    ]
-    writing = {"--dry-run", "--force", "--report", "--comparison", "--streams", "--devices"}
-    assert offered[0] - offered[1] == writing
+@pytest.mark.parametrize("job", ["upscale", "denoise", "video"])
+def test_a_plan_takes_every_option_of_its_job(job):
+    """So that "plan" may stand before any command line."""
+    commands = typer.main.get_command(app).commands
+    of_job, of_plan = (
+        {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+        for command in (commands[job], commands["plan"].commands[job])
+    )
+    assert of_job - of_plan == {"--dry-run"}
+
+
+def test_a_plan_writes_nothing_whatever_is_asked_for(lowtide, source, out):
+    more = "--streams", "2", "--force", "--report", "--comparison", out.with_name("detail.png")
+    for job in ("upscale", "denoise"):
+        planned = lowtide("plan", job, source, "-o", out, "-b", "256MiB", *more, "--json")
+        assert planned.json["images"][0]["status"] == "planned"
+    assert [path.name for path in out.parent.iterdir()] == [source.name]
 
 
 def test_version(lowtide):

@@ -63,6 +63,26 @@ def test_trains(lowtide, tmp_path):
     assert json.loads(again.out)["resumed_step"] == 4
 
 
+@pytest.mark.parametrize("device", ["cpu", "rtx3060-12gb"])
+def test_a_dry_run_tells_memory_and_time_and_writes_nothing(lowtide, tmp_path, device):
+    """Also of a GPU that is not here, and of a pair of networks."""
+    losses = [{"type": "l1loss"}, {"type": "ganloss"}]
+    judge = {"type": "munet", "features": 8, "widths": [1, 2], "window": 8, "shared": 2}
+    words = "train", "sr", str(config_in(tmp_path)), "-o", str(tmp_path / "runs"), "--dry-run"
+    done = lowtide(*words, "--device", device)
+    assert done.code == 0, done.err
+    assert "mine: 4 steps" in done.out and f"device: {device}" in done.out
+    assert "2 patches of 8 px a step" in done.out and "time: roughly" in done.out
+    assert not (tmp_path / "runs").exists()
+    alone = lowtide(*words, "--device", device, "--json").json
+    assert alone["status"] == "planned" and alone["plan"]["seconds"] > 0
+    config_in(tmp_path, network_d=judge, train={"total_iter": 4, "losses": losses})
+    both = lowtide(*words, "--device", device, "--json").json
+    assert both["plan"]["predicted_bytes"] > alone["plan"]["predicted_bytes"]
+    refused = lowtide(*words, "--device", "rtx1")
+    assert refused.code == 2 and "no device profile" in refused.err
+
+
 def test_quiet(lowtide, tmp_path):
     done = lowtide("train", "sr", str(config_in(tmp_path)), "-o", str(tmp_path), "-q")
     assert done.code == 0

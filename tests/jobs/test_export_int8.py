@@ -158,6 +158,6 @@ def test_wrong_options(tmp_path, photos):
         export_onnx("lowtide-x2", target, precision="fp16", calibrate=[photos])
     with pytest.raises(InputError, match="no such file"):
         export_onnx("lowtide-x2", target, precision="int8", calibrate=[tmp_path / "none"])
-    with pytest.raises(UsageError, match="precision 'int4' is not one of fp32, fp16, bf16, int8"):
+    with pytest.raises(UsageError, match="--precision int4 is not one of 'fp32', "):
         export_onnx("lowtide-x2", target, precision="int4")
     assert not target.exists()

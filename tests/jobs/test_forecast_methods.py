@@ -189,7 +189,7 @@ def test_bands_are_named_by_what_they_hold(tmp_path):
     assert head == "unique_id,ds,mean,0.5,lo-95,lo-80,hi-80,hi-95"
     assert all(np.diff([float(cell) for cell in row.split(",")[4:]]).min() > 0 for row in rows[:3])
     refused = CliRunner().invoke(app, [str(word) for word in (*words[:-1], "120")])
-    assert refused.exit_code == 2 and "between 0 and 100 percent" in refused.output
+    assert refused.exit_code == 2 and "--interval 120 has to be below 100" in refused.output
 
 
 def test_a_series_that_begins_late_is_forecast_from_its_own_rows():

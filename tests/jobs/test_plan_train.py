@@ -225,7 +225,7 @@ def test_shapes_in_words() -> None:
         ({"accumulate": 0}, "--accumulate 0"),
         (
             {"optimizer": "lion"},
-            "--optimizer lion is not one of 'adamw', .*'sgd-momentum', 'auto'$",
+            "--optimizer lion is not one of 'auto', 'adamw', .*'sgd-momentum'$",
         ),
         ({"bach": 3}, "no setting 'bach'"),
         ({"inputs": ("3,h,w",), "channels": 3}, "contradict each other"),

@@ -56,14 +56,14 @@ def test_the_budget_that_a_refusal_names_is_enough(folder):
     [
         ({"size": "320"}, "no size"),
         ({"size": "0x192"}, "no size"),
-        ({"frames": 0}, "from 1 to"),
-        ({"frames": 2**31}, "from 1 to"),
+        ({"frames": 0}, "--frames 0 has to be at least 1"),
+        ({"frames": 2**31}, "--frames 2147483648 has to be at most"),
         ({"frames": 2**31 - 1, "size": "16384x16384"}, "more pixels than"),
         ({"size": "1000000000x64"}, "sides are at most"),
         ({"size": f"64x{2**70}"}, "sides are at most"),
         ({"device": "cpu"}, "measure"),
         ({"device": "rtx9"}, "no device profile"),
-        ({"precision": "int8"}, "does not run in int8"),
+        ({"precision": "int8"}, "--precision int8 is not one of"),
     ],
 )
 def test_bad_arguments(folder, changes, message):

@@ -186,7 +186,7 @@ def test_frames_that_tell_nothing_are_refused(frames, tmp_path, save, change, re
         (dict(flat="in"), "--dark is missing"),
         (dict(pairs="in", images="in"), "two kinds"),
         (dict(images="in", white_level=9), "only for --flat"),
-        (dict(images="in", iso=0), "no ISO"),
+        (dict(images="in", iso=0), "--iso 0 has to be above 0"),
         (dict(images="in"), "no such folder"),
     ],
     ids=str,

@@ -1,6 +1,5 @@
 """One image through the whole job: the picture, its size and its file."""
 
-import inspect
 import json
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from PIL import Image, ImageCms
 
 import lowtide
 from lowtide import ImageError, ModelError, UsageError
-from lowtide.jobs.upscale.command import UpscaleKeywords
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.models.resample import resize_cubic
 from support.cpu_levels import assert_within_a_level
@@ -186,15 +184,6 @@ def test_invalid_values_are_refused(run, tmp_path):
         with pytest.raises(UsageError, match=words):
             run(**options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photo.png"]
-
-
-def test_the_calls_show_their_keywords():
-    defaults = {field.name: field.default for field in fields(UpscaleSettings)}
-    assert UpscaleKeywords.__annotations__.keys() == defaults.keys()
-    for call in (lowtide.upscale, lowtide.plan):
-        shown = inspect.signature(call).parameters
-        assert all(shown[name].default == default for name, default in defaults.items())
-        assert "settings" not in shown
 
 
 def test_settings_that_change_bytes_are_in_the_hash():

@@ -22,8 +22,8 @@ from lowtide.cli import (
     export,
     forecast,
     models,
+    plan_commands,
     plan_train,
-    plan_upscale,
     plan_vae,
     train,
     train_denoise,
@@ -34,6 +34,7 @@ from lowtide.cli import (
     vae,
     video,
 )
+from lowtide.cli.settings_options import AliasCommand
 from lowtide.cli.shell import CliState, print_error, print_failure
 from lowtide.core.atomic_file import is_disk_full, write_error
 from lowtide.core.errors import UsageError
@@ -111,10 +112,11 @@ trains = typer.Typer(help="Train a model within a memory budget.", no_args_is_he
 exports = typer.Typer(help="Write models as files for other runtimes.", no_args_is_help=True)
 vaes = typer.Typer(help="Encode and decode clips by a video autoencoder.", no_args_is_help=True)
 app.command("upscale")(upscale.upscale)
-app.command("denoise")(denoise.denoise)
-plans.command("upscale")(plan_upscale.plan_upscale)
-plans.command("video")(plan_upscale.plan_video)
-plans.command("train")(plan_train.train)
+app.command("denoise", cls=AliasCommand)(denoise.denoise)
+plans.command("upscale")(plan_commands.plan_upscale)
+plans.command("denoise", cls=AliasCommand)(plan_commands.plan_denoise)
+plans.command("video")(plan_commands.plan_video)
+plans.command("train", cls=AliasCommand)(plan_train.train)
 plans.command("vae")(plan_vae.vae)
 app.add_typer(plans, name="plan")
 benches.command("upscale")(bench_upscale.upscale)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowtide.cli.shell import JsonReport, handle_errors, option
+from lowtide.cli.common_options import JsonReport, option
+from lowtide.cli.shell import handle_errors
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, format_seconds

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperOption
+
+from lowtide.cli.settings_options import AliasCommand
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -112,8 +114,11 @@ def config_keys(
             yield Key((*path, name), field, default)
 
 
-class ConfigCommand(TyperCommand):
-    """Command with an option for each key of a configuration, read when it is called."""
+class ConfigCommand(AliasCommand):
+    """Command with an option for each key of a configuration, read when it is called.
+
+    Help has one name for each key, in panels that say the rest of its path.
+    """
 
     config: Callable[[], type[BaseModel]]
     aliases: tuple[KeyAlias, ...] = ()
@@ -142,18 +147,6 @@ class ConfigCommand(TyperCommand):
 
     def _more_names(self, path: tuple[str, ...]) -> list[str]:
         return [one.option for one in self.aliases if one.path == path and one.value is None]
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write help with one name for each key, in panels that say the rest of its path."""
-        options = [option for _, option, _ in self._options(super().get_params(ctx))]
-        names = [(one.opts, one.secondary_opts) for one in options]
-        for one in options:
-            one.opts, one.secondary_opts = one.opts[:1], one.secondary_opts[:1]
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            for one, (opts, secondary) in zip(options, names, strict=True):
-                one.opts, one.secondary_opts = opts, secondary
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take options of open sections, such as ``--network-g.blocks 3``, then the others."""

@@ -6,23 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from lowtide.cli.image_command import (
-    Force,
+from lowtide.cli.common_options import (
+    DryRun,
     Inputs,
+    JsonReport,
     Output,
+    Quiet,
+    Redo,
     SidecarReport,
-    require_output,
-    run_job,
+    option,
 )
+from lowtide.cli.image_command import require_output, run_job
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
+from lowtide.cli.shell import handle_errors
 from lowtide.jobs.denoise.settings import DenoiseSettings
 
 if TYPE_CHECKING:
     from lowtide.jobs.denoise.report import DenoiseReport
 
 DEFAULT_OUTPUT = "denoised/"  # for a dry run, which writes nothing
-_MAIN, _OUT = "Main", "Output"
 # Order in help, within each panel.
 _ORDER = (
     "output model sigma noise iso steps scheduler eta seed black_level hot_pixels raw_output"
@@ -37,17 +39,14 @@ _ORDER = (
 def denoise(
     inputs: Inputs,
     output: Output = None,
-    dry_run: Annotated[
-        bool,
-        option("--dry-run", panel=_MAIN, help="Print the noise levels and the plan, and stop."),
-    ] = False,
-    force: Force = False,
+    dry_run: DryRun = False,
+    force: Redo = False,
     report: SidecarReport = False,
     reference: Annotated[
         Path | None,
         option(
             "--reference",
-            panel=_OUT,
+            panel="Output",
             metavar="PATH",
             help=(
                 "A clean file, or a folder with a clean file of the same name for each: report PSNR"
@@ -59,7 +58,7 @@ def denoise(
         Path | None,
         option(
             "--comparison",
-            panel=_OUT,
+            panel="Output",
             metavar="PICTURE",
             help=(
                 "Draw a detail: noisy, denoised, by non-local means, and the residual. For one"

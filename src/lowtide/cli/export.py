@@ -2,79 +2,34 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from lowtide.cli.common_options import Force, JsonReport, Quiet, output_option
 from lowtide.cli.progress_bar import step_printer
-from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
-
-_MAIN, _OUT = "Main", "Output"
-
-
-class FilePrecision(StrEnum):
-    """Values of --precision."""
-
-    fp32, fp16, bf16, int8 = "fp32", "fp16", "bf16", "int8"
+from lowtide.cli.settings_options import with_settings
+from lowtide.cli.shell import handle_errors
+from lowtide.jobs.export.settings import ExportSettings
 
 
 @handle_errors
+@with_settings(ExportSettings, "model output")
 def onnx(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help=("A bundled model or a file (.safetensors, .pth, .ckpt).")
+            metavar="MODEL", help="A bundled model or a file (.safetensors, .pth, .ckpt)."
         ),
     ],
     output: Annotated[
-        Path,
-        option(
-            "-o",
-            "--output",
-            panel=_MAIN,
-            metavar="FILE",
-            help=("The .onnx file. Nothing is overwritten without --force."),
-        ),
+        Path, output_option("The .onnx file. Nothing is overwritten without --force.")
     ],
-    precision: Annotated[
-        FilePrecision,
-        option(
-            panel=_MAIN,
-            help=(
-                "Precision of weights and layers; images and results are fp32. int8 is smaller and"
-                " faster, but not equal."
-            ),
-        ),
-    ] = FilePrecision.fp32,
-    calibrate: Annotated[
-        list[Path] | None,
-        option(
-            "--calibrate",
-            panel=_MAIN,
-            metavar="PATH",
-            help=(
-                "For int8: a photograph or a folder of them, like those to be upscaled. Half of"
-                " them calibrate the file, the others measure its error. May be given several"
-                " times."
-            ),
-        ),
-    ] = None,
-    opset: Annotated[
-        int,
-        option(
-            panel=_MAIN,
-            metavar="N",
-            help=("23 has an attention operator, 20 decomposes it for older runtimes."),
-        ),
-    ] = 23,
-    unchecked: Annotated[
-        bool, option("--unchecked", panel=_MAIN, help=("Keep a file that cannot be run here too."))
-    ] = False,
-    force: Annotated[bool, option("--force", panel=_OUT, help="Replace the file.")] = False,
+    force: Force = False,
     quiet: Quiet = False,
     as_json: JsonReport = False,
+    **settings: Any,
 ) -> None:
     """Write a model as an ONNX file for images of any size, and check it.
 
@@ -83,14 +38,5 @@ def onnx(
     with step_printer("exporting", "loading", quiet=quiet) as tell:
         from lowtide.jobs.export.command import export_onnx
 
-        report = export_onnx(
-            model,
-            output,
-            precision=precision.value,
-            opset=opset,
-            calibrate=calibrate or (),
-            force=force,
-            unchecked=unchecked,
-            progress=tell,
-        )
+        report = export_onnx(model, output, force=force, progress=tell, **settings)
     typer.echo(report.model_dump_json(indent=2) if as_json else str(report))

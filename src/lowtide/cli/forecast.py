@@ -7,16 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
+from lowtide.cli.common_options import Force, JsonReport, Quiet, output_option
 from lowtide.cli.progress_bar import ProgressLine
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors, option
-from lowtide.core.errors import UsageError
-from lowtide.media.table_options import TableOptions, names_of
+from lowtide.cli.shell import handle_errors
+from lowtide.jobs.forecast.settings import BacktestSettings, ForecastSettings
 
-_MODEL, _TABLE, _OUT = "Forecast", "Table", "Output"
-_ORDER = "data output model horizon horizons levels split stride samples paths seed columns target"
-
-Data = Annotated[
+_ORDER = (
+    "data output model horizon horizons quantile_levels split stride samples paths seed intervals"
+    " non_negative columns target samples_output plot"
+)
+Table = Annotated[
     Path,
     typer.Argument(
         metavar="DATA",
@@ -26,97 +27,17 @@ Data = Annotated[
         ),
     ),
 ]
-Horizon = Annotated[int | None, option(panel=_MODEL, metavar="STEPS", help="Steps to forecast.")]
-Horizons = Annotated[
-    str, option(panel=_MODEL, metavar="STEPS,...", help="Several horizons: 24,96.")
-]
-Samples = Annotated[int, option(panel=_MODEL, help="Sample paths.")]
-Paths = Annotated[
-    str,
-    option(
-        panel=_MODEL,
-        metavar="NAME",
-        help=(
-            "How steps and series move together: bootstrap, copula, independent; auto takes the"
-            " best on blocked folds. With -m FOLDER also diffusion, its auto."
-        ),
-    ),
-]
-Model = Annotated[
-    str,
-    option(
-        "-m",
-        "--model",
-        panel=_MODEL,
-        metavar="NAME",
-        help=(
-            "auto takes the best method of each series on what it was not fitted to: mean (of the"
-            " next three), naive, ets, theta, plain-ridge, dlinear, ridge. Or one of these, or a"
-            " folder of lowtide train forecast."
-        ),
-    ),
-]
-Seed = Annotated[int, option(panel=_MODEL, help="Seed of the sample paths.")]
-DayFirst = Annotated[
-    bool | None,
-    option(
-        "--day-first/--month-first",
-        panel=_TABLE,
-        help="What stands first in dates: 31/1/2026 or 1/31/2026. Default: found.",
-    ),
-]
-Output = Annotated[
-    Path | None, option("-o", "--output", panel=_OUT, metavar="FILE", help="File to write.")
-]
-Force = Annotated[bool, option("--force", panel=_OUT, help="Overwrite files that exist.")]
-AsJson = Annotated[bool, option("--json", panel=_OUT, help="Print the report as JSON on stdout.")]
+Output = Annotated[Path | None, output_option("File to write.", panel="Output")]
 
 
 @handle_errors
-@with_settings(TableOptions, _ORDER)
+@with_settings(ForecastSettings, _ORDER)
 def forecast(
-    data: Data,
+    data: Table,
     output: Output = None,
-    model: Model = "auto",
-    horizon: Horizon = None,
-    horizons: Horizons = "",
-    levels: Annotated[
-        str | None,
-        option(
-            panel=_MODEL,
-            metavar="LEVEL,...",
-            help="Levels of quantiles: .1,.5,.9, or .5 beside --interval.",
-        ),
-    ] = None,
-    interval: Annotated[
-        str,
-        option(
-            panel=_MODEL,
-            metavar="PERCENT,...",
-            help="Bands by what is inside: 80,95 writes lo-95, lo-80, hi-80 and hi-95.",
-        ),
-    ] = "",
-    non_negative: Annotated[
-        bool | None,
-        option(
-            "--non-negative/--no-non-negative",
-            panel=_MODEL,
-            help="Nothing is below 0; by default of series that never were.",
-        ),
-    ] = None,
-    samples: Samples = 200,
-    paths: Paths = "auto",
-    seed: Seed = 0,
-    day_first: DayFirst = None,
-    samples_output: Annotated[
-        Path | None, option(panel=_OUT, metavar="FILE", help="File of the sample paths.")
-    ] = None,
-    plot: Annotated[
-        Path | None, option(panel=_OUT, metavar="FILE", help="Picture of history and bands.")
-    ] = None,
     force: Force = False,
-    as_json: AsJson = False,
-    **reading: Any,
+    as_json: JsonReport = False,
+    **settings: Any,
 ) -> None:
     """Forecast the series of a table: quantiles and sample paths.
 
@@ -127,23 +48,7 @@ def forecast(
     """
     from lowtide.jobs.forecast.command import forecast as run
 
-    made = run(
-        data,
-        output,
-        model=model,
-        horizon=horizon,
-        horizons=_numbers(horizons, "--horizons", int),
-        quantile_levels=None if levels is None else _numbers(levels, "--levels"),
-        intervals=_numbers(interval, "--interval"),
-        non_negative=non_negative,
-        samples=samples,
-        paths=paths,
-        seed=seed,
-        samples_output=samples_output,
-        plot=plot,
-        force=force,
-        **_reading(reading, day_first),
-    )
+    made = run(data, output, force=force, **settings)
     if as_json:
         typer.echo(made.report.model_dump_json(indent=2))
         return
@@ -153,30 +58,14 @@ def forecast(
 
 
 @handle_errors
-@with_settings(TableOptions, _ORDER)
+@with_settings(BacktestSettings, _ORDER)
 def backtest(
-    data: Data,
+    data: Table,
     output: Output = None,
-    model: Model = "auto",
-    horizon: Horizon = None,
-    horizons: Horizons = "",
-    split: Annotated[
-        str,
-        option(panel=_TABLE, help="70/10/20 of the rows, or ett: 12, 4 and 4 months of 30 days."),
-    ] = "70/10/20",
-    stride: Annotated[int, option(panel=_MODEL, help="Distance of the windows scored.")] = 1,
-    samples: Samples = 200,
-    paths: Paths = "auto",
-    seed: Seed = 0,
-    day_first: DayFirst = None,
-    plot: Annotated[
-        Path | None,
-        option(panel=_OUT, metavar="FILE", help="Picture of PIT histograms, level where right."),
-    ] = None,
     force: Force = False,
-    quiet: Annotated[bool, option("-q", "--quiet", panel=_OUT, help="No progress.")] = False,
-    as_json: AsJson = False,
-    **reading: Any,
+    quiet: Quiet = False,
+    as_json: JsonReport = False,
+    **settings: Any,
 ) -> None:
     """Score the forecasts of a table's last part, compared with every method.
 
@@ -186,41 +75,9 @@ def backtest(
     """
     from lowtide.jobs.forecast.backtest import backtest as run
 
-    wanted = [*_numbers(horizons, "--horizons", int), *([horizon] if horizon else [])]
-    if not wanted:
-        raise UsageError("no horizon is given", hint="--horizon 24")
     bar = ProgressLine(quiet=quiet)
     try:
-        report = run(
-            data,
-            output,
-            model=model,
-            horizons=wanted,
-            split=split,
-            stride=stride,
-            samples=samples,
-            paths=paths,
-            seed=seed,
-            plot=plot,
-            force=force,
-            progress=bar,
-            **_reading(reading, day_first),
-        )
+        report = run(data, output, force=force, progress=bar, **settings)
     finally:
         bar.close()
     typer.echo(report.model_dump_json(indent=2) if as_json else str(report))
-
-
-def _reading(options: dict[str, Any], day_first: bool | None) -> dict[str, Any]:
-    """Return options as keyword arguments; lists of names are words."""
-    lists = {name: names_of(options[name]) for name in ("columns", "known")}
-    return {**options, **lists, "day_first": day_first}
-
-
-def _numbers(text: str, name: str, kind: type[int] | type[float] = float) -> list[Any]:
-    try:
-        return [kind(word) for word in names_of(text)]
-    except ValueError as error:
-        what, example = ("whole numbers", "24,96") if kind is int else ("numbers", "1,2")
-        message = f"{name} {text!r} is no list of {what}"
-        raise UsageError(message, hint=f"{name} {example}") from error

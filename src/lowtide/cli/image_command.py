@@ -1,45 +1,16 @@
-"""What commands on images share: their arguments, and running a job with progress and report."""
+"""What commands on images share: running a job with progress and report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from lowtide.cli.progress_bar import run_with_progress
-from lowtide.cli.shell import option, print_result
+from lowtide.cli.shell import print_result
 from lowtide.core.errors import UsageError
 
 if TYPE_CHECKING:
     from lowtide.jobs.engine.report import JobReport
-
-Inputs = Annotated[
-    list[str],
-    typer.Argument(help="Files, folders (their tree is mirrored) or quoted glob patterns."),
-]
-Output = Annotated[
-    str | None,
-    option(
-        "-o",
-        "--output",
-        panel="Main",
-        metavar="PATH",
-        help=(
-            "A file for one input; a folder for several, or with a slash at its end. Nothing is"
-            " overwritten without --force."
-        ),
-    ),
-]
-Force = Annotated[
-    bool, option("--force", panel="Files", help="Replace files and redo finished work.")
-]
-SidecarReport = Annotated[
-    bool,
-    option(
-        "--report", panel="Output", help="Write a report next to each result, NAME.lowtide.json."
-    ),
-]
 
 
 def require_output(output: str | None, *, dry_run: bool) -> None:

@@ -8,10 +8,33 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from lowtide.cli.shell import option
+from typer.core import TyperCommand
+
+from lowtide.cli.common_options import option
 from lowtide.jobs.engine.settings import SettingsField, settings_fields
 
 _KINDS = (bool, int, float, Path)
+
+
+class AliasCommand(TyperCommand):
+    """Command whose help shows one long name of each option: the others are aliases."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write help without aliases."""
+        params = self.get_params(ctx)
+        names = [(one.opts, one.secondary_opts) for one in params]
+        for one in params:
+            one.opts, one.secondary_opts = _shown(one.opts), _shown(one.secondary_opts)
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for one, (opts, secondary) in zip(params, names, strict=True):
+                one.opts, one.secondary_opts = opts, secondary
+
+
+def _shown(names: list[str]) -> list[str]:
+    long = [name for name in names if name.startswith("--")]
+    return [name for name in names if name not in long[1:]]
 
 
 def with_settings(settings: Any, order: str = "", *, without: str = "") -> Callable[[Any], Any]:
@@ -46,11 +69,11 @@ def _parameter(name: str, field: SettingsField) -> inspect.Parameter:
     kind, default, how = _kind(field.type), field.default, field.option
     flags, long = how.flags, "--" + name.replace("_", "-")
     if isinstance(default, tuple):
-        kind, default = list[str] if how.repeats else str, how.example
+        kind, default = list[_kind(field.item)] if how.repeats else str, None
     metavar = how.metavar
     if how.hint is not None:  # the settings refuse an unknown value, with this hint
         kind, metavar = str, f"<{'|'.join(get_args(kind))}>"
-    if kind is bool:
+    if kind is bool and not flags:
         flags = (long if default is False else f"{long}/--no-{long[2:]}",)
     shown = option(*flags, panel=how.panel, metavar=metavar, help=field.help)
     return inspect.Parameter(

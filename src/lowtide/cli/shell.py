@@ -1,4 +1,4 @@
-"""Shared behavior of commands: options, errors, exit codes, results on stdout."""
+"""Shared behavior of commands: errors, exit codes, results on stdout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 
@@ -38,17 +38,6 @@ class CliState:
 
     debug = False
     json = False
-
-
-def option(*names: str, panel: str, help: str, **more: Any) -> Any:
-    """Return a typer option in the help panel ``panel``."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
-
-
-JsonReport = Annotated[
-    bool, option("--json", panel="Output", help="Print the report as JSON on stdout.")
-]
-Quiet = Annotated[bool, option("-q", "--quiet", panel="Output", help="No progress.")]
 
 
 def handle_errors(command: Callable[P, R]) -> Callable[P, R]:

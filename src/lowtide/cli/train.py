@@ -6,30 +6,24 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lowtide.cli.common_options import JsonReport, Quiet, option, output_option
 from lowtide.cli.config_options import ConfigCommand, Given, KeyAlias, config_from_options
-from lowtide.cli.shell import (
-    JsonReport,
-    Quiet,
-    handle_errors,
-    join_lines,
-    option,
-    stderr_is_terminal,
-)
+from lowtide.cli.settings_options import with_settings
+from lowtide.cli.shell import handle_errors, join_lines, stderr_is_terminal
 from lowtide.cli.stop_signals import finish_step
 from lowtide.core.errors import UsageError
 from lowtide.core.input_file import is_folder
 from lowtide.core.units import format_seconds
+from lowtide.jobs.train.settings import TrainRunSettings
 
 if TYPE_CHECKING:
     from lowtide.jobs.train.run import TrainReport
     from lowtide.training.run_config import RunConfig
     from lowtide.training.trainer import StepEvent
-
-_RUN, _OUT = "Run", "Output"
 
 
 @dataclass(frozen=True)
@@ -70,6 +64,7 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
 
     @app.command(kind.name, cls=Command, help=join_lines(kind.help))
     @handle_errors
+    @with_settings(TrainRunSettings, "context words output")
     def train(
         context: typer.Context,
         words: Annotated[
@@ -82,44 +77,19 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
         ] = None,
         output: Annotated[
             Path,
-            option(
-                "-o",
-                "--output",
-                panel=_OUT,
+            output_option(
+                "Parent of the run's folder with weights, states and log. An existing run resumes.",
+                panel="Output",
                 metavar="FOLDER",
-                help=(
-                    "Parent of the run's folder with weights, states and log. An existing run"
-                    " resumes."
-                ),
             ),
         ] = Path("experiments"),
-        budget: Annotated[
-            str,
-            option(
-                panel=_RUN,
-                metavar="BYTES",
-                help=(
-                    "Memory that a step may take: 6GiB, 80% of what is free, or auto. The batch is"
-                    " split into as many micro-batches as needed. If memory runs out all the"
-                    " same, the step is repeated with less."
-                ),
-            ),
-        ] = "auto",
-        device: Annotated[str, option(panel=_RUN, help="auto, cpu, cuda:0, ...")] = "auto",
-        accept_changed_data: Annotated[
-            bool,
-            option(
-                "--accept-changed-data",
-                panel=_RUN,
-                help="Resume although the training files have changed since the run began.",
-            ),
-        ] = False,
         example: Annotated[
             bool,
-            option("--example", panel=_OUT, help="Print an example configuration and exit."),
+            option("--example", panel="Output", help="Print an example configuration and exit."),
         ] = False,
         quiet: Quiet = False,
         as_json: JsonReport = False,
+        **settings: Any,
     ) -> None:
         if example:
             if as_json:
@@ -134,13 +104,11 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
             report = kind.job()(
                 config,
                 output,
-                budget=budget,
-                device=device,
                 cancel=stop,
-                accept_changed_data=accept_changed_data,
                 on_plan=lambda plan: say(str(plan)),
                 on_step=None if quiet else ProgressLines(),
                 on_warning=lambda text: typer.echo(f"warning: {text}", err=True),
+                **settings,
             )
         if ProcessGroup.from_environment().is_main:
             typer.echo(report.model_dump_json(indent=2) if as_json else str(report))

@@ -6,16 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from lowtide.cli.image_command import (
-    Force,
+from lowtide.cli.common_options import (
+    DryRun,
     Inputs,
+    JsonReport,
     Output,
+    Quiet,
+    Redo,
     SidecarReport,
-    require_output,
-    run_job,
+    option,
 )
+from lowtide.cli.image_command import require_output, run_job
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
+from lowtide.cli.shell import handle_errors
 from lowtide.core.errors import UsageError
 from lowtide.jobs.upscale.settings import UpscaleSettings
 
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from lowtide.jobs.upscale.report import UpscaleReport
 
 DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
-_MAIN, _OUT = "Main", "Output"
 # Order in help, within each panel.
 _ORDER = (
     "output model denoise budget device devices plan_file dry_run scale self_ensemble accuracy"
@@ -38,9 +40,7 @@ _ORDER = (
 def upscale(
     inputs: Inputs,
     output: Output = None,
-    dry_run: Annotated[
-        bool, option("--dry-run", panel=_MAIN, help="Print the plan and stop.")
-    ] = False,
+    dry_run: DryRun = False,
     tile_auto: Annotated[
         bool,
         option(
@@ -49,13 +49,13 @@ def upscale(
             help=("Let the plan choose the tiles: the default. Contradicts --tile."),
         ),
     ] = False,
-    force: Force = False,
+    force: Redo = False,
     report: SidecarReport = False,
     comparison: Annotated[
         Path | None,
         option(
             "--comparison",
-            panel=_OUT,
+            panel="Output",
             metavar="PICTURE",
             help="Draw a detail: before, enlarged by a cubic filter, and after. For one file.",
         ),

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lowtide.cli.common_options import DryRun, Force, JsonReport, Quiet, output_option
 from lowtide.cli.print_report import memory_line
 from lowtide.cli.progress_bar import run_with_progress
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option, print_result
+from lowtide.cli.shell import handle_errors, print_result
 from lowtide.core.input_file import is_folder
 from lowtide.core.units import format_bytes
 from lowtide.jobs.vae.settings import VaeSettings
@@ -26,19 +27,13 @@ Video = Annotated[Path, typer.Argument(metavar="VIDEO", help="Video file.")]
 Latents = Annotated[
     Path, typer.Argument(metavar="LATENTS", help="A .safetensors file with the key latents.")
 ]
-DryRun = Annotated[bool, option("--dry-run", panel="Main", help="Print the plan and stop.")]
-Force = Annotated[bool, option("--force", panel="Output", help="Overwrite files that exist.")]
-
-
-def _output(what: str) -> Any:
-    return option("-o", "--output", panel="Main", metavar="FILE", help=what)
 
 
 @handle_errors
 @with_settings(VaeSettings, _ORDER, without=f"fps {_VIDEO_OUT}")
 def encode(
     video: Video,
-    output: Annotated[Path, _output("File of the latents, .safetensors.")],
+    output: Annotated[Path, output_option("File of the latents, .safetensors.")],
     dry_run: DryRun = False,
     force: Force = False,
     as_json: JsonReport = False,
@@ -66,7 +61,7 @@ def encode(
 @with_settings(VaeSettings, f"{_ORDER} fps", without=f"sample seed {_READING}")
 def decode(
     latents: Latents,
-    output: Annotated[Path, _output("Video file.")],
+    output: Annotated[Path, output_option("Video file.")],
     dry_run: DryRun = False,
     force: Force = False,
     as_json: JsonReport = False,
@@ -95,7 +90,7 @@ def decode(
 def roundtrip(
     video: Video,
     output: Annotated[
-        Path | None, _output("Video file of the decoded frames, with the sound of the input.")
+        Path | None, output_option("Video file of the decoded frames, with the sound of the input.")
     ] = None,
     dry_run: DryRun = False,
     force: Force = False,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from lowtide.cli.image_command import (
-    Force,
+from lowtide.cli.common_options import (
+    DryRun,
     Inputs,
+    JsonReport,
     Output,
+    Quiet,
+    Redo,
     SidecarReport,
-    require_output,
-    run_job,
 )
+from lowtide.cli.image_command import require_output, run_job
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import JsonReport, Quiet, handle_errors, option
+from lowtide.cli.shell import handle_errors
 from lowtide.jobs.video.settings import IMAGE_ONLY, VideoSettings
 
 if TYPE_CHECKING:
@@ -34,10 +36,8 @@ _ORDER = (
 def video(
     inputs: Inputs,
     output: Output = None,
-    dry_run: Annotated[
-        bool, option("--dry-run", panel="Main", help="Print the plan and stop.")
-    ] = False,
-    force: Force = False,
+    dry_run: DryRun = False,
+    force: Redo = False,
     report: SidecarReport = False,
     as_json: JsonReport = False,
     quiet: Quiet = False,

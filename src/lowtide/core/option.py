@@ -21,7 +21,7 @@ class Option:
 
     Attributes:
         panel: Group of options in a command's help.
-        flags: Names, where they are not the field's alone.
+        flags: Names, where they are not the field's alone. Help shows the first long one.
         metavar: Name of its value in help, where the type says too little.
         example: Value as a user writes it, for hints, where the default is none or no text.
         hint: Hint for a value that it does not have, where that is more than an example.

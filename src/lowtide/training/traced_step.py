@@ -17,7 +17,7 @@ from lowtide.training.task import Batch, Objective, Task
 from lowtide.training.train_step import TrainedNetwork, TrainStep
 
 # Micro-batches that are traced: from the second on, the gradients of the first exist already.
-_TRACED_MICRO_BATCHES = 2
+TRACED_MICRO_BATCHES = 2
 
 
 class TaskModules(nn.Module):
@@ -71,10 +71,10 @@ class TracedTrainStep:
                 objectives,
                 _marked_backward(observer),
                 train.checkpointing,
-                min(self.micro_batches, _TRACED_MICRO_BATCHES),
+                min(self.micro_batches, TRACED_MICRO_BATCHES),
                 read_values=False,
             )
-            followed = _TRACED_MICRO_BATCHES * -(-len(self.inputs[0]) // self.micro_batches)
+            followed = TRACED_MICRO_BATCHES * -(-len(self.inputs[0]) // self.micro_batches)
             # The last step: by then every objective and loss has started.
             step(tuple(one[:followed] for one in self.inputs), train.total_iter - 1)
             observer.mark("optimizer")

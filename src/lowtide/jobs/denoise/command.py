@@ -13,7 +13,8 @@ from lowtide.jobs.denoise.raw.job import DenoiseRawJob
 from lowtide.jobs.denoise.report import DenoiseReport
 from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.denoise.volumes.job import VolumeJob
-from lowtide.jobs.images.keywords import ImageKeywords, show_keywords
+from lowtide.jobs.engine.settings import show_keywords
+from lowtide.jobs.images.keywords import ImageKeywords
 from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs, named_inputs, run_images
 from lowtide.media.discover import count_by_kind

@@ -83,7 +83,9 @@ class DenoiseSettings(ImageSettings):
     hot_pixels: Annotated[bool, Option(_RAW)] = False
     raw_output: Annotated[Literal["auto", "linear", "developed", "mosaic"], Option(_RAW)] = "auto"
     steps: Annotated[int, Ge(1), Le(TIMES), Option("Noise", metavar="N")] = 1
-    scheduler: Annotated[SchedulerName | None, Option("Noise")] = None
+    scheduler: Annotated[
+        SchedulerName | None, Option("Noise", flags=("--scheduler", "--sd-scheduler"))
+    ] = None
     eta: Annotated[float, Ge(0), Le(1), Option("Noise")] = 0.0
     seed: Annotated[Seed, Option("Noise")] = 0
     strength: Annotated[float, Ge(0), Le(1), Option(_CONTROL, metavar="0..1", example=0.5)] = 1.0

@@ -45,7 +45,8 @@ def train_denoise(
     """
     chosen = config if isinstance(config, DenoiseConfig) else DenoiseConfig.from_file(config)
     report = run_training(chosen, make_denoise_task, output, **options)
-    report.warnings += _attention_notes(chosen, report.device)
+    if report.status == "done":
+        report.warnings += _attention_notes(chosen, report.device)
     return report
 
 

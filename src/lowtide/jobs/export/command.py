@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Unpack
 
 from lowtide.core.atomic_file import (
     atomic_output,
@@ -15,8 +15,10 @@ from lowtide.core.atomic_file import (
 )
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.jobs.engine.report import reported_db
+from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.export import calibration_images
-from lowtide.jobs.export.report import ExportReport, ExportTiming, FilePrecision, SizeReport
+from lowtide.jobs.export.report import ExportReport, ExportTiming, SizeReport
+from lowtide.jobs.export.settings import ExportKeywords, ExportSettings
 from lowtide.models.export import (
     CannotRunError,
     ExportPrecision,
@@ -38,19 +40,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 SUFFIX = ".onnx"
-_PRECISIONS = (*get_args(ExportPrecision), "int8")
 
 
+@show_keywords(ExportSettings, ExportKeywords)
 def export_onnx(
     model: str | Path,
     output: str | Path,
     *,
-    precision: FilePrecision = "fp32",
-    opset: int = 23,
-    calibrate: Sequence[str | Path] = (),
     force: bool = False,
-    unchecked: bool = False,
     progress: Callable[[str], None] | None = None,
+    **settings: Unpack[ExportKeywords],
 ) -> ExportReport:
     """Export ``model`` to ONNX and compare the file's results with PyTorch's.
 
@@ -64,9 +63,11 @@ def export_onnx(
 
     Args:
         model: Name of a bundled model, or a file.
-        calibrate: For int8: photographs, or folders of them, like those to be upscaled.
-        unchecked: Keep the file even where it cannot be run here; its metadata say so.
+        output: The .onnx file.
+        force: Replace ``output``.
         progress: Called with the name of each step.
+        settings: Precision, calibration and all else, as fields of `ExportSettings`. The metadata
+            of a file that is kept ``unchecked`` say so.
 
     Raises:
         ModelError: The model cannot be exported, or the file cannot be run or returns other values.
@@ -74,7 +75,9 @@ def export_onnx(
         UsageError: A package is missing, or ``output`` exists and ``force`` is not set.
     """
     target = _target(output, force=force)
-    photographs = _find_calibration_images(precision, calibrate)
+    chosen = ExportSettings.of(**settings)
+    precision, opset, unchecked = chosen.precision, chosen.opset, chosen.unchecked
+    photographs = calibration_images.find_photographs(chosen.calibrate)
     runs = not unchecked or precision == "int8"
     require_packages("onnx", "onnxscript", *(("onnxruntime",) if runs else ()))
     report_step = progress or (lambda step: None)
@@ -105,23 +108,6 @@ def export_onnx(
         precision=precision,
         **found,
     )
-
-
-def _find_calibration_images(precision: FilePrecision, paths: Sequence[str | Path]) -> list[Path]:
-    """Return the calibration photographs of an int8 export.
-
-    Raises `UsageError` for an unknown precision, int8 without any, or another one with some.
-    """
-    if precision not in _PRECISIONS:
-        raise UsageError(f"precision {precision!r} is not one of {', '.join(_PRECISIONS)}")
-    if precision == "int8" and not paths:
-        raise UsageError(
-            "int8 is calibrated on photographs, and none is given",
-            hint="--calibrate FOLDER, with a few photographs like those you upscale",
-        )
-    if paths and precision != "int8":
-        raise UsageError(f"{precision} is not calibrated: --calibrate is for --precision int8 only")
-    return calibration_images.find_photographs(paths)
 
 
 def _quantize_and_compare(

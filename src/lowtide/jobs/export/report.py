@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from importlib.metadata import version
-from typing import Literal
 
 from pydantic import BaseModel, Field
 
 from lowtide._version import __version__
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes
-from lowtide.models.export import ExportPrecision
-
-FilePrecision = ExportPrecision | Literal["int8"]
+from lowtide.jobs.export.settings import FilePrecision
 
 
 class SizeReport(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
 
@@ -10,31 +10,29 @@ import numpy as np
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, UsageError
-from lowtide.core.option import MOST_COUNT
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
+from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.forecast.backtest_methods import FittedMethods, Method, fit_methods
 from lowtide.jobs.forecast.command import (
     NAMES,
     named_outputs,
     require_outputs,
+    require_paths,
     require_room_for_paths,
-    require_sampling,
 )
 from lowtide.jobs.forecast.report import BacktestReport, HorizonScores
 from lowtide.jobs.forecast.scores import Scores, load_scoringrules
+from lowtide.jobs.forecast.settings import BacktestKeywords, BacktestSettings
 from lowtide.jobs.forecast.trained import TrainedForecaster, without_attention_warnings
 from lowtide.media.table import read_table
 from lowtide.media.table_frames import TableData
-from lowtide.media.table_options import TableKeywords, TableOptions
 from lowtide.media.time_table import TimeTable
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.process_memory import available_host_bytes
-from lowtide.models.forecaster.methods import AUTO
-from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution
+from lowtide.models.forecaster.paths import Distribution
 from lowtide.models.forecaster.windows import targets
 
-# Training, validation and test: shares of the rows, or 12, 4 and 4 months of 30 days.
-SPLITS = ("70/10/20", "ett")
+# Shares of the rows of the split 70/10/20.
 _TRAIN, _TEST = 0.7, 0.2
 # Bytes of the sample paths that are scored at once, and origins that are predicted at once.
 _SAMPLE_BYTES, _ORIGINS = 64 << 20, 256
@@ -44,23 +42,16 @@ _JOINT_WINDOWS, _JOINT_SAMPLES = 512, 100
 _DIFFUSION_STRIDE, _DIFFUSION_SAMPLES = 24, 50
 
 
+@show_keywords(BacktestSettings, BacktestKeywords)
 @without_attention_warnings()
 def backtest(
     data: TableData,
     output: str | Path | None = None,
     *,
-    model: str | Path = AUTO,
-    horizons: Sequence[int],
-    split: str = "70/10/20",
-    samples: int = 200,
-    paths: str = AUTO_PATHS,
-    seed: int = 0,
-    stride: int = 1,
-    plot: str | Path | None = None,
     force: bool = False,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
-    **reading: Unpack[TableKeywords],
+    **settings: Unpack[BacktestKeywords],
 ) -> BacktestReport:
     """Fit to the first part of a table and score the forecasts of its last part.
 
@@ -70,20 +61,12 @@ def backtest(
     Args:
         data: A table as `forecast` takes it.
         output: File of the report, JSON.
-        model: ``"auto"``, the name of a method, or a folder, as `forecast` takes it; a folder's
-            training has seen nothing of the last part. All methods are scored beside it.
-        horizons: Steps ahead; each is fitted and scored on its own.
-        split: ``"70/10/20"``, or ``"ett"``: 12, 4 and 4 months of 30 days.
-        samples: Sample paths of each window.
-        paths: How steps and series move together in them, as `forecast` takes it; the other ways
-            are scored too.
-        seed: Seed of the sample paths, from 0 to 2**63 - 1.
-        stride: Distance of the windows that are scored.
-        plot: Picture of the shares of targets in each tenth of their distribution (PIT).
         force: Overwrite files that exist.
         progress: Called as windows are scored.
         cancel: Stops between windows.
-        reading: How the table is read, as `forecast` takes it; the ``target`` alone is scored.
+        settings: How the table is read, model, horizons and all else, as fields of
+            `BacktestSettings`. All methods and ways of paths are scored beside those that are
+            named; of several series the ``target`` alone.
 
     Raises:
         InputError: The table cannot be used or is too short.
@@ -91,39 +74,38 @@ def backtest(
         UsageError: An argument is invalid, the model has seen the last part, or a file exists.
         OutputError: A file cannot be written.
     """
-    _require_arguments(split, horizons, stride)
-    require_sampling(samples, paths, seed, trained=str(model) not in NAMES)
+    chosen = BacktestSettings.of(**settings)
+    require_paths(chosen)
     # Here, as far below a limit as can be: OpenBLAS, which it imports, would wait for memory.
     load_scoringrules()
     reports = named_outputs(output)
-    require_outputs(data, reports, plot, force=force)
+    require_outputs(data, reports, chosen.plot, force=force)
     for path in reports:
         if path.suffix.lower() not in ("", ".json"):
             raise UsageError(f"{path}: reports are .json files", hint=f"-o {path.stem}.json")
-    options = TableOptions(**reading)
-    table, trained, steps = _read(data, str(model), horizons, split, options)
+    table, trained, steps = _read(data, chosen)
     train, first, last = steps
-    place = table.place_of_target(options.target)
-    require_room_for_paths(samples, max(horizons), len(table.names))
-    few = min(samples, _JOINT_SAMPLES if trained is None else _DIFFUSION_SAMPLES)
-    scoring = _Scoring(table, place, steps[1:], stride, (samples, few), seed)
+    place = table.place_of_target(chosen.target)
+    require_room_for_paths(chosen.samples, max(chosen.wanted), len(table.names))
+    few = min(chosen.samples, _JOINT_SAMPLES if trained is None else _DIFFUSION_SAMPLES)
+    scoring = _Scoring(table, place, steps[1:], chosen.stride, (chosen.samples, few), chosen.seed)
     report = BacktestReport(
-        model=str(model),
+        model=str(chosen.model),
         until=None if trained is None else trained.facts.until,
         series=len(scoring.names),
         history=last,
         frequency=table.grid.frequency,
-        split=split,
+        split=chosen.split,
         train_steps=train,
         test_steps=last - first,
-        samples=samples,
-        seed=seed,
+        samples=chosen.samples,
+        seed=chosen.seed,
         horizons=[],
         notes=list(table.notes),
     )
-    for horizon in horizons:
+    for horizon in chosen.wanted:
         with failing_beyond_container():
-            fitted = fit_methods(table, horizon, train, str(model), paths, trained)
+            fitted = fit_methods(table, horizon, train, str(chosen.model), chosen.paths, trained)
             report.notes += [text for text in fitted.notes if text not in report.notes]
             report.horizons.append(
                 scoring.of_horizon(fitted, horizon, trained is not None, progress, cancel)
@@ -132,40 +114,28 @@ def backtest(
     if output is not None:
         with atomic_output(Path(output), replace=force) as part:
             part.write_text(report.model_dump_json(indent=2) + "\n")
-    if plot is not None:
+    if chosen.plot is not None:
         from lowtide.jobs.forecast.plot import plot_pit
 
-        plot_pit(Path(plot), report, replace=force)
+        plot_pit(chosen.plot, report, replace=force)
     return report
 
 
-def _require_arguments(split: str, horizons: Sequence[int], stride: int) -> None:
-    if split not in SPLITS:
-        raise UsageError(f"there is no split {split!r}", hint=f"--split {' or '.join(SPLITS)}")
-    if not horizons or min(horizons) < 1 or not 1 <= stride <= MOST_COUNT:
-        raise UsageError(f"horizons and strides are from 1 to {MOST_COUNT:,}", hint="--horizon 96")
-
-
 def _read(
-    data: TableData,
-    model: str,
-    horizons: Sequence[int],
-    split: str,
-    options: TableOptions,
+    data: TableData, chosen: BacktestSettings
 ) -> tuple[TimeTable, TrainedForecaster | None, tuple[int, int, int]]:
     """Return the table, the trained model if it is one, and the steps of `split_steps`."""
+    model, longest = str(chosen.model), max(chosen.wanted)
     if model in NAMES:
         trained, room = None, available_host_bytes()
-        table = read_table(data, options, room=room)
+        table = read_table(data, chosen, room=room)
     else:
         trained = TrainedForecaster.load(Path(model))
-        trained.require_horizon(max(horizons))
-        table = trained.read_table(data, options)
-    train, first, last = split_steps(table, split)
-    if max(horizons) > last - first:
-        raise InputError(
-            f"the {last - first:,} steps of the test part are less than {max(horizons):,}"
-        )
+        trained.require_horizon(longest)
+        table = trained.read_table(data, chosen)
+    train, first, last = split_steps(table, chosen.split)
+    if longest > last - first:
+        raise InputError(f"the {last - first:,} steps of the test part are less than {longest:,}")
     if trained is None:
         unseen = np.isfinite(table.values[:train]).sum(axis=0) == 0
         table = table.without(unseen, "without a value in the first part, which is fitted to")

@@ -12,8 +12,8 @@ import numpy as np
 from lowtide.core.atomic_file import require_distinct, require_name, require_output
 from lowtide.core.errors import UsageError
 from lowtide.core.figure_file import require_figure_name
-from lowtide.core.option import MOST_COUNT, MOST_SEED
 from lowtide.core.units import format_bytes
+from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.forecast.frames import (
     quantile_columns,
     quantile_frame,
@@ -22,6 +22,7 @@ from lowtide.jobs.forecast.frames import (
     write_frame,
 )
 from lowtide.jobs.forecast.report import ForecastReport, source_facts
+from lowtide.jobs.forecast.settings import ForecastKeywords, ForecastSettings, SeriesSettings
 from lowtide.jobs.forecast.source import NAMES, ForecastSource, forecast_sources, known_notes
 from lowtide.jobs.forecast.trained import (
     DIFFUSION,
@@ -29,18 +30,13 @@ from lowtide.jobs.forecast.trained import (
 )
 from lowtide.media.table_bytes import is_stdin
 from lowtide.media.table_frames import TableData
-from lowtide.media.table_options import TableKeywords, TableOptions
 from lowtide.media.table_words import listed
 from lowtide.media.time_table import TimeTable
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.process_memory import available_host_bytes
-from lowtide.models.forecaster.methods import AUTO
-from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS
 
 if TYPE_CHECKING:
     import pandas as pd
-
-DEFAULT_LEVELS = (0.1, 0.5, 0.9)
 
 
 @dataclass(frozen=True)
@@ -58,24 +54,14 @@ class Forecast:
     report: ForecastReport
 
 
+@show_keywords(ForecastSettings, ForecastKeywords)
 @without_attention_warnings()
 def forecast(
     data: TableData,
     output: str | Path | None = None,
     *,
-    model: str | Path = AUTO,
-    horizon: int | None = None,
-    horizons: Sequence[int] = (),
-    quantile_levels: Sequence[float] | None = None,
-    intervals: Sequence[float] = (),
-    non_negative: bool | None = None,
-    samples: int = 200,
-    paths: str = AUTO_PATHS,
-    seed: int = 0,
-    samples_output: str | Path | None = None,
-    plot: str | Path | None = None,
     force: bool = False,
-    **reading: Unpack[TableKeywords],
+    **settings: Unpack[ForecastKeywords],
 ) -> Forecast:
     """Forecast the series of a table, by a model fitted to the table itself or a trained one.
 
@@ -84,27 +70,9 @@ def forecast(
             polars, or a Series with dates as its index. Wide, with a column of dates, or long, with
             a column of names of series besides.
         output: File of means and quantiles, CSV or Parquet.
-        model: ``"auto"``, the best method of each series on what it was not fitted to; one of
-            ``"naive"``, ``"ets"``, ``"theta"``, ``"mean"`` (of these three), ``"plain-ridge"``,
-            ``"dlinear"`` and ``"ridge"``; or a folder of `lowtide train forecast`.
-        horizon: Steps to forecast, after the last value of each series.
-        horizons: Several of them; the longest covers all.
-        quantile_levels: Levels of quantiles, between 0 and 1; by default .1, .5 and .9, or .5
-            beside ``intervals``.
-        intervals: Bands by the percentage inside, such as 80 and 95: columns ``lo-80``, ``hi-80``.
-        non_negative: Whether bands are cut at 0; None cuts those of series that never were below.
-        samples: Sample paths.
-        paths: How steps and series move together in them: ``"bootstrap"``, ``"copula"``,
-            ``"independent"``, or ``"auto"``, the best of them on blocked folds of the table; of a
-            folder also ``"diffusion"``, which is its ``"auto"``.
-        seed: Seed of the sample paths, from 0 to 2**63 - 1.
-        samples_output: File of the sample paths, CSV or Parquet.
-        plot: Picture of history, median and bands.
         force: Overwrite files that exist.
-        reading: How the table is read, as `media.table_options.TableOptions` has it: ``columns``
-            to use, by default all or those of the folder; ``target``, the one to forecast by a
-            model of all; ``frequency``, ``season``, ``time_column``, ``id_column``, ``known``,
-            ``date_format``, ``day_first``, ``decimal``, ``timezone``, ``consecutive``.
+        settings: How the table is read, model, horizon, levels, sample paths and all else, as
+            fields of `ForecastSettings`.
 
     Raises:
         InputError: The table cannot be used; the message has the line and the column.
@@ -112,36 +80,35 @@ def forecast(
         UsageError: An argument is invalid, or a file exists.
         OutputError: A file cannot be written.
     """
-    steps, bands = _horizon(horizon, horizons), _bands(intervals)
-    levels = _levels(quantile_levels, bands)
-    require_sampling(samples, paths, seed, trained=str(model) not in NAMES)
-    tables = named_outputs(output, samples_output)
+    chosen = ForecastSettings.of(**settings)
+    require_paths(chosen)
+    steps, levels, bands = max(chosen.wanted), chosen.levels, chosen.bands
+    tables = named_outputs(output, chosen.samples_output)
     for path in tables:
         require_table_name(path)
-    wanted = require_outputs(data, tables, plot, force=force)
-    options = TableOptions(**reading)
-    table, sources = forecast_sources(model, data, steps, paths, options)
-    require_room_for_paths(samples, steps, len(table.names))
-    place = table.place_of_target(options.target)
-    floor = floors(table, non_negative)
+    wanted = require_outputs(data, tables, chosen.plot, force=force)
+    table, sources = forecast_sources(chosen.model, data, steps, chosen.paths, chosen)
+    require_room_for_paths(chosen.samples, steps, len(table.names))
+    place = table.place_of_target(chosen.target)
+    floor = floors(table, chosen.non_negative)
     with failing_beyond_container():
-        mean, drawn = _mean_and_samples(sources, floor, steps, samples, seed)
-    cut = np.atleast_1d((drawn <= floor).any(axis=(0, 1)) & (non_negative is None))
+        mean, drawn = _mean_and_samples(sources, floor, steps, chosen.samples, chosen.seed)
+    cut = np.atleast_1d((drawn <= floor).any(axis=(0, 1)) & (chosen.non_negative is None))
     notes = _notes(table, sources, steps, cut)
     if place is not None:
         table = table.of_series([place])
         drawn, mean = drawn[..., [place]], mean[:, [place]]
     report = ForecastReport(
-        model=str(model),
+        model=str(chosen.model),
         series=len(table.names),
         history=len(table.values),
         frequency=table.grid.frequency,
         season=table.grid.season,
         horizon=steps,
-        samples=samples,
+        samples=chosen.samples,
         quantile_levels=levels,
         intervals=bands,
-        seed=seed,
+        seed=chosen.seed,
         **source_facts(sources, place),
         outputs=[str(path) for path in wanted],
         notes=notes,
@@ -150,12 +117,12 @@ def forecast(
     frame = quantile_frame(table, stamps, mean, drawn, quantiles)
     if output is not None:
         write_frame(frame, Path(output), replace=force)
-    if samples_output is not None:
-        write_frame(sample_frame(table, stamps, drawn), Path(samples_output), replace=force)
-    if plot is not None:
+    if chosen.samples_output is not None:
+        write_frame(sample_frame(table, stamps, drawn), chosen.samples_output, replace=force)
+    if chosen.plot is not None:
         from lowtide.jobs.forecast.plot import plot_forecast
 
-        plot_forecast(Path(plot), table, frame, quantiles, replace=force)
+        plot_forecast(chosen.plot, table, frame, quantiles, replace=force)
     return Forecast(frame, drawn, report)
 
 
@@ -185,22 +152,13 @@ def _mean_and_samples(
     return mean, drawn
 
 
-def require_sampling(samples: int, paths: str, seed: int, *, trained: bool) -> None:
-    """Refuse settings of sample paths that make no sense, or need a model that is ``trained``."""
-    if samples < 2:
-        raise UsageError(f"{samples} samples are no distribution", hint="ask for 200")
-    if samples > MOST_COUNT:
-        raise UsageError(f"{samples:,} samples are too many", hint="ask for 200")
-    if not 0 <= seed <= MOST_SEED:
-        raise UsageError(f"a seed is from 0 to {MOST_SEED:,}, not {seed}", hint="--seed 0")
-    if paths == DIFFUSION and not trained:
+def require_paths(settings: SeriesSettings) -> None:
+    """Refuse paths of diffusion of a model that is not trained."""
+    if settings.paths == DIFFUSION and str(settings.model) in NAMES:
         raise UsageError(
             "diffusion paths are of a trained model",
             hint="lowtide train forecast DATA --horizons 96, then -m experiments/DATA-forecast",
         )
-    if paths not in (AUTO_PATHS, *PATHS, DIFFUSION):
-        known = ", ".join((AUTO_PATHS, *PATHS, DIFFUSION))
-        raise UsageError(f"there are no {paths!r} paths", hint=f"--paths is one of {known}")
 
 
 def named_outputs(*outputs: str | Path | None) -> list[Path]:
@@ -242,39 +200,8 @@ def require_outputs(
     return wanted
 
 
-def _horizon(horizon: int | None, horizons: Sequence[int]) -> int:
-    wanted = [*horizons, *([horizon] if horizon is not None else [])]
-    if not wanted:
-        raise UsageError("no horizon is given", hint="--horizon 24")
-    wrong = [steps for steps in wanted if steps < 1 or steps != int(steps)]
-    if wrong:
-        raise UsageError(f"a horizon of {wrong[0]} steps is none", hint="--horizon 24")
-    return int(max(wanted))
-
-
 def floors(table: TimeTable, non_negative: bool | None) -> np.ndarray:
     """Return what no path [D] is below: 0, or nothing; None is 0 where no value is below it."""
     if non_negative is None:
         return np.where(np.nanmin(table.values, axis=0) >= 0, 0.0, -np.inf)
     return np.full(len(table.names), 0.0 if non_negative else -np.inf)
-
-
-def _bands(intervals: Sequence[float]) -> tuple[float, ...]:
-    """Return percentages of bands, ascending."""
-    wrong = [one for one in intervals if not 0 < one < 100]
-    if wrong:
-        raise UsageError(
-            f"a band holds between 0 and 100 percent, not {wrong[0]:g}", hint="--interval 80,95"
-        )
-    return tuple(sorted(set(map(float, intervals))))
-
-
-def _levels(levels: Sequence[float] | None, bands: tuple[float, ...]) -> tuple[float, ...]:
-    if levels is None:
-        return (0.5,) if bands else DEFAULT_LEVELS
-    wrong = [level for level in levels if not 0 < level < 1]
-    if wrong or not levels:
-        raise UsageError(
-            f"quantile levels are between 0 and 1, not {wrong}", hint="--levels 0.1,0.5,0.9"
-        )
-    return tuple(sorted(set(levels)))

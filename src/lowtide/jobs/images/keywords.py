@@ -1,20 +1,14 @@
-"""Keywords of the public calls that run a job on images, typed and shown in signatures."""
+"""Keywords of the public calls that run a job on images, for type checkers and editors."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict
 
 from lowtide.core.precision import Precision
-from lowtide.jobs.images.settings import ImageSettings
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest
 from lowtide.streaming.planner.model_facts import StrategyName
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ImageKeywords(TypedDict, total=False):
@@ -49,24 +43,3 @@ class ImageKeywords(TypedDict, total=False):
     webp_lossless: bool
     avif_quality: int
     tiff_compression: Literal["none", "lzw", "deflate"]
-
-
-def show_keywords(settings: type[ImageSettings], keywords: Any) -> Callable[[F], F]:
-    """Decorate a call with ``**settings`` so that its signature shows ``keywords``.
-
-    ``keywords`` is a `TypedDict` with the fields of the ``settings`` class.
-    """
-    fields = settings.__dataclass_fields__
-    keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    shown = [
-        keyword(name, default=fields[name].default, annotation=annotation)
-        for name, annotation in keywords.__annotations__.items()
-    ]
-
-    def decorate(call: F) -> F:
-        shape = inspect.signature(call)
-        own = [one for one in shape.parameters.values() if one.name != "settings"]
-        call.__signature__ = shape.replace(parameters=[*own, *shown])  # pyright: ignore[reportFunctionMemberAccess]
-        return call
-
-    return decorate

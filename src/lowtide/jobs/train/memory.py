@@ -11,15 +11,19 @@ from lowtide.core.errors import BudgetError
 from lowtide.core.heap import HeapMode, current_heap, heap_is_tuned
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.prediction.estimate import traced_estimate
+from lowtide.memory.prediction.roofline import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile, find_profile
 from lowtide.memory.training.options import AUTOCAST_DTYPES, divisors
 from lowtide.training.run_config import RunConfig
 from lowtide.training.task import Task
-from lowtide.training.traced_step import TaskModules, TracedTrainStep
+from lowtide.training.traced_step import TRACED_MICRO_BATCHES, TaskModules, TracedTrainStep
 
 
 class StepPlan(BaseModel):
     """Split of a step's batch into ``micro_batches``, and its memory in bytes.
+
+    ``seconds`` is a rough prior of the time of a step, by the arithmetic and the memory traffic of
+    its operators at the device's rates.
 
     ``samples`` says what ``batch`` counts, and ``heap`` how the C heap treats freed blocks on the
     CPU: ``"trim"`` takes less memory and more time.
@@ -34,6 +38,7 @@ class StepPlan(BaseModel):
     checkpointing: str
     precision: str
     heap: HeapMode | None = None
+    seconds: float = 0.0
 
     def __str__(self) -> str:
         parts = f" in {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
@@ -129,6 +134,9 @@ def _plan(
         autocast=AUTOCAST_DTYPES.get(config.precision),
     )
     found = traced_estimate(modules, step, profile, heap=heap)
+    assert found.trace is not None
+    traced = min(micro_batches, TRACED_MICRO_BATCHES)
+    seconds = roofline_seconds(found.trace, profile) * micro_batches / traced
     return StepPlan(
         batch=batch,
         micro_batches=micro_batches,
@@ -139,4 +147,5 @@ def _plan(
         checkpointing=config.train.checkpointing,
         precision=config.precision,
         heap=found.heap,
+        seconds=seconds,
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import BaseModel, Field
 
@@ -20,7 +20,8 @@ from lowtide.core.figure_file import require_figure_name
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, parse_bytes
 from lowtide.jobs.engine.devices import resolve_device
-from lowtide.jobs.train.settings import TrainSettings
+from lowtide.jobs.engine.settings import show_keywords
+from lowtide.jobs.train.settings import TrainKeywords, TrainSettings
 from lowtide.jobs.train.user_models import UserModel, load_user_model
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import DeviceProfile, find_profile, load_profile, profile_names
@@ -117,17 +118,17 @@ class DevicePlans(BaseModel):
         return "\n".join(lines)
 
 
+@show_keywords(TrainSettings, TrainKeywords)
 def plan_training(
     model: Any,
     *,
-    device: str | DeviceProfile = "auto",
-    budget: str | int = "auto",
+    device: str | DeviceProfile = TrainSettings.device,
     full: bool = True,
     plot: str | Path | None = None,
     force: bool = False,
     loss: Callable[[Any], Tensor] | None = None,
     progress: Callable[[str], None] | None = None,
-    **settings: Any,
+    **settings: Unpack[TrainKeywords],
 ) -> TrainingPlan:
     """Predict the memory of a training step of ``model`` and what makes it fit.
 
@@ -135,13 +136,11 @@ def plan_training(
         model: A module, a function that returns one, or its place, as in `load_user_model`.
         device: Name of a device profile (``"rtx3070-8gb"``), which need not be present, ``"cpu"``,
             ``"cuda:0"``, or ``"auto"`` for the CUDA device of this machine.
-        budget: ``"6GiB"``, ``"80%"``, bytes, or ``"auto"``: all memory of the GPU except what the
-            display usually takes.
         full: As in `fit_to_budget`, and so is ``progress``.
         plot: File to draw the step's memory to.
         force: Replace it if it exists.
         loss: Maps the model's output to a scalar; by default the mean square of its elements.
-        settings: Fields of `TrainSettings`.
+        settings: Step and budget, as fields of `TrainSettings`.
 
     Raises:
         UsageError: An argument is invalid.
@@ -155,7 +154,7 @@ def plan_training(
         require_figure_name(Path(plot))
         require_output(Path(plot), force=force)
     user_model = load_user_model(model)
-    budget_bytes = _budget(budget, profile)
+    budget_bytes = _budget(chosen.budget, profile)
     plan = _plan(user_model, chosen, profile, budget_bytes, full, loss, progress)
     if plot is not None:
         plot_memory(
@@ -168,13 +167,13 @@ def plan_training(
     return plan
 
 
+@show_keywords(TrainSettings, TrainKeywords)
 def plan_training_on_all_gpus(
     model: Any,
     *,
-    budget: str | int = "auto",
     loss: Callable[[Any], Tensor] | None = None,
     progress: Callable[[str], None] | None = None,
-    **settings: Any,
+    **settings: Unpack[TrainKeywords],
 ) -> DevicePlans:
     """Run `plan_training` for every GPU profile, up to the first option that fits.
 
@@ -189,7 +188,7 @@ def plan_training_on_all_gpus(
             continue
         if progress is not None:
             progress(card.name)
-        budget_bytes = _budget(budget, card, capped=True)
+        budget_bytes = _budget(chosen.budget, card, capped=True)
         plans.append(_plan(user_model, chosen, card, budget_bytes, False, loss, None))
     return DevicePlans(plans=plans)
 

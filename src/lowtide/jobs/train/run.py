@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict, TypeVar, Unpack
+from typing import Literal, TypedDict, TypeVar, Unpack
 
 from pydantic import BaseModel
 
@@ -24,10 +24,14 @@ from lowtide.core.heap import set_heap_mode
 from lowtide.core.input_file import is_folder
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.core.units import format_seconds
 from lowtide.jobs.engine.devices import resolve_device
+from lowtide.jobs.engine.settings import settings_fields
 from lowtide.jobs.train.memory import StepPlan, plan_step
+from lowtide.jobs.train.settings import TrainRunSettings
 from lowtide.memory.budget import Budget
 from lowtide.memory.measurement.cpu_half_precision import slowdown_note
+from lowtide.memory.profiles import load_profile
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.run_config import RunConfig
 from lowtide.training.task import Task
@@ -48,7 +52,7 @@ _MADE = (
 
 
 class TrainReport(BaseModel):
-    """Report of a training run.
+    """Report of a training run, or of one that is only ``planned`` (`TrainRunSettings.dry_run`).
 
     ``plan`` is the predicted memory of a step, ``scores`` the last validation's, ``best_score`` the
     first of the best's. ``weights`` and ``best_weights`` are files: the averaged weights at the
@@ -58,6 +62,7 @@ class TrainReport(BaseModel):
     """
 
     schema_version: int = SCHEMA_VERSION
+    status: Literal["done", "planned"] = "done"
     name: str
     folder: str
     device: str
@@ -75,6 +80,14 @@ class TrainReport(BaseModel):
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.steps:,} steps, {self.parameters:,} parameters"]
+        if self.status == "planned":
+            once, whole = self.plan.seconds, self.plan.seconds * self.steps
+            lines += [
+                f"device: {self.device}",
+                f"memory: {self.plan}",
+                f"time: roughly {format_seconds(whole)}, {format_seconds(once)} a step",
+            ]
+            return "\n".join(lines)
         if self.resumed_step:
             lines.append(f"resumed after step {self.resumed_step:,}")
         lines += [f"{name}: {score:.4f}" for name, score in self.scores.items()]
@@ -88,25 +101,23 @@ class TrainReport(BaseModel):
 
 
 class RunOptions(TypedDict, total=False):
-    """Options of every training.
+    """Keywords of every training: callbacks, and the fields of `TrainRunSettings`.
 
     Attributes:
-        budget: Memory that a step may take: bytes, ``"6GiB"``, ``"80%"`` or ``"auto"``.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda:0"``.
         on_plan: Called with the predicted memory of a step before the first one.
         on_step: Called after steps.
         on_warning: Called with each unexpected finding that does not stop the run.
-        accept_changed_data: Resume although the files have changed; refused by default.
         cancel: Stops the run after the current step, once its state is saved.
     """
 
-    budget: str | int
-    device: str
     on_plan: Callable[[StepPlan], None] | None
     on_step: Callable[[StepEvent], None] | None
     on_warning: Callable[[str], None] | None
-    accept_changed_data: bool
     cancel: Cancel
+    budget: str | int
+    device: str
+    dry_run: bool
+    accept_changed_data: bool
 
 
 def run_training(
@@ -115,7 +126,7 @@ def run_training(
     output: str | Path,
     **options: Unpack[RunOptions],
 ) -> TrainReport:
-    """Train the task of ``config`` in ``output``/name, or resume it.
+    """Train the task of ``config`` in ``output``/name within ``--budget``, or resume it.
 
     ``make_task`` builds the task with the data of one process. The keywords are `RunOptions`, and
     what is raised is as in `train_sr`.
@@ -125,8 +136,45 @@ def run_training(
     require_output_folder(Path(output))
     folder = Path(output) / config.name
     _require_own_folder(folder, config.name)
+    chosen = TrainRunSettings.of(
+        **{name: options[name] for name in settings_fields(TrainRunSettings) if name in options}
+    )
+    if chosen.dry_run:
+        return _plan(config, make_task, folder, processes, chosen)
     with locked_folder(folder) if processes.is_main else contextlib.nullcontext():
-        return _train(config, make_task, folder, processes, options)
+        return _train(config, make_task, folder, processes, chosen, options)
+
+
+def _plan(
+    config: ConfigT,
+    make_task: Callable[[ConfigT, ProcessGroup], Task],
+    folder: Path,
+    processes: ProcessGroup,
+    chosen: TrainRunSettings,
+) -> TrainReport:
+    """Return what a training would take, on a device that need not be present."""
+    device = chosen.device
+    if device == "auto" or device.partition(":")[0] in ("cpu", "cuda"):
+        device = _local_device(device, processes)
+        budget = Budget.parse(chosen.budget, device=device)
+    else:
+        budget = Budget.for_profile(load_profile(device), chosen.budget)
+    task = make_task(config, processes)
+    trained = next(iter(task.networks.values()))
+    return TrainReport(
+        status="planned",
+        name=config.name,
+        folder=str(folder),
+        device=device,
+        parameters=sum(one.numel() for one in trained.parameters()),
+        steps=config.train.total_iter,
+        resumed_step=0,
+        plan=plan_step(config, task, budget.device_bytes, device),
+        weights=str(folder / f"{config.name}.safetensors"),
+        best_weights=None,
+        scores={},
+        skipped_images={},
+    )
 
 
 def _train(
@@ -134,11 +182,12 @@ def _train(
     make_task: Callable[[ConfigT, ProcessGroup], Task],
     folder: Path,
     processes: ProcessGroup,
+    chosen: TrainRunSettings,
     options: RunOptions,
 ) -> TrainReport:
-    local_device = _local_device(options.get("device", "auto"), processes)
+    local_device = _local_device(chosen.device, processes)
     task = make_task(config, processes)
-    parsed = Budget.parse(options.get("budget", "auto"), device=local_device)
+    parsed = Budget.parse(chosen.budget, device=local_device)
     on_warning = options.get("on_warning") if processes.is_main else None
     slow = slowdown_note(config.precision) if local_device == "cpu" else None
     if slow and on_warning is not None:
@@ -157,7 +206,7 @@ def _train(
         device=local_device,
         on_warning=on_warning,
     )
-    resumed = trainer.resume(accept_changed_data=options.get("accept_changed_data", False))
+    resumed = trainer.resume(accept_changed_data=chosen.accept_changed_data)
     validator, weights = None, folder / f"{config.name}.safetensors"
     if processes.is_main:
         _write_config(folder, config)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 
 from lowtide.core.errors import UsageError
 from lowtide.core.option import Count, Option
-from lowtide.jobs.engine.settings import validate_settings
+from lowtide.jobs.engine.settings import JobSettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,13 +18,51 @@ if TYPE_CHECKING:
     from lowtide.memory.training.meta_build import Inputs
     from lowtide.memory.training.options import MakeStep
 
-_STEP = "Training step"
+_STEP, _DEVICE, _RUN = "Training step", "Device", "Run"
+OptimizerName = Literal["auto", "adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentum"]
 _SIZE = re.compile(r"(\d+)(?:[x×](\d+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """Settings of a training step, except the model and the device.
+class TrainRunSettings(JobSettings):
+    """Settings of any training that are not in its configuration.
+
+    Attributes:
+        budget: Memory that a step may take: 6GiB, 80% of what is free, or auto. The batch is split
+            into as many micro-batches as needed. If memory runs out all the same, the step is
+            repeated with less.
+        device: auto, cpu, cuda:0, ...
+        dry_run: Predict memory and time, also of a GPU that need not be present, such as
+            rtx3060-12gb, and stop.
+        accept_changed_data: Resume although the training files have changed since the run began.
+    """
+
+    budget: Annotated[str | int, Option(_RUN, metavar="BYTES")] = "auto"
+    device: Annotated[str, Option(_RUN)] = "auto"
+    dry_run: Annotated[bool, Option(_RUN)] = False
+    accept_changed_data: Annotated[bool, Option(_RUN)] = False
+
+
+class TrainKeywords(TypedDict, total=False):
+    """Keywords of both plans: the fields of `TrainSettings`, except the device and the plot."""
+
+    batch: int
+    size: str | tuple[int, int] | None
+    inputs: Sequence[str]
+    channels: int | None
+    optimizer: OptimizerName
+    checkpointing: Literal["none", "selective", "full"]
+    precision: Literal["fp32", "bf16", "fp16"]
+    ema: bool
+    accumulate: int
+    validation_batch: int | None
+    validation_size: str | tuple[int, int] | None
+    budget: str | int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(JobSettings):
+    """Settings of a training step and of its plan, except the model.
 
     ``size`` is (H, W), or text as in `parse_size`. ``inputs`` are shapes as in `parse_inputs`,
     ``channels`` those of images; without either the model's ``example_inputs(batch, size)`` is
@@ -45,18 +84,20 @@ class TrainSettings:
         accumulate: Micro-batches in a step.
         validation_batch: Images of a validation pass after the step. Default: no validation pass.
         validation_size: Size of the validation images. Default: --size.
+        device: A GPU by name, such as rtx3060-12gb, which need not be present; cpu; cuda:0; or
+            auto, the CUDA device of this machine.
+        budget: Memory for the process: 6GiB, 80% of what a display leaves, or auto: all of that.
+        plot: Plot the step's memory over time to a .png or .svg file.
     """
 
-    __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
-
-    batch: Annotated[Count, Option(_STEP)] = 4
+    batch: Annotated[Count, Option(_STEP, flags=("--batch", "--batch-size"))] = 4
     size: Annotated[tuple[Count, Count] | None, Option(_STEP, metavar="SIZE")] = None
     inputs: Annotated[
         tuple[str, ...], Option(_STEP, flags=("--input",), metavar="SHAPE", repeats=True)
     ] = ()
     channels: Annotated[Count | None, Option(_STEP)] = None
     optimizer: Annotated[
-        Literal["adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentum"] | Literal["auto"],
+        OptimizerName,
         Option(_STEP),
     ] = "auto"
     checkpointing: Annotated[Literal["none", "selective", "full"], Option(_STEP)] = "none"
@@ -66,22 +107,28 @@ class TrainSettings:
     validation_batch: Annotated[Count | None, Option(_STEP, metavar="N")] = None
     validation_size: Annotated[tuple[Count, Count] | None, Option(_STEP, metavar="SIZE")] = None
 
+    device: Annotated[str, Option(_DEVICE)] = "auto"
+    budget: Annotated[str | int, Option(_DEVICE, flags=("-b", "--budget"))] = "auto"
+    plot: Annotated[Path | None, Option("Output", metavar="FILE")] = None
+
     @classmethod
-    def of(cls, **values: Any) -> TrainSettings:
-        """Build settings from keywords; raises `UsageError` for invalid ones."""
+    def of(cls, **values: Any) -> Self:
+        """Build settings from keywords; sizes may be text, as `parse_size` reads it."""
         for name in ("size", "validation_size"):
             if isinstance(values.get(name), str):
                 values[name] = parse_size(values[name])
-        settings = validate_settings(cls, values)
-        if settings.inputs and settings.channels is not None:
+        return super().of(**values)
+
+    def check(self) -> None:
+        """Raise `UsageError` for settings that contradict each other."""
+        if self.inputs and self.channels is not None:
             raise UsageError(
                 "--input and --channels contradict each other", hint="--input includes the channels"
             )
-        if settings.validation_size is not None and settings.validation_batch is None:
+        if self.validation_size is not None and self.validation_batch is None:
             raise UsageError(
                 "--validation-size without --validation-batch", hint="add --validation-batch 1"
             )
-        return settings
 
     def make_step(
         self,

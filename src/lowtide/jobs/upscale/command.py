@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.images.detail_picture import draw_enlargement, require_comparison
-from lowtide.jobs.images.keywords import ImageKeywords, show_keywords
+from lowtide.jobs.images.keywords import ImageKeywords
 from lowtide.jobs.images.run import Inputs, find_jobs, run_images
 from lowtide.jobs.upscale.job import UpscaleJob
 from lowtide.jobs.upscale.report import UpscaleReport

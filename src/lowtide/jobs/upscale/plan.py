@@ -7,7 +7,7 @@ from typing import Unpack
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.progress import Cancel, ProgressCallback
-from lowtide.jobs.images.keywords import show_keywords
+from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs
 from lowtide.jobs.upscale.command import UpscaleKeywords

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from lowtide.core.atomic_file import require_distinct, require_output
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.clips.task import VideoTask, video_task
+from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.vae.clip_facts import facts_of_clip, task_of_latents
 from lowtide.jobs.vae.comparison import ClipComparison
 from lowtide.jobs.vae.inputs import (
@@ -23,12 +24,13 @@ from lowtide.jobs.vae.job import PartNeeds, VaeRun
 from lowtide.jobs.vae.latent_files import read_latents, write_latents
 from lowtide.jobs.vae.memory import comparing_row, latents_row, reading_row, writing_row
 from lowtide.jobs.vae.report import VaeReport
-from lowtide.jobs.vae.settings import VaeSettings
+from lowtide.jobs.vae.settings import VaeKeywords, VaeSettings
 
 if TYPE_CHECKING:
     import numpy as np
 
 
+@show_keywords(VaeSettings, VaeKeywords)
 def encode(
     source: str | Path,
     output: str | Path,
@@ -37,7 +39,7 @@ def encode(
     force: bool = False,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
-    **settings: Any,
+    **settings: Unpack[VaeKeywords],
 ) -> VaeReport:
     """Encode a video to latents, a ``.safetensors`` file with the key ``latents``.
 
@@ -91,6 +93,7 @@ def encode(
     return run.report(**common)
 
 
+@show_keywords(VaeSettings, VaeKeywords)
 def decode(
     source: str | Path,
     output: str | Path,
@@ -99,7 +102,7 @@ def decode(
     force: bool = False,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
-    **settings: Any,
+    **settings: Unpack[VaeKeywords],
 ) -> VaeReport:
     """Decode latents, a ``.safetensors`` file with the key ``latents``, to a video without sound.
 
@@ -147,6 +150,7 @@ def decode(
     return run.report(**common)
 
 
+@show_keywords(VaeSettings, VaeKeywords)
 def roundtrip(
     source: str | Path,
     output: str | Path | None = None,
@@ -155,7 +159,7 @@ def roundtrip(
     force: bool = False,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
-    **settings: Any,
+    **settings: Unpack[VaeKeywords],
 ) -> VaeReport:
     """Encode a video, decode it again, and compare the frames with those that went in.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from pydantic import BaseModel
 
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.core.option import MOST_COUNT
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, format_seconds
-from lowtide.jobs.vae.settings import VaePrecision
+from lowtide.jobs.engine.settings import show_keywords
+from lowtide.jobs.vae.settings import VaePlanKeywords, VaePlanSettings, VaePrecision
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import DeviceProfile, find_profile
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName
     from lowtide.streaming.clip_plan import ChunkRun
 
-PartChoice = Literal["both", "encoder", "decoder"]
 _NOTE = "predicted from the GPU's published figures, not verified on one; seconds are a rough prior"
 
 
@@ -71,10 +70,6 @@ class VaePartPlan(BaseModel):
         )
 
 
-# Of frames and of a clip: with the channels of a network sizes stay below 64 bits.
-_LARGEST_SIDE, _MOST_PIXELS = 1 << 14, 1 << 46
-
-
 class VaePlan(BaseModel):
     """Predicted memory and time of a video autoencoder on one GPU, by part.
 
@@ -118,15 +113,12 @@ class VaePlan(BaseModel):
         )
 
 
+@show_keywords(VaePlanSettings, VaePlanKeywords)
 def plan_vae(
     model: str | Path,
     *,
-    size: str | tuple[int, int],
-    frames: int,
-    device: str | DeviceProfile = "cuda",
-    budget: str | int = "auto",
-    precision: Literal["auto"] | VaePrecision = "auto",
-    part: PartChoice = "both",
+    device: str | DeviceProfile = VaePlanSettings.device,
+    **settings: Unpack[VaePlanKeywords],
 ) -> VaePlan:
     """Predict what encoding and decoding a clip would take on a GPU; nothing is computed.
 
@@ -136,13 +128,10 @@ def plan_vae(
     Args:
         model: Name of a class, such as ``"AutoencoderKLWan"`` or ``"VideoVAE"`` (SeedVR2's), which
             has its full size then; or a folder or file as of `VaeSettings`.
-        size: Width and height of the frames, or ``"1280x720"``.
-        frames: Number of frames.
         device: Name of a GPU's profile (``"rtx3060-12gb"``), which need not be present, or a GPU of
             this machine.
-        budget: Memory of the process on the GPU: ``"6GiB"``, ``"80%"``, bytes, or ``"auto"``.
-        precision: Of weights and maps; ``"auto"`` is bf16 where the GPU has it, else fp16.
-        part: Which parts to plan.
+        settings: Size and number of the frames, budget, precision and part, as fields of
+            `VaePlanSettings`.
 
     Raises:
         UsageError: An argument is invalid.
@@ -151,38 +140,34 @@ def plan_vae(
     from lowtide.integrations.clip_autoencoder_files import empty_clip_autoencoder
     from lowtide.streaming.tiles.tile_step import DTYPES
 
-    width, height = _parse_size(size)
-    if not 1 <= frames <= MOST_COUNT:
-        raise UsageError(f"{frames:,} frames: from 1 to {MOST_COUNT:,} are possible")
-    if frames * width * height > _MOST_PIXELS:
-        raise UsageError(
-            f"{frames:,} frames of {width:,}×{height:,} are more pixels than any disk holds",
-            hint="--size 1280x720 --frames 240",
-        )
+    chosen = VaePlanSettings.of(model=model, **settings)
+    (width, height), frames = chosen.size, chosen.frames
     profile = device if isinstance(device, DeviceProfile) else find_profile(device)
     if profile.kind == "cpu":
         raise UsageError(
             "plans for this machine's CPU measure its kernels, which needs the model",
             hint="lowtide vae decode LATENTS --dry-run, or --device with the name of a GPU",
         )
-    chosen: VaePrecision = precision if precision != "auto" else _usual_precision(profile)
-    if chosen not in profile.supports:
-        raise UsageError(f"{profile.title} does not run in {chosen}", hint="--precision auto")
-    allowed = Budget.for_profile(profile, budget)
-    autoencoder = empty_clip_autoencoder(model, profile, allowed, dtype=DTYPES[chosen])
+    precision = _usual_precision(profile) if chosen.precision == "auto" else chosen.precision
+    if precision not in profile.supports:
+        raise UsageError(f"{profile.title} does not run in {precision}", hint="--precision auto")
+    allowed = Budget.for_profile(profile, chosen.budget)
+    autoencoder = empty_clip_autoencoder(model, profile, allowed, dtype=DTYPES[precision])
     whole = autoencoder.padded((frames, height, width))
     time_ratio, space = autoencoder.ratios
     latents = 1 + (whole[0] - 1) // time_ratio, whole[1] // space, whole[2] // space
     shapes = {"encoder": whole, "decoder": latents}
     weights = sum(one.numel() * one.element_size() for one in autoencoder.module.parameters())
     held = profile.context_bytes + weights
-    wanted: tuple[PartName, ...] = ("encoder", "decoder") if part == "both" else (part,)
+    wanted: tuple[PartName, ...] = (
+        ("encoder", "decoder") if chosen.part == "both" else (chosen.part,)
+    )
     return VaePlan(
         model=autoencoder.kind,
         device=profile.name,
         device_title=profile.title,
         budget_bytes=allowed.device_bytes,
-        precision=chosen,
+        precision=precision,
         frames=frames,
         width=width,
         height=height,
@@ -191,20 +176,6 @@ def plan_vae(
         context_bytes=profile.context_bytes,
         parts=[_plan_part(autoencoder, one, shapes[one], frames, held) for one in wanted],
     )
-
-
-def _parse_size(size: str | tuple[int, int]) -> tuple[int, int]:
-    """Return width and height."""
-    sides = size.lower().split("x") if isinstance(size, str) else [str(one) for one in size]
-    if len(sides) != 2 or not all(one.isdecimal() and int(one) for one in sides):
-        raise UsageError(f"{size} is no size of frames", hint="--size 1280x720")
-    width, height = int(sides[0]), int(sides[1])
-    if max(width, height) > _LARGEST_SIDE:
-        raise UsageError(
-            f"frames of {width:,}×{height:,}: sides are at most {_LARGEST_SIDE:,}",
-            hint="--size 1280x720",
-        )
-    return width, height
 
 
 def _usual_precision(profile: DeviceProfile) -> VaePrecision:

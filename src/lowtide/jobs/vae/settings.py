@@ -4,21 +4,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Required, Self, TypedDict
 
 from annotated_types import Gt
 
 from lowtide.core.errors import UsageError
 from lowtide.core.option import Count, Option, Seed
-from lowtide.jobs.engine.settings import validate_settings
+from lowtide.jobs.engine.settings import JobSettings
 from lowtide.jobs.video.settings import CodecName, VideoSettings
 
 _VIDEO = "Video"
 VaePrecision = Literal["fp32", "fp16", "bf16"]
 
 
+PartChoice = Literal["both", "encoder", "decoder"]
+# Of frames and of a clip: with the channels of a network sizes stay below 64 bits.
+_LARGEST_SIDE, _MOST_PIXELS = 1 << 14, 1 << 46
+_SIZE_HINT = "--size 1280x720"
+
+
+class VaeKeywords(TypedDict, total=False):
+    """Keywords of the calls that run: the fields of `VaeSettings`."""
+
+    model: str | Path | None
+    budget: str | int
+    device: str
+    scratch: str | Path | None
+    precision: Literal["auto"] | VaePrecision
+    frames: str | None
+    time: str | None
+    deinterlace: bool
+    max_side: int | None
+    sample: bool
+    seed: int
+    fps: float | None
+    codec: CodecName
+    quality: float | None
+    preset: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
-class VaeSettings:
+class VaeSettings(JobSettings):
     """Settings of a job that encodes a video to latents, decodes latents, or does both.
 
     Attributes:
@@ -44,8 +70,6 @@ class VaeSettings:
         preset: Speed of the encoder in its own words: medium, or 8 for svtav1. Slower is smaller.
     """
 
-    __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
-
     model: Annotated[Path | None, Option(flags=("-m", "--model"))] = None
     budget: Annotated[str | int, Option(flags=("-b", "--budget"))] = "auto"
     device: str = "auto"
@@ -62,13 +86,10 @@ class VaeSettings:
     quality: Annotated[float | None, Option(_VIDEO, example=18)] = None
     preset: Annotated[str | None, Option(_VIDEO, metavar="NAME", example="medium")] = None
 
-    @classmethod
-    def of(cls, **values: Any) -> Self:
-        """Build settings from keywords; raises `UsageError` for invalid ones."""
-        settings = validate_settings(cls, values)
-        if settings.model is None:
+    def check(self) -> None:
+        """Raise `UsageError` if no model is named."""
+        if self.model is None:
             raise UsageError("no model is named", hint="--model FOLDER")
-        return settings
 
     @property
     def resolved_precision(self) -> VaePrecision:
@@ -79,3 +100,66 @@ class VaeSettings:
         """Return those of reading and writing video; raises `UsageError` where they disagree."""
         names = "frames time deinterlace max_side codec quality preset".split()
         return VideoSettings.of(**{name: getattr(self, name) for name in names})
+
+
+class VaePlanKeywords(TypedDict, total=False):
+    """Keywords of `plan_vae`: the fields of `VaePlanSettings`, except model and device."""
+
+    size: Required[str | tuple[int, int]]
+    frames: Required[int]
+    part: PartChoice
+    budget: str | int
+    precision: Literal["auto"] | VaePrecision
+
+
+@dataclass(frozen=True, kw_only=True)
+class VaePlanSettings(JobSettings):
+    """Settings of a plan of a video autoencoder; ``size`` is (width, height), or text.
+
+    Attributes:
+        model: A class, such as AutoencoderKLWan, or VideoVAE for SeedVR2's, in full size; a folder
+            of diffusers or of Lowtide; or SeedVR2's .safetensors file. Weights are not needed for a
+            class.
+        size: Size of the frames: 1280x720.
+        frames: Number of frames.
+        part: Part to plan.
+        device: A GPU by name, such as rtx3060-12gb, which need not be present; or cuda:0, ... of
+            this machine.
+        budget: Memory of the process on the GPU: 6GiB, 80%, or auto.
+        precision: auto is bf16 where the GPU has it, else fp16.
+    """
+
+    model: Annotated[str | Path, Option(flags=("-m", "--model"), metavar="NAME")]
+    size: Annotated[tuple[int, int], Option(metavar="WxH", example="1280x720")]
+    frames: Count
+    part: PartChoice = "both"
+    device: Annotated[str, Option("Device")] = "cuda"
+    budget: Annotated[str | int, Option("Device", flags=("-b", "--budget"))] = "auto"
+    precision: Annotated[Literal["auto"] | VaePrecision, Option("Device")] = "auto"
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Build settings from keywords; ``size`` may be text, ``"1280x720"``."""
+        return super().of(**{**values, "size": _parse_size(values.get("size", ""))})
+
+    def check(self) -> None:
+        """Raise `UsageError` for clips that are larger than any."""
+        (width, height), frames = self.size, self.frames
+        if max(self.size) > _LARGEST_SIDE:
+            raise UsageError(
+                f"frames of {width:,}×{height:,}: sides are at most {_LARGEST_SIDE:,}",
+                hint=_SIZE_HINT,
+            )
+        if frames * width * height > _MOST_PIXELS:
+            raise UsageError(
+                f"{frames:,} frames of {width:,}×{height:,} are more pixels than any disk holds",
+                hint=f"{_SIZE_HINT} --frames 240",
+            )
+
+
+def _parse_size(size: str | tuple[int, int]) -> tuple[int, int]:
+    """Return width and height."""
+    sides = size.lower().split("x") if isinstance(size, str) else [str(one) for one in size]
+    if len(sides) != 2 or not all(one.isdecimal() and int(one) for one in sides):
+        raise UsageError(f"{size} is no size of frames", hint=_SIZE_HINT)
+    return int(sides[0]), int(sides[1])

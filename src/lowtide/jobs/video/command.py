@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
-from lowtide.jobs.images.keywords import show_keywords
+from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs, run_images
 from lowtide.jobs.upscale.command import UpscaleKeywords

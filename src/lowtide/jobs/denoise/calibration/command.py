@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 from pydantic import BaseModel
@@ -13,13 +13,14 @@ from lowtide.core.errors import InputError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.denoise.calibration.frame_checks import require_noisy_pair
 from lowtide.jobs.denoise.calibration.frames import (
-    check_iso,
     frames_by_iso,
     matching_pairs,
     read_unit_planes,
 )
 from lowtide.jobs.denoise.calibration.photon_transfer import calibrate_sensor
+from lowtide.jobs.denoise.calibration.settings import CalibrationKeywords, CalibrationSettings
 from lowtide.jobs.denoise.calibration.volumes import SCALE_NOTE, calibrate_volumes
+from lowtide.jobs.engine.settings import show_keywords
 from lowtide.models.denoiser.noise_statistics import ImageStatistics, PairStatistics
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable
 from lowtide.models.denoiser.variance_line import VarianceLine, fit_line, fit_lower_line
@@ -59,34 +60,19 @@ class TrainNoiseReport(BaseModel):
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
 
 
+@show_keywords(CalibrationSettings, CalibrationKeywords)
 def train_noise(
     output: str | Path,
     *,
-    flat: str | Path | None = None,
-    dark: str | Path | None = None,
-    pairs: str | Path | None = None,
-    images: str | Path | None = None,
-    volumes: str | Path | None = None,
-    iso: int | None = None,
-    camera: str | None = None,
-    white_level: float | None = None,
     force: bool = False,
+    **settings: Unpack[CalibrationKeywords],
 ) -> TrainNoiseReport:
     """Calibrate a noise model and write it as JSON, which `load_noise` reads.
 
     Args:
         output: File of the noise table, which ends in .json.
-        flat: Folder of evenly lit frames, two or more of each exposure; needs ``dark``. Both give
-            `RawCameraNoise`, everything else `PoissonGaussianNoise`.
-        dark: Folder of two or more frames without light.
-        pairs: Folder with ``noisy`` and ``clean``, whose files have the same names.
-        images: Folder of single noisy images, of which flat parts are used.
-        volumes: NIfTI file of two or more volumes of MRI, each measured against its neighbors.
-            Gives `RicianNoise`, whose 1 is the 99.9th percentile of the brightest volume.
-        iso: ISO of all files; None takes it from names such as ``iso800``, if they have it.
-        camera: Name of the camera or scanner, by default that of ``output``.
-        white_level: Level at which the sensor saturates, by default the largest of the sample type.
         force: Replace ``output``.
+        settings: What to measure and what is known of it, as fields of `CalibrationSettings`.
 
     Raises:
         UsageError: Arguments contradict each other, or ``output`` exists.
@@ -96,32 +82,29 @@ def train_noise(
     require_name(output)
     path = Path(output)
     require_replaceable(path)  # a folder has no suffix
-    _check_sources(flat, dark, pairs, images, volumes, white_level)
-    check_iso(iso)
-    if volumes is not None and iso is not None:
-        raise UsageError(f"--iso {iso} is for cameras, and --volumes of a scanner", hint="drop it")
+    chosen = CalibrationSettings.of(**settings)
     if path.suffix.lower() != _SUFFIX:  # with ``force`` it might be one of the pictures
         raise UsageError(
             f"{path}: noise tables are {_SUFFIX} files", hint=f"-o {path.with_suffix(_SUFFIX)}"
         )
     require_output(path, force=force)
-    if flat is not None and dark is not None:
+    if chosen.flat is not None and chosen.dark is not None:
         source: Source = "flat and dark frames"
-        found, files = _from_frames(Path(flat), Path(dark), iso, white_level)
-    elif pairs is not None:
+        found, files = _from_frames(chosen.flat, chosen.dark, chosen.iso, chosen.white_level)
+    elif chosen.pairs is not None:
         source = "pairs"
-        found, files = _from_pairs(Path(pairs), iso)
-    elif volumes is not None:
+        found, files = _from_pairs(chosen.pairs, chosen.iso)
+    elif chosen.volumes is not None:
         source = "volumes"
-        found, files = [calibrate_volumes(Path(volumes))], 1
+        found, files = [calibrate_volumes(chosen.volumes)], 1
     else:
-        assert images is not None
+        assert chosen.images is not None
         source = "images"
-        found, files = _from_images(Path(images), iso)
+        found, files = _from_images(chosen.images, chosen.iso)
     found.sort(key=lambda one: one[0].iso or 0)
-    name = camera or path.stem
+    name = chosen.camera or path.stem
     table = NoiseTable(
-        camera=name if volumes is None else f"{name} ({SCALE_NOTE})",
+        camera=name if chosen.volumes is None else f"{name} ({SCALE_NOTE})",
         noise_model=_MODELS.get(source, "poisson-gaussian"),
         settings=tuple(setting for setting, _ in found),
     )
@@ -138,30 +121,6 @@ def train_noise(
 
 _Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # means, variances, counts
 _Found = tuple[list[tuple[NoiseSetting, list[str]]], int]
-
-
-def _check_sources(
-    flat: object,
-    dark: object,
-    pairs: object,
-    images: object,
-    volumes: object,
-    white_level: float | None,
-) -> None:
-    hint = (
-        "lowtide train noise --flat DIR --dark DIR, or --pairs DIR, or --images DIR, or --volumes"
-        " FILE"
-    )
-    if (flat is None) != (dark is None):
-        missing = "--flat" if flat is None else "--dark"
-        raise UsageError(f"{missing} is missing: flat and dark frames go together", hint=hint)
-    given = [one for one in (flat, pairs, images, volumes) if one is not None]
-    if len(given) != 1:
-        problem = "nothing to measure is given" if not given else "two kinds of files are given"
-        raise UsageError(problem, hint=hint)
-    if white_level is not None and (flat is None or not 0 < white_level < float("inf")):
-        problem = "is only for --flat and --dark" if flat is None else "is no level above 0"
-        raise UsageError(f"--white-level {white_level:g} {problem}")
 
 
 def _from_frames(flat: Path, dark: Path, iso: int | None, white: float | None) -> _Found:

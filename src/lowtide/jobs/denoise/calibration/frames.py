@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.core.errors import ImageError, InputError, UsageError
+from lowtide.core.errors import ImageError, InputError
 from lowtide.core.input_file import is_folder
 from lowtide.media import inspect_image, open_image
 from lowtide.media.discover import list_files
@@ -119,9 +119,3 @@ def _flat(groups: Groups) -> Iterator[tuple[int | None, Path]]:
     for iso, paths in groups.items():
         for path in paths:
             yield iso, path
-
-
-def check_iso(iso: int | None) -> None:
-    """Raise `UsageError` for an ISO that is none."""
-    if iso is not None and not 0 < iso < 10_000_000:
-        raise UsageError(f"--iso {iso} is no ISO", hint="--iso 800")

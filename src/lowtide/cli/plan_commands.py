@@ -1,79 +1,92 @@
-"""Commands `lowtide plan upscale` and `plan video`: dry runs for this machine or another device.
+"""Commands `lowtide plan JOB`: what a job would do, on this machine or on another device.
 
 Each takes the options of the command whose run it predicts.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from lowtide.cli import denoise as denoise_command
 from lowtide.cli import upscale as upscale_command
 from lowtide.cli import video as video_command
-from lowtide.cli.shell import error_detail, handle_errors, option
+from lowtide.cli.common_options import option
+from lowtide.cli.shell import error_detail, handle_errors
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from lowtide.jobs.upscale.report import UpscaleReport
 
-# Options that have an effect only where files are written.
-_EXCLUDED_OPTIONS = ("dry_run", "force", "report", "comparison", "streams", "devices")
+# Options of what is written, which a plan takes and does not show.
+_WRITING = ("force", "report", "comparison", "reference")
 _DEVICE = Annotated[
     str,
     option(
         "--device",
         panel="Main",
-        help=("auto, cpu, cuda:0, ... or a GPU that need not be present, such as rtx3060-12gb."),
+        help="auto, cpu, cuda:0, ... or a GPU that need not be present, such as rtx3060-12gb.",
     ),
 ]
+_ALL_DEVICES = inspect.Parameter(
+    "all_devices",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        option(
+            "--all-devices",
+            panel="Main",
+            help="Plan for this machine's CPU and for every known GPU, in a table.",
+        ),
+    ],
+)
 
-_ALL_DEVICES = Annotated[
-    bool,
-    option(
-        "--all-devices",
-        panel="Main",
-        help=("Plan for this machine's CPU and for every known GPU, in a table."),
-    ),
-]
 
+def plan_command(command: Any, help: str, *added: inspect.Parameter) -> Any:
+    """Return the command that plans what ``command`` does, with its options and those ``added``.
 
-def plan_command(
-    run: Callable[..., None], command: Any, help: str, added: Sequence[inspect.Parameter] = ()
-) -> Any:
-    """Return a command that calls ``run`` with the options of ``command`` and those ``added``."""
+    All but ``--dry-run`` are taken, so that "plan" may stand before any job's words.
+    """
 
-    def plan(**given: Any) -> None:
-        run(**given)
+    def plan(all_devices: bool = False, **given: Any) -> None:
+        if all_devices:
+            _plan_all_devices(given)
+        else:
+            command(**given, dry_run=True)
 
     shape = inspect.signature(command, eval_str=True)
-    kept = [item for name, item in shape.parameters.items() if name not in _EXCLUDED_OPTIONS]
-    kept = [item.replace(annotation=_DEVICE) if item.name == "device" else item for item in kept]
     plan.__doc__ = help
     result = handle_errors(plan)
+    kept = [_parameter(one) for name, one in shape.parameters.items() if name != "dry_run"]
     result.__signature__ = shape.replace(parameters=[*kept, *added])  # pyright: ignore[reportFunctionMemberAccess]
     return result
 
 
-def _plan(all_devices: bool = False, **given: Any) -> None:
-    if not all_devices:
-        upscale_command.upscale(**given, dry_run=True)
-        return
-    if given.get("device", "auto") != "auto":
-        raise UsageError("--all-devices and --device contradict each other", hint="drop one")
-    _plan_all_devices(given)
+def _parameter(one: inspect.Parameter) -> inspect.Parameter:
+    """Return an option of a job as its plan has it."""
+    if one.name == "device":
+        return one.replace(annotation=_DEVICE)
+    if one.name not in _WRITING:
+        return one
+    kind, shown = get_args(one.annotation)
+    hidden = copy.copy(shown)
+    hidden.hidden = True
+    return one.replace(annotation=Annotated[kind, hidden])
 
 
 def _plan_all_devices(given: dict[str, Any]) -> None:
     from lowtide.jobs.upscale.plan import plan_on_all_devices
 
+    if given["device"] != "auto":
+        raise UsageError("--all-devices and --device contradict each other", hint="drop one")
     as_json, inputs, output = given.pop("as_json"), given.pop("inputs"), given.pop("output")
-    for name in ("quiet", "tile_auto"):
-        del given[name]
+    for name in ("quiet", "tile_auto", *_WRITING):
+        given.pop(name, None)
     reports = plan_on_all_devices(inputs, output or upscale_command.DEFAULT_OUTPUT, **given)
     if as_json:
         import json
@@ -125,18 +138,15 @@ def _table(reports: dict[str, UpscaleReport | LowtideError]) -> list[str]:
 
 
 plan_upscale = plan_command(
-    _plan,
     upscale_command.upscale,
     "Predict what upscaling would do and use: reads headers only, writes nothing.",
-    [
-        inspect.Parameter(
-            "all_devices", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_ALL_DEVICES
-        )
-    ],
+    _ALL_DEVICES,
 )
-
+plan_denoise = plan_command(
+    denoise_command.denoise,
+    "Predict what denoising would do and use: estimates noise levels, writes nothing.",
+)
 plan_video = plan_command(
-    partial(video_command.video, dry_run=True),
     video_command.video,
     "Predict what upscaling a video would do and use: reads packets, decodes one frame, writes"
     " nothing.",

@@ -34,6 +34,7 @@ _FLASH, _EFFICIENT, _CUDNN, _MATH = (
 # The kernels enabled for each name. The forced one is tried first; the rest are its fallbacks.
 _KERNELS: dict[str, list[SDPBackend]] = {
     "default": [_FLASH, _EFFICIENT, _CUDNN, _MATH],
+    "sdpa": [_FLASH, _EFFICIENT, _CUDNN, _MATH],
     "flash": [_FLASH, _EFFICIENT, _MATH],
     "efficient": [_EFFICIENT, _MATH],
     # Alone: ranked after math, it would never be tried on consumer GPUs.
@@ -61,9 +62,9 @@ def estimate_vram_usage(
     The step is that of `TrainingStep`: forward, ``loss``, backward and ``optimizer``.
 
     Args:
-        backend: what scaled_dot_product_attention uses: ``"default"`` is PyTorch's own choice for
-            the device, others are ``"flash"``, ``"efficient"``, ``"cudnn"``, and ``"math"``, which
-            holds whole score matrices.
+        backend: what scaled_dot_product_attention uses: ``"default"`` or ``"sdpa"`` is PyTorch's
+            own choice for the device, others are ``"flash"``, ``"efficient"``, ``"cudnn"``, and
+            ``"math"``, which holds whole score matrices.
         gradient_checkpointing: recompute every block in the backward pass.
         model: a module or a function that builds one; a function is called with the ``meta`` device
             as default, so that its weights take no memory, and again without where that fails. By

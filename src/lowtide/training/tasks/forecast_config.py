@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from lowtide.models.ldm4ts.config import Backend
 from lowtide.training.run_config import (
     ConfigSection,
     Datasets,
@@ -129,7 +130,7 @@ class DiffusionNetwork(ConfigSection, frozen=True):
         default=1000, ge=2, description="Noise levels trained on. Fewer save no memory."
     )
     sampling_steps: int = Field(default=10, ge=1, description="Steps of the sampler.")
-    attention_backend: Literal["default", "sdpa", "flash", "sage"] = Field(
+    attention_backend: Backend = Field(
         default="default", description="Attention of the U-Net, where it is installed."
     )
     attention_tokens: int = Field(

@@ -238,3 +238,16 @@ def test_help_loads_nothing_heavy_and_names_the_options(lowtide) -> None:
     assert result.code == 0
     for word in ("Usage: lowtide plan train", "MODEL", "--all-devices", "--plot", "--input"):
         assert word in result.out
+
+
+@pytest.mark.parametrize("model", ["lowtide-denoise", "lowtide-photo-denoise", "paragonsr2_nano"])
+def test_denoisers_and_generators_are_planned_by_name(lowtide, model):
+    words = "plan", "train", model, "--device", "rtx3060-12gb", "--batch-size", "1", "--size", "32"
+    done = lowtide(*words, "--json")
+    assert done.code == 0, done.err
+    assert done.json["model"] == model and done.json["fit_report"]["chosen"] == 0
+
+
+def test_a_training_plans_itself(lowtide, tmp_path):
+    done = lowtide("plan", "train", tmp_path / "c.yml", "--device", "cpu")
+    assert done.code == 2 and "lowtide train sr" in done.err and "--dry-run" in done.err

@@ -23,7 +23,8 @@ def train(
             metavar="MODEL",
             help=(
                 "package.module:function or path/to/file.py:function, which returns a module;"
-                " ldm4ts; a bundled model; or a model file. Python files are run."
+                " ldm4ts; paragonsr2_s or another generator; a bundled model; or a model file."
+                " Python files are run."
             ),
         ),
     ],

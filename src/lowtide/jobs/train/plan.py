@@ -6,6 +6,7 @@ Nothing is trained.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -207,6 +208,9 @@ def _plan(
     if settings.validation_size is not None:
         _check_size(user_model, settings.validation_size)
     module = user_model.of_size(size)
+    facts = user_model.descriptor
+    if facts is not None and not settings.inputs and settings.channels is None:
+        settings = replace(settings, channels=facts.in_channels)
     make_step = settings.make_step(user_model.of_size, size, profile.kind == "cuda", loss)
     fit_report = fit_to_budget(
         module,

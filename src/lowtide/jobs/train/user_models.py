@@ -19,10 +19,16 @@ from lowtide.core.errors import LowtideError, ModelError, UsageError
 from lowtide.core.input_file import expand_home, require_input
 from lowtide.memory.training.meta_build import build_on_meta
 from lowtide.models import ModelDescriptor, load
+from lowtide.models.denoiser.denoiser import set_nominal_level
+from lowtide.models.families import networks
 from lowtide.models.onnx_model import OnnxModel
+from lowtide.training.network_factory import make_generator
 
 if TYPE_CHECKING:
     from torch import nn
+
+# Of generators that are named alone: their inner layers have the same sizes at any scale.
+_SCALE = 2
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,11 @@ def load_user_model(what: Any) -> UserModel:
     """Return the module that ``what`` is, builds, or names.
 
     ``what`` is a module, a function that returns one, ``"package.module:function"``,
-    ``"path/to/file.py:function"``, ``"ldm4ts"``, a bundled model, or a model file. Python files and
-    packages are run, with their folder (for packages the working folder) first in ``sys.path``.
-    Functions are called without arguments, on the ``meta`` device if possible.
+    ``"path/to/file.py:function"``, ``"ldm4ts"``, a generator of trainings such as
+    ``"paragonsr2_s"`` (for twice the size), a bundled model, or a model file. Denoisers are told a
+    usual level. Python files and packages are run, with their folder (for packages the working
+    folder) first in ``sys.path``. Functions are called without arguments, on the ``meta`` device if
+    possible.
 
     Raises:
         UsageError: The place does not exist or needs arguments.
@@ -70,6 +78,15 @@ def load_user_model(what: Any) -> UserModel:
         return UserModel(build_on_meta(what), getattr(what, "__name__", repr(what)))
     if str(what) == "ldm4ts":
         return _ldm4ts()
+    if str(what) in networks("generators"):
+        return UserModel(
+            build_on_meta(lambda: make_generator({"type": str(what)}, _SCALE, seed=0)), str(what)
+        )
+    if Path(what).suffix.lower() in (".yml", ".yaml"):
+        raise UsageError(
+            f"{what} is the configuration of a training, which plans itself",
+            hint=f"lowtide train sr {what} --dry-run, or train denoise, or train forecast",
+        )
     place, colon, name = str(what).rpartition(":")
     if colon and name.isidentifier():
         return _build(str(what), place, name)
@@ -83,6 +100,8 @@ def load_user_model(what: Any) -> UserModel:
             f"{what} is an ONNX file, whose weights cannot be trained",
             hint="give the PyTorch weights that it was exported from",
         )
+    if model.descriptor.noise is not None:
+        set_nominal_level(model.module)
     return UserModel(model.module.requires_grad_(True), str(what), model.descriptor)
 
 

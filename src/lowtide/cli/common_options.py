@@ -46,3 +46,7 @@ SidecarReport = Annotated[
         "--report", panel="Output", help="Write a report next to each result, NAME.lowtide.json."
     ),
 ]
+
+# By the names of their parameters: those of commands on one file, and of commands on many.
+FILE_FLAGS = {"dry_run": DryRun, "force": Force, "as_json": JsonReport, "quiet": Quiet}
+FOLDER_FLAGS = {"report": SidecarReport, **FILE_FLAGS, "force": Redo}

@@ -6,17 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from lowtide.cli.common_options import (
-    DryRun,
-    Inputs,
-    JsonReport,
-    Output,
-    Quiet,
-    Redo,
-    SidecarReport,
-    option,
-)
-from lowtide.cli.image_command import require_output, run_job
+from lowtide.cli.common_options import FOLDER_FLAGS, Inputs, Output, option
+from lowtide.cli.image_command import run_job
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import handle_errors
 from lowtide.jobs.denoise.settings import DenoiseSettings
@@ -24,7 +15,6 @@ from lowtide.jobs.denoise.settings import DenoiseSettings
 if TYPE_CHECKING:
     from lowtide.jobs.denoise.report import DenoiseReport
 
-DEFAULT_OUTPUT = "denoised/"  # for a dry run, which writes nothing
 # Order in help, within each panel.
 _ORDER = (
     "output model sigma noise iso steps scheduler eta seed black_level hot_pixels raw_output"
@@ -35,13 +25,10 @@ _ORDER = (
 
 
 @handle_errors
-@with_settings(DenoiseSettings, _ORDER)
+@with_settings(DenoiseSettings, _ORDER, flags=FOLDER_FLAGS)
 def denoise(
     inputs: Inputs,
     output: Output = None,
-    dry_run: DryRun = False,
-    force: Redo = False,
-    report: SidecarReport = False,
     reference: Annotated[
         Path | None,
         option(
@@ -66,8 +53,6 @@ def denoise(
             ),
         ),
     ] = None,
-    as_json: JsonReport = False,
-    quiet: Quiet = False,
     **settings: Any,
 ) -> None:
     """Remove the noise of photographs within a memory budget.
@@ -76,18 +61,13 @@ def denoise(
     model unless the report says otherwise, and then it states the error. A stopped folder
     resumes where it was.
     """
-    require_output(output, dry_run=dry_run)
     run_job(
         _load,
         inputs,
-        DEFAULT_OUTPUT if output is None else output,
-        dry_run=dry_run,
-        force=force,
-        sidecar=report,
+        output,
+        "denoised/",
         reference=reference,
         comparison=comparison,
-        quiet=quiet,
-        as_json=as_json,
         **settings,
     )
 

@@ -13,15 +13,13 @@ if TYPE_CHECKING:
     from lowtide.jobs.engine.report import JobReport
 
 
-def require_output(output: str | None, *, dry_run: bool) -> None:
-    """Raise `UsageError` where there is no output to write to."""
-    if output is None and not dry_run:
-        raise UsageError("no output is given", hint="add -o OUTPUT")
-
-
 def run_job(
     load: Callable[[], Callable[..., JobReport]],
-    *given: Any,
+    inputs: list[str],
+    output: str | None,
+    planned_output: str,
+    *,
+    report: bool,
     quiet: bool,
     as_json: bool,
     **more: Any,
@@ -29,9 +27,15 @@ def run_job(
     """Run a job on images and print its report.
 
     Args:
-        load: Imports the job and returns its function, which is called with the rest.
+        load: Imports the job and returns its function, which is called with inputs, output, and
+            ``more``.
+        planned_output: Stands for a missing output in a dry run, which writes nothing.
     """
-    result = run_with_progress(load, *given, quiet=quiet, **more)
+    if output is None and not more["dry_run"]:
+        raise UsageError("no output is given", hint="add -o OUTPUT")
+    more |= {"quiet": quiet, "sidecar": report}
+    output = planned_output if output is None else output
+    result = run_with_progress(load, inputs, output, **more)
     from lowtide.cli.print_report import print_report, print_skipped_inputs
 
     print_skipped_inputs(result)

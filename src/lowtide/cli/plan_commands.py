@@ -87,7 +87,7 @@ def _plan_all_devices(given: dict[str, Any]) -> None:
     as_json, inputs, output = given.pop("as_json"), given.pop("inputs"), given.pop("output")
     for name in ("quiet", "tile_auto", *_WRITING):
         given.pop(name, None)
-    reports = plan_on_all_devices(inputs, output or upscale_command.DEFAULT_OUTPUT, **given)
+    reports = plan_on_all_devices(inputs, output or "upscaled/", **given)
     if as_json:
         import json
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -37,12 +37,14 @@ def _shown(names: list[str]) -> list[str]:
     return [name for name in names if name not in long[1:]]
 
 
-def with_settings(settings: Any, order: str = "", *, without: str = "") -> Callable[[Any], Any]:
+def with_settings(
+    settings: Any, order: str = "", *, flags: Mapping[str, Any] | None = None, without: str = ""
+) -> Callable[[Any], Any]:
     """Decorate a command with ``**settings`` so that it has an option for each field.
 
-    A parameter of the command itself takes the place of a field of its name. In help the names in
-    ``order`` come first, then the other fields, then the command's own. Fields in ``without`` have
-    no option.
+    It also gets the ``flags`` of `common_options`. A parameter of the command itself takes the
+    place of a field of its name. In help the names in ``order`` come first, then the other fields,
+    then the command's own and the flags. Fields in ``without`` have no option.
     """
     places = order.split()
 
@@ -58,6 +60,10 @@ def with_settings(settings: Any, order: str = "", *, without: str = "") -> Calla
         for name, one in shape.parameters.items():
             if one.kind is not inspect.Parameter.VAR_KEYWORD:
                 found[name] = one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, kind in (flags or {}).items():
+            found[name] = inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind
+            )
         command.__signature__ = shape.replace(parameters=sorted(found.values(), key=place))
         return command
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowtide.cli.common_options import DryRun, Force, JsonReport, Quiet, output_option
+from lowtide.cli.common_options import FILE_FLAGS, output_option
 from lowtide.cli.print_report import memory_line
 from lowtide.cli.progress_bar import run_with_progress
 from lowtide.cli.settings_options import with_settings
@@ -30,14 +30,10 @@ Latents = Annotated[
 
 
 @handle_errors
-@with_settings(VaeSettings, _ORDER, without=f"fps {_VIDEO_OUT}")
+@with_settings(VaeSettings, _ORDER, flags=FILE_FLAGS, without=f"fps {_VIDEO_OUT}")
 def encode(
     video: Video,
     output: Annotated[Path, output_option("File of the latents, .safetensors.")],
-    dry_run: DryRun = False,
-    force: Force = False,
-    as_json: JsonReport = False,
-    quiet: Quiet = False,
     **settings: Any,
 ) -> None:
     """Encode a video to latents by a video autoencoder, within a memory budget.
@@ -45,27 +41,14 @@ def encode(
     The file also says what decoding needs to make the same video again: frames, size and time
     stamps. Latents are not scaled; its entry says by what a diffusion model scales them.
     """
-    _run(
-        "encode",
-        video,
-        output,
-        dry_run=dry_run,
-        force=force,
-        quiet=quiet,
-        as_json=as_json,
-        **settings,
-    )
+    _run("encode", video, output, **settings)
 
 
 @handle_errors
-@with_settings(VaeSettings, f"{_ORDER} fps", without=f"sample seed {_READING}")
+@with_settings(VaeSettings, f"{_ORDER} fps", flags=FILE_FLAGS, without=f"sample seed {_READING}")
 def decode(
     latents: Latents,
     output: Annotated[Path, output_option("Video file.")],
-    dry_run: DryRun = False,
-    force: Force = False,
-    as_json: JsonReport = False,
-    quiet: Quiet = False,
     **settings: Any,
 ) -> None:
     """Decode latents to a video by a video autoencoder, within a memory budget.
@@ -73,45 +56,23 @@ def decode(
     One continuous stream, without tiles or seams: frames are equal to those of the model's own call
     to rounding.
     """
-    _run(
-        "decode",
-        latents,
-        output,
-        dry_run=dry_run,
-        force=force,
-        quiet=quiet,
-        as_json=as_json,
-        **settings,
-    )
+    _run("decode", latents, output, **settings)
 
 
 @handle_errors
-@with_settings(VaeSettings, _ORDER, without="fps")
+@with_settings(VaeSettings, _ORDER, flags=FILE_FLAGS, without="fps")
 def roundtrip(
     video: Video,
     output: Annotated[
         Path | None, output_option("Video file of the decoded frames, with the sound of the input.")
     ] = None,
-    dry_run: DryRun = False,
-    force: Force = False,
-    as_json: JsonReport = False,
-    quiet: Quiet = False,
     **settings: Any,
 ) -> None:
     """Encode a video and decode it again, and say how much the autoencoder loses.
 
     PSNR and SSIM compare the frames with those that went in.
     """
-    _run(
-        "roundtrip",
-        video,
-        output,
-        dry_run=dry_run,
-        force=force,
-        quiet=quiet,
-        as_json=as_json,
-        **settings,
-    )
+    _run("roundtrip", video, output, **settings)
 
 
 def _run(

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lowtide.cli.common_options import (
-    DryRun,
-    Inputs,
-    JsonReport,
-    Output,
-    Quiet,
-    Redo,
-    SidecarReport,
-)
-from lowtide.cli.image_command import require_output, run_job
+from lowtide.cli.common_options import FOLDER_FLAGS, Inputs, Output
+from lowtide.cli.image_command import run_job
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import handle_errors
 from lowtide.jobs.video.settings import IMAGE_ONLY, VideoSettings
@@ -22,7 +14,6 @@ from lowtide.jobs.video.settings import IMAGE_ONLY, VideoSettings
 if TYPE_CHECKING:
     from lowtide.jobs.video.report import VideosReport
 
-DEFAULT_OUTPUT = "upscaled/"  # for a dry run, which writes nothing
 # Order in help, within each panel.
 _ORDER = (
     "output model denoise budget fps frames time device devices plan_file dry_run scale codec"
@@ -32,17 +23,8 @@ _ORDER = (
 
 
 @handle_errors
-@with_settings(VideoSettings, _ORDER, without=IMAGE_ONLY)
-def video(
-    inputs: Inputs,
-    output: Output = None,
-    dry_run: DryRun = False,
-    force: Redo = False,
-    report: SidecarReport = False,
-    as_json: JsonReport = False,
-    quiet: Quiet = False,
-    **settings: Any,
-) -> None:
+@with_settings(VideoSettings, _ORDER, flags=FOLDER_FLAGS, without=IMAGE_ONLY)
+def video(inputs: Inputs, output: Output = None, **settings: Any) -> None:
     """Upscale videos within a memory budget.
 
     Frames keep their time stamps; subtitles, chapters and tags are kept as far as the output's
@@ -51,18 +33,7 @@ def video(
     resumes where it was, by the same command. Numbered images are a video too: a folder of them,
     or 'frames/%05d.png', as input with --fps, as output, or both.
     """
-    require_output(output, dry_run=dry_run)
-    run_job(
-        _load,
-        inputs,
-        DEFAULT_OUTPUT if output is None else output,
-        dry_run=dry_run,
-        force=force,
-        sidecar=report,
-        quiet=quiet,
-        as_json=as_json,
-        **settings,
-    )
+    run_job(_load, inputs, output, "upscaled/", **settings)
 
 
 def _load() -> Callable[..., VideosReport]:

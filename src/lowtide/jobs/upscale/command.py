@@ -9,6 +9,7 @@ from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.images.detail_picture import draw_enlargement, require_comparison
 from lowtide.jobs.images.keywords import ImageKeywords
+from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs, find_jobs, run_images
 from lowtide.jobs.upscale.job import UpscaleJob
 from lowtide.jobs.upscale.report import UpscaleReport
@@ -30,6 +31,7 @@ def upscale(
     inputs: Inputs,
     output: str | Path,
     *,
+    dry_run: bool = False,
     force: bool = False,
     sidecar: bool = False,
     comparison: str | Path | None = None,
@@ -48,6 +50,7 @@ def upscale(
         inputs: Files, folders (their tree is mirrored) or glob patterns.
         output: A file for one file, unless a folder has that name or a separator ends it, else a
             folder.
+        dry_run: Plan, but run and write nothing, as `lowtide.plan` does.
         force: Replace files and redo finished work.
         sidecar: Write a report next to each result.
         comparison: Picture of a detail, before and after. For one file.
@@ -66,6 +69,8 @@ def upscale(
     if comparison is not None:
         found, _ = find_jobs(inputs, output, chosen, UpscaleJob)
         require_comparison(Path(comparison), found, force=force)
+    if dry_run:
+        return plan_images(UpscaleJob, chosen, inputs, output, progress=progress, cancel=cancel)
     report = run_images(
         UpscaleJob,
         chosen,

@@ -92,7 +92,7 @@ __all__ = [
 
 _MODULES = {
     "Budget": "lowtide.memory.budget",
-    "DenoiseReport": "lowtide.jobs.engine.report",
+    "DenoiseReport": "lowtide.jobs.denoise.report",
     "Estimate": "lowtide.memory.prediction.estimate",
     "Forecast": "lowtide.jobs.forecast.command",
     "InferenceStep": "lowtide.memory.tracing.steps",
@@ -100,7 +100,7 @@ _MODULES = {
     "Progress": "lowtide.core.progress",
     "Streamed": "lowtide.streaming.api",
     "TrainingStep": "lowtide.memory.tracing.steps",
-    "UpscaleReport": "lowtide.jobs.engine.report",
+    "UpscaleReport": "lowtide.jobs.upscale.report",
     "VideosReport": "lowtide.jobs.video.report",
     "backtest": "lowtide.jobs.forecast.backtest",
     "denoise": "lowtide.jobs.denoise.command",

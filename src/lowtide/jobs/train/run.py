@@ -85,7 +85,7 @@ class TrainReport(BaseModel):
             lines += [
                 f"device: {self.device}",
                 f"memory: {self.plan}",
-                f"time: roughly {format_seconds(whole)}, {format_seconds(once)} a step",
+                f"time: roughly {format_seconds(whole)}, {once:.2g} s a step",
             ]
             return "\n".join(lines)
         if self.resumed_step:

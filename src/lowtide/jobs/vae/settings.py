@@ -42,6 +42,8 @@ class VaeSettings:
         quality: Constant quality of the encoder in its own scale, where a smaller number is a
             larger file. Default: 18 of x264, 20 of x265, 28 of svtav1.
         preset: Speed of the encoder in its own words: medium, or 8 for svtav1. Slower is smaller.
+        segment: Frames after which what is done, and the state that the next ones need, is kept for
+            a run that goes on. What is stopped loses no more than these.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
@@ -61,6 +63,12 @@ class VaeSettings:
     codec: Annotated[CodecName, Option(_VIDEO)] = "auto"
     quality: Annotated[float | None, Option(_VIDEO, example=18)] = None
     preset: Annotated[str | None, Option(_VIDEO, metavar="NAME", example="medium")] = None
+    segment: Annotated[Count, Option(_VIDEO, metavar="FRAMES")] = 120
+
+    # Settings that determine a result's bytes, beside model and precision.
+    hashed: ClassVar[str] = (
+        "frames time deinterlace max_side sample seed fps codec quality preset segment"
+    )
 
     @classmethod
     def of(cls, **values: Any) -> Self:
@@ -74,6 +82,11 @@ class VaeSettings:
     def resolved_precision(self) -> VaePrecision:
         """The precision to compute in."""
         return "fp32" if self.precision == "auto" else self.precision
+
+    @property
+    def hashed_values(self) -> dict[str, Any]:
+        """What of the settings determines a result's bytes, by name."""
+        return {name: getattr(self, name) for name in self.hashed.split()}
 
     def video_settings(self) -> VideoSettings:
         """Return those of reading and writing video; raises `UsageError` where they disagree."""

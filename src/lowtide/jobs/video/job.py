@@ -16,8 +16,8 @@ from lowtide.core.input_file import exists, is_folder
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.core.units import format_bytes
-from lowtide.jobs.clips.result import MadeFrame, StartReading, VideoResult
-from lowtide.jobs.clips.rows import FrameSink, FrameSource
+from lowtide.jobs.clips.result import ClipResult, MadeFrame, StartReading, container_result
+from lowtide.jobs.clips.rows import FrameSink, FrameSource, frame_info
 from lowtide.jobs.clips.task import VideoTask, frame_facts, inspect_input, video_task
 from lowtide.jobs.clips.threads import ReadAhead, WriteBehind
 from lowtide.jobs.clips.work import VideoSegment, VideoWork, pinned_plan, work_folder
@@ -32,7 +32,7 @@ from lowtide.jobs.images.target_size import TargetSize
 from lowtide.jobs.video.frames import FirstFrames, due_frames
 from lowtide.jobs.video.inputs import VIDEOS, find_sequence
 from lowtide.jobs.video.report import StreamReport, VideoReport, VideosReport
-from lowtide.jobs.video.sequence_result import SequenceResult, refuse_existing_frames
+from lowtide.jobs.video.sequence_result import PictureWriter, refuse_existing_frames
 from lowtide.jobs.video.settings import VideoSettings
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, Found, MediaKind
@@ -185,10 +185,13 @@ class VideoJob(DenoisingFirst):
         clip, target = self._clip(item), item.target
         work = VideoWork(target, self._key(item, planned.plan))
         pattern = None if clip.task.encoder else FramePattern.parse(target)
-        shared = clip.task, work, clip.segments, clip.cancel, clip.start_reading
+        task, segments, how = clip.task, clip.segments, {"replace": item.replace}
         if pattern is None:
-            return VideoResult(target, *shared, replace=item.replace)
-        return SequenceResult(pattern, *shared, replace=item.replace)
+            return container_result(
+                target, task, work, segments, clip.cancel, clip.start_reading, **how
+            )
+        writer = PictureWriter(pattern, task, work, clip.cancel, clip.start_reading, **how)
+        return ClipResult(writer, work, segments, frame_info(task.stored))
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> VideoReport:
         """Return the report of a planned or finished file."""
@@ -243,8 +246,8 @@ class VideoJob(DenoisingFirst):
         """Run the network on the frames of all segments that are not finished."""
         clip, outcome = self._clip(run.item), RunOutcome()
         self.set_level(run.item, source.info)
-        result = cast("VideoResult | SequenceResult", sink)
-        due = [one for one in clip.segments if not result.is_finished(one)]
+        result = cast(ClipResult, sink)
+        due = result.due_segments()
         frames = sum(one.last - one.first for one in due)
         clip.resumed, clip.repeated = clip.task.frames - frames, 0
         result.work.pin(run.planned.plan)

@@ -13,15 +13,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from lowtide.core.atomic_file import put_in_place, require_output, sync, write_error
 from lowtide.core.errors import ImageError, OutputError, UsageError
 from lowtide.core.hashing import file_sha256
-from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.clips.result import MadeFrame, StartReading
-from lowtide.jobs.clips.rows import frame_info
 from lowtide.jobs.clips.task import VideoTask
 from lowtide.jobs.clips.work import SEQUENCE_SUFFIX, VideoSegment, VideoWork, work_folder
 from lowtide.media.video.frame_pattern import FramePattern
@@ -31,14 +27,13 @@ from lowtide.media.video.frame_writing import upright, write_frame
 _FORCE_HINT = "--force to replace them, or another folder"
 
 
-class SequenceResult:
-    """Output of one sequence, in a hidden folder until `commit`.
+class PictureWriter:
+    """Writes a picture for each frame; a segment is a list of their hashes.
 
     Args:
         pattern: Names of the files.
         task: What they are made of.
         work: The folder of segments.
-        segments: All segments, of which some may be finished.
         cancel: Stops reading back.
         start_reading: Begins the progress of reading back.
         replace: Whether files that have the frames' names in the end are replaced.
@@ -49,74 +44,41 @@ class SequenceResult:
         pattern: FramePattern,
         task: VideoTask,
         work: VideoWork,
-        segments: list[VideoSegment],
         cancel: Cancel,
         start_reading: StartReading,
         *,
         replace: bool,
     ) -> None:
-        self.work, self.segments = work, segments
-        self.info = frame_info(task.stored)
-        self.notes: list[str] = []
-        self._pattern, self._task, self._cancel = pattern, task, cancel
-        self._start_reading, self._replace = start_reading, replace
+        self._pattern, self._task, self._work = pattern, task, work
+        self._cancel, self._start_reading, self._replace = cancel, start_reading, replace
         self._names = [pattern.name(task.number(one)) for one in range(task.first, task.last)]
         self._replaced = {one for one in self._names if os.path.lexists(pattern.folder / one)}
         self._written: dict[str, str] = {}
-        self._done = self._committed = False
 
-    def is_finished(self, segment: VideoSegment) -> bool:
-        """Return whether all frames of a segment are complete, with or without their names."""
-        if not self.work.is_finished(segment):
-            return False
+    def write(self, frame: MadeFrame) -> None:
+        """Write the picture of the next frame."""
+        facts, name = self._task.facts, self._pattern.name(self._task.number(frame.index))
+        path = self._work.folder / name
+        icc = facts.icc if isinstance(facts, SequenceFacts) else None
+        write_frame(path, upright(frame.planes, facts.rotation, facts.mirrored), icc)
+        self._written[name] = file_sha256(path)
+
+    def end_segment(self, segment: VideoSegment) -> Path:
+        """Write the hashes of a segment's pictures."""
+        part = self._work.new_text(segment, json.dumps(self._written))
+        self._written = {}
+        return part
+
+    def is_whole(self, segment: VideoSegment) -> bool:
+        """Return whether all pictures of a segment are complete, with or without their names."""
         hashes: dict[str, str] = json.loads(segment.path.read_text("utf-8"))
         return all(
             path.is_file() and file_sha256(path) == hash
             for path, hash in ((self._place(name), hash) for name, hash in hashes.items())
         )
 
-    def write_frame(self, frame: MadeFrame) -> None:
-        """Write the next frame, in order; the last one of a segment finishes it.
-
-        Raises:
-            OutputError: The file cannot be written.
-        """
-        task, segment = self._task, frame.segment
-        name = self._pattern.name(task.number(frame.index))
-        path = self.work.folder / name
-        icc = task.facts.icc if isinstance(task.facts, SequenceFacts) else None
-        facts = task.facts
-        write_frame(path, upright(frame.planes, facts.rotation, facts.mirrored), icc)
-        self._written[name] = file_sha256(path)
-        if frame.index < segment.last - 1:
-            return
-        trim_heap()
-        try:
-            part = self.work.new_part(segment)
-            part.write_text(json.dumps(self._written), "utf-8")
-            sync(part)
-            self.work.finish(segment, part)
-        except OSError as error:
-            raise write_error(segment.path, error) from error
-        self._written = {}
-
-    def write(self, first: int, values: np.ndarray) -> None:
-        """Raise: a sequence is written frame by frame."""
-        raise TypeError("rows of a sequence are those of a frame")
-
-    def close_rows(self) -> None:
-        """Read all frames back."""
-        self.finish()
-
-    def finish(self) -> None:
-        """Read all frames back; does nothing if already done.
-
-        Raises:
-            OutputError: A frame is missing, or cannot be read.
-            Cancelled: The job was stopped.
-        """
-        if self._done:
-            return
+    def join(self) -> list[str]:
+        """Read all pictures back."""
         advance, task = self._start_reading(), self._task
         due = (task.stored.height, task.stored.width)
         if task.facts.rotation % 180:
@@ -132,19 +94,18 @@ class SequenceResult:
                 raise OutputError(f"{path}: {due[1]}×{due[0]} was due, not {size[1]}×{size[0]}")
             if advance is not None:
                 advance(1)
-        self._done = True
+        return []
 
-    def commit(self) -> Path:
-        """Give each frame its name, remove the folder of segments, and return the pattern.
+    def put_in_place(self) -> Path:
+        """Give each picture its name, and return the pattern of them.
 
         Raises:
             OutputError: Another program has made a file of that name meanwhile, or the folder
                 cannot be written.
         """
-        self.finish()
         folder = self._pattern.folder
         for name in self._names:
-            path = self.work.folder / name
+            path = self._work.folder / name
             if not path.exists():
                 continue  # named by a run that was killed
             try:
@@ -154,22 +115,17 @@ class SequenceResult:
                 raise write_error(folder / name, error) from error
         with contextlib.suppress(OSError):  # folders of some file systems cannot be synced
             sync(folder)
-        self._committed = True
-        self.work.close(keep=False)
         return self._pattern.path
 
     def abort(self) -> None:
-        """Keep finished segments for the next run; does nothing after `commit`."""
-        if self._committed:
-            return
+        """Remove the pictures of the segment that is not finished."""
         for name in self._written:
             with contextlib.suppress(OSError):  # the error that led here says more
-                (self.work.folder / name).unlink(missing_ok=True)
-        self.work.close(keep=any(one.path.exists() for one in self.segments))
+                (self._work.folder / name).unlink(missing_ok=True)
 
     def _place(self, name: str) -> Path:
         """Return where a complete frame is."""
-        path = self.work.folder / name
+        path = self._work.folder / name
         return path if path.exists() else self._pattern.folder / name
 
 

@@ -11,7 +11,7 @@ from PIL import Image, ImageCms
 
 import lowtide
 from lowtide import ImageError, ModelError, UsageError
-from lowtide.jobs.upscale.command import UpscaleKeywords
+from lowtide.jobs.images.keywords import EnlargeKeywords
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.models.resample import resize_cubic
 from support.cpu_levels import assert_within_a_level
@@ -190,7 +190,7 @@ def test_invalid_values_are_refused(run, tmp_path):
 
 def test_the_calls_show_their_keywords():
     defaults = {field.name: field.default for field in fields(UpscaleSettings)}
-    assert UpscaleKeywords.__annotations__.keys() == defaults.keys()
+    assert EnlargeKeywords.__annotations__.keys() == defaults.keys()
     for call in (lowtide.upscale, lowtide.plan):
         shown = inspect.signature(call).parameters
         assert all(shown[name].default == default for name, default in defaults.items())

@@ -96,6 +96,17 @@ def test_a_round_trip_keeps_the_sound_and_says_what_is_lost(wan, video, tmp_path
     assert torch.equal(first, same) and not torch.equal(first, other)
 
 
+@pytest.mark.parametrize("name", ["folder", pytest.param("wan", marks=pytest.mark.slow)])
+def test_results_are_compared_with_the_models_own_call(name, video, tmp_path, request):
+    how = {"model": request.getfixturevalue(name), "budget": "512MiB", "frames": "0:5"}
+    done = roundtrip(video, tmp_path / "out.mkv", codec="ffv1", verify=True, **how).clips[0]
+    encoder, decoder = done.checks
+    assert (encoder.part, decoder.part) == ("encoder", "decoder")
+    assert 0 < encoder.compared <= encoder.total and encoder.max_error < 1e-4 < encoder.largest
+    assert 0 < decoder.compared <= decoder.total == 5 and decoder.max_error < 1e-4
+    assert decoder.ssim > 0.9999 and done.memory.measurement_peak_bytes is not None
+
+
 def test_a_plan_writes_nothing(folder, video, tmp_path):
     how = {"model": folder, "budget": "256MiB", "dry_run": True}
     planned = encode(video, tmp_path / "l.safetensors", frames="0:1", max_side=24, **how).clips[0]

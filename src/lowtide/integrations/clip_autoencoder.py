@@ -191,3 +191,13 @@ class PlannedPart:
         self.stream.chunks.run_chunks(
             self.like, read_there, lambda made: write(made.cpu().float()), part
         )
+
+
+def plain_call(autoencoder: Any, name: PartName, given: Tensor) -> Tensor:
+    """Return what the model's own call makes of a clip, not in bands.
+
+    Of frames (1, 3, T, H, W) mean and log variance (1, 2 C, n, h, w), of latents frames.
+    """
+    if name == "encoder":
+        return autoencoder._encode(given)
+    return autoencoder._decode(given, return_dict=False)[0]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.clips.rows import frame_info
 from lowtide.jobs.clips.task import VideoTask
 from lowtide.jobs.clips.work import STARTED_OVER, VideoSegment, VideoWork
-from lowtide.media.image_info import ImageInfo
 from lowtide.media.video.mux import check_output, join
 from lowtide.media.video.video_encoder import SegmentEncoder
 from lowtide.media.video.video_segments import segment_suffix
@@ -35,55 +33,49 @@ class MadeFrame:
     planes: list[np.ndarray]
 
 
-class SegmentWriter(Protocol):
-    """Protocol of a way to write the segments of a clip, and to make its result of them.
+class SegmentWriter:
+    """Writes nothing of the frames of a clip: what writes some overrides what it says here.
 
-    All raise `OutputError` or OSError where they cannot write.
+    All methods raise `OutputError` or OSError where they cannot write.
+
+    Args:
+        task: What is written.
+        work: The folder of the segments.
+        segments: All of them, of which some may be finished.
     """
+
+    def __init__(self, task: VideoTask, work: VideoWork, segments: list[VideoSegment]) -> None:
+        self.task, self.work, self.segments = task, work, segments
 
     def write(self, frame: MadeFrame) -> None:
         """Write the next frame of a segment."""
-        ...
 
     def end_segment(self, segment: VideoSegment) -> Path:
         """Complete a segment under a temporary name, and return that."""
-        ...
+        return self.work.new_text(segment, "")
 
     def is_whole(self, segment: VideoSegment) -> bool:
         """Return whether all that a finished segment refers to is there."""
-        ...
+        return True
 
     def join(self) -> list[str]:
         """Make the result of all segments; return notes on what could not be kept."""
-        ...
+        return []
 
     def put_in_place(self) -> Path:
         """Give the result its name, and return it."""
-        ...
+        return self.work.folder
 
     def abort(self) -> None:
         """Remove what is not finished."""
-        ...
 
 
 class ClipResult:
-    """Result of one clip, in a hidden folder until `commit`.
+    """Result of one clip, in a hidden folder until `commit`; ``writer`` says what it is."""
 
-    Args:
-        writer: What segments and the result are.
-        work: The folder of the segments.
-        segments: All segments, of which some may be finished.
-        info: What a frame is.
-    """
-
-    def __init__(
-        self,
-        writer: SegmentWriter,
-        work: VideoWork,
-        segments: list[VideoSegment],
-        info: ImageInfo,
-    ) -> None:
-        self.work, self.segments, self.info = work, segments, info
+    def __init__(self, writer: SegmentWriter) -> None:
+        self.work, self.segments = writer.work, writer.segments
+        self.info = frame_info(writer.task.stored)
         self.notes: list[str] = []
         self._writer = writer
         self._joined = self._committed = False
@@ -154,7 +146,7 @@ class ClipResult:
             self.work.close(keep=self.work.has_finished)
 
 
-class ContainerWriter:
+class ContainerWriter(SegmentWriter):
     """Writes segments of a video, and joins them with the input's other streams.
 
     Args:
@@ -173,13 +165,14 @@ class ContainerWriter:
         task: VideoTask,
         work: VideoWork,
         segments: list[VideoSegment],
-        cancel: Cancel,
-        start_reading: StartReading,
+        cancel: Cancel = None,
+        start_reading: StartReading = lambda: None,
         *,
         replace: bool,
     ) -> None:
+        super().__init__(task, work, segments)
         assert task.encoder is not None
-        self._target, self._task, self._segments = target, task, segments
+        self._target = target
         self._cancel, self._start_reading, self._replace = cancel, start_reading, replace
         self._settings = task.encoder
         self._joined = work.folder / f"joined{target.suffix}"
@@ -188,7 +181,7 @@ class ContainerWriter:
 
     def write(self, frame: MadeFrame) -> None:
         """Encode the next frame."""
-        task = self._task
+        task = self.task
         if self._encoder is None:
             self._encoder = SegmentEncoder(
                 self._part,
@@ -208,16 +201,12 @@ class ContainerWriter:
         self._encoder = None
         return self._part
 
-    def is_whole(self, segment: VideoSegment) -> bool:
-        """Return true: a segment is one file."""
-        return True
-
     def join(self) -> list[str]:
         """Join the segments, and read the file back."""
-        task, after_frame = self._task, partial(check_cancel, self._cancel)
+        task, after_frame = self.task, partial(check_cancel, self._cancel)
         joined = join(
             task.streams,
-            [one.path for one in self._segments],
+            [one.path for one in self.segments],
             self._joined,
             stamps=task.stamps,
             time_base=task.facts.time_base,
@@ -265,18 +254,3 @@ def put_file_in_place(part: Path, target: Path, *, replace: bool) -> None:
         sync(target.parent)
     except OSError as error:
         raise write_error(target, error) from error
-
-
-def container_result(
-    target: Path,
-    task: VideoTask,
-    work: VideoWork,
-    segments: list[VideoSegment],
-    cancel: Cancel = None,
-    start_reading: StartReading = lambda: None,
-    *,
-    replace: bool,
-) -> ClipResult:
-    """Return the result of a clip as a file; arguments are those of `ContainerWriter`."""
-    writer = ContainerWriter(target, task, work, segments, cancel, start_reading, replace=replace)
-    return ClipResult(writer, work, segments, frame_info(task.stored))

@@ -51,6 +51,16 @@ class ImageKeywords(TypedDict, total=False):
     tiff_compression: Literal["none", "lzw", "deflate"]
 
 
+class EnlargeKeywords(ImageKeywords, total=False):
+    """Keywords of the calls that enlarge: the fields of `EnlargeSettings`."""
+
+    scale: float | None
+    width: int | None
+    height: int | None
+    max_side: int | None
+    denoise: Literal["auto"] | float | None
+
+
 def show_keywords(settings: type[ImageSettings], keywords: Any) -> Callable[[F], F]:
     """Decorate a call with ``**settings`` so that its signature shows ``keywords``.
 

@@ -135,9 +135,9 @@ class ClipComparison:
             first = len(self._errors)
             self._reader = ClipReader(self._task, *self._size, self._cancel, first)
         (given,) = images_of(self._reader.read(1), *self._size)
-        self._errors.append(_mean_of_bands(_error, image, given, 1))
+        self._errors.append(mean_of_bands(_error, image, given, 1))
         if min(self._size) >= SSIM_WINDOW:
-            self._likeness.append(_mean_of_bands(ssim, image, given, SSIM_WINDOW))
+            self._likeness.append(mean_of_bands(ssim, image, given, SSIM_WINDOW))
 
     def keep(self, work: VideoWork, segment: VideoSegment) -> None:
         """Write what is known beside a segment, for a run that goes on behind it."""
@@ -181,7 +181,7 @@ def _error(image: np.ndarray, given: np.ndarray) -> float:
     return 10 ** (-psnr(image, given) / 10)
 
 
-def _mean_of_bands(
+def mean_of_bands(
     measure: Callable[[np.ndarray, np.ndarray], float],
     image: np.ndarray,
     given: np.ndarray,

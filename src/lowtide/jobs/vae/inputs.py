@@ -44,7 +44,7 @@ def require_videos(*paths: Path | None) -> None:
 def read_only_task(source: Path, settings: VaeSettings) -> VideoTask:
     """Return how frames are read, of any size: no encoder will have to hold them."""
     lossless = replace(settings, codec="ffv1", quality=None, preset=None)
-    return video_task(source, _UNWRITTEN, lossless.video_settings(), 1)
+    return video_task(source, _UNWRITTEN, lossless, 1)
 
 
 def latent_path(output: str | Path) -> Path:
@@ -95,7 +95,7 @@ class FoundClip:
             return VaeClip(self, self.task, ClipShapes.of_video(autoencoder, self.task))
         assert self.target is not None
         facts = checked_facts(self.source, autoencoder, self.latents, self.stated, settings)
-        encoder = settings.video_settings().encoder_settings(facts.picture.bits, self.target)
+        encoder = settings.encoder_settings(facts.picture.bits, self.target)
         task = task_of_latents(self.source, self.target, facts, encoder)
         return VaeClip(self, task, ClipShapes.of_latents(self.latents, facts, autoencoder))
 
@@ -146,7 +146,7 @@ def find_clip(
         task = read_only_task(source, settings)
     else:
         require_videos(source, target)
-        task = video_task(source, target, settings.video_settings(), 1)
+        task = video_task(source, target, settings, 1)
     return FoundClip(operation, source, target, task, None, None)
 
 

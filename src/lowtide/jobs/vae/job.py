@@ -23,11 +23,12 @@ from lowtide.jobs.engine.report import versions
 from lowtide.jobs.engine.results import ResultRecorder
 from lowtide.jobs.vae.inputs import FoundClip, VaeClip, find_clip, model_sha256
 from lowtide.jobs.vae.memory import clip_plan, device_bytes, part_rows
-from lowtide.jobs.vae.report import ClipReport, Operation, VaeReport
+from lowtide.jobs.vae.report import ClipReport, Operation, PartCheck, VaeReport
 from lowtide.jobs.vae.settings import VaePrecision, VaeSettings
 from lowtide.jobs.vae.stages import ClipRun, Decoding, Encoding
 from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
+from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.meter import open_meter
@@ -202,7 +203,9 @@ class VaeJob:
         if operation != "encode":
             given["decoder"] = shapes.latents[1:]
         parts, refusals = dict[PartName, PlannedPart](), list[BudgetError]()
-        rows = {name: part_rows(name, model, self.clip) for name in given}
+        rows: dict[PartName, list[LedgerRow]] = {
+            name: part_rows(name, model, self.clip) for name in given
+        }
         for name, shape in given.items():
             report_phase(self.progress, "capture", f"{name} of {model.kind}")
             reserved = device_bytes(rows[name], upper=True)
@@ -230,9 +233,18 @@ class VaeJob:
         try:
             run.work.pin(planned.plan)
             notes = run.notes(encoding or last)
-            latents = self.clip.found.latents if encoding is None else encoding.run()
-            figures = {} if decoding is None else decoding.run(latents)
-            usage = pipeline.lap()
+            if encoding is not None:
+                encoding.run()
+            if decoding is not None:
+                decoding.run(self.clip.found.latents if encoding is None else encoding.latents())
+            usage, checking, checks = pipeline.lap(), None, list[PartCheck | str]()
+            if self.settings.verify:
+                reserved = planned.plan.upper_bytes - max(
+                    part.plan.upper_bytes for part in planned.parts.values()
+                )
+                free = self.budget.device_bytes - reserved
+                checks = [one.check(free) for one in (encoding, decoding) if one]
+                checking = pipeline.lap()
             with run.clock.phase("write"):
                 last.result.close_rows()
             usage = usage.merged(pipeline.lap())
@@ -241,11 +253,14 @@ class VaeJob:
             raise
         report = self.item_report(planned, "done")
         report.notes += [*notes, *last.result.notes]
+        report.notes += [one for one in checks if isinstance(one, str)]
+        report.checks = [one for one in checks if isinstance(one, PartCheck)]
         report.frames_resumed = last.resumed
         found = run.clock.seconds
         report.phases = {name: round(found[name], 3) for name in _PHASES if name in found}
-        report = report.model_copy(update=figures)
-        return ComputedItem(last.result, report, usage, None, comparable=False)
+        if decoding is not None:
+            report = report.model_copy(update=decoding.figures)
+        return ComputedItem(last.result, report, usage, checking, comparable=False)
 
     def in_fp32(self, pipeline: Pipeline) -> VaeJob:
         """Return the same job in fp32, or in bf16 where the budget is too small for that."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from lowtide.core.atomic_file import atomic_output, sync
 from lowtide.core.errors import InputError
 from lowtide.core.input_file import require_input
-from lowtide.jobs.clips.result import MadeFrame, put_file_in_place
+from lowtide.jobs.clips.result import MadeFrame, SegmentWriter, put_file_in_place
 from lowtide.jobs.clips.task import CODEC_NAMES, VideoTask
 from lowtide.jobs.clips.work import VideoSegment, VideoWork
 from lowtide.media.video.encoder_settings import EncoderSettings, held_format
@@ -215,7 +215,7 @@ def _facts(path: Path, entries: dict[str, str]) -> ClipFacts | None:
     return facts
 
 
-class LatentWriter:
+class LatentWriter(SegmentWriter):
     """Writes latents as they are encoded, and makes their file of them.
 
     A frame is mean and log variance of one latent, float32 (2 C, h, w); a segment is these of its
@@ -223,6 +223,7 @@ class LatentWriter:
 
     Args:
         target: The output.
+        task: How the video is read.
         work: The folder of the segments.
         segments: All of them.
         shape: Channels, number, height and width of the latents.
@@ -234,6 +235,7 @@ class LatentWriter:
     def __init__(
         self,
         target: Path,
+        task: VideoTask,
         work: VideoWork,
         segments: list[VideoSegment],
         shape: tuple[int, int, int, int],
@@ -242,7 +244,8 @@ class LatentWriter:
         *,
         replace: bool,
     ) -> None:
-        self._target, self._segments, self._shape = target, segments, shape
+        super().__init__(task, work, segments)
+        self._target, self._shape = target, shape
         self._seed, self._facts, self._replace = seed, facts, replace
         self._part, self._joined = work.folder / "unfinished", work.folder / target.name
         self._file: BinaryIO | None = None
@@ -262,17 +265,13 @@ class LatentWriter:
         sync(self._part)
         return self._part
 
-    def is_whole(self, segment: VideoSegment) -> bool:
-        """Return true: a segment is one file."""
-        return True
-
     def latents(self) -> Tensor:
         """Return the latents of all segments, (1, C, n, h, w)."""
         import torch
 
         channels, number, height, width = self._shape
         moments = torch.empty(number, 2 * channels, height, width)
-        for one in self._segments:
+        for one in self.segments:
             with one.path.open("rb") as file:
                 file.readinto(moments[one.first : one.last].flatten().numpy().data)  # pyright: ignore[reportAttributeAccessIssue]
         sample = self._seed is not None

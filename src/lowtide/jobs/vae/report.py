@@ -4,13 +4,44 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from lowtide.core.errors import VideoError
 from lowtide.jobs.engine.report import ItemReport, JobReport
 from lowtide.jobs.vae.settings import VaePrecision
 
 Operation = Literal["encode", "decode", "roundtrip"]
+
+
+class PartCheck(BaseModel):
+    """How far the first results of a part are from those of the model's own call.
+
+    ``compared`` of ``total`` are frames, or latents with their variance. ``max_error`` is the
+    largest difference, of values up to ``largest``: of frames in 0..1, whose ``psnr_db`` (None: no
+    difference) and ``ssim`` (None of frames smaller than its window) are known too.
+    """
+
+    part: Literal["encoder", "decoder"]
+    compared: int
+    total: int
+    max_error: float
+    largest: float
+    psnr_db: float | None = None
+    ssim: float | None = None
+
+    def __str__(self) -> str:
+        if self.max_error == 0:
+            level = "no difference"
+        elif self.part == "encoder":
+            level = f"largest difference {self.max_error:.2g} of values up to {self.largest:.3g}"
+        else:
+            level = f"at least {self.psnr_db:.1f} dB, largest {self.max_error * 255:.2g} of 255"
+            level += "" if self.ssim is None else f", SSIM {self.ssim:.6f}"
+        what = "latents" if self.part == "encoder" else "frames"
+        return (
+            f"{self.part}: {level}, against the model's own call ({self.compared} of {self.total}"
+            f" {what} measured)"
+        )
 
 
 class ClipReport(ItemReport):
@@ -22,7 +53,7 @@ class ClipReport(ItemReport):
     encode, decode, compare, write. ``frames_resumed`` of the frames, or of those that were encoded,
     come from a run that was stopped. ``psnr_db`` (None: no difference) and ``ssim`` compare the
     frames of a round trip with those that went in, in 0..1: the mean over all frames, and
-    ``worst_psnr_db`` the worst frame's.
+    ``worst_psnr_db`` the worst frame's. ``checks`` are those of ``verify``, by part.
     """
 
     noun = "clip"
@@ -42,6 +73,7 @@ class ClipReport(ItemReport):
     psnr_db: float | None = None
     worst_psnr_db: float | None = None
     ssim: float | None = None
+    checks: list[PartCheck] = Field(default=[])
 
     @property
     def size(self) -> str:
@@ -68,6 +100,7 @@ class ClipReport(ItemReport):
             rows.append(("phases", spent))
         if self.operation == "roundtrip" and self.status == "done":
             rows.append(("equality", self._equality))
+        rows += [("error", str(one)) for one in self.checks]
         return rows
 
     @property

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from lowtide.core.atomic_file import sync, write_error
 from lowtide.core.errors import NotFiniteError
 from lowtide.integrations.clip_autoencoder import PlannedPart
-from lowtide.jobs.clips.work import VideoSegment, VideoWork, work_folder
+from lowtide.jobs.clips.result import ClipResult
+from lowtide.jobs.clips.work import VideoSegment, work_folder
 from lowtide.streaming.clip_plan import RunPart
 
 if TYPE_CHECKING:
@@ -90,26 +91,24 @@ class SegmentedRun:
     Args:
         part: The part.
         segments: All of its segments.
-        work: Their folder.
-        is_finished: Whether a segment is complete.
+        result: What they are segments of.
     """
 
     def __init__(
         self,
         part: PlannedPart,
         segments: Sequence[PartSegment],
-        work: VideoWork,
-        is_finished: Callable[[VideoSegment], bool],
+        result: ClipResult,
     ) -> None:
         self.segments = segments
-        self._part, self._work, self._is_finished = part, work, is_finished
+        self._part, self._result, self._work = part, result, result.work
 
     @cached_property
     def done(self) -> int:
         """Number of segments, from the first one on, behind which the run goes on."""
         done = 0
         for number, one in enumerate(self.segments, start=1):
-            if not self._is_finished(one.made):
+            if not self._result.is_finished(one.made):
                 break
             if number == len(self.segments) or self._work.is_finished(one.state):
                 done = number
@@ -170,6 +169,8 @@ class SegmentedRun:
                 state = opened.enter_context(before.state.path.open("rb"))
             read = opened.enter_context(open_reading(start.first_taken))
             self._part.run(read, write, RunPart(start.runs[0], state=state, after_run=keep))
+        if before is not None:
+            before.state.path.unlink(missing_ok=True)
 
     def _keep_state(self, place: VideoSegment, state: CarriedState) -> None:
         part = self._work.new_part(place)

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowtide.core.heap import trim_heap
 from lowtide.core.progress import check_cancel
 from lowtide.core.units import format_bytes
 from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName, PlannedPart
-from lowtide.jobs.clips.result import ClipResult, MadeFrame, container_result
-from lowtide.jobs.clips.rows import frame_info
+from lowtide.jobs.clips.result import ClipResult, ContainerWriter, MadeFrame, SegmentWriter
 from lowtide.jobs.clips.work import STARTED_OVER, VideoSegment, VideoWork
 from lowtide.jobs.engine.item import Item
-from lowtide.jobs.engine.phase_clock import PhaseClock
 from lowtide.jobs.engine.pipeline import Pipeline
 from lowtide.jobs.vae.frames import ClipComparison, ClipReader, images_of, planes_of
 from lowtide.jobs.vae.inputs import VaeClip
 from lowtide.jobs.vae.latents import LatentWriter, facts_of_clip
+from lowtide.jobs.vae.report import PartCheck
 from lowtide.jobs.vae.segments import SegmentedRun, part_segments
 from lowtide.jobs.vae.settings import VaeSettings
+from lowtide.jobs.vae.verify import check_part
 from lowtide.media.video.video_segments import segment_suffix
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lowtide.streaming.clip_plan import ReadChunk
+
+
+class PhaseClock:
+    """Seconds by phase; those of a phase inside of another are not the other's."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inside = 0.0  # of phases within the one that runs
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what is inside."""
+        started, outer, self._inside = time.perf_counter(), self._inside, 0.0
+        yield
+        taken = time.perf_counter() - started
+        self.seconds[name] = self.seconds.get(name, 0.0) + taken - self._inside
+        self._inside = outer + taken
 
 
 class ClipRun:
@@ -48,6 +65,11 @@ class ClipRun:
         self.settings, self.model, self.clip, self.item = settings, model, clip, item
         self.parts, self.pipeline, self.clock = parts, pipeline, PhaseClock()
         self.work = VideoWork(item.target, key)
+        # Bytes of the state that is kept, and of the one before, which may be there already.
+        self._state_bytes = 2 * max(part.plan.state_bytes for part in parts.values())
+        kept = sum(one.stat().st_size for one in self.work.folder.glob("*.state"))
+        free = shutil.disk_usage(self.work.folder).free
+        self._state_fits = self._state_bytes <= free + kept
 
     @property
     def step(self) -> int:
@@ -65,15 +87,6 @@ class ClipRun:
                 " chunks: if this is stopped, it starts over"
             )
         return found
-
-    @property
-    def _state_bytes(self) -> int:
-        """Bytes of the state that is kept, and of the one before."""
-        return 2 * max(part.plan.state_bytes for part in self.parts.values())
-
-    @property
-    def _state_fits(self) -> bool:
-        return self._state_bytes <= shutil.disk_usage(self.work.folder).free
 
     def counter(self, run: SegmentedRun, unit: str) -> Callable[[int], None]:
         """Return what is called with the number of frames or latents that a chunk has made."""
@@ -110,10 +123,10 @@ class Encoding:
             seed=seed,
         )
         self._writer = LatentWriter(
-            run.item.target, work, made, shape, seed, facts, replace=run.item.replace
+            run.item.target, clip.task, work, made, shape, seed, facts, replace=run.item.replace
         )
-        self.result = ClipResult(self._writer, work, made, frame_info(clip.task.stored))
-        self.run_of_part = SegmentedRun(self._part, segments, work, self.result.is_finished)
+        self.result = ClipResult(self._writer)
+        self.run_of_part = SegmentedRun(self._part, segments, self.result)
 
     @property
     def resumed(self) -> int:
@@ -121,8 +134,8 @@ class Encoding:
         due = self.run_of_part.segments[self.run_of_part.done :]
         return due[0].first_taken if due else self._run.clip.task.frames
 
-    def run(self) -> Tensor:
-        """Encode what is not finished, and return all latents, (1, C, n, h, w)."""
+    def run(self) -> None:
+        """Encode what is not finished."""
         clock = self._run.clock
 
         def use(segment: VideoSegment, number: int, made: Tensor) -> None:
@@ -131,14 +144,36 @@ class Encoding:
         with clock.phase("encode"):
             count = self._run.counter(self.run_of_part, "latents")
             self.run_of_part.run(self._open_reading, use, count)
+
+    def latents(self) -> Tensor:
+        """Return all latents, (1, C, n, h, w)."""
         return self._writer.latents()
+
+    def check(self, free_bytes: int) -> PartCheck | str:
+        """Compare the first latents with those of the model's own call."""
+        run = self._run
+        with self._open_reading(0) as read:
+            return check_part(
+                run.model,
+                "encoder",
+                self._part,
+                read,
+                free_bytes=free_bytes,
+                total=run.clip.shapes.latents[1],
+                size=None,
+            )
 
     @contextmanager
     def _open_reading(self, first: int) -> Iterator[ReadChunk]:
         height, width = self._part.like.shape[3:]
         cancel = self._run.pipeline.cancel
         with ClipReader(self._run.clip.task, height, width, cancel, first) as reader:
-            yield self._run.clock.timed("read", reader.read)
+
+            def read(count: int) -> Tensor:
+                with self._run.clock.phase("read"):
+                    return reader.read(count)
+
+            yield read
 
 
 class Decoding:
@@ -146,6 +181,8 @@ class Decoding:
 
     def __init__(self, run: ClipRun) -> None:
         self._run, self._part = run, run.parts["decoder"]
+        # Of a round trip, how far the frames are from those that went in.
+        self.figures: dict[str, float | None] = {}
         task, work, item, found = run.clip.task, run.work, run.item, run.clip.found
         assert task.encoder is not None
         segments = part_segments(
@@ -158,28 +195,23 @@ class Decoding:
         )
         made = [one.made for one in segments]
         if found.target is None:
-            self.result = ClipResult(_NoWriter(work), work, made, frame_info(task.stored))
+            self.result = ClipResult(SegmentWriter(task, work, made))
         else:
-            pipeline, budget = run.pipeline, run.model.budget
-            reading = partial(
-                pipeline.report_rows, item, budget, task.frames, "frames", phase="check"
-            )
-            self.result = container_result(
-                item.target, task, work, made, pipeline.cancel, reading, replace=item.replace
-            )
-        self.run_of_part = SegmentedRun(self._part, segments, work, self.result.is_finished)
+            report, budget = run.pipeline.report_rows, run.model.budget
+            reading = partial(report, item, budget, task.frames, "frames", phase="check")
+            given = task, work, made, run.pipeline.cancel, reading
+            self.result = ClipResult(ContainerWriter(item.target, *given, replace=item.replace))
+        self.run_of_part = SegmentedRun(self._part, segments, self.result)
 
     @property
     def resumed(self) -> int:
         """Frames that a stopped run has decoded."""
         return self._run.clip.task.frames - self.run_of_part.due
 
-    def run(self, latents: Tensor) -> dict[str, float | None]:
-        """Decode what is not finished of latents (1, C, n, h, w).
-
-        Returns:
-            Of a round trip, how far the frames are from those that went in.
-        """
+    def run(self, latents: Tensor | None) -> None:
+        """Decode what is not finished of latents (1, C, n, h, w)."""
+        assert latents is not None
+        self._latents = lambda: latents
         run, task = self._run, self._run.clip.task
         height, width = task.stored.height, task.stored.width
         with ExitStack() as opened:
@@ -205,36 +237,21 @@ class Decoding:
                 self.run_of_part.run(
                     lambda first: nullcontext(_reader_of(latents, first)), use, count
                 )
-            return {} if comparison is None else comparison.figures()
+            if comparison is not None:
+                self.figures = comparison.figures()
 
-
-class _NoWriter:
-    """Writes nothing: where frames are only compared."""
-
-    def __init__(self, work: VideoWork) -> None:
-        self._work = work
-
-    def write(self, frame: MadeFrame) -> None:
-        """Do nothing."""
-
-    def end_segment(self, segment: VideoSegment) -> Path:
-        """Return an empty file."""
-        return self._work.new_text(segment, "")
-
-    def is_whole(self, segment: VideoSegment) -> bool:
-        """Return true."""
-        return True
-
-    def join(self) -> list[str]:
-        """Do nothing."""
-        return []
-
-    def put_in_place(self) -> Path:
-        """Return the folder: there is no result."""
-        return self._work.folder
-
-    def abort(self) -> None:
-        """Do nothing."""
+    def check(self, free_bytes: int) -> PartCheck | str:
+        """Compare the first frames with those of the model's own call."""
+        run, task = self._run, self._run.clip.task
+        return check_part(
+            run.model,
+            "decoder",
+            self._part,
+            lambda count: self._latents()[:, :, :count],
+            free_bytes=free_bytes,
+            total=task.frames,
+            size=(task.stored.height, task.stored.width),
+        )
 
 
 def _reader_of(latents: Tensor, first: int) -> ReadChunk:

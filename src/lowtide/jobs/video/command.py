@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
-from lowtide.jobs.images.keywords import show_keywords
+from lowtide.jobs.clips.settings import CodecName
+from lowtide.jobs.images.keywords import EnlargeKeywords, show_keywords
 from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs, run_images
-from lowtide.jobs.upscale.command import UpscaleKeywords
 from lowtide.jobs.video.job import VideoJob
 from lowtide.jobs.video.report import VideosReport
-from lowtide.jobs.video.settings import CodecName, VideoSettings
+from lowtide.jobs.video.settings import VideoSettings
 
 
-class VideoKeywords(UpscaleKeywords, total=False):
+class VideoKeywords(EnlargeKeywords, total=False):
     """Keywords of `video`: the fields of `VideoSettings`."""
 
     fps: str | float | None

@@ -16,10 +16,9 @@ from lowtide.core.input_file import exists, is_folder
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.core.units import format_bytes
-from lowtide.jobs.clips.result import ClipResult, MadeFrame, StartReading, container_result
-from lowtide.jobs.clips.rows import FrameSink, FrameSource, frame_info
+from lowtide.jobs.clips.result import ClipResult, ContainerWriter, MadeFrame, StartReading
+from lowtide.jobs.clips.rows import FrameSink, FrameSource
 from lowtide.jobs.clips.task import VideoTask, frame_facts, inspect_input, video_task
-from lowtide.jobs.clips.threads import ReadAhead, WriteBehind
 from lowtide.jobs.clips.work import VideoSegment, VideoWork, pinned_plan, work_folder
 from lowtide.jobs.engine.item import ComputedItem, Item
 from lowtide.jobs.engine.pipeline import Pipeline
@@ -29,10 +28,14 @@ from lowtide.jobs.images.job import ItemRun
 from lowtide.jobs.images.model_choice import suited_upscaler
 from lowtide.jobs.images.planning import ImageTaskPlan
 from lowtide.jobs.images.target_size import TargetSize
-from lowtide.jobs.video.frames import FirstFrames, due_frames
-from lowtide.jobs.video.inputs import VIDEOS, find_sequence
+from lowtide.jobs.video.frames import FirstFrames, ReadAhead, WriteBehind, due_frames
 from lowtide.jobs.video.report import StreamReport, VideoReport, VideosReport
-from lowtide.jobs.video.sequence_result import PictureWriter, refuse_existing_frames
+from lowtide.jobs.video.sequence import (
+    VIDEOS,
+    PictureWriter,
+    find_sequence,
+    refuse_existing_frames,
+)
 from lowtide.jobs.video.settings import VideoSettings
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, Found, MediaKind
@@ -185,13 +188,10 @@ class VideoJob(DenoisingFirst):
         clip, target = self._clip(item), item.target
         work = VideoWork(target, self._key(item, planned.plan))
         pattern = None if clip.task.encoder else FramePattern.parse(target)
-        task, segments, how = clip.task, clip.segments, {"replace": item.replace}
+        given = clip.task, work, clip.segments, clip.cancel, clip.start_reading
         if pattern is None:
-            return container_result(
-                target, task, work, segments, clip.cancel, clip.start_reading, **how
-            )
-        writer = PictureWriter(pattern, task, work, clip.cancel, clip.start_reading, **how)
-        return ClipResult(writer, work, segments, frame_info(task.stored))
+            return ClipResult(ContainerWriter(target, *given, replace=item.replace))
+        return ClipResult(PictureWriter(pattern, *given, replace=item.replace))
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> VideoReport:
         """Return the report of a planned or finished file."""

@@ -17,9 +17,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lowtide
 from lowtide.core.metrics import ssim
+from lowtide.jobs.clips.result import ClipResult, ContainerWriter, MadeFrame
 from lowtide.jobs.clips.task import VideoTask
-from lowtide.jobs.vae.clip_facts import default_clip_facts, task_of_latents
-from lowtide.jobs.vae.clip_writer import ClipWriter, images_of
+from lowtide.jobs.clips.work import VideoWork
+from lowtide.jobs.vae.frames import images_of, planes_of
+from lowtide.jobs.vae.latents import default_clip_facts, task_of_latents
 from lowtide.jobs.vae.settings import VaeSettings
 from lowtide.models.video_vae import VideoVAE, VideoVAEConfig
 
@@ -208,10 +210,12 @@ class LatentModel(nn.Module):
 
 def write_video(frames: Tensor, task: VideoTask, target: Path) -> None:
     """Write frames (1, 3, T, H, W) in -1..1 as a video."""
-    writer = ClipWriter(task, target)
-    for image in images_of(frames, SIDE, SIDE):
-        writer.write(image)
-    writer.commit()
+    (segment,) = task.segments(target, task.frames)
+    work = VideoWork(target, "")
+    result = ClipResult(ContainerWriter(target, task, work, [segment], replace=True))
+    for number, image in enumerate(images_of(frames, SIDE, SIDE)):
+        result.write_frame(MadeFrame(segment, number, planes_of(image, task)))
+    result.commit()
 
 
 def run_phases(turns: int) -> dict[str, Any]:
@@ -224,7 +228,7 @@ def run_phases(turns: int) -> dict[str, Any]:
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "out.mkv")
         facts = default_clip_facts(FRAMES, SIDE, SIDE, 25.0)
-        encoder = VaeSettings.of(model=target).video_settings().encoder_settings(8, target)
+        encoder = VaeSettings.of(model=target).encoder_settings(8, target)
         task = task_of_latents(target, target, facts, encoder)
         phases: dict[str, Callable[[Any], Any]] = {
             "encode": lambda frames: vae.encode(2 * frames - 1),

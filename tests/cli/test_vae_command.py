@@ -14,7 +14,8 @@ def test_vae(lowtide, tmp_path):
     more = "-m", tmp_path / "vae", "-b", "256MiB"
     latents, target = tmp_path / "l.safetensors", tmp_path / "out.mp4"
     done = lowtide("vae", "encode", clip, "-o", latents, *more, "--json").json
-    assert done["status"] == "done" and done["latents"] == [4, 1, 3, 4]
+    (made,) = done["clips"]
+    assert made["status"] == "done" and made["latents"] == [4, 1, 3, 4]
     assert lowtide("vae", "encode", clip, "-o", latents, *more).code == 2
     planned = lowtide("vae", "decode", latents, "-o", target, *more, "--dry-run")
     assert planned.code == 0 and not target.exists()

@@ -51,11 +51,11 @@ def test_latents_and_back(wan, video, tmp_path):
     """6 frames of variable rate, of which latents make 9, and of a size that 2 does not divide."""
     seen, path = [], tmp_path / "latents.safetensors"
     how = {"model": wan, "budget": "256MiB"}
-    made = encode(video, path, progress=seen.append, **how)
+    made = encode(video, path, progress=seen.append, **how).clips[0]
     assert made.latents == (4, 5, 18, 23) and made.posterior == "mean"
     assert [one.done for one in seen if one.unit == "latents"][-1] == 5
     assert made.memory.within_budget and made.memory.peak_bytes <= made.memory.upper_bytes
-    assert set(made.seconds) == {"read", "encode", "write"}
+    assert set(made.phases) == {"read", "encode", "write"}
     with safe_open(path, "pt") as file:
         assert list(file.keys()) == ["latents"]
         latents = file.get_tensor("latents")
@@ -70,7 +70,7 @@ def test_latents_and_back(wan, video, tmp_path):
     with pytest.raises(Cancelled):
         decode(path, target, codec="ffv1", cancel=cancel, **how)
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
-    back = decode(path, target, codec="ffv1", **how)
+    back = decode(path, target, codec="ffv1", **how).clips[0]
     assert (back.frames, back.width, back.height) == (6, 46, 35)
     facts, source = inspect_video(target), inspect_video(video)
     assert (facts.format.width, facts.format.height) == (46, 35)
@@ -81,24 +81,35 @@ def test_latents_and_back(wan, video, tmp_path):
 @pytest.mark.slow
 def test_a_round_trip_keeps_the_sound_and_says_what_is_lost(wan, video, tmp_path):
     how = {"model": wan, "budget": "256MiB"}
-    both = roundtrip(video, target := tmp_path / "both.mkv", codec="ffv1", **how)
+    both = roundtrip(video, target := tmp_path / "both.mkv", codec="ffv1", **how).clips[0]
     assert both.psnr_db is not None and 3 < both.worst_psnr_db <= both.psnr_db < 30
     assert 0 < both.ssim < 1 and inspect_video(target).frames == 6
     with av.open(str(target)) as found:
         assert [one.type for one in found.streams] == ["video", "audio"]
-    assert roundtrip(video, **how).psnr_db == both.psnr_db
+    assert roundtrip(video, **how).clips[0].psnr_db == both.psnr_db
 
     paths = [tmp_path / f"{name}.safetensors" for name in "abc"]
     for path, seed in zip(paths, (3, 3, 4), strict=True):
-        report = encode(video, path, sample=True, seed=seed, **how)
+        report = encode(video, path, sample=True, seed=seed, **how).clips[0]
     assert (report.posterior, report.seed) == ("sample", 4)
     first, same, other = (load_file(path)["latents"] for path in paths)
     assert torch.equal(first, same) and not torch.equal(first, other)
 
 
+@pytest.mark.parametrize("name", ["folder", pytest.param("wan", marks=pytest.mark.slow)])
+def test_results_are_compared_with_the_models_own_call(name, video, tmp_path, request):
+    how = {"model": request.getfixturevalue(name), "budget": "512MiB", "frames": "0:5"}
+    done = roundtrip(video, tmp_path / "out.mkv", codec="ffv1", verify=True, **how).clips[0]
+    encoder, decoder = done.checks
+    assert (encoder.part, decoder.part) == ("encoder", "decoder")
+    assert 0 < encoder.compared <= encoder.total and encoder.max_error < 1e-4 < encoder.largest
+    assert 0 < decoder.compared <= decoder.total == 5 and decoder.max_error < 1e-4
+    assert decoder.ssim > 0.9999 and done.memory.measurement_peak_bytes is not None
+
+
 def test_a_plan_writes_nothing(folder, video, tmp_path):
     how = {"model": folder, "budget": "256MiB", "dry_run": True}
-    planned = encode(video, tmp_path / "l.safetensors", frames="0:1", max_side=24, **how)
+    planned = encode(video, tmp_path / "l.safetensors", frames="0:1", max_side=24, **how).clips[0]
     assert planned.status == "planned" and planned.latents == (4, 1, 3, 3)
     assert (planned.width, planned.height) == (24, 18)
     assert "streamed" in planned.plans["encoder"]

@@ -49,25 +49,18 @@ def samples(path):
 
 
 def test_what_exceeds_fp16_is_decoded_again(steep, tmp_path):
-    """The first latents fit, and later ones do not: no frame is written twice, none is lost."""
-    from diffusers import AutoencoderKLWan
-
+    """The first latents fit, and later ones do not: all frames are those of the wider run."""
     latents = torch.rand(1, 4, 4, 9, 8, generator=torch.Generator().manual_seed(3)).sub(0.5)
     latents[:, :, 2:] *= 3e4
     save_file({"latents": latents}, given := tmp_path / "l.safetensors")
     how = {"model": steep, "budget": "256MiB", "codec": "ffv1"}
-    done = decode(given, half := tmp_path / "half.mkv", precision="fp16", **how)
-    assert done.precision == "fp16" and done.frames == 7
-    assert any("decoder exceed the range of fp16: run again in fp32" in one for one in done.events)
-    plain = decode(given, full := tmp_path / "full.mkv", **how)
+    done = decode(given, half := tmp_path / "half.mkv", precision="fp16", **how).clips[0]
+    assert done.frames == 7
+    assert any("exceed the range of fp16: run again in fp32" in one for one in done.events)
+    plain = decode(given, full := tmp_path / "full.mkv", **how).clips[0]
     assert plain.precision == "fp32" and plain.events == []
-    apart = np.abs(samples(half).astype(int) - samples(full)).max(axis=(1, 2))
-    with torch.no_grad():
-        vae, early = AutoencoderKLWan.from_pretrained(steep), latents[:, :, :2]
-        exact = vae.decode(early).sample
-        own = (vae.half().decode(early.half()).sample - exact).abs().max()
-    assert apart[:3].max() <= 2 * 127.5 * own + 1  # frames of the first two latents
-    assert apart[3:].max() == 0
+    assert done.precision == "fp32"
+    assert np.array_equal(samples(half), samples(full))
 
 
 def test_bf16_and_what_no_precision_holds(wan, steep, tmp_path):
@@ -92,7 +85,7 @@ def test_the_least_budget_is_enough_for_both_parts(wan, tmp_path):
     with pytest.raises(BudgetError, match="need at least") as refusal:
         roundtrip(clip, tmp_path / "out.mkv", budget="4MiB", **how)
     least = refusal.value.smallest
-    done = roundtrip(clip, tmp_path / "out.mkv", budget=least, **how)
+    done = roundtrip(clip, tmp_path / "out.mkv", budget=least, **how).clips[0]
     assert done.memory.within_budget and done.memory.upper_bytes <= least
     assert {row.name for row in done.memory.ledger} >= {"chunks, bands and state", "latents"}
 
@@ -103,7 +96,7 @@ def test_memory_does_not_grow_with_the_clip(wan, tmp_path):
     for frames in (5, 41):
         clip = Clip(frames=frames, width=64, height=48).write(tmp_path / f"{frames}.mp4")
         done = encode(clip, tmp_path / f"{frames}.safetensors", model=wan, budget="256MiB")
-        found[frames] = {row.name: row.value for row in done.memory.ledger}
+        found[frames] = {row.name: row.value for row in done.clips[0].memory.ledger}
     short, long = (found[frames] for frames in (5, 41))
     assert long.pop("latents") == 7 * short.pop("latents")
     assert long == short

@@ -48,5 +48,11 @@ SidecarReport = Annotated[
 ]
 
 # By the names of their parameters: those of commands on one file, and of commands on many.
-FILE_FLAGS = {"dry_run": DryRun, "force": Force, "as_json": JsonReport, "quiet": Quiet}
-FOLDER_FLAGS = {"report": SidecarReport, **FILE_FLAGS, "force": Redo}
+FILE_FLAGS = {
+    "dry_run": DryRun,
+    "force": Force,
+    "report": SidecarReport,
+    "as_json": JsonReport,
+    "quiet": Quiet,
+}
+FOLDER_FLAGS = FILE_FLAGS | {"force": Redo}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lowtide.cli.common_options import FOLDER_FLAGS, Inputs, Output, option
-from lowtide.cli.image_command import run_job
+from lowtide.cli.image_command import named_output, run_job
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import handle_errors
 from lowtide.jobs.denoise.settings import DenoiseSettings
@@ -61,15 +61,8 @@ def denoise(
     model unless the report says otherwise, and then it states the error. A stopped folder
     resumes where it was.
     """
-    run_job(
-        _load,
-        inputs,
-        output,
-        "denoised/",
-        reference=reference,
-        comparison=comparison,
-        **settings,
-    )
+    target = named_output(output, "denoised/", dry_run=settings["dry_run"])
+    run_job(_load, inputs, target, reference=reference, comparison=comparison, **settings)
 
 
 def _load() -> Callable[..., DenoiseReport]:

@@ -15,28 +15,32 @@ if TYPE_CHECKING:
 
 def run_job(
     load: Callable[[], Callable[..., JobReport]],
-    inputs: list[str],
-    output: str | None,
-    planned_output: str,
-    *,
+    *given: Any,
     report: bool,
     quiet: bool,
     as_json: bool,
     **more: Any,
 ) -> None:
-    """Run a job on images and print its report.
+    """Run a job and print its report.
 
     Args:
-        load: Imports the job and returns its function, which is called with inputs, output, and
+        load: Imports the job and returns its function, which is called with what is ``given`` and
             ``more``.
-        planned_output: Stands for a missing output in a dry run, which writes nothing.
+        report: Write a report next to each result.
     """
-    if output is None and not more["dry_run"]:
-        raise UsageError("no output is given", hint="add -o OUTPUT")
-    more |= {"quiet": quiet, "sidecar": report}
-    output = planned_output if output is None else output
-    result = run_with_progress(load, inputs, output, **more)
+    result = run_with_progress(load, *given, sidecar=report, quiet=quiet, **more)
     from lowtide.cli.print_report import print_report, print_skipped_inputs
 
     print_skipped_inputs(result)
     print_result(result, lambda: print_report(result), result.raise_for_failures, as_json=as_json)
+
+
+def named_output(output: str | None, planned: str, *, dry_run: bool) -> str:
+    """Return where results go, which a dry run need not be told: it writes nothing.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if output is None and not dry_run:
+        raise UsageError("no output is given", hint="add -o OUTPUT")
+    return planned if output is None else output

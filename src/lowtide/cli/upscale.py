@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lowtide.cli.common_options import FOLDER_FLAGS, Inputs, Output, option
-from lowtide.cli.image_command import run_job
+from lowtide.cli.image_command import named_output, run_job
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import handle_errors
 from lowtide.core.errors import UsageError
@@ -56,7 +56,8 @@ def upscale(
     """
     if tile_auto and settings["tile"] is not None:
         raise UsageError("--tile-auto and --tile contradict each other", hint="drop one of them")
-    run_job(_load, inputs, output, "upscaled/", comparison=comparison, **settings)
+    target = named_output(output, "upscaled/", dry_run=settings["dry_run"])
+    run_job(_load, inputs, target, comparison=comparison, **settings)
 
 
 def _load() -> Callable[..., UpscaleReport]:

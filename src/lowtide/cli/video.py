@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lowtide.cli.common_options import FOLDER_FLAGS, Inputs, Output
-from lowtide.cli.image_command import run_job
+from lowtide.cli.image_command import named_output, run_job
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import handle_errors
 from lowtide.jobs.video.settings import IMAGE_ONLY, VideoSettings
@@ -33,7 +33,8 @@ def video(inputs: Inputs, output: Output = None, **settings: Any) -> None:
     resumes where it was, by the same command. Numbered images are a video too: a folder of them,
     or 'frames/%05d.png', as input with --fps, as output, or both.
     """
-    run_job(_load, inputs, output, "upscaled/", **settings)
+    target = named_output(output, "upscaled/", dry_run=settings["dry_run"])
+    run_job(_load, inputs, target, **settings)
 
 
 def _load() -> Callable[..., VideosReport]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from lowtide.integrations.video_autoencoders.families import VideoFamily
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.python_places import PythonPlaces
-from lowtide.streaming.clip_plan import ClipPlan, ReadChunk, WriteChunk
+from lowtide.streaming.clip_plan import ClipPlan, ReadChunk, RunPart, WriteChunk
 
 PartName = Literal["encoder", "decoder"]
 _COLORS = 3
@@ -155,8 +156,30 @@ class PlannedPart:
     like: Tensor
     plan: ClipPlan
 
+    @cached_property
+    def run_sizes(self) -> list[tuple[int, int]]:
+        """Frames or latents that each run takes, and those that it makes."""
+        lengths, found = iter(self.stream.chunks.lengths(self.like)), list[tuple[int, int]]()
+        for run in self.plan:
+            made = sum(meta.shape[2] for meta in run.results[: run.chunks])
+            found.append((sum(islice(lengths, run.chunks)), made))
+        return found
+
+    def chunks_before(self, run: int) -> int:
+        """Return the number of chunks before this run."""
+        return sum(one.chunks for one in islice(self.plan, run))
+
+    @property
+    def identity(self) -> str:
+        """Text that is the same for plans that make the same bytes."""
+        runs = [
+            (one.chunks, one.times, one.prepared.program.operators_digest, one.prepared.layout.key)
+            for one in self.plan.runs
+        ]
+        return f"{self.plan.store.placement} {runs}"
+
     @torch.no_grad()
-    def run(self, read: ReadChunk, write: WriteChunk) -> None:
+    def run(self, read: ReadChunk, write: WriteChunk, part: RunPart | None = None) -> None:
         """Run chunk by chunk, from ``read`` to ``write``: see `ChunkStream.run_chunks`.
 
         ``write`` gets results in fp32, in host memory.
@@ -165,4 +188,16 @@ class PlannedPart:
         def read_there(count: int) -> Tensor:
             return read(count).to(self.like.device, self.like.dtype)
 
-        self.stream.chunks.run_chunks(self.like, read_there, lambda made: write(made.cpu().float()))
+        self.stream.chunks.run_chunks(
+            self.like, read_there, lambda made: write(made.cpu().float()), part
+        )
+
+
+def plain_call(autoencoder: Any, name: PartName, given: Tensor) -> Tensor:
+    """Return what the model's own call makes of a clip, not in bands.
+
+    Of frames (1, 3, T, H, W) mean and log variance (1, 2 C, n, h, w), of latents frames.
+    """
+    if name == "encoder":
+        return autoencoder._encode(given)
+    return autoencoder._decode(given, return_dict=False)[0]

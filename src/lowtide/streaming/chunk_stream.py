@@ -28,6 +28,7 @@ from lowtide.streaming.clip_plan import (
     ChunkResults,
     ClipPlan,
     ReadChunk,
+    RunPart,
     WholeResult,
     WriteChunk,
     run_clip,
@@ -117,7 +118,7 @@ class ChunkStream:
                 f" {clip.dtype} {shape}"
             )
         with self._lock:
-            plan, lengths = self._checked_plan(clip), self._lengths(clip)
+            plan, lengths = self._checked_plan(clip), self.lengths(clip)
             clip = clip.detach()
             result = _allocate_result(plan, clip)
             for sample, target in zip(clip.split(1), result.split(1), strict=True):
@@ -126,7 +127,9 @@ class ChunkStream:
                 )
         return result
 
-    def run_chunks(self, like: Tensor, read: ReadChunk, write: WriteChunk) -> None:
+    def run_chunks(
+        self, like: Tensor, read: ReadChunk, write: WriteChunk, part: RunPart | None = None
+    ) -> None:
         """Run a clip of which neither the frames nor the result are ever held whole.
 
         Args:
@@ -136,12 +139,17 @@ class ChunkStream:
                 H, W).
             write: Called with the result of each chunk, (1, C', T', H', W'), in order. What it or
                 ``read`` raises ends the run.
+            part: Which runs of the plan; all of them by default. ``read`` begins with the first.
         """
         if len(like) != 1:
             raise UsageError(f"one clip runs chunk by chunk, not a batch of {len(like)}")
         with self._lock:
             plan = self._checked_plan(like, keep_result=False)
-            run_clip(plan, map(read, self._lengths(like)), ChunkResults(like, write))
+            lengths = self.lengths(like)
+            if part is not None:
+                done = sum(one.chunks for one in [*plan][: part.first])
+                lengths = lengths[done:]
+            run_clip(plan, map(read, lengths), ChunkResults(like, write), part)
 
     def _checked_plan(self, clip: Tensor, *, keep_result: bool = True) -> ClipPlan:
         """Return the plan for a clip; raises `UsageError` for a call that cannot run."""
@@ -176,14 +184,14 @@ class ChunkStream:
             self._prepared = key, plan
             return plan
 
-    def _lengths(self, clip: Tensor) -> list[int]:
+    def lengths(self, clip: Tensor) -> list[int]:
         """Return the frames of each chunk of a clip."""
         first, later = self._frames
         more = max(0, clip.shape[_FRAMES] - first) // later
         return [clip.shape[_FRAMES] - more * later, *(more * [later])]
 
     def _planner(self, clip: Tensor, *, keep_result: bool) -> ClipPlanner:
-        lengths = self._lengths(clip)
+        lengths = self.lengths(clip)
         alone = self._planners_alone(clip, lengths[:2])
         results = [one.program.bytes_of(one.program.graph.outputs[0]) for one in alone]
         times = 1, len(lengths) - 1

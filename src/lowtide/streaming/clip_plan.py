@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import BinaryIO
 
 from torch import Tensor, nn
 
@@ -24,6 +25,8 @@ AfterChunks = Callable[[int], object]
 # Returns the next frames, so many of them.
 ReadChunk = Callable[[int], Tensor]
 WriteChunk = Callable[[Tensor], object]
+# Called after each run with the number of runs that are done, and the state that they leave.
+AfterRun = Callable[[int, CarriedState], object]
 
 
 class UnrolledChunks(nn.Module):
@@ -163,6 +166,23 @@ class ClipPlan:
         return f"chunks: {count}, {how}; {programs}"
 
 
+@dataclass(frozen=True)
+class RunPart:
+    """Some of the runs of a clip, as an earlier process left it.
+
+    Attributes:
+        first: Runs that are done.
+        last: Number of the run before which this part ends; None for the end of the clip.
+        state: What the run before the first one left, as `CarriedState.save` wrote it.
+        after_run: Called after each run.
+    """
+
+    first: int = 0
+    last: int | None = None
+    state: BinaryIO | None = None
+    after_run: AfterRun | None = None
+
+
 class WholeResult:
     """Result of a clip as one tensor (1, C, T, H, W), of which each chunk makes frames."""
 
@@ -197,10 +217,18 @@ class ChunkResults:
             self._write(targets.pop(0))
 
 
-def run_clip(plan: ClipPlan, chunks: Iterator[Tensor], result: WholeResult | ChunkResults) -> None:
-    """Write the results of the chunks (1, C, T, H, W) of one clip, run by run."""
-    state = plan.store.empty([])
-    for run in plan:
+def run_clip(
+    plan: ClipPlan,
+    chunks: Iterator[Tensor],
+    result: WholeResult | ChunkResults,
+    part: RunPart | None = None,
+) -> None:
+    """Write the results of the chunks (1, C, T, H, W) of one clip, or of a part, run by run."""
+    part = part or RunPart()
+    runs, done = [*plan], part.first
+    metas = runs[done - 1].results[runs[done - 1].chunks :] if done else []
+    state = plan.store.load(metas, part.state) if part.state else plan.store.empty([])
+    for run in runs[done : part.last]:
         try:
             taken = [
                 MemoryPage.from_tensor(one.contiguous(), _ROWS)
@@ -214,6 +242,9 @@ def run_clip(plan: ClipPlan, chunks: Iterator[Tensor], result: WholeResult | Chu
         try:
             _write_rows(run, [*taken, *state.take_pages()], targets, new_state)
             result.finish(targets)
+            done += 1
+            if part.after_run is not None:
+                part.after_run(done, new_state)
         except BaseException:
             new_state.close()
             raise

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lowtide.core.units import MIB
-from lowtide.jobs.clips.threads import WAITING_FRAMES
 from lowtide.media.encoder_cost import output_cost
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.video.encoder_settings import CODECS, EncoderSettings
 from lowtide.media.video.picture_format import PictureFormat
 
+# Frames that wait on each side, as those that a network has read or made.
+WAITING_FRAMES = 2
 # Frames of a decoder: references and those that wait for their turn, 16 at most.
 _DECODED, _MOST_DECODED = 6, 18
 _DECODER_BYTES = 6 * MIB

@@ -1,4 +1,4 @@
-"""Output of a video: segments encoded in order, then joined with the input's other streams."""
+"""Result of a clip, made in segments that are joined when all are finished."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.clips.rows import frame_info
 from lowtide.jobs.clips.task import VideoTask
-from lowtide.jobs.clips.work import VideoSegment, VideoWork
+from lowtide.jobs.clips.work import STARTED_OVER, VideoSegment, VideoWork
 from lowtide.media.video.mux import check_output, join
 from lowtide.media.video.video_encoder import SegmentEncoder
 from lowtide.media.video.video_segments import segment_suffix
@@ -33,14 +33,127 @@ class MadeFrame:
     planes: list[np.ndarray]
 
 
-class VideoResult:
-    """Output of one video, in a hidden folder until `commit`.
+class SegmentWriter:
+    """Writes nothing of the frames of a clip: what writes some overrides what it says here.
+
+    All methods raise `OutputError` or OSError where they cannot write.
+
+    Args:
+        task: What is written.
+        work: The folder of the segments.
+        segments: All of them, of which some may be finished.
+    """
+
+    def __init__(self, task: VideoTask, work: VideoWork, segments: list[VideoSegment]) -> None:
+        self.task, self.work, self.segments = task, work, segments
+
+    def write(self, frame: MadeFrame) -> None:
+        """Write the next frame of a segment."""
+
+    def end_segment(self, segment: VideoSegment) -> Path:
+        """Complete a segment under a temporary name, and return that."""
+        return self.work.new_text(segment, "")
+
+    def is_whole(self, segment: VideoSegment) -> bool:
+        """Return whether all that a finished segment refers to is there."""
+        return True
+
+    def join(self) -> list[str]:
+        """Make the result of all segments; return notes on what could not be kept."""
+        return []
+
+    def put_in_place(self) -> Path:
+        """Give the result its name, and return it."""
+        return self.work.folder
+
+    def abort(self) -> None:
+        """Remove what is not finished."""
+
+
+class ClipResult:
+    """Result of one clip, in a hidden folder until `commit`; ``writer`` says what it is."""
+
+    def __init__(self, writer: SegmentWriter) -> None:
+        self.work, self.segments = writer.work, writer.segments
+        self.info = frame_info(writer.task.stored)
+        self.notes: list[str] = []
+        self._writer = writer
+        self._joined = self._committed = False
+
+    def due_segments(self) -> list[VideoSegment]:
+        """Return the segments that are not finished; a note says if none is of use."""
+        due = [one for one in self.segments if not self.is_finished(one)]
+        if len(due) == len(self.segments) and self.work.has_finished:
+            self.notes.append(STARTED_OVER)
+        return due
+
+    def is_finished(self, segment: VideoSegment) -> bool:
+        """Return whether a segment is complete."""
+        return self.work.is_finished(segment) and self._writer.is_whole(segment)
+
+    def write_frame(self, frame: MadeFrame) -> None:
+        """Write the next frame, in order; the last one of a segment finishes it.
+
+        Raises:
+            OutputError: The segment cannot be written.
+        """
+        segment = frame.segment
+        try:
+            self._writer.write(frame)
+            if frame.index < segment.last - 1:
+                return
+            part = self._writer.end_segment(segment)
+            trim_heap()  # the next encoder's threads would not use what this one's have freed
+            self.work.finish(segment, part)
+        except OSError as error:
+            raise write_error(segment.path, error) from error
+
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Raise: a clip is written frame by frame."""
+        raise TypeError("rows of a clip are those of a frame")
+
+    def close_rows(self) -> None:
+        """Join the segments."""
+        self.finish()
+
+    def finish(self) -> None:
+        """Make the result of its segments under a hidden name; does nothing if already done.
+
+        Raises:
+            OutputError: It cannot be written, or differs from what was due when it is read.
+            Cancelled: The job was stopped.
+        """
+        if not self._joined:
+            self.notes += self._writer.join()
+            self._joined = True
+
+    def commit(self) -> Path:
+        """Give the result its name, remove its segments, and return its path.
+
+        Raises:
+            OutputError: It cannot have its name.
+        """
+        self.finish()
+        path = self._writer.put_in_place()
+        self._committed = True
+        self.work.close(keep=False)
+        return path
+
+    def abort(self) -> None:
+        """Keep finished segments for the next run; does nothing after `commit`."""
+        if not self._committed:
+            self._writer.abort()
+            self.work.close(keep=self.work.has_finished)
+
+
+class ContainerWriter(SegmentWriter):
+    """Writes segments of a video, and joins them with the input's other streams.
 
     Args:
         target: The output.
         task: What it is made of.
         work: The folder of its segments.
-        segments: All segments, of which some may be finished.
+        segments: All of them.
         cancel: Stops joining and reading back.
         start_reading: Begins the progress of reading back.
         replace: Whether a file that is at ``target`` in the end is replaced.
@@ -52,34 +165,23 @@ class VideoResult:
         task: VideoTask,
         work: VideoWork,
         segments: list[VideoSegment],
-        cancel: Cancel,
-        start_reading: StartReading,
+        cancel: Cancel = None,
+        start_reading: StartReading = lambda: None,
         *,
         replace: bool,
     ) -> None:
+        super().__init__(task, work, segments)
         assert task.encoder is not None
-        self.work, self.segments = work, segments
-        self.info = frame_info(task.stored)
-        self.notes: list[str] = []
-        self._target, self._task, self._cancel = target, task, cancel
-        self._replace = replace
-        self._start_reading, self._settings = start_reading, task.encoder
+        self._target = target
+        self._cancel, self._start_reading, self._replace = cancel, start_reading, replace
+        self._settings = task.encoder
         self._joined = work.folder / f"joined{target.suffix}"
         self._part = work.folder / f"unfinished{segment_suffix(self._settings.codec)}"
         self._encoder: SegmentEncoder | None = None
-        self._done = self._committed = False
 
-    def is_finished(self, segment: VideoSegment) -> bool:
-        """Return whether a segment is complete."""
-        return self.work.is_finished(segment)
-
-    def write_frame(self, frame: MadeFrame) -> None:
-        """Encode the next frame, in order; the last one of a segment finishes it.
-
-        Raises:
-            OutputError: The segment cannot be written.
-        """
-        task, segment = self._task, frame.segment
+    def write(self, frame: MadeFrame) -> None:
+        """Encode the next frame."""
+        task = self.task
         if self._encoder is None:
             self._encoder = SegmentEncoder(
                 self._part,
@@ -91,33 +193,17 @@ class VideoResult:
                 light=task.facts.light,
             )
         self._encoder.write(frame.planes, int(task.facts.stamps[frame.index]))
-        if frame.index == segment.last - 1:
-            self._encoder.close()
-            self._encoder = None
-            trim_heap()  # the next encoder's threads would not use what this one's have freed
-            try:
-                self.work.finish(segment, self._part)
-            except OSError as error:
-                raise write_error(segment.path, error) from error
 
-    def write(self, first: int, values: np.ndarray) -> None:
-        """Raise: a video is written frame by frame."""
-        raise TypeError("rows of a video are those of a frame")
+    def end_segment(self, segment: VideoSegment) -> Path:
+        """Encode what the encoder holds back."""
+        assert self._encoder is not None
+        self._encoder.close()
+        self._encoder = None
+        return self._part
 
-    def close_rows(self) -> None:
+    def join(self) -> list[str]:
         """Join the segments, and read the file back."""
-        self.finish()
-
-    def finish(self) -> None:
-        """Complete the file under its hidden name; does nothing if already done.
-
-        Raises:
-            OutputError: It cannot be written, or differs from what was due when it is read.
-            Cancelled: The job was stopped.
-        """
-        if self._done:
-            return
-        task, after_frame = self._task, partial(check_cancel, self._cancel)
+        task, after_frame = self.task, partial(check_cancel, self._cancel)
         joined = join(
             task.streams,
             [one.path for one in self.segments],
@@ -139,30 +225,32 @@ class VideoResult:
                 advance(1)
 
         check_output(joined, after_frame=after_read)
-        self.notes += joined.notes
-        self._done = True
+        return list(joined.notes)
 
-    def commit(self) -> Path:
-        """Give the file its name, remove its segments, and return its path."""
-        self.finish()
-        try:
-            sync(self._joined)
-            put_in_place(self._joined, self._target, replace=self._replace)
-            sync(self._target.parent)
-        except OSError as error:
-            raise write_error(self._target, error) from error
-        self._committed = True
-        self.work.close(keep=False)
+    def put_in_place(self) -> Path:
+        """Give the file its name."""
+        put_file_in_place(self._joined, self._target, replace=self._replace)
         return self._target
 
     def abort(self) -> None:
-        """Keep finished segments for the next run; does nothing after `commit`."""
-        if self._committed:
-            return
+        """Remove what is not finished."""
         if self._encoder is not None:
             self._encoder.abort()
             self._encoder = None
         for path in (self._part, self._joined):
             with contextlib.suppress(OSError):  # the error that led here says more
                 path.unlink(missing_ok=True)
-        self.work.close(keep=any(one.path.exists() for one in self.segments))
+
+
+def put_file_in_place(part: Path, target: Path, *, replace: bool) -> None:
+    """Give a complete file its name, on the disk too.
+
+    Raises:
+        OutputError: Something else has that name, or the folder cannot be written.
+    """
+    try:
+        sync(part)
+        put_in_place(part, target, replace=replace)
+        sync(target.parent)
+    except OSError as error:
+        raise write_error(target, error) from error

@@ -18,9 +18,9 @@ from lowtide.jobs.clips.memory import (
     writing_bytes,
 )
 from lowtide.jobs.clips.rows import frame_info
+from lowtide.jobs.clips.settings import ClipSettings
 from lowtide.jobs.clips.work import SEQUENCE_SUFFIX, VideoSegment, segments_of
 from lowtide.jobs.images.target_size import TargetSize
-from lowtide.jobs.video.settings import VideoSettings
 from lowtide.media import ImageFacts, OutputCost
 from lowtide.media.formats import output_format
 from lowtide.media.image_info import ImageInfo
@@ -173,7 +173,7 @@ def frame_facts(video: VideoFacts) -> ImageFacts:
     )
 
 
-def inspect_input(source: Path, settings: VideoSettings) -> VideoFacts:
+def inspect_input(source: Path, settings: ClipSettings) -> VideoFacts:
     """Return the facts of a video file, or of a sequence by its pattern.
 
     Raises:
@@ -182,7 +182,7 @@ def inspect_input(source: Path, settings: VideoSettings) -> VideoFacts:
     """
     pattern = None if exists(source) else FramePattern.parse(source)
     if pattern is None:
-        if settings.fps is not None:
+        if settings.image_rate is not None:
             raise UsageError(
                 f"--fps is for sequences of images, and {source} has time stamps", hint="drop it"
             )
@@ -193,12 +193,12 @@ def inspect_input(source: Path, settings: VideoSettings) -> VideoFacts:
         raise UsageError(
             f"--deinterlace is for video files, and {source} is images", hint="drop it"
         )
-    if settings.time is not None and settings.fps is None:
+    if settings.time is not None and settings.image_rate is None:
         raise UsageError("--time asks for times, which image files have not", hint="add --fps 24")
-    return inspect_sequence(pattern, settings.fps)
+    return inspect_sequence(pattern, settings.image_rate)
 
 
-def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) -> VideoTask:
+def video_task(source: Path, target: Path, settings: ClipSettings, scale: int) -> VideoTask:
     """Return what a file, or a sequence of images, becomes with a model of this ``scale``.
 
     Raises:
@@ -214,10 +214,10 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
         require_one_format(facts, first, last, settings.keeps_damaged)
         require_opaque(facts, first, last, keep_damaged=settings.keeps_damaged)
     info = frame_info(facts.format)
-    if info.pixels > settings.max_pixels:
+    if info.pixels > settings.most_pixels:
         raise VideoError(
             f"{source}: frames of {info.width} × {info.height} are {info.pixels:,} pixels, and the"
-            f" limit is {settings.max_pixels:,}",
+            f" limit is {settings.most_pixels:,}",
             hint=f"--max-pixels {info.pixels} if this size is intended",
         )
     if FramePattern.parse(target) is not None:
@@ -236,7 +236,7 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
         target,
         codec=CODEC_NAMES[encoder.codec],
         cut=last - first < facts.frames,
-        sound=str(settings.sound),
+        sound=settings.sound_choice,
     )
     streams = tried_streams(streams, keep_damaged=settings.keeps_damaged)
     if isinstance(facts, SequenceFacts) and facts.icc is not None:
@@ -254,7 +254,7 @@ def video_task(source: Path, target: Path, settings: VideoSettings, scale: int) 
 
 
 def _stored(
-    facts: VideoFacts, settings: VideoSettings, encoder: EncoderSettings, scale: int
+    facts: VideoFacts, settings: ClipSettings, encoder: EncoderSettings, scale: int
 ) -> tuple[PictureFormat, Fraction | None, list[str]]:
     """Return how results are stored, the shape of their pixels, and sentences on what differs."""
     format, shape = facts.format, (facts.rotation, facts.pixel_aspect)
@@ -276,10 +276,10 @@ def _image_task(
     last: int,
     made: PictureFormat,
     target: Path,
-    settings: VideoSettings,
+    settings: ClipSettings,
 ) -> VideoTask:
     """Return what frames of a format become as image files."""
-    given = settings.codec, settings.quality, settings.preset, settings.sound
+    given = settings.codec, settings.quality, settings.preset, settings.sound_choice
     if given != ("auto", None, None, "auto"):
         raise UsageError(
             f"{target}: --codec, --quality, --preset and --sound are for videos", hint="drop them"

@@ -15,25 +15,31 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from lowtide.core.atomic_file import sync
 from lowtide.core.errors import OutputError
 from lowtide.core.input_file import exists
 from lowtide.jobs.engine.journal import JOURNAL_NAME, Journal
 from lowtide.memory.plan import Plan
 
+STARTED_OVER = (
+    "what a stopped run left was made with another input, model, plan or settings: started over"
+)
 # Segments of image files: hashes of these.
 SEQUENCE_SUFFIX = ".json"
 
 
 @dataclass(frozen=True)
 class VideoSegment:
-    """Frames ``first`` to before ``last`` of a video, encoded together into ``path``.
+    """Frames ``first`` to before ``last`` of a clip, written together into ``path``.
 
-    Of image files that is a list of them.
+    Of image files that is a list of them. ``how`` is what determines its bytes besides what is the
+    same for all segments.
     """
 
     first: int
     last: int
     path: Path
+    how: str = ""
 
 
 def work_folder(target: Path) -> Path:
@@ -83,6 +89,11 @@ class VideoWork:
         if self._journal.pin != pin:
             self._journal.set_pin(pin)
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether any segment was finished, of any key."""
+        return self._journal.has_results
+
     def is_finished(self, segment: VideoSegment) -> bool:
         """Return whether a segment is complete, of this key."""
         return self._journal.is_finished(segment.path, self._key_of(segment))
@@ -90,6 +101,13 @@ class VideoWork:
     def new_part(self, segment: VideoSegment) -> Path:
         """Return a temporary name for a segment."""
         return self._journal.new_part(segment.path)
+
+    def new_text(self, segment: VideoSegment, text: str) -> Path:
+        """Write a text under a temporary name for a segment, and return that."""
+        part = self.new_part(segment)
+        part.write_text(text, "utf-8")
+        sync(part)
+        return part
 
     def finish(self, segment: VideoSegment, part: Path) -> None:
         """Give a complete file its name, and record it."""
@@ -112,7 +130,7 @@ class VideoWork:
                     folder.rmdir()  # fails, and ends the loop, if not empty
 
     def _key_of(self, segment: VideoSegment) -> str:
-        text = f"{self._key} {segment.first}:{segment.last}"
+        text = f"{self._key} {segment.first}:{segment.last}{segment.how}"
         return hashlib.sha256(text.encode()).hexdigest()
 
 

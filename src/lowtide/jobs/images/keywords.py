@@ -43,3 +43,13 @@ class ImageKeywords(TypedDict, total=False):
     webp_lossless: bool
     avif_quality: int
     tiff_compression: Literal["none", "lzw", "deflate"]
+
+
+class EnlargeKeywords(ImageKeywords, total=False):
+    """Keywords of the calls that enlarge: the fields of `EnlargeSettings`."""
+
+    scale: float | None
+    width: int | None
+    height: int | None
+    max_side: int | None
+    denoise: Literal["auto"] | float | None

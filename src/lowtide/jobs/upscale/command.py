@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.images.detail_picture import draw_enlargement, require_comparison
-from lowtide.jobs.images.keywords import ImageKeywords
+from lowtide.jobs.images.keywords import EnlargeKeywords
 from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs, find_jobs, run_images
 from lowtide.jobs.upscale.job import UpscaleJob
@@ -16,17 +16,7 @@ from lowtide.jobs.upscale.report import UpscaleReport
 from lowtide.jobs.upscale.settings import UpscaleSettings
 
 
-class UpscaleKeywords(ImageKeywords, total=False):
-    """Keywords of the calls that upscale: the fields of `UpscaleSettings`."""
-
-    scale: float | None
-    width: int | None
-    height: int | None
-    max_side: int | None
-    denoise: Literal["auto"] | float | None
-
-
-@show_keywords(UpscaleSettings, UpscaleKeywords)
+@show_keywords(UpscaleSettings, EnlargeKeywords)
 def upscale(
     inputs: Inputs,
     output: str | Path,
@@ -37,7 +27,7 @@ def upscale(
     comparison: str | Path | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
-    **settings: Unpack[UpscaleKeywords],
+    **settings: Unpack[EnlargeKeywords],
 ) -> UpscaleReport:
     """Upscale images within a byte budget.
 

@@ -8,23 +8,23 @@ from typing import Unpack
 from lowtide.core.errors import LowtideError
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.engine.settings import show_keywords
+from lowtide.jobs.images.keywords import EnlargeKeywords
 from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs
-from lowtide.jobs.upscale.command import UpscaleKeywords
 from lowtide.jobs.upscale.job import UpscaleJob
 from lowtide.jobs.upscale.report import UpscaleReport
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.memory.profiles import profile_names
 
 
-@show_keywords(UpscaleSettings, UpscaleKeywords)
+@show_keywords(UpscaleSettings, EnlargeKeywords)
 def plan(
     inputs: Inputs,
     output: str | Path,
     *,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
-    **settings: Unpack[UpscaleKeywords],
+    **settings: Unpack[EnlargeKeywords],
 ) -> UpscaleReport:
     """Plan what `upscale` would do with the same arguments; nothing is run or written.
 
@@ -39,7 +39,7 @@ def plan(
 
 
 def plan_on_all_devices(
-    inputs: Inputs, output: str | Path, **settings: Unpack[UpscaleKeywords]
+    inputs: Inputs, output: str | Path, **settings: Unpack[EnlargeKeywords]
 ) -> dict[str, UpscaleReport | LowtideError]:
     """Run `plan` for the CPU and every GPU profile, and return reports by name.
 

@@ -1,312 +1,308 @@
-"""One run of a video autoencoder: its model, its parts, its memory, and the time of its phases."""
+"""Videos to latents and back by a video autoencoder, as a job of the pipeline."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from lowtide.core.errors import BudgetError
-from lowtide.core.heap import trim_heap, trimming_heap
-from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel, report_phase
+from lowtide.core.errors import BudgetError, NotFiniteError, UsageError
+from lowtide.core.input_file import is_folder
+from lowtide.core.progress import Cancel, ProgressCallback, report_phase
 from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName, PlannedPart
 from lowtide.integrations.clip_autoencoder_files import load_clip_autoencoder, preload_libraries
-from lowtide.jobs.clips.task import VideoTask
+from lowtide.jobs.clips.work import pinned_plan, work_folder
 from lowtide.jobs.engine.devices import resolve_device
-from lowtide.jobs.engine.phase_clock import PhaseClock
-from lowtide.jobs.vae.clip_reader import ClipReader
-from lowtide.jobs.vae.clip_writer import ClipWriter, images_of
-from lowtide.jobs.vae.finite_run import OpenReading, run_finite
-from lowtide.jobs.vae.memory import device_bytes, memory_report
-from lowtide.jobs.vae.report import VaeReport
+from lowtide.jobs.engine.item import ComputedItem, Item
+from lowtide.jobs.engine.pipeline import Pipeline
+from lowtide.jobs.engine.report import versions
+from lowtide.jobs.engine.results import ResultRecorder
+from lowtide.jobs.vae.inputs import FoundClip, VaeClip, find_clip, model_sha256
+from lowtide.jobs.vae.memory import clip_plan, device_bytes, part_rows
+from lowtide.jobs.vae.report import ClipReport, Operation, PartCheck, VaeReport
 from lowtide.jobs.vae.settings import VaePrecision, VaeSettings
+from lowtide.jobs.vae.stages import ClipRun, Decoding, Encoding
+from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
-from lowtide.memory.ledger import LedgerRow, Place
+from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.measurement.cpu_half_precision import slowdown_note
 from lowtide.memory.memory_limits import failing_beyond_container
-from lowtide.memory.meter import Usage, open_meter
+from lowtide.memory.meter import open_meter
 from lowtide.memory.oom import naming_lack_of_memory
-from lowtide.models.video_vae.video_vae import latents_of
+from lowtide.memory.plan import Plan
 from lowtide.streaming.tiles.tile_step import DTYPES
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from lowtide.streaming.clip_plan import ReadChunk, WriteChunk
-
-AfterSome = Callable[[int], None]
 _PHASES = "read", "encode", "decode", "compare", "write"
 
 
-@dataclass(frozen=True)
-class PartNeeds:
-    """A part to plan.
+def run_vae(
+    operation: Operation,
+    source: str | Path,
+    output: str | Path | None,
+    settings: VaeSettings,
+    *,
+    dry_run: bool,
+    force: bool,
+    sidecar: bool,
+    progress: ProgressCallback | None,
+    cancel: Cancel,
+) -> VaeReport:
+    """Encode a video, decode latents, or do both; see `lowtide.jobs.vae.command`."""
+    started = time.perf_counter()
+    # 1. Find what goes in and what comes out.
+    if sidecar and output is None:
+        raise UsageError("--report is a file next to a result", hint="add -o FILE, or --json")
+    found = find_clip(operation, source, output, settings, force=force, dry_run=dry_run)
+    # 2. Load the model.
+    model, note = load_model(settings, progress)
+    clip = found.clip(model, settings)
+    with _target_of(found, settings) as target:
+        # 3. Plan.
+        job = VaeJob(settings, model, clip, progress, [note] if note else [])
+        item = Item(found.source, target, replace=force)
+        planned = job.plan(item)
+        report = VaeReport(
+            model={"name": model.kind, "path": str(settings.model)},
+            device=model.budget.device,
+            versions=versions(packages=("av",)),
+        )
+        if dry_run:
+            report.clips.append(job.item_report(planned, "planned"))
+            return report
+        # 4. Run and commit.
+        pairs = [FilePair(found.source, target, str(source))]
+        results = ResultRecorder(pairs, report, None, "", force=force, sidecar=sidecar)
+        meter = open_meter(model.budget.device)
+        meter.start()
+        try:
+            pipeline = Pipeline(
+                job, results, meter, progress=progress, cancel=cancel, scratch=settings.scratch
+            )
+            pipeline.run([item])
+        finally:
+            meter.stop()
+    # 5. Report.
+    report.seconds = time.perf_counter() - started
+    report_phase(progress, "done")
+    return report
 
-    Attributes:
-        part: Which one.
-        shape: Number, height and width of the frames or latents that it takes.
-        rows: What else takes memory while it runs.
-    """
 
-    part: PartName
-    shape: tuple[int, int, int]
-    rows: Sequence[LedgerRow]
+def load_model(
+    settings: VaeSettings, progress: ProgressCallback | None
+) -> tuple[ClipAutoencoder, str | None]:
+    """Return the model of the settings, and a note on its precision on this device."""
+    assert settings.model is not None
+    device = resolve_device(settings.device)
+    preload_libraries(settings.model)
+    budget = Budget.parse(settings.budget, device=device, scratch=settings.scratch)
+    report_phase(progress, "load", str(settings.model))
+    note = slowdown_note(settings.resolved_precision) if device == "cpu" else None
+    if note:
+        report_phase(progress, "slow", note)
+    return _load(settings, budget), note
+
+
+@contextmanager
+def _target_of(found: FoundClip, settings: VaeSettings) -> Iterator[Path]:
+    """Yield where the result goes: without an output to a folder that is removed."""
+    if found.target is not None:
+        yield found.target
+        return
+    with TemporaryDirectory(dir=settings.scratch, prefix="lowtide-") as folder:
+        yield Path(folder) / found.source.name
 
 
 @dataclass
-class VaeRun:
-    """One call of a job.
+class PlannedClip:
+    """How the parts of an autoencoder run on a clip.
+
+    Attributes:
+        plan: The memory of both.
+        parts: The parts, in the order in which they run.
+        precision: What they compute in.
+        notes: What the user should know.
+    """
+
+    plan: Plan
+    parts: dict[PartName, PlannedPart]
+    precision: VaePrecision
+    notes: list[str]
+    can_shrink: bool = True
+    result_bytes: int = 0
+    writing_bytes: tuple[int, int] = (0, 0)
+
+
+@dataclass
+class VaeJob:
+    """Encodes or decodes one clip.
 
     Attributes:
         settings: What was asked for.
-        autoencoder: The model in its precision.
+        model: The autoencoder in its precision.
+        clip: The clip.
         progress: Called after each chunk.
-        cancel: Stops the run.
-        parts: Parts that are planned.
-        rows: By part, what else takes memory while it runs.
-        clock: Seconds by phase: read, encode, decode, write, compare.
         notes: What the user should know.
-        events: What went another way than planned.
+        is_wider: Whether this is the run in a wider precision, after one in fp16 or bf16.
     """
 
     settings: VaeSettings
-    autoencoder: ClipAutoencoder
+    model: ClipAutoencoder
+    clip: VaeClip
     progress: ProgressCallback | None
-    cancel: Cancel
-    parts: dict[PartName, PlannedPart] = field(default_factory=dict)
-    rows: dict[PartName, Sequence[LedgerRow]] = field(default_factory=dict)
-    clock: PhaseClock = field(default_factory=PhaseClock)
     notes: list[str] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._meter = open_meter(self.autoencoder.budget.device)
-        self._usage: Usage | None = None
-
-    @classmethod
-    def load(cls, settings: VaeSettings, progress: ProgressCallback | None, cancel: Cancel) -> Self:
-        """Load the model of ``settings``."""
-        device = resolve_device(settings.device)
-        assert settings.model is not None
-        preload_libraries(settings.model)
-        budget = Budget.parse(settings.budget, device=device, scratch=settings.scratch)
-        report_phase(progress, "load", str(settings.model))
-        precision = settings.resolved_precision
-        note = slowdown_note(precision) if device == "cpu" else None
-        if note:
-            report_phase(progress, "slow", note)
-        run = cls(settings, _load(settings, budget, precision), progress, cancel)
-        run.notes += [note] if note else []
-        return run
+    is_wider: bool = False
+    _first_plan: PlannedClip | None = None
+    _model_sha256: str = ""
 
     @property
-    def place(self) -> Place:
-        """Where what is not on a GPU is: on the CPU that is the device."""
-        return "device" if self.autoencoder.budget.device == "cpu" else "host"
+    def budget(self) -> Budget:
+        """What the run may take."""
+        return self.model.budget
 
-    def plan(self, *needs: PartNeeds) -> None:
-        """Plan parts, for what else takes memory then.
+    def plan(self, item: Item) -> PlannedClip:
+        """Plan all parts, once unless memory runs out.
+
+        As before where a stopped run left segments, and its budget is within that of now.
 
         Raises:
             BudgetError: One does not fit; names the least that would do for all.
         """
-        refusals = list[BudgetError]()
-        for one in needs:
-            report_phase(self.progress, "capture", f"{one.part} of {self.autoencoder.kind}")
-            self.rows[one.part] = one.rows
-            reserved = device_bytes(one.rows, upper=True)
+        if item.limit_bytes is not None:
+            return self._plan(replace(self.budget, device_bytes=item.limit_bytes))
+        if self._first_plan is None:
+            budget, left = self.budget, None
+            if is_folder(work_folder(item.target)):
+                left = pinned_plan(item.target, self._key)
+            if left is not None and left.upper_bytes <= budget.device_bytes:
+                budget = replace(budget, device_bytes=left.budget_bytes)
+            self._first_plan = self._plan(budget)
+        return self._first_plan
+
+    def _plan(self, budget: Budget) -> PlannedClip:
+        model = replace(self.model, budget=budget)
+        try:
+            return self._plan_parts(model, self.settings.resolved_precision)
+        except BudgetError:
+            if not self.is_wider:
+                raise
+        self.settings = replace(self.settings, precision="bf16")
+        self.model = _load(self.settings, self.budget)
+        planned = self._plan_parts(replace(self.model, budget=budget), "bf16")
+        planned.notes.append("fp32 does not fit the budget: run again in bf16")
+        return planned
+
+    def _plan_parts(self, model: ClipAutoencoder, precision: VaePrecision) -> PlannedClip:
+        operation, shapes = self.clip.found.operation, self.clip.shapes
+        given: dict[PartName, tuple[int, int, int]] = {}
+        if operation != "decode":
+            given["encoder"] = shapes.padded
+        if operation != "encode":
+            given["decoder"] = shapes.latents[1:]
+        parts, refusals = dict[PartName, PlannedPart](), list[BudgetError]()
+        rows: dict[PartName, list[LedgerRow]] = {
+            name: part_rows(name, model, self.clip) for name in given
+        }
+        for name, shape in given.items():
+            report_phase(self.progress, "capture", f"{name} of {model.kind}")
+            reserved = device_bytes(rows[name], upper=True)
             try:
-                with (
-                    failing_beyond_container(),
-                    naming_lack_of_memory(f"the {one.part} was planned"),
-                ):
-                    planned = self.autoencoder.plan(one.part, one.shape, reserved=reserved)
+                with failing_beyond_container(), naming_lack_of_memory(f"the {name} was planned"):
+                    parts[name] = model.plan(name, shape, reserved=reserved)
             except BudgetError as refusal:
                 refusals.append(refusal)
-            else:
-                self.parts[one.part] = planned
         if refusals:
             raise max(refusals, key=lambda one: one.smallest or 0)
+        plan = clip_plan(shapes, parts, rows, model.budget, precision)
+        return PlannedClip(plan, parts, precision, [*self.notes, *self.clip.notes])
 
-    @contextmanager
-    def measured(self) -> Iterator[None]:
-        """Measure the peak memory of what runs inside."""
-        self._meter.start()
+    def run(
+        self, item: Item, planned: PlannedClip, pipeline: Pipeline, queue_bytes: int
+    ) -> ComputedItem:
+        """Run the parts, and make the result of what they make."""
+        run = ClipRun(
+            self.settings, self.model, self.clip, item, planned.parts, pipeline, self._key
+        )
+        encoding = Encoding(run) if "encoder" in planned.parts else None
+        decoding = Decoding(run) if "decoder" in planned.parts else None
+        last = decoding or encoding
+        assert last is not None
         try:
-            with trimming_heap():
-                yield
-            self._usage = self._meter.lap()
-        finally:
-            self._meter.stop()
-
-    def encode(self, task: VideoTask, latents: Sequence[int]) -> Tensor:
-        """Return the latents of a video, (1, *latents*)."""
-        import torch
-
-        part = self.parts["encoder"]
-        height, width = part.like.shape[3:]
-        moments = torch.empty(1, 2 * latents[0], *latents[1:])
-        done = 0
-        advance = self._advance(f"encoding {task.facts.path.name}", latents[1], "latents")
-
-        @contextmanager
-        def open_reading() -> Iterator[ReadChunk]:
-            with ClipReader(task, height, width, self.cancel) as reader:
-                yield self.clock.timed("read", reader.read)
-
-        def keep(made: Tensor) -> None:
-            nonlocal done
-            moments[:, :, done : done + made.shape[2]] = made
-            done += made.shape[2]
-            advance(made.shape[2])
-
-        with self.clock.phase("encode"):
-            self._run_part("encoder", open_reading, keep)
-        return latents_of(moments, sample=self.settings.sample, seed=self.settings.seed)
-
-    def decode(self, latents: Tensor, task: VideoTask, use: Callable[[np.ndarray], object]) -> None:
-        """Call ``use`` with each frame of a task's video, made from latents: (H, W, 3) in 0..1."""
-        left = task.frames
-        advance = self._advance(f"decoding {task.facts.path.name}", left, "frames")
-
-        def write(made: Tensor) -> None:
-            nonlocal left
-            for image in images_of(made[:, :, :left], task.stored.height, task.stored.width):
-                use(image)
-            count = min(left, made.shape[2])
-            left -= count
-            advance(count)
-
-        with self.clock.phase("decode"):
-            self._run_part("decoder", lambda: nullcontext(_reader_of(latents)), write)
-
-    @contextmanager
-    def writer(
-        self, task: VideoTask, target: Path, *, replace: bool
-    ) -> Iterator[Callable[[np.ndarray], None]]:
-        """Yield what writes the next frame of a video, which is complete at the end."""
-        clip = ClipWriter(task, target, self.cancel, replace=replace)
-        try:
-            yield self.clock.timed("write", clip.write)
-            with self.clock.phase("write"):
-                self.notes += clip.commit()
+            run.work.pin(planned.plan)
+            notes = run.notes(encoding or last)
+            if encoding is not None:
+                encoding.run()
+            if decoding is not None:
+                decoding.run(self.clip.found.latents if encoding is None else encoding.latents())
+            usage, checking, checks = pipeline.lap(), None, list[PartCheck | str]()
+            if self.settings.verify:
+                reserved = planned.plan.upper_bytes - max(
+                    part.plan.upper_bytes for part in planned.parts.values()
+                )
+                free = self.budget.device_bytes - reserved
+                checks = [one.check(free) for one in (encoding, decoding) if one]
+                checking = pipeline.lap()
+            with run.clock.phase("write"):
+                last.result.close_rows()
+            usage = usage.merged(pipeline.lap())
         except BaseException:
-            clip.abort()
+            last.result.abort()
             raise
+        report = self.item_report(planned, "done")
+        report.notes += [*notes, *last.result.notes]
+        report.notes += [one for one in checks if isinstance(one, str)]
+        report.checks = [one for one in checks if isinstance(one, PartCheck)]
+        report.frames_resumed = last.resumed
+        found = run.clock.seconds
+        report.phases = {name: round(found[name], 3) for name in _PHASES if name in found}
+        if decoding is not None:
+            report = report.model_copy(update=decoding.figures)
+        return ComputedItem(last.result, report, usage, checking, comparable=False)
 
-    def report(self, **values: Any) -> VaeReport:
-        """Return the report; ``values`` are what is not known of the run."""
-        done, settings = self.autoencoder, self.settings
-        posterior = {}
-        if values["operation"] != "decode":
-            sampled = settings.sample
-            posterior = {
-                "posterior": "sample" if sampled else "mean",
-                "seed": settings.seed if sampled else None,
-            }
-        memory = None
-        if self._usage is not None:
-            parts, rows = list(self.parts.values()), list(self.rows.values())
-            memory = memory_report(done.budget.device_bytes, parts, rows, self._usage)
-        return VaeReport(
-            status="planned" if memory is None else "done",
-            model=done.kind,
-            budget_bytes=done.budget.device_bytes,
-            device=done.budget.device,
-            precision=settings.resolved_precision,
-            scaling=done.scaling,
-            plans={name: part.plan.title for name, part in self.parts.items()},
-            memory=memory,
-            seconds={
-                name: round(self.clock.seconds[name], 3)
-                for name in _PHASES
-                if name in self.clock.seconds
-            },
-            notes=self.notes,
-            events=self.events,
-            **posterior,
-            **values,
+    def in_fp32(self, pipeline: Pipeline) -> VaeJob:
+        """Return the same job in fp32, or in bf16 where the budget is too small for that."""
+        if self.is_wider:
+            raise NotFiniteError("values exceed the range of bf16 too")
+        settings = replace(self.settings, precision="fp32")
+        with pipeline.meter.excluding():
+            report_phase(self.progress, "load", f"{settings.model} in fp32")
+            model = _load(settings, self.budget)
+        return VaeJob(settings, model, self.clip, self.progress, self.notes, is_wider=True)
+
+    def item_report(self, planned: PlannedClip, status: Any) -> ClipReport:
+        """Return the report of a planned or finished clip."""
+        found, shapes, settings = self.clip.found, self.clip.shapes, self.settings
+        encodes = found.operation != "decode"
+        return ClipReport(
+            input=str(found.source),
+            output="" if found.target is None else str(found.target),
+            status=status,
+            operation=found.operation,
+            **shapes.for_report(),
+            precision=planned.precision,
+            posterior=("sample" if settings.sample else "mean") if encodes else None,
+            seed=settings.seed if encodes and settings.sample else None,
+            scaling=self.model.scaling,
+            plans={name: part.plan.title for name, part in planned.parts.items()},
+            notes=planned.notes,
         )
 
-    def _advance(self, title: str, total: int, unit: str) -> AfterSome:
-        """Return what is called with the number of frames or latents that are done more."""
-        started, done, meter = time.perf_counter(), 0, self._meter
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            trim_heap()  # chunks would leave gaps, which would add up
-            check_cancel(self.cancel)
-            if self.progress is None:
-                return
-            event = Progress(
-                phase="run",
-                name=title,
-                done=done,
-                total=total,
-                elapsed=time.perf_counter() - started,
-                memory_bytes=meter.current_bytes,
-                peak_bytes=meter.peak_bytes,
-                budget_bytes=self.autoencoder.budget.device_bytes,
-                unit=unit,
-            )
-            self.progress(event)
-
-        check_cancel(self.cancel)
-        return advance
-
-    def _run_part(self, name: PartName, open_reading: OpenReading, write: WriteChunk) -> None:
-        precision = self.settings.resolved_precision
-
-        def wider() -> PlannedPart:
-            with self._meter.excluding():
-                part, wide = self._wider(name)
-            self.events.append(
-                f"values of the {name} exceed the range of fp16: run again in {wide}"
-            )
-            return part
-
-        run_finite(
-            self.parts[name],
-            open_reading,
-            write,
-            wider=wider if precision == "fp16" else None,
-        )
-
-    def _wider(self, name: PartName) -> tuple[PlannedPart, VaePrecision]:
-        """Return the part in fp32, or in bf16 where that does not fit the budget."""
-        frames, height, width = self.parts[name].like.shape[2:]
-        reserved = device_bytes(self.rows[name], upper=True)
-
-        def planned(precision: VaePrecision) -> tuple[PlannedPart, VaePrecision]:
-            report_phase(self.progress, "load", f"{self.settings.model} in {precision}")
-            wide = _load(self.settings, self.autoencoder.budget, precision)
-            return wide.plan(name, (frames, height, width), reserved=reserved), precision
-
-        try:
-            return planned("fp32")
-        except BudgetError:
-            return planned("bf16")
+    @property
+    def _key(self) -> str:
+        """All that determines the bytes of segments, except which frames they hold."""
+        found, settings = self.clip.found, self.settings
+        assert settings.model is not None
+        self._model_sha256 = self._model_sha256 or model_sha256(settings.model)
+        content = self.clip.task.content_sha256
+        now = sorted(versions(packages=("av",)).items())
+        how = found.operation, settings.resolved_precision, settings.hashed_values
+        return f"{content} {self._model_sha256} {how} {now} {self.budget.device}"
 
 
-def _load(settings: VaeSettings, budget: Budget, precision: VaePrecision) -> ClipAutoencoder:
+def _load(settings: VaeSettings, budget: Budget) -> ClipAutoencoder:
     assert settings.model is not None
-    return load_clip_autoencoder(
-        settings.model, budget, dtype=DTYPES[precision], scratch=settings.scratch
-    )
-
-
-def _reader_of(latents: Tensor) -> ReadChunk:
-    """Return what reads the next latents."""
-    done = 0
-
-    def read(count: int) -> Tensor:
-        nonlocal done
-        done += count
-        return latents[:, :, done - count : done]
-
-    return read
+    dtype = DTYPES[settings.resolved_precision]
+    return load_clip_autoencoder(settings.model, budget, dtype=dtype, scratch=settings.scratch)

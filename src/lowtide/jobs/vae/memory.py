@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from lowtide.core.precision import Precision
 from lowtide.core.units import MIB
-from lowtide.integrations.clip_autoencoder import PlannedPart
+from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName, PlannedPart
 from lowtide.jobs.clips.memory import reading_bytes
 from lowtide.jobs.clips.rows import BAND_ROWS
 from lowtide.jobs.clips.task import VideoTask
-from lowtide.jobs.engine.report import MemoryReport
+from lowtide.jobs.vae.inputs import ClipShapes, VaeClip
+from lowtide.memory.budget import Budget
 from lowtide.memory.ledger import LedgerRow, Place
-from lowtide.memory.meter import Usage
+from lowtide.memory.plan import Plan
+from lowtide.memory.strategy import ImageGeometry, StreamedStrategy
 
 # Bytes of a color pixel in float32, and the arrays in float64 that comparing a band takes.
 _PIXEL, _COMPARING = 12, 12 * 2
 # Of libraries that read and write files, whatever is in them.
 _FILES = 2 * MIB
+
+
+def part_rows(name: PartName, model: ClipAutoencoder, clip: VaeClip) -> list[LedgerRow]:
+    """Return what takes memory while a part runs, beside the part."""
+    place: Place = "device" if model.budget.device == "cpu" else "host"
+    frames, task = model.chunk_frames(name), clip.task
+    rows = [latents_row(clip.shapes.latents, place)]
+    if name == "encoder":
+        return [*rows, reading_row(task, frames, place)]
+    if clip.found.target is not None:
+        rows.append(writing_row(task, frames, place))
+    if clip.found.operation == "roundtrip":
+        rows.append(comparing_row(task, frames, place))
+    return rows
 
 
 def latents_row(shape: Sequence[int], place: Place) -> LedgerRow:
@@ -51,30 +68,52 @@ def comparing_row(task: VideoTask, frames: int, place: Place) -> LedgerRow:
     return _row("comparing", place, usual + held, upper + held)
 
 
-def memory_report(
-    budget_bytes: int,
-    parts: Sequence[PlannedPart],
-    rows: Sequence[Sequence[LedgerRow]],
-    usage: Usage,
-) -> MemoryReport:
-    """Return the memory of parts that ran one after another, each with these rows."""
-    ledgers = [
-        (
-            _row("chunks, bands and state", "device", part.plan.peak_bytes, part.plan.upper_bytes),
-            *more,
-        )
-        for part, more in zip(parts, rows, strict=True)
-    ]
-    most = max(ledgers, key=lambda ledger: device_bytes(ledger, upper=True))
-    return MemoryReport(
-        budget_bytes=budget_bytes,
-        predicted_bytes=max(device_bytes(one, upper=False) for one in ledgers),
-        upper_bytes=device_bytes(most, upper=True),
-        peak_bytes=usage.peak_bytes,
-        high_water_bytes=usage.high_water_bytes,
-        within_budget=usage.peak_bytes <= budget_bytes,
-        source=usage.source,
-        ledger=most,
+def clip_plan(
+    shapes: ClipShapes,
+    parts: Mapping[PartName, PlannedPart],
+    rows: Mapping[PartName, Sequence[LedgerRow]],
+    budget: Budget,
+    precision: Precision,
+) -> Plan:
+    """Return the plan of parts that run one after another, each with these rows.
+
+    Its ledger is that of the part that takes most.
+    """
+    ledgers = [(part, (_part_row(part), *rows[name])) for name, part in parts.items()]
+    most, ledger = max(ledgers, key=lambda one: device_bytes(one[1], upper=True))
+    prepared = most.plan.runs[-1].prepared
+    frames, height, width = shapes.frames
+    _, padded_height, padded_width = shapes.padded
+    return Plan(
+        strategy=StreamedStrategy(
+            cuts=prepared.layout.cuts,
+            bands=prepared.layout.bands,
+            pages=prepared.layout.placement,
+            resident=tuple(sorted(prepared.layout.resident)),
+            intermediate_peak_bytes=prepared.layout.pages_bytes,
+            spilled_peak_bytes=prepared.layout.spilled_peak_bytes,
+            graph_digest=prepared.program.operators_digest,
+            panel_width=padded_width,
+        ),
+        accuracy="exact",
+        device=budget.device,
+        precision=precision,
+        channels_last=False,
+        heap="trim",
+        image=ImageGeometry(
+            width=width,
+            height=height,
+            padded_width=padded_width,
+            padded_height=padded_height,
+            scale=1,
+            align=1,
+            network_inputs=frames,
+        ),
+        seconds=sum(part.plan.overhead_seconds for part in parts.values()),
+        budget_bytes=budget.device_bytes,
+        host_budget_bytes=budget.host_bytes,
+        choice="; ".join(f"{name}: {part.plan.title}" for name, part in parts.items()),
+        ledger=ledger,
     )
 
 
@@ -85,6 +124,10 @@ def device_bytes(rows: Sequence[LedgerRow], *, upper: bool) -> int:
 
 def _pixels(task: VideoTask) -> int:
     return task.stored.height * task.stored.width
+
+
+def _part_row(part: PlannedPart) -> LedgerRow:
+    return _row("chunks, bands and state", "device", part.plan.peak_bytes, part.plan.upper_bytes)
 
 
 def _row(name: str, place: Place, value: int, upper: int) -> LedgerRow:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Required, Self, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, Required, Self, TypedDict
 
 from annotated_types import Gt
 
 from lowtide.core.errors import UsageError
 from lowtide.core.option import Count, Option, Seed
+from lowtide.jobs.clips.settings import ClipKeywords, ClipSettings
 from lowtide.jobs.engine.settings import JobSettings
-from lowtide.jobs.video.settings import CodecName, VideoSettings
 
 _VIDEO = "Video"
 VaePrecision = Literal["fp32", "fp16", "bf16"]
@@ -23,7 +23,7 @@ _LARGEST_SIDE, _MOST_PIXELS = 1 << 14, 1 << 46
 _SIZE_HINT = "--size 1280x720"
 
 
-class VaeKeywords(TypedDict, total=False):
+class VaeKeywords(ClipKeywords, total=False):
     """Keywords of the calls that run: the fields of `VaeSettings`."""
 
     model: str | Path | None
@@ -31,20 +31,15 @@ class VaeKeywords(TypedDict, total=False):
     device: str
     scratch: str | Path | None
     precision: Literal["auto"] | VaePrecision
-    frames: str | None
-    time: str | None
-    deinterlace: bool
     max_side: int | None
     sample: bool
     seed: int
+    verify: bool
     fps: float | None
-    codec: CodecName
-    quality: float | None
-    preset: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class VaeSettings(JobSettings):
+class VaeSettings(ClipSettings):
     """Settings of a job that encodes a video to latents, decodes latents, or does both.
 
     Attributes:
@@ -55,19 +50,15 @@ class VaeSettings(JobSettings):
         scratch: Folder for scratch files. Default: the system's.
         precision: auto is fp32. fp16 and bf16 take half the memory; what exceeds the range of fp16
             is computed again in fp32, or in bf16 where the budget is too small for that.
-        frames: Only frames A to before B, A:B, counted from 0.
-        time: Only what is shown from A to before B, A:B in seconds.
-        deinterlace: Make whole frames of interlaced ones, one of each: their number, times and rate
-            stay. Without it they are refused.
         max_side: Longer side of the frames, which are resized before the model. Default: as they
             are.
         sample: Draw latents from their distribution, instead of its mean.
         seed: Seed of the draw.
+        verify: Compare what is made of the first frames with the model's own call, of as many as
+            the budget leaves room for.
         fps: Frames a second of latents that do not say when their frames are shown.
-        codec: Encoder of the pictures. auto: x264 for 8 bits, x265 for more, svtav1 for .webm.
-        quality: Constant quality of the encoder in its own scale, where a smaller number is a
-            larger file. Default: 18 of x264, 20 of x265, 28 of svtav1.
-        preset: Speed of the encoder in its own words: medium, or 8 for svtav1. Slower is smaller.
+        segment: Frames after which what is done, and the state that the next ones need, is kept for
+            a run that goes on. What is stopped loses no more than these.
     """
 
     model: Annotated[Path | None, Option(flags=("-m", "--model"))] = None
@@ -75,19 +66,20 @@ class VaeSettings(JobSettings):
     device: str = "auto"
     scratch: Annotated[Path | None, Option()] = None
     precision: Literal["auto"] | VaePrecision = "auto"
-    frames: Annotated[str | None, Option(metavar="A:B", example="24:48")] = None
-    time: Annotated[str | None, Option(metavar="A:B", example="1.5:4")] = None
-    deinterlace: Annotated[bool, Option(_VIDEO)] = False
     max_side: Annotated[Count | None, Option(metavar="PIXELS")] = None
     sample: bool = False
     seed: Seed = 0
+    verify: bool = False
     fps: Annotated[Annotated[float, Gt(0)] | None, Option(_VIDEO, example=25)] = None
-    codec: Annotated[CodecName, Option(_VIDEO)] = "auto"
-    quality: Annotated[float | None, Option(_VIDEO, example=18)] = None
-    preset: Annotated[str | None, Option(_VIDEO, metavar="NAME", example="medium")] = None
+
+    # Settings that determine a result's bytes, beside model and precision.
+    hashed: ClassVar[str] = (
+        "frames time deinterlace max_side sample seed fps codec quality preset segment"
+    )
 
     def check(self) -> None:
-        """Raise `UsageError` if no model is named."""
+        """Raise `UsageError` for settings that contradict each other, or if no model is named."""
+        self.check_frames()
         if self.model is None:
             raise UsageError("no model is named", hint="--model FOLDER")
 
@@ -96,10 +88,20 @@ class VaeSettings(JobSettings):
         """The precision to compute in."""
         return "fp32" if self.precision == "auto" else self.precision
 
-    def video_settings(self) -> VideoSettings:
-        """Return those of reading and writing video; raises `UsageError` where they disagree."""
-        names = "frames time deinterlace max_side codec quality preset".split()
-        return VideoSettings.of(**{name: getattr(self, name) for name in names})
+    @property
+    def hashed_values(self) -> dict[str, Any]:
+        """What of the settings determines a result's bytes, by name."""
+        return {name: getattr(self, name) for name in self.hashed.split()}
+
+    @property
+    def asks_for_size(self) -> bool:
+        """Whether a side of the frames is named."""
+        return self.max_side is not None
+
+    def exact_size(self, width: float, height: float, model_scale: int) -> tuple[float, float]:
+        """Return (W, H) of the frames that the model gets, not rounded."""
+        factor = model_scale if self.max_side is None else self.max_side / max(width, height)
+        return width * factor, height * factor
 
 
 class VaePlanKeywords(TypedDict, total=False):

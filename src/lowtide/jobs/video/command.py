@@ -6,28 +6,22 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
+from lowtide.jobs.clips.settings import ClipKeywords
 from lowtide.jobs.engine.settings import show_keywords
+from lowtide.jobs.images.keywords import EnlargeKeywords
 from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs, run_images
-from lowtide.jobs.upscale.command import UpscaleKeywords
 from lowtide.jobs.video.job import VideoJob
 from lowtide.jobs.video.report import VideosReport
-from lowtide.jobs.video.settings import CodecName, VideoSettings
+from lowtide.jobs.video.settings import VideoSettings
 
 
-class VideoKeywords(UpscaleKeywords, total=False):
+class VideoKeywords(EnlargeKeywords, ClipKeywords, total=False):
     """Keywords of `video`: the fields of `VideoSettings`."""
 
     fps: str | float | None
-    frames: str | None
-    time: str | None
-    codec: CodecName
-    quality: float | None
-    preset: str | None
     sound: str | Path
-    segment: int
     damaged: Literal["refuse", "keep"]
-    deinterlace: bool
 
 
 @show_keywords(VideoSettings, VideoKeywords)

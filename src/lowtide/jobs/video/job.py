@@ -16,10 +16,9 @@ from lowtide.core.input_file import exists, is_folder
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.signal import Sink
 from lowtide.core.units import format_bytes
-from lowtide.jobs.clips.result import MadeFrame, StartReading, VideoResult
+from lowtide.jobs.clips.result import ClipResult, ContainerWriter, MadeFrame, StartReading
 from lowtide.jobs.clips.rows import FrameSink, FrameSource
 from lowtide.jobs.clips.task import VideoTask, frame_facts, inspect_input, video_task
-from lowtide.jobs.clips.threads import ReadAhead, WriteBehind
 from lowtide.jobs.clips.work import VideoSegment, VideoWork, pinned_plan, work_folder
 from lowtide.jobs.engine.item import ComputedItem, Item
 from lowtide.jobs.engine.pipeline import Pipeline
@@ -29,10 +28,14 @@ from lowtide.jobs.images.job import ItemRun
 from lowtide.jobs.images.model_choice import suited_upscaler
 from lowtide.jobs.images.planning import ImageTaskPlan
 from lowtide.jobs.images.target_size import TargetSize
-from lowtide.jobs.video.frames import FirstFrames, due_frames
-from lowtide.jobs.video.inputs import VIDEOS, find_sequence
+from lowtide.jobs.video.frames import FirstFrames, ReadAhead, WriteBehind, due_frames
 from lowtide.jobs.video.report import StreamReport, VideoReport, VideosReport
-from lowtide.jobs.video.sequence_result import SequenceResult, refuse_existing_frames
+from lowtide.jobs.video.sequence import (
+    VIDEOS,
+    PictureWriter,
+    find_sequence,
+    refuse_existing_frames,
+)
 from lowtide.jobs.video.settings import VideoSettings
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, Found, MediaKind
@@ -185,10 +188,10 @@ class VideoJob(DenoisingFirst):
         clip, target = self._clip(item), item.target
         work = VideoWork(target, self._key(item, planned.plan))
         pattern = None if clip.task.encoder else FramePattern.parse(target)
-        shared = clip.task, work, clip.segments, clip.cancel, clip.start_reading
+        given = clip.task, work, clip.segments, clip.cancel, clip.start_reading
         if pattern is None:
-            return VideoResult(target, *shared, replace=item.replace)
-        return SequenceResult(pattern, *shared, replace=item.replace)
+            return ClipResult(ContainerWriter(target, *given, replace=item.replace))
+        return ClipResult(PictureWriter(pattern, *given, replace=item.replace))
 
     def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> VideoReport:
         """Return the report of a planned or finished file."""
@@ -243,8 +246,8 @@ class VideoJob(DenoisingFirst):
         """Run the network on the frames of all segments that are not finished."""
         clip, outcome = self._clip(run.item), RunOutcome()
         self.set_level(run.item, source.info)
-        result = cast("VideoResult | SequenceResult", sink)
-        due = [one for one in clip.segments if not result.is_finished(one)]
+        result = cast(ClipResult, sink)
+        due = result.due_segments()
         frames = sum(one.last - one.first for one in due)
         clip.resumed, clip.repeated = clip.task.frames - frames, 0
         result.work.pin(run.planned.plan)

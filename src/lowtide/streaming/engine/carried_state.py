@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import Segment, page_readers
 from lowtide.streaming.pages.disk_page import DiskPage
 from lowtide.streaming.pages.host_page import HostPage
-from lowtide.streaming.pages.page import MemoryPage, Page
+from lowtide.streaming.pages.page import MemoryPage, Page, memory_order
 from lowtide.streaming.pages.transfer import HostTransfer, host_transfer_for
 
 # Pieces of a state tensor in memory: what no band reads any more is freed piece by piece.
@@ -46,10 +48,22 @@ class StateStore:
 
     def empty(self, metas: Sequence[TensorMeta]) -> CarriedState:
         """Return a state of tensors of these shapes, without rows."""
-        state = CarriedState([], self._dim, [-(-one.shape[self._dim] // _PIECES) for one in metas])
+        state = CarriedState([], self._dim, metas)
         try:
             for meta in metas:
                 state.pages.append(self._page(meta))
+        except BaseException:
+            state.close()
+            raise
+        return state
+
+    def load(self, metas: Sequence[TensorMeta], file: BinaryIO) -> CarriedState:
+        """Return the state of these shapes that `CarriedState.save` wrote to ``file``."""
+        state = self.empty(metas)
+        try:
+            for index, meta in enumerate(metas):
+                for first in range(0, meta.shape[self._dim], state.piece_rows(index)):
+                    state.write(index, first, _read_rows(file, meta.dtype).to(self._device))
         except BaseException:
             state.close()
             raise
@@ -70,12 +84,16 @@ class CarriedState:
     Attributes:
         pages: Page of each tensor.
         dim: Dim of their rows.
-        piece_rows: Rows of each that are kept in one piece of memory.
+        metas: Shape and dtype of the tensors.
     """
 
     pages: list[Page]
     dim: int
-    piece_rows: Sequence[int]
+    metas: Sequence[TensorMeta]
+
+    def piece_rows(self, index: int) -> int:
+        """Return the rows of a tensor that are kept in one piece of memory."""
+        return -(-self.metas[index].shape[self.dim] // _PIECES)
 
     def write(self, index: int, first: int, rows: Tensor) -> None:
         """Keep a copy of rows from row ``first`` on, such as (1, C, 2, rows, W)."""
@@ -83,9 +101,20 @@ class CarriedState:
         if not isinstance(page, MemoryPage):
             page.write(first, rows)
             return
-        for part in rows.split(self.piece_rows[index], self.dim):
+        for part in rows.split(self.piece_rows(index), self.dim):
             page.write(first, part.clone())
             first += part.shape[self.dim]
+
+    def save(self, file: BinaryIO) -> None:
+        """Write all rows to ``file``, piece by piece; `StateStore.load` makes the same state of it.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        for index, (page, meta) in enumerate(zip(self.pages, self.metas, strict=True)):
+            count, step = meta.shape[self.dim], self.piece_rows(index)
+            for first in range(0, count, step):
+                _write_rows(file, page.read([(first, min(first + step, count))]))
 
     def take_pages(self) -> list[Page]:
         """Hand the pages over to a run, which closes them."""
@@ -97,6 +126,23 @@ class CarriedState:
         """Free the memory and disk space of the pages that no run has taken."""
         for page in self.take_pages():
             page.close()
+
+
+def _write_rows(file: BinaryIO, rows: Tensor) -> None:
+    """Write rows and their order in memory, which decides what kernels run on them."""
+    order = memory_order(rows)
+    stored = rows.permute(order).contiguous()
+    header = {"order": order, "shape": list(stored.shape)}
+    file.write(json.dumps(header).encode() + b"\n")
+    file.write(stored.flatten().view(torch.uint8).cpu().numpy().data)
+
+
+def _read_rows(file: BinaryIO, dtype: torch.dtype) -> Tensor:
+    """Return rows as `_write_rows` got them."""
+    header = json.loads(file.readline())
+    stored = torch.empty(header["shape"], dtype=dtype)
+    file.readinto(stored.flatten().view(torch.uint8).numpy().data)  # pyright: ignore[reportAttributeAccessIssue]
+    return stored.permute([header["order"].index(place) for place in range(stored.dim())])
 
 
 @dataclass(frozen=True)

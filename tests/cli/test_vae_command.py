@@ -1,5 +1,7 @@
 """`lowtide vae` on the command line."""
 
+import json
+
 import pytest
 
 pytest.importorskip("av")
@@ -13,9 +15,11 @@ def test_vae(lowtide, tmp_path):
     tiny_video_vae(block_out_channels=(8, 8, 8, 8)).save(tmp_path / "vae")
     more = "-m", tmp_path / "vae", "-b", "256MiB"
     latents, target = tmp_path / "l.safetensors", tmp_path / "out.mp4"
-    done = lowtide("vae", "encode", clip, "-o", latents, *more, "--json").json
+    done = lowtide("vae", "encode", clip, "-o", latents, *more, "--json", "--report").json
     (made,) = done["clips"]
     assert made["status"] == "done" and made["latents"] == [4, 1, 3, 4]
+    sidecar = json.loads((tmp_path / "l.safetensors.lowtide.json").read_text())
+    assert sidecar["clip"] == made
     assert lowtide("vae", "encode", clip, "-o", latents, *more).code == 2
     planned = lowtide("vae", "decode", latents, "-o", target, *more, "--dry-run")
     assert planned.code == 0 and not target.exists()

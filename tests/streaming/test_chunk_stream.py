@@ -1,10 +1,13 @@
 """Clips in chunks of frames and bands of rows, with the state of causal convolutions."""
 
+import io
+
 import pytest
 import torch
 
 from lowtide import BudgetError, UsageError
 from lowtide.streaming.chunk_stream import ChunkStream
+from lowtide.streaming.clip_plan import RunPart
 from support.causal_modules import causal_modules, whole_clip
 
 
@@ -68,3 +71,27 @@ def test_one_frame_and_bad_clips():
     for bad in (clip[0], clip[:, :, :0], clip.long()):
         with pytest.raises(UsageError, match="a clip is"):
             stream(bad)
+
+
+@pytest.mark.parametrize("pages", ["memory", "disk"])
+@torch.no_grad()
+def test_a_run_goes_on_behind_the_state_that_was_saved(pages):
+    """Its results are those of an undisturbed run, bit by bit."""
+    first, later = causal_modules()
+    clip, file = torch.rand(1, 3, 6, 31, 20), io.BytesIO()
+    stream = ChunkStream(first, later, budget="64MiB", pages=pages, together=2)
+    undisturbed, made = list[torch.Tensor](), list[torch.Tensor]()
+
+    def run(write, part=None, begin=0):
+        frames = iter(clip[:, :, begin:].split(1, 2))
+        stream.run_chunks(clip, lambda count: next(frames), write, part)
+
+    def save(done, state):
+        if done == 2:
+            state.save(file)
+
+    run(undisturbed.append)
+    run(made.append, RunPart(last=2, after_run=save))
+    file.seek(0)
+    run(made.append, RunPart(2, state=file), begin=4)
+    assert torch.equal(torch.cat(made, 2), torch.cat(undisturbed, 2))

@@ -68,7 +68,7 @@ def run_vae(
         report = VaeReport(
             model={"name": model.kind, "path": str(settings.model)},
             device=model.budget.device,
-            versions=versions(packages=("av",)),
+            versions=job.versions,
         )
         if dry_run:
             report.clips.append(job.item_report(planned, "planned"))
@@ -291,13 +291,19 @@ class VaeJob:
         )
 
     @property
+    def versions(self) -> dict[str, str]:
+        """Versions of all that determines the values."""
+        library = type(self.model.module).__module__.partition(".")[0]
+        return versions(packages=["av", *(["diffusers"] if library == "diffusers" else [])])
+
+    @property
     def _key(self) -> str:
         """All that determines the bytes of segments, except which frames they hold."""
         found, settings = self.clip.found, self.settings
         assert settings.model is not None
         self._model_sha256 = self._model_sha256 or model_sha256(settings.model)
         content = self.clip.task.content_sha256
-        now = sorted(versions(packages=("av",)).items())
+        now = sorted(self.versions.items())
         how = found.operation, settings.resolved_precision, settings.hashed_values
         return f"{content} {self._model_sha256} {how} {now} {self.budget.device}"
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_type_hints
 
 from lowtide.core.errors import UsageError
-from lowtide.core.option import Option
-from lowtide.core.precision import Precision
+from lowtide.core.option import Option, Precision
 from lowtide.memory.budget import Budget
 
 S = TypeVar("S")

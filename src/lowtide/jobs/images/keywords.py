@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest

@@ -22,7 +22,7 @@ from lowtide.jobs.denoise.calibration.photon_transfer import calibrate_sensor
 from lowtide.jobs.denoise.calibration.volumes import SCALE_NOTE, calibrate_volumes
 from lowtide.models.denoiser.noise_statistics import ImageStatistics, PairStatistics
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable
-from lowtide.models.denoiser.variance_line import VarianceLine, fit_line, fit_lower_line
+from lowtide.models.denoiser.variance import VarianceLine, fit_line, fit_lower_line
 
 _SUFFIX = ".json"
 _LEAST_BINS = 3

@@ -28,7 +28,7 @@ from lowtide.training.data.batches import Batches
 from lowtide.training.data.degrade import bicubic_downscale
 from lowtide.training.data.pairs import HighResolutionFolders, Patches
 from lowtide.training.losses.gan import generator_loss
-from lowtide.training.network_factory import make_discriminator, make_generator
+from lowtide.training.setup import make_discriminator, make_generator
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.tasks.super_resolution import make_pairs_task
 from lowtide.training.train_log import read_log

@@ -109,7 +109,7 @@ def weights_of(network: nn.Module) -> int:
 
 def peer(name: str, scale: int, wanted: int) -> nn.Module:
     """A network of that kind whose weights are nearest in number to ``wanted``."""
-    from lowtide.models.fold_conv import fold_convs
+    from lowtide.models.spandrel_files import fold_convs
 
     def compact(size: int) -> nn.Module:
         return spandrel_class(

@@ -25,9 +25,8 @@ from PIL import Image
 import lowtide
 import lowtide.models
 from lowtide.core.metrics import psnr, psnr_y
-from lowtide.models.loaded_model import Model
+from lowtide.models.loaded_model import Model, SelfEnsemble
 from lowtide.models.resample import resize_cubic
-from lowtide.models.self_ensemble import SelfEnsemble
 
 ABOUT = "PSNR-Y in dB on Set5: 8-bit rounding, BT.601 luma, crop = scale"
 CUBIC_SCALES = (2, 4)

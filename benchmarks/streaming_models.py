@@ -64,7 +64,7 @@ def _craft() -> nn.Module:
 
 
 def _span() -> nn.Module:
-    from lowtide.models.fold_conv import fold_convs
+    from lowtide.models.spandrel_files import fold_convs
 
     return fold_convs(
         spandrel_class(

@@ -20,12 +20,11 @@ from lowtide.models.resample import resize_cubic
 from lowtide.training.data.degrade import bicubic_downscale
 from lowtide.training.data.image_cache import read_rgb
 from lowtide.training.data.pairs import HighResolutionFolders
-from lowtide.training.network_factory import make_discriminator, make_generator
+from lowtide.training.setup import make_discriminator, make_generator, save_weights
 from lowtide.training.task import Task
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.tasks.super_resolution import make_pairs_task
 from lowtide.training.trainer import Trainer
-from lowtide.training.weights import save_weights
 
 SCALE, STEPS = 2, 3
 # Small enough that libraries are set up by it and nothing of its size is kept.

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyvips
 
-from lowtide.core.hashing import file_sha256
+from lowtide.core.input_file import file_sha256
 
 _WALLPAPERS = "debian:lomiri-wallpapers-16.04"
 _GETTY = "Getty's Open Content Program, in stdlib's datasets"

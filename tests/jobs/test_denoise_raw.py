@@ -7,7 +7,7 @@ import pytest
 
 import lowtide
 from lowtide import BudgetError, ImageError, UsageError
-from lowtide.models.denoiser.variance_stabilizer import VarianceStabilizer
+from lowtide.models.denoiser.variance import VarianceStabilizer
 from support.denoiser_files import denoiser_file
 from support.image_folders import files_of, statuses
 from support.raw_files import BAYER, XTRANS, exposed, linear_light, mosaic_of, write_dng

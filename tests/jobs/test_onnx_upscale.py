@@ -21,7 +21,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from lowtide.models.self_ensemble import SelfEnsemble
+from lowtide.models.loaded_model import SelfEnsemble
 from support.onnx_files import conv_file, exported
 
 MIB = 1 << 20

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.core.scheduling import thread_scheduling
 from lowtide.jobs.export.command import export_onnx
 from lowtide.jobs.upscale.train import train_sr
+from lowtide.media.video.video_encoder import thread_scheduling
 from support.denoiser_files import denoiser_file
 from support.nifti_files import brain, nifti
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.training.network_factory import make_generator
+from lowtide.training.setup import make_generator, save_weights
 from lowtide.training.tasks.sr_config import SrConfig
-from lowtide.training.weights import save_weights
 
 NETWORK = {"type": "paragonconv", "features": 8, "blocks": 1}
 

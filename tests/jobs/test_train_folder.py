@@ -10,9 +10,8 @@ import lowtide
 from lowtide import OutputError, UsageError
 from lowtide.core.atomic_file import new_part_name
 from lowtide.jobs.upscale.train import train_sr
-from lowtide.training.network_factory import make_generator
+from lowtide.training.setup import make_generator, save_weights
 from lowtide.training.tasks.sr_config import SrConfig
-from lowtide.training.weights import save_weights
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def alex_file(tmp_path_factory):
 
 
 def test_lpips_chooses_the_weights_with_the_lowest_score(photos, tmp_path, alex_file):
-    from lowtide.training.perceptual_metrics import PerceptualMetric
+    from lowtide.training.losses.perceptual import PerceptualMetric
 
     given = plain(photos)
     metric = {"type": "lpips", "weights": str(alex_file), "crop_border": 2}

@@ -7,7 +7,7 @@ import torch
 import lowtide
 from lowtide.jobs.denoise.volumes.scale import VolumeScale
 from lowtide.models.denoiser.noise_models import RicianNoise
-from lowtide.models.denoiser.variance_stabilizer import RicianTransform
+from lowtide.models.denoiser.variance import RicianTransform
 from lowtide.models.denoiser.volume_level import RangeStatistics
 
 

@@ -13,13 +13,14 @@ from PIL import Image, ImageCms
 import lowtide
 from lowtide import OutputError
 from lowtide.media import inspect_image
-from lowtide.media.icc_profile import (
+from lowtide.media.metadata import without_parts
+from lowtide.media.stated_color import (
     SRGB_PLACES,
     ColorDescription,
+    heif_color,
+    png_chunks,
     rgb_profile_of_gray,
 )
-from lowtide.media.jpeg_parts import without_parts
-from lowtide.media.stated_color import heif_color, png_chunks
 from support.media_files import make_exif
 
 SRGB = ImageCms.createProfile("sRGB")

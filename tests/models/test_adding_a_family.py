@@ -15,9 +15,8 @@ import lowtide
 from lowtide import ModelError, UsageError
 from lowtide.models import ModelFamily, register_family
 from lowtide.models.ldm4ts import LDM4TSModel
-from lowtide.training.network_factory import make_generator
+from lowtide.training.setup import make_generator, save_weights
 from lowtide.training.tasks.sr_config import SrConfig
-from lowtide.training.weights import save_weights
 from support import toy_family
 
 

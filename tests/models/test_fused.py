@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from lowtide.models.fold_conv import fold_convs
+from lowtide.models.spandrel_files import fold_convs
 
 
 def test_folded_layers_give_the_same_bits():

@@ -8,12 +8,14 @@ import pytest
 from lowtide import InputError, ModelError, UsageError
 from lowtide.core.philox import philox
 from lowtide.models.denoiser.noise_models import GaussianNoise, PoissonGaussianNoise, RicianNoise
-from lowtide.models.denoiser.noise_registry import (
+from lowtide.models.denoiser.noise_table import (
+    NoiseSetting,
+    NoiseTable,
     build_noise,
+    load_noise,
     noise_model_class,
     noise_model_names,
 )
-from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable, load_noise
 from lowtide.models.denoiser.raw_camera_noise import RawCameraNoise
 
 RAW = dict(gain=2.0, read=9.0, row=4.0, black=512, white=16383)

@@ -10,11 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.models.optimized import replace as adapting
 from lowtide.models.optimized.narrow_conv import DeferredLayers, OptimizedTail
-from lowtide.models.optimized.optimized_module import OptimizedModule
 from lowtide.models.optimized.replace import replace_modules
 from lowtide.models.optimized.swin_blocks import OptimizedWindowAttention
 from lowtide.models.optimized.token_linear import (
     OptimizedFirstConv,
+    OptimizedModule,
     OptimizedPatchEmbed,
     OptimizedPointwiseConv,
 )

@@ -10,8 +10,12 @@ from safetensors.torch import save_file
 import lowtide
 from lowtide import ModelError
 from lowtide.models.paragonsr2.config import TierConfig
-from lowtide.models.paragonsr2.magic_kernel import BLUR, SHARP, MagicKernelUpsample
-from lowtide.models.paragonsr2.tier_blocks import ShiftedWindowAttention
+from lowtide.models.paragonsr2.tier_blocks import (
+    BLUR,
+    SHARP,
+    MagicKernelUpsample,
+    ShiftedWindowAttention,
+)
 from lowtide.models.paragonsr2.tiers import ParagonTier
 
 # Learned values at ×4, of the public README's counts without the 72 of the fixed path.

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import lowtide
 from lowtide.cli.main import app
 from lowtide.jobs.images.build_network import build_network, ensemble_network
-from lowtide.models.self_ensemble import SelfEnsemble, as_ensemble
+from lowtide.models.loaded_model import SelfEnsemble, as_ensemble
 
 
 class _Uneven(nn.Module):

@@ -14,7 +14,7 @@ from lowtide.core import heap
 from lowtide.jobs.images.model_costs import store_costs
 from lowtide.jobs.images.prepare import runtime_identity
 from lowtide.memory.costs import ModelCosts
-from lowtide.models.self_ensemble import as_ensemble
+from lowtide.models.loaded_model import as_ensemble
 
 SIDES = (64, 128, 256, 512)
 # Reach, weights, peak bytes per input pixel, seconds at the four sides.

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from lowtide.models.fold_conv import fold_convs
 from lowtide.models.paragonsr2.config import TierConfig
 from lowtide.models.paragonsr2.tiers import ParagonTier
+from lowtide.models.spandrel_files import fold_convs
 
 
 def spandrel(family, arch, name, **options):

@@ -12,9 +12,8 @@ import numpy as np
 from lowtide.media.video.mux import JoinedFile, join
 from lowtide.media.video.other_streams import StreamPlan, plan_streams
 from lowtide.media.video.picture_format import ColorTags, PictureFormat, planes_of
-from lowtide.media.video.video_encoder import EncoderSettings, SegmentEncoder
+from lowtide.media.video.video_encoder import EncoderSettings, SegmentEncoder, segment_suffix
 from lowtide.media.video.video_facts import is_mirrored
-from lowtide.media.video.video_segments import segment_suffix
 
 NAMES = {"x264": "h264", "x265": "hevc", "svtav1": "av1", "prores": "prores", "ffv1": "ffv1"}
 

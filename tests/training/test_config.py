@@ -7,9 +7,14 @@ from torch.nn.utils import parameters_to_vector
 
 from lowtide import UsageError
 from lowtide.models.families import networks
-from lowtide.training.network_factory import make_discriminator, make_generator
 from lowtide.training.run_config import LossEntry, Scheduler
-from lowtide.training.setup import ema_decay, loss_weight, lr_factor
+from lowtide.training.setup import (
+    ema_decay,
+    loss_weight,
+    lr_factor,
+    make_discriminator,
+    make_generator,
+)
 from lowtide.training.tasks.sr_config import SrConfig
 
 

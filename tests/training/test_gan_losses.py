@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lowtide import UsageError
-from lowtide.training.losses import discriminator_loss, generator_loss, gradient_penalty
+from lowtide.training.losses.gan import discriminator_loss, generator_loss, gradient_penalty
 
 KINDS = "vanilla", "lsgan", "hinge", "r3gan"
 REAL, FAKE = (2.0, -0.5), (0.25, 1.5)

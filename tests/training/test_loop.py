@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lowtide import BudgetError, Cancelled, NotFiniteError, OutputError, UsageError
-from lowtide.training.network_factory import make_discriminator, make_generator
+from lowtide.training.setup import make_discriminator, make_generator
 from lowtide.training.state import load_latest_state
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.tasks.super_resolution import make_pairs_task

@@ -9,8 +9,7 @@ from lowtide.jobs.denoise.calibration.command import train_noise
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.photographs import PhotographFolders, linear_light, mosaic
 from lowtide.training.tasks.denoise_config import DenoiseConfig
-from lowtide.training.tasks.denoising import NoisyPatches
-from lowtide.training.tasks.drawn_noise import drawn_noise
+from lowtide.training.tasks.denoising import NoisyPatches, drawn_noise
 
 BLACK, WHITE, GAIN, READ, ROW, HEAVY = 300, 4095, 2.5, 12.0, 5.0, 8
 SIDE = 64

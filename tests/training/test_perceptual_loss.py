@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.models import vgg19
 
 from lowtide import UsageError
-from lowtide.training.losses import PerceptualLoss
+from lowtide.training.losses.perceptual import PerceptualLoss
 from support.feature_networks import features
 from support.loss_inputs import gradient_of, pictures
 

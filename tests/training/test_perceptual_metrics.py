@@ -7,7 +7,7 @@ from torch import nn
 from torchvision.models import alexnet, vgg16
 
 from lowtide import UsageError
-from lowtide.training.perceptual_metrics import PerceptualMetric
+from lowtide.training.losses.perceptual import PerceptualMetric
 from support.feature_networks import features
 
 MEAN, DEVIATION = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

@@ -11,7 +11,7 @@ import torch
 from lowtide.memory.measurement.live_peak import live_peak_bytes
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile
-from lowtide.training.network_factory import make_discriminator, make_generator
+from lowtide.training.setup import make_discriminator, make_generator
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.tasks.super_resolution import make_pairs_task
 from lowtide.training.traced_step import TaskModules, TracedTrainStep

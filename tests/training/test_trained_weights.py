@@ -4,9 +4,8 @@ import pytest
 
 import lowtide
 from lowtide import OutputError
-from lowtide.training.network_factory import make_generator
+from lowtide.training.setup import make_generator, save_weights
 from lowtide.training.tasks.sr_config import SrConfig
-from lowtide.training.weights import save_weights
 
 NETWORK = {"type": "paragonconv", "features": 32, "blocks": 1}
 

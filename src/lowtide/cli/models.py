@@ -26,7 +26,7 @@ def models(
 ) -> None:
     """List the bundled models, what for and how fast, or describe model files."""
     from lowtide.models import describe, load, names
-    from lowtide.models.choosing import PUBLISHED, seconds_of, speed_file, use_of
+    from lowtide.models.bundled import PUBLISHED, seconds_of, speed_file, use_of
 
     found = [load(file).descriptor for file in files] if files else [describe(n) for n in names()]
     if as_json:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lowtide.core.atomic_file import atomic_output
-from lowtide.core.errors import UsageError
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import UsageError, install_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What may be an input: a regular file, or a link to one.
+"""What may be an input: a regular file, or a link to one; and its hash.
 
 Everything that a user names for reading is asked for here before anything opens it. A FIFO would
 wait without end for somebody to write, and a device may give bytes without end.
@@ -6,6 +6,7 @@ wait without end for somebody to write, and a device may give bytes without end.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -69,3 +70,9 @@ def exists(path: Path) -> bool:
 def is_file(path: Path) -> bool:
     """Return whether a path is a regular file or a link to one, as far as can be seen."""
     return os.path.isfile(path)  # noqa: PTH113  (as `is_folder`)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal, read in chunks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

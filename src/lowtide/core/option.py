@@ -1,9 +1,9 @@
-"""How settings become options of a command line, and the bounds of whole numbers."""
+"""How settings become options of a command line, and the types that many settings have."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -34,3 +34,6 @@ class Option:
     example: Any = None
     hint: str | None = None
     repeats: bool = False
+
+
+Precision = Literal["fp32", "bf16", "fp16"]

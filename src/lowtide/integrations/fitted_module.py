@@ -28,8 +28,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lowtide.core.errors import BudgetError, UsageError
-from lowtide.integrations.call_checks import check_eval_mode, check_not_traced, check_state
-from lowtide.integrations.part_calls import PartCalls
+from lowtide.integrations.part_calls import (
+    PartCalls,
+    check_eval_mode,
+    check_not_traced,
+    check_state,
+)
 from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
 from lowtide.integrations.video_autoencoders.families import VideoFamily, family_of
 from lowtide.memory.budget import Budget

@@ -15,13 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from lowtide.core.errors import UsageError
-from lowtide.integrations.call_checks import (
+from lowtide.integrations.fitted_module import is_fitted, is_own_forward
+from lowtide.integrations.part_calls import (
     GROUP_OFFLOAD_HINT,
     check_state,
     hooks_of,
     is_compiled,
 )
-from lowtide.integrations.fitted_module import is_fitted, is_own_forward
 from lowtide.integrations.video_autoencoders.families import VideoFamily
 from lowtide.memory.tracing.traced_code import traced_code
 

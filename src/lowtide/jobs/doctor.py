@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from lowtide.attention.availability import availability
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import install_extra
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.engine.report import versions
 from lowtide.memory.measurement.cpu_half_precision import low_precision_slowdown

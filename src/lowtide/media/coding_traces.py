@@ -1,17 +1,27 @@
-"""What a picture shows of having been a JPEG: its quantization table, or the grid of its blocks."""
+"""What pictures and clips show of strong coding: quantization, blocks, bytes of key frames."""
 
 from __future__ import annotations
 
 import math
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyvips
 
 from lowtide.core.errors import ImageError
 from lowtide.media._libvips import FILE_ERRORS, error_text
 from lowtide.media.formats import JPEG
 from lowtide.media.image_facts import MAX_PIXELS, inspect_image, open_decoder
-from lowtide.media.jpeg_parts import segments
+from lowtide.media.metadata import segments
+from lowtide.media.video.opened_video import (
+    decoder_of,
+    load_av,
+    open_video,
+    packets_with_data,
+    readable,
+)
 
 # JPEGs of a higher quality are enlarged as well, or better, by networks that saw clean pictures.
 _HIGHEST_QUALITY = 92
@@ -29,6 +39,17 @@ _FULL = {"B": 1.0, "H": 255 / 65535, "f": 255.0, "d": 255.0}  # to levels of 255
 # A step across the edge of blocks, in those elsewhere, and in their standard deviations.
 _STEP, _DEVIATIONS = 1.16, 2.0
 _LARGEST_STEP = 20.0  # of 255: larger ones are edges of the picture
+
+# Key frames that are looked at, among so many packets from the start.
+_KEY_FRAMES, _PACKETS = 3, 600
+# Quality of the JPEGs, in gray: up to that, pictures are better enlarged by networks for JPEGs.
+_QUALITY = 92
+# Share of their bytes below which frames are so too. Codecs that smooth the edges of their blocks
+# as well as these take fewer bytes for as good a frame.
+_SHARE, _SMOOTH_SHARE = 0.75, 0.35
+_SMOOTH = ("hevc", "vp9", "av1", "vvc")
+# Bits a pixel of a JPEG of which nothing can be told: one of hardly anything but black.
+_FLAT_BITS = 0.2
 
 
 def jpeg_trace(path: Path) -> str:
@@ -118,3 +139,44 @@ def _tables(path: Path) -> dict[int, np.ndarray]:
             found[number] = np.frombuffer(data[1:length], ">u2" if wide else np.uint8)
             data = data[length:]
     return found
+
+
+def coding_trace(path: Path) -> str:
+    """Return what shows that a clip is strongly coded, or "": "hevc at 21 % of a JPEG's bytes".
+
+    Raises:
+        VideoError: It cannot be read.
+    """
+    load_av()
+    stored = jpegs = 0
+    with open_video(path) as (container, stream):
+        name = _codec(stream.codec_context.name)
+        packets = islice(packets_with_data(readable(container.demux(stream))), _PACKETS)
+        for packet in islice((one for one in packets if one.is_keyframe), _KEY_FRAMES):
+            for frame in _decoded(stream, packet)[:1]:
+                size = _jpeg_bytes(frame)
+                if 8 * size > _FLAT_BITS * frame.width * frame.height:
+                    stored, jpegs = stored + packet.size, jpegs + size
+    if stored >= jpegs * (_SMOOTH_SHARE if name in _SMOOTH else _SHARE):
+        return ""
+    return f"{name} whose key frames have {stored / jpegs:.0%} of a good JPEG's bytes"
+
+
+def _codec(name: str) -> str:
+    """Return FFmpeg's name of a codec by that of its decoder: av1 of libdav1d."""
+    return next((one for one in _SMOOTH if one in name), name)
+
+
+def _decoded(stream: Any, packet: Any) -> list[Any]:
+    decoder = decoder_of(stream)
+    try:
+        return [*decoder.decode(packet), *decoder.decode(None)]
+    except load_av().error.FFmpegError:  # whose own turn says so
+        return []
+    finally:
+        decoder.flush_buffers()
+
+
+def _jpeg_bytes(frame: Any) -> int:
+    gray = frame.reformat(format="gray").to_ndarray()
+    return len(pyvips.Image.new_from_array(gray).jpegsave_buffer(Q=_QUALITY))

@@ -1,19 +1,22 @@
-"""Forms of dates, in text and numbers, as spreadsheets, databases and statistics offices write.
+"""Forms of dates, in text and numbers, as spreadsheets, databases and offices write; and zones.
 
 A form may read ``1/2/2026`` in several ways; which is meant is for who knows the other rows.
 """
 
 from __future__ import annotations
 
+import datetime
 import re
+import zoneinfo
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.media.calendars import DAY, HOUR, MINUTE, SECOND
+from lowtide.media.calendars import DAY, HOUR, MINUTE, SECOND, microseconds
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 NOT_A_TIME = np.iinfo(np.int64).min
 # Beginnings of the months' names: English, German, French, Spanish, Italian, Portuguese, Dutch.
@@ -96,6 +99,24 @@ _TIME = (
 _CHUNK = 20_000
 # Years of two digits are those from 1969, as in strptime.
 _TWO_DIGITS_FROM = 69
+
+# Tried first, so that of zones with the same clock one is named that people know.
+_KNOWN = (
+    "Europe/Berlin",
+    "Europe/London",
+    "Europe/Helsinki",
+    "Europe/Lisbon",
+    "America/New_York",
+    "America/Chicago",
+    "America/Denver",
+    "America/Los_Angeles",
+    "America/Sao_Paulo",
+    "Asia/Kolkata",
+    "Asia/Shanghai",
+    "Asia/Tokyo",
+    "Australia/Sydney",
+    "Pacific/Auckland",
+)
 
 
 def readings(cells: pd.Series) -> dict[str, np.ndarray]:
@@ -233,3 +254,55 @@ def _int(texts: pd.Series) -> np.ndarray:
 def month_of_name(name: str) -> int:
     """Return the month that a name in lower case begins as, from 1, or 0."""
     return next((number for number, starts in enumerate(_MONTHS, 1) if re.match(starts, name)), 0)
+
+
+def of_zone(name: str) -> datetime.tzinfo:
+    """Return a zone of `zoneinfo`, which every stamp library takes."""
+    return zoneinfo.ZoneInfo(name)
+
+
+def in_zone(utc: np.ndarray, zone: str) -> np.ndarray:
+    """Return stamps of UTC by the clock of a zone, in microseconds."""
+    import pandas as pd
+
+    index = pd.DatetimeIndex(utc.astype("datetime64[us]")).tz_localize("UTC")
+    return microseconds(index.tz_convert(of_zone(zone)).tz_localize(None))
+
+
+def to_utc(local: np.ndarray, zone: str) -> np.ndarray:
+    """Return stamps of a zone's clock in UTC; `NOT_A_TIME` for those that it skips.
+
+    Of an hour that the clock repeats, rows are the first until the clock of the rows goes back.
+    """
+    import pandas as pd
+
+    index = pd.DatetimeIndex(local.astype("datetime64[us]"))
+    clear = index.tz_localize(zone, ambiguous="NaT", nonexistent="shift_forward")
+    unclear = np.asarray(clear.isna())
+    moves = np.diff(local, prepend=local[:1] - DAY)
+    # Rows of several series at one time are no repeated hour.
+    several = ((moves == 0) & ~unclear).any()
+    first, second = np.ones(len(local), bool), False
+    for place in np.flatnonzero(unclear).tolist():
+        back = -2 * HOUR < moves[place] < 0 or (moves[place] == 0 and not several)
+        if not back and (abs(moves[place]) > 2 * HOUR or not unclear[place - 1]):
+            second = False
+        second = second or back
+        first[place] = not second
+    found = index.tz_localize(zone, ambiguous=first, nonexistent="NaT").tz_convert("UTC")
+    utc = microseconds(found.tz_localize(None))
+    utc[found.isna()] = NOT_A_TIME
+    return utc
+
+
+def zone_of_midnights(utc: np.ndarray) -> str | None:
+    """Return a zone in which all stamps are midnight though in UTC their times differ, if any."""
+    distinct = np.unique(utc)
+    times = np.unique(distinct % DAY)
+    if not 2 <= len(times) <= 4:
+        return None
+    some = distinct[np.unique(np.linspace(0, len(distinct) - 1, 9).astype(int))]
+    for name in (*_KNOWN, *sorted(zoneinfo.available_timezones() - set(_KNOWN))):
+        if not (in_zone(some, name) % DAY).any() and not (in_zone(distinct, name) % DAY).any():
+            return name
+    return None

@@ -18,10 +18,8 @@ from lowtide.media._libvips import FILE_ERRORS, configure, error_text, is_harmle
 from lowtide.media.detect import HEAD_BYTES, camera_raw, describe
 from lowtide.media.formats import AVIF, FORMATS, HEIC, JPEG, PNG, TIFF, ImageFormat, identify
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.jpeg_parts import JpegParts, jpeg_parts
-from lowtide.media.metadata import Metadata, read_metadata
+from lowtide.media.metadata import JpegParts, Metadata, jpeg_parts, read_metadata
 from lowtide.media.pixels import info_of, normalize, select_channels
-from lowtide.media.row_spool import spool_bytes, spool_memory, upright_info
 from lowtide.media.stated_color import StatedColor, heif_color, png_chunks, png_color, png_texts
 from lowtide.media.tiff_header import (
     has_exif,
@@ -29,7 +27,7 @@ from lowtide.media.tiff_header import (
     is_lab_of_bytes,
     largest_strip_bytes,
 )
-from lowtide.media.whole_file import COPIES, open_whole
+from lowtide.media.whole_file import COPIES, open_whole, spool_bytes, spool_memory, upright_info
 
 MAX_PIXELS = 1_000_000_000
 

@@ -26,7 +26,7 @@ from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, OpenDecoder, open_
 from lowtide.media.image_info import ImageInfo, ValueRange
 from lowtide.media.metadata import Metadata
 from lowtide.media.pixels import dtype_of
-from lowtide.media.row_spool import Spool
+from lowtide.media.whole_file import Spool
 
 
 def open_image(

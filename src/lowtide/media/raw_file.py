@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowtide.core.errors import ImageError, UsageError
+from lowtide.core.errors import ImageError, UsageError, install_extra
 from lowtide.core.input_file import require_input
-from lowtide.core.install_hints import install_extra
 from lowtide.core.signal import ClosedOnExit
 from lowtide.media.detect import HEAD_BYTES, camera_raw, describe
 from lowtide.media.formats import identify

@@ -1,4 +1,4 @@
-"""What the columns of a table are: dates, names of series, values, and what is left out.
+"""What the columns and edges of a table are: dates, names of series, values, and what is left out.
 
 Columns go by their names where those are usual, and by their content where one reading alone
 works: dates that are there twice are of several series, whose names make each of them unique.
@@ -14,22 +14,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.errors import InputError, shown
+from lowtide.media.date_forms import month_of_name
 from lowtide.media.series_columns import LONG, is_nameless, series_columns, value_column
 from lowtide.media.table_dates import Stamps, read_stamps, reads_as_stamps
-from lowtide.media.table_edges import without_others
 from lowtide.media.table_file import TableSource
-from lowtide.media.table_header import STAMPS
-from lowtide.media.table_numbers import NUMERIC, is_number_like
+from lowtide.media.table_numbers import NUMERIC, is_number, is_number_like, is_text
 from lowtide.media.table_options import TableOptions, names_of
-from lowtide.media.table_words import RowError, few
+from lowtide.media.table_words import STAMPS, RowError, few
 from lowtide.media.time_table import place_among
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
 # Columns that are a date or a time together.
 _PARTS = (("month", "quarter", "week"), ("day",), ("hour", "time"))
 _STEP = "step"
+
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_FEWEST_ROWS = 2
 
 
 @dataclass(frozen=True)
@@ -245,3 +248,59 @@ def _wide(
         notes.append(f"left out, columns without numbers: {few(left_out)}")
     names = LONG[0]
     return Columns(source, stamps, (names[0], names[1], names[2]), None, values, notes)
+
+
+def without_others(source: TableSource, time: str, options: TableOptions) -> TableSource:
+    """Return the table of the rows that have a date, and of those that are to be refused.
+
+    The others are empty rows, and above the first date and below the last one rows that cannot have
+    one: those without a number, and those with a word for a date that is none of a month. A row in
+    the middle stays, as does one with numbers beside a date that is missing or misspelled.
+
+    Args:
+        source: The table.
+        time: Name of its column of dates.
+        options: How dates are read.
+    """
+    frame = source.frame
+    filled = frame[time].notna().to_numpy(copy=True)
+    filled[~filled] = frame[~filled].notna().any(axis=1)
+    empty = int((~filled).sum())
+    notes = [f"left out, empty rows: {empty:,}"] if empty else []
+    rows = np.flatnonzero(filled)
+    if is_text(frame[time]):
+
+        def outside(places: np.ndarray) -> int:
+            """Return how many rows come before the first that belongs to the table."""
+            found = (
+                one for one, row in enumerate(places) if _belongs(frame.iloc[row], time, options)
+            )
+            return next(found, len(places))
+
+        first, last = outside(rows), len(rows) - outside(rows[::-1])
+        if last - first < _FEWEST_ROWS:
+            return source
+        for part, side in ((rows[:first], "above the first"), (rows[last:], "below the last")):
+            if len(part):
+                words = [str(frame.iloc[row].dropna().iloc[0]) for row in part]
+                notes.append(f"left out {side} date, from {source.place(part[0])}: {few(words)}")
+        rows = rows[first:last]
+    return source.of_rows(rows, notes) if notes else source
+
+
+def _belongs(row: pd.Series, time: str, options: TableOptions) -> bool:
+    """Return whether a row has a date in the column ``time``, or should have one."""
+    import pandas as pd
+
+    cell = row[time]
+    text = "" if pd.isna(cell) else str(cell)
+    try:
+        if text:
+            read_stamps(pd.Series([cell]), options)
+            return True
+    except InputError:
+        return True  # of several readings
+    except RowError:
+        pass
+    foreign = any(not month_of_name(word.lower()) for word in _WORD.findall(text))
+    return not foreign and any(map(is_number, row.drop(time)))

@@ -23,12 +23,15 @@ from lowtide.media.date_forms import (
     NOT_A_TIME,
     UNITS,
     from_digits,
+    in_zone,
     kind_of_numbers,
+    of_zone,
     readings,
+    to_utc,
+    zone_of_midnights,
 )
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_words import RowError
-from lowtide.media.table_zones import in_zone, of_zone, to_utc, zone_of_midnights
 from lowtide.media.time_grid import Zone, fit_grid, index_of
 
 if TYPE_CHECKING:

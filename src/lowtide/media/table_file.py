@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowtide.core.errors import InputError, UsageError
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import InputError, UsageError, install_extra
 from lowtide.media.table_bytes import EXCEL, TableBytes, require_room
-from lowtide.media.table_header import LOOKED_AT, above, header_row
 from lowtide.media.table_numbers import HUGE_EXPONENT, settle_decimals
-from lowtide.media.table_words import RowError, require_distinct
+from lowtide.media.table_words import LOOKED_AT, RowError, above, header_row, require_distinct
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from lowtide.core.errors import UsageError
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import UsageError, install_extra
 from lowtide.media.series_columns import LONG
-from lowtide.media.table_header import STAMPS
-from lowtide.media.table_words import require_distinct
+from lowtide.media.table_words import STAMPS, require_distinct
 
 if TYPE_CHECKING:
     import pandas as pd

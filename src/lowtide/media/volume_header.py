@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
-from lowtide.core.errors import InputError, UsageError
+from lowtide.core.errors import InputError, UsageError, install_extra
 from lowtide.core.input_file import require_input
-from lowtide.core.install_hints import install_extra
 from lowtide.media.image_info import ImageInfo
 
 if TYPE_CHECKING:

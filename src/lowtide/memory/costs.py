@@ -14,7 +14,7 @@ from itertools import pairwise
 from pydantic import BaseModel, ConfigDict
 
 from lowtide.core.heap import MMAP_THRESHOLD_BYTES
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.core.units import MIB
 
 _MULTIPLY_ADDS = operator.attrgetter("multiply_adds")

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.memory.ledger import LedgerRow, Place
 from lowtide.memory.strategy import ImageGeometry, Strategy

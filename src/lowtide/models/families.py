@@ -1,8 +1,8 @@
 """Registry of the families of models: how their files are recognized, and what trainings build.
 
-A family of Lowtide's is a folder of this package, and its `family.py` says what it is. One from
-outside is registered by `register_family`, or by its package's entry point in `ENTRY_POINTS`.
-spandrel's families are spandrel's. Nothing here imports PyTorch.
+A family of Lowtide's is a folder of this package, which says itself what it is. One from outside
+is registered by `register_family`, or by its package's entry point in `ENTRY_POINTS`. spandrel's
+families are spandrel's. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def families() -> Iterator[ModelFamily]:
         ModelError: An entry point is damaged.
     """
     for folder in _FOLDERS:
-        yield importlib.import_module(f"lowtide.models.{folder}.family").FAMILY
+        yield importlib.import_module(f"lowtide.models.{folder}").FAMILY
     yield from _added
     yield from _installed()
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.errors import ModelError, shown
-from lowtide.core.hashing import file_sha256
-from lowtide.core.input_file import require_input
+from lowtide.core.input_file import file_sha256, require_input
 from lowtide.models.descriptor import SizeRule
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lowtide.core.errors import LowtideError, UsageError
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import LowtideError, UsageError, install_extra
 
 # onnxruntime has no base class of its errors, which derive from Exception.
 _REFUSALS = """

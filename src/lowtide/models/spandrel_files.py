@@ -1,16 +1,24 @@
 """Loader of models by the names of their tensors: of Lowtide's families, or through spandrel.
 
 spandrel recognizes about forty families by the names of their tensors and infers their sizes. Every
-use of it, its private names included, is in this file and in `spandrel_import`.
+use of it, its private names included, is in this file. It is imported
+without torchvision, which only two of its families use: that brings its models, and they all of
+`torch._dynamo`, two seconds in each run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import builtins
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
@@ -18,13 +26,12 @@ from lowtide.models import checkpoints, lowtide_files
 from lowtide.models.build_limits import BuildLimits
 from lowtide.models.descriptor import ModelDescriptor, Tiling
 from lowtide.models.families import ModelFamily, families, family_with_tensors
-from lowtide.models.fold_conv import fold_convs
 from lowtide.models.model_files import size_rule
 from lowtide.models.optimized.replace import replace_modules
-from lowtide.models.spandrel_import import defer_torchvision
 
 if TYPE_CHECKING:
     import spandrel
+
 
 # What spandrel was seen to raise for tensors that do not fit together. MemoryError is among them
 # because a side may be of any size.
@@ -46,6 +53,12 @@ _Value = TypeVar("_Value")
 # Of torch.compile, DataParallel, the generator of a GAN, and Lightning modules.
 _PREFIXES = ("_orig_mod.", "module.", "netG.", "net_g.", "generator.", "model.", "net.")
 _DEEPEST = 3
+
+# Negative slope of the leaky ReLU in spandrel's SPAN.
+_SLOPE = 0.05
+_DEFERRED = "torchvision.transforms.functional"
+# spandrel's modules that import it, for what they call when they run.
+_USERS = ("spandrel.architectures.LaMa.__arch.LaMa", "spandrel.architectures.RestoreFormer")
 
 
 class SpandrelCall(nn.Module):
@@ -226,3 +239,104 @@ def strip_prefixes(
             if part:
                 waiting.append((part, depth + 1))
     return None
+
+
+class FoldedConv(nn.Module):
+    """Folded convolution with an optional leaky ReLU."""
+
+    def __init__(self, conv: nn.Conv2d, slope: float | None) -> None:
+        super().__init__()
+        self.conv = conv
+        self._slope = slope
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C', H, W)."""
+        result = self.conv(image)
+        return result if self._slope is None else F.leaky_relu(result, self._slope)
+
+
+@torch.no_grad()
+def fold_convs(module: nn.Module) -> nn.Module:
+    """Replace reparameterized layers (SPAN's Conv3XC) by their folded convolution.
+
+    In eval mode such a layer folds its convolutions in every call, and writes the result to itself.
+    Results in fp32 are bit-identical; in lower precision they are those of weights that were folded
+    in fp32. Returns ``module``, changed in place.
+    """
+    for name, child in module.named_children():
+        one = getattr(child, "eval_conv", None)
+        update = getattr(child, "update_params", None)
+        if isinstance(one, nn.Conv2d) and callable(update):
+            update()
+            slope = _SLOPE if getattr(child, "has_relu", False) else None
+            setattr(module, name, FoldedConv(one, slope))
+        else:
+            fold_convs(child)
+    return module
+
+
+def defer_torchvision() -> None:
+    """Let spandrel, where it is imported from now on, import torchvision at its first use.
+
+    Other modules import torchvision as ever, and nothing stands in for it in ``sys.modules``. May
+    be called any number of times, from any thread.
+    """
+    if "spandrel" in sys.modules or any(isinstance(one, _SpandrelFinder) for one in sys.meta_path):
+        return
+    # It stays there: removed, it would make another thread's search skip the finder after it.
+    sys.meta_path.insert(0, _SpandrelFinder())
+
+
+class _SpandrelFinder:
+    """Finds the two modules where they are, and has them loaded by `_SpandrelLoader`."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of one of the two modules, and None for any other."""
+        if name not in _USERS:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _SpandrelLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _SpandrelLoader(SourceFileLoader):
+    """Runs a module with an ``import`` statement of its own, which defers torchvision."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code."""
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import}
+        super().exec_module(module)
+
+
+def _import(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> Any:
+    if name == _DEFERRED and fromlist and name not in sys.modules:
+        return SimpleNamespace(**{one: _Deferred(one) for one in fromlist})
+    return builtins.__import__(name, globals, locals, fromlist or (), level)
+
+
+class _Deferred:
+    """A function or class of torchvision, which is imported when it is called or looked into."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self._real()(*args, **keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what inspection and copying ask for is not torchvision's
+            raise AttributeError(name)
+        return getattr(self._real(), name)
+
+    def _real(self) -> Any:
+        return getattr(importlib.import_module(_DEFERRED), self._name)

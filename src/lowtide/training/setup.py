@@ -1,4 +1,4 @@
-"""What a training configuration sets: accelerator, optimizers, numeric formats, and schedules.
+"""What a training configuration sets: networks, accelerator, optimizers, formats, and schedules.
 
 Schedules are by step: learning rate, loss weights, and the decay of the average of the weights.
 """
@@ -7,22 +7,128 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.errors import UsageError
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import ModelError, UsageError, hint_for_name, install_extra
+from lowtide.core.units import format_bytes
+from lowtide.memory.process_memory import available_host_bytes
+from lowtide.models import lowtide_files
+from lowtide.models.build_limits import BuildLimits, TooLargeError
+from lowtide.models.families import Role, networks
 from lowtide.training.run_config import LossEntry, Optim, RunConfig, Scheduler
 
 # Supported `DistributedType` values of accelerate.
 _SUPPORTED_DISTRIBUTED_TYPES = "NO", "MULTI_CPU", "MULTI_GPU"
 # Timeout of collectives: the other processes wait in one while rank 0 validates.
 _COLLECTIVE_TIMEOUT = timedelta(hours=12)
+
+
+def make_generator(config: Mapping[str, Any], scale: int, seed: int) -> nn.Module:
+    """Build the generator of ``network_g`` with weights initialized from ``seed``.
+
+    Args:
+        config: The entries of ``network_g``: ``type`` and the options of that type.
+        scale: Upscaling factor.
+        seed: Seed of ``torch.manual_seed``.
+
+    Raises:
+        UsageError: For an unknown type, with the nearest name, and for options that the type does
+            not have.
+    """
+    return _make("network_g", "generators", config, seed, scale=scale)
+
+
+def make_discriminator(config: Mapping[str, Any], seed: int) -> nn.Module:
+    """Build the discriminator of ``network_d``; raises as `make_generator`.
+
+    The seed is ``seed + 1``, so that its weights are not those drawn for the generator.
+    """
+    return _make("network_d", "discriminators", config, seed + 1)
+
+
+def _make(
+    section: str, role: Role, config: Mapping[str, Any], seed: int, **given: int
+) -> nn.Module:
+    known, options = networks(role), dict(config)
+    kind = str(options.pop("type", "")).lower()
+    if kind not in known:
+        raise UsageError(
+            f"{section}.type: {kind!r} is not known", hint=hint_for_name(kind, tuple(known))
+        )
+    torch.manual_seed(seed)
+    try:
+        with limited_build(section):
+            return known[kind](**given, **options)
+    except (TypeError, ModelError) as error:
+        message = getattr(error, "message", None) or str(error).splitlines()[0]
+        raise UsageError(f"{section} ({kind}): {message}") from error
+
+
+def load_pretrained(network: nn.Module, path: Path, *, strict: bool) -> list[str]:
+    """Load ``path``'s weights into the generator and return the names not loaded.
+
+    Weights with those names keep their random values. Unless ``strict``, weights of another shape
+    are skipped.
+
+    Raises:
+        UsageError: If ``strict`` and the weights are those of another network, or if none fits.
+    """
+    from lowtide.models.loader import load
+
+    try:
+        source = load(path).module.state_dict()
+    except ModelError as error:
+        raise UsageError(f"path.pretrain_network_g: {error.message}") from error
+    target = network.state_dict()
+    matched = {
+        name: weight
+        for name, weight in source.items()
+        if name in target and target[name].shape == weight.shape
+    }
+    unmatched = [name for name in target if name not in matched]
+    if (strict and (unmatched or len(matched) < len(source))) or not matched:
+        raise UsageError(
+            f"path.pretrain_network_g: {path} has weights of another network: {len(matched)} of"
+            f" {len(target)} tensors match",
+            hint="use the same network_g, or strict_load_g: false to load those that match",
+        )
+    network.load_state_dict({**target, **matched})
+    return unmatched
+
+
+@contextmanager
+def limited_build(section: str) -> Iterator[None]:
+    """Refuse a network of ``section`` that takes more memory than there is, by `UsageError`."""
+    room = available_host_bytes()
+    try:
+        with BuildLimits.of_memory(room):
+            yield
+    except TooLargeError as error:
+        raise UsageError(
+            f"{section}: a network of these sizes takes more than the {format_bytes(room)} of"
+            " memory that there are, or has hundreds of thousands of layers",
+            hint="fewer channels or blocks",
+        ) from error
+
+
+def save_weights(path: Path, network: nn.Module, config: RunConfig) -> Path:
+    """Write ``network`` as a safetensors file for `lowtide.load`, and return the path.
+
+    The metadata say of which configuration it is, where its family writes one. Raises
+    `OutputError`.
+    """
+    entries = {"lowtide.trained_as": config.name, "lowtide.seed": str(config.manual_seed)}
+    entries |= lowtide_files.metadata_for(getattr(network, "config", None))
+    lowtide_files.write_tensors(path, network.state_dict(), entries)
+    return path
 
 
 def make_accelerator(config: RunConfig, device: str) -> Any:

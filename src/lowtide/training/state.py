@@ -1,8 +1,9 @@
-"""Training checkpoints from which a run resumes exactly."""
+"""Training checkpoints from which a run resumes exactly, and images that changed meanwhile."""
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import torch
 from lowtide.core.atomic_file import atomic_output, part_path, sync, write_error
 from lowtide.core.errors import InputError, OutputError
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.training.data.file_facts import FileFacts
 
 _KEEP_LAST = 2
 _SUFFIX = ".state"
+
+# Size in bytes, and modification time in nanoseconds.
+FileFacts = tuple[int, int]
+_MAX_NAMED = 3
 
 
 @dataclass
@@ -109,3 +113,41 @@ def _list_states(folder: Path) -> list[Path]:
     """Return the state files in ``folder``, oldest first."""
     states = [path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit() and path.is_file()]
     return sorted(states, key=lambda path: int(path.stem))
+
+
+def collect_file_facts(paths: Iterable[Path]) -> dict[str, FileFacts]:
+    """Return size and modification time of each file by path, reading no contents."""
+    facts: dict[str, FileFacts] = {}
+    for path in paths:
+        known = path.stat()
+        facts[str(path)] = known.st_size, known.st_mtime_ns
+    return facts
+
+
+def changed_files(before: Mapping[str, FileFacts], now: Mapping[str, FileFacts]) -> str:
+    """Describe files that are new, gone, or of another size; empty if there are none."""
+    both = before.keys() & now.keys()
+    kinds = {
+        "new": now.keys() - before.keys(),
+        "removed": before.keys() - now.keys(),
+        "changed": {path for path in both if before[path][0] != now[path][0]},
+    }
+    return ", ".join(_describe_files(paths, kind) for kind, paths in kinds.items() if paths)
+
+
+def rewritten_files(before: Mapping[str, FileFacts], now: Mapping[str, FileFacts]) -> str:
+    """Describe files of the same size with another modification time; empty if none.
+
+    Copies of the same files have another time too.
+    """
+    both = before.keys() & now.keys()
+    paths = {
+        path for path in both if before[path][0] == now[path][0] and before[path][1] != now[path][1]
+    }
+    return _describe_files(paths, "rewritten") if paths else ""
+
+
+def _describe_files(paths: Iterable[str], kind: str) -> str:
+    names = sorted(paths)
+    more = ", ..." if len(names) > _MAX_NAMED else ""
+    return f"{len(names):,} {kind} ({', '.join(names[:_MAX_NAMED])}{more})"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from lowtide.training.data.file_facts import FileFacts
 from lowtide.training.run_config import Optim
+from lowtide.training.state import FileFacts
 
 if TYPE_CHECKING:
     from lowtide.training.train_step import TrainedNetwork

@@ -15,8 +15,7 @@ from lowtide.core.atomic_file import (
     remove_part_files,
     write_error,
 )
-from lowtide.core.errors import UsageError
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import UsageError, install_extra
 
 _LOG_NAME = "log.jsonl"
 

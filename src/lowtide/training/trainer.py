@@ -11,11 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.core.changes import describe_changes
-from lowtide.core.errors import Cancelled, LowtideError, OutOfMemoryError, OutputError, UsageError
+from lowtide.core.errors import (
+    Cancelled,
+    LowtideError,
+    OutOfMemoryError,
+    OutputError,
+    UsageError,
+    describe_changes,
+)
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.training.data.file_facts import FileFacts, changed_files, rewritten_files
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.run_config import Optim, RunConfig
 from lowtide.training.setup import (
@@ -27,11 +32,17 @@ from lowtide.training.setup import (
     make_optimizer,
     prepare_network,
 )
-from lowtide.training.state import TrainState, load_latest_state, save_state
-from lowtide.training.step_retry import RetryingTrainStep
+from lowtide.training.state import (
+    FileFacts,
+    TrainState,
+    changed_files,
+    load_latest_state,
+    rewritten_files,
+    save_state,
+)
 from lowtide.training.task import Batch, Task, Validator
 from lowtide.training.train_log import TrainLog
-from lowtide.training.train_step import TrainedNetwork, TrainStep
+from lowtide.training.train_step import RetryingTrainStep, TrainedNetwork, TrainStep
 
 
 @dataclass

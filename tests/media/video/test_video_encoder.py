@@ -14,8 +14,8 @@ import pytest
 
 from lowtide import OutputError, UsageError
 from lowtide.media.video.encoder_settings import CODECS, EncoderSettings, held_format
-from lowtide.media.video.hdr10_light import Hdr10Light, light_of
 from lowtide.media.video.picture_format import ColorTags, PictureFormat, format_of, planes_of
+from lowtide.media.video.side_data import Hdr10Light, light_of
 from lowtide.media.video.video_encoder import SegmentEncoder
 from lowtide.media.video.video_facts import chroma_location
 

@@ -15,7 +15,7 @@ from lowtide.media.video.mux import JoinedFile, check_output, join
 from lowtide.media.video.other_streams import plan_streams
 from lowtide.media.video.packet_times import SampleClock, WrittenStream, frame_rate
 from lowtide.media.video.picture_format import ColorTags
-from lowtide.media.video.video_segments import decoding_stamps
+from lowtide.media.video.video_encoder import decoding_stamps
 from support.video_clips import Clip, Sound
 from support.video_joins import NAMES, Contents, decode, encode_segments, enlarge
 

@@ -12,9 +12,9 @@ import pytest
 av = pytest.importorskip("av")
 
 from lowtide import InputError, UsageError, VideoError  # noqa: E402
+from lowtide.media.video.checks_before_work import tried_streams  # noqa: E402
 from lowtide.media.video.mux import check_output  # noqa: E402
 from lowtide.media.video.other_streams import plan_streams  # noqa: E402
-from lowtide.media.video.packet_trial import tried_streams  # noqa: E402
 from support.video_clips import Clip, Sound, Text  # noqa: E402
 from support.video_joins import Contents, enlarge  # noqa: E402
 

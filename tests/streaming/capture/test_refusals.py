@@ -11,7 +11,7 @@ from torch import nn
 
 import lowtide
 from lowtide import ModelError
-from lowtide.models.fold_conv import fold_convs
+from lowtide.models.spandrel_files import fold_convs
 from lowtide.streaming.capture.export_graph import capture
 
 pytestmark = pytest.mark.usefixtures("results_alone")

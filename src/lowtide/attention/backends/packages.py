@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lowtide.attention.backends.backend import Backend, Missing, scale_of
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import install_extra
 
 _FLASH_NEEDS = (
     "flash-attn 2, an NVIDIA GPU (Ampere or newer), and nvcc with a C++ compiler to build it"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lowtide.core.errors import UsageError
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import UsageError, install_extra
 from lowtide.core.logging import silence_warnings
 
 if TYPE_CHECKING:

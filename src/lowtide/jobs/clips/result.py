@@ -17,8 +17,7 @@ from lowtide.jobs.clips.rows import frame_info
 from lowtide.jobs.clips.task import VideoTask
 from lowtide.jobs.clips.work import STARTED_OVER, VideoSegment, VideoWork
 from lowtide.media.video.mux import check_output, join
-from lowtide.media.video.video_encoder import SegmentEncoder
-from lowtide.media.video.video_segments import segment_suffix
+from lowtide.media.video.video_encoder import SegmentEncoder, segment_suffix
 
 # Begins the progress of reading back; what it returns counts frames.
 StartReading = Callable[[], Callable[[int], None] | None]

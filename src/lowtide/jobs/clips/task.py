@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.core.errors import UsageError, VideoError
-from lowtide.core.hashing import file_sha256
-from lowtide.core.input_file import exists
+from lowtide.core.input_file import exists, file_sha256
 from lowtide.jobs.clips.memory import (
     image_reading_bytes,
     image_writing_bytes,
@@ -24,22 +23,20 @@ from lowtide.jobs.images.target_size import TargetSize
 from lowtide.media import ImageFacts, OutputCost
 from lowtide.media.formats import output_format
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.video.deinterlacing import HELD_FRAMES
+from lowtide.media.video.checks_before_work import require_one_format, tried_streams
 from lowtide.media.video.encoder_settings import (
     EncoderSettings,
     held_format,
     side_step,
 )
-from lowtide.media.video.format_changes import require_one_format
 from lowtide.media.video.frame_pattern import FramePattern
 from lowtide.media.video.frame_sequence import SequenceFacts, inspect_sequence, sequence_part
 from lowtide.media.video.frame_writing import image_format
 from lowtide.media.video.other_streams import StreamPlan, no_streams, plan_streams
-from lowtide.media.video.packet_trial import tried_streams
 from lowtide.media.video.picture_format import PictureFormat
+from lowtide.media.video.video_encoder import segment_suffix
 from lowtide.media.video.video_facts import VideoFacts, frame_range, inspect_video
-from lowtide.media.video.video_reader import require_opaque, video_part
-from lowtide.media.video.video_segments import segment_suffix
+from lowtide.media.video.video_reader import HELD_FRAMES, require_opaque, video_part
 
 CODEC_NAMES = {
     "x264": "h264",

@@ -8,9 +8,8 @@ from typing import Self
 
 import numpy as np
 
-from lowtide.core.errors import UsageError
+from lowtide.core.errors import UsageError, install_extra
 from lowtide.core.figure_file import save_figure
-from lowtide.core.install_hints import install_extra
 from lowtide.core.metrics import psnr
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.denoise.report import DenoisedImageReport, DenoiseReport

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from annotated_types import Ge, Le
 
 from lowtide.core.errors import UsageError
-from lowtide.core.hashing import file_sha256
-from lowtide.core.input_file import require_input
+from lowtide.core.input_file import file_sha256, require_input
 from lowtide.core.option import Count, Option, Seed
 from lowtide.jobs.images.model_choice import DENOISER
 from lowtide.jobs.images.settings import ImageSettings

@@ -11,13 +11,19 @@ from lowtide.jobs.denoise.validation import DenoiseValidation
 from lowtide.jobs.train.run import RunOptions, TrainReport, run_training
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.batches import Batches
-from lowtide.training.data.file_facts import collect_file_facts
 from lowtide.training.data.photographs import PhotographFolders
 from lowtide.training.distributed import ProcessGroup
+from lowtide.training.state import collect_file_facts
 from lowtide.training.task import Task, Validator
 from lowtide.training.tasks.denoise_config import CleanPictures, DenoiseConfig, PhotographData
-from lowtide.training.tasks.denoising import NoisyPatches, make_denoiser_task
-from lowtide.training.tasks.drawn_noise import DrawnNoise, drawn_noise, is_linear, network_config
+from lowtide.training.tasks.denoising import (
+    DrawnNoise,
+    NoisyPatches,
+    drawn_noise,
+    is_linear,
+    make_denoiser_task,
+    network_config,
+)
 
 
 def train_denoise(

@@ -20,8 +20,7 @@ from lowtide.models.denoiser.noise_models import NoiseModel
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable
 from lowtide.training.data.photographs import PhotographFolders
 from lowtide.training.tasks.denoise_config import DenoiseConfig
-from lowtide.training.tasks.denoising import save_denoiser
-from lowtide.training.tasks.drawn_noise import DrawnNoise
+from lowtide.training.tasks.denoising import DrawnNoise, save_denoiser
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from lowtide.core.errors import UsageError
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.memory.budget import Budget
 from lowtide.models import ModelDescriptor
 

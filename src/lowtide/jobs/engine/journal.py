@@ -34,8 +34,7 @@ from lowtide.core.atomic_file import (
 )
 from lowtide.core.errors import OutputError
 from lowtide.core.folder_lock import open_locked
-from lowtide.core.hashing import file_sha256
-from lowtide.core.input_file import exists
+from lowtide.core.input_file import exists, file_sha256
 from lowtide.core.signal import ClosedOnExit
 
 JOURNAL_NAME = ".lowtide-journal.jsonl"

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.core.atomic_file import require_output
-from lowtide.core.changes import describe_changes
-from lowtide.core.errors import LowtideError, OutputError, UsageError
-from lowtide.core.hashing import file_sha256
+from lowtide.core.errors import LowtideError, OutputError, UsageError, describe_changes
+from lowtide.core.input_file import file_sha256
 from lowtide.jobs.engine.item import Item
 from lowtide.jobs.engine.journal import Journal
 from lowtide.jobs.engine.report import ItemReport, JobReport, sidecar_path, write_sidecar

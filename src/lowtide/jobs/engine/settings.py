@@ -21,8 +21,7 @@ from typing import (
 )
 
 from lowtide.core.errors import UsageError
-from lowtide.core.option import Option
-from lowtide.core.precision import Precision
+from lowtide.core.option import Option, Precision
 from lowtide.memory.budget import Budget
 
 F = TypeVar("F", bound=Callable[..., Any])

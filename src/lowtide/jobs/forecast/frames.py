@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.atomic_file import atomic_output
-from lowtide.core.errors import UsageError
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import UsageError, install_extra
 from lowtide.media.table_file import PARQUET
 from lowtide.media.time_table import TimeTable
 

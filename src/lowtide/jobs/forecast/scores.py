@@ -6,8 +6,7 @@ from types import ModuleType
 
 import numpy as np
 
-from lowtide.core.errors import UsageError
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import UsageError, install_extra
 from lowtide.models.forecaster.paths import energy_score
 
 # Steps whose sums and maxima are scored: a day of hours.

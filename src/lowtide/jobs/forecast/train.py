@@ -24,9 +24,9 @@ from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.ldm4ts.model import LDM4TSModel
 from lowtide.training.data.batches import Batches
-from lowtide.training.data.file_facts import collect_file_facts
 from lowtide.training.distributed import ProcessGroup
-from lowtide.training.limited_build import limited_build
+from lowtide.training.setup import limited_build
+from lowtide.training.state import collect_file_facts
 from lowtide.training.task import Task, Validator
 from lowtide.training.tasks.forecast_config import ForecastConfig, TableData
 from lowtide.training.tasks.forecasting import (

@@ -23,8 +23,7 @@ from lowtide.media.table_options import TableOptions
 from lowtide.media.time_table import TimeTable
 from lowtide.memory.library_memory import require_room_for_libraries
 from lowtide.memory.process_memory import available_host_bytes
-from lowtide.models.forecaster.files import load_forecaster, save_forecaster
-from lowtide.models.forecaster.forecaster import RidgeForecaster
+from lowtide.models.forecaster.forecaster import RidgeForecaster, load_forecaster, save_forecaster
 from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS, Distribution, PathSampler
 from lowtide.models.forecaster.windows import forward_fill
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from lowtide.core.heap import trim_heap
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.memory.meter import resident_bytes_of
 from lowtide.models import Model
-from lowtide.models.loaded_model import weight_bytes
+from lowtide.models.loaded_model import SelfEnsemble, weight_bytes
 from lowtide.models.onnx_model import OnnxModel
-from lowtide.models.self_ensemble import SelfEnsemble
 from lowtide.streaming.tiles.tile_step import DTYPES, Forward, NetworkSpec
 
 if TYPE_CHECKING:

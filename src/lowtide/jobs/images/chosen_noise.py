@@ -19,10 +19,9 @@ from lowtide.models.denoiser.noise_models import (
     PoissonGaussianNoise,
     RicianNoise,
 )
-from lowtide.models.denoiser.noise_registry import noise_model_names
 from lowtide.models.denoiser.noise_statistics import ImageStatistics
-from lowtide.models.denoiser.noise_table import NoiseTable, load_noise
-from lowtide.models.denoiser.variance_line import fit_lower_line
+from lowtide.models.denoiser.noise_table import NoiseTable, load_noise, noise_model_names
+from lowtide.models.denoiser.variance import fit_lower_line
 
 NoiseSource = Literal["given", "estimated", "table"]
 _GAUSSIAN, _POISSON_GAUSSIAN = GaussianNoise.name, PoissonGaussianNoise.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest
 from lowtide.streaming.planner.model_facts import StrategyName

@@ -90,6 +90,6 @@ def _picture_trace(file: Path) -> str:
 
 
 def _clip_trace(file: Path) -> str:
-    from lowtide.media.video.key_frame_bytes import coding_trace
+    from lowtide.media.coding_traces import coding_trace
 
     return coding_trace(file)

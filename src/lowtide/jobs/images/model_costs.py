@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lowtide.core.heap import heap_is_tuned
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.core.progress import Cancel
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.measurement.cpu_half_precision import expected_slowdown

@@ -22,7 +22,6 @@ from lowtide.media import ImageFacts
 from lowtide.media.coding_traces import color_step
 from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageRows
-from lowtide.models.denoiser.block_bands import BLOCK
 from lowtide.models.denoiser.config import DenoiserConfig, FiniteDenoiserConfig
 from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
 from lowtide.models.denoiser.noise_level import LevelEstimate, NoiseLevel
@@ -31,6 +30,7 @@ from lowtide.models.denoiser.noise_models import (
     PoissonGaussianNoise,
     network_terms,
 )
+from lowtide.models.denoiser.octaves import BLOCK
 
 _BAND_PIXELS = 1 << 15
 # Of larger images so many pixels tell the noise.

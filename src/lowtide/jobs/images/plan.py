@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lowtide.core.errors import LowtideError, ModelError, UsageError
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.core.progress import Cancel, ProgressCallback, check_cancel
 from lowtide.jobs.engine.devices import castable_precisions, preferred_precision, resolve_device
 from lowtide.jobs.engine.item import Item

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.heap import heap_is_tuned, tune_heap
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.core.progress import Cancel, Phase, ProgressCallback, check_cancel, report_phase
 from lowtide.core.python_child import start_python
 from lowtide.core.units import MIB, format_bytes

@@ -35,11 +35,10 @@ from lowtide.memory.plan import Plan
 from lowtide.memory.plan_store import PlanStore, machine
 from lowtide.memory.prediction.calibration import RunBounds, RunKind, run_bounds
 from lowtide.models import Model, ModelDescriptor, load, names
-from lowtide.models.denoiser.denoised_model import denoised_first
-from lowtide.models.denoiser.denoiser import set_nominal_level
+from lowtide.models.denoiser.denoiser import denoised_first, set_nominal_level
+from lowtide.models.loaded_model import as_ensemble
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_runtime import load_runtime
-from lowtide.models.self_ensemble import as_ensemble
 from lowtide.models.spandrel_files import family_names
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache, preload_capture

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lowtide.core.errors import ModelError
 from lowtide.core.heap import HeapMode, current_heap
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.core.progress import report_phase
 from lowtide.core.units import format_seconds
 from lowtide.jobs.engine.item import Item

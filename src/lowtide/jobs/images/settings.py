@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Le
 
 from lowtide.core.errors import UsageError
-from lowtide.core.hashing import file_sha256
+from lowtide.core.input_file import file_sha256
 from lowtide.core.option import MOST_COUNT, Count, Option
 from lowtide.jobs.engine.settings import RunSettings
 from lowtide.models.model_files import is_onnx

@@ -22,7 +22,7 @@ from lowtide.models import ModelDescriptor, load
 from lowtide.models.denoiser.denoiser import set_nominal_level
 from lowtide.models.families import networks
 from lowtide.models.onnx_model import OnnxModel
-from lowtide.training.network_factory import make_generator
+from lowtide.training.setup import make_generator
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lowtide.core.errors import LowtideError
-from lowtide.core.hashing import file_sha256
+from lowtide.core.input_file import file_sha256
 from lowtide.jobs.engine.item import Item
 from lowtide.jobs.engine.pipeline import Pipeline
 from lowtide.jobs.engine.report import ItemReport

@@ -11,10 +11,10 @@ from lowtide.jobs.upscale.validation import TrainImages, TrainValidation
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.batches import Batches
 from lowtide.training.data.degrade import PhotoDegradation, RealDegradation, bicubic_downscale
-from lowtide.training.data.file_facts import collect_file_facts
 from lowtide.training.data.pairs import HighResolutionFolders, PairedFolders, Patches
 from lowtide.training.distributed import ProcessGroup
-from lowtide.training.network_factory import load_pretrained, make_discriminator, make_generator
+from lowtide.training.setup import load_pretrained, make_discriminator, make_generator
+from lowtide.training.state import collect_file_facts
 from lowtide.training.task import Task, Validator
 from lowtide.training.tasks.sr_config import PairFolders, SrConfig, SrTrainData
 from lowtide.training.tasks.super_resolution import make_pairs_task

@@ -22,9 +22,9 @@ from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data.image_cache import read_rgb
 from lowtide.training.data.pairs import HighResolutionFolders, PairedFolders
-from lowtide.training.perceptual_metrics import PerceptualMetric
+from lowtide.training.losses.perceptual import PerceptualMetric
+from lowtide.training.setup import save_weights
 from lowtide.training.tasks.sr_config import Metric, SrConfig
-from lowtide.training.weights import save_weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -14,8 +14,7 @@ from lowtide.core.atomic_file import (
     require_replaceable,
 )
 from lowtide.core.errors import InputError, UsageError
-from lowtide.core.hashing import file_sha256
-from lowtide.core.input_file import exists, is_folder
+from lowtide.core.input_file import exists, file_sha256, is_folder
 from lowtide.integrations.clip_autoencoder import ClipAutoencoder
 from lowtide.jobs.clips.task import VideoTask, video_task
 from lowtide.jobs.vae.latents import ClipFacts, default_clip_facts, read_latents, task_of_latents

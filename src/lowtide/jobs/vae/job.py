@@ -13,8 +13,13 @@ from typing import Any
 from lowtide.core.errors import BudgetError, NotFiniteError, UsageError
 from lowtide.core.input_file import is_folder
 from lowtide.core.progress import Cancel, ProgressCallback, report_phase
-from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName, PlannedPart
-from lowtide.integrations.clip_autoencoder_files import load_clip_autoencoder, preload_libraries
+from lowtide.integrations.clip_autoencoder import (
+    ClipAutoencoder,
+    PartName,
+    PlannedPart,
+    load_clip_autoencoder,
+    preload_libraries,
+)
 from lowtide.jobs.clips.work import pinned_plan, work_folder
 from lowtide.jobs.engine.devices import resolve_device
 from lowtide.jobs.engine.item import ComputedItem, Item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.core.units import MIB
 from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName, PlannedPart
 from lowtide.jobs.clips.memory import reading_bytes

@@ -137,7 +137,7 @@ def plan_vae(
         UsageError: An argument is invalid.
         ModelError: There is no such model.
     """
-    from lowtide.integrations.clip_autoencoder_files import empty_clip_autoencoder
+    from lowtide.integrations.clip_autoencoder import empty_clip_autoencoder
     from lowtide.streaming.tiles.tile_step import DTYPES
 
     chosen = VaePlanSettings.of(model=model, **settings)

@@ -24,7 +24,7 @@ from lowtide.jobs.vae.report import PartCheck
 from lowtide.jobs.vae.segments import SegmentedRun, part_segments
 from lowtide.jobs.vae.settings import VaeSettings
 from lowtide.jobs.vae.verify import check_part
-from lowtide.media.video.video_segments import segment_suffix
+from lowtide.media.video.video_encoder import segment_suffix
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from lowtide.core.atomic_file import put_in_place, require_name, require_output, sync, write_error
 from lowtide.core.errors import ImageError, OutputError, UsageError, VideoError
-from lowtide.core.hashing import file_sha256
-from lowtide.core.input_file import exists, is_folder, require_input
+from lowtide.core.input_file import exists, file_sha256, is_folder, require_input
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.jobs.clips.result import MadeFrame, SegmentWriter, StartReading
 from lowtide.jobs.clips.task import VideoTask

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from lowtide.core.errors import UsageError
-from lowtide.core.hashing import file_sha256
+from lowtide.core.input_file import file_sha256
 from lowtide.core.option import Option
 from lowtide.jobs.clips.settings import ClipSettings
 from lowtide.jobs.images.enlarge_settings import EnlargeSettings

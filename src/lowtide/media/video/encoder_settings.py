@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lowtide.core.errors import UsageError
-from lowtide.media.video.hdr10_light import Hdr10Light
 from lowtide.media.video.opened_video import load_av
 from lowtide.media.video.picture_format import (
     BT_709,
@@ -15,6 +14,7 @@ from lowtide.media.video.picture_format import (
     planar_name,
     sample_layout,
 )
+from lowtide.media.video.side_data import Hdr10Light
 
 _LEFT, _TOP_LEFT = 1, 3
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lowtide.core.errors import ImageError, UsageError, VideoError
-from lowtide.core.hashing import file_sha256
+from lowtide.core.input_file import file_sha256
 from lowtide.media.image_facts import ImageFacts, open_decoder
 from lowtide.media.image_source import open_image
 from lowtide.media.video.frame_pattern import FrameFile, FramePattern

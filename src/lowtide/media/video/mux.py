@@ -28,11 +28,10 @@ from lowtide.media.video.packet_times import (
     frame_rate,
     merged,
 )
-from lowtide.media.video.stream_copier import StreamCopier
-from lowtide.media.video.subtitle_converter import is_pause
+from lowtide.media.video.stream_copier import StreamCopier, is_pause
 from lowtide.media.video.video_containers import muxer_options
+from lowtide.media.video.video_encoder import picture_packets, read_order
 from lowtide.media.video.video_facts import display_matrix
-from lowtide.media.video.video_segments import picture_packets, read_order
 
 # MP4 says in ticks of the whole file when a stream begins; more a second than this are refused by
 # some players.

@@ -8,9 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from lowtide.core.errors import InputError, UsageError, VideoError
+from lowtide.core.errors import InputError, UsageError, VideoError, install_extra
 from lowtide.core.input_file import require_input
-from lowtide.core.install_hints import install_extra
 
 if TYPE_CHECKING:
     from av.container import InputContainer

@@ -15,7 +15,7 @@ from lowtide.media.video.opened_video import (
     is_cover,
     open_source,
 )
-from lowtide.media.video.sound_plan import SOUND_WORDS, SoundEncoding, sound_fate
+from lowtide.media.video.sound_encoder import SOUND_WORDS, SoundEncoding, sound_fate
 from lowtide.media.video.video_containers import (
     TEXT_CODECS,
     TITLES,

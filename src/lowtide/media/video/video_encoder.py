@@ -1,36 +1,42 @@
-"""Encoder of a video's pictures, one file per segment."""
+"""Encoder of a video's pictures, one file per segment, and the order of a segment's packets."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from platform import machine
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from lowtide.core.atomic_file import sync, write_error
 from lowtide.core.cpuinfo import cpuinfo_field
 from lowtide.core.errors import OutputError
-from lowtide.core.scheduling import scheduling_kept
 from lowtide.media.video.encoder_settings import CODECS, EncoderSettings
-from lowtide.media.video.hdr10_light import Hdr10Light
-from lowtide.media.video.opened_video import load_av
+from lowtide.media.video.opened_video import load_av, open_source, packets_with_data
 from lowtide.media.video.picture_format import PictureFormat, frame_of, range_number
+from lowtide.media.video.side_data import Hdr10Light
 
 if TYPE_CHECKING:
     import av
     import av.container
     import av.video.stream
 
+
 # x264 and x265 make other bytes with other numbers of threads, so it must not be the machine's.
 _THREADS = 4
 _X264_BLOCK = 16
 _RATE_UNITS = 100_000  # FFmpeg's fractions are of 32 bits
 _LOCATIONS = "unspecified left center topleft top bottomleft bottom".split()
+
+_TASKS = Path("/proc/self/task")
+# Of a thread: its policy, and its priority within that.
+Scheduling = tuple[int, int]
 
 
 class SegmentEncoder:
@@ -197,3 +203,117 @@ def _options(codec: str, format: PictureFormat, light: Hdr10Light | None) -> dic
     if said:
         options[f"{codec}-params"] = ":".join(f"{key}={value}" for key, value in said.items())
     return options
+
+
+def thread_scheduling() -> dict[int, Scheduling]:
+    """Return how each thread of this process is scheduled; nothing where there is no /proc."""
+    found: dict[int, Scheduling] = {}
+    for thread in _TASKS.iterdir() if _TASKS.is_dir() else ():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            number = int(thread.name)
+            priority = os.sched_getparam(number).sched_priority
+            found[number] = os.sched_getscheduler(number), priority
+    return found
+
+
+@contextlib.contextmanager
+def scheduling_kept() -> Iterator[None]:
+    """Give threads the scheduling back that they had before, and new ones that of this thread.
+
+    SVT-AV1 makes its own threads and the one that opens it real-time where it may: those of a
+    whole machine then wait for them.
+    """
+    before = thread_scheduling()
+    try:
+        yield
+    finally:
+        for number, now in thread_scheduling().items():
+            policy, priority = before.get(number) or before[threading.get_native_id()]
+            if now != (policy, priority):
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setscheduler(number, policy, os.sched_param(priority))
+
+
+@dataclass(frozen=True)
+class SegmentOrder:
+    """Order in which a run's frames are stored.
+
+    Attributes:
+        rank: Place in presentation of each packet, over all segments (N,), int64.
+        delay: Packets that are stored before one of them is shown.
+    """
+
+    rank: np.ndarray
+    delay: int
+
+
+def segment_suffix(codec: str) -> str:
+    """Ending of segments of ``codec``, by FFmpeg's name.
+
+    Matroska would round times to milliseconds, by which the order of close frames is lost.
+    """
+    return ".mov" if codec == "prores" else ".mp4"
+
+
+def read_order(segments: Sequence[Path], due: int) -> SegmentOrder:
+    """Order of the packets of segments that follow each other and hold ``due`` frames.
+
+    The stamps of a segment say only which frame comes first: its container may have rounded them.
+
+    Raises:
+        OutputError: There are more or fewer frames, two of a segment have one stamp, or segments
+            differ in what a decoder has to know beforehand, of which a file holds one.
+    """
+    ranks: list[np.ndarray] = []
+    count = 0
+    headers = set()
+    for path in segments:
+        with open_source(path) as opened:
+            shown = opened.streams.video[0]
+            headers.add(shown.codec_context.extradata)
+            found = packets_with_data(opened.demux(shown))
+            stamps = [packet.pts for packet in found]
+        if None in stamps or len(set(stamps)) != len(stamps):
+            raise OutputError(f"{path}: the segment's frames cannot be told by their times")
+        ranks.append(count + np.argsort(np.argsort(np.array(stamps, np.int64))))
+        count += len(stamps)
+    if len(headers) > 1:
+        raise OutputError(
+            f"{segments[0].parent}: the segments were encoded with different settings"
+        )
+    if count != due:
+        raise OutputError(f"{due} frames were due, and {count} are in the encoded segments")
+    rank = np.concatenate(ranks)
+    delay = int(np.max(np.arange(count) - rank, initial=0))
+    return SegmentOrder(rank, delay)
+
+
+def decoding_stamps(stamps: np.ndarray, delay: int) -> np.ndarray:
+    """Decoding stamps of N packets whose frames are shown at ``stamps`` (N,), rising.
+
+    The stamps themselves, ``delay`` packets late: they rise, and none lies after its frame.
+    """
+    step = max(1, int(stamps[1] - stamps[0])) if len(stamps) > 1 else 1
+    before = stamps[0] - step * np.arange(delay, 0, -1)
+    return np.concatenate([before, stamps])[: len(stamps)]
+
+
+def picture_packets(
+    segments: Sequence[Path],
+    order: SegmentOrder,
+    stamps: np.ndarray,
+    durations: np.ndarray,
+    time_base: Fraction,
+) -> Iterator[Any]:
+    """Packets of all segments with their frames' stamps and durations (N,) of ``time_base``."""
+    decoding = decoding_stamps(stamps, order.delay)
+    place = 0
+    for path in segments:
+        with open_source(path) as opened:
+            for packet in packets_with_data(opened.demux(opened.streams.video[0])):
+                frame = order.rank[place]
+                packet.time_base = time_base
+                packet.pts, packet.dts = int(stamps[frame]), int(decoding[place])
+                packet.duration = int(durations[frame])
+                place += 1
+                yield packet

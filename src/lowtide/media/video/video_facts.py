@@ -19,7 +19,6 @@ import numpy as np
 
 from lowtide.core.errors import UsageError, VideoError
 from lowtide.core.input_file import require_input
-from lowtide.media.video.hdr10_light import Hdr10Light, light_of, side_data
 from lowtide.media.video.opened_video import (
     damaged_error,
     decoder_of,
@@ -28,8 +27,16 @@ from lowtide.media.video.opened_video import (
     open_video,
     readable,
 )
-from lowtide.media.video.picture_crop import NO_CROP, Crop, crop_of, cropped_format
 from lowtide.media.video.picture_format import PictureFormat, format_of
+from lowtide.media.video.side_data import (
+    NO_CROP,
+    Crop,
+    Hdr10Light,
+    crop_of,
+    cropped_format,
+    light_of,
+    side_data,
+)
 from lowtide.media.video.video_packets import checked_stamps, decode_stamps, read_packets
 
 if TYPE_CHECKING:

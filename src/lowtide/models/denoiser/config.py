@@ -16,6 +16,9 @@ TIMES = 1000  # of a noise schedule
 # Values of noisy images, which noise takes beyond 0..1; farther ones no network was trained with.
 NOISY_RANGE = -1.0, 2.0
 
+# Brightness and color, each in octaves of 1, 2 and 4 pixels.
+LEVELS = 6
+
 
 @dataclass(frozen=True)
 class SlimUNetConfig(FileConfig):
@@ -149,10 +152,6 @@ class SlimUNetConfig(FileConfig):
     def buffer_elements(self) -> int:
         """Number of values that say at which noise level it runs."""
         return 2 * sum(self.film_channels) + 6
-
-
-# Brightness and color, each in octaves of 1, 2 and 4 pixels.
-LEVELS = 6
 
 
 @dataclass(frozen=True)

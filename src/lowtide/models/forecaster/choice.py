@@ -1,4 +1,4 @@
-"""The choice of a method, by CRPS on what it was not fitted to."""
+"""The choice of a method by CRPS on what it was not fitted to, and the forecaster that has it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lowtide.core.errors import InputError
-from lowtide.models.forecaster.bands import ENOUGH_WINDOWS, crps, error_scale, share_held
-from lowtide.models.forecaster.chosen import ChosenForecaster
+from lowtide.models.forecaster.bands import (
+    ENOUGH_WINDOWS,
+    crps,
+    error_scale,
+    made_paths,
+    occurred,
+    share_held,
+)
 from lowtide.models.forecaster.forecaster import RidgeForecaster, independent_windows, require_size
-from lowtide.models.forecaster.history import Fitted, History
 from lowtide.models.forecaster.methods import (
     AUTO,
     DLINEAR,
@@ -21,15 +26,21 @@ from lowtide.models.forecaster.methods import (
     PLAIN,
     RIDGE,
     SIMPLE,
-    left_out,
-)
-from lowtide.models.forecaster.paths import AUTO_PATHS, PathChoice
-from lowtide.models.forecaster.rolling import (
     HeldOut,
     fit_methods,
     held_out_errors,
+    left_out,
     repeated_errors,
 )
+from lowtide.models.forecaster.paths import (
+    AUTO_PATHS,
+    PATHS,
+    Distribution,
+    PathChoice,
+    choose_paths,
+    fill_residuals,
+)
+from lowtide.models.forecaster.windows import Fitted, History, forward_fill
 
 # A method takes the place of a simpler one only if it is better by more than chance on n windows
 # that do not overlap: by 1.4 n^-0.8, which is all of it on one and 22 % on ten; from 20 windows on
@@ -39,6 +50,8 @@ _CHANCE, _POWER = 1.4, 0.8
 _SHORT, _LONG = (MEAN, *SIMPLE, PLAIN, RIDGE), (NAIVE, PLAIN, DLINEAR)
 # Independent windows that the four ridges' own bands need; long series are judged on a quarter.
 _FEWEST_WINDOWS, _JUDGED_SHARE = 4.0, 0.75
+
+_MOST_PATHS, _FEWEST_JUDGED, _USUAL_PATHS = 2048, 8, "bootstrap"
 
 
 @dataclass(frozen=True)
@@ -214,3 +227,94 @@ def _score(errors: np.ndarray) -> np.ndarray:
 def _reasons(history: History) -> tuple[str, ...]:
     found = [(name, left_out(name, history)) for name in SIMPLE]
     return tuple(f"{name} is left out: {reason}" for name, reason in found if reason)
+
+
+@dataclass(frozen=True)
+class ChosenForecaster:
+    """Probabilistic forecaster that has a method of its own for each variable.
+
+    Attributes:
+        horizon: Steps ahead, H.
+        chosen: Name of the method of each of the D variables.
+        fitted: What was fitted to the whole history, by name.
+        scale: Scale of errors [H, D].
+        paths: Sampler of joint paths of errors in units of the scale.
+        residuals: The paths [n, H, D] that it is made from.
+        unverified: Mask [D] of variables that have fewer held-out errors than others.
+    """
+
+    horizon: int
+    chosen: tuple[str, ...]
+    fitted: dict[str, Fitted]
+    scale: np.ndarray
+    paths: PathChoice
+    residuals: np.ndarray
+    unverified: np.ndarray
+
+    @classmethod
+    def build(
+        cls,
+        chosen: tuple[str, ...],
+        fitted: dict[str, Fitted],
+        scales: dict[str, np.ndarray],
+        held: HeldOut,
+        paths: str,
+    ) -> ChosenForecaster:
+        """Put together what was ``chosen`` for each variable.
+
+        Args:
+            chosen: Name of the method of each of the D variables.
+            fitted: What was fitted to the whole history, by name.
+            scales: Scale of errors [H, D] of each method.
+            held: Errors of each method on what it was not fitted to.
+            paths: A name in `PATHS`, or ``"auto"``.
+        """
+        shape = scales[chosen[0]].shape
+        scale, growth = np.empty(shape), np.empty(shape)
+        errors = np.full((len(held.origins), *shape), np.nan)
+        for name in set(chosen):
+            own = np.array(chosen) == name
+            scale[:, own], growth[:, own] = scales[name][:, own], fitted[name].growth[:, own]
+            if name in held.errors:
+                errors[..., own] = held.errors[name][..., own]
+        known = np.isfinite(scale).all(axis=0)
+        others = scale[:, known].mean(axis=1) if known.any() else np.ones(len(scale))
+        scale = np.where(known, scale, others[:, None])
+        judged = np.isfinite(errors).sum(axis=(0, 1))
+        unverified = ~known | (judged < np.minimum(_FEWEST_JUDGED, judged.max()))
+        used = {name: fitted[name] for name in sorted(set(chosen))}
+        residuals, choice = _paths(paths, errors, scale, growth, held)
+        return cls(shape[0], chosen, used, scale, choice, residuals, unverified)
+
+    def predict(self, values: np.ndarray, origins: np.ndarray, phases: np.ndarray) -> Distribution:
+        """Return the distributions of what follows ``origins``.
+
+        Args:
+            values: Series [T, D] in its own units, NaN where a value is missing.
+            origins: Forecast origins [n], ascending.
+            phases: Phase of each target in its season, which no method here needs.
+        """
+        filled = forward_fill(values)
+        mean = np.empty((len(origins), *self.scale.shape))
+        for name, one in self.fitted.items():
+            own = np.array(self.chosen) == name
+            mean[..., own] = one.predict(filled, origins)[..., own]
+        return Distribution(origins, mean, np.broadcast_to(self.scale, mean.shape))
+
+
+def _paths(
+    name: str, errors: np.ndarray, scale: np.ndarray, growth: np.ndarray, held: HeldOut
+) -> tuple[np.ndarray, PathChoice]:
+    """Return paths and their sampler: errors that occurred if they are enough, else made ones."""
+    if held.windows < ENOUGH_WINDOWS:
+        growth = np.where(np.isfinite(growth), growth, 1.0)
+        residuals = made_paths(errors[:, 0], growth, held.windows)
+        name = _USUAL_PATHS if name == AUTO_PATHS else name
+        return residuals, PathChoice(name, PATHS[name](residuals))
+    # Windows that all targets are known of.
+    whole = np.flatnonzero(held.origins <= held.origins[-1] + 1 - len(scale))
+    whole = whole[:: -(-len(whole) // _MOST_PATHS)]
+    residuals = fill_residuals(errors[whole] / scale).astype(float)
+    residuals = occurred(residuals, held.windows)
+    scales = np.broadcast_to(scale, residuals.shape)
+    return residuals, choose_paths(name, residuals, scales, held.origins[whole])

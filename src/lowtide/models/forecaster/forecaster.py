@@ -1,16 +1,24 @@
-"""Closed-form forecaster: the mean of four ridges, a conditional scale, joint residual paths."""
+"""Closed-form forecaster: the mean of four ridges, a conditional scale, joint residual paths.
+
+Its file holds all of its arrays (.npz).
+"""
 
 from __future__ import annotations
 
 import math
+import zipfile
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from lowtide.core.errors import InputError
-from lowtide.models.forecaster.bands import crps, occurred
+from lowtide.core.atomic_file import atomic_output, make_folder
+from lowtide.core.errors import InputError, ModelError
+from lowtide.core.input_file import require_input
+from lowtide.models.forecaster.bands import ConditionalScale, crps, occurred, volatility_features
 from lowtide.models.forecaster.paths import (
     AUTO_PATHS,
+    PATHS,
     Distribution,
     PathChoice,
     Scaler,
@@ -27,7 +35,6 @@ from lowtide.models.forecaster.ridge import (
     predict,
     ridge_configs,
 )
-from lowtide.models.forecaster.scale import ConditionalScale, volatility_features
 from lowtide.models.forecaster.windows import (
     few_errors,
     forward_fill,
@@ -45,6 +52,9 @@ _LARGEST_PATH = 1 << 20
 _PART_NUMBERS = 1 << 23
 # Phases that a season of time has at most: a short history may lack those that are to be forecast.
 _PHASES = 24
+
+_SCALE = ("table", "center", "low", "high", "slopes")
+_WHOLE = ("horizon", "recent", "block")
 
 
 @dataclass(frozen=True)
@@ -285,3 +295,58 @@ def _complete(residuals: np.ndarray) -> np.ndarray:
     complete = np.asarray(np.isfinite(residuals).all(axis=(1, 2)))
     few = complete.sum() < max(_FEWEST_PATHS, len(complete) / 2)
     return np.ones(len(residuals), bool) if few else complete
+
+
+def save_forecaster(path: Path, model: RidgeForecaster) -> None:
+    """Write all arrays of a forecaster; raises `OutputError`."""
+    arrays: dict[str, np.ndarray] = {
+        "mean": model.scaler.mean,
+        "deviation": model.scaler.deviation,
+        "penalties": np.array(model.penalties),
+        "residuals": model.residuals,
+        "origins": model.origins,
+        "unverified": model.unverified,
+        "paths": np.array(model.paths.name),
+        "energy_names": np.array(list(model.paths.energy), "U"),
+        "energy": np.array(list(model.paths.energy.values()), float),
+    }
+    arrays |= {name: np.array(getattr(model, name)) for name in _WHOLE}
+    arrays |= {f"scale_{name}": getattr(model.scale, name) for name in _SCALE}
+    arrays |= {f"ridge_{number}": matrix for number, matrix in enumerate(model.ridges)}
+    make_folder(path.parent)
+    with atomic_output(path) as part, part.open("wb") as file:
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+
+
+def load_forecaster(path: Path) -> RidgeForecaster:
+    """Read a forecaster; raises `ModelError` for a file that is damaged or of another kind."""
+    require_input(path, ModelError, hint="train it again: lowtide train forecast")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return _forecaster(arrays)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ModelError(
+            f"{path} is no file of a forecaster, or is damaged: {error}",
+            hint="train it again: lowtide train forecast",
+        ) from error
+
+
+def _forecaster(arrays: dict[str, np.ndarray]) -> RidgeForecaster:
+    name, residuals = str(arrays["paths"]), arrays["residuals"]
+    energy = dict(zip(arrays["energy_names"].tolist(), arrays["energy"].tolist(), strict=True))
+    horizon, recent, block = (int(arrays[one]) for one in _WHOLE)
+    penalties = tuple(arrays["penalties"].tolist())
+    return RidgeForecaster(
+        horizon=horizon,
+        scaler=Scaler(arrays["mean"], arrays["deviation"]),
+        ridges=tuple(arrays[f"ridge_{number}"] for number in range(len(penalties))),
+        penalties=penalties,
+        scale=ConditionalScale(*(arrays[f"scale_{one}"] for one in _SCALE)),
+        residuals=residuals,
+        origins=arrays["origins"],
+        paths=PathChoice(name, PATHS[name](residuals), energy),
+        recent=recent,
+        block=block,
+        unverified=arrays["unverified"],
+    )

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lowtide.models.ldm4ts.config import LDM4TSConfig
+from lowtide.models.families import ModelFamily
+from lowtide.models.ldm4ts.config import NAME, LDM4TSConfig
 
 if TYPE_CHECKING:
     from lowtide.models.ldm4ts.model import LDM4TSModel
 
 __all__ = ["LDM4TSConfig", "LDM4TSModel"]
+
+FAMILY = ModelFamily(name=NAME, command="lowtide forecast DATA -m FOLDER")
 
 
 def __getattr__(name: str) -> Any:

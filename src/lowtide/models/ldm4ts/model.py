@@ -13,8 +13,13 @@ from lowtide.core.errors import InputError, NotFiniteError, UsageError
 from lowtide.core.philox import philox
 from lowtide.models.ldm4ts.autoencoder import PatchAutoencoder, build_autoencoder
 from lowtide.models.ldm4ts.conditioning import LookBackEncoder
-from lowtide.models.ldm4ts.config import LDM4TSConfig
-from lowtide.models.ldm4ts.files import load_state, make_config, read_model, write_model
+from lowtide.models.ldm4ts.config import (
+    LDM4TSConfig,
+    load_state,
+    make_config,
+    read_model,
+    write_model,
+)
 from lowtide.models.ldm4ts.latent_sampler import Angles, GaussianLatent, sample_latents
 from lowtide.models.ldm4ts.unet import AttentionChoice, LatentUNet
 

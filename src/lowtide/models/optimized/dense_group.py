@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.cpu_ops import linear, onednn_linear_any_layout
-from lowtide.models.optimized.optimized_module import OptimizedModule, is_recorded
 from lowtide.models.optimized.swin_blocks import End, OptimizedSwinBlock, scatter_rows
 from lowtide.models.optimized.token_linear import (
     OptimizedLinear,
     OptimizedMlp,
+    OptimizedModule,
     OptimizedPointwiseConv,
+    is_recorded,
     linear_add,
 )
 

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from lowtide.models.optimized.optimized_module import OptimizedModule, is_recorded
+from lowtide.models.optimized.token_linear import OptimizedModule, is_recorded
 
 # CPU kernels compute 8 or 16 output channels at once, however few are needed.
 _MAX_OUT_CHANNELS, _LEAST_GIVEN = 4, 16

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from lowtide.core.trace_cache import cached_in_trace
 from lowtide.models.optimized.dense_group import OptimizedDenseGroup
 from lowtide.models.optimized.narrow_conv import DeferredLayers, OptimizedNarrowConv, OptimizedTail
-from lowtide.models.optimized.optimized_module import OptimizedModule
 from lowtide.models.optimized.shift_mask import ShiftMask
 from lowtide.models.optimized.swin_blocks import (
     OptimizedOverlapAttention,
@@ -29,6 +28,7 @@ from lowtide.models.optimized.token_linear import (
     OptimizedFirstConv,
     OptimizedLinear,
     OptimizedMlp,
+    OptimizedModule,
     OptimizedPatchEmbed,
     OptimizedPatchUnembed,
     OptimizedPointwiseConv,

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from lowtide.attention.window_attention import MaskPattern, attend_windows, patterns_in_range
 from lowtide.core.trace_cache import cached_in_trace
-from lowtide.models.optimized.optimized_module import OptimizedModule, is_recorded
 from lowtide.models.optimized.shift_mask import ShiftMask, WindowOrder
-from lowtide.models.optimized.token_linear import linear_add
+from lowtide.models.optimized.token_linear import OptimizedModule, is_recorded, linear_add
 
 # Workspace of a chunk of windows in a block: in values for each channel, and at most in bytes, with
 # more on a GPU, which needs many windows in flight.

@@ -1,4 +1,4 @@
-"""Faster linear layers and 1×1 convolutions over tokens, and conversions to contiguous tokens.
+"""Modules in a faster form: their base, linear layers over tokens, and conversions to tokens.
 
 A convolution returns NCHW. SwinIR-like models view that as tokens whose channels have a stride of
 the image's size, and residual sums keep the layout of their operands: all layers of a group then
@@ -7,11 +7,48 @@ read and write strided tokens, and every norm copies them to contiguous ones.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from lowtide.attention.cpu_ops import onednn_linear_any_layout, to_contiguous
-from lowtide.models.optimized.optimized_module import OptimizedModule, is_recorded
+
+
+def is_recorded() -> bool:
+    """Return whether autograd or ``torch.compile`` records what runs now.
+
+    Then no tensor may be overwritten, or viewed as another dtype.
+    """
+    return torch.is_grad_enabled() or torch.compiler.is_compiling()
+
+
+class OptimizedModule(nn.Module):
+    """Replacement for the module ``plain``, with its call and its state_dict keys.
+
+    During ``torch.export`` it runs ``plain``: code that reads graphs, as streaming does, knows the
+    forms that models are written in.
+    """
+
+    plain: Any
+
+    def __init__(self, plain: nn.Module) -> None:
+        super().__init__()
+        # Shared with plain: the same tensors under the same names, moved and cast together.
+        self._parameters, self._buffers = plain._parameters, plain._buffers
+        self._modules = plain._modules
+        self.training = plain.training
+        # Not a submodule, or its tensors would have two names.
+        self.__dict__["plain"] = plain
+
+    @staticmethod
+    def supports(part: Any) -> bool:
+        """Return whether the submodules of ``part`` are of the kinds this class needs."""
+        return True
+
+    def extra_repr(self) -> str:
+        """Return the class name of the replaced module."""
+        return f"for {type(self.plain).__name__}"
 
 
 class OptimizedLinear(OptimizedModule):

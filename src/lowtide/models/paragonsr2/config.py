@@ -10,6 +10,36 @@ from lowtide.models.families import FileConfig
 
 SCALES = (1, 2, 3, 4, 8)
 
+Variant = Literal["nano", "micro", "tiny", "xs", "s", "m", "l", "xl"]
+AttentionKind = Literal["window", "hierarchical", "none"]
+WindowForm = Literal["halo", "blended"]
+Tier = Literal["realtime", "stream", "photo", "pro"]
+# Features, groups, blocks per group, expansion, band, alpha, gain, norm, modulation: those of
+# traiNNer-redux in delafer's fork, commit 069b6d59 (MIT). Up to s that code halves the groups and
+# blocks that it states; these are what it builds.
+_SHAPES: dict[Variant, tuple[Any, ...]] = {
+    "nano": (12, 1, 1, 1.2, 7, 0.4, 0.05, False, False),
+    "micro": (16, 1, 1, 1.5, 7, 0.45, 0.08, False, True),
+    "tiny": (24, 1, 1, 1.5, 9, 0.5, 0.1, True, True),
+    "xs": (32, 1, 1, 1.8, 11, 0.5, 0.1, True, True),
+    "s": (48, 1, 2, 2.0, 11, 0.5, 0.1, True, True),
+    "m": (64, 4, 6, 2.0, 11, 0.5, 0.1, True, True),
+    "l": (96, 6, 8, 2.0, 13, 0.55, 0.1, True, True),
+    "xl": (128, 8, 10, 2.0, 15, 0.6, 0.1, True, True),
+}
+# In three trainings each, attention gained less than the trainings differ (the benchmark
+# ``attention_helps``); s gained more, and m, l and xl have the windows that their author gave them.
+_UNHELPED: frozenset[Variant] = frozenset(("nano", "micro", "tiny", "xs"))
+VARIANTS: tuple[Variant, ...] = tuple(_SHAPES)
+# Features, groups, blocks per group, alpha: the public repository Phhofm/ParagonSR2.
+_TIER_SHAPES: dict[Tier, tuple[int, int, int, float]] = {
+    "realtime": (16, 1, 3, 0.3),
+    "stream": (32, 2, 3, 0.0),
+    "photo": (64, 4, 4, 0.4),
+    "pro": (64, 6, 6, 0.4),
+}
+TIERS: tuple[Tier, ...] = tuple(_TIER_SHAPES)
+
 
 @dataclass(frozen=True)
 class ParagonConvConfig(FileConfig):
@@ -57,12 +87,6 @@ class ParagonConvConfig(FileConfig):
     def buffer_elements(self) -> int:
         """Number of values of the fixed path: one dense 5×5 kernel from 3 channels."""
         return 3 * self.scale**2 * 3 * 25
-
-
-Variant = Literal["nano", "micro", "tiny", "xs", "s", "m", "l", "xl"]
-AttentionKind = Literal["window", "hierarchical", "none"]
-WindowForm = Literal["halo", "blended"]
-Tier = Literal["realtime", "stream", "photo", "pro"]
 
 
 @dataclass(frozen=True)
@@ -162,25 +186,6 @@ class VariantConfig(FileConfig):
         return self.groups * self.blocks
 
 
-# Features, groups, blocks per group, expansion, band, alpha, gain, norm, modulation: those of
-# traiNNer-redux in delafer's fork, commit 069b6d59 (MIT). Up to s that code halves the groups and
-# blocks that it states; these are what it builds.
-_SHAPES: dict[Variant, tuple[Any, ...]] = {
-    "nano": (12, 1, 1, 1.2, 7, 0.4, 0.05, False, False),
-    "micro": (16, 1, 1, 1.5, 7, 0.45, 0.08, False, True),
-    "tiny": (24, 1, 1, 1.5, 9, 0.5, 0.1, True, True),
-    "xs": (32, 1, 1, 1.8, 11, 0.5, 0.1, True, True),
-    "s": (48, 1, 2, 2.0, 11, 0.5, 0.1, True, True),
-    "m": (64, 4, 6, 2.0, 11, 0.5, 0.1, True, True),
-    "l": (96, 6, 8, 2.0, 13, 0.55, 0.1, True, True),
-    "xl": (128, 8, 10, 2.0, 15, 0.6, 0.1, True, True),
-}
-# In three trainings each, attention gained less than the trainings differ (the benchmark
-# ``attention_helps``); s gained more, and m, l and xl have the windows that their author gave them.
-_UNHELPED: frozenset[Variant] = frozenset(("nano", "micro", "tiny", "xs"))
-VARIANTS: tuple[Variant, ...] = tuple(_SHAPES)
-
-
 @dataclass(frozen=True)
 class TierConfig:
     """Tier, scale and size of a `ParagonTier`.
@@ -213,13 +218,3 @@ class TierConfig:
             alpha=alpha,
             attention=tier in ("photo", "pro"),
         )
-
-
-# Features, groups, blocks per group, alpha: the public repository Phhofm/ParagonSR2.
-_TIER_SHAPES: dict[Tier, tuple[int, int, int, float]] = {
-    "realtime": (16, 1, 3, 0.3),
-    "stream": (32, 2, 3, 0.0),
-    "photo": (64, 4, 4, 0.4),
-    "pro": (64, 6, 6, 0.4),
-}
-TIERS: tuple[Tier, ...] = tuple(_TIER_SHAPES)

@@ -18,7 +18,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from lowtide.attention.spatial import LocalWindowAttention
 from lowtide.core.errors import ModelError, UsageError
-from lowtide.models.paragonsr2.magic_kernel import MagicKernelUpsample
+from lowtide.models.paragonsr2.tier_blocks import MagicKernelUpsample
 
 BRANCHES = "spatial", "edges", "spectra", "patches"
 # Initial scale of the attention branch.

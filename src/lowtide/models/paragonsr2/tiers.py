@@ -16,8 +16,15 @@ from torch import Tensor, nn
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import ModelDescriptor
 from lowtide.models.paragonsr2.config import Tier, TierConfig
-from lowtide.models.paragonsr2.magic_kernel import BLUR, SHARP, MagicKernelUpsample
-from lowtide.models.paragonsr2.tier_blocks import NanoBlock, PhotoBlock, ProBlock, StreamBlock
+from lowtide.models.paragonsr2.tier_blocks import (
+    BLUR,
+    SHARP,
+    MagicKernelUpsample,
+    NanoBlock,
+    PhotoBlock,
+    ProBlock,
+    StreamBlock,
+)
 
 FAMILY = "ParagonSR2"
 _REQUIRED_LAYERS = ("conv_in", "conv_mid", "up.0", "conv_out")

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from lowtide.attention.spatial import ChannelAttention, HierarchicalAttention, LocalWindowAttention
 from lowtide.models.paragonsr2.config import VariantConfig
-from lowtide.models.paragonsr2.magic_kernel import MagicKernelUpsample
-from lowtide.models.paragonsr2.tier_blocks import LayerScale, RMSNorm
+from lowtide.models.paragonsr2.tier_blocks import LayerScale, MagicKernelUpsample, RMSNorm
 
 SLOPE = 0.1
 _BRANCH, _REDUCTION = 8, 4

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lowtide.models.video_vae.config import VideoVAEConfig
+from lowtide.models.families import ModelFamily
+from lowtide.models.video_vae.config import CLASS_NAME, VideoVAEConfig
 
 if TYPE_CHECKING:
     from lowtide.models.video_vae.video_vae import VideoVAE
 
 __all__ = ["VideoVAE", "VideoVAEConfig"]
+
+FAMILY = ModelFamily(name=CLASS_NAME, command="lowtide vae encode VIDEO -o LATENTS -m MODEL")
 
 
 def __getattr__(name: str) -> Any:

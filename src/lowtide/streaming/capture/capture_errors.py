@@ -66,8 +66,8 @@ def capture_error_reason(error: Exception) -> tuple[str, str]:
     if "fake tensor in the exported program" in str(error) or str(error) == _SETS_DATA:
         return (
             "it computes a weight anew in each call, and writes it to itself",
-            "compute it once before, as lowtide.models.fold_conv.fold_convs(module) does for SPAN;"
-            f" or {_WHOLE}",
+            "compute it once before, as lowtide.models.spandrel_files.fold_convs(module) does for"
+            f" SPAN; or {_WHOLE}",
         )
     return first_line(
         error

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lowtide.core.errors import NotFiniteError
-from lowtide.core.precision import Precision
+from lowtide.core.option import Precision
 from lowtide.core.signal import Adapter
 
 Forward = Callable[[Tensor], Tensor]

@@ -14,14 +14,11 @@ from typing import Literal, get_args
 import numpy as np
 import pyvips
 
-from lowtide.core.errors import UsageError
 from lowtide.models.resample import keys_cubic, resize_cubic
 from lowtide.training.data.kernels import (
     BlurConfig,
     Range,
     apply_kernel,
-    check_ranges,
-    check_shares,
     draw_kernel,
     draw_sinc,
     gaussian_kernel,
@@ -42,7 +39,7 @@ class StageConfig:
     ``resize``. ``gaussian_share`` is that of Gaussian noise, with a standard deviation in
     ``gaussian`` (of 255); the others have Poisson noise with a strength in ``poisson``.
     ``gray_share`` is that of noise equal in all three channels. ``jpeg`` is the range of
-    qualities. Raises `UsageError` for invalid values.
+    qualities.
     """
 
     blur: BlurConfig = field(default_factory=BlurConfig)
@@ -53,15 +50,6 @@ class StageConfig:
     poisson: Range = (0.05, 3.0)
     gray_share: float = 0.4
     jpeg: tuple[int, int] = (30, 95)
-
-    def __post_init__(self) -> None:
-        check_shares(self, "gaussian_share", "gray_share")
-        check_ranges(self, math.inf, "resize", "gaussian", "poisson")
-        check_ranges(self, 100, "jpeg")
-        if min(self.resize_shares) < 0 or not math.isclose(sum(self.resize_shares), 1):
-            raise UsageError(f"resize_shares must be three that sum to 1: {self.resize_shares}")
-        if not self.resize[0] <= 1 <= self.resize[1]:
-            raise UsageError(f"resize must be a range around 1: {self.resize}")
 
 
 def _second_stage() -> StageConfig:
@@ -83,9 +71,6 @@ class RealConfig:
     second: StageConfig = field(default_factory=_second_stage)
     final_sinc_share: float = 0.8
 
-    def __post_init__(self) -> None:
-        check_shares(self, "final_sinc_share")
-
 
 @dataclass(frozen=True)
 class PhotoConfig:
@@ -95,7 +80,6 @@ class PhotoConfig:
     Gaussian noise (of 255). ``resize`` is the size of the picture between two resizings, relative
     to LQ; half of these are saved as JPEG in between, of a quality in ``earlier_jpeg``.
     ``full_color_share`` of the final JPEGs, of a quality in ``jpeg``, do not subsample chroma.
-    Raises `UsageError` for invalid values.
     """
 
     blur_share: float = 0.25
@@ -109,12 +93,6 @@ class PhotoConfig:
     jpeg_share: float = 0.85
     jpeg: tuple[int, int] = (30, 95)
     full_color_share: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_shares(self, "blur_share", "twice_share", "noise_share", "gray_share")
-        check_shares(self, "jpeg_share", "full_color_share")
-        check_ranges(self, math.inf, "blur", "resize", "noise")
-        check_ranges(self, 100, "earlier_jpeg", "jpeg")
 
 
 def bicubic_downscale(gt: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:

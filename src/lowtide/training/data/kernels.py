@@ -14,8 +14,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from lowtide.core.errors import UsageError
-
 Shape = Literal["gaussian", "generalized", "plateau"]
 Range = tuple[float, float]
 # Shares of the shapes among kernels other than sinc; True is anisotropic.
@@ -38,7 +36,7 @@ class BlurConfig:
 
     ``share`` of the images are blurred, ``sinc_share`` of these by a sinc filter. ``sigma`` is
     the range of the width along each axis in pixels, ``generalized`` and ``plateau`` are those of
-    the exponents. Raises `UsageError` for invalid values.
+    the exponents.
     """
 
     share: float = 1.0
@@ -46,26 +44,6 @@ class BlurConfig:
     sigma: Range = (0.2, 3.0)
     generalized: Range = (0.5, 4.0)
     plateau: Range = (1.0, 2.0)
-
-    def __post_init__(self) -> None:
-        check_shares(self, "share", "sinc_share")
-        check_ranges(self, math.inf, "sigma", "generalized", "plateau")
-
-
-def check_shares(config: object, *names: str) -> None:
-    """Raise `UsageError` for fields that are not in 0..1."""
-    for name in names:
-        if not 0 <= getattr(config, name) <= 1:
-            raise UsageError(f"{name} must be from 0 to 1: {getattr(config, name)}")
-
-
-def check_ranges(config: object, highest: float, *names: str) -> None:
-    """Raise `UsageError` for fields that are not a range above 0, up to ``highest``."""
-    for name in names:
-        low, high = getattr(config, name)
-        if not 0 < low <= high <= highest:
-            most = f" and at most {highest:g}" if math.isfinite(highest) else ""
-            raise UsageError(f"{name} must be a range above 0{most}: {low} to {high}")
 
 
 def gaussian_kernel(

@@ -1,22 +1,34 @@
-"""Perceptual loss: L1 distance of VGG19 features.
+"""Perceptual loss and metrics: distances of VGG19 features, LPIPS and DISTS.
 
 The loss is by Johnson et al., arXiv 1603.08155. Features are taken before the ReLU, as since
 ESRGAN (arXiv 1809.00219); the default layers and weights are those usual since Real-ESRGAN
 (arXiv 2107.10833). VGG19 is by Simonyan and Zisserman, arXiv 1409.1556.
+
+LPIPS is by Zhang et al., arXiv 1801.03924, DISTS by Ding et al., arXiv 2004.07728; of equal images
+they are 0. Both are computed by torchmetrics, whose package has the learned weights of layers and
+channels. Backbones are torchvision's, trained on ImageNet; users give their weights as files, and
+nothing is downloaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.util
+import pickle
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import vgg19
+from torchvision.models import AlexNet_Weights, VGG16_Weights, alexnet, vgg16, vgg19
 
-from lowtide.core.errors import UsageError, hint_for_name
+from lowtide.core.atomic_file import atomic_output
+from lowtide.core.errors import ModelError, UsageError, hint_for_name, install_extra
+from lowtide.core.input_file import exists, require_input
+from lowtide.models import lowtide_files
 from lowtide.training.losses.pixel import common_dtype, full_precision, require_positive
-from lowtide.training.pretrained import read_tensors, select_features
 
 # ImageNet normalization of RGB in 0..1, as torchvision's networks were trained.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -24,6 +36,15 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _STAGES = 2, 2, 4, 4, 4
 _DEFAULT_LAYERS = {"conv1_2": 0.1, "conv2_2": 0.1, "conv3_4": 1.0, "conv4_4": 1.0, "conv5_4": 1.0}
 _WEIGHTS_HINT = "pass torchvision's VGG19 weights, vgg19-dcbb9e9d.pth, or the same as .safetensors"
+
+Kind = Literal["lpips", "dists"]
+Net = Literal["alex", "vgg"]
+# Constructor, published weights, name, and the smallest side in pixels at which the network's
+# pooling still leaves a feature.
+_NETWORKS: dict[Net, tuple[Any, Any, str, int]] = {
+    "alex": (alexnet, AlexNet_Weights.DEFAULT, "AlexNet", 31),
+    "vgg": (vgg16, VGG16_Weights.DEFAULT, "VGG16", 16),
+}
 
 
 class PerceptualLoss(nn.Module):
@@ -141,3 +162,155 @@ def _load_vgg19(path: Path, deepest: int) -> nn.Sequential:
             # In place it would overwrite the features, which are taken before the ReLU.
             layer.inplace = False
     return network.requires_grad_(False).eval()
+
+
+def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
+    """Return the tensors of a .pth or .safetensors file, of any shape, on the CPU.
+
+    No code of the file is run. ``what`` names the weights in messages. Raises UsageError with
+    ``hint`` for other files, and for those that hold no state dict.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".pth", ".safetensors"):
+        raise UsageError(f"{what} must be a .pth or .safetensors file, not {path}", hint=hint)
+    if not exists(path):
+        raise UsageError(f"there is no file with {what} at {path}", hint=hint)
+    require_input(path, UsageError, hint=hint)
+    try:
+        if suffix == ".safetensors":
+            return lowtide_files.read_tensors(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ModelError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{path} cannot be read: {reason}", hint=hint) from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} contains a {type(found).__name__}, not a state dict", hint=hint)
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
+
+
+def select_features(
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    path: Path,
+    network: str,
+    hint: str,
+) -> dict[str, Tensor]:
+    """Return the tensors of ``tensors`` that ``network``'s features need, in fp32.
+
+    Names in ``tensors`` may have the prefix ``features.``. The result has the names and shapes of
+    ``expected``, (out channels, C, height, width) for convolutions. Raises UsageError naming
+    tensors that are missing or have another shape.
+    """
+    by_name = {name.removeprefix("features."): tensor for name, tensor in tensors.items()}
+    mismatches = [f"no {name}" for name in expected if name not in by_name]
+    mismatches += [
+        f"{name} of shape {tuple(by_name[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in by_name and by_name[name].shape != tensor.shape
+    ]
+    if mismatches:
+        more = f" and {len(mismatches) - 4} more" if len(mismatches) > 4 else ""
+        raise UsageError(
+            f"{path} does not match {network}: it has {', '.join(mismatches[:4])}{more}", hint=hint
+        )
+    return {name: by_name[name].float() for name in expected}
+
+
+class PerceptualMetric(nn.Module):
+    """LPIPS (AlexNet or VGG16 backbone) or DISTS (VGG16) of two batches of images.
+
+    The backbone is in fp32, frozen, in eval mode. Construction takes up to 0.6 GB for a moment,
+    because the whole network is held, classifier included.
+
+    Args:
+        kind: ``lpips`` or ``dists``.
+        weights: torchvision's state dict of the backbone as .pth, or its tensors as .safetensors.
+            The classifier may be missing.
+        net: The backbone; by default ``alex`` for LPIPS and ``vgg`` for DISTS.
+
+    Raises:
+        UsageError: If torchmetrics is missing, for DISTS with AlexNet, or for a file that does
+            not fit.
+    """
+
+    def __init__(self, kind: Kind, weights: str | Path, net: Net | None = None) -> None:
+        super().__init__()
+        if importlib.util.find_spec("torchmetrics") is None:
+            raise UsageError(
+                f"{kind} is computed by torchmetrics, which is not installed",
+                hint=install_extra("train"),
+            )
+        self.kind: Kind = kind
+        self.net: Net = net or ("alex" if kind == "lpips" else "vgg")
+        if kind == "dists" and self.net != "vgg":
+            raise UsageError("DISTS supports only VGG16", hint="remove net")
+        with _local_backbone_weights(self.net, Path(weights)):
+            self._network = _build_metric(kind, self.net)
+        self._network.requires_grad_(False).eval()
+
+    @property
+    def min_side(self) -> int:
+        """Smallest height and width in pixels that the backbone takes."""
+        return _NETWORKS[self.net][3]
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the distance of each image pair, (B,), 0 or above up to rounding.
+
+        ``prediction`` and ``target`` are (B, 3, H, W) in 0..1. Raises UsageError for images with
+        a side below `min_side`.
+        """
+        if min(prediction.shape[2:]) < self.min_side:
+            raise UsageError(
+                f"{self.kind} by {_NETWORKS[self.net][2]} needs sides of at least"
+                f" {self.min_side} pixels, not an image of"
+                f" {prediction.shape[3]}×{prediction.shape[2]}"
+            )
+        more = {"normalize": True} if self.kind == "lpips" else {}
+        return self._network(prediction, target, **more).reshape(-1)
+
+
+def _build_metric(kind: Kind, net: Net) -> nn.Module:
+    """Build torchmetrics' network, which loads its backbone through torchvision."""
+    if kind == "dists":
+        from torchmetrics.functional.image.dists import DISTSNetwork
+
+        return DISTSNetwork()
+    from torchmetrics.image import LearnedPerceptualImagePatchSimilarity
+
+    return LearnedPerceptualImagePatchSimilarity(net_type=net, normalize=True).net
+
+
+@contextmanager
+def _local_backbone_weights(net: Net, path: Path) -> Iterator[None]:
+    """Serve the weights from a temporary torch hub folder instead of a download."""
+    make, published, name, _ = _NETWORKS[net]
+    file = Path(published.url).name
+    hint = f"pass torchvision's {name} weights, {file}, or the same as .safetensors"
+    with torch.device("meta"):
+        expected = make(weights=None).state_dict()
+    features = {
+        key.removeprefix("features."): tensor
+        for key, tensor in expected.items()
+        if key.startswith("features.")
+    }
+    loaded = select_features(
+        read_tensors(path, f"{name} weights", hint), features, path, name, hint
+    )
+    # The classifier is never used: one expanded zero stands for each of its tensors.
+    state = {key: torch.zeros(1).expand(tensor.shape) for key, tensor in expected.items()}
+    state |= {f"features.{key}": tensor for key, tensor in loaded.items()}
+    before = torch.hub.get_dir()
+    with tempfile.TemporaryDirectory(prefix="lowtide-") as folder:
+        target = Path(folder) / "checkpoints" / file
+        target.parent.mkdir()
+        with atomic_output(target) as part:
+            torch.save(state, part)
+        torch.hub.set_dir(folder)
+        try:
+            yield
+        finally:
+            torch.hub.set_dir(before)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lowtide.core.errors import InputError
 from lowtide.core.philox import philox
 from lowtide.models.ldm4ts.model import LDM4TSModel
-from lowtide.training.data.file_facts import FileFacts
+from lowtide.training.state import FileFacts
 from lowtide.training.task import Batch, Data, Losses, Objective, Task, Term, Validator
 from lowtide.training.tasks.forecast_config import ForecastConfig
 from lowtide.training.train_step import TrainedNetwork

@@ -13,15 +13,14 @@ from torch import nn
 
 from lowtide.attention.spatial import LocalWindowAttention
 from lowtide.core.errors import UsageError
-from lowtide.training.data.file_facts import FileFacts
 from lowtide.training.losses import make_loss
 from lowtide.training.losses.gan import discriminator_loss, generator_loss, gradient_penalty
 from lowtide.training.run_config import LossEntry
-from lowtide.training.setup import loss_weight
+from lowtide.training.setup import loss_weight, save_weights
+from lowtide.training.state import FileFacts
 from lowtide.training.task import Batch, Data, Losses, Objective, Task, Term, Validator
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.train_step import TrainedNetwork
-from lowtide.training.weights import save_weights
 
 _GAN = "ganloss"
 

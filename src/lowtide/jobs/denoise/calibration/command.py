@@ -23,7 +23,7 @@ from lowtide.jobs.denoise.calibration.volumes import SCALE_NOTE, calibrate_volum
 from lowtide.jobs.engine.settings import show_keywords
 from lowtide.models.denoiser.noise_statistics import ImageStatistics, PairStatistics
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable
-from lowtide.models.denoiser.variance_line import VarianceLine, fit_line, fit_lower_line
+from lowtide.models.denoiser.variance import VarianceLine, fit_line, fit_lower_line
 
 _SUFFIX = ".json"
 _LEAST_BINS = 3

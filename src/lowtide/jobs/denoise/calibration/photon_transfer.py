@@ -21,8 +21,8 @@ from lowtide.jobs.denoise.calibration.frame_checks import (
 from lowtide.jobs.denoise.calibration.frames import check_sizes, full_scale, read_planes
 from lowtide.models.denoiser.noise_statistics import block_statistics
 from lowtide.models.denoiser.noise_table import NoiseSetting
-from lowtide.models.denoiser.read_noise import DarkStatistics, ReadNoise
-from lowtide.models.denoiser.variance_line import VarianceLine, fit_line
+from lowtide.models.denoiser.raw_camera_noise import DarkStatistics, ReadNoise
+from lowtide.models.denoiser.variance import VarianceLine, fit_line
 
 # Two flat frames are of the same exposure where their means differ by less.
 _SAME = 0.02

@@ -8,7 +8,7 @@ import numpy as np
 
 from lowtide.jobs.images.adapter import NoisyImageAdapter
 from lowtide.media.raw_file import PlanesInfo
-from lowtide.models.denoiser.variance_stabilizer import VarianceStabilizer
+from lowtide.models.denoiser.variance import VarianceStabilizer
 
 _LARGEST = 65_535
 

@@ -16,8 +16,11 @@ from lowtide.models.denoiser.noise_level import NoiseLevel
 from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
 from lowtide.models.denoiser.noise_statistics import ImageStatistics
 from lowtide.models.denoiser.raw_camera_noise import RawCameraNoise
-from lowtide.models.denoiser.variance_line import VarianceLine, fit_lower_line
-from lowtide.models.denoiser.variance_stabilizer import VarianceStabilizer
+from lowtide.models.denoiser.variance import (
+    VarianceLine,
+    VarianceStabilizer,
+    fit_lower_line,
+)
 
 _CURVE = 0.1  # share of the variance
 # Share of what the noise of pixels farther apart is above that of close ones, which is subtracted

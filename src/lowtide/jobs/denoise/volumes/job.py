@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lowtide.core.errors import ImageError, UsageError
-from lowtide.core.install_hints import install_extra
+from lowtide.core.errors import ImageError, UsageError, install_extra
 from lowtide.core.progress import check_cancel
 from lowtide.core.signal import Sink
 from lowtide.jobs.denoise.job import DenoiseJob

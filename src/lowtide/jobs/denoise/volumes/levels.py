@@ -16,7 +16,7 @@ import numpy as np
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.media.volume_file import VolumeSource
 from lowtide.media.volume_header import VolumeFacts
-from lowtide.models.denoiser.neighbor_noise import NeighborNoise, NeighborStatistics
+from lowtide.models.denoiser.noise_statistics import NeighborNoise, NeighborStatistics
 from lowtide.models.denoiser.volume_level import SliceNoise, SliceNoiseStatistics, VolumeRange
 
 _VOXELS = 10_000  # of a volume, which are enough for an error of 2 %

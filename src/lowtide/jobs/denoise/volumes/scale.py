@@ -10,7 +10,7 @@ import numpy as np
 
 from lowtide.models.denoiser.config import NOISY_RANGE
 from lowtide.models.denoiser.noise_level import LEAST_SIGMA
-from lowtide.models.denoiser.variance_stabilizer import RicianTransform
+from lowtide.models.denoiser.variance import RicianTransform
 from lowtide.models.denoiser.volume_level import VolumeRange
 
 

@@ -22,7 +22,7 @@ from lowtide.jobs.denoise.states import StateFile
 from lowtide.jobs.denoise.volumes.scores import VolumeMask
 from lowtide.jobs.denoise.volumes.survey import VolumeSurvey
 from lowtide.media.volume_file import VolumeSource
-from lowtide.models.denoiser.variance_stabilizer import RicianTransform
+from lowtide.models.denoiser.variance import RicianTransform
 
 # Of two volumes, what each has and the other has not looks like their noise.
 _LEAST_VOLUMES = 3

@@ -1,9 +1,14 @@
-"""Exponential smoothing of seasonally adjusted series: ETS and Theta.
+"""Simple methods for each series on its own: a season ago with a drift, ETS and Theta.
 
 ETS is the best by AICc of a level, a trend and a damped trend (Hyndman et al., "Forecasting with
 Exponential Smoothing", 2008), as statsmodels estimates them. Theta is a level with half of the
 slope of a straight line (Hyndman and Billah, "Unmasking the Theta method", 2003), of logarithms
 where a series is well above zero.
+
+Series are adjusted by the classical decomposition, multiplicative where all values are well above
+zero: one index for each step of a season, found by a moving average. Indices are drawn to nothing
+by as much of them as chance explains (James and Stein, "Estimation with Quadratic Loss", 1961): a
+strong season is found in two of them, and none in noise.
 """
 
 from __future__ import annotations
@@ -14,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.models.forecaster.seasonal import Seasonal
-
 # Shapes of ETS, and the values that they need.
 _SHAPES: tuple[dict[str, Any], ...] = (
     {},
@@ -24,6 +27,10 @@ _SHAPES: tuple[dict[str, Any], ...] = (
 )
 _FEWEST, _FEWEST_WITH_TREND, _FEWEST_HEURISTIC = 6, 10, 10
 _SHARES = np.linspace(0.05, 1.0, 20)
+
+_FEWEST_SEASONS = 2
+# Least value, as a share of the mean, of a series whose changes are taken as relative ones.
+_LEAST_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -153,3 +160,106 @@ def _fit_one(series: np.ndarray, relative: bool) -> tuple[float, float, float, f
     phi = own.get("damping_trend", 1.0 if "smoothing_trend" in own else 0.0)
     level = float(best.initial_level) * unit + center
     return level, slope * unit, own["smoothing_level"], own.get("smoothing_trend", 0.0), phi
+
+
+@dataclass(frozen=True)
+class Seasonal:
+    """Seasonal indices of D series.
+
+    Attributes:
+        indices: Index [m, D] of each step of a season, counted from the first step of the series;
+            0 where nothing is added, 1 where nothing is multiplied.
+        relative: Mask [D] of series whose indices are factors.
+    """
+
+    indices: np.ndarray
+    relative: np.ndarray
+
+    @classmethod
+    def fit(cls, values: np.ndarray, season: int) -> Seasonal:
+        """Fit to ``values`` [T, D] without NaN."""
+        relative = values.min(axis=0) > _LEAST_SHARE * np.abs(values.mean(axis=0))
+        none = np.where(relative, 1.0, np.zeros((season, values.shape[1])))
+        if season == 1 or len(values) <= _FEWEST_SEASONS * season:
+            return cls(none, relative)
+        around = _moving_average(values, season)
+        steps = np.arange(season // 2, season // 2 + len(around))
+        level = np.where(relative, around, 1.0)
+        rest = np.where(relative, values[steps] / level, values[steps] - around)
+        found = np.stack([rest[steps % season == one].mean(axis=0) for one in range(season)])
+        mean = found.mean(axis=0)
+        unit = np.where(relative, mean, 1.0)
+        indices, rest = found / unit - (mean / unit), rest / unit - (mean / unit)
+        return cls(none + indices * _kept(indices, rest, steps % season), relative)
+
+    def remove(self, values: np.ndarray) -> np.ndarray:
+        """Return ``values`` [T, D], from the first step on, without their season."""
+        own = self.indices[np.arange(len(values)) % len(self.indices)]
+        return np.where(self.relative, values / np.where(self.relative, own, 1.0), values - own)
+
+    def add(self, values: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Return ``values`` [..., D] of ``steps`` [...] with their season."""
+        own = self.indices[steps % len(self.indices)]
+        return np.where(self.relative, values * own, values + own)
+
+
+def _moving_average(values: np.ndarray, season: int) -> np.ndarray:
+    """Return means over a season around each step of ``values`` [T, D] that has one."""
+    sums = np.cumsum(np.concatenate([np.zeros((1, values.shape[1])), values]), axis=0)
+    means = (sums[season:] - sums[:-season]) / season
+    return means if season % 2 else (means[1:] + means[:-1]) / 2
+
+
+def _kept(indices: np.ndarray, rest: np.ndarray, phases: np.ndarray) -> np.ndarray:
+    """Return the share [D] of ``indices`` [m, D] that is not chance.
+
+    ``rest`` [n, D] are what they are means of, at ``phases`` [n].
+    """
+    around = np.square(rest - indices[phases]).sum(axis=0) / max(len(rest) - len(indices), 1)
+    between = np.square(indices[phases]).sum(axis=0) / (len(indices) - 1)
+    return np.maximum(0.0, 1 - around / np.where(between > 0, between, np.inf))
+
+
+@dataclass(frozen=True)
+class Naive:
+    """Seasonal naive with drift of D series.
+
+    Attributes:
+        season: Steps of a season; 1 repeats the last value.
+        horizon: Steps ahead, H.
+        drift: What a series [D] gains in each season.
+        deviation: Standard deviation [D] of its changes from season to season; NaN of one value.
+    """
+
+    season: int
+    horizon: int
+    drift: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def fit(cls, values: np.ndarray, season: int, horizon: int) -> Naive:
+        """Fit to ``values`` [T, D] without NaN; too few for a season have none."""
+        season = season if len(values) > season + 1 else 1
+        if len(values) == 1:
+            nothing = np.zeros(values.shape[1])
+            return cls(season, horizon, nothing, np.full_like(nothing, np.nan))
+        changes = values[season:] - values[:-season]
+        drift, freedom = changes.mean(axis=0), max(len(changes) - 1, 1)
+        around = np.square(changes - drift).sum(axis=0) / freedom
+        # What a drift is worth: its square beside that of its own error, of changes that overlap.
+        error = around / max(len(changes) / season, 1.0) if len(changes) > 1 else np.inf
+        drift = drift * (np.square(drift) / np.maximum(np.square(drift) + error, 1e-300))
+        deviation = np.sqrt(np.square(changes - drift).sum(axis=0) / freedom)
+        return cls(season, horizon, drift, deviation)
+
+    @property
+    def growth(self) -> np.ndarray:
+        """Standard deviation [H, D] of errors by step, in units of that of the first."""
+        seasons = np.arange(self.horizon) // self.season + 1
+        return np.repeat(np.sqrt(seasons)[:, None], len(self.drift), axis=1)
+
+    def predict(self, values: np.ndarray, origins: np.ndarray) -> np.ndarray:
+        """Return forecasts [n, H, D] at ``origins`` [n] of ``values`` [T, D] without NaN."""
+        ahead = np.arange(self.horizon)
+        mean = values[origins[:, None] - self.season + ahead % self.season]
+        return mean + (ahead // self.season + 1)[:, None] * self.drift

@@ -173,7 +173,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(home, tmp_path):
         (["--horizon", 6, "--columns", "load"], {}, "trained on the series load, price"),
         (["--horizon", 6], {"frequency": "30min"}, "trained on h"),
         (["--horizon", 6], {"steps": 60}, "60 steps are less than"),
-        (["--horizon", 6, "--paths", "flow"], {}, "there are no 'flow' paths"),
+        (["--horizon", 6, "--paths", "flow"], {}, "'flow' is not one of"),
         (["--horizon", 6, "-m", "ridge", "--paths", "diffusion"], {}, "lowtide train forecast"),
         (["--horizon", 6, "-m", "."], {}, "has no trained forecaster"),
     ],

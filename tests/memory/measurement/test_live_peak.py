@@ -9,7 +9,7 @@ import torch
 
 from lowtide import LowtideError, UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from support.region_blocks import block
 
 
@@ -141,7 +141,7 @@ def test_the_profilers_greetings_are_not_printed(capfd):
 @pytest.mark.slow
 def test_no_warning_of_the_first_block_from_before():
     code = (
-        "import torch; from lowtide.memory.measurement.live_peak import live_peak_bytes\n"
+        "import torch; from lowtide.memory.live_peak import live_peak_bytes\n"
         "before = [torch.ones(1) for _ in range(10)]\n"
         "live_peak_bytes(before.clear)"
     )

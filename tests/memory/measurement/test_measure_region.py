@@ -12,11 +12,11 @@ from torch import nn
 
 from lowtide import UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.measurement.region import RegionUsage, measure
 from lowtide.memory.meter import HostMeter
 from lowtide.memory.plan_store import StoredTable
 from lowtide.memory.prediction.estimate import estimate
 from lowtide.memory.process_memory import RESIDENT_PEAK
+from lowtide.memory.region import RegionUsage, measure
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 from support.region_blocks import block, values
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lowtide.core.units import MIB
-from lowtide.memory.measurement.region import measure
+from lowtide.memory.region import measure
 from support.region_blocks import values
 
 

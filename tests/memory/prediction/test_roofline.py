@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lowtide.memory.prediction.estimate import trace_step
-from lowtide.memory.prediction.roofline import roofline_seconds
+from lowtide.memory.prediction.operator_costs import roofline_seconds
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 

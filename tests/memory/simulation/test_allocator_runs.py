@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from virtual_device import VirtualDevice
 
 from lowtide.core.units import MIB
-from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory
+from lowtide.memory.allocator import CachingAllocator, SimulatedOutOfMemory
 
 
 class PlainAllocator:

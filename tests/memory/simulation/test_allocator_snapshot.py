@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory
+from lowtide.memory.allocator import CachingAllocator, SimulatedOutOfMemory
 from support.recorded_history import replay_snapshot
 
 

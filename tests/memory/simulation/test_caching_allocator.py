@@ -6,12 +6,12 @@ import pickle
 import pytest
 
 from lowtide.core.units import KIB, MIB
-from lowtide.memory.oom import is_out_of_memory
-from lowtide.memory.simulation.allocator import (
+from lowtide.memory.allocator import (
     CachingAllocator,
     SimulatedOutOfMemory,
     replay_requests,
 )
+from lowtide.memory.oom import is_out_of_memory
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from virtual_device import VirtualDevice
 
 from lowtide import UsageError
 from lowtide.core.units import MIB
+from lowtide.memory.allocator import SimulatedOutOfMemory
 from lowtide.memory.oom import free_exception, is_out_of_memory
-from lowtide.memory.simulation.allocator import SimulatedOutOfMemory
 
 
 def small_net():

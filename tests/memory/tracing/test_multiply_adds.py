@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lowtide.memory.prediction.estimate import trace_step
+from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.profiles.attention import simulate_attention
+from lowtide.memory.profiles.simulated_device import simulate_attention
 from lowtide.memory.tracing.fake import FakeTwins
-from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import NullObserver, TrainingStep
 
 

@@ -8,8 +8,7 @@ import pytest
 from torch import nn
 
 import lowtide
-from lowtide.streaming.probe.channels_last_rule import takes_channels_last
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.tile_step import NetworkSpec, takes_channels_last
 
 
 def convolutions(channels, groups=1):

@@ -1,20 +1,88 @@
-"""Pages of a GPU that are spilled to pinned host memory between segments.
+"""Pages that are spilled between segments: to disk, or from a GPU to pinned host memory.
 
-Maps that a GPU cannot hold cost a copy instead of a refusal.
+Maps that the device cannot hold cost a copy instead of a refusal.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lowtide.streaming.pages.page import RowMajorLayout
-from lowtide.streaming.pages.transfer import HostTransfer, PendingFetch, PendingStore
+from lowtide.core.scratch import BLOCK_BYTES, ScratchSpace
+from lowtide.streaming.pages.page import Page, RowMajorLayout
+from lowtide.streaming.pages.transfer import HostTransfer, PendingCopy
 from lowtide.streaming.spans import Spans, count, intersection
+
+
+class DiskPage(Page):
+    """A feature map in blocks of an unnamed file, stored row by row.
+
+    Row-major storage keeps the bytes of any row contiguous. The file is gone when the process ends,
+    in whatever way. Raises `OutputError` when the disk is full; the blocks written so far are freed
+    then.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        dim: int,
+        device: torch.device,
+        space: ScratchSpace,
+    ) -> None:
+        self.device, self._layout = device, RowMajorLayout(shape, dtype, dim)
+        self._block_numbers: dict[int, int] = {}  # block index in the map to block of the file
+        self._open(space)
+
+    def _open(self, space: ScratchSpace) -> None:
+        self._blocks = space.blocks()
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """Write rows, such as (B, C, rows, W), to the file, from row ``first`` on."""
+        self._write_bytes(
+            self._layout.byte_range((first, first))[0], self._layout.to_bytes(rows).cpu()
+        )
+
+    def _write_bytes(self, at: int, raw: Tensor) -> None:
+        data = raw.numpy().data
+        for place, start, part in _block_ranges(at, len(data)):
+            if place not in self._block_numbers:
+                self._block_numbers[place] = self._blocks.allocate()
+            self._blocks.write(self._block_numbers[place], start, data[part])
+
+    def read(self, spans: Spans) -> Tensor:
+        """Read rows, such as (B, C, rows, W), into new memory."""
+        buffer, at = torch.empty(self._layout.bytes_of(spans), dtype=torch.uint8), 0
+        for span in spans:
+            first, last = self._layout.byte_range(span)
+            self._read_bytes(first, buffer[at : at + last - first])
+            at += last - first
+        return self._layout.from_bytes(buffer.to(self.device))
+
+    def _read_bytes(self, at: int, buffer: Tensor) -> None:
+        data = buffer.numpy().data
+        for place, start, part in _block_ranges(at, len(data)):
+            self._blocks.read(self._block_numbers[place], start, data[part])
+
+    def close(self) -> None:
+        """Free the blocks; may be called more than once."""
+        self._blocks.free(self._block_numbers.values())
+        self._block_numbers = {}
+
+
+def _block_ranges(at: int, size: int) -> Iterator[tuple[int, int, slice]]:
+    """Yield (block, first byte in it, slice of the data) for bytes from ``at`` on."""
+    done = 0
+    while done < size:
+        place, start = divmod(at + done, BLOCK_BYTES)
+        end = min(size, done + BLOCK_BYTES - start)
+        yield place, start, slice(done, end)
+        done = end
+
 
 # Bands whose rows are on the device: the current one and the next.
 _PREFETCH_DEPTH = 2
@@ -26,10 +94,10 @@ class _Prefetched:
 
     spans: Spans
     memory: Tensor
-    pending: PendingFetch
+    pending: PendingCopy
 
 
-class HostPage:
+class HostPage(Page):
     """A feature map in host memory, copied asynchronously to and from the GPU.
 
     Rows are copied out while the GPU computes. Those that the next band reads are prefetched during
@@ -42,7 +110,7 @@ class HostPage:
         self.device, self._transfer = transfer.device, transfer
         self._layout = RowMajorLayout(shape, dtype, dim)
         self._host_buffer = transfer.allocate(self._layout.nbytes)
-        self._pending_store: PendingStore | None = None
+        self._pending_store: PendingCopy | None = None
         self._requested: list[Spans] = []
         self._prefetched = deque[_Prefetched]()
         self._reusable: _Prefetched | None = None
@@ -120,9 +188,6 @@ class HostPage:
                 parts.append(run[first - start : last - start])
             at += self._layout.bytes_of([span])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def retain(self, spans: Spans) -> None:
-        """Do nothing: the page is freed as a whole."""
 
     def _drop_prefetched(self) -> None:
         """Free the prefetch buffers on the device."""

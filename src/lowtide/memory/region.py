@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.ledger import LedgerRow, device_row
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage, open_meter
+from lowtide.memory.plan import LedgerRow, device_row
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,4 +1,4 @@
-"""Multiply-adds of a trace are those that PyTorch's own counter finds in the same run."""
+"""Multiply-adds are those that PyTorch's own counter finds; seconds follow them and the device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lowtide.memory.prediction.estimate import trace_step
-from lowtide.memory.prediction.operator_costs import multiply_adds
+from lowtide.memory.prediction.operator_costs import multiply_adds, roofline_seconds
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.profiles.simulated_device import simulate_attention
 from lowtide.memory.tracing.fake import FakeTwins
-from lowtide.memory.tracing.steps import NullObserver, TrainingStep
+from lowtide.memory.tracing.steps import InferenceStep, NullObserver, TrainingStep
 
 
 class Mixed(nn.Module):
@@ -73,3 +73,12 @@ def test_grouped_and_strided_convolutions() -> None:
     assert multiply_adds(trace) == 2 * (2 * 7 * 9 * 8 * 2 * 9)
     assert multiply_adds(trace, ("forward",)) == 2 * 7 * 9 * 8 * 2 * 9
     assert multiply_adds(trace, ("optimizer",)) == 0
+
+
+def test_a_backward_pass_takes_more_and_a_faster_gpu_less_time() -> None:
+    model, inputs = Mixed(), (torch.rand(512, 3, 8, 8),)
+    forward = trace_step(model, InferenceStep(inputs))
+    step = trace_step(model, TrainingStep(inputs))
+    small, large = load_profile("rtx3060"), load_profile("h200")
+    assert roofline_seconds(step, small) > 2 * roofline_seconds(forward, small)
+    assert roofline_seconds(step, large) < roofline_seconds(step, small)
